@@ -1,6 +1,6 @@
 """Tensors without a framework: made, dumped, and saved by numpy alone.
 
-An array of `Tensors` holds one tensor a row.
+An array of `ApiTensorRecorder` holds one tensor a row.
 """
 
 from __future__ import annotations

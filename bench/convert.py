@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankdump.contract.formats import Origin, convert
+from rankdump._layout.device_formats import convert_format
+from rankdump._layout.tensor_tiles import OriginalLayout
 
 from .result import Result, median
 from .timing import seconds
@@ -55,11 +56,11 @@ def measure() -> Result:
 def _measured(case: Case) -> tuple[int, float, float]:
     """Return the bytes, and the seconds of a conversion and of a copy."""
     tensor = _tensor(case)
-    origin = Origin(case.original)
+    origin = OriginalLayout(case.original)
     own_s: list[float] = []
     copy_s: list[float] = []
     for _ in range(ROUNDS):
-        own_s.append(seconds(lambda: convert(tensor, case.source, case.target, origin)))
+        own_s.append(seconds(lambda: convert_format(tensor, case.source, case.target, origin)))
         copy_s.append(seconds(lambda: np.copy(tensor)))
     return tensor.nbytes, median(own_s), median(copy_s)
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 import rankdump
-from rankdump.diff.groups import pair_bytes
-from rankdump.diff.values import Outcome, Tensor, TensorPair, Verdict
+from rankdump._analysis.compare.pair_comparison import count_pair_bytes
+from rankdump._analysis.compare.report import DumpedTensor, PairOutcome, TensorPair, TensorVerdict
 from rankdump.reader import Entry
 
 from .host import Host, running_host
@@ -56,16 +56,16 @@ def measure(*, quick: bool = False) -> Result:
     with running_host() as host:
         _dump(host, "a", mix)
         _dump(host, "same", mix)
-        identical = _timed(host, "a", "same", Verdict.EQUAL)
+        identical = _timed(host, "a", "same", TensorVerdict.EQUAL)
         host.remove_tensors("same")
         _dump(host, "off", mix, factor=_NOISE)
-        different = _timed(host, "a", "off", Verdict.DIFFERENT)
+        different = _timed(host, "a", "off", TensorVerdict.DIFFERENT)
         host.remove_tensors("a")
         host.remove_tensors("off")
         half = tuple((size, max(1, count // 4)) for size, count in mix)
         _dump(host, "packed-a", half, relu=True, codec="zstd")
         _dump(host, "packed-off", half, relu=True, codec="zstd", factor=_NOISE)
-        packed = _timed(host, "packed-a", "packed-off", Verdict.DIFFERENT, plain=False)
+        packed = _timed(host, "packed-a", "packed-off", TensorVerdict.DIFFERENT, plain=False)
     return _result(identical, different, packed)
 
 
@@ -110,24 +110,24 @@ def _dump(
     check_complete(host.tree(name))
 
 
-def _timed(host: Host, a: str, b: str, verdict: Verdict, *, plain: bool = True) -> Timed:
+def _timed(host: Host, a: str, b: str, verdict: TensorVerdict, *, plain: bool = True) -> Timed:
     """Compare two trees in turns with numpy, which has the paths for nothing."""
     trees = host.tree(a), host.tree(b)
     pairs = _pairs(*trees)
     own_s: list[float] = []
     numpy_s: list[float] = []
-    found: list[Outcome] = []
+    found: list[PairOutcome] = []
     for _ in range(ROUNDS):
         own_s.append(seconds(lambda: found.extend(_compared(*trees))))
         if plain:
             numpy_s.append(seconds(lambda: _with_numpy(pairs)))
     if any(each.verdict is not verdict for each in found):
         raise RuntimeError(f"{a} and {b} are not {verdict.value}")
-    size = sum(map(pair_bytes, pairs))
+    size = sum(map(count_pair_bytes, pairs))
     return Timed(size, median(own_s), median(numpy_s) if plain else 0.0)
 
 
-def _compared(a: Path, b: Path) -> list[Outcome]:
+def _compared(a: Path, b: Path) -> list[PairOutcome]:
     return [row.outcome for row in rankdump.compare(a, b).rows]
 
 
@@ -136,11 +136,11 @@ def _pairs(a: Path, b: Path) -> list[TensorPair]:
     return [TensorPair(_tensor(left[name]), _tensor(right[name])) for name in left]
 
 
-def _tensor(entry: Entry) -> Tensor:
+def _tensor(entry: Entry) -> DumpedTensor:
     record = entry.record
     assert record is not None
     key = entry.key
-    return Tensor(key.side, key.slot, "", record.dtype, record.shape, record.digest, entry)
+    return DumpedTensor(key.side, key.slot, "", record.dtype, record.shape, record.digest, entry)
 
 
 def _with_numpy(pairs: Sequence[TensorPair]) -> None:

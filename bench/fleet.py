@@ -9,8 +9,14 @@ from collections.abc import Iterator
 import grpc
 import numpy as np
 
-from rankdump.contract.events import COLUMN_TYPES, Column, EventColumns, EventKind, ProcessGroup
-from rankdump.wire.events import events_to_wire
+from rankdump._core.events import (
+    EVENT_COLUMN_TYPES,
+    EventColumn,
+    EventColumns,
+    EventKind,
+    ProcessGroup,
+)
+from rankdump._wire.metadata_messages import events_to_wire
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc, status_pb2
 
 OPERATORS = 10_000
@@ -60,8 +66,8 @@ class Program:
         rows, calls = np.arange(EVENTS), self._call_rows
         position = iteration * EVENTS + rows + 1
         start_us = iteration * _STEP_US + rows * _EVENT_US + (rank * 7919) % 31
-        columns: dict[str, Column] = {
-            field: np.zeros(EVENTS, code) for field, code in COLUMN_TYPES.items()
+        columns: dict[str, EventColumn] = {
+            field: np.zeros(EVENTS, code) for field, code in EVENT_COLUMN_TYPES.items()
         }
         columns["iteration"][:] = iteration
         columns["position"][:] = columns["end_position"][:] = position
@@ -168,7 +174,9 @@ class Agent:
                 selected="all",
             )
             declared = EventColumns(
-                (), self._program.groups(rank), {f: np.empty(0, c) for f, c in COLUMN_TYPES.items()}
+                (),
+                self._program.groups(rank),
+                {f: np.empty(0, c) for f, c in EVENT_COLUMN_TYPES.items()},
             )
             wire = events_to_wire(declared, names=False)
             report.events.add(job_id=JOB, rank=rank, columns=wire, session_id=f"s{rank}")

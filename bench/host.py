@@ -17,8 +17,8 @@ from pathlib import Path
 import grpc
 
 import rankdump
-from rankdump.cli.ask import agent_status
-from rankdump.contract.status import StatusView
+from rankdump._cli.daemon_client import fetch_agent_status
+from rankdump._core.status import StatusView
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 60.0
@@ -76,7 +76,7 @@ class Host:
 
     def status(self) -> StatusView:
         """Return what the agent knows."""
-        return agent_status(self.agent)
+        return fetch_agent_status(self.agent)
 
     def wait_until_written(self, name: str, iteration: int) -> None:
         """Return when an iteration that the rank has ended is in the tree of job `name`."""

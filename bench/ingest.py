@@ -13,7 +13,7 @@ from pathlib import Path
 
 import zstandard
 
-from rankdump.contract import npy
+from rankdump._core import npy_format
 
 from .arrays import Tensors, activations, dump, stamp
 from .host import Host, memory_folder, running_host
@@ -89,7 +89,7 @@ def _raw_zstd(tensors: Tensors, threads: int) -> float:
             stream = compressor.compressobj(size=len(head) + tensor.nbytes)
             b"".join((stream.compress(head), stream.compress(tensor.data), stream.flush()))
 
-    head = npy.header("<f4", tensors[0].shape)
+    head = npy_format.format_npy_header("<f4", tensors[0].shape)
     return _over(range(TENSORS), pack, threads)
 
 
@@ -101,7 +101,7 @@ def _raw_write(tensors: Tensors, folder: Path, threads: int) -> float:
             file.write(head)
             file.write(tensors[number % TENSORS].data)
 
-    head = npy.header("<f4", tensors[0].shape)
+    head = npy_format.format_npy_header("<f4", tensors[0].shape)
     write_s = _over(range(ROUNDS * TENSORS), write, threads)
     for path in folder.iterdir():
         path.unlink()

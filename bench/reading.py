@@ -13,18 +13,23 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from rankdump.contract import npy
-from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.layout import mindspore_sync as layout
-from rankdump.contract.manifest import Manifest, ManifestRecord, manifest_name
-from rankdump.contract.status import IterationStatus
+from rankdump._core import npy_format
+from rankdump._core.manifest import Manifest, ManifestRecord, make_manifest_name
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._core.status import IterationStatus
+from rankdump._layout import tree_paths as layout
 
 from .host import memory_folder
 from .result import Result, median
 from .timing import seconds
 
 RANKS, ITERATIONS, OPERATORS = 10, 10, 250
-SIDES = ((Side.INPUT, 0), (Side.INPUT, 1), (Side.OUTPUT, 0), (Side.OUTPUT, 1))
+SIDES = (
+    (TensorSide.INPUT, 0),
+    (TensorSide.INPUT, 1),
+    (TensorSide.OUTPUT, 0),
+    (TensorSide.OUTPUT, 1),
+)
 """Tensors of an operator."""
 REPEATS = 5
 _SHAPE, _DATA_BYTES = (2, 3), 24
@@ -44,7 +49,7 @@ import json, sys
 from pathlib import Path
 try:
     if sys.argv[1:]:
-        from rankdump.cli.main import main
+        from rankdump._cli.main import main
         main()
 finally:
     import resource
@@ -86,7 +91,7 @@ def measure(*, quick: bool = False) -> Result:
 
 def write_tree(root: Path, operators: int) -> int:
     """Write the tree; return how many tensors it has."""
-    content = npy.header("<f4", _SHAPE) + bytes(_DATA_BYTES)
+    content = npy_format.format_npy_header("<f4", _SHAPE) + bytes(_DATA_BYTES)
     for rank in range(RANKS):
         for iteration in range(ITERATIONS):
             _write_iteration(root, rank, iteration, operators, content)
@@ -108,9 +113,9 @@ def _write_iteration(root: Path, rank: int, iteration: int, operators: int, cont
         *about, expected=count, stored=count, bytes_stored=count * len(content)
     )
     manifest = Manifest(status, RANKS, rank, "host", tuple(records))
-    path = root / layout.rank_folder(rank) / layout.MANIFEST_FOLDER
+    path = root / layout.make_rank_folder(rank) / layout.MANIFEST_FOLDER
     path.mkdir(parents=True, exist_ok=True)
-    (path / manifest_name(iteration, session)).write_bytes(manifest.to_json())
+    (path / make_manifest_name(iteration, session)).write_bytes(manifest.to_json())
 
 
 def _record(rank: int, iteration: int, operator: int, at: int, size: int) -> ManifestRecord:
@@ -119,7 +124,7 @@ def _record(rank: int, iteration: int, operator: int, at: int, size: int) -> Man
     name = f"Default/network-Net/encoder-Encoder/layers-{operator // 10}/Linear-op{operator}"
     key = TensorKey(rank, "Net", 0, iteration, stamp, "Linear", name, side, slot)
     return ManifestRecord(
-        path=layout.place_of(key, "").path,
+        path=layout.make_mindspore_place(key, "").path,
         timestamp_us=stamp,
         op_type="Linear",
         op_name=name,

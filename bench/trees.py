@@ -8,7 +8,7 @@ from pathlib import Path
 
 import rankdump
 from rankdump import reader
-from rankdump.contract import npy
+from rankdump._core import npy_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def size_of(tree: Path) -> TreeSize:
     for entry in dump.tensors():
         array, stat = dump.load(entry), entry.path.stat()
         inodes[stat.st_dev, stat.st_ino] = stat.st_size
-        size = len(npy.header(array.dtype.str, array.shape)) + array.nbytes
+        size = len(npy_format.format_npy_header(array.dtype.str, array.shape)) + array.nbytes
         digest = hashlib.blake2b(array.tobytes(), digest_size=16).digest()
         distinct.setdefault((array.dtype.str, array.shape, digest), (size, stat.st_size))
         plain_bytes += size

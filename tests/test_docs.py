@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rankdump.cli.commands import COMMANDS
+from rankdump._cli.command_group import COMMAND_NAMES
 from rankdumpd.main import main as rankdumpd
 
 ROOT = Path(__file__).parent.parent
@@ -35,7 +35,7 @@ def test_every_promise_names_its_test():
 
 def test_commands():
     """Every `rankdump VERB` and `rankdumpd VERB` in a line of code is a command."""
-    assert told(r"(?:`|^|\$ )rankdump ([a-z][a-z-]*)") == set(COMMANDS)
+    assert told(r"(?:`|^|\$ )rankdump ([a-z][a-z-]*)") == set(COMMAND_NAMES)
     assert told(r"(?:`|^|\$ )rankdumpd ([a-z]+)") == set(rankdumpd.commands)
 
 

@@ -37,20 +37,20 @@ if TYPE_CHECKING:
     from rankdump import acl as acl
     from rankdump import migrator as migrator
     from rankdump import tf as tf
-    from rankdump.diff.run import compare as compare
+    from rankdump._analysis.compare.comparison import compare as compare
+    from rankdump._session import Session as Session
+    from rankdump._session import attach as attach
+    from rankdump._session import dump_start as dump_start
+    from rankdump._session import dump_stop as dump_stop
+    from rankdump._session import limit as limit
+    from rankdump._session import set_dump as set_dump
+    from rankdump._session import step as step
 
     # The public name is the one that `h5py` and others of its kind have.
     from rankdump.reader import open as open  # noqa: A004
-    from rankdump.session import Session as Session
-    from rankdump.session import attach as attach
-    from rankdump.session import dump_start as dump_start
-    from rankdump.session import dump_stop as dump_stop
-    from rankdump.session import limit as limit
-    from rankdump.session import set_dump as set_dump
-    from rankdump.session import step as step
 else:
-    _HOMES = {"compare": "diff.run", "open": "reader"}
-    """Modules of the names that `session` has not."""
+    _MODULE_OF_NAME = {"compare": "_analysis.compare.comparison", "open": "reader"}
+    """Modules of the public names that are not in `_session`."""
     _MODULES = ("acl", "migrator", "tf")
 
     def __getattr__(name: str) -> object:
@@ -59,7 +59,9 @@ else:
             return importlib.import_module(f"{__name__}.{name}")
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'session')}"), name)
+        return getattr(
+            importlib.import_module(f"{__name__}.{_MODULE_OF_NAME.get(name, '_session')}"), name
+        )
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__, *_MODULES})

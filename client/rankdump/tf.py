@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from rankdump.contract.dialect import dump_config_plan
-from rankdump.contract.plan import DumpPlan
+from rankdump._config.config_file import make_dump_config_plan
+from rankdump._core.plan import DumpPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +42,4 @@ class DumpConfig:
     def plan(self) -> DumpPlan:
         """Return the plan it means; ConfigError says what is wrong with it."""
         fields = dataclasses.fields(self)
-        return dump_config_plan({field.name: getattr(self, field.name) for field in fields})
+        return make_dump_config_plan({field.name: getattr(self, field.name) for field in fields})

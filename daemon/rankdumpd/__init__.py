@@ -1,4 +1,6 @@
-"""The processes beside the training job: an agent on each host, a coordinator for each job."""
+"""Daemons beside the training job: an agent on each host, a coordinator for each job."""
+
+from __future__ import annotations
 
 import os
 

@@ -1,4 +1,6 @@
-"""Entry point of `rankdumpd`; says in one line what is missing when its extra is not installed."""
+"""Entry point of `rankdumpd`. It says in one line what is missing when the `daemon` extra is not
+installed.
+"""
 
 from __future__ import annotations
 

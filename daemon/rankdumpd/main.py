@@ -1,4 +1,6 @@
-"""The command `rankdumpd`: reads settings, composes a process, runs it."""
+"""Command line `rankdumpd`: reads the settings, composes a process, runs it and maps errors to exit
+codes.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +13,27 @@ from pathlib import Path
 
 import click
 
-from rankdump.codec import CODECS
-from rankdump.contract.daemon_folder import DaemonFolder
-from rankdump.contract.errors import ConfigError, RankdumpError
-from rankdump.wire.channel import Credentials
-from rankdumpd import lifecycle, logs, machine
+from rankdump._codec.file_codec import CODECS
+from rankdump._core.daemon_endpoint import DaemonFolder
+from rankdump._wire.channel import TlsCredentials
+from rankdump.errors import ConfigError, RankdumpError
 from rankdumpd.certs.command import certs
-from rankdumpd.ingest.command import take_over
-from rankdumpd.leash import Leash
-from rankdumpd.lifecycle import Reread
-from rankdumpd.rebuild.command import rebuild as rebuilt
-from rankdumpd.serving import (
-    ingest_task,
+from rankdumpd.composition import (
+    build_ingest_task,
     serve_agent,
     serve_both,
     serve_coordinator,
     serve_embedded,
 )
-from rankdumpd.settings import AgentSettings, Settings, load
-from rankdumpd.startcheck import Doubt, coordinator_doubt, doubts_about, health_fault
+from rankdumpd.ingest.runner import run_ingest
+from rankdumpd.rebuild.ledger_rebuild import rebuild_ledger as rebuilt
+from rankdumpd.server import lifecycle, logs, machine
+from rankdumpd.server.lifecycle import SettingsReader
+from rankdumpd.server.worker_pipe import WorkerPipe
+from rankdumpd.settings import AgentSettings, DaemonSettings, load_settings
+from rankdumpd.start_checks import StartWarning, check_certificates, check_coordinator, check_health
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2
 
@@ -64,11 +66,11 @@ def agent(
 ) -> None:
     """Take tensors from the ranks of this host and write the dump tree."""
 
-    def changed(settings: Settings) -> Settings:
+    def changed(settings: DaemonSettings) -> DaemonSettings:
         return dataclasses.replace(settings, agent=_with_workers(settings.agent, workers))
 
-    def serve(settings: Settings, reread: Reread) -> int:
-        return serve_agent(settings, reread, None if as_worker is None else Leash())
+    def serve(settings: DaemonSettings, reread: SettingsReader) -> int:
+        return serve_agent(settings, reread, None if as_worker is None else WorkerPipe())
 
     if as_worker is not None:
         # Its front has looked at the files.
@@ -82,7 +84,7 @@ def agent(
 @_check
 def coordinator(config: Path | None, check_config: bool) -> None:
     """Merge what the agents of a job report."""
-    _execute(config, check_config, serve_coordinator, reports_to=_nobody)
+    _execute(config, check_config, serve_coordinator, reports_to=_report_to_nobody)
 
 
 @main.command()
@@ -108,7 +110,7 @@ def standalone(
     if folder:
         socket, state_dir = folder.socket, folder.state
 
-    def changed(settings: Settings) -> Settings:
+    def changed(settings: DaemonSettings) -> DaemonSettings:
         agent = _with_workers(settings.agent, workers)
         listen = f"unix:{socket.absolute()}" if socket else agent.listen
         state = str(state_dir.absolute()) if state_dir else agent.state_dir
@@ -117,12 +119,12 @@ def standalone(
         coordinator = dataclasses.replace(settings.coordinator, state_dir=state)
         return dataclasses.replace(settings, agent=agent, coordinator=coordinator)
 
-    def serve(settings: Settings, reread: Reread) -> int:
+    def serve(settings: DaemonSettings, reread: SettingsReader) -> int:
         if folder is None:
             return serve_both(settings, reread)
         return serve_embedded(settings, reread, folder, merges=not no_coordinator)
 
-    _execute(config, check_config, serve, changed, reports_to=_nobody)
+    _execute(config, check_config, serve, changed, reports_to=_report_to_nobody)
 
 
 @main.command()
@@ -146,17 +148,17 @@ def ingest(
 ) -> None:
     """Take over a dump that MindSpore or CANN wrote to DIR by itself."""
 
-    def serve(settings: Settings, _reread: Reread) -> int:
+    def serve(settings: DaemonSettings, _reread: SettingsReader) -> int:
         if until_eof:
-            lifecycle.stop_at_end_of(sys.stdin.fileno())
+            lifecycle.stop_at_end_of_file(sys.stdin.fileno())
         task = dataclasses.replace(
-            ingest_task(settings.agent, source.absolute(), into.absolute()),
+            build_ingest_task(settings.agent, source.absolute(), into.absolute()),
             delete=delete_source,
             clear=delete_source,
             codec=codec,
         )
-        machine.give_way(settings.agent.nice)
-        return take_over(task, follow=follow, until_idle_s=until_idle, progress=progress)
+        machine.lower_priority(settings.agent.nice)
+        return run_ingest(task, follow=follow, until_idle_s=until_idle, progress=progress)
 
     _execute(None, False, serve)
 
@@ -167,7 +169,7 @@ def ingest(
 def rebuild(tree: Path, state_dir: Path) -> None:
     """Make the ledger of an agent anew from a tree, in a folder that has none."""
 
-    def serve(settings: Settings, _reread: Reread) -> int:
+    def serve(settings: DaemonSettings, _reread: SettingsReader) -> int:
         done = rebuilt(tree.absolute(), state_dir.absolute())
         click.echo(
             f"{state_dir}: ledger of {done.sessions} sessions, {done.iterations} iterations, "
@@ -182,7 +184,7 @@ def rebuild(tree: Path, state_dir: Path) -> None:
 @click.argument("address", default=AgentSettings().listen)
 def health(address: str) -> None:
     """Say by the exit status whether a daemon of this host serves at ADDRESS; for probes."""
-    fault = health_fault(address)
+    fault = check_health(address)
     if fault:
         click.echo(f"rankdumpd: {address}: {fault}", err=True)
         sys.exit(_EXIT_FAILED)
@@ -195,38 +197,38 @@ def _with_workers(settings: AgentSettings, workers: int | None) -> AgentSettings
     return settings if workers is None else dataclasses.replace(settings, workers=workers)
 
 
-def _unchanged(settings: Settings) -> Settings:
+def _keep_settings(settings: DaemonSettings) -> DaemonSettings:
     return settings
 
 
-def _nobody(_settings: Settings) -> str:
+def _report_to_nobody(_settings: DaemonSettings) -> str:
     return ""
 
 
 def _execute(
     config: Path | None,
     check_only: bool,
-    serve: Callable[[Settings, Reread], int],
-    change: Callable[[Settings], Settings] = _unchanged,
+    serve: Callable[[DaemonSettings, SettingsReader], int],
+    change: Callable[[DaemonSettings], DaemonSettings] = _keep_settings,
     *,
     who: str = "",
-    reports_to: Callable[[Settings], str] | None = None,
+    reports_to: Callable[[DaemonSettings], str] | None = None,
 ) -> None:
     """Check or serve; without `reports_to` nothing but the settings is looked at."""
 
-    def reread(environ: Mapping[str, str]) -> Settings:
-        return change(load(config, environ))
+    def reread(environ: Mapping[str, str]) -> DaemonSettings:
+        return change(load_settings(config, environ))
 
     try:
         settings = reread(os.environ)
-        doubts: list[Doubt] = []
+        doubts: list[StartWarning] = []
         if reports_to is not None:
-            doubts += doubts_about(settings.tls, reports_to=reports_to(settings))
+            doubts += check_certificates(settings.tls, reports_to=reports_to(settings))
         if check_only:
-            sys.exit(_checked(settings, doubts, reports_to(settings) if reports_to else ""))
-        logs.set_up(settings.log, os.environ, who=who)
+            sys.exit(_check_settings(settings, doubts, reports_to(settings) if reports_to else ""))
+        logs.set_up_logging(settings.log, os.environ, who=who)
         for doubt in doubts:
-            _log.error("%s", doubt.text)
+            _logger.error("%s", doubt.text)
         sys.exit(serve(settings, reread))
     except ConfigError as error:
         click.echo(f"rankdumpd: {who}{error}", err=True)
@@ -236,12 +238,12 @@ def _execute(
         sys.exit(_EXIT_FAILED)
 
 
-def _checked(settings: Settings, doubts: list[Doubt], coordinator: str) -> int:
+def _check_settings(settings: DaemonSettings, doubts: list[StartWarning], coordinator: str) -> int:
     """Print settings and what is wrong; return the exit status."""
     click.echo("\n".join(settings.lines()))
     if coordinator:
         tls = settings.tls
-        found = coordinator_doubt(coordinator, Credentials(tls.ca, tls.certificate, tls.key))
+        found = check_coordinator(coordinator, TlsCredentials(tls.ca, tls.certificate, tls.key))
         doubts = [*doubts, *([found] if found else [])]
     for doubt in doubts:
         click.echo(f"rankdumpd: {'warning: ' if doubt.passes else ''}{doubt.text}", err=True)

@@ -6,7 +6,7 @@ import contextlib
 import resource
 from pathlib import Path
 
-from rankdumpd.agent.folders import MOST_HELD
+from rankdumpd.agent.storage.folders import MAX_OPEN_FOLDERS
 
 _SPARE = 1
 
@@ -25,7 +25,7 @@ def lasting_descriptors(pid: int) -> int:
                 folders += 1
             else:
                 others += 1
-    return others + max(0, folders - MOST_HELD)
+    return others + max(0, folders - MAX_OPEN_FOLDERS)
 
 
 def resident_bytes(pid: int) -> int:

@@ -11,8 +11,8 @@ from pathlib import Path
 from faults.content import name_of, tensor
 from faults.witness import compared
 
-from rankdump.contract.errors import RankdumpError
-from rankdump.contract.manifest import Manifest
+from rankdump._core.manifest import Manifest
+from rankdump.errors import RankdumpError
 from rankdump.reader import load_file
 
 _EVERY_S = 0.1

@@ -9,7 +9,7 @@ from faults.content import kept, names
 from faults.laws import grown, ordered
 from faults.values import Breach, Kind, Life, Name, Seen
 
-from rankdump.contract.reasons import REASONS
+from rankdump._core.record import DROP_REASONS
 
 _STORED = ("stored", "linked")
 _KEPT = (*_STORED, "degraded")
@@ -116,7 +116,7 @@ def reasoned(seen: Seen, happened: Mapping[str, int]) -> Iterator[str]:
             allowed |= reasons
     counts = drops(seen)
     for reason, count in counts.items():
-        if reason not in REASONS:
+        if reason not in DROP_REASONS:
             yield f"{count} dropped as {reason!r}, which is no reason"
         elif reason not in allowed:
             yield f"{count} dropped as {reason}, and no fault was played that explains it"

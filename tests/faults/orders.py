@@ -11,9 +11,9 @@ from pathlib import Path
 from faults.content import name_of
 from faults.values import Placed
 
-from rankdump.cli.ask import job_status, order_findings
-from rankdump.contract.errors import RankdumpError
-from rankdump.contract.findings import FindingKind
+from rankdump._cli.daemon_client import fetch_job_status, fetch_order_findings
+from rankdump._core.events import FindingKind
+from rankdump.errors import RankdumpError
 from rankdump.reader import read_order
 
 _LOOK_S = 0.2
@@ -23,9 +23,9 @@ _LATE = re.compile(r"(\d+) events of rank")
 def wait_published(address: str, patience_s: float) -> list[str]:
     """Wait until the coordinator has written all that it heard of; return what it has not."""
     until_s = time.monotonic() + patience_s
-    while any(job.pending_iterations for job in job_status(address).merges):
+    while any(job.pending_iterations for job in fetch_job_status(address).merges):
         if time.monotonic() > until_s:
-            view = job_status(address)
+            view = fetch_job_status(address)
             left = {m.job_id: m.pending_iterations for m in view.merges if m.pending_iterations}
             return [f"iterations that are not published: {left}; {' '.join(view.findings)}"]
         time.sleep(_LOOK_S)
@@ -38,8 +38,8 @@ def late(address: str) -> Mapping[tuple[int, int], int]:
     Each run of a job says it of its own.
     """
     found: Counter[tuple[int, int]] = Counter()
-    for merge in job_status(address).merges:
-        for finding in order_findings(address, job_id=merge.job_id):
+    for merge in fetch_job_status(address).merges:
+        for finding in fetch_order_findings(address, job_id=merge.job_id):
             said = _LATE.search(finding.text)
             if finding.kind is FindingKind.LATE and said:
                 found[finding.ranks[0], finding.iteration] += int(said[1])

@@ -20,14 +20,14 @@ from faults.journal import Journal
 from faults.layer import Layer
 
 import rankdump
-from rankdump.contract.slab import HEAD, RING_OFFSET
-from rankdump.ship import Ship
-from rankdump.ship.depot import Depot
-from rankdump.ship.outgoing import Outgoing
+from rankdump._shm.slab_format import ENTRY_HEAD, RING_OFFSET
+from rankdump._transport.agent_client import AgentClient
+from rankdump._transport.push_stream import PushStream
+from rankdump._transport.send_buffer import SendBuffer
 from rankdump.wire.v1 import agent_pb2
 
 Publish: TypeAlias = Callable[..., None]
-Requests: TypeAlias = Callable[[Outgoing, int], Iterator[Any]]
+Requests: TypeAlias = Callable[[PushStream, int], Iterator[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,34 +55,34 @@ class Witnessed:
         self._wrap_ship()
         self._wrap_depot()
         flipper = Flipper(control)
-        _put(Depot, "publish", flipper.publish(Depot.publish))
-        _put(Outgoing, "requests", flipper.requests(Outgoing.requests))
+        _put(SendBuffer, "publish", flipper.publish(SendBuffer.publish))
+        _put(PushStream, "requests", flipper.requests(PushStream.requests))
 
     def _wrap_ship(self) -> None:
-        begin, close, witnessed = Ship.__init__, Ship.close, self
+        begin, close, witnessed = AgentClient.__init__, AgentClient.close, self
 
-        def begun(ship: Ship, request: Any, *args: Any, **fields: Any) -> None:
+        def begun(ship: AgentClient, request: Any, *args: Any, **fields: Any) -> None:
             witnessed.session_id = request.session_id
             begin(ship, request, *args, **fields)
 
-        def closed(ship: Ship, patience_s: float) -> int:
+        def closed(ship: AgentClient, patience_s: float) -> int:
             lost = close(ship, patience_s)
             witnessed.left = lost + ship.left_in_slab
             if ship._depot.items.outstanding:
                 witnessed.left += 1
             return lost
 
-        _put(Ship, "__init__", begun)
-        _put(Ship, "close", closed)
+        _put(AgentClient, "__init__", begun)
+        _put(AgentClient, "close", closed)
 
     def _wrap_depot(self) -> None:
-        acknowledge, journal = Depot.acknowledge, self._journal
+        acknowledge, journal = SendBuffer.acknowledge, self._journal
 
-        def acknowledged(depot: Depot, sequence: int) -> None:
+        def acknowledged(depot: SendBuffer, sequence: int) -> None:
             acknowledge(depot, sequence)
             journal.acknowledged(depot.items.acknowledged)
 
-        _put(Depot, "acknowledge", acknowledged)
+        _put(SendBuffer, "acknowledge", acknowledged)
 
 
 def _put(owner: type, name: str, method: Callable[..., Any]) -> None:
@@ -103,7 +103,7 @@ class Flipper:
     def publish(self, publish: Publish) -> Publish:
         """Return what publishes an entry as before, and remembers where it stands."""
 
-        def published(depot: Depot, ring: Any, room: Any, *, whole: bool) -> None:
+        def published(depot: SendBuffer, ring: Any, room: Any, *, whole: bool) -> None:
             if self._control.flips and whole and self._is_wanted(room):
                 self._published.append((ring, room))
             publish(depot, ring, room, whole=whole)
@@ -113,7 +113,7 @@ class Flipper:
     def requests(self, requests: Requests) -> Requests:
         """Return what rings for entries as before: the sender has sealed them by then."""
 
-        def rung(outgoing: Outgoing, stream: int) -> Iterator[Any]:
+        def rung(outgoing: PushStream, stream: int) -> Iterator[Any]:
             told = 0
             for request in requests(outgoing, stream):
                 if self._published and request.HasField("doorbell"):
@@ -146,7 +146,7 @@ class Flipper:
             room.data[len(room.data) // 2] ^= 0x10
             return
         length = len(room.frame) if self._control.flip_at == "frame" else 0
-        middle = HEAD.size + length // 2 if length else HEAD.size // 2
+        middle = ENTRY_HEAD.size + length // 2 if length else ENTRY_HEAD.size // 2
         ring._mapping.memory[RING_OFFSET + room.offset + middle] ^= 0x10
 
 

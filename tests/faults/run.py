@@ -23,10 +23,10 @@ from faults.lookout import Lookout
 from faults.oracle import breaches, drops
 from faults.values import Fault, Placed, Seen, Verdict
 
-from rankdump.cli.ask import agent_status, drain
-from rankdump.contract.errors import RankdumpError
-from rankdump.contract.status import SessionState
-from rankdump.embedded import serving
+from rankdump._cli.daemon_client import drain_agent, fetch_agent_status
+from rankdump._core.status import SessionState
+from rankdump._embedded.daemon_lease import is_daemon_serving
+from rankdump.errors import RankdumpError
 
 _PATIENCE_S = 60.0
 
@@ -104,7 +104,7 @@ def _begin(cast: Cast) -> None:
     for actor in (cast.coordinator, *cast.agents):
         actor.start()
     until_s = time.monotonic() + _PATIENCE_S
-    while not all(serving(actor.address) for actor in (cast.coordinator, *cast.agents)):
+    while not all(is_daemon_serving(actor.address) for actor in (cast.coordinator, *cast.agents)):
         assert time.monotonic() < until_s, "the daemons do not come up"
     for rank in cast.ranks:
         rank.start()
@@ -176,7 +176,9 @@ def _all_live(cast: Cast, director: Director) -> None:
     until_s = time.monotonic() + _PATIENCE_S
     servers = (cast.coordinator, *cast.agents)
     while time.monotonic() < until_s:
-        if all(rank.settled for rank in cast.ranks) and all(serving(s.address) for s in servers):
+        if all(rank.settled for rank in cast.ranks) and all(
+            is_daemon_serving(s.address) for s in servers
+        ):
             break
         director.look_after()
         time.sleep(LOOK_S)
@@ -194,8 +196,8 @@ def _drained(cast: Cast) -> list[str]:
     found: list[str] = []
     for agent in cast.agents:
         try:
-            left = drain(agent.address, timeout_s=_PATIENCE_S)
-            view = agent_status(agent.address)
+            left = drain_agent(agent.address, timeout_s=_PATIENCE_S)
+            view = fetch_agent_status(agent.address)
         except RankdumpError as error:
             found.append(f"agent {agent.name}: {error}")
             continue

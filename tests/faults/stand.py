@@ -17,7 +17,7 @@ from integration.conftest import WAIT_S, Embedded
 from suites.worker_host import RankPlace
 
 import rankdump
-from rankdump.contract.status import IterationStatus
+from rankdump._core.status import IterationStatus
 
 MIB = 1 << 20
 EACH = sum(map(kept, names(0, 0, 0)))

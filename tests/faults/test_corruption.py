@@ -10,9 +10,9 @@ from faults.rank import Flipper
 from faults.stand import EACH, Stand
 
 import rankdump
-from rankdump.contract.status import IterationStatus
-from rankdump.ship.depot import Depot
-from rankdump.ship.outgoing import Outgoing
+from rankdump._core.status import IterationStatus
+from rankdump._transport.push_stream import PushStream
+from rankdump._transport.send_buffer import SendBuffer
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def flip(stand: Stand, monkeypatch) -> Callable[..., list[IterationStatus]]:
 
     def flipped(body: str, place: str, saved: str = "tensor") -> list[IterationStatus]:
         flipper = Flipper(stand.control, body)
-        monkeypatch.setattr(Depot, "publish", flipper.publish(Depot.publish))
-        monkeypatch.setattr(Outgoing, "requests", flipper.requests(Outgoing.requests))
+        monkeypatch.setattr(SendBuffer, "publish", flipper.publish(SendBuffer.publish))
+        monkeypatch.setattr(PushStream, "requests", flipper.requests(PushStream.requests))
         stand.control.flip_at = place
         with stand.session(saved=saved) as session:
             played(stand, session)

@@ -12,7 +12,7 @@ from faults.values import Kind
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.contract.key import sanitised
+from rankdump._core.record import sanitize_name
 
 SEEDS = st.integers(0, 1 << 32)
 
@@ -42,7 +42,7 @@ def test_two_seeds_are_two_runs():
     assert {each.kind for each in schedule(1, 60, 50, [Kind.CUT])} == {Kind.CUT}
 
 
-@pytest.mark.parametrize("spelt", [str, sanitised])
+@pytest.mark.parametrize("spelt", [str, sanitize_name])
 @given(st.integers(0, 7), st.integers(0, 40), st.integers(0, 500))
 def test_a_name_says_what_the_tensor_holds(spelt, rank: int, life: int, iteration: int):
     """Law: from its names in the tree alone a tensor is made again, and no other."""

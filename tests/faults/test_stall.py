@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from faults.stand import EACH, Stand, wait_until
 
-from rankdump.cli.ask import agent_status
+from rankdump._cli.daemon_client import fetch_agent_status
 
 
 def test_a_stalled_disk_holds_up_nobody_who_asks_and_loses_nothing(stand: Stand):
@@ -15,7 +15,7 @@ def test_a_stalled_disk_holds_up_nobody_who_asks_and_loses_nothing(stand: Stand)
         stand.control.stalled = True
         stand.play(session, 2)
         wait_until(lambda: stand.control.hits("stall"))
-        view = agent_status(stand.agent.address, timeout_s=20)
+        view = fetch_agent_status(stand.agent.address, timeout_s=20)
         assert [each.complete for each in view.iterations[:1]] == [True]
         stand.control.heal()
     assert [each.kept for each in stand.settled(2)] == [EACH] * 2

@@ -9,7 +9,7 @@ import pytest
 from faults.stand import EACH, Stand
 from integration.conftest import Embedded, Rank
 
-from rankdump.contract.errors import ConfigError
+from rankdump.errors import ConfigError
 
 
 def test_a_state_folder_has_one_agent(stand: Stand, tmp_path: Path):

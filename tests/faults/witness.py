@@ -18,8 +18,8 @@ from faults import journal
 from faults.content import name_of, tensor
 from faults.values import End, Found, Ledger, Life, Listed, Name, Row, Seen
 
-from rankdump.cli.ask import job_status
-from rankdump.contract.errors import RankdumpError
+from rankdump._cli.daemon_client import fetch_job_status
+from rankdump.errors import RankdumpError
 from rankdump.reader import Entry, Table, Tree, load, walk
 
 
@@ -148,7 +148,7 @@ def balances(address: str) -> dict[tuple[str, int], tuple[int, int, int]]:
     """Return what a coordinator knows of the iterations of all jobs."""
     return {
         (i.session_id, i.iteration): (i.expected, i.kept, sum(i.dropped.values()))
-        for i in job_status(address).iterations
+        for i in fetch_job_status(address).iterations
         if i.complete
     }
 

@@ -8,37 +8,43 @@ from typing import Any
 from fuzz.pieces import chosen, pieces
 from google.protobuf.message import DecodeError
 
-from rankdump.contract.errors import RankdumpError
-from rankdump.contract.order import finding_from_line, finding_to_line, from_line, to_line
-from rankdump.wire import views
-from rankdump.wire.convert import session_grant_from_wire, session_grant_to_wire
+from rankdump._core.execution_order import (
+    format_finding_line,
+    format_order_line,
+    parse_finding_line,
+    parse_order_line,
+)
+from rankdump._wire import status_messages
+from rankdump._wire.session_messages import session_grant_from_wire, session_grant_to_wire
+from rankdump.errors import RankdumpError
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2, metrics_pb2, status_pb2
-from rankdumpd.coordinator.gather import Gather, Reader
-from rankdumpd.coordinator.merge import merge
-from rankdumpd.coordinator.service.answers import chosen as chosen_jobs
-from rankdumpd.coordinator.service.answers import status_of
-from rankdumpd.coordinator.values import Settled
+from rankdumpd.coordinator.fleet_views import PublicationResult
+from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
+from rankdumpd.coordinator.reports.report_reader import ReportReader
+from rankdumpd.coordinator.reports.report_store import ReportStore
+from rankdumpd.coordinator.service.fleet_status import build_status_view
+from rankdumpd.coordinator.service.fleet_status import select_jobs as chosen_jobs
 
 
 def reports(data: bytes) -> None:
     """Reports of one stream, up to the order that is merged from them, and its lines."""
-    reader, gather = Reader(), Gather(deadline_s=1.0)
+    reader, gather = ReportReader(), ReportStore(deadline_s=1.0)
     for at, piece in enumerate(pieces(data)):
         try:
             report = reader.read(coordinator_pb2.ReportRequest.FromString(piece))
         except (DecodeError, RankdumpError):
-            reader = Reader()
+            reader = ReportReader()
             continue
         gather.take(report, now_s=float(at))
     while view := gather.next_ready(now_s=1e6, every=True):
-        order = merge(view)
+        order = merge_iteration(view)
         for finding in order.findings:
-            assert finding_from_line(finding_to_line(finding)) == finding
+            assert parse_finding_line(format_finding_line(finding)) == finding
         for entry in order.entries():
-            from_line(to_line(entry))
-        gather.settle(view.job_id, Settled(None, False, order.findings, ""))
+            parse_order_line(format_order_line(entry))
+        gather.settle(view.job_id, PublicationResult(None, False, order.findings, ""))
     fleet = gather.fleet(now_s=1e6)
-    views.view_to_wire(status_of(fleet, chosen_jobs(fleet, ""), ""))
+    status_messages.view_to_wire(build_status_view(fleet, chosen_jobs(fleet, ""), ""))
 
 
 def answers(data: bytes) -> None:
@@ -56,9 +62,17 @@ def answers(data: bytes) -> None:
 
 _ANSWERS: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]], ...] = (
     (agent_pb2.OpenSessionResponse, session_grant_from_wire, session_grant_to_wire),
-    (status_pb2.StatusView, views.view_from_wire, views.view_to_wire),
-    (coordinator_pb2.OrderEntry, views.entry_from_wire, views.entry_to_wire),
-    (status_pb2.Finding, views.finding_from_wire, views.finding_to_wire),
-    (status_pb2.TimeoutHint, views.timeout_hint_from_wire, views.timeout_hint_to_wire),
-    (metrics_pb2.MetricsResponse, views.samples_from_wire, views.samples_to_wire),
+    (status_pb2.StatusView, status_messages.view_from_wire, status_messages.view_to_wire),
+    (coordinator_pb2.OrderEntry, status_messages.entry_from_wire, status_messages.entry_to_wire),
+    (status_pb2.Finding, status_messages.finding_from_wire, status_messages.finding_to_wire),
+    (
+        status_pb2.TimeoutHint,
+        status_messages.timeout_hint_from_wire,
+        status_messages.timeout_hint_to_wire,
+    ),
+    (
+        metrics_pb2.MetricsResponse,
+        status_messages.samples_from_wire,
+        status_messages.samples_to_wire,
+    ),
 )

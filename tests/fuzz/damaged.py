@@ -20,40 +20,48 @@ from fuzz import samples
 from fuzz.pieces import pieces
 from fuzz.streams import PLANS, SESSION
 
-from rankdump.contract.figure_rows import FigureRows
-from rankdump.contract.plan_json import plan_to_json
-from rankdump.contract.status import StatusView
-from rankdump.wire.frames import declaration_frame
-from rankdump.wire.views import view_to_wire
-from rankdumpd.agent import schema
-from rankdumpd.agent.ledger import Ledger
-from rankdumpd.agent.receive import declaration_again
-from rankdumpd.agent.registry import Registry
-from rankdumpd.agent.usage import Usage
-from rankdumpd.agent.values import Declared, Fate, Judged, Outcome, Retiring, Ticket, dropped
-from rankdumpd.coordinator.gather import Gather
-from rankdumpd.coordinator.kept import (
+from rankdump._core.plan import plan_to_json
+from rankdump._core.record import StatisticRows
+from rankdump._core.status import StatusView
+from rankdump._wire.frames import make_metadata_frame
+from rankdump._wire.status_messages import view_to_wire
+from rankdumpd.agent.declarations import reread_metadata_frame
+from rankdumpd.agent.ledger import database
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.ledger.rows import IterationRemoval
+from rankdumpd.agent.limits.usage import DumpUsage
+from rankdumpd.agent.records import (
+    FrameId,
+    MetadataFrame,
+    RecordOutcome,
+    RecordStatus,
+    StatisticRowsResult,
+    make_drop_outcome,
+)
+from rankdumpd.agent.session.registry import SessionRegistry
+from rankdumpd.coordinator.fleet_views import PublishedOffsets
+from rankdumpd.coordinator.reports.report_store import ReportStore
+from rankdumpd.coordinator.service.fleet_status import StateWriter, build_status_view
+from rankdumpd.coordinator.service.fleet_status import select_jobs as chosen_jobs
+from rankdumpd.coordinator.state import state_file
+from rankdumpd.coordinator.state.state_file import CoordinatorState
+from rankdumpd.coordinator.state.state_rows import (
     AgentRow,
     BalanceRow,
     FindingRow,
+    JobResultRow,
     JobRow,
-    LateRow,
-    PublishedRow,
-    SessionRow,
-    SettledRow,
-    TimeoutsRow,
+    LateEventsRow,
+    PublishedIterationRow,
+    RankTimeoutsRow,
+    SessionStatusRow,
 )
-from rankdumpd.coordinator.service.answers import chosen as chosen_jobs
-from rankdumpd.coordinator.service.answers import status_of
-from rankdumpd.coordinator.service.keeping import Keeping
-from rankdumpd.coordinator.state import State, tables
-from rankdumpd.coordinator.values import Book
-from rankdumpd.meters import Meters
+from rankdumpd.server.metrics import MetricCounters
 from rankdumpd.settings import CoordinatorSettings
 
 OTHER = "session-2"
 _DROPPED = {"disk_low": (0,)}
-_STATE_TABLES = ("agents", *tables.OF_A_JOB)
+_STATE_TABLES = ("agents", *state_file.JOB_TABLES)
 
 
 class _Base:
@@ -118,11 +126,11 @@ def _loosely(path: Path, script: str, version: int) -> None:
 
 
 @cache
-def ledger_base() -> tuple[Ledger, _Base]:
+def ledger_base() -> tuple[AgentLedger, _Base]:
     """Return a ledger with two sessions, each of which has a row in every table."""
     folder = _folder()
-    _loosely(folder / "ledger.sqlite", schema.SCHEMA, schema.VERSION)
-    ledger = Ledger(folder, report_bytes=1 << 20)
+    _loosely(folder / "ledger.sqlite", database.SCHEMA, database.SCHEMA_VERSION)
+    ledger = AgentLedger(folder, report_bytes=1 << 20)
     atexit.register(ledger.close)
     for session_id in (SESSION, OTHER):
         _fill(ledger, session_id)
@@ -130,39 +138,41 @@ def ledger_base() -> tuple[Ledger, _Base]:
     return ledger, _Base(folder / "ledger.sqlite", f"session_id = '{SESSION}'", found)
 
 
-def _fill(ledger: Ledger, session_id: str) -> None:
+def _fill(ledger: AgentLedger, session_id: str) -> None:
     plan = plan_to_json(PLANS[1])
     ledger.open_session(replace(samples.REQUEST, session_id=session_id, plan_json=plan))
-    declared, judged = list[Declared](), list[Judged]()
+    declared, judged = list[MetadataFrame](), list[StatisticRowsResult]()
     for sequence, each in enumerate(samples.DECLARATIONS, 3):
-        raw = declaration_frame(sequence, each).SerializeToString()
-        if isinstance(each, FigureRows):
-            judged.append(Judged(Ticket(session_id, sequence), each, _DROPPED, raw))
+        raw = make_metadata_frame(sequence, each).SerializeToString()
+        if isinstance(each, StatisticRows):
+            judged.append(StatisticRowsResult(FrameId(session_id, sequence), each, _DROPPED, raw))
         else:
-            declared.append(declaration_again(raw, session_id))
+            declared.append(reread_metadata_frame(raw, session_id))
     outcomes = [
-        dropped(Ticket(session_id, 1), samples.HEAD, "disk_low"),
-        Outcome(Ticket(session_id, 2), samples.HEAD, Fate.STORED, path="a.npy", bytes_stored=9),
+        make_drop_outcome(FrameId(session_id, 1), samples.HEAD, "disk_low"),
+        RecordOutcome(
+            FrameId(session_id, 2), samples.HEAD, RecordStatus.STORED, path="a.npy", bytes_stored=9
+        ),
     ]
     ledger.commit(outcomes, judged, declared, {session_id: 10}, synced=False)
     about = {"job": "job", "why": "age"}
-    ledger.retention.begin([Retiring(session_id, 1, 9, samples.STAMP, about)])
+    ledger.retention.begin([IterationRemoval(session_id, 1, 9, samples.STAMP, about)])
 
 
 def sessions(data: bytes) -> None:
     """Rows of one session: the next agent starts, has the other one, and can tell of all it has."""
     ledger, base = ledger_base()
     with base.changed(data):
-        retention, usage = ledger.retention, Usage()
+        retention, usage = ledger.retention, DumpUsage()
         usage.restore(retention.taken(), retention.counts())
         assert all(isinstance(job_id, str) for job_id, *_ in usage.jobs())
         retention.unfinished()
-        registry = Registry(
+        registry = SessionRegistry(
             ledger,
             max_record_bytes=1,
             room=lambda _: "",
-            read_declared=declaration_again,
-            meters=Meters(),
+            read_declared=reread_metadata_frame,
+            meters=MetricCounters(),
         )
         found = registry.recover()
         assert OTHER in {session.request.session_id for session in found}
@@ -175,23 +185,25 @@ def sessions(data: bytes) -> None:
 
 
 @cache
-def state_base() -> tuple[State, _Base]:
+def state_base() -> tuple[CoordinatorState, _Base]:
     """Return the state of a coordinator that has a row of every kind."""
     folder = _folder()
-    _loosely(folder / "coordinator.sqlite", tables.SCHEMA, tables.VERSION)
-    state = State(folder)
+    _loosely(
+        folder / "coordinator.sqlite", state_file.STATE_SCHEMA, state_file.STATE_TABLES_VERSION
+    )
+    state = CoordinatorState(folder)
     atexit.register(state.close)
     state.write(
         [
             AgentRow("agent", "host", 7, samples.STAMP),
             JobRow("job", ("/trees/a",), samples.STAMP, samples.STAMP),
-            PublishedRow("job", 0, 3, 2, (0,), {1: 4}, 0, {1: 2}),
-            LateRow("job", 0, 3, 1, 5),
-            SessionRow(samples.SESSION_STATUS, "agent", 5, 4),
+            PublishedIterationRow("job", 0, 3, 2, (0,), {1: 4}, 0, {1: 2}),
+            LateEventsRow("job", 0, 3, 1, 5),
+            SessionStatusRow(samples.SESSION_STATUS, "agent", 5, 4),
             BalanceRow(samples.BALANCE, "agent", 6),
-            TimeoutsRow("job", 0, samples.TIMEOUTS),
+            RankTimeoutsRow("job", 0, samples.TIMEOUTS),
             FindingRow("job", 0, samples.FINDING),
-            SettledRow("job", Book("/trees/a", {"a.csv": 3}, 4), "", 1),
+            JobResultRow("job", PublishedOffsets("/trees/a", {"a.csv": 3}, 4), "", 1),
         ]
     )
     return state, _Base(folder / "coordinator.sqlite", "1", _STATE_TABLES)
@@ -201,7 +213,7 @@ def states(data: bytes) -> None:
     """Rows of a coordinator's state: it starts and can tell of all it has, or says why not."""
     state, base = state_base()
     with base.changed(data):
-        gather = Gather(deadline_s=1.0)
-        Keeping(gather, state, CoordinatorSettings()).recall()
+        gather = ReportStore(deadline_s=1.0)
+        StateWriter(gather, state, CoordinatorSettings()).recall()
         fleet = gather.fleet(now_s=1e6)
-        view_to_wire(status_of(fleet, chosen_jobs(fleet, ""), ""))
+        view_to_wire(build_status_view(fleet, chosen_jobs(fleet, ""), ""))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from fuzz.pieces import chosen, file_of
 
-from rankdump import dumpdata
-from rankdump.codec import codec_named
-from rankdump.contract.dumpdata import OpInput, OpOutput
-from rankdump.contract.errors import RankdumpError
-from rankdump.contract.manifest import Manifest
-from rankdump.contract.opdebug import OpDebug, opdebug
-from rankdump.dumpdata.rendering import header_json
-from rankdump.reader import npy_file
-from rankdump.reader.bins import described
-from rankdump.reader.load import load_file
+from rankdump._analysis.reader import tensor_loader
+from rankdump._analysis.reader.tensor_loader import described, load_file
+from rankdump._binfile import bin_file
+from rankdump._binfile.header import OpInput, OpOutput, format_header_json
+from rankdump._binfile.overflow_record import OpDebugRecord, parse_overflow_record
+from rankdump._codec.file_codec import get_codec
+from rankdump._core.manifest import Manifest
+from rankdump.errors import RankdumpError
 
 _LIMIT_BYTES = 1 << 20
 """Most that a packed input may unpack to."""
@@ -21,7 +19,7 @@ _LIMIT_BYTES = 1 << 20
 
 def npys(data: bytes) -> None:
     """An npy file: no more elements than the file has bytes, or twice that of bfloat16."""
-    array = npy_file.read(memoryview(data))
+    array = tensor_loader.read_npy_array(memoryview(data))
     assert array.nbytes <= 2 * len(data)
     assert not array.flags.writeable
     array.tobytes()
@@ -33,7 +31,7 @@ def packed(data: bytes) -> None:
     if which:
         load_file(file_of(rest, "tensor.npy.zst"), limit_bytes=_LIMIT_BYTES)
     else:
-        content = codec_named("zstd").decode(rest, limit_bytes=_LIMIT_BYTES)
+        content = get_codec("zstd").decode(rest, limit_bytes=_LIMIT_BYTES)
         assert len(content) <= _LIMIT_BYTES
 
 
@@ -43,21 +41,23 @@ def bins(data: bytes) -> None:
     path = file_of(rest, "operator.1.zst" if which else "operator.1")
     for _ in described(path):
         pass
-    opened = dumpdata.open_bin(path)
-    header_json(opened.header)
-    again = dumpdata.parse(memoryview(dumpdata.head(opened.header) + bytes(_payloads(opened))))
+    opened = bin_file.open_bin_file(path)
+    format_header_json(opened.header)
+    again = bin_file.parse_bin_file(
+        memoryview(bin_file.serialize_bin_head(opened.header) + bytes(_payloads(opened)))
+    )
     assert again.header == opened.header
     for payload in opened.payloads:
         held = opened.bytes_of(payload)
         assert len(held) == payload.part.size
         if isinstance(payload.part, OpInput | OpOutput):
             try:
-                dumpdata.array(payload.part, held)
+                bin_file.read_payload_array(payload.part, held)
             except RankdumpError:
                 continue
 
 
-def _payloads(opened: dumpdata.BinFile) -> int:
+def _payloads(opened: bin_file.BinFile) -> int:
     return sum(payload.part.size for payload in opened.payloads)
 
 
@@ -70,7 +70,7 @@ def manifests(data: bytes) -> None:
 def opdebugs(data: bytes) -> None:
     """An overflow record, in bytes or as JSON; its JSON is one again."""
     which, rest = chosen(data, 2)
-    record = opdebug(rest) if which else OpDebug.from_json(rest)
+    record = parse_overflow_record(rest) if which else OpDebugRecord.from_json(rest)
     for section in record.overflowed:
         assert section.meaning or not section.overflowed
-    OpDebug.from_json(record.to_json())
+    OpDebugRecord.from_json(record.to_json())

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.layout.api_name import call_of, place_of, tensor_of
-from rankdump.contract.layout.api_stacks import key_of as stack_key_of
-from rankdump.contract.layout.api_stacks import op_name_of
-from rankdump.contract.layout.api_tree import file_of as api_file_of
-from rankdump.contract.layout.file_name import parsed, parsed_exception
-from rankdump.contract.layout.folders import folder_at
-from rankdump.contract.layout.layouts import LAYOUTS
-from rankdump.contract.layout.long_names import LongNames
-from rankdump.contract.layout.mindspore_sync import file_of as synchronous_file_of
-from rankdump.contract.layout.place import NAME_MAX_BYTES, Place, Stand
-from rankdump.contract.layout.reading import file_in, key_of
-from rankdump.contract.order import graph_and_tag, tag_of, tagged
+from rankdump._core.execution_order import add_job_tag, make_job_tag, parse_order_file_name
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._layout.api_files import make_stack_key as stack_key_of
+from rankdump._layout.api_files import parse_stack_key
+from rankdump._layout.api_tree import parse_api_file_name as api_file_of
+from rankdump._layout.api_tree import parse_call_name, parse_place, parse_tensor_name
+from rankdump._layout.dump_folders import find_folder, parse_name_in_folder, parse_tensor_path
+from rankdump._layout.file_name import LongFileNames, parse_exception_name, parse_file_name
+from rankdump._layout.tree_layouts import LAYOUTS
+from rankdump._layout.tree_paths import MAX_NAME_BYTES, FilePlace, TreeContext
+from rankdump._layout.tree_paths import parse_mindspore_name as synchronous_file_of
 
 _LAYOUTS = tuple(LAYOUTS.values())
-_STAND = Stand("/trees/a", 3, "20261121175901")
+_STAND = TreeContext("/trees/a", 3, "20261121175901")
 
 
 def paths(data: bytes) -> None:
     """A path in a tree, and the `mapping.csv` beside it: whatever they are, nobody falls."""
     mapping, _, raw = data.partition(b"\0")
     path = raw.decode("utf-8", "surrogateescape")
-    key = key_of(path)
+    key = parse_tensor_path(path)
     assert key is None or (key.slot >= 0 and key.rank >= 0)
     parent, _, name = path.rpartition("/")
-    name = LongNames.parsed(mapping).full(name)
-    folder = folder_at(parent)
+    name = LongFileNames.parsed(mapping).full(name)
+    folder = find_folder(parent)
     if folder is not None:
-        file_in(folder, name)
-    for read in (parsed, parsed_exception, synchronous_file_of, api_file_of, graph_and_tag):
+        parse_name_in_folder(folder, name)
+    for read in (
+        parse_file_name,
+        parse_exception_name,
+        synchronous_file_of,
+        api_file_of,
+        parse_order_file_name,
+    ):
         read(name)
-    for read in (call_of, place_of, tensor_of, op_name_of):
+    for read in (parse_call_name, parse_place, parse_tensor_name, parse_stack_key):
         read(name)
 
 
@@ -48,7 +52,7 @@ def places(data: bytes) -> None:
     readable = layout.readable(key, _STAND)
     again = layout.place_of(readable, _STAND, ".zst")
     assert not again.mapped_from or len(again.mapped_from.encode(errors="replace")) > 200
-    name = tagged("findings.jsonl", tag_of(key.op_name))
+    name = add_job_tag("findings.jsonl", make_job_tag(key.op_name))
     assert "/" not in name
     stack_key_of("torch", key.op_name)
 
@@ -65,7 +69,7 @@ def _key(data: bytes) -> TensorKey:
         timestamp_us=number,
         op_type=op_type,
         op_name=op_name,
-        side=Side.INPUT if number % 2 else Side.OUTPUT,
+        side=TensorSide.INPUT if number % 2 else TensorSide.OUTPUT,
         slot=number % 7,
         constant=number % 5 == 0,
         element=element if number % 3 else "",
@@ -73,11 +77,11 @@ def _key(data: bytes) -> TensorKey:
     )
 
 
-def _check(place: Place) -> None:
+def _check(place: FilePlace) -> None:
     parts = place.path.split("/")
     assert not {"", ".", ".."} & set(parts)
     assert "\0" not in place.path
-    assert all(len(part.encode()) <= NAME_MAX_BYTES for part in parts)
+    assert all(len(part.encode()) <= MAX_NAME_BYTES for part in parts)
     assert "\n" not in place.mapped_from
-    key_of(place.path)
-    key_of(f"{place.folder}/{place.mapped_from or place.name}")
+    parse_tensor_path(place.path)
+    parse_tensor_path(f"{place.folder}/{place.mapped_from or place.name}")

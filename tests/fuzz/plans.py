@@ -8,14 +8,13 @@ from typing import Any
 
 from fuzz.pieces import chosen, file_of
 
-from rankdump.contract.dialect import dump_config_plan, load
-from rankdump.contract.errors import ConfigError
-from rankdump.contract.exchange import SessionRequest
-from rankdump.contract.plan import DumpPlan
-from rankdump.contract.plan_json import plan_from_json, plan_to_json
-from rankdump.diff.pairing.mapping import read_mapping
+from rankdump._analysis.compare.call_names import read_name_mapping
+from rankdump._config.config_file import load_config_plan, make_dump_config_plan
+from rankdump._core.plan import DumpPlan, plan_from_json, plan_to_json
+from rankdump._core.session_protocol import SessionRequest
+from rankdump.errors import ConfigError
 from rankdump.tf import DumpConfig
-from rankdumpd.agent import vet
+from rankdumpd.agent.session import registry
 
 _FIELDS = tuple(DumpConfig.__dataclass_fields__)
 
@@ -24,7 +23,7 @@ def plans(data: bytes) -> None:
     """A plan in its travelling form; what is accepted travels again."""
     plan = plan_from_json(data)
     assert plan_from_json(plan_to_json(plan)) == plan
-    vet.plan_of(_introduced(data))
+    registry.read_checked_plan(_introduced(data))
 
 
 def dialects(data: bytes) -> None:
@@ -43,7 +42,7 @@ def dialects(data: bytes) -> None:
 
 
 def _file(data: bytes) -> DumpPlan:
-    plan, source = load(file_of(data, "dump.json"), {})
+    plan, source = load_config_plan(file_of(data, "dump.json"), {})
     assert source == data
     return plan
 
@@ -55,11 +54,11 @@ def _dump_config(data: bytes) -> DumpPlan | None:
         return None
     changes: dict[str, Any] = body if isinstance(body, dict) else {}
     values = {name: getattr(DumpConfig(), name) for name in _FIELDS} | {"enable_dump": True}
-    return dump_config_plan(values | changes)
+    return make_dump_config_plan(values | changes)
 
 
 def _mapping(data: bytes) -> None:
-    read_mapping(file_of(data, "mapping.txt"))
+    read_name_mapping(file_of(data, "mapping.txt"))
 
 
 _DIALECTS: tuple[Callable[[bytes], DumpPlan | None], ...] = (_file, _dump_config, _mapping)

@@ -11,20 +11,18 @@ from typing import Any
 from fuzz.pieces import chosen
 from fuzz.streams import MOST_RECORD_BYTES, PLANS, REQUEST, settle, slab_of, told
 
-from rankdump.contract.errors import RankdumpError
-from rankdump.contract.plan import DumpPlan
-from rankdumpd.agent.budget import Budget
-from rankdumpd.agent.committer import cost_bytes
-from rankdumpd.agent.elements import loaded
-from rankdumpd.agent.intake import Intake
-from rankdumpd.agent.policy import Policy, Room
-from rankdumpd.agent.ring import Ring
-from rankdumpd.agent.sessions import Session
-from rankdumpd.agent.slabs.file import Slab
-from rankdumpd.agent.tries import Tries
-from rankdumpd.agent.values import Parcel
+from rankdump._core.plan import DumpPlan
+from rankdump.errors import RankdumpError
+from rankdumpd.agent.commit.committer import compute_cost_bytes
+from rankdumpd.agent.ingress.session_intake import FailureCounter, SessionIntake
+from rankdumpd.agent.limits.admission import ResourcePolicy, ResourceUsage
+from rankdumpd.agent.limits.usage import QueueBudget
+from rankdumpd.agent.records import ReceivedRecord, load_elements
+from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.shm.ring_reader import RingReader
+from rankdumpd.agent.shm.slab_file import SlabFile
 
-_ROOM = Room(Policy(MOST_RECORD_BYTES))
+_ROOM = ResourceUsage(ResourcePolicy(MOST_RECORD_BYTES))
 _MOST_BELLS = 8
 _NO_LIMIT = 1 << 62
 """Nobody would make room for who waits: there is one thread."""
@@ -34,18 +32,18 @@ class _Rooms:
     """A session with its intake; what is handed on is settled when that is asked for."""
 
     def __init__(self, plan: DumpPlan) -> None:
-        self.session = Session(REQUEST, plan)
-        self.budget = Budget(_NO_LIMIT)
+        self.session = RankSession(REQUEST, plan)
+        self.budget = QueueBudget(_NO_LIMIT)
         self._taken: list[Any] = []
         self._cost = 0
         rooms: Any = self
-        self.intake = Intake(
+        self.intake = SessionIntake(
             self.session,
             budget=self.budget,
             workers=rooms,
             committer=rooms,
             room=lambda: _ROOM,
-            tries=Tries(),
+            tries=FailureCounter(),
         )
 
     def submit(self, items: Sequence[Any], cost: int | None = None) -> None:
@@ -57,16 +55,16 @@ class _Rooms:
         """Read elements as workers do, then commit, give room back and acknowledge."""
         taken, self._taken = self._taken, []
         for item in taken:
-            if isinstance(item, Parcel):
-                assert len(loaded(item.data)) == item.head.byte_count
+            if isinstance(item, ReceivedRecord):
+                assert len(load_elements(item.data)) == item.head.byte_count
         settle(self.session, taken)
         self.budget.give(self._cost, items=len(taken))
         self._cost = 0
         self.session.acknowledge()
 
 
-def _cost_of(parcel: Parcel) -> int:
-    return cost_bytes(parcel.head.byte_count)
+def _cost_of(parcel: ReceivedRecord) -> int:
+    return compute_cost_bytes(parcel.head.byte_count)
 
 
 def _read(rooms: _Rooms, read: Callable[[], None]) -> None:
@@ -79,11 +77,11 @@ def _read(rooms: _Rooms, read: Callable[[], None]) -> None:
         rooms.settle()
 
 
-def _file_of(content: memoryview) -> Slab:
+def _file_of(content: memoryview) -> SlabFile:
     """Return a slab in a file of memory, which costs no disk."""
     descriptor = os.memfd_create("rankdump-fuzz")
     os.pwrite(descriptor, content, 0)
-    return Slab(Path("ring.slab"), descriptor)
+    return SlabFile(Path("ring.slab"), descriptor)
 
 
 def rings(data: bytes) -> None:
@@ -96,7 +94,7 @@ def rings(data: bytes) -> None:
     bells = [int.from_bytes(rest[at : at + 8], "little") for at in range(0, 8 * count, 8)]
     slab = _file_of(slab_of(rest[8 * count :]))
     rooms = _Rooms(PLANS[which])
-    ring = Ring(slab, rooms.intake, acknowledged=0, trouble=rooms.session.trouble)
+    ring = RingReader(slab, rooms.intake, acknowledged=0, trouble=rooms.session.trouble)
     rooms.session.attach(ring)
     for bell in bells:
         _read(rooms, partial(ring.read, bell))

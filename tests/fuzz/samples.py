@@ -6,58 +6,59 @@ import numpy as np
 from fuzz.streams import SESSION
 from suites.record_heads import head_of
 
-from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
-from rankdump.contract.exchange import (
+from rankdump._core.events import (
+    EventColumns,
+    EventKind,
+    Finding,
+    FindingKind,
+    ProcessGroup,
+    RankEvent,
+)
+from rankdump._core.graph import (
+    GraphNode,
+    GraphParameter,
+    GraphPart,
+    OperatorGraph,
+    SourceLine,
+    TensorType,
+)
+from rankdump._core.record import StatisticRows, TensorKey, TensorKind, TensorSide
+from rankdump._core.session_protocol import (
     CallStacks,
-    Declaration,
     IterationEnd,
     KernelArguments,
+    MetadataItem,
     OperatorArguments,
     SessionEnd,
     SessionGrant,
     SessionRequest,
     SlabPlace,
 )
-from rankdump.contract.figure_rows import FigureRows, TensorKind
-from rankdump.contract.findings import Finding, FindingKind
-from rankdump.contract.graph import (
-    Graph,
-    GraphNode,
-    GraphParameter,
-    GraphPart,
-    SourceLine,
-    TensorType,
-)
-from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.room import MetricSample
-from rankdump.contract.status import (
+from rankdump._core.status import (
     AgentStatus,
     ClockEstimate,
     IterationStatus,
     MergeStatus,
+    MetricSample,
     OrderEntry,
     SessionState,
     SessionStatus,
     StatusView,
 )
-from rankdump.contract.timeouts import (
-    GroupTimeout,
-    HintLevel,
-    TimeoutHint,
-    TimeoutLimit,
-    Timeouts,
-)
+from rankdump._core.timeouts import GroupTimeout, HintLevel, RankTimeouts, TimeoutHint, TimeoutLimit
 
 STAMP = 1_700_000_000_000_000
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 NAME = "Default/network-Net/fc-Dense/Add-op0"
-KEY = TensorKey(0, "Net", 0, 3, STAMP, "Add", NAME, Side.OUTPUT, 1)
+KEY = TensorKey(0, "Net", 0, 3, STAMP, "Add", NAME, TensorSide.OUTPUT, 1)
 HEAD = head_of(KEY, "float32", VALUES.shape, VALUES.nbytes, argument="args.0")
-KIND = TensorKind(0, "Add", NAME, Side.OUTPUT, 1, "float32", (2, 3), 24)
+KIND = TensorKind(0, "Add", NAME, TensorSide.OUTPUT, 1, "float32", (2, 3), 24)
 EVENTS = EventColumns.of(
     [
-        Event(0, 3, 0, 0, NAME, EventKind.OPERATOR, STAMP, STAMP + 5),
-        Event(0, 3, 1, 2, "all_reduce", EventKind(2), STAMP + 6, STAMP + 9, group="g", sequence=1),
+        RankEvent(0, 3, 0, 0, NAME, EventKind.OPERATOR, STAMP, STAMP + 5),
+        RankEvent(
+            0, 3, 1, 2, "all_reduce", EventKind(2), STAMP + 6, STAMP + 9, group="g", sequence=1
+        ),
     ],
     (ProcessGroup("g", (0, 1)),),
 )
@@ -65,14 +66,14 @@ TYPE = TensorType("float32", (2, 3))
 NODE = GraphNode(
     NAME, "Add", ("x",), (TYPE,), {"axis": "1"}, (SourceLine("a.py", 7, "main", "x + y"),)
 )
-TIMEOUTS = Timeouts(
+TIMEOUTS = RankTimeouts(
     {"HCCL_EXEC_TIMEOUT": "68"}, (GroupTimeout("g", "gloo", 5_000_000),), {"x": 1.5}
 )
-DECLARATIONS: tuple[Declaration, ...] = (
-    FigureRows(3, (KIND,), (STAMP,), ("5,0",)),
+DECLARATIONS: tuple[MetadataItem, ...] = (
+    StatisticRows(3, (KIND,), (STAMP,), ("5,0",)),
     EVENTS,
     TIMEOUTS,
-    GraphPart(Graph(0, (NODE,), (GraphParameter("x", TYPE),)), first=True, last=True),
+    GraphPart(OperatorGraph(0, (NODE,), (GraphParameter("x", TYPE),)), first=True, last=True),
     KernelArguments(3, (OperatorArguments(0, "Add", NAME, {"axis": "1"}),)),
     CallStacks(3, ("NN_Conv2d_0_forward",), (0,), (("File a.py, line 7, in main, \n x + y",),)),
     IterationEnd(3, 2, {"buffer_full": 1}, 12, 0, 4),

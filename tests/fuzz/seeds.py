@@ -16,25 +16,25 @@ from fuzz.streams import PLANS, RING_BYTES
 from fuzz.targets import CORPUS
 from xxhash import xxh3_128_digest
 
-from rankdump.contract.figure_rows import FigureRows
-from rankdump.contract.plan_json import plan_to_json
-from rankdump.contract.slab import (
+from rankdump._core.plan import plan_to_json
+from rankdump._core.record import StatisticRows
+from rankdump._shm.slab_format import (
     ENTRY_MAGIC,
     RING_OFFSET,
-    State,
-    aligned,
+    EntryState,
+    align_length,
+    compute_slab_bytes,
     format_slab,
-    slab_bytes,
 )
-from rankdump.contract.slab_writer import SlabWriter
-from rankdump.wire import views
-from rankdump.wire.convert import (
+from rankdump._shm.slab_writer import SlabWriter
+from rankdump._wire import status_messages
+from rankdump._wire.frames import make_metadata_frame, make_record_frames, serialize_record_body
+from rankdump._wire.metadata_messages import events_to_wire
+from rankdump._wire.session_messages import (
     session_grant_to_wire,
     session_request_to_wire,
     timeouts_to_wire,
 )
-from rankdump.wire.events import events_to_wire
-from rankdump.wire.frames import declaration_frame, record_body, record_frames
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2
 
 
@@ -69,25 +69,27 @@ def _requests() -> Iterator[bytes]:
 
 def _frames() -> Iterator[bytes]:
     data = samples.VALUES.tobytes()
-    for frame in record_frames(1, samples.HEAD, memoryview(data)):
+    for frame in make_record_frames(1, samples.HEAD, memoryview(data)):
         yield frame.SerializeToString()
-    cut = next(record_frames(2, samples.HEAD, memoryview(data[:8])))
+    cut = next(make_record_frames(2, samples.HEAD, memoryview(data[:8])))
     yield cut.SerializeToString()
     chunk = agent_pb2.Chunk(offset=8, data=data[8:])
     yield agent_pb2.Frame(sequence=2, chunk=chunk).SerializeToString()
     gone = agent_pb2.Lost(iteration=samples.HEAD.key.iteration, tensors=3, reason="corrupted")
     yield agent_pb2.Frame(sequence=3, lost=gone).SerializeToString()
     for sequence, declaration in enumerate(samples.DECLARATIONS, 4):
-        yield declaration_frame(sequence, declaration).SerializeToString()
+        yield make_metadata_frame(sequence, declaration).SerializeToString()
 
 
 def _slab() -> bytes:
-    memory = memoryview(bytearray(slab_bytes(RING_BYTES)))
+    memory = memoryview(bytearray(compute_slab_bytes(RING_BYTES)))
     format_slab(memory)
     writer = SlabWriter(memory)
     data = samples.VALUES.tobytes()
     for sequence in range(1, 5):
-        frame = agent_pb2.Frame(sequence=sequence).SerializeToString() + record_body(samples.HEAD)
+        frame = agent_pb2.Frame(sequence=sequence).SerializeToString() + serialize_record_body(
+            samples.HEAD
+        )
         room = writer.reserve(frame, len(data), sequence=sequence, mark=1)
         assert room is not None
         room.data[:] = data
@@ -102,11 +104,13 @@ def _slab() -> bytes:
 def _old_slab() -> bytes:
     ring, data = b"", samples.VALUES.tobytes()
     for sequence in range(1, 4):
-        frame = agent_pb2.Frame(sequence=sequence).SerializeToString() + record_body(samples.HEAD)
-        state = State.ABANDONED if sequence == 2 else State.COMMITTED
+        frame = agent_pb2.Frame(sequence=sequence).SerializeToString() + serialize_record_body(
+            samples.HEAD
+        )
+        state = EntryState.ABANDONED if sequence == 2 else EntryState.COMMITTED
         head = struct.pack("<IIQQQ", ENTRY_MAGIC, state, len(ring), len(frame), len(data))
         for part in (head + frame, data):
-            ring += part.ljust(aligned(len(part)), b"\0")
+            ring += part.ljust(align_length(len(part)), b"\0")
     return bytes(8) + len(ring).to_bytes(8, "little") + ring
 
 
@@ -132,16 +136,16 @@ def _changes(columns: Sequence[tuple[str, str]]) -> Iterator[bytes]:
 
 def _kept() -> Iterator[bytes]:
     for declaration in samples.DECLARATIONS:
-        which = not isinstance(declaration, FigureRows)
-        yield bytes([which]) + declaration_frame(7, declaration).SerializeToString()
+        which = not isinstance(declaration, StatisticRows)
+        yield bytes([which]) + make_metadata_frame(7, declaration).SerializeToString()
 
 
 def _report(sequence: int) -> bytes:
     return coordinator_pb2.ReportRequest(
         agent_id="agent",
         sequence=sequence,
-        sessions=[views.session_to_wire(samples.SESSION_STATUS)],
-        iterations=[views.iteration_to_wire(samples.BALANCE)],
+        sessions=[status_messages.session_to_wire(samples.SESSION_STATUS)],
+        iterations=[status_messages.iteration_to_wire(samples.BALANCE)],
         events=[
             coordinator_pb2.RankEvents(
                 job_id="job",
@@ -163,11 +167,11 @@ def _report(sequence: int) -> bytes:
 def _answers() -> Iterator[bytes]:
     messages = (
         session_grant_to_wire(samples.GRANT),
-        views.view_to_wire(samples.VIEW),
-        views.entry_to_wire(samples.ENTRY),
-        views.finding_to_wire(samples.FINDING),
-        views.timeout_hint_to_wire(samples.HINT),
-        views.samples_to_wire(samples.SAMPLES),
+        status_messages.view_to_wire(samples.VIEW),
+        status_messages.entry_to_wire(samples.ENTRY),
+        status_messages.finding_to_wire(samples.FINDING),
+        status_messages.timeout_hint_to_wire(samples.HINT),
+        status_messages.samples_to_wire(samples.SAMPLES),
     )
     for which, message in enumerate(messages):
         yield bytes([which]) + message.SerializeToString()

@@ -11,16 +11,16 @@ from fuzz import samples
 from suites import native_tree, overflow_files
 from suites.api_dumps import call
 
-from rankdump.codec import ZstdCodec
-from rankdump.contract.layout import operator_csv, statistic_csv
-from rankdump.contract.layout.api_stacks import entry
-from rankdump.contract.layout.profile import DEFAULT_PROFILE
-from rankdump.contract.manifest import Manifest, ManifestRecord
-from rankdump.contract.opdebug import opdebug
-from rankdump.contract.order import finding_to_line, to_line
-from rankdump.contract.timeouts import hints_to_text
-from rankdumpd.agent.draw import drawings
-from rankdumpd.coordinator.hints.state import HintState
+from rankdump._binfile.overflow_record import parse_overflow_record
+from rankdump._codec.file_codec import ZstdCodec
+from rankdump._core.execution_order import format_finding_line, format_order_line
+from rankdump._core.manifest import Manifest, ManifestRecord
+from rankdump._core.timeouts import format_hints
+from rankdump._layout import statistic_tables
+from rankdump._layout.api_files import format_stack_entry
+from rankdump._layout.profile import DEFAULT_PROFILE
+from rankdumpd.agent.storage.graph_files import render_graph
+from rankdumpd.coordinator.hints.spread_history import HintState
 
 _REPOSITORY = Path(__file__).parents[2]
 _NPY = native_tree.npy_bytes(samples.VALUES)
@@ -64,21 +64,24 @@ def _dialects() -> list[bytes]:
 
 def _tables() -> list[bytes]:
     head = replace(samples.HEAD, key=samples.KEY)
-    row = statistic_csv.row(head, ("5", "0", "2.5"), DEFAULT_PROFILE)
-    whole = f"{statistic_csv.header(_ITEMS)}\n{row}\n"
-    line = operator_csv.row(samples.KIND, "ND", "5,0,2.5")
-    return [b"\0" + whole.encode(), f"\1{operator_csv.header(_ITEMS)}\n{line}\n".encode()]
+    row = statistic_tables.format_statistic_line(head, ("5", "0", "2.5"), DEFAULT_PROFILE)
+    whole = f"{statistic_tables.format_statistic_header(_ITEMS)}\n{row}\n"
+    line = statistic_tables.format_operator_line(samples.KIND, "ND", "5,0,2.5")
+    return [
+        b"\0" + whole.encode(),
+        f"\1{statistic_tables.format_operator_header(_ITEMS)}\n{line}\n".encode(),
+    ]
 
 
 def _apis() -> list[bytes]:
     lines = [line.text(extended=True) for line in call("NN_Conv2d_0", recomputed=True)]
-    stack = f"{{\n{entry('torch.nn.Conv2d(0) forward', _STACK)}\n}}"
+    stack = f"{{\n{format_stack_entry('torch.nn.Conv2d(0) forward', _STACK)}\n}}"
     return [b"\0" + "\n".join(lines).encode() + b"\n", b"\1" + stack.encode()]
 
 
 def _graphs() -> list[bytes]:
     graph = samples.DECLARATIONS[3].graph  # type: ignore[union-attr]
-    files = drawings(graph, DEFAULT_PROFILE)
+    files = render_graph(graph, DEFAULT_PROFILE)
     return [data for name, data in files.items() if name.endswith(".ir")]
 
 
@@ -108,15 +111,15 @@ FILES: dict[str, list[bytes]] = {
     "opdebugs": [
         b"\1" + _OLD,
         b"\1" + overflow_files.new(0, *range(15), version=1, size=200),
-        b"\0" + opdebug(_OLD).to_json().encode(),
-        b"\0" + opdebug(overflow_files.new(3, *range(14))).to_json().encode(),
+        b"\0" + parse_overflow_record(_OLD).to_json().encode(),
+        b"\0" + parse_overflow_record(overflow_files.new(3, *range(14))).to_json().encode(),
     ],
     "statistics": _tables(),
     "apis": _apis(),
     "orders": [
-        b"\0" + to_line(samples.ENTRY).encode(),
-        b"\1" + finding_to_line(samples.FINDING).encode(),
-        b"\2" + hints_to_text([samples.HINT]).encode(),
+        b"\0" + format_order_line(samples.ENTRY).encode(),
+        b"\1" + format_finding_line(samples.FINDING).encode(),
+        b"\2" + format_hints([samples.HINT]).encode(),
         b"\3" + HintState(3, {0: 5}, {0: 1}).to_json().encode(),
     ],
     "graphs": _graphs(),

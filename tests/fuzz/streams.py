@@ -8,37 +8,39 @@ from collections.abc import Iterable
 from fuzz.pieces import chosen, pieces
 from google.protobuf.message import DecodeError
 
-from rankdump.contract.errors import RankdumpError, RetryableError
-from rankdump.contract.events import EventColumns
-from rankdump.contract.exchange import IterationEnd, RecordHead, SessionEnd, SessionRequest
-from rankdump.contract.figure_rows import FigureRows
-from rankdump.contract.graph import GraphPart
-from rankdump.contract.plan import Content, DumpPlan, Output
-from rankdump.contract.selection import YES, Verdict
-from rankdump.contract.slab import (
-    RELEASED_AT,
+from rankdump._core.events import EventColumns
+from rankdump._core.graph import GraphPart
+from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings
+from rankdump._core.record import StatisticRows
+from rankdump._core.selection import ACCEPTED_VERDICT, SelectionVerdict
+from rankdump._core.session_protocol import IterationEnd, RecordHead, SessionEnd, SessionRequest
+from rankdump._core.status import StatusView
+from rankdump._shm.slab_format import (
+    RELEASED_OFFSET,
     RING_OFFSET,
-    VERSION,
-    WRITTEN_AT,
-    Memory,
+    SLAB_VERSION,
+    WRITTEN_OFFSET,
+    SlabMemory,
+    compute_slab_bytes,
     format_slab,
-    slab_bytes,
 )
-from rankdump.contract.slab_reader import Entry, SlabReader
-from rankdump.contract.status import StatusView
-from rankdump.wire import convert
+from rankdump._shm.slab_reader import SlabEntry, SlabReader
+from rankdump._wire import session_messages
+from rankdump._wire.status_messages import view_from_wire, view_to_wire
+from rankdump.errors import RankdumpError, RetryableError
 from rankdump.wire.v1 import agent_pb2
-from rankdump.wire.views import view_from_wire, view_to_wire
-from rankdumpd.agent import vet
-from rankdumpd.agent.draw import drawings
-from rankdumpd.agent.receive import (
-    Assembler,
-    Received,
-    declaration_again,
-    figure_rows_again,
+from rankdumpd.agent.declarations import reread_metadata_frame, reread_statistic_rows
+from rankdumpd.agent.ingress.frame_assembler import CompletedFrame, FrameAssembler
+from rankdumpd.agent.records import (
+    MetadataFrame,
+    ReceivedRecord,
+    RecordOutcome,
+    StatisticRowsResult,
+    make_drop_outcome,
 )
-from rankdumpd.agent.sessions import Session
-from rankdumpd.agent.values import Declared, Judged, Outcome, Parcel, dropped
+from rankdumpd.agent.session import registry
+from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.storage.graph_files import render_graph
 
 SESSION = "session-1"
 _VERSION_AT = 8
@@ -46,9 +48,14 @@ _VERSION_AT = 8
 RING_BYTES = 1 << 16
 MOST_RECORD_BYTES = 16 << 20
 PLANS = (
-    DumpPlan(Output("/trees/a", "Net")),
-    DumpPlan(Output("/trees/a"), content=Content(saved="statistic", statistics=("max", "min"))),
-    DumpPlan(Output("/trees/a"), content=Content(saved="full", statistics=("max",))),
+    DumpPlan(OutputSettings("/trees/a", "Net")),
+    DumpPlan(
+        OutputSettings("/trees/a"),
+        content=ContentSettings(saved="statistic", statistics=("max", "min")),
+    ),
+    DumpPlan(
+        OutputSettings("/trees/a"), content=ContentSettings(saved="full", statistics=("max",))
+    ),
 )
 REQUEST = SessionRequest(
     session_id=SESSION,
@@ -69,7 +76,7 @@ class _Agent:
     """A session that settles what its stream completes at once, as the rooms behind it would."""
 
     def __init__(self, plan: DumpPlan) -> None:
-        self.session = Session(REQUEST, plan)
+        self.session = RankSession(REQUEST, plan)
         self._settled: set[int] = set()
         self._assembler = self._connected()
 
@@ -87,7 +94,7 @@ class _Agent:
         if received is not None:
             self._settle(received)
 
-    def _given_up(self, frame: agent_pb2.Frame, error: RankdumpError) -> Received | None:
+    def _given_up(self, frame: agent_pb2.Frame, error: RankdumpError) -> CompletedFrame | None:
         unread = frame.sequence and frame.sequence == self._assembler.last_sequence
         if unread and not isinstance(error, RetryableError):
             return self._assembler.settle_unreadable(frame)
@@ -101,9 +108,9 @@ class _Agent:
             self._settle(cut)
         told(self.session)
 
-    def _connected(self) -> Assembler:
+    def _connected(self) -> FrameAssembler:
         outlet = self.session.outlet
-        return Assembler(
+        return FrameAssembler(
             SESSION,
             rank=0,
             net_name=self.session.plan.output.net_name,
@@ -115,26 +122,30 @@ class _Agent:
             admit=_admit,
         )
 
-    def _settle(self, item: Received) -> None:
+    def _settle(self, item: CompletedFrame) -> None:
         assert item.ticket.sequence not in self._settled
         self._settled.add(item.ticket.sequence)
         assert self.session.claim({item.ticket.sequence})
         settle(self.session, [item])
 
 
-def settle(session: Session, items: Iterable[Received | Judged]) -> None:
+def settle(session: RankSession, items: Iterable[CompletedFrame | StatisticRowsResult]) -> None:
     """Commit frames as the rooms behind a session would; what is due then takes effect."""
-    outcomes, judged, declared = list[Outcome](), list[Judged](), list[Declared]()
+    outcomes, judged, declared = (
+        list[RecordOutcome](),
+        list[StatisticRowsResult](),
+        list[MetadataFrame](),
+    )
     for item in items:
-        if isinstance(item, Parcel):
+        if isinstance(item, ReceivedRecord):
             assert len(item.data) == item.head.byte_count
-            outcomes.append(dropped(item.ticket, item.head, "write_error"))
-        elif isinstance(item, Outcome):
+            outcomes.append(make_drop_outcome(item.ticket, item.head, "write_error"))
+        elif isinstance(item, RecordOutcome):
             outcomes.append(item)
-        elif isinstance(item, Judged):
+        elif isinstance(item, StatisticRowsResult):
             judged.append(item)
-        elif isinstance(item.declaration, FigureRows):
-            judged.append(Judged(item.ticket, item.declaration, {}, item.raw))
+        elif isinstance(item.declaration, StatisticRows):
+            judged.append(StatisticRowsResult(item.ticket, item.declaration, {}, item.raw))
         else:
             declared.append(item)
     session.committed(outcomes, judged, declared)
@@ -142,8 +153,8 @@ def settle(session: Session, items: Iterable[Received | Judged]) -> None:
         _apply(session, due)
 
 
-def _apply(session: Session, declared: Declared) -> None:
-    assert declaration_again(declared.raw, SESSION).ticket == declared.ticket
+def _apply(session: RankSession, declared: MetadataFrame) -> None:
+    assert reread_metadata_frame(declared.raw, SESSION).ticket == declared.ticket
     declaration = declared.declaration
     if isinstance(declaration, IterationEnd):
         session.end_iteration(declared, declaration)
@@ -154,18 +165,18 @@ def _apply(session: Session, declared: Declared) -> None:
     elif isinstance(declaration, GraphPart):
         graph = session.graphs.take(declared.ticket, declaration)
         if graph:
-            drawings(graph, session.outlet.stand.profile)
+            render_graph(graph, session.outlet.stand.profile)
 
 
-def told(session: Session) -> None:
+def told(session: RankSession) -> None:
     """Tell how a session stands, as people are told."""
     view = StatusView(sessions=(session.status(),), iterations=tuple(session.iterations()))
     assert view_from_wire(view_to_wire(view)) == view
 
 
-def _admit(head: RecordHead) -> Verdict:
+def _admit(head: RecordHead) -> SelectionVerdict:
     large = head.byte_count > MOST_RECORD_BYTES
-    return Verdict(False, "record_too_large") if large else YES
+    return SelectionVerdict(False, "record_too_large") if large else ACCEPTED_VERDICT
 
 
 def frames(data: bytes) -> None:
@@ -177,15 +188,15 @@ def frames(data: bytes) -> None:
     agent.end()
 
 
-def slab_of(data: bytes, *, version: int = VERSION) -> memoryview:
+def slab_of(data: bytes, *, version: int = SLAB_VERSION) -> memoryview:
     """Return a slab by `released`, `written`, and its ring from there on."""
-    memory = memoryview(bytearray(slab_bytes(RING_BYTES)))
+    memory = memoryview(bytearray(compute_slab_bytes(RING_BYTES)))
     format_slab(memory)
     struct.pack_into("<Q", memory, _VERSION_AT, version)
-    store = Memory(memory)
+    store = SlabMemory(memory)
     released = int.from_bytes(data[:8], "little")
-    store.put_number(RELEASED_AT, released)
-    store.put_number(WRITTEN_AT, int.from_bytes(data[8:16], "little"))
+    store.put_number(RELEASED_OFFSET, released)
+    store.put_number(WRITTEN_OFFSET, int.from_bytes(data[8:16], "little"))
     begin = RING_OFFSET + released % RING_BYTES
     ring = data[16 : 16 + len(memory) - begin]
     memory[begin : begin + len(ring)] = ring
@@ -194,7 +205,7 @@ def slab_of(data: bytes, *, version: int = VERSION) -> memoryview:
 
 def slabs(data: bytes) -> None:
     """A ring that holds anything: what its reader finds goes in as frames with data beside them."""
-    _read(data, VERSION)
+    _read(data, SLAB_VERSION)
 
 
 def old_slabs(data: bytes) -> None:
@@ -204,7 +215,7 @@ def old_slabs(data: bytes) -> None:
 
 def _read(data: bytes, version: int) -> None:
     which, rest = chosen(data, len(PLANS))
-    store = Memory(slab_of(rest, version=version))
+    store = SlabMemory(slab_of(rest, version=version))
     agent, reader = _Agent(PLANS[which]), SlabReader(store)
     try:
         for entry in reader.entries():
@@ -215,7 +226,7 @@ def _read(data: bytes, version: int) -> None:
         agent.end()
 
 
-def _taken(agent: _Agent, reader: SlabReader, entry: Entry, lost: str) -> None:
+def _taken(agent: _Agent, reader: SlabReader, entry: SlabEntry, lost: str) -> None:
     if not entry.damaged:
         agent.take(bytes(entry.frame), reader.data(entry), "" if entry.whole else lost)
 
@@ -226,15 +237,15 @@ def requests(data: bytes) -> None:
         message = agent_pb2.OpenSessionRequest.FromString(data)
     except DecodeError:
         return
-    request = convert.session_request_from_wire(message)
+    request = session_messages.session_request_from_wire(message)
     assert request.rank < request.world_size
-    vet.plan_of(request)
+    registry.read_checked_plan(request)
 
 
 def ledger(data: bytes) -> None:
     """Frames as the ledger keeps them, damaged."""
     which, rest = chosen(data, 2)
     if which:
-        declaration_again(rest, SESSION)
+        reread_metadata_frame(rest, SESSION)
     else:
-        figure_rows_again(rest)
+        reread_statistic_rows(rest)

@@ -6,25 +6,23 @@ from collections.abc import Callable
 
 from fuzz.pieces import chosen, file_of
 
-from rankdump.contract.layout.api_name import tensor_of
-from rankdump.contract.layout.api_stacks import key_in
-from rankdump.contract.layout.file_name import parsed
-from rankdump.contract.order import (
-    finding_from_line,
-    finding_to_line,
-    from_line,
-    to_line,
+from rankdump._analysis.reader.source_lines import read_ir_operators, read_stack_operators
+from rankdump._analysis.reader.statistic_tables import TableRecords, read_info, read_table_rows
+from rankdump._analysis.reader.tree import Table
+from rankdump._core.execution_order import (
+    format_finding_line,
+    format_order_line,
+    parse_finding_line,
+    parse_order_line,
 )
-from rankdump.contract.statistics import ITEMS
-from rankdump.contract.timeouts import hints_from_text, hints_to_text
-from rankdump.reader.calls import calls
-from rankdump.reader.entry import Table
-from rankdump.reader.infos import read_info
-from rankdump.reader.ir import operators
-from rankdump.reader.tables import Recorded, rows
-from rankdumpd.coordinator.hints.state import HintState
+from rankdump._core.statistics import STATISTIC_TITLES
+from rankdump._core.timeouts import format_hints, parse_hints
+from rankdump._layout.api_files import read_stack_key
+from rankdump._layout.api_tree import parse_tensor_name
+from rankdump._layout.file_name import parse_file_name
+from rankdumpd.coordinator.hints.spread_history import HintState
 
-_OPERATOR = parsed("Add.Default_Add-op0.7.3.1700000000000000.csv")
+_OPERATOR = parse_file_name("Add.Default_Add-op0.7.3.1700000000000000.csv")
 
 
 def statistics(data: bytes) -> None:
@@ -33,8 +31,8 @@ def statistics(data: bytes) -> None:
     path = file_of(rest, "statistic.csv")
     operator = _OPERATOR if which else None
     table = Table(path.parent, path.name, 0, "Net", 0, 0, operator=operator)
-    for row in rows(table, Recorded(path.parent)):
-        for item in ITEMS:
+    for row in read_table_rows(table, TableRecords(path.parent)):
+        for item in STATISTIC_TITLES:
             row.number(item)
         assert row.finite in (True, False, None)
 
@@ -43,13 +41,13 @@ def apis(data: bytes) -> None:
     """The info file of a dump of APIs, or its stack file."""
     which, rest = chosen(data, 2)
     if which:
-        for call in calls(file_of(rest, "stack.json")):
+        for call in read_stack_operators(file_of(rest, "stack.json")):
             assert call.op_name
         for line in rest.decode("utf-8", "replace").split("\n"):
-            key_in(line)
+            read_stack_key(line)
         return
     for noted in read_info(file_of(rest, "info.pkl"), stepped=False).lines:
-        tensor_of(noted.line.name)
+        parse_tensor_name(noted.line.name)
 
 
 def orders(data: bytes) -> None:
@@ -60,18 +58,18 @@ def orders(data: bytes) -> None:
 
 
 def _order_line(text: str) -> None:
-    entry = from_line(text)
-    from_line(to_line(entry))
+    entry = parse_order_line(text)
+    parse_order_line(format_order_line(entry))
 
 
 def _finding_line(text: str) -> None:
-    finding = finding_from_line(text)
-    assert finding_from_line(finding_to_line(finding)) == finding
+    finding = parse_finding_line(text)
+    assert parse_finding_line(format_finding_line(finding)) == finding
 
 
 def _hints(text: str) -> None:
-    hints = hints_from_text(text)
-    assert repr(hints_from_text(hints_to_text(hints))) == repr(hints)
+    hints = parse_hints(text)
+    assert repr(parse_hints(format_hints(hints))) == repr(hints)
 
 
 def _hint_state(text: str) -> None:
@@ -84,6 +82,6 @@ _ORDERS: tuple[Callable[[str], None], ...] = (_order_line, _finding_line, _hints
 
 def graphs(data: bytes) -> None:
     """A graph's `.ir` text."""
-    for operator in operators(file_of(data, "graph.ir")):
+    for operator in read_ir_operators(file_of(data, "graph.ir")):
         for frame in operator.frames:
             assert frame.line <= frame.last_line

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fuzz import answers, damaged, files, naming, plans, rings, streams, tables
 
-from rankdump.contract.errors import RankdumpError
+from rankdump.errors import RankdumpError
 
 CORPUS = Path(__file__).parent / "corpus"
 

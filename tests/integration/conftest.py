@@ -21,12 +21,18 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rankdump.contract.plan import Content, Delivery, DumpPlan, Output, Selection
-from rankdump.contract.plan_json import plan_to_json
+from rankdump._core.plan import (
+    ContentSettings,
+    DeliverySettings,
+    DumpPlan,
+    OutputSettings,
+    TensorSelection,
+    plan_to_json,
+)
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
-from rankdumpd.agent.service import Agent
-from rankdumpd.meters import Meters
-from rankdumpd.server import Server
+from rankdumpd.agent.service import DumpAgent
+from rankdumpd.server.grpc_server import GrpcServer
+from rankdumpd.server.metrics import MetricCounters
 from rankdumpd.settings import AgentSettings
 
 WAIT_S = 60
@@ -227,9 +233,9 @@ class Rank:
     job_id: str = "job"
     pid: int = 4711
     codec: str = "zstd"
-    selection: Selection = field(default_factory=Selection)
-    content: Content = field(default_factory=Content)
-    delivery: Delivery = field(default_factory=Delivery)
+    selection: TensorSelection = field(default_factory=TensorSelection)
+    content: ContentSettings = field(default_factory=ContentSettings)
+    delivery: DeliverySettings = field(default_factory=DeliverySettings)
     profile: str = "ms2.3"
     device_target: str = "CPU"
     root_text: str = ""
@@ -252,7 +258,7 @@ class Rank:
 
     def open(self, **more: Any) -> agent_pb2.OpenSessionResponse:
         root = self.root_text or str(self.root)
-        output = Output(root=root, codec=self.codec, profile=self.profile, **self.output)
+        output = OutputSettings(root=root, codec=self.codec, profile=self.profile, **self.output)
         plan = DumpPlan(output, self.selection, self.content, self.delivery)
         response = self.stub.OpenSession(
             agent_pb2.OpenSessionRequest(
@@ -316,9 +322,9 @@ class Embedded:
         self.start()
 
     def start(self) -> None:
-        self.meters = Meters()
-        self.agent = Agent(self._settings, meters=self.meters)
-        self.server = Server(self._settings.listen, (self.agent,))
+        self.meters = MetricCounters()
+        self.agent = DumpAgent(self._settings, meters=self.meters)
+        self.server = GrpcServer(self._settings.listen, (self.agent,))
         self.agent.start()
         self.address = self.server.start()
 

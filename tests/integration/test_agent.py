@@ -17,12 +17,12 @@ import zstandard
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from rankdump.codec import codec_named
-from rankdump.contract import npy
-from rankdump.contract.events import Event, EventColumns, EventKind
-from rankdump.contract.manifest import Manifest
-from rankdump.contract.plan import Delivery, Iterations, Selection
-from rankdump.wire.events import events_to_wire
+from rankdump._codec.file_codec import get_codec
+from rankdump._core import npy_format
+from rankdump._core.events import EventColumns, EventKind, RankEvent
+from rankdump._core.manifest import Manifest
+from rankdump._core.plan import DeliverySettings, IterationSelection, TensorSelection
+from rankdump._wire.metadata_messages import events_to_wire
 from rankdump.wire.v1 import agent_pb2, status_pb2
 
 ARRAY = np.arange(1000, dtype=np.float32).reshape(10, 100)
@@ -34,7 +34,9 @@ def tensors(root: Path, rank: int = 0) -> list[Path]:
 
 def load(path: Path) -> np.ndarray:
     if path.suffix == ".zst":
-        return npy.array(bytes(codec_named("zstd").decode(path.read_bytes(), limit_bytes=1 << 30)))
+        return npy_format.view_npy_array(
+            bytes(get_codec("zstd").decode(path.read_bytes(), limit_bytes=1 << 30))
+        )
     return np.load(path)
 
 
@@ -147,7 +149,7 @@ class TestIterations:
         self, make_agent, make_rank, frames
     ):
         """The agent has the last word on the plan; what it refuses is in the balance."""
-        selection = Selection(iterations=Iterations("1", ((1, 1),)))
+        selection = TensorSelection(iterations=IterationSelection("1", ((1, 1),)))
         rank = make_rank(make_agent(max_record_bytes=100).address, selection=selection)
         rank.open()
         stream = rank.push().send(frames.record(1, ARRAY, first_bytes=10))
@@ -166,7 +168,7 @@ class TestIterations:
             names = ["Default/b-op0", "Default/a-op0"]
             columns = EventColumns.of(
                 [
-                    Event(0, iteration, place, place, names[place], EventKind.OPERATOR, 1, 2)
+                    RankEvent(0, iteration, place, place, names[place], EventKind.OPERATOR, 1, 2)
                     for place in (1, 0)
                 ]
             )
@@ -249,7 +251,7 @@ class TestResuming:
         stream = rank.push().send(frames.record(1, ARRAY), frames.end(2, 7, 0))
         stream.wait_acknowledged(2)
         agent.agent._effects._apply = lambda session, declared: None
-        columns = EventColumns.of([Event(0, 0, 0, 0, "Default/op0", EventKind.OPERATOR, 1, 2)])
+        columns = EventColumns.of([RankEvent(0, 0, 0, 0, "Default/op0", EventKind.OPERATOR, 1, 2)])
         stream.send(
             agent_pb2.Frame(sequence=3, events=events_to_wire(columns)), frames.end(4, 0, 1)
         )
@@ -338,7 +340,7 @@ class TestDoor:
 
     def test_excluded_device_is_told_why(self, make_agent, make_rank):
         """A rank that the plan leaves out learns so when it opens."""
-        rank = make_rank(make_agent().address, selection=Selection(devices=(1,)))
+        rank = make_rank(make_agent().address, selection=TensorSelection(devices=(1,)))
         assert rank.open().excluded == "support_device [1] excludes this rank's device 0"
 
     @pytest.mark.parametrize(
@@ -393,7 +395,7 @@ class TestQueue:
 
     def test_synced_records_are_acknowledged(self, make_agent, make_rank, frames):
         """The stricter durability changes nothing but the time."""
-        rank = make_rank(make_agent().address, delivery=Delivery(durability="synced"))
+        rank = make_rank(make_agent().address, delivery=DeliverySettings(durability="synced"))
         rank.open()
         stream = rank.push().send(frames.record(1, ARRAY), frames.end(2, 0, 1), frames.goodbye(3))
         assert stream.finish() is grpc.StatusCode.OK

@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 from suites.slab_rooms import wait_until
 
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.events import Event, EventColumns, EventKind
-from rankdump.contract.manifest import Manifest
-from rankdump.contract.plan import Content
-from rankdump.wire.events import events_to_wire
+from rankdump._core.events import EventColumns, EventKind, RankEvent
+from rankdump._core.manifest import Manifest
+from rankdump._core.plan import ContentSettings
+from rankdump._wire.metadata_messages import events_to_wire
+from rankdump.errors import CorruptedError
 from rankdump.wire.v1 import agent_pb2, status_pb2
-from rankdumpd.agent import committer
-from rankdumpd.agent.effects import again
+from rankdumpd.agent.commit import committer, post_commit
 
 ARRAY = np.arange(12, dtype=np.float32)
 
@@ -48,8 +47,8 @@ class Disk:
 @pytest.fixture
 def disk(short_dir, monkeypatch) -> Disk:
     """The disk of the tree; what failed on it is tried again at once."""
-    monkeypatch.setattr(again, "FIRST_S", 0.01)
-    monkeypatch.setattr(committer, "TICK_S", 0.01)
+    monkeypatch.setattr(post_commit, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(committer, "CHECK_INTERVAL_S", 0.01)
     disk = Disk(short_dir / "dump")
     monkeypatch.setattr(os, "open", disk.open)
     return disk
@@ -62,7 +61,9 @@ def rank(disk, make_agent, make_rank):
 
 
 def events(sequence: int, iteration: int) -> agent_pb2.Frame:
-    columns = EventColumns.of([Event(iteration, 0, 0, 0, "Default/op0", EventKind.OPERATOR, 1, 2)])
+    columns = EventColumns.of(
+        [RankEvent(iteration, 0, 0, 0, "Default/op0", EventKind.OPERATOR, 1, 2)]
+    )
     return agent_pb2.Frame(sequence=sequence, events=events_to_wire(columns))
 
 
@@ -172,7 +173,9 @@ def test_what_waits_when_an_agent_stops_is_done_by_the_next(disk, make_agent, ma
 
 def test_rows_of_figures_are_written_once_when_there_is_room(make_agent, make_rank, frames, disk):
     """Rows that are in their table already are not added again."""
-    rank = make_rank(make_agent().address, content=Content(saved="statistic", statistics=("max",)))
+    rank = make_rank(
+        make_agent().address, content=ContentSettings(saved="statistic", statistics=("max",))
+    )
     rank.open()
     stream = rank.push().send(frames.figures(1, [(ARRAY, "1"), (ARRAY, "2")]))
     stream.wait_acknowledged(1)
@@ -271,7 +274,7 @@ class TestBatches:
         self, make_agent, make_rank, frames, monkeypatch
     ):
         """Ranks wait while the state folder is full; the finding goes when there is room."""
-        monkeypatch.setattr("rankdumpd.agent.settle.RETRY_S", 0.01)
+        monkeypatch.setattr("rankdumpd.agent.commit.committer.RETRY_INTERVAL_S", 0.01)
         agent = make_agent()
         rank = make_rank(agent.address)
         rank.open()
@@ -290,7 +293,7 @@ class TestBatches:
 
     def test_a_ledger_without_room_lets_nobody_in_yet(self, make_agent, make_rank, monkeypatch):
         """Whoever opens a session meanwhile is told to come again, and status says why."""
-        monkeypatch.setattr(committer, "TICK_S", 0.01)
+        monkeypatch.setattr(committer, "CHECK_INTERVAL_S", 0.01)
         agent = make_agent()
         rank = make_rank(agent.address)
         agent.agent._ledger._base.execute("PRAGMA query_only = 1")
@@ -327,7 +330,7 @@ class TestBatches:
         agent.agent._ledger._base = Damaged()
         stream = rank.push().send(frames.record(1, ARRAY), frames.record(2, ARRAY))
         wait_until(lambda: asked)
-        with pytest.raises(DamagedError, match=r"ledger.sqlite is damaged: .*malformed"):
+        with pytest.raises(CorruptedError, match=r"ledger.sqlite is damaged: .*malformed"):
             agent.agent.drain(0)
         stream.cut()
         assert stream.acknowledged == 0

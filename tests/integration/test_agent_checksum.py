@@ -12,7 +12,7 @@ import xxhash
 from suites.slab_rooms import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
 from suites.slab_side import SlabSide
 
-from rankdump.contract.slab import HEAD
+from rankdump._shm.slab_format import ENTRY_HEAD
 from rankdump.wire.v1 import agent_pb2
 
 ARRAY = np.arange(100, dtype=np.float32)
@@ -49,7 +49,7 @@ def test_a_changed_entry_is_a_counted_drop(rank, side, frames, array, place, cap
     begins = [put(side, frames, number, array + number) for number in (1, 2, 3)]
     side.put(frames.end(4, 0, 3).SerializeToString(), sequence=4)
     side.seal()
-    side.flip(begins[1] + HEAD.size + 3 if place == "frame" else begins[2] - 100)
+    side.flip(begins[1] + ENTRY_HEAD.size + 3 if place == "frame" else begins[2] - 100)
     rank.push().ring(side.writer.written).wait_acknowledged(4)
     assert counts(rank) == {"stored": 2, "degraded": 0, "expected": 3, "corrupted": 1}
     assert arrays_of(rank.root) == [(array + number).tobytes() for number in (1, 3)]
@@ -64,7 +64,7 @@ def test_a_declaration_that_was_changed_is_said_again(rank, side, frames, place)
     begin = side.writer.written
     side.put(frames.end(2, 0, 2).SerializeToString(), sequence=2)
     side.seal()
-    side.flip(begin + (HEAD.size + 1 if place == "frame" else 20))
+    side.flip(begin + (ENTRY_HEAD.size + 1 if place == "frame" else 20))
     stream = rank.push().ring(side.writer.written)
     assert stream.wait_over() is grpc.StatusCode.DATA_LOSS
     side.unlock()
@@ -104,7 +104,11 @@ def test_a_changed_piece_costs_its_record(rank, side, frames, place):
         side.put(frame.SerializeToString(), piece, sequence=1, mark=0 if at else 1)
     put(side, frames, 2, ARRAY)
     side.writer.seal(side.writer.written, lambda number, _: b"")
-    at = {"first frame": HEAD.size, "frame": begins[1] + HEAD.size, "data": begins[2] - 100}
+    at = {
+        "first frame": ENTRY_HEAD.size,
+        "frame": begins[1] + ENTRY_HEAD.size,
+        "data": begins[2] - 100,
+    }
     side.flip(at[place])
     stream = rank.push().ring(side.writer.written)
     stream.wait_acknowledged(2)

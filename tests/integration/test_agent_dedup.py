@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rankdump import reader
-from rankdump.contract.key import Side
-from rankdump.contract.plan import Content
+from rankdump._core.plan import ContentSettings
+from rankdump._core.record import TensorSide
 from rankdump.wire.v1 import agent_pb2
 
 NAMES = [f"Default/layer{number}-Dense/MatMul-op{number}" for number in range(4)]
@@ -49,7 +49,7 @@ def check(root: Path, *, constants: dict[int, float]) -> reader.Tree:
         expected = (
             WEIGHTS[layer]
             if entry.key.slot
-            else ACTIVATIONS[layer + (entry.key.side is Side.OUTPUT)] + constant
+            else ACTIVATIONS[layer + (entry.key.side is TensorSide.OUTPUT)] + constant
         )
         loaded = reader.load(entry)
         assert (loaded.dtype, loaded.shape) == (expected.dtype, expected.shape)
@@ -177,7 +177,7 @@ def test_noise_is_stored_plain_and_linked_plain(rank, frames):
 
 def test_a_link_has_its_row_of_figures(make_agent, make_rank, frames):
     """`statistic.csv` has a row for every tensor, written or linked."""
-    rank = make_rank(make_agent().address, content=Content(saved="full"))
+    rank = make_rank(make_agent().address, content=ContentSettings(saved="full"))
     rank.open()
     rank.push().send(*step(frames, 1), frames.goodbye(14)).finish()
     (table,) = rank.root.rglob("statistic.csv")

@@ -10,13 +10,13 @@ import grpc
 import numpy as np
 import pytest
 
-from rankdump.contract.events import Event, EventColumns, EventKind
-from rankdump.contract.exchange import KernelArguments, OperatorArguments
-from rankdump.contract.graph import Graph, GraphNode, GraphParameter, GraphPart, TensorType
-from rankdump.contract.plan import Content, Selection
-from rankdump.wire.frames import declaration_frame
+from rankdump._core.events import EventColumns, EventKind, RankEvent
+from rankdump._core.graph import GraphNode, GraphParameter, GraphPart, OperatorGraph, TensorType
+from rankdump._core.plan import ContentSettings, TensorSelection
+from rankdump._core.session_protocol import KernelArguments, OperatorArguments
+from rankdump._wire.frames import make_metadata_frame
 from rankdump.wire.v1 import model_pb2
-from rankdumpd.agent.effects import carried
+from rankdumpd.agent.commit import post_commit
 
 NAMES = ["Default/b-op0", "Default/a-op0"]
 PARAMETER = GraphParameter("w", TensorType("float32", (2,)))
@@ -25,13 +25,13 @@ PARAMETER = GraphParameter("w", TensorType("float32", (2,)))
 def part(names: list[str], *, first: bool = False, last: bool = False, compiled: bool = False):
     nodes = tuple(GraphNode(name, "MatMul", ("w",)) for name in names)
     parameters = (PARAMETER,) if first else ()
-    return GraphPart(Graph(0, nodes, parameters, compiled), first=first, last=last)
+    return GraphPart(OperatorGraph(0, nodes, parameters, compiled), first=first, last=last)
 
 
 def events(names: list[str], iteration: int = 0) -> EventColumns:
     return EventColumns.of(
         [
-            Event(0, iteration, place, place, name, EventKind.OPERATOR, 1, 2)
+            RankEvent(0, iteration, place, place, name, EventKind.OPERATOR, 1, 2)
             for place, name in enumerate(names)
         ]
     )
@@ -64,10 +64,10 @@ class TestGraphs:
         """Both files are there with the last part, and neither before it."""
         rank.open()
         stream = rank.push()
-        stream.send(declaration_frame(1, part(NAMES[:1], first=True))).wait_acknowledged(1)
+        stream.send(make_metadata_frame(1, part(NAMES[:1], first=True))).wait_acknowledged(1)
         folder = rank.root / "rank_0" / "graphs"
         assert not folder.exists()
-        stream.send(declaration_frame(2, part(NAMES[1:], last=True)), frames.goodbye(3))
+        stream.send(make_metadata_frame(2, part(NAMES[1:], last=True)), frames.goodbye(3))
         assert stream.finish() is grpc.StatusCode.OK
         assert names_of(rank.root) == NAMES
         assert [p.name for p in graph_of(rank.root).parameters] == ["w"]
@@ -78,8 +78,8 @@ class TestGraphs:
         """Without a compiled order the file holds what ran."""
         rank.open()
         stream = rank.push().send(
-            declaration_frame(1, events(NAMES[::-1])),
-            declaration_frame(2, part(NAMES, first=True, last=True)),
+            make_metadata_frame(1, events(NAMES[::-1])),
+            make_metadata_frame(2, part(NAMES, first=True, last=True)),
             frames.end(3, 0, 0),
         )
         assert stream.finish() is grpc.StatusCode.OK
@@ -95,9 +95,9 @@ class TestGraphs:
         ]
         order = declared if graph_first else declared[::-1]
         stream = rank.push().send(
-            *(declaration_frame(n + 1, each) for n, each in enumerate(order)),
+            *(make_metadata_frame(n + 1, each) for n, each in enumerate(order)),
             frames.end(3, 0, 0),
-            declaration_frame(4, events(NAMES[::-1], 1)),
+            make_metadata_frame(4, events(NAMES[::-1], 1)),
             frames.end(5, 1, 0),
         )
         assert stream.finish() is grpc.StatusCode.OK
@@ -109,11 +109,11 @@ class TestGraphs:
         rank = make_rank(agent.address)
         rank.open()
         graph = part(NAMES, first=True, last=True, compiled=True)
-        rank.push().send(declaration_frame(1, graph)).finish()
+        rank.push().send(make_metadata_frame(1, graph)).finish()
         agent.restart()
         rank.open()
         stream = rank.push().send(
-            declaration_frame(2, events(NAMES[::-1])), frames.end(3, 0, 0), frames.goodbye(4)
+            make_metadata_frame(2, events(NAMES[::-1])), frames.end(3, 0, 0), frames.goodbye(4)
         )
         assert stream.finish() is grpc.StatusCode.OK
         assert order_of(rank.root) == NAMES
@@ -123,11 +123,11 @@ class TestGraphs:
         agent = make_agent()
         rank = make_rank(agent.address)
         rank.open()
-        rank.push().send(declaration_frame(1, part(NAMES[:1], first=True))).finish()
+        rank.push().send(make_metadata_frame(1, part(NAMES[:1], first=True))).finish()
         agent.restart()
         assert rank.open().acknowledged_sequence == 1
         stream = rank.push().send(
-            declaration_frame(2, part(NAMES[1:], last=True)), frames.goodbye(3)
+            make_metadata_frame(2, part(NAMES[1:], last=True)), frames.goodbye(3)
         )
         assert stream.finish() is grpc.StatusCode.OK
         assert names_of(rank.root) == NAMES
@@ -138,8 +138,8 @@ class TestGraphs:
         """The last description stands."""
         rank.open()
         stream = rank.push().send(
-            declaration_frame(1, part(NAMES[:1], first=True, last=True)),
-            declaration_frame(2, part(NAMES, first=True, last=True)),
+            make_metadata_frame(1, part(NAMES[:1], first=True, last=True)),
+            make_metadata_frame(2, part(NAMES, first=True, last=True)),
             frames.goodbye(3),
         )
         assert stream.finish() is grpc.StatusCode.OK
@@ -158,9 +158,9 @@ class TestGraphs:
         rank = make_rank(agent.address)
         rank.open()
         with monkeypatch.context() as patch:
-            patch.setattr(carried.metadata, "write_graph", fail)
+            patch.setattr(post_commit.rank_files, "write_graph", fail)
             stream = rank.push().send(
-                declaration_frame(1, part(NAMES, first=True, last=True)),
+                make_metadata_frame(1, part(NAMES, first=True, last=True)),
                 frames.record(2, np.ones(2)),
                 frames.end(3, 0, 1),
                 frames.goodbye(4),
@@ -176,8 +176,8 @@ class TestGraphs:
         names = ["Default/a\nb-op0", "Default/\u00e9-op0"]
         rank.open()
         rank.push().send(
-            declaration_frame(1, events(names)),
-            declaration_frame(2, part(names, first=True, last=True)),
+            make_metadata_frame(1, events(names)),
+            make_metadata_frame(2, part(names, first=True, last=True)),
             frames.end(3, 0, 0),
         ).finish()
         assert order_of(rank.root) == names_of(rank.root) == ["Default/a_b-op0", names[1]]
@@ -191,7 +191,7 @@ class TestArguments:
             3, (OperatorArguments(0, "Conv2d", "Default/net-Net/c.1-Conv2d/Conv2d-op0", values),)
         )
         rank.open()
-        stream = rank.push().send(declaration_frame(1, arguments), frames.goodbye(2))
+        stream = rank.push().send(make_metadata_frame(1, arguments), frames.goodbye(2))
         assert stream.finish() is grpc.StatusCode.OK
         folder = rank.root / "rank_0" / "Net" / "0" / "3"
         (path,) = folder.iterdir()
@@ -205,7 +205,9 @@ class TestArguments:
         rank.open()
         stream = rank.push().send(
             *(
-                declaration_frame(n + 1, KernelArguments(n, (OperatorArguments(0, "T", name, {}),)))
+                make_metadata_frame(
+                    n + 1, KernelArguments(n, (OperatorArguments(0, "T", name, {}),))
+                )
                 for n in range(3)
             ),
             frames.record(4, np.ones(2)),
@@ -261,7 +263,7 @@ class TestNames:
 
     def test_session_without_a_configuration_still_has_one(self, make_agent, make_rank):
         """MindInsight passes over a rank without it: it is made from the plan."""
-        rank = make_rank(make_agent().address, config_source=b"", content=Content("full"))
+        rank = make_rank(make_agent().address, config_source=b"", content=ContentSettings("full"))
         rank.open()
         path = rank.root / "rank_0" / ".dump_metadata" / "data_dump.json"
         body = json.loads(path.read_text())
@@ -274,8 +276,8 @@ def test_tensor_outside_any_declared_iteration(make_agent, make_rank, frames):
     """An operator that raised ends no iteration: its inputs are in the tree, and that is said."""
     rank = make_rank(
         make_agent().address,
-        selection=Selection(trigger="exception"),
-        content=Content("full"),
+        selection=TensorSelection(trigger="exception"),
+        content=ContentSettings("full"),
     )
     rank.open()
     stream = rank.push().send(

@@ -10,10 +10,10 @@ import pytest
 from suites.slab_rooms import MIB, wait_until
 
 import rankdump
-from rankdump.contract.manifest import Manifest
-from rankdump.contract.plan import Delivery, DumpPlan, Output
-from rankdump.contract.status import SessionState
-from rankdumpd.agent import openings, registry
+from rankdump._core.manifest import Manifest
+from rankdump._core.plan import DeliverySettings, DumpPlan, OutputSettings
+from rankdump._core.status import SessionState
+from rankdumpd.agent.session import openings, registry
 
 COUNT = 30
 
@@ -24,7 +24,7 @@ class BusyDisk:
     def __init__(self) -> None:
         self.free = threading.Event()
         self.begun = 0
-        self._introduce = registry.introduce
+        self._introduce = registry.prepare_tree
 
     def introduce(self, session, request) -> None:
         self.begun += 1
@@ -35,8 +35,8 @@ class BusyDisk:
 @pytest.fixture
 def busy(monkeypatch):
     disk = BusyDisk()
-    monkeypatch.setattr(registry, "introduce", disk.introduce)
-    monkeypatch.setattr(openings, "ANSWER_S", 0.05)
+    monkeypatch.setattr(registry, "prepare_tree", disk.introduce)
+    monkeypatch.setattr(openings, "ANSWER_TIMEOUT_S", 0.05)
     yield disk
     disk.free.set()
 
@@ -47,8 +47,8 @@ def start(busy, make_agent, short_dir):
     agent = make_agent(runtime_dir=str(short_dir), slab_bytes=MIB)
 
     def begin(**delivery):
-        output = Output(root=str(short_dir / "dump"), net_name="Net", codec="none")
-        plan = DumpPlan(output=output, delivery=Delivery(buffer_bytes=MIB, **delivery))
+        output = OutputSettings(root=str(short_dir / "dump"), net_name="Net", codec="none")
+        plan = DumpPlan(output=output, delivery=DeliverySettings(buffer_bytes=MIB, **delivery))
         return agent.agent, rankdump.Session(plan, agent=agent.address)
 
     return begin
@@ -136,11 +136,11 @@ def test_only_who_asked_gets_what_came_of_it(busy, make_agent, make_rank):
 
 def test_who_was_let_in_and_never_came_is_named(make_agent, make_rank, monkeypatch, caplog):
     """In the log and in the status, for nothing else is left of it."""
-    from rankdumpd.agent import lobby
+    from rankdumpd.agent.session import registry
 
     agent = make_agent()
     make_rank(agent.address).open()
-    monkeypatch.setattr(lobby, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(registry, "CONNECT_TIMEOUT_S", -1.0)
     (finding,) = agent.agent.view().findings
     assert "opened its session and never came" in finding
     assert texts(caplog, "never came") == [finding]

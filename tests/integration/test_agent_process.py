@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from rankdump.contract.manifest import Manifest
-from rankdump.contract.plan import Content
+from rankdump._core.manifest import Manifest
+from rankdump._core.plan import ContentSettings
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 ARRAY = np.arange(1000, dtype=np.float32)
@@ -110,7 +110,7 @@ def test_killed_daemon_resumes_on_its_state(make_daemon, make_rank, frames):
 def test_killed_daemon_remembers_what_became_of_each_row(make_daemon, make_rank, frames):
     """Rows of figures are counted, tabulated and listed once, those that were refused included."""
     daemon = make_daemon()
-    rank = make_rank(daemon.address, content=Content("statistic", ("max",)))
+    rank = make_rank(daemon.address, content=ContentSettings("statistic", ("max",)))
     rank.open()
     row, refused = (ARRAY, "1"), (ARRAY.astype(np.complex64), "1")
     sent = [frames.figures(n, [row, refused, row], iteration=n) for n in range(1, 31)]

@@ -12,31 +12,42 @@ import grpc
 import pytest
 from suites.stub_coordinator import StubCoordinator
 
-from rankdump.contract.events import Event, EventColumns, EventKind
-from rankdump.contract.exchange import IterationEnd, SessionRequest
-from rankdump.contract.plan import DumpPlan, Output
-from rankdump.contract.plan_json import plan_to_json
-from rankdump.contract.status import IterationStatus, Load, SessionState, SessionStatus
-from rankdump.contract.timeouts import Timeouts
-from rankdump.wire.frames import declaration_frame
-from rankdumpd.agent.ledger import Ledger, log, numbers
-from rankdumpd.agent.report import Reporter, stream, texts
-from rankdumpd.agent.report.ports import Times
-from rankdumpd.agent.values import Declared, QuietRank, Ticket
+from rankdump._core.events import EventColumns, EventKind, RankEvent
+from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
+from rankdump._core.session_protocol import IterationEnd, SessionRequest
+from rankdump._core.status import AgentLoad, IterationStatus, SessionState, SessionStatus
+from rankdump._core.timeouts import RankTimeouts
+from rankdump._wire.frames import make_metadata_frame
+from rankdumpd.agent.ledger import report_log
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.records import FrameId, MetadataFrame, QuietRank
+from rankdumpd.agent.report import report_stream
+from rankdumpd.agent.report.report_stream import ReporterTimes
+from rankdumpd.agent.report.reporter import CoordinatorReporter
 
 WAIT_S = 60
 SESSION = SessionStatus("job", "s", 3, 4, 3, "here", 1, SessionState.OPEN)
 REQUEST = SessionRequest(
-    "job", "s", 3, 4, 3, "here", 1, "none 0", "CPU", plan_to_json(DumpPlan(Output("/dump"))), b""
+    "job",
+    "s",
+    3,
+    4,
+    3,
+    "here",
+    1,
+    "none 0",
+    "CPU",
+    plan_to_json(DumpPlan(OutputSettings("/dump"))),
+    b"",
 )
-TIMES = Times(heartbeat_s=0.05, first_retry_s=0.01, last_retry_s=0.05)
+TIMES = ReporterTimes(heartbeat_s=0.05, first_retry_s=0.01, last_retry_s=0.05)
 
 
 def events(first: int, count: int, iteration: int = 0) -> EventColumns:
     found = [
-        Event(0, iteration, n, n, f"op{n % 1000}", EventKind.OPERATOR, n, n + 1)
+        RankEvent(0, iteration, n, n, f"op{n % 1000}", EventKind.OPERATOR, n, n + 1)
         if n % 3
-        else Event(
+        else RankEvent(
             0, iteration, n, n, "sync", EventKind.BARRIER, n, n + 1, group=f"g{n % 2}", sequence=n
         )
         for n in range(first, first + count)
@@ -56,11 +67,11 @@ class Agent:
         self.ledger.open_session(REQUEST)
 
     def begin(self) -> None:
-        self.ledger = Ledger(self.folder / "state", report_bytes=self.report_bytes)
-        self.reporter = Reporter(
+        self.ledger = AgentLedger(self.folder / "state", report_bytes=self.report_bytes)
+        self.reporter = CoordinatorReporter(
             self.address,
             self.ledger.log,
-            load=lambda: Load(queued_records=7),
+            load=lambda: AgentLoad(queued_records=7),
             warn=lambda job, text: self.warned.append((job, text)),
             tell_again=self.tell_again,
             quiet=lambda: self.quiet,
@@ -75,7 +86,7 @@ class Agent:
         first = self.sequence + 1
         self.sequence += len(declarations)
         frames = [
-            Declared(Ticket("s", n), each, declaration_frame(n, each).SerializeToString())
+            MetadataFrame(FrameId("s", n), each, make_metadata_frame(n, each).SerializeToString())
             for n, each in enumerate(declarations, first)
         ]
         self.ledger.commit((), (), frames, {"s": self.sequence}, synced=False)
@@ -84,7 +95,7 @@ class Agent:
                 end = frame.declaration
                 status = IterationStatus("job", "s", 3, end.iteration, True, stall_us=end.stall_us)
                 self.ledger.iteration_ended(frame.ticket, end, (), status)
-            elif isinstance(frame.declaration, Timeouts):
+            elif isinstance(frame.declaration, RankTimeouts):
                 self.ledger.timeouts_kept(frame.ticket)
         self.reporter.wake()
 
@@ -133,7 +144,7 @@ def forgotten(agent: Agent, coordinator: StubCoordinator) -> None:
 def test_what_was_said_before_the_coordinator_came_arrives_in_order(agent, coordinator):
     """A late coordinator hears everything, events before the balance of their iteration."""
     agent.reporter.session(SESSION, "/dump")
-    agent.take(Timeouts({"HCCL_EXEC_TIMEOUT": "1800"}))
+    agent.take(RankTimeouts({"HCCL_EXEC_TIMEOUT": "1800"}))
     for n in range(11):
         agent.take(events(4096 * n, 4096))
     agent.take(IterationEnd(0, 0, stall_us=5))
@@ -179,7 +190,7 @@ def test_a_rank_is_known_while_it_is_quiet_and_everything_was_told(agent, coordi
 
 def test_names_are_said_once_a_stream(agent, coordinator, monkeypatch):
     """A name costs its length once; a table that grew too large starts anew."""
-    monkeypatch.setattr(texts, "MAX_TEXTS", 1_500)
+    monkeypatch.setattr(report_stream, "MAX_TEXTS", 1_500)
     coordinator.start()
     for n in range(6):
         agent.take(events(1200 * n, 1200))
@@ -187,7 +198,7 @@ def test_names_are_said_once_a_stream(agent, coordinator, monkeypatch):
     said = [t for r in coordinator.reports for t in r.texts.texts]
     assert len(said) == len(set(said)) == 1003
     named = EventColumns.of(
-        [Event(0, 1, n, n, f"other{n}", EventKind.OPERATOR, n, n) for n in range(900)]
+        [RankEvent(0, 1, n, n, f"other{n}", EventKind.OPERATOR, n, n) for n in range(900)]
     )
     agent.take(named)
     assert agent.reporter.flush(WAIT_S) == 0
@@ -261,14 +272,14 @@ def test_an_agent_that_starts_again_goes_on_with_its_numbers(agent, coordinator)
     assert agent.reporter.flush(WAIT_S) == 0
     assert coordinator.positions("s") == list(range(200))
     assert len({r.agent_id for r in coordinator.reports}) == 1
-    assert max(r.sequence for r in coordinator.reports) == numbers.GAP + 4
+    assert max(r.sequence for r in coordinator.reports) == report_log.NUMBER_GAP + 4
 
 
 def test_a_coordinator_that_forgot_hears_of_sessions_again(agent, coordinator):
     """Sessions and timeouts are told anew where a coordinator comes without its state."""
     coordinator.start()
     agent.reporter.session(SESSION, "/dump")
-    agent.take(Timeouts({"A": "1"}), Timeouts({"A": "2"}))
+    agent.take(RankTimeouts({"A": "1"}), RankTimeouts({"A": "2"}))
     assert agent.reporter.flush(WAIT_S) == 0
     forgotten(agent, coordinator)
     coordinator.stop()
@@ -293,7 +304,7 @@ def test_only_the_refused_item_is_given_up(agent, coordinator, caplog):
         return None
 
     coordinator.fault = fault
-    with caplog.at_level(logging.WARNING, "rankdumpd.agent.report"):
+    with caplog.at_level(logging.WARNING, "rankdumpd.agent.report.reporter"):
         coordinator.start()
         assert agent.reporter.flush(WAIT_S) == 0
     expected = [n for n in range(300) if not 170 <= n < 180]
@@ -344,11 +355,11 @@ def test_a_break_loses_nothing(agent, coordinator):
 
 def test_at_most_eight_requests_wait_for_an_answer(agent, coordinator, monkeypatch):
     """Several reports are under way at once, and no more than was agreed."""
-    monkeypatch.setattr(stream, "MAX_EVENTS", 10)
+    monkeypatch.setattr(report_stream, "MAX_REQUEST_EVENTS", 10)
     coordinator.silent = True
     sent = 0
 
-    class Counting(stream.Messages):
+    class Counting(report_stream.ReportMessages):
         def of(self, items):
             nonlocal sent
             sent += bool(items)
@@ -356,7 +367,7 @@ def test_at_most_eight_requests_wait_for_an_answer(agent, coordinator, monkeypat
                 coordinator.changed.notify_all()
             return super().of(items)
 
-    monkeypatch.setattr(stream, "Messages", Counting)
+    monkeypatch.setattr(report_stream, "ReportMessages", Counting)
     agent.take(*(events(10 * n, 10) for n in range(40)))
     coordinator.start()
     coordinator.wait(lambda: sent == 8)
@@ -424,7 +435,7 @@ def test_a_coordinator_that_falls_silent_is_given_up(agent, coordinator, monkeyp
     """Without answers for too long the stream is begun anew."""
     coordinator.silent = True
     coordinator.start()
-    monkeypatch.setattr(agent.reporter, "_times", Times(0.05, 0.01, 0.05, answer_s=0.2))
+    monkeypatch.setattr(agent.reporter, "_times", ReporterTimes(0.05, 0.01, 0.05, answer_s=0.2))
     agent.take(events(0, 10))
     coordinator.wait(lambda: len(coordinator.greetings) >= 3)
     coordinator.silent = False
@@ -436,7 +447,7 @@ def test_without_a_coordinator_nothing_is_kept(make_agent):
     """No address: no thread, no log, and events are forgotten with their iteration."""
     agent = make_agent(address="", report_bytes=0)
     agent.reporter.session(SESSION, "/dump")
-    agent.take(events(0, 10), Timeouts({"A": "1"}))
+    agent.take(events(0, 10), RankTimeouts({"A": "1"}))
     assert agent.bodies() == 1
     agent.take(IterationEnd(0, 0))
     assert agent.reporter.flush(0) == 0
@@ -446,7 +457,7 @@ def test_without_a_coordinator_nothing_is_kept(make_agent):
 
 def test_items_are_read_some_at_a_time(agent, coordinator, monkeypatch):
     """However much waits, little of it is in memory."""
-    monkeypatch.setattr(log, "BYTES_AT_ONCE", 10_000)
+    monkeypatch.setattr(report_log, "MAX_READ_BYTES", 10_000)
     agent.take(*(events(100 * n, 100) for n in range(50)))
     assert 1 < len(agent.ledger.log.items(0)) < 10
     coordinator.start()
@@ -502,7 +513,7 @@ def test_a_ledger_that_was_put_back_goes_on_behind_what_was_heard(agent, coordin
 
 def test_a_coordinator_that_is_away_is_a_finding_until_it_comes(agent, coordinator, caplog):
     """Also before there is anything to tell; a wait for it ends after another try."""
-    caplog.set_level(logging.INFO, "rankdumpd.agent.report")
+    caplog.set_level(logging.INFO, "rankdumpd.agent.report.reporter")
     said = f"coordinator {coordinator.address} cannot be reached since 20"
     eventually(lambda: agent.reporter.findings())
     assert agent.reporter.findings()[0].startswith(said)

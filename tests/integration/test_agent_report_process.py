@@ -11,12 +11,12 @@ from suites.slab_rooms import wait_until
 from suites.stub_coordinator import StubCoordinator
 from suites.worker_host import WAIT_S, WorkerHost
 
-from rankdump.contract.events import Event, EventColumns, EventKind
-from rankdump.contract.exchange import IterationEnd, SessionEnd
-from rankdump.contract.manifest import Manifest
-from rankdump.ship.redirect import redirected
-from rankdump.wire.frames import declaration_frame
-from rankdumpd.front.sharding import worker_of
+from rankdump._core.events import EventColumns, EventKind, RankEvent
+from rankdump._core.manifest import Manifest
+from rankdump._core.session_protocol import IterationEnd, SessionEnd
+from rankdump._transport.connection import resolve_redirect
+from rankdump._wire.frames import make_metadata_frame
+from rankdumpd.workers.session_migration import select_worker
 
 BATCH = 50
 
@@ -47,13 +47,13 @@ def frames(first: int, turns: int) -> list:
     for turn in range(first, first + turns):
         places = range(BATCH * turn, BATCH * (turn + 1))
         columns = EventColumns.of(
-            [Event(0, turn, n, n, f"op{n}", EventKind.OPERATOR, n, n + 1) for n in places]
+            [RankEvent(0, turn, n, n, f"op{n}", EventKind.OPERATOR, n, n + 1) for n in places]
         )
         end = IterationEnd(
             turn, 0, stall_us=turn, first_position=places[0], last_position=places[-1]
         )
-        found.append(declaration_frame(2 * turn + 1, columns))
-        found.append(declaration_frame(2 * turn + 2, end))
+        found.append(make_metadata_frame(2 * turn + 1, columns))
+        found.append(make_metadata_frame(2 * turn + 2, end))
     return found
 
 
@@ -109,7 +109,7 @@ def test_two_workers_report_for_themselves_and_sessions_move_with_what_is_unsaid
     coordinator.holds_back = True
     ranks = range(4)
     for number in ranks:
-        own = f"{host.address}.{worker_of('job', number, 2)}"
+        own = f"{host.address}.{select_worker('job', number, 2)}"
         rank = make_rank(own, rank=number, world_size=4, session_id=f"s{number}")
         rank.open()
         stream = rank.push().send(*frames(0, 4))
@@ -147,7 +147,7 @@ def test_a_warning_reaches_the_ranks_of_its_job_and_those_that_come_later(
     second = later.push()
     second.wait_warned()
     for each in (stream, second):
-        each.send(declaration_frame(1, SessionEnd(1))).wait_acknowledged(1)
+        each.send(make_metadata_frame(1, SessionEnd(1))).wait_acknowledged(1)
         each.finish()
         assert each.warnings == ["half of it is used"]
     assert host.process.poll() is None, host.log()
@@ -164,9 +164,9 @@ def test_a_stop_does_not_wait_for_a_coordinator_that_is_away(
     # Longer than the patience of this test.
     host = make_host(workers, DRAIN_TIMEOUT_S="600")
     redirect = make_rank(host.address).open().redirect
-    rank = make_rank(redirected(host.address, redirect) if redirect else host.address)
+    rank = make_rank(resolve_redirect(host.address, redirect) if redirect else host.address)
     rank.open()
-    stream = rank.push().send(*frames(0, 5), declaration_frame(11, SessionEnd(5)))
+    stream = rank.push().send(*frames(0, 5), make_metadata_frame(11, SessionEnd(5)))
     stream.wait_acknowledged(11)
     stream.finish()
     said = f"coordinator {coordinator.address} cannot be reached since 20"

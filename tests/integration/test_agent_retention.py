@@ -14,23 +14,23 @@ import numpy as np
 import pytest
 
 from rankdump import reader
-from rankdump.cli.commands import answer
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.plan import Content
-from rankdump.contract.retired import Retired
-from rankdump.diff.run import compare
-from rankdump.fsck import check_tree
+from rankdump._analysis.compare.comparison import compare
+from rankdump._analysis.fsck.tree_check import check_tree
+from rankdump._cli.command_group import run_command_line
+from rankdump._core.manifest import RetiredIteration
+from rankdump._core.plan import ContentSettings
+from rankdump.errors import CorruptedError
 from rankdump.wire.v1 import agent_pb2
-from rankdumpd.agent import retain
-from rankdumpd.agent.ledger import Ledger
-from rankdumpd.agent.policy import Policy
-from rankdumpd.agent.registry import Registry
-from rankdumpd.agent.retain import Keeper
-from rankdumpd.agent.usage import Usage
-from rankdumpd.meters import Meters
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.limits.admission import ResourcePolicy
+from rankdumpd.agent.limits.usage import DumpUsage
+from rankdumpd.agent.retention import manager
+from rankdumpd.agent.retention.manager import RetentionManager
+from rankdumpd.agent.session.registry import SessionRegistry
+from rankdumpd.server.metrics import MetricCounters
 
 DAY_US = 86_400_000_000
-FULL = Content(saved="full")
+FULL = ContentSettings(saved="full")
 SIZE = 3000
 
 
@@ -41,18 +41,22 @@ class Killed(BaseException):
 class House:
     """A keeper on the ledger that an agent left, at any time one likes."""
 
-    def __init__(self, state: Path, policy: Policy, *, days: float = 0.0) -> None:
-        self.ledger, self.usage, self.told = Ledger(state), Usage(), list[dict[str, object]]()
+    def __init__(self, state: Path, policy: ResourcePolicy, *, days: float = 0.0) -> None:
+        self.ledger, self.usage, self.told = (
+            AgentLedger(state),
+            DumpUsage(),
+            list[dict[str, object]](),
+        )
         self.usage.restore(self.ledger.retention.taken(), self.ledger.retention.counts())
-        registry = Registry(
+        registry = SessionRegistry(
             self.ledger,
             max_record_bytes=1,
             room=lambda _: "",
             read_declared=lambda *_: pytest.fail("nothing is due"),
-            meters=Meters(),
+            meters=MetricCounters(),
         )
         (row,) = self.ledger._select("SELECT MAX(ended_us) FROM iterations")
-        self.keeper = Keeper(
+        self.keeper = RetentionManager(
             self.ledger,
             registry,
             self.usage,
@@ -69,7 +73,7 @@ class House:
 
 
 @contextlib.contextmanager
-def house(state: Path, policy: Policy, *, days: float = 0.0) -> Generator[House]:
+def house(state: Path, policy: ResourcePolicy, *, days: float = 0.0) -> Generator[House]:
     made = House(state, policy, days=days)
     try:
         yield made
@@ -121,7 +125,7 @@ class TestChoice:
         agent = make_agent()
         rank, _ = send(agent, 3)
         agent.stop()
-        policy = Policy(1, retain_s=86_400)
+        policy = ResourcePolicy(1, retain_s=86_400)
         with house(state, policy, days=0.9) as early:
             assert early.removed() == []
         with house(state, policy, days=1.1) as late:
@@ -138,16 +142,16 @@ class TestChoice:
         agent = make_agent()
         rank, _ = send(agent, 4)
         agent.stop()
-        with house(state, Policy(1, retain_bytes=1)) as kept:
+        with house(state, ResourcePolicy(1, retain_bytes=1)) as kept:
             total = kept.usage.total
             files = {path.stat().st_ino: path.stat().st_size for path in rank.root.rglob("*.npy")}
             assert total == sum(files.values())
         one = SIZE + 128
-        with house(state, Policy(1, retain_bytes=total - one)) as some:
+        with house(state, ResourcePolicy(1, retain_bytes=total - one)) as some:
             assert some.removed() == [0]
             assert some.usage.total == total - one
         assert check_tree(rank.root, workers=1).damages == ()
-        with house(state, Policy(1, retain_bytes=1)) as none:
+        with house(state, ResourcePolicy(1, retain_bytes=1)) as none:
             assert none.removed() == [1, 2, 3]
             assert none.usage.total == 0
 
@@ -161,7 +165,7 @@ class TestChoice:
         assert (usage.job_id, usage.pinned) == ("job", True)
         assert usage.bytes_stored > 2 * SIZE
         agent.stop()
-        with house(state, Policy(1, retain_bytes=1)) as kept:
+        with house(state, ResourcePolicy(1, retain_bytes=1)) as kept:
             assert kept.removed() == []
             kept.ledger.retention.pin("job", False)
             assert kept.removed() == [0, 1]
@@ -189,8 +193,8 @@ class TestRemoving:
         agent = make_agent()
         rank, _ = send(agent, 2)
         agent.stop()
-        policy = Policy(1, retain_bytes=SIZE * 3 + 512)
-        steps_taken = retain.remove
+        policy = ResourcePolicy(1, retain_bytes=SIZE * 3 + 512)
+        steps_taken = manager.remove_part
 
         def cut(part, *, shared):
             for number, step in enumerate(steps_taken(part, shared=shared)):
@@ -200,7 +204,7 @@ class TestRemoving:
             raise Killed
 
         with monkeypatch.context() as patched, house(state, policy) as killed:
-            patched.setattr(retain, "remove", cut)
+            patched.setattr(manager, "remove_part", cut)
             with pytest.raises(Killed):
                 killed.removed()
         # Before its manifest is hidden nothing is gone; after that one line says what goes on.
@@ -223,14 +227,14 @@ class TestRemoving:
         rank, _ = send(agent, 2, session_id="one", job_id="a", world_size=2)
         send(agent, 2, session_id="two", job_id="b", rank=1, world_size=2)
         agent.stop()
-        with house(state, Policy(1, retain_bytes=1)) as some:
+        with house(state, ResourcePolicy(1, retain_bytes=1)) as some:
             some.ledger.retention.pin("b", True)
             assert some.removed() == [0, 1]
             assert some.told[0]["job"] == "a"
         (said,) = reader.status(rank.root).findings
         assert said == "rank 0: iteration 0-1 is retired: removed by age or for room"
         path = rank.root / "rank_0" / ".dump_metadata" / "retired.jsonl"
-        lines = [Retired.from_line(line) for line in path.read_text().splitlines()]
+        lines = [RetiredIteration.from_line(line) for line in path.read_text().splitlines()]
         assert [(line.iteration, line.why) for line in lines] == [(0, "size"), (1, "size")]
         agent.start()
         assert {(i.iteration, i.stored + i.linked) for i in rank.status().iterations} <= {
@@ -249,7 +253,7 @@ class TestRemoving:
         agent.stop()
         folder = rank.root / "rank_0" / "Net" / "0" / "0"
         (folder / "notes.txt").write_text("mine")
-        with house(state, Policy(1, retain_bytes=1)) as some:
+        with house(state, ResourcePolicy(1, retain_bytes=1)) as some:
             assert some.removed() == [0]
         assert {path.name for path in folder.iterdir()} == {"notes.txt", "statistic.csv"}
 
@@ -264,7 +268,7 @@ class TestRemoving:
         before = {path: path.stat() for path in outside.rglob("*")}
         (rank.root / place).rename(short_dir / "moved")
         (rank.root / place).symlink_to(outside)
-        with house(state, Policy(1, retain_bytes=1)) as some:
+        with house(state, ResourcePolicy(1, retain_bytes=1)) as some:
             assert some.removed() == [0, 1]
             assert some.keeper.findings() == []
         assert {path: path.stat() for path in outside.rglob("*")} == before
@@ -278,9 +282,11 @@ class TestRemoving:
         rank, _ = send(agent, 1)
         agent.stop()
         if begun:
-            policy = Policy(1, retain_bytes=1)
+            policy = ResourcePolicy(1, retain_bytes=1)
             with house(state, policy) as first, pytest.MonkeyPatch.context() as patched:
-                patched.setattr(retain, "remove", lambda part, *, shared: pytest.fail("no step"))
+                patched.setattr(
+                    manager, "remove_part", lambda part, *, shared: pytest.fail("no step")
+                )
                 with pytest.raises(pytest.fail.Exception):
                     first.removed()
         outside = short_dir / "outside"
@@ -288,7 +294,7 @@ class TestRemoving:
         (rank.root / "rank_0").rename(short_dir / "moved")
         (rank.root / "rank_0").symlink_to(outside)
         before = {path: path.stat() for path in outside.rglob("*")}
-        with house(state, Policy(1, retain_bytes=1)) as some:
+        with house(state, ResourcePolicy(1, retain_bytes=1)) as some:
             assert some.removed() == []
             (said,) = some.keeper.findings()
             assert "a link stands in the place of a folder" in said
@@ -302,7 +308,7 @@ class TestRemoving:
         rank, _ = send(agent, 1)
         agent.stop()
         folder, outside = rank.root / "rank_0/Net/0/0", short_dir / "outside"
-        steps_taken = retain.remove
+        steps_taken = manager.remove_part
 
         def swapped(part, *, shared):
             for number, step in enumerate(steps_taken(part, shared=shared)):
@@ -312,8 +318,8 @@ class TestRemoving:
                     folder.symlink_to(outside)
                 yield step
 
-        monkeypatch.setattr(retain, "remove", swapped)
-        with house(state, Policy(1, retain_bytes=1)) as some:
+        monkeypatch.setattr(manager, "remove_part", swapped)
+        with house(state, ResourcePolicy(1, retain_bytes=1)) as some:
             assert some.removed() == [0]
         assert {path.name for path in outside.iterdir()} == {"statistic.csv"}
 
@@ -322,7 +328,7 @@ class TestRemoving:
         agent = make_agent()
         rank, _ = send(agent, 1)
         agent.stop()
-        with house(state, Policy(1, retain_bytes=1)) as some:
+        with house(state, ResourcePolicy(1, retain_bytes=1)) as some:
             with (rank.root / ".rankdump/agent.lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 assert some.removed() == []
@@ -337,7 +343,7 @@ class TestRemoving:
         rank, _ = send(agent, 1)
         agent.stop()
         shutil.rmtree(rank.root)
-        with house(state, Policy(1, retain_s=1), days=1) as some:
+        with house(state, ResourcePolicy(1, retain_s=1), days=1) as some:
             assert some.removed() == [0]
 
     def test_a_damaged_manifest_keeps_no_other_from_going(self, make_agent, send, state):
@@ -349,7 +355,7 @@ class TestRemoving:
         (path,) = folder.glob("iteration_0.*.json")
         path.chmod(0o600)
         path.write_text(json.dumps({"version": 9}))
-        with house(state, Policy(1, retain_s=1), days=1) as some:
+        with house(state, ResourcePolicy(1, retain_s=1), days=1) as some:
             assert some.removed() == [1]
             (said,) = some.keeper.findings()
             assert "manifest cannot be read" in said
@@ -365,10 +371,10 @@ class TestReaders:
         whole, _ = send(agent, 3, session_id="whole", job_id="whole", root=short_dir / "whole")
         less, _ = send(agent, 3, session_id="less", job_id="less", root=short_dir / "less")
         agent.stop()
-        with house(state, Policy(1)) as some:
+        with house(state, ResourcePolicy(1)) as some:
             some.ledger.retention.pin("whole", True)
             kept = some.usage.of_job("whole") + SIZE + 128
-        with house(state, Policy(1, retain_bytes=kept + 2 * SIZE + 128)) as some:
+        with house(state, ResourcePolicy(1, retain_bytes=kept + 2 * SIZE + 128)) as some:
             assert some.removed() == [0, 1]
         return whole.root, less.root
 
@@ -384,10 +390,10 @@ class TestReaders:
     def test_diff_of_one_iteration_each(self, pair):
         """Numbers that differ belong together only where nothing says that they do not."""
         whole, less = pair
-        with pytest.raises(DamagedError, match="both have; b has retired iteration 1 of rank 0"):
+        with pytest.raises(CorruptedError, match="both have; b has retired iteration 1 of rank 0"):
             compare(reader.open(whole).where(iteration=1), reader.open(less))
         assert compare(whole, less, iteration_a=1, iteration_b=2).notes == ()
-        with pytest.raises(DamagedError, match="rank 0: iteration 1 is retired: removed by age"):
+        with pytest.raises(CorruptedError, match="rank 0: iteration 1 is retired: removed by age"):
             compare(whole, less, iteration=1)
 
     def test_diff_while_files_go(self, pair, state, monkeypatch):
@@ -395,12 +401,12 @@ class TestReaders:
         whole, less = pair
         manifests = less / "rank_0/.dump_metadata/manifest"
         (newest,) = manifests.glob("iteration_2.*.json")
-        line = Retired("less", "less", 0, 2, 1, "age").to_line()
+        line = RetiredIteration("less", "less", 0, 2, 1, "age").to_line()
         with (less / "rank_0/.dump_metadata/retired.jsonl").open("a") as lines:
             lines.write(f"{line}\n")
         newest.rename(newest.with_name(f".{newest.name}"))
         assert next((less / "rank_0/Net/0/2").glob("*.npy"))
-        with pytest.raises(DamagedError, match="rank 0: iteration 0-2 is retired"):
+        with pytest.raises(CorruptedError, match="rank 0: iteration 0-2 is retired"):
             compare(whole, less)
 
     def test_fsck(self, pair, capsys):
@@ -408,7 +414,7 @@ class TestReaders:
         report = check_tree(less, workers=1)
         said = "rank 0: iteration 0-1 is retired: removed by age or for room"
         assert (report.damages, report.unchecked, report.retired) == ((), (), (said,))
-        assert answer(["fsck", str(less)]) == 0
+        assert run_command_line(["fsck", str(less)]) == 0
         assert said in capsys.readouterr().out
         path = less / "rank_0/.dump_metadata/retired.jsonl"
         path.chmod(0o600)

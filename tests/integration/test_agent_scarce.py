@@ -9,7 +9,7 @@ import sys
 import numpy as np
 from suites.slab_rooms import SMALL, counts
 
-from rankdump.contract.reasons import BY_ROOM
+from rankdump._core.record import SPACE_REASONS
 
 WAIT_S = 60
 
@@ -29,7 +29,7 @@ def test_no_descriptors_is_a_reason_and_passes(make_daemon, make_rank, frames):
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     stream.send(frames.record(3, arrays[3])).wait_acknowledged(3)
     assert counts(rank) == {"stored": 2, "degraded": 0, "expected": 0, "no_descriptors": 1}
-    assert "no_descriptors" in BY_ROOM
+    assert "no_descriptors" in SPACE_REASONS
 
 
 def test_two_agents_with_one_runtime_folder(make_daemon, make_rank, short_dir):

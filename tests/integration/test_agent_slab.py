@@ -15,8 +15,8 @@ import zstandard
 from suites.slab_rooms import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
 from suites.slab_side import SlabSide
 
-from rankdump.contract.plan import Content, Delivery
-from rankdump.contract.slab import ALIGN, RING_OFFSET
+from rankdump._core.plan import ContentSettings, DeliverySettings
+from rankdump._shm.slab_format import ENTRY_ALIGNMENT, RING_OFFSET
 from rankdump.wire.v1 import agent_pb2
 
 
@@ -156,8 +156,8 @@ class TestWay:
     @pytest.mark.parametrize("saved", ["tensor", "full"])
     def test_degraded_record_is_a_row_and_a_count(self, slab_agent, enter, put, frames, saved):
         """A tensor for which there was no room leaves its figures, whatever the plan saves."""
-        content = Content(saved=saved, statistics=("max", "min"))
-        delivery = Delivery(buffer_bytes=MIB, on_full="statistic")
+        content = ContentSettings(saved=saved, statistics=("max", "min"))
+        delivery = DeliverySettings(buffer_bytes=MIB, on_full="statistic")
         rank, side = enter(slab_agent().address, content=content, delivery=delivery)
         array = np.arange(4, dtype=np.float32)
         poor = frames.figures(1, [(array, "3.5,0.25")], degraded=True)
@@ -320,7 +320,7 @@ class TestMemory:
 
 def scribbled(side: SlabSide, frames) -> None:
     side.put(frames.goodbye(1).SerializeToString())
-    side.memory[RING_OFFSET : RING_OFFSET + ALIGN] = bytes(ALIGN)
+    side.memory[RING_OFFSET : RING_OFFSET + ENTRY_ALIGNMENT] = bytes(ENTRY_ALIGNMENT)
 
 
 def truncated(side: SlabSide, frames) -> None:

@@ -13,7 +13,7 @@ import pytest
 from suites import slab_side
 from suites.slab_rooms import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
 
-from rankdump.contract.status import SessionState
+from rankdump._core.status import SessionState
 from rankdump.wire.v1 import agent_pb2
 
 ARRAYS = [np.full(1000 + n, n, np.float32) for n in range(50)]

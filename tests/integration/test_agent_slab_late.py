@@ -11,10 +11,10 @@ import pytest
 from suites.slab_rooms import MIB, SMALL, wait_until
 
 import rankdump
-from rankdump.contract.plan import DumpPlan, Output
-from rankdumpd.agent import rings
-from rankdumpd.agent import slabs as slabs_of_agent
-from rankdumpd.agent.slabs.file import make_slab
+from rankdump._core.plan import DumpPlan, OutputSettings
+from rankdumpd.agent.shm import ring_registry
+from rankdumpd.agent.shm import slab_folder as slabs_of_agent
+from rankdumpd.agent.shm.slab_file import make_slab
 
 COUNT = 40
 
@@ -38,7 +38,7 @@ class SlowDisk:
 def slow(monkeypatch):
     disk = SlowDisk()
     monkeypatch.setattr(slabs_of_agent, "make_slab", disk.make)
-    monkeypatch.setattr(rings, "SLAB_PATIENCE_S", 0.01)
+    monkeypatch.setattr(ring_registry, "SLAB_TIMEOUT_S", 0.01)
     yield disk
     disk.free.set()
 
@@ -60,7 +60,9 @@ def slabs_in(folder: Path) -> list[str]:
 def test_a_session_begins_on_the_stream_and_goes_on_in_its_slab(agent, slow, short_dir, caplog):
     """The opening is answered before there is a slab; no tensor is lost, none is there twice."""
     tree = short_dir / "dump"
-    plan = DumpPlan(output=Output(root=str(tree), net_name="Net", codec="none"), delivery=SMALL)
+    plan = DumpPlan(
+        output=OutputSettings(root=str(tree), net_name="Net", codec="none"), delivery=SMALL
+    )
     session = rankdump.Session(plan, agent=agent.address)
 
     def dump(step: int) -> None:

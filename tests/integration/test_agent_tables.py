@@ -10,14 +10,19 @@ import grpc
 import numpy as np
 import pytest
 
-from rankdump.contract.layout import statistic_csv
-from rankdump.contract.layout.profile import PROFILES
-from rankdump.contract.manifest import Manifest
-from rankdump.contract.plan import Content, Delivery, Iterations, Selection
-from rankdump.contract.statistics import figures as figures_of
+from rankdump._core.manifest import Manifest
+from rankdump._core.plan import (
+    ContentSettings,
+    DeliverySettings,
+    IterationSelection,
+    TensorSelection,
+)
+from rankdump._core.statistics import compute_statistic_texts as figures_of
+from rankdump._layout import statistic_tables
+from rankdump._layout.profile import PROFILES
 from rankdump.wire.v1 import agent_pb2
 
-TEN = statistic_csv.OLD_ITEMS
+TEN = statistic_tables.FIXED_TABLE_STATISTICS
 FIXED = "Op Type,Op Name,Task ID,Stream ID,Timestamp,IO,Slot,Data Size,Data Type,Shape"
 STAMP = 1_700_000_000_000_000
 
@@ -57,7 +62,9 @@ def manifest(root: Path, iteration: int = 0) -> Manifest:
 def record_of(frames):
     """Makes records as their plan wants them: whole, or as figures."""
 
-    def make(sequence: int, array: np.ndarray, content: Content, **fields) -> agent_pb2.Frame:
+    def make(
+        sequence: int, array: np.ndarray, content: ContentSettings, **fields
+    ) -> agent_pb2.Frame:
         if content.saved == "statistic":
             texts = figures_of(content.statistics, array.dtype.name, memoryview(array.tobytes()))
             return frames.figures(sequence, [(array, ",".join(texts))], **fields)
@@ -70,7 +77,7 @@ def record_of(frames):
 def dump(make_agent, make_rank, frames, record_of):
     """Sends tensors of one iteration, and returns their tree."""
 
-    def send(arrays: list[np.ndarray], content: Content, **fields) -> Path:
+    def send(arrays: list[np.ndarray], content: ContentSettings, **fields) -> Path:
         rank = make_rank(make_agent().address, content=content, **fields)
         rank.open()
         count = len(arrays)
@@ -90,11 +97,11 @@ def dump(make_agent, make_rank, frames, record_of):
 def test_golden_rows(dump, saved, values, items, tail):
     """The figures of MindSpore's own tests, computed by the agent or sent by the rank."""
     array = np.array(values, dtype=np.float32)
-    root = dump([array], Content(saved, items))
+    root = dump([array], ContentSettings(saved, items))
     shape = ",".join(map(str, array.shape))
     head = f"MatMul,Default_fc-Dense_MatMul-op0,0,0,{STAMP + 1},output,0,{array.nbytes}"
     header, row = table(root)
-    assert header == statistic_csv.header(items)
+    assert header == statistic_tables.format_statistic_header(items)
     assert row == f'{head},float32,"({shape})",{tail}'
     assert len(tensors(root)) == (1 if saved == "full" else 0)
 
@@ -110,11 +117,11 @@ def test_golden_rows(dump, saved, values, items, tail):
 )
 def test_header_and_tail_of_a_profile(make_agent, make_rank, frames, saved, profile, name, end):
     """The old release has ten columns and no comma at the end, whatever was asked for."""
-    content = Content(saved, ("max", "min"))
+    content = ContentSettings(saved, ("max", "min"))
     rank = make_rank(make_agent().address, content=content, profile=profile)
     rank.open()
     array = np.array([2, 2], dtype=np.int32)
-    items = statistic_csv.items_of(content.statistics, PROFILES[profile])
+    items = statistic_tables.select_table_items(content.statistics, PROFILES[profile])
     texts = figures_of(items, "int32", memoryview(array.tobytes()))
     rows = frames.figures(1, [(array, ",".join(texts))])
     frame = rows if saved == "statistic" else frames.record(1, array)
@@ -129,7 +136,7 @@ def test_header_and_tail_of_a_profile(make_agent, make_rank, frames, saved, prof
 @pytest.mark.parametrize("saved", ["full", "statistic"])
 def test_rows_stand_in_the_order_of_frames(make_agent, make_rank, frames, record_of, saved):
     """Several workers finish large and small tensors in any order; rows come as they were sent."""
-    content = Content(saved, ("max",))
+    content = ContentSettings(saved, ("max",))
     rank = make_rank(make_agent(encode_threads=4).address, content=content)
     rank.open()
     stream = rank.push()
@@ -139,7 +146,7 @@ def test_rows_stand_in_the_order_of_frames(make_agent, make_rank, frames, record
         stream.send(record_of(number, np.full(size, number, dtype=np.float32), content))
     stream.send(frames.end(count + 1, 0, count), frames.goodbye(count + 2))
     assert stream.finish() is grpc.StatusCode.OK
-    rows = statistic_csv.parse("\n".join(table(rank.root)), file="statistic.csv")
+    rows = statistic_tables.parse_statistic_table("\n".join(table(rank.root)), file="statistic.csv")
     assert [row.timestamp_us for row in rows] == [STAMP + n for n in range(1, count + 1)]
     assert [row.values[0][1] for row in rows] == [str(n) for n in range(1, count + 1)]
 
@@ -147,18 +154,21 @@ def test_rows_stand_in_the_order_of_frames(make_agent, make_rank, frames, record
 def test_statistics_alone_balance_and_store_no_bytes(dump):
     """A tensor of which only figures were kept is in the balance, the manifest and the table."""
     arrays = [np.full(4, n, dtype=np.float64) for n in range(3)]
-    root = dump(arrays, Content("statistic"))
+    root = dump(arrays, ContentSettings("statistic"))
     found = manifest(root)
     assert (found.status.stored, found.status.balanced) == (3, True)
     assert (found.status.bytes_in, found.status.bytes_stored) == (0, 0)
     assert {(r.path, r.bytes_in, r.digest) for r in found.records} == {("", 0, "")}
-    stamps = [row.timestamp_us for row in statistic_csv.parse("\n".join(table(root)), file="")]
+    stamps = [
+        row.timestamp_us
+        for row in statistic_tables.parse_statistic_table("\n".join(table(root)), file="")
+    ]
     assert [record.timestamp_us for record in found.records] == stamps
 
 
 def test_rows_are_there_before_the_iteration_ends(make_agent, make_rank, record_of):
     """A job that dies in the middle of an iteration leaves the rows of what it sent."""
-    content = Content("full")
+    content = ContentSettings("full")
     rank = make_rank(make_agent().address, content=content)
     rank.open()
     stream = rank.push().send(*[record_of(n, np.ones(3), content) for n in (1, 2, 3)])
@@ -169,14 +179,14 @@ def test_rows_are_there_before_the_iteration_ends(make_agent, make_rank, record_
 
 def test_complex_tensors_have_a_file_and_no_row(dump):
     """With `full` they are stored like any other, without figures."""
-    root = dump([np.ones(2, dtype=np.complex64), np.ones(2)], Content("full"))
+    root = dump([np.ones(2, dtype=np.complex64), np.ones(2)], ContentSettings("full"))
     assert len(table(root)) == 2
     assert len(tensors(root)) == 2
 
 
 def test_what_has_no_figures_is_dropped_by_reason(make_agent, make_rank, frames, record_of):
     """Elements where figures are due, or figures of complex numbers: counted, nothing else."""
-    content = Content("statistic", ("max",))
+    content = ContentSettings("statistic", ("max",))
     rank = make_rank(make_agent().address, content=content)
     rank.open()
     complex_frame = frames.figures(2, [(np.ones(2, dtype=np.complex64), "1")])
@@ -196,7 +206,7 @@ def test_what_has_no_figures_is_dropped_by_reason(make_agent, make_rank, frames,
 @pytest.mark.parametrize("saved", ["tensor", "full"])
 def test_figures_that_the_plan_does_not_want_are_dropped(make_agent, make_rank, frames, saved):
     """A rank that speaks of another plan than its own is not understood, however often it does."""
-    rank = make_rank(make_agent().address, content=Content(saved))
+    rank = make_rank(make_agent().address, content=ContentSettings(saved))
     rank.open()
     frame = frames.figures(1, [(np.ones(2), "1")])
     for _ in range(2):
@@ -208,7 +218,7 @@ def test_figures_that_the_plan_does_not_want_are_dropped(make_agent, make_rank, 
 
 def test_constants_have_a_table_beside_them(make_agent, make_rank, frames, record_of):
     """Rows stand beside the files they speak of."""
-    content = Content("full", ("max",))
+    content = ContentSettings("full", ("max",))
     rank = make_rank(make_agent().address, content=content)
     rank.open()
     stream = rank.push().send(
@@ -226,7 +236,7 @@ def test_script_that_switches_dumping_on_is_not_held_to_the_iterations(
     make_agent, make_rank, frames
 ):
     """Only the check of the iteration is left out."""
-    selection = Selection(iterations=Iterations("9", ((9, 9),)), inputs=False)
+    selection = TensorSelection(iterations=IterationSelection("9", ((9, 9),)), inputs=False)
     rank = make_rank(make_agent().address, selection=selection)
     rank.open()
     stream = rank.push().send(
@@ -244,7 +254,7 @@ def test_script_that_switches_dumping_on_is_not_held_to_the_iterations(
 class TestRestarts:
     """Crashes at the worst moments, one agent after the other on the same ledger."""
 
-    CONTENT = Content("full", ("max",))
+    CONTENT = ContentSettings("full", ("max",))
 
     def test_in_the_middle_of_an_iteration(self, make_agent, make_rank, frames, record_of):
         """The next agent goes on behind the last row, and repeats none."""
@@ -330,7 +340,7 @@ class TestRestarts:
 
 def test_rows_of_many_iterations_go_where_they_belong(make_agent, make_rank, frames, record_of):
     """Frames of several iterations in one batch end up in their own tables."""
-    content = Content("full", ("max",))
+    content = ContentSettings("full", ("max",))
     rank = make_rank(make_agent().address, content=content)
     rank.open()
     numbers = itertools.count(1)
@@ -347,7 +357,7 @@ def test_rows_of_many_iterations_go_where_they_belong(make_agent, make_rank, fra
 
 def test_manifest_knows_the_time_of_each_row(dump):
     """A script that reads manifests finds the file or the row of a record by it."""
-    root = dump([np.ones(2), np.ones(3)], Content("full"))
+    root = dump([np.ones(2), np.ones(3)], ContentSettings("full"))
     folder = root / "rank_0" / ".dump_metadata" / "manifest"
     body = json.loads(next(folder.iterdir()).read_text())
     assert [record["timestamp_us"] for record in body["records"]] == [STAMP + 1, STAMP + 2]
@@ -363,12 +373,12 @@ def rows_of(*arrays: np.ndarray) -> list[tuple[np.ndarray, str]]:
 class TestRowsOfFigures:
     """Many tensors in one frame: each is a row, a record of the manifest and a count."""
 
-    CONTENT = Content("statistic", ("max",))
-    MIXED = Content("full", ("max",))
+    CONTENT = ContentSettings("statistic", ("max",))
+    MIXED = ContentSettings("full", ("max",))
 
     def test_rows_beside_records_in_the_order_of_frames(self, make_agent, make_rank, frames):
         """Tensors for which there was no room stand between those that brought their elements."""
-        delivery = Delivery(on_full="statistic")
+        delivery = DeliverySettings(on_full="statistic")
         rank = make_rank(make_agent(workers=4).address, content=self.MIXED, delivery=delivery)
         rank.open()
         large = np.full(300_000, 1.0)
@@ -388,7 +398,7 @@ class TestRowsOfFigures:
 
     def test_each_row_is_judged(self, make_agent, make_rank, frames):
         """What the plan leaves out is counted by reason, row by row; the others stand."""
-        selection = Selection(inputs=False)
+        selection = TensorSelection(inputs=False)
         rank = make_rank(make_agent().address, content=self.CONTENT, selection=selection)
         rank.open()
         arrays = [np.ones(2), np.ones(2, dtype=np.complex64), np.full(3, 2.0)]

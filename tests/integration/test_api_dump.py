@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankdump.contract.daemon_folder import DaemonFolder
+from rankdump._core.daemon_endpoint import DaemonFolder
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "troubleshooter"
 JOB = Path(__file__).parent / "jobs" / "api_calls.py"

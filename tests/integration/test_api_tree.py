@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from rankdump import reader
-from rankdump.contract.layout.api_stacks import op_name_of
-from rankdump.contract.manifest import Manifest
-from rankdump.contract.plan import Content
+from rankdump._core.manifest import Manifest
+from rankdump._core.plan import ContentSettings
+from rankdump._layout.api_files import parse_stack_key
 from rankdump.wire.v1 import agent_pb2
-from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 
 IN, OUT = agent_pb2.SIDE_INPUT, agent_pb2.SIDE_OUTPUT
 ITEMS = ("max", "min", "avg")
@@ -62,13 +62,13 @@ def called(root: Path) -> list[str]:
         (root / "rank0/torch_api_dump_stack.json").read_text(), object_pairs_hook=list
     )
     assert all(tuple(lines) == LINES for _, lines in pairs)
-    return [op_name_of(key) for key, _ in pairs]
+    return [parse_stack_key(key) for key, _ in pairs]
 
 
 def test_a_step_as_the_real_tool_writes_it(make_agent, make_rank, record, frames):
     """Names, modes, lines and stacks; beside them the manifests, and nothing else."""
     rank = make_rank(
-        make_agent().address, codec="none", content=Content("full", ITEMS), output=OUTPUT
+        make_agent().address, codec="none", content=ContentSettings("full", ITEMS), output=OUTPUT
     )
     rank.open()
     a, b = "NN_Linear_0_forward", "Tensor___add___0_forward"
@@ -116,7 +116,7 @@ def test_a_step_as_the_real_tool_writes_it(make_agent, make_rank, record, frames
 
 def test_ours_is_read_with_everything_manifests_know(make_agent, make_rank, record, frames):
     """Real iterations, raw names, digests, and the line of the script."""
-    rank = make_rank(make_agent().address, content=Content("full", ITEMS), output=OUTPUT)
+    rank = make_rank(make_agent().address, content=ContentSettings("full", ITEMS), output=OUTPUT)
     rank.open()
     name = "NN_Linear_0_forward"
     rank.push().send(
@@ -144,7 +144,7 @@ def test_ours_is_read_with_everything_manifests_know(make_agent, make_rank, reco
 
 def test_statistics_without_figures_are_lines(make_agent, make_rank, frames):
     """A dump of stacks: names, types and shapes, and no element was touched."""
-    content = Content("statistic", ())
+    content = ContentSettings("statistic", ())
     rank = make_rank(make_agent().address, content=content, output=OUTPUT)
     rank.open()
     fields = {"op_name": "Torch_fft_0_forward", "op_type": "T", "argument": "input.0"}
@@ -162,7 +162,7 @@ def test_statistics_without_figures_are_lines(make_agent, make_rank, frames):
 
 def test_two_tensors_of_one_name(make_agent, make_rank, record, frames):
     """The first stays, the second is counted; the same one again is no second."""
-    rank = make_rank(make_agent().address, content=Content("full", ITEMS), output=OUTPUT)
+    rank = make_rank(make_agent().address, content=ContentSettings("full", ITEMS), output=OUTPUT)
     rank.open()
     name = "LAYER_fc_forward"
     rank.push().send(
@@ -181,7 +181,7 @@ def test_two_tensors_of_one_name(make_agent, make_rank, record, frames):
 def test_a_crash_between_effect_and_ledger(make_agent, make_rank, record, frames, monkeypatch):
     """What an agent wrote and did not remember is not written twice by the next one."""
     agent = make_agent()
-    rank = make_rank(agent.address, content=Content("full", ITEMS), output=OUTPUT)
+    rank = make_rank(agent.address, content=ContentSettings("full", ITEMS), output=OUTPUT)
     rank.open()
     names = [f"Torch_matmul_{number}_forward" for number in range(3)]
     sent = [
@@ -194,8 +194,8 @@ def test_a_crash_between_effect_and_ledger(make_agent, make_rank, record, frames
         raise sqlite3.OperationalError("failing on purpose")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "carried_out", forget)
-        patch.setattr(Ledger, "iteration_ended", forget)
+        patch.setattr(AgentLedger, "carried_out", forget)
+        patch.setattr(AgentLedger, "iteration_ended", forget)
         rank.push().send(*sent).wait_acknowledged(5)
     agent.restart()
     rank.open()
@@ -226,7 +226,7 @@ def test_a_crash_between_effect_and_ledger(make_agent, make_rank, record, frames
 )
 def test_hostile_stacks_stop_at_the_door(make_agent, make_rank, stack, sentence):
     """One sentence, and no crash."""
-    rank = make_rank(make_agent().address, content=Content("full", ITEMS), output=OUTPUT)
+    rank = make_rank(make_agent().address, content=ContentSettings("full", ITEMS), output=OUTPUT)
     rank.open()
     stream = rank.push().send(agent_pb2.Frame(sequence=1, call_stacks=stack))
     stream.wait_over()
@@ -235,6 +235,6 @@ def test_hostile_stacks_stop_at_the_door(make_agent, make_rank, stack, sentence)
 
 def test_a_plan_without_lines_is_refused(make_agent, make_rank):
     """An info file has a line for every tensor."""
-    rank = make_rank(make_agent().address, content=Content("tensor"), output=OUTPUT)
+    rank = make_rank(make_agent().address, content=ContentSettings("tensor"), output=OUTPUT)
     with pytest.raises(grpc.RpcError, match="its tensors all have a line"):
         rank.open()

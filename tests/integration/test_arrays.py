@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import rankdump
-from rankdump.contract.plan import (
-    Content,
+from rankdump._core.plan import (
+    ContentSettings,
     DumpPlan,
-    Iterations,
-    Operators,
-    Output,
-    SavedData,
-    Selection,
+    IterationSelection,
+    OperatorSelection,
+    OutputSettings,
+    SavedDataMode,
+    TensorSelection,
 )
 
 INPUTS = [np.arange(1, 7, dtype="f4").reshape(2, 3), np.arange(7, 13, dtype="f4").reshape(2, 3)]
@@ -32,14 +32,14 @@ def a_plan(
     root: Path,
     *,
     profile: str = "ms2.3",
-    saved: SavedData = "tensor",
+    saved: SavedDataMode = "tensor",
     sample_elements: int = 0,
-    selection: Selection | None = None,
+    selection: TensorSelection | None = None,
 ) -> DumpPlan:
     return DumpPlan(
-        output=Output(str(root), profile=profile, codec="none"),
-        selection=selection or Selection(),
-        content=Content(saved=saved, sample_elements=sample_elements),
+        output=OutputSettings(str(root), profile=profile, codec="none"),
+        selection=selection or TensorSelection(),
+        content=ContentSettings(saved=saved, sample_elements=sample_elements),
     )
 
 
@@ -97,7 +97,7 @@ def test_a_sample_is_what_stands_in_the_file(start):
 
 
 def test_an_overflow_stands_alone_in_the_tree(start):
-    selection = Selection(trigger="overflow", overflow_limit=1)
+    selection = TensorSelection(trigger="overflow", overflow_limit=1)
     with start(selection=selection) as session:
         for iteration in range(3):
             session.step(iteration)
@@ -110,7 +110,7 @@ def test_an_overflow_stands_alone_in_the_tree(start):
 
 def test_what_raised_stands_in_the_tree(start):
     def job() -> None:
-        with start(selection=Selection(trigger="exception")) as session:
+        with start(selection=TensorSelection(trigger="exception")) as session:
             for iteration in range(3):
                 session.step(iteration)
                 add(session)
@@ -128,7 +128,7 @@ RAISING = """
 import sys
 import numpy as np
 import rankdump
-from rankdump.contract.plan import DumpPlan, Output, Selection
+from rankdump._core.plan import DumpPlan, Output, Selection
 
 output = Output(sys.argv[1], codec="none")
 plan = DumpPlan(output, Selection(trigger="exception"))
@@ -150,7 +150,7 @@ def test_a_script_that_dies_leaves_what_raised(start, ending, kept):
 
 def test_the_switch_chooses_iterations_that_the_plan_does_not(start):
     """Law: the agent lets through what the script itself switched on."""
-    selection = Selection(iterations=Iterations("9", ((9, 9),)))
+    selection = TensorSelection(iterations=IterationSelection("9", ((9, 9),)))
     with start(selection=selection) as session:
         for iteration in range(4):
             session.step(iteration)
@@ -165,7 +165,9 @@ def test_the_switch_chooses_iterations_that_the_plan_does_not(start):
 
 
 def test_counting_begins_at_the_initial_iteration(start):
-    selection = Selection(initial_iteration=100, iterations=Iterations("101", ((101, 101),)))
+    selection = TensorSelection(
+        initial_iteration=100, iterations=IterationSelection("101", ((101, 101),))
+    )
     with start(selection=selection) as session:
         for iteration in range(3):
             session.step(iteration)
@@ -215,8 +217,8 @@ def test_in_the_old_profile_short_names_do_not_meet(start):
 
 
 def test_unused_kernels_are_in_the_notes_of_the_session(start, caplog):
-    operators = Operators(everything=False, types=("add", "conv"))
-    with start(selection=Selection(operators=operators)) as session:
+    operators = OperatorSelection(everything=False, types=("add", "conv"))
+    with start(selection=TensorSelection(operators=operators)) as session:
         add(session)
     assert "Unused Kernel in json: conv" in caplog.text
     assert "Unused Kernel in json: add" not in caplog.text

@@ -16,22 +16,20 @@ import numpy as np
 import pytest
 from suites.slab_rooms import wait_until
 
-from rankdump import dumpdata
-from rankdump.codec import codec_of
-from rankdump.contract.dump_types import DATA_TYPES
-from rankdump.contract.dumpdata import OpInput, OpOutput
-from rankdump.contract.layout import operator_csv, statistic_csv
-from rankdump.contract.layout.layouts import LAYOUTS
-from rankdump.contract.manifest import Manifest
-from rankdump.contract.npy import array as npy_array
-from rankdump.contract.plan import Content, Delivery
+from rankdump._binfile import bin_file
+from rankdump._binfile.header import OpInput, OpOutput
+from rankdump._codec.file_codec import select_codec
+from rankdump._core.cann_types import DATA_TYPES
+from rankdump._core.manifest import Manifest
+from rankdump._core.npy_format import view_npy_array as npy_array
+from rankdump._core.plan import ContentSettings, DeliverySettings
+from rankdump._layout import statistic_tables
+from rankdump._layout.tree_layouts import LAYOUTS
 from rankdump.wire.v1 import agent_pb2
-from rankdumpd.agent import committer
-from rankdumpd.agent.effects import again, joined
-from rankdumpd.agent.files import write_all
-from rankdumpd.agent.ledger import Ledger
-from rankdumpd.agent.sessions import outlet
-from rankdumpd.agent.tree import Tree
+from rankdumpd.agent.commit import committer, iteration_end, post_commit
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.storage import session_storage
+from rankdumpd.agent.storage.tree import DumpTree, write_parts
 
 STAMP = 1_700_000_000_000_000
 WAIT_S = 60
@@ -59,7 +57,7 @@ NESTED = [
     ("Default/a/Block-op0", OUT, 1, np.random.default_rng(4).random(20_000)),
     ("Default/a/Block-op0", OUT, 0, np.array(7, dtype=np.uint8)),
 ]
-CONTENT = Content("statistic", ("count", "max"), tables="operator")
+CONTENT = ContentSettings("statistic", ("count", "max"), tables="operator")
 
 
 def output_of(layout: str, file_format: str = "npy", **fields) -> dict[str, str]:
@@ -95,9 +93,9 @@ def manifest(root: Path, iteration: int = 7) -> Manifest:
 def read(root: Path, path: str, member: str) -> np.ndarray:
     """Return a tensor of a manifest."""
     if ".npy" in path:
-        data = codec_of(path).decode((root / path).read_bytes(), limit_bytes=1 << 30)
+        data = select_codec(path).decode((root / path).read_bytes(), limit_bytes=1 << 30)
         return npy_array(memoryview(data))
-    found = dumpdata.open_bin(root / path)
+    found = bin_file.open_bin_file(root / path)
     side, _, slot = member.partition(".")
     (payload,) = [p for p in found.payloads if (p.kind, p.index) == (side, int(slot))]
     part = payload.part
@@ -162,7 +160,7 @@ def test_bfloat16_stays_two_bytes(make_agent, make_rank, frames):
     sent = frames.record(1, raw, dtype="bfloat16", byte_count=4, side=IN)
     rank.push().send(sent, frames.end(2, 0, 1)).finish()
     (path,) = tensors(rank.root)
-    found = dumpdata.open_bin(path)
+    found = bin_file.open_bin_file(path)
     (part,) = found.header.input
     assert (DATA_TYPES[part.data_type].name, part.size) == ("BF16", 4)
     assert bytes(found.bytes_of(found.payloads[0])) == raw.tobytes()
@@ -210,11 +208,15 @@ def test_plans_that_contradict_themselves(make_agent, make_rank):
     agent = make_agent()
     for number, (output, content, says) in enumerate(
         [
-            ({"file_format": "bin"}, Content(), "layout 'mindspore-sync' has no bin files"),
+            ({"file_format": "bin"}, ContentSettings(), "layout 'mindspore-sync' has no bin files"),
             ({}, CONTENT, "layout 'mindspore-sync' has no tables of operators"),
-            (output_of("cann", "bin"), Content("full"), "with saved_data 'full'"),
-            (output_of("cann"), Content("full", tables="operator"), "with saved_data 'full'"),
-            ({"layout": "cann"}, Content(), "without the time"),
+            (output_of("cann", "bin"), ContentSettings("full"), "with saved_data 'full'"),
+            (
+                output_of("cann"),
+                ContentSettings("full", tables="operator"),
+                "with saved_data 'full'",
+            ),
+            ({"layout": "cann"}, ContentSettings(), "without the time"),
         ]
     ):
         rank = make_rank(agent.address, output=output, content=content, session_id=f"s{number}")
@@ -263,8 +265,8 @@ class TestTables:
 
     def test_degraded_beside_files(self, make_agent, make_rank, frames):
         """Where there was no room for elements the operator has a table beside its file."""
-        content = Content("tensor", ("count", "max"), tables="operator")
-        delivery = Delivery(on_full="statistic")
+        content = ContentSettings("tensor", ("count", "max"), tables="operator")
+        delivery = DeliverySettings(on_full="statistic")
         rank = self.rank(
             make_agent,
             make_rank,
@@ -281,17 +283,17 @@ class TestTables:
         assert rank.push().send(*sent).finish() is grpc.StatusCode.OK
         file, table = sorted(tensors(rank.root), key=lambda path: path.suffix != ".zst")
         assert table.name == f"{file.name.removesuffix('.zst')}.csv"
-        (row,) = operator_csv.parse(table.read_text(), file="t")
+        (row,) = statistic_tables.parse_operator_table(table.read_text(), file="t")
         assert dict(row.values) == {"Count": "6", "Max Value": "1"}
 
     def test_ids_in_folder_tables(self, make_agent, make_rank, frames):
         """In MindSpore's asynchronous tree nobody's ids are 65535 in tables as well."""
-        content = Content("statistic", ("count", "max"))
+        content = ContentSettings("statistic", ("count", "max"))
         output = output_of("mindspore-async")
         rank = self.rank(make_agent, make_rank, content=content, output=output)
         rank.push().send(*self.sent(frames)).finish()
         (table,) = tensors(rank.root)
-        rows = statistic_csv.parse(table.read_text(), file="t")
+        rows = statistic_tables.parse_statistic_table(table.read_text(), file="t")
         assert [(row.task, row.stream) for row in rows] == [(65535, 65535)] * 4
 
     def test_killed_agent(self, make_daemon, make_rank, frames):
@@ -328,12 +330,14 @@ class TestJoining:
         def write(descriptor: int, parts) -> None:
             # Of all files only a bin file begins with its header's length.
             if failing and len(parts) == 1 and bytes(parts[0])[1:8] == bytes(7):
-                write_all(descriptor, [bytes(parts[0])[:3]])
+                write_parts(descriptor, [bytes(parts[0])[:3]])
                 raise OSError(failing[0], os.strerror(failing[0]))
-            write_all(descriptor, parts)
+            write_parts(descriptor, parts)
 
-        real = outlet.Tree
-        monkeypatch.setattr(outlet, "Tree", lambda root, **f: real(root, **f, write=write))
+        real = session_storage.DumpTree
+        monkeypatch.setattr(
+            session_storage, "DumpTree", lambda root, **f: real(root, **f, write=write)
+        )
         return failing
 
     def push(self, rank, sent: list[agent_pb2.Frame]):
@@ -344,8 +348,8 @@ class TestJoining:
 
     def test_full_disk(self, make_agent, make_rank, frames, failing, monkeypatch):
         """Operators and manifest wait until there is room; nothing stands twice then."""
-        monkeypatch.setattr(again, "FIRST_S", 0.01)
-        monkeypatch.setattr(committer, "TICK_S", 0.01)
+        monkeypatch.setattr(post_commit, "FIRST_RETRY_S", 0.01)
+        monkeypatch.setattr(committer, "CHECK_INTERVAL_S", 0.01)
         rank = make_rank(make_agent().address, codec="none", output=self.OUTPUT)
         rank.open()
         *records, end = nested(frames)
@@ -375,7 +379,7 @@ class TestJoining:
         stream.send(end).finish()
         (finding,) = rank.status().findings
         assert finding == "rank 0, tensors stay in files of their own: Read-only file system"
-        said = [record for record in caplog.records if record.name == joined.__name__]
+        said = [record for record in caplog.records if record.name == iteration_end.__name__]
         assert len(said) == 1
         found = manifest(rank.root).records
         assert len({each.path for each in found}) == 6
@@ -428,7 +432,7 @@ class TestJoining:
         stream.wait_acknowledged(4)
         stream.cut()
         assert len(tensors(rank.root)) == 4
-        assert all(dumpdata.open_bin(path).payloads for path in tensors(rank.root))
+        assert all(bin_file.open_bin_file(path).payloads for path in tensors(rank.root))
 
     @pytest.mark.parametrize("moment", ["join", "joined", "remove", "removed"])
     @pytest.mark.parametrize("codec", ["none", "zstd"])
@@ -440,10 +444,10 @@ class TestJoining:
         rank = make_rank(agent.address, codec=codec, output=self.OUTPUT)
         rank.open()
         room, step = {
-            "join": (Tree, "join"),
-            "joined": (Ledger, "joined"),
-            "remove": (Tree, "remove"),
-            "removed": (Ledger, "iteration_ended"),
+            "join": (DumpTree, "join"),
+            "joined": (AgentLedger, "joined"),
+            "remove": (DumpTree, "remove"),
+            "removed": (AgentLedger, "iteration_ended"),
         }[moment]
         real, reached = getattr(room, step), threading.Event()
 
@@ -502,9 +506,9 @@ class TestJoining:
 def test_long_joining_holds_nobody_up(make_agent, make_rank, frames, monkeypatch):
     """Law: all others go on; the rank itself does, too, but its goodbye waits for its manifest."""
     may_end = threading.Event()
-    go_on = joined.Joining.go_on
+    go_on = iteration_end.IterationJoin.go_on
     monkeypatch.setattr(
-        joined.Joining,
+        iteration_end.IterationJoin,
         "go_on",
         lambda self: go_on(self) if may_end.is_set() or self.end.iteration != 7 else False,
     )
@@ -560,4 +564,4 @@ def test_many_ranks_at_once(make_agent, make_rank, frames):
     found = tensors(ranks[0].root)
     assert len(found) == 4 * 5 * 2
     assert {path.parts[-5] for path in found} == set("0123")
-    assert all(dumpdata.open_bin(path).payloads for path in found)
+    assert all(bin_file.open_bin_file(path).payloads for path in found)

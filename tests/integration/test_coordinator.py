@@ -14,17 +14,24 @@ import grpc
 import pytest
 from suites.reporting_agent import PATIENCE_S, Job, ReportingAgent
 
-from rankdump.contract.errors import ConfigError
-from rankdump.contract.events import OPEN, Event, EventColumns, EventKind
-from rankdump.contract.findings import Finding, FindingKind
-from rankdump.contract.order import ORDER_FOLDER
-from rankdump.contract.status import OrderEntry, SessionState, StatusView
-from rankdump.contract.timeouts import HintLevel, TimeoutHint
+from rankdump._core.events import (
+    OPEN_END_POSITION,
+    EventColumns,
+    EventKind,
+    Finding,
+    FindingKind,
+    RankEvent,
+)
+from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER
+from rankdump._core.status import OrderEntry, SessionState, StatusView
+from rankdump._core.timeouts import HintLevel, TimeoutHint
+from rankdump._wire.status_messages import entry_from_wire, finding_from_wire, view_from_wire
+from rankdump.errors import ConfigError
 from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
-from rankdump.wire.views import entry_from_wire, finding_from_wire, view_from_wire
-from rankdumpd.coordinator.service import Coordinator, ahead, hinting
-from rankdumpd.server import Server
+from rankdumpd.coordinator.service import publication
+from rankdumpd.coordinator.service.coordinator import JobCoordinator
+from rankdumpd.server.grpc_server import GrpcServer
 from rankdumpd.settings import CoordinatorSettings
 
 
@@ -39,8 +46,8 @@ class Host:
         self.open()
 
     def open(self) -> None:
-        self.coordinator = Coordinator(self.settings, ends_with_job=self._ends_with_job)
-        self._server = Server(f"unix:{self._folder}/c.sock", (self.coordinator,))
+        self.coordinator = JobCoordinator(self.settings, ends_with_job=self._ends_with_job)
+        self._server = GrpcServer(f"unix:{self._folder}/c.sock", (self.coordinator,))
         self.coordinator.start()
         self.address = self._server.start()
         self._channel = grpc.insecure_channel(self.address)
@@ -89,7 +96,7 @@ def host(make_host) -> Host:
 def rows(root: str) -> list[dict[str, str]]:
     """Return every line of a job's order files, in order."""
     found: list[dict[str, str]] = []
-    for path in (Path(root) / ORDER_FOLDER).glob("*.csv"):
+    for path in (Path(root) / GLOBAL_ORDER_FOLDER).glob("*.csv"):
         with path.open(newline="") as file:
             found += csv.DictReader(file)
     return sorted(found, key=lambda row: int(row["position"]))
@@ -131,7 +138,7 @@ def test_two_agents_become_one_order(host, tmp_path) -> None:
     two.send()
     entries, _ = host.order()
     assert [entry.ranks for entry in entries] == [(0,), (0,)]
-    assert not (tmp_path / ORDER_FOLDER).exists()
+    assert not (tmp_path / GLOBAL_ORDER_FOLDER).exists()
 
     two.iteration(job, 1, 4)
     two.send()
@@ -310,7 +317,7 @@ def test_drain_leaves_what_is_not_complete_to_the_next_process(make_host, tmp_pa
     agent.iteration(job, 0, 8)
     agent.send()
     assert host.coordinator.drain(PATIENCE_S) == 1
-    assert not (tmp_path / ORDER_FOLDER).exists()
+    assert not (tmp_path / GLOBAL_ORDER_FOLDER).exists()
     agent.close()
     host.close()
     last = make_host(ends_with_job=True)
@@ -344,14 +351,14 @@ def test_an_iteration_that_breaks_the_merge_does_not_take_others_along(
     host, tmp_path, monkeypatch
 ) -> None:
     """A fault in the merge itself loses one iteration, counted and said; the next one is fine."""
-    real = ahead.merge
+    real = publication.merge_iteration
 
     def broken_for_one(view):
         if view.iteration == 1:
             raise IndexError("a bug")
         return real(view)
 
-    monkeypatch.setattr(ahead, "merge", broken_for_one)
+    monkeypatch.setattr(publication, "merge_iteration", broken_for_one)
     job = Job("job", str(tmp_path), 1)
     agent = host.agent("one")
     agent.session(job.session(0), job.root)
@@ -371,17 +378,21 @@ def test_hints_are_answered_said_and_remembered(make_host, tmp_path, monkeypatch
     job = Job("job", str(tmp_path), 2)
     settled = hint("job", "rank 1 was late")
     live = hint("job", "rank 1 is awaited", waiting=True)
-    monkeypatch.setattr(hinting, "hints_of", lambda state, facts: (settled,))
-    monkeypatch.setattr(hinting, "waiting", lambda view, facts, now_us, state: (live,))
+    monkeypatch.setattr(publication, "build_hints", lambda state, facts: (settled,))
+    monkeypatch.setattr(publication, "find_open_waits", lambda view, facts, now_us, state: (live,))
     monkeypatch.setattr(
-        hinting, "warnings", lambda hints, said: {each.reason: each.reason for each in hints}
+        publication,
+        "build_warnings",
+        lambda hints, said: {each.reason: each.reason for each in hints},
     )
     host = make_host()
     agent = host.agent("one")
     for rank in (0, 1):
         agent.session(job.session(rank), job.root)
         agent.iteration(job, rank, 0)
-    barrier = Event(0, 1, 90, OPEN, "Barrier", EventKind.BARRIER, 5, 5, group="world")
+    barrier = RankEvent(
+        0, 1, 90, OPEN_END_POSITION, "Barrier", EventKind.BARRIER, 5, 5, group="world"
+    )
     agent.events(job, 0, EventColumns.of([barrier], (job.group(),)))
     agent.send()
     wait_until(lambda: len(agent.exchange().warnings) == 2)
@@ -513,14 +524,14 @@ def test_a_status_stays_within_a_message(host, tmp_path) -> None:
 def test_a_coordinator_that_never_started_can_be_drained_and_stopped(tmp_path) -> None:
     """stop is safe without start, and twice; two cannot have one state."""
     settings = dataclasses.replace(CoordinatorSettings(), state_dir=str(tmp_path))
-    coordinator = Coordinator(settings)
+    coordinator = JobCoordinator(settings)
     assert coordinator.drain(0.0) == 0
     coordinator.stop()
     coordinator.stop()
-    other = Coordinator(settings)
+    other = JobCoordinator(settings)
     other.start()
     with pytest.raises(ConfigError):
-        Coordinator(settings).start()
+        JobCoordinator(settings).start()
     other.stop()
 
 
@@ -538,7 +549,7 @@ def test_hints_that_fail_do_not_keep_orders_from_being_published(
     agent.session(job.session(0), job.root)
     for iteration, fault in enumerate(("nothing", "hints_of", "observed")):
         if fault != "nothing":
-            monkeypatch.setattr(hinting, fault, broken)
+            monkeypatch.setattr(publication, fault, broken)
         agent.iteration(job, 0, iteration)
         agent.send()
         wait_until(agent.acknowledged)

@@ -9,20 +9,21 @@ from pathlib import Path
 import pytest
 from suites.slab_rooms import wait_until
 
-from rankdump.contract.events import Event, EventColumns, EventKind
-from rankdump.contract.status import IterationStatus, RankEvents, SessionState, SessionStatus
-from rankdumpd.coordinator.publish import files
-from rankdumpd.coordinator.service import Coordinator, publishing
-from rankdumpd.coordinator.values import Report
+from rankdump._core.events import EventColumns, EventKind, RankEvent
+from rankdump._core.status import EventSource, IterationStatus, SessionState, SessionStatus
+from rankdumpd.coordinator.fleet_views import AgentReport
+from rankdumpd.coordinator.publish import tree_files
+from rankdumpd.coordinator.service import publication
+from rankdumpd.coordinator.service.coordinator import JobCoordinator
 from rankdumpd.settings import CoordinatorSettings
 
 
-def report(number: int, job: str, iteration: int, root: Path) -> Report:
+def report(number: int, job: str, iteration: int, root: Path) -> AgentReport:
     """Return an iteration of the only rank of a job, complete."""
     who = SessionStatus(job, f"s-{job}", 0, 1, 0, "here", 1, SessionState.OPEN)
-    event = Event(0, iteration, 0, 0, f"Default/op{iteration}", EventKind.OPERATOR, 1, 2)
-    source = RankEvents(job, 0, f"s-{job}")
-    return Report(
+    event = RankEvent(0, iteration, 0, 0, f"Default/op{iteration}", EventKind.OPERATOR, 1, 2)
+    source = EventSource(job, 0, f"s-{job}")
+    return AgentReport(
         agent_id=f"agent-{job}",
         sequence=number,
         host="here",
@@ -45,7 +46,7 @@ def disk(monkeypatch):
                 raise OSError(code, os.strerror(code), path)
         return real(path, flags, *args, **named)
 
-    monkeypatch.setattr(publishing, "FIRST_S", 0.01)
+    monkeypatch.setattr(publication, "MIN_PUBLISH_RETRY_S", 0.01)
     monkeypatch.setattr(os, "open", opened)
     return faults
 
@@ -53,7 +54,7 @@ def disk(monkeypatch):
 @pytest.fixture
 def coordinator(tmp_path):
     settings = CoordinatorSettings(listen="127.0.0.1:0", state_dir=str(tmp_path / "state"))
-    coordinator = Coordinator(settings)
+    coordinator = JobCoordinator(settings)
     coordinator.start()
     yield coordinator
     coordinator.stop()
@@ -76,12 +77,12 @@ def test_an_order_waits_for_its_disk_and_others_do_not(coordinator, disk, tmp_pa
     wait_until(lambda: coordinator.problem)
     assert coordinator.problem.startswith("job a: its order waits for its disk")
     assert os.strerror(code) in coordinator.problem
-    assert coordinator.take(Report("agent-a", 0)).acknowledged == 0
+    assert coordinator.take(AgentReport("agent-a", 0)).acknowledged == 0
     assert coordinator.drain(0) == 2
     disk.clear()
     wait_until(lambda: names(full) == ["Default/op0", "Default/op1"])
     wait_until(lambda: not coordinator.problem)
-    wait_until(lambda: coordinator.take(Report("agent-a", 0)).acknowledged == 6)
+    wait_until(lambda: coordinator.take(AgentReport("agent-a", 0)).acknowledged == 6)
     assert list(coordinator.findings("a")) == []
     assert coordinator.drain(0) == 0
 
@@ -97,5 +98,5 @@ def test_what_the_book_says_is_on_the_disk(tmp_path, monkeypatch):
     """After a power loss a file is not shorter than the state has it."""
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda opened: synced.append(os.fstat(opened).st_size))
-    assert files.append(tmp_path / "f", [b"one", b"two"], size_bytes=0) == 6
+    assert tree_files.append_chunks(tmp_path / "f", [b"one", b"two"], size_bytes=0) == 6
     assert synced == [6]

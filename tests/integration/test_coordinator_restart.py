@@ -15,11 +15,11 @@ import grpc
 import pytest
 from suites.reporting_agent import PATIENCE_S, Job, ReportingAgent
 
-from rankdump.contract.order import ORDER_FOLDER
-from rankdump.contract.status import SessionState, StatusView
+from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER
+from rankdump._core.status import SessionState, StatusView
+from rankdump._wire.status_messages import entry_from_wire, view_from_wire
 from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
-from rankdump.wire.views import entry_from_wire, view_from_wire
 
 AGENTS = 4
 RANKS = 2
@@ -113,7 +113,7 @@ def run(process: Process, job: Job, kills: dict[tuple[int, int], int]) -> list[R
 
 
 def files(root: str) -> dict[str, bytes]:
-    folder = Path(root) / ORDER_FOLDER
+    folder = Path(root) / GLOBAL_ORDER_FOLDER
     found = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
@@ -180,7 +180,7 @@ def test_a_stop_leaves_a_running_iteration_to_the_next_process(process, tmp_path
     one.iteration(job, 0, 0)
     one.send()
     assert coordinator.end(signal.SIGTERM) == 0
-    assert not (tmp_path / ORDER_FOLDER).exists()
+    assert not (tmp_path / GLOBAL_ORDER_FOLDER).exists()
     coordinator.start()
     two.connect(coordinator.stub)
     two.iteration(job, 1, 0)

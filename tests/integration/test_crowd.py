@@ -15,9 +15,9 @@ import pytest
 from integration.jobs import crowd
 
 import rankdump
-from rankdump.cli.ask import agent_status
-from rankdump.contract.key import sanitised
-from rankdump.contract.status import SessionState, StatusView
+from rankdump._cli.daemon_client import fetch_agent_status
+from rankdump._core.record import sanitize_name
+from rankdump._core.status import SessionState, StatusView
 
 MIB = 1 << 20
 WAIT_S = 120
@@ -71,12 +71,12 @@ def wait_until_settled(address: str, ranks: int) -> StatusView:
     everything = ranks * crowd.ITERATIONS * crowd.OPERATORS
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        view = agent_status(address)
+        view = fetch_agent_status(address)
         over = [s for s in view.sessions if s.state is not SessionState.OPEN]
         if len(over) == ranks and sum(each.kept for each in view.iterations) == everything:
             return view
         time.sleep(0.05)
-    raise AssertionError(f"after {WAIT_S} s: {agent_status(address)}")
+    raise AssertionError(f"after {WAIT_S} s: {fetch_agent_status(address)}")
 
 
 def check_whole(tree: Path, ranks: int) -> None:
@@ -90,7 +90,7 @@ def check_whole(tree: Path, ranks: int) -> None:
             # By the name in the file: without a manifest nobody knows the full one.
             found = {e.key.op_name: e for e in of_rank.where(iteration=iteration).tensors()}
             for name, values in crowd.tensors(rank, iteration):
-                np.testing.assert_array_equal(dump.load(found[sanitised(name)]), values)
+                np.testing.assert_array_equal(dump.load(found[sanitize_name(name)]), values)
 
 
 @pytest.mark.parametrize("shared_memory", [True, False], ids=["slab", "chunks"])

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from suites.slab_rooms import wait_until
 
-from rankdump.contract.events import Event, EventColumns, EventKind
-from rankdump.contract.manifest import Manifest
-from rankdump.contract.plan import Content
-from rankdump.wire.events import events_to_wire
+from rankdump._core.events import EventColumns, EventKind, RankEvent
+from rankdump._core.manifest import Manifest
+from rankdump._core.plan import ContentSettings
+from rankdump._wire.metadata_messages import events_to_wire
 from rankdump.wire.v1 import agent_pb2
-from rankdumpd.agent.ledger import Ledger
-from rankdumpd.agent.sessions import Session
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.session.rank_session import RankSession
 
 ARRAY = np.arange(12, dtype=np.float32)
 BAD, GOOD = "bad-session", "good-session"
@@ -49,7 +49,7 @@ DAMAGES = {
 
 
 def events(sequence: int) -> agent_pb2.Frame:
-    columns = EventColumns.of([Event(0, 0, 0, 0, "Default/op0", EventKind.OPERATOR, 1, 2)])
+    columns = EventColumns.of([RankEvent(0, 0, 0, 0, "Default/op0", EventKind.OPERATOR, 1, 2)])
     return agent_pb2.Frame(sequence=sequence, events=events_to_wire(columns))
 
 
@@ -57,7 +57,7 @@ def events(sequence: int) -> agent_pb2.Frame:
 def left(make_agent, make_rank, frames):
     """An agent that stopped within the first iteration of two ranks, and the ranks."""
     agent = make_agent()
-    content = Content("statistic", statistics=("max",))
+    content = ContentSettings("statistic", statistics=("max",))
     ranks = [
         make_rank(agent.address, rank=number, world_size=2, session_id=name, content=content)
         for number, name in enumerate((BAD, GOOD))
@@ -125,8 +125,8 @@ def test_what_is_only_odd_costs_nothing(left, frames, short_dir):
 @pytest.mark.parametrize(
     ("whose", "name", "error"),
     [
-        (Ledger, "find", sqlite3.OperationalError("disk I/O error")),
-        (Session, "restore", OSError(errno.EIO, "a tree that does not answer")),
+        (AgentLedger, "find", sqlite3.OperationalError("disk I/O error")),
+        (RankSession, "restore", OSError(errno.EIO, "a tree that does not answer")),
     ],
 )
 def test_a_disk_that_fails_for_a_moment_refuses_nobody(

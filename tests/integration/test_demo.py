@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankdump.contract.events import EventKind
+from rankdump._core.events import EventKind
 from rankdump.reader import load, read_order, status, walk
 
 ROOT = Path(__file__).parent.parent.parent

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from suites.worker_host import RankPlace, dump, tensors
 
-from rankdump.job_id import Launcher, job_id_of
-from rankdumpd.settings import Settings, load
+from rankdump._core.rank_identity import JobLauncher, derive_job_id
+from rankdumpd.settings import DaemonSettings, load_settings
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 SCRIPTS = sorted((DEPLOY / "slurm").glob("*.sh"))
@@ -93,7 +93,9 @@ def test_a_step_is_told_the_id_of_its_job(short_dir: Path, step: str, named: str
     own = {"RANKDUMP_CONFIG": "x", "RANKDUMP_AGENT": "unix:/a", "RANKDUMP_OUTPUT": "/b"}
     assert run("task-prolog.sh", short_dir, **environ, **own).stdout.splitlines() == told
     if told:
-        derived = job_id_of(environ, world_size=2, tree="/b", launcher=Launcher(1, 1), host="h")
+        derived = derive_job_id(
+            environ, world_size=2, tree="/b", launcher=JobLauncher(1, 1), host="h"
+        )
         assert told == [f"export RANKDUMP_JOB_ID={derived}"]
 
 
@@ -186,11 +188,11 @@ def test_containers_share_what_ranks_and_agent_need(tmp_path: Path):
 PODS = [("daemonset.yaml", "DaemonSet"), ("coordinator.yaml", "StatefulSet")]
 
 
-def settings_of(name: str, folder: Path) -> Settings:
+def settings_of(name: str, folder: Path) -> DaemonSettings:
     """Return the settings in the ConfigMap of a file."""
     path = folder / "rankdumpd.toml"
     path.write_text(objects(name)["ConfigMap"]["data"]["rankdumpd.toml"])
-    return load(path, {})
+    return load_settings(path, {})
 
 
 @pytest.mark.parametrize(("name", "kind"), PODS)

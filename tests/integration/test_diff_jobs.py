@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import rankdump
-from rankdump.diff.values import Origin, Report, Verdict
+from rankdump._analysis.compare.report import ComparisonReport, DivergenceOrigin, TensorVerdict
 
 JOB = Path(__file__).parent / "jobs" / "two_versions.py"
 LAYER = "Default/network-Encoder/blocks-Sequential/2-Block/wide-Sequential/2-Linear/Linear-op0"
@@ -54,16 +54,16 @@ def plain(folder) -> Path:
 
 
 @pytest.fixture(scope="module")
-def disturbed(folder, plain) -> Report:
+def disturbed(folder, plain) -> ComparisonReport:
     return rankdump.compare(plain, folder / "modules" / "disturbed")
 
 
 @pytest.fixture(scope="module")
-def spoilt(folder, plain) -> Report:
+def spoilt(folder, plain) -> ComparisonReport:
     return rankdump.compare(plain, folder / "modules" / "nan")
 
 
-def of_kind(origins: tuple[Origin, ...], kind: str) -> list[Origin]:
+def of_kind(origins: tuple[DivergenceOrigin, ...], kind: str) -> list[DivergenceOrigin]:
     return [origin for origin in origins if origin.kind == kind]
 
 
@@ -119,7 +119,7 @@ def test_the_other_rank_knows_who_sent_it(spoilt):
 def test_an_iteration_without_it_agrees(folder, plain, spoilt):
     report = rankdump.compare(plain, spoilt.b, iteration=0)
     assert report.agrees
-    assert {row.outcome.verdict for row in report.rows} == {Verdict.EQUAL}
+    assert {row.outcome.verdict for row in report.rows} == {TensorVerdict.EQUAL}
 
 
 def test_ranks_have_other_data(plain):

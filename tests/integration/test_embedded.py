@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.daemon_folder import DaemonFolder
-from rankdump.contract.errors import UnavailableError
-from rankdump.embedded import Lease, serving
+from rankdump._core.daemon_endpoint import DaemonFolder
+from rankdump._embedded.daemon_lease import DaemonLease, is_daemon_serving
+from rankdump.errors import UnavailableError
 
 RANK = """
 import sys
-from rankdump.embedded import Lease
+from rankdump._embedded import Lease
 lease = Lease("job")
 print(lease.address, flush=True)
 sys.stdin.read()
@@ -80,7 +80,7 @@ def test_ranks_share_one_daemon_until_the_last_is_gone(socket_folder: Path):
     assert len(addresses) == 1
     address = addresses.pop()
     ranks[0].leave()
-    assert serving(address)
+    assert is_daemon_serving(address)
     ranks[1].leave()
     assert list(socket_folder.iterdir()) == []
 
@@ -105,7 +105,7 @@ def test_what_was_killed_with_its_daemon_is_cleared_by_the_next(socket_folder: P
     rank.process.communicate(timeout=60)
     wait_for(lambda: not folder.has_daemon)
     assert folder.path.exists()
-    lease = Lease("another", root=socket_folder)
+    lease = DaemonLease("another", root=socket_folder)
     assert not folder.path.exists()
     lease.close()
     assert list(socket_folder.iterdir()) == []
@@ -124,7 +124,7 @@ def test_ranks_that_come_while_the_daemon_ends_get_another(socket_folder: Path):
     os.kill(daemon, signal.SIGKILL)
     address = again.address()
     assert Path(address.removeprefix("unix:")).parent == folder
-    assert serving(address)
+    assert is_daemon_serving(address)
     assert daemon_in(folder) != daemon
     again.leave()
     assert list(socket_folder.iterdir()) == []
@@ -132,7 +132,7 @@ def test_ranks_that_come_while_the_daemon_ends_get_another(socket_folder: Path):
 
 def test_a_fork_has_no_share(socket_folder: Path):
     """A worker that outlives its rank does not keep the daemon."""
-    lease = Lease("job", root=socket_folder)
+    lease = DaemonLease("job", root=socket_folder)
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -149,7 +149,7 @@ def test_a_fork_has_no_share(socket_folder: Path):
 def test_one_that_cannot_start_says_why(socket_folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANKDUMPD_AGENT__QUEUE_BYTES", "many")
     with pytest.raises(UnavailableError, match=r"ended before it served.*QUEUE_BYTES"):
-        Lease("job", root=socket_folder)
+        DaemonLease("job", root=socket_folder)
     (kept,) = socket_folder.glob("*/*")
     assert "QUEUE_BYTES" in kept.read_text()
 
@@ -161,10 +161,10 @@ def test_a_folder_of_somebody_else_is_not_used(socket_folder: Path):
     elsewhere.mkdir()
     link.symlink_to(elsewhere)
     with pytest.raises(UnavailableError, match="somebody else's"):
-        Lease("job", root=socket_folder)
+        DaemonLease("job", root=socket_folder)
     link.unlink()
     link.mkdir(mode=0o777)
     link.chmod(0o777)
     with pytest.raises(UnavailableError, match="somebody else's"):
-        Lease("job", root=socket_folder)
+        DaemonLease("job", root=socket_folder)
     assert list(elsewhere.iterdir()) == []

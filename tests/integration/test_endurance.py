@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from integration.jobs import endurance
 
-from rankdump.cli.ask import agent_status
+from rankdump._cli.daemon_client import fetch_agent_status
 
 WAIT_S = 600
 BUFFER_BYTES = 1 << 20
@@ -62,7 +62,7 @@ def test_memory_does_not_grow(
         command, env=os.environ | environ, capture_output=True, text=True, timeout=WAIT_S
     )
     assert ran.returncode == 0, ran.stderr
-    view = agent_status(daemon.address)
+    view = fetch_agent_status(daemon.address)
     assert sum(each.stored + each.linked for each in view.iterations) == records
     assert not any(each.dropped for each in view.iterations)
     by_tenth = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankdump.cli.commands import answer
-from rankdump.contract.plan import Content
+from rankdump._cli.command_group import run_command_line
+from rankdump._core.plan import ContentSettings
 
 
 def dump(rank, frames, iterations: int) -> None:
@@ -48,7 +48,9 @@ def test_one_iteration_against_ten(make_agent, make_rank, frames, short_dir, cap
     agent = make_agent()
     output = {"layout": "mindspore-async", "file_format": "bin"} if form == "bin" else {}
     output = {"layout": "api-torch"} if form == "api" else output
-    content = Content("full" if form in ("full", "api") else "tensor", ("max", "min", "avg"))
+    content = ContentSettings(
+        "full" if form in ("full", "api") else "tensor", ("max", "min", "avg")
+    )
     roots = [short_dir / "one", short_dir / "ten"]
     for root, iterations in zip(roots, (1, 10), strict=True):
         for number in range(2):
@@ -57,7 +59,7 @@ def test_one_iteration_against_ten(make_agent, make_rank, frames, short_dir, cap
             dump(make_rank(agent.address, root=root, **about, **job), frames, iterations)
     one, ten = roots
     said = ["forecast", "--iterations", "10", "--keep-free", "0", "--json", str(one)]
-    assert answer(said) == 0
+    assert run_command_line(said) == 0
     found = json.loads(capsys.readouterr().out)
     count, disk = measured(ten)
     assert found["tensors"] == 240
@@ -95,17 +97,19 @@ def config(folder: Path, root: Path, iteration: str = "0-9") -> str:
 
 def test_words_and_codes(one, short_dir, capsys, monkeypatch):
     room = shutil.disk_usage(one)
-    monkeypatch.setattr("rankdump.contract.forecast.KEEP_FREE_RATIO", 0.0)
+    monkeypatch.setattr("rankdump._core.forecast.KEEP_FREE_RATIO", 0.0)
     plenty = ["--keep-free", "0"]
-    assert answer(["forecast", *plenty, str(one), "--config", config(short_dir, one)]) == 0
+    assert (
+        run_command_line(["forecast", *plenty, str(one), "--config", config(short_dir, one)]) == 0
+    )
     assert "10 iterations will take:" in capsys.readouterr().out
     huge = config(short_dir, one, f"0-{room.total}")
-    assert answer(["forecast", *plenty, str(one), "--config", huge]) == 1
+    assert run_command_line(["forecast", *plenty, str(one), "--config", huge]) == 1
     assert "it does not fit" in capsys.readouterr().out
-    assert answer(["forecast", "--keep-free", "110%", str(one)]) == 2
-    assert answer(["forecast", "--iterations", "1", "--config", huge, str(one)]) == 2
+    assert run_command_line(["forecast", "--keep-free", "110%", str(one)]) == 2
+    assert run_command_line(["forecast", "--iterations", "1", "--config", huge, str(one)]) == 2
     (short_dir / "empty").mkdir()
-    assert answer(["forecast", str(short_dir / "empty")]) == 1
+    assert run_command_line(["forecast", str(short_dir / "empty")]) == 1
     assert "no iteration with tensors is complete" in capsys.readouterr().err
 
 
@@ -115,9 +119,9 @@ def test_run_requires_that_it_fits(one, short_dir, capfd):
     job = ["--", sys.executable, "-c", f"open({str(started)!r}, 'w')"]
     huge = config(short_dir, short_dir / "new", f"0-{1 << 60}")
     asked = ["run", "--require-fit", "--config", huge]
-    assert answer([*asked, *job]) == 2
+    assert run_command_line([*asked, *job]) == 2
     assert "run once with iteration 0" in capfd.readouterr().err
-    assert answer([*asked, "--observed", str(one), *job]) == 1
+    assert run_command_line([*asked, "--observed", str(one), *job]) == 1
     assert "the plan does not fit" in capfd.readouterr().err
-    assert answer(["run", "--require-fit", *job]) == 2
+    assert run_command_line(["run", "--require-fit", *job]) == 2
     assert not started.exists()

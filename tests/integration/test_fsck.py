@@ -13,21 +13,23 @@ import pytest
 from integration.conftest import STAMP
 from suites.flips import flipped
 
-from rankdump.cli.commands import answer
-from rankdump.contract.plan import Content
-from rankdump.fsck import Kind, Report, check_tree, mend
+from rankdump._analysis.fsck.damage import CheckReport, DamageKind
+from rankdump._analysis.fsck.repair import repair_tree
+from rankdump._analysis.fsck.tree_check import check_tree
+from rankdump._cli.command_group import run_command_line
+from rankdump._core.plan import ContentSettings
 from rankdump.wire.v1 import agent_pb2
 
 STARTED = "20250102030405"
 IN, OUT = agent_pb2.SIDE_INPUT, agent_pb2.SIDE_OUTPUT
 RANDOM = np.random.default_rng(8)
 FORMS = {
-    "npy": ({"layout": "mindspore-sync"}, Content()),
-    "full": ({"layout": "mindspore-sync"}, Content("full")),
-    "cann-bin": ({"layout": "cann", "file_format": "bin", "started": STARTED}, Content()),
-    "async-bin": ({"layout": "mindspore-async", "file_format": "bin"}, Content()),
-    "op-npy": ({"layout": "cann-op-step", "started": STARTED}, Content()),
-    "api": ({"layout": "api-torch"}, Content("full", ("max", "min", "avg"))),
+    "npy": ({"layout": "mindspore-sync"}, ContentSettings()),
+    "full": ({"layout": "mindspore-sync"}, ContentSettings("full")),
+    "cann-bin": ({"layout": "cann", "file_format": "bin", "started": STARTED}, ContentSettings()),
+    "async-bin": ({"layout": "mindspore-async", "file_format": "bin"}, ContentSettings()),
+    "op-npy": ({"layout": "cann-op-step", "started": STARTED}, ContentSettings()),
+    "api": ({"layout": "api-torch"}, ContentSettings("full", ("max", "min", "avg"))),
 }
 
 
@@ -112,7 +114,7 @@ def named(root: Path) -> list[Path]:
     return sorted(set(found))
 
 
-def words(report: Report) -> set[tuple[str, str]]:
+def words(report: CheckReport) -> set[tuple[str, str]]:
     return {(damage.kind.value, damage.path) for damage in report.damages}
 
 
@@ -182,7 +184,7 @@ def test_each_word(dumped, short_dir):
     due.add(("duplicate", second))
     report = check_tree(root, workers=2)
     assert words(report) == {(word, str(path.relative_to(root))) for word, path in due}
-    left = mend(root, report)
+    left = repair_tree(root, report)
     assert [damage.path for damage in left.mended] == [str((folder / ".s-7.tmp").relative_to(root))]
     assert check_tree(root, workers=2).damages == left.damages
 
@@ -194,7 +196,7 @@ def test_each_word(dumped, short_dir):
 def test_rows_that_are_not_those_of_their_manifest(make_agent, make_rank, frames, layout, tables):
     """Each row that a manifest names is in a table, with its operator, type and shape."""
     output = {"layout": layout, **({} if layout == "mindspore-sync" else {"started": STARTED})}
-    content = Content("statistic", ("max", "min"), tables=tables)
+    content = ContentSettings("statistic", ("max", "min"), tables=tables)
     agent = make_agent()
     rank = make_rank(agent.address, output=output, content=content)
     rank.open()
@@ -241,7 +243,7 @@ def test_iteration_that_does_not_add_up(dumped):
     del body["records"][0]
     path.write_text(json.dumps(body))
     kinds = [damage.kind for damage in check_tree(root, workers=1).damages]
-    assert kinds.count(Kind.UNBALANCED) == 2
+    assert kinds.count(DamageKind.UNBALANCED) == 2
 
 
 def test_files_of_an_operators_tensors_left_by_a_crash(dumped):
@@ -251,8 +253,10 @@ def test_files_of_an_operators_tensors_left_by_a_crash(dumped):
     own = whole.with_name(f"{whole.name}.input.0")
     own.write_bytes(b"")
     before = check_tree(root, workers=1)
-    assert [(damage.kind, damage.mendable) for damage in before.damages] == [(Kind.DUPLICATE, True)]
-    assert mend(root, before).damages == ()
+    assert [(damage.kind, damage.mendable) for damage in before.damages] == [
+        (DamageKind.DUPLICATE, True)
+    ]
+    assert repair_tree(root, before).damages == ()
     assert whole.exists()
     assert not own.exists()
     assert check_tree(root, workers=1).damages == ()
@@ -262,18 +266,18 @@ def test_repair_leaves_what_is_being_written(dumped, capsys):
     root = dumped("npy")
     leftover = root / "rank_0/Net/0/0/.x.tmp"
     with leftover.open("w") as writer:
-        assert answer(["fsck", "--repair", str(root)]) == 1
+        assert run_command_line(["fsck", "--repair", str(root)]) == 1
         assert "leftover: rank_0/Net/0/0/.x.tmp" in capsys.readouterr().out
         assert not writer.closed
-    assert answer(["fsck", "--repair", "--json", str(root)]) == 0
+    assert run_command_line(["fsck", "--repair", "--json", str(root)]) == 0
     assert json.loads(capsys.readouterr().out)["mended"][0]["path"].endswith(".x.tmp")
     assert not leftover.exists()
 
 
 def test_usage(dumped, capsys):
     root = str(dumped("npy"))
-    assert answer(["fsck", "--rebuild", root]) == 2
-    assert answer(["fsck", "--repair", "--rebuild", "--state-dir", "x", root]) == 2
-    assert answer(["fsck", f"{root}/none"]) == 2
-    assert answer(["fsck", root]) == 0
+    assert run_command_line(["fsck", "--rebuild", root]) == 2
+    assert run_command_line(["fsck", "--repair", "--rebuild", "--state-dir", "x", root]) == 2
+    assert run_command_line(["fsck", f"{root}/none"]) == 2
+    assert run_command_line(["fsck", root]) == 0
     assert "nothing is wrong" in capsys.readouterr().out

@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankdump.contract.layout import mindspore_sync as layout
-from rankdump.contract.layout.place import NAME_MAX_BYTES
-from rankdump.contract.layout.profile import PROFILES
-from rankdump.contract.layout.reading import key_of
-from rankdump.contract.npy import parse_header
-from rankdump.contract.plan import DumpPlan, Output
-from rankdump.identity import Identity
-from rankdump.session import Session
+from rankdump._core.npy_format import parse_npy_header
+from rankdump._core.plan import DumpPlan, OutputSettings
+from rankdump._core.rank_identity import RankIdentity
+from rankdump._layout import tree_paths as layout
+from rankdump._layout.dump_folders import parse_tensor_path
+from rankdump._layout.profile import PROFILES
+from rankdump._layout.tree_paths import MAX_NAME_BYTES
+from rankdump._session.rank_session import Session
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "mindspore"
 STAMP = re.compile(r"\.\d{16}\.(?=input|output)")
@@ -64,7 +64,7 @@ class File:
 
     @property
     def key(self):
-        key = key_of(self.relative)
+        key = parse_tensor_path(self.relative)
         assert key is not None, self.relative
         return key
 
@@ -76,7 +76,7 @@ class File:
     @property
     def left_out(self) -> bool:
         """Unreadable, or the file of an empty tensor, with four stray bytes."""
-        return self.unreadable or 0 in parse_header(self.data).shape
+        return self.unreadable or 0 in parse_npy_header(self.data).shape
 
 
 def files_of(rank: Path) -> Iterator[File]:
@@ -95,7 +95,7 @@ def rows_of(mapping: Path) -> list[list[str]]:
 def raw_names(rank: Path, graph: int) -> dict[str, str]:
     """Return full scope names by their spelling in file names, as far as the order knows them."""
     return {
-        layout.spelt("", name, profile): name
+        layout.spell_operator("", name, profile): name
         for name in order_of(rank, graph)
         for profile in PROFILES.values()
     }
@@ -112,7 +112,7 @@ def graphs_of(rank: Path) -> list[int]:
 
 def dump_again(rank: Path, number: int, world_size: int, plan: DumpPlan, address: str) -> None:
     """Hand every array of a rank to a session, in the order in which MindSpore wrote them."""
-    identity = Identity(number, world_size, number)
+    identity = RankIdentity(number, world_size, number)
     session = Session(plan, identity=identity, agent=address)
     for graph in graphs_of(rank):
         session.graph(order_of(rank, graph), graph=graph)
@@ -156,7 +156,7 @@ def test_golden_tree_dumped_again(tree: str, make_agent, tmp_path: Path):
         for folder in ranks[0].iterdir()
         if (folder / "0").exists() or (folder / "1").exists()
     )
-    output = Output(str(tmp_path / "tree"), net_name, profile=profile, codec="none")
+    output = OutputSettings(str(tmp_path / "tree"), net_name, profile=profile, codec="none")
     address = make_agent().address
     for number, rank in enumerate(ranks):
         dump_again(rank, number, len(ranks), DumpPlan(output), address)
@@ -185,4 +185,4 @@ def assert_mapped(mapping: Path) -> None:
     assert rows
     for short, full in rows:
         assert (mapping.parent / short).is_file()
-        assert len(os.fsencode(full)) > NAME_MAX_BYTES >= len(os.fsencode(short))
+        assert len(os.fsencode(full)) > MAX_NAME_BYTES >= len(os.fsencode(short))

@@ -13,7 +13,7 @@ OWN_LINE = re.compile(r"^(?:[IWEF]\d{4} |WARNING: All log messages before absl)"
 JOB = """
 import os, sys
 import numpy as np, rankdump
-from rankdump.contract.plan import DumpPlan, Output
+from rankdump._core.plan import DumpPlan, Output
 session = rankdump.Session(DumpPlan(output=Output(root=sys.argv[2])), agent=sys.argv[1])
 for step in range(3):
     session.step(step)
@@ -63,8 +63,8 @@ def test_it_is_set_before_grpc_is_loaded(module, expected):
         "    importlib.import_module(name)\n"
     )
     names = {
-        "rankdump": ["rankdump.embedded.process"],
-        "rankdumpd": ["rankdumpd.main", "rankdumpd.serving"],
+        "rankdump": ["rankdump._embedded.daemon_lease"],
+        "rankdumpd": ["rankdumpd.main", "rankdumpd.composition"],
     }
     done = subprocess.run(
         [sys.executable, "-c", code, *names[module]],

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from suites.slab_rooms import wait_until
 
-from rankdump.cli.commands import answer
-from rankdump.contract.errors import UnavailableError
-from rankdump.fsck import check_tree, mend
-from rankdumpd.agent import committer, holds
-from rankdumpd.agent.effects import again
-from rankdumpd.ingest.run import Run
-from rankdumpd.ingest.values import Task
+from rankdump._analysis.fsck.repair import repair_tree
+from rankdump._analysis.fsck.tree_check import check_tree
+from rankdump._cli.command_group import run_command_line
+from rankdump.errors import UnavailableError
+from rankdumpd.agent.commit import committer, post_commit
+from rankdumpd.agent.storage import tree_lock
+from rankdumpd.ingest.dump_file import IngestTask
+from rankdumpd.ingest.runner import IngestRun
 
 ARRAY = np.arange(12, dtype=np.float32)
 
@@ -29,8 +30,8 @@ ARRAY = np.arange(12, dtype=np.float32)
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """What waits is tried again at once."""
-    monkeypatch.setattr(again, "FIRST_S", 0.01)
-    monkeypatch.setattr(committer, "TICK_S", 0.01)
+    monkeypatch.setattr(post_commit, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(committer, "CHECK_INTERVAL_S", 0.01)
 
 
 def lock_of(root: Path) -> Path:
@@ -75,7 +76,7 @@ class TestRepair:
         """From the first session to the stop: a rank that was cut off may come back."""
         agent, rank, stream = begun
         path = leftover(rank.root)
-        assert answer(["fsck", "--repair", str(rank.root)]) == 1
+        assert run_command_line(["fsck", "--repair", str(rank.root)]) == 1
         said = f"rankdump: {rank.root}: an agent writes to it (process {os.getpid()}); "
         assert capsys.readouterr().err == f"{said}--repair is for when it has left\n"
         stream.cut()
@@ -85,7 +86,7 @@ class TestRepair:
         assert held(rank.root)
         assert path.exists()
         agent.stop()
-        assert answer(["fsck", "--repair", str(rank.root)]) == 0
+        assert run_command_line(["fsck", "--repair", str(rank.root)]) == 0
         assert f"removed: {path.relative_to(rank.root)}" in capsys.readouterr().out
         assert not path.exists()
 
@@ -101,7 +102,7 @@ class TestRepair:
         second.send(frames.goodbye(1))
         assert second.finish() is grpc.StatusCode.OK
         wait_until(lambda: not held(rank.root))
-        assert answer(["fsck", "--repair", str(rank.root)]) == 0
+        assert run_command_line(["fsck", "--repair", str(rank.root)]) == 0
         rank.open()
         stream = rank.push()
         wait_until(lambda: held(rank.root))
@@ -210,7 +211,7 @@ class TestAgent:
         assert list(outside.iterdir()) == []
         assert [r.message for r in caplog.records if "without a lock" in r.message][1:] == []
         assert any("without a lock" in r.message for r in caplog.records)
-        assert answer(["fsck", "--repair", str(rank.root)]) == 1
+        assert run_command_line(["fsck", "--repair", str(rank.root)]) == 1
         assert list(outside.iterdir()) == []
 
     def test_a_disk_without_locks(self, make_agent, make_rank, frames, monkeypatch, caplog):
@@ -220,7 +221,7 @@ class TestAgent:
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
         agent = make_agent()
-        monkeypatch.setattr(holds.fcntl, "flock", flock)
+        monkeypatch.setattr(tree_lock.fcntl, "flock", flock)
         root = make_rank(agent.address).root
         for number in range(2):
             rank = make_rank(agent.address, rank=number, world_size=2, session_id=f"s{number}")
@@ -228,7 +229,7 @@ class TestAgent:
             stream = rank.push().send(frames.record(1, ARRAY + number), frames.end(2, 0, 1))
             assert stream.send(frames.goodbye(3)).finish() is grpc.StatusCode.OK
         assert sum("without a lock" in record.message for record in caplog.records) == 1
-        report = mend(root, check_tree(root, workers=1))
+        report = repair_tree(root, check_tree(root, workers=1))
         assert report.damages == ()
         assert any("has no locks" in sentence for sentence in report.unchecked)
 
@@ -236,10 +237,10 @@ class TestAgent:
 def test_an_ingest_holds_its_tree_and_waits_like_an_agent(tmp_path):
     source, tree = tmp_path / "source", tmp_path / "tree"
     source.mkdir()
-    task = Task(source, tree)
-    run = Run(task, say=lambda _: None)
+    task = IngestTask(source, tree)
+    run = IngestRun(task, say=lambda _: None)
     assert held(tree)
     assert run.run()
     with mending(tree), pytest.raises(UnavailableError, match="is being mended"):
-        Run(task, say=lambda _: None)
-    assert Run(task, say=lambda _: None).run()
+        IngestRun(task, say=lambda _: None)
+    assert IngestRun(task, say=lambda _: None).run()

@@ -11,8 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from rankdump.contract.plan import DumpPlan, Output
-from rankdump.contract.plan_json import plan_to_json
+from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2, events_pb2, status_pb2
 
 SEED = 20_261_122
@@ -60,7 +59,7 @@ def bodies(frames) -> list[bytes]:
 
 
 def opening(root: str, rank: int) -> bytes:
-    plan = plan_to_json(DumpPlan(Output(root=root)))
+    plan = plan_to_json(DumpPlan(OutputSettings(root=root)))
     request = agent_pb2.OpenSessionRequest(
         job_id="hostile", session_id=session_of(rank), rank=rank, world_size=_AT_ONCE,
         host="here", pid=1,

@@ -18,7 +18,7 @@ from suites.native_tree import hidden, native_files, stored, write_tree
 
 import rankdump
 from rankdump import reader
-from rankdump.contract.errors import DamagedError
+from rankdump.errors import CorruptedError
 from rankdump.reader import Dump, Entry
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "mindspore"
@@ -74,7 +74,7 @@ def assert_same_arrays(ours: Path, theirs: Path) -> None:
 def loaded(dump: Dump, entry: Entry) -> np.ndarray | str:
     try:
         return dump.load(entry)
-    except DamagedError:
+    except CorruptedError:
         return "damaged"
 
 

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import rankdump
-from rankdump.contract.manifest import Manifest
-from rankdump.contract.plan import (
-    Content,
+from rankdump._core.manifest import Manifest
+from rankdump._core.plan import (
+    ContentSettings,
     DumpPlan,
-    Excluded,
-    Operators,
-    Output,
-    SavedData,
-    Selection,
-    Trigger,
+    OperatorSelection,
+    OutputSettings,
+    SavedDataMode,
+    TensorExclusion,
+    TensorSelection,
+    TriggerMode,
 )
 
 STARTED = "20260102030405"
@@ -48,18 +48,18 @@ class Lenet(nn.Module):
 
 
 def a_plan(
-    root: Path, trigger: Trigger = "always", saved: SavedData = "tensor", **lists
+    root: Path, trigger: TriggerMode = "always", saved: SavedDataMode = "tensor", **lists
 ) -> DumpPlan:
     return DumpPlan(
-        Output(str(root), net_name="", layout="cann", codec="none", started=STARTED),
-        Selection(trigger=trigger, **lists),
-        Content(saved=saved),
+        OutputSettings(str(root), net_name="", layout="cann", codec="none", started=STARTED),
+        TensorSelection(trigger=trigger, **lists),
+        ContentSettings(saved=saved),
         dialect="acl",
     )
 
 
-def listed(*names: str, **more) -> Operators:
-    return Operators(False, names, spelt=True, **more)
+def listed(*names: str, **more) -> OperatorSelection:
+    return OperatorSelection(False, names, spelt=True, **more)
 
 
 @pytest.fixture
@@ -108,9 +108,13 @@ def test_each_model_has_the_operators_of_its_own_list(start, short_dir):
 
 def test_positions_are_left_out_of_every_call(start, short_dir):
     """Law: the agent has nothing to refuse of what the rank leaves out."""
-    lists = Operators(
-        without_types=(Excluded("Conv2d"), Excluded("Parameter")),
-        without_names=(Excluded("fc", ("output0",)), Excluded("Lenet"), Excluded("network-Lenet")),
+    lists = OperatorSelection(
+        without_types=(TensorExclusion("Conv2d"), TensorExclusion("Parameter")),
+        without_names=(
+            TensorExclusion("fc", ("output0",)),
+            TensorExclusion("Lenet"),
+            TensorExclusion("network-Lenet"),
+        ),
     )
     with start(operators=lists) as session:
         session.attach(net := Lenet())
@@ -209,6 +213,8 @@ def test_the_operator_that_raised_has_one_time_in_its_iteration(start, short_dir
 
 def test_arrays_have_the_model_that_has_no_name(start, short_dir):
     """Law: graphs that no model was attached for are of `Net`, and selected by that name."""
-    with start(operators=Operators(False), models=(("Net", Operators()),)) as session:
+    with start(
+        operators=OperatorSelection(False), models=(("Net", OperatorSelection()),)
+    ) as session:
         session.dump("Add", "Default/Add-op0", "output", 0, np.ones(2), graph=3)
     assert names_in(short_dir / "dump" / STARTED / "0/Net/3/0") == {"Add.output.0"}

@@ -25,19 +25,19 @@ from suites.authorities import Authority
 from suites.slab_rooms import wait_until
 from suites.worker_host import WorkerHost, dump
 
-from rankdump.contract.errors import ConfigError
-from rankdump.wire import views
-from rankdump.wire.channel import Credentials
+from rankdump._wire import status_messages
+from rankdump._wire.channel import TlsCredentials
+from rankdump.errors import ConfigError
 from rankdump.wire.v1 import metrics_pb2, metrics_pb2_grpc
-from rankdumpd.agent import registry
-from rankdumpd.agent.service import Agent
-from rankdumpd.audit import Audit
-from rankdumpd.coordinator.service import Coordinator
-from rankdumpd.endpoint import Endpoint, Metrics, measured
+from rankdumpd.agent.service import DumpAgent
+from rankdumpd.agent.session import registry
+from rankdumpd.coordinator.service.coordinator import JobCoordinator
 from rankdumpd.main import main as rankdumpd
-from rankdumpd.meters import Meters
-from rankdumpd.server import Server
-from rankdumpd.settings import CoordinatorSettings, MetricsSettings, Settings, TlsSettings
+from rankdumpd.server.audit_log import AuditLog
+from rankdumpd.server.grpc_server import GrpcServer
+from rankdumpd.server.metrics import MetricCounters
+from rankdumpd.server.metrics_page import MetricsEndpoint, ProcessMetrics, build_metrics
+from rankdumpd.settings import CoordinatorSettings, DaemonSettings, MetricsSettings, TlsSettings
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 ARRAY = np.arange(6, dtype=np.float32)
@@ -49,16 +49,16 @@ class Page:
     """An endpoint that runs, and who reads it."""
 
     def __init__(
-        self, *sources, tls: TlsSettings | None = None, audit: Audit | None = None
+        self, *sources, tls: TlsSettings | None = None, audit: AuditLog | None = None
     ) -> None:
-        self.tls, self.meters = tls or TlsSettings(), Meters()
-        metrics = Metrics((*sources, self.meters.samples))
-        self.endpoint = Endpoint(HERE, metrics, self.tls, meters=self.meters, audit=audit)
+        self.tls, self.meters = tls or TlsSettings(), MetricCounters()
+        metrics = ProcessMetrics((*sources, self.meters.samples))
+        self.endpoint = MetricsEndpoint(HERE, metrics, self.tls, meters=self.meters, audit=audit)
         self.endpoint.start()
 
     def get(
         self,
-        shown: Credentials | None = None,
+        shown: TlsCredentials | None = None,
         *,
         accept: str = OPEN_METRICS,
         path: str = "/metrics",
@@ -168,20 +168,20 @@ def test_counters_do_not_fall_when_sessions_are_forgotten(
 
 def test_off_unless_asked_for_and_never_open_to_all():
     """Law: nothing listens by default, and nothing but this host is served in the clear."""
-    _, none = measured(Settings(), Meters())
+    _, none = build_metrics(DaemonSettings(), MetricCounters())
     assert none == ()
-    settings = Settings(metrics=MetricsSettings(listen=HERE))
-    (endpoint,) = measured(settings, Meters())[1]
+    settings = DaemonSettings(metrics=MetricsSettings(listen=HERE))
+    (endpoint,) = build_metrics(settings, MetricCounters())[1]
     endpoint.stop()
     for address in ("0.0.0.0:0", "example.org:9", "127.0.0.1", "127.0.0.1:x", "[::]:1"):
         with pytest.raises(ConfigError, match=r"metrics\.listen"):
-            Endpoint(address, Metrics(()), TlsSettings())
+            MetricsEndpoint(address, ProcessMetrics(()), TlsSettings())
 
 
 def test_a_port_that_is_taken_is_said(page_of):
     taken = page_of().endpoint.address
     with pytest.raises(ConfigError, match="free"):
-        Endpoint(taken, Metrics(()), TlsSettings()).start()
+        MetricsEndpoint(taken, ProcessMetrics(()), TlsSettings()).start()
 
 
 def test_nothing_else_is_there(page_of):
@@ -193,7 +193,7 @@ def test_a_source_that_fails_leaves_the_others(page_of):
     def broken():
         raise OSError("gone")
 
-    meters = Meters("rankdump_agent_")
+    meters = MetricCounters("rankdump_agent_")
     found = page_of(broken, meters.samples).samples()
     assert of(found, "rankdump_agent_iterations_total") == 0
 
@@ -237,7 +237,7 @@ def test_what_is_refused_is_counted_and_written_down(
     tmp_path: Path, page_of, request_line: str, status: bytes, reason: str
 ):
     """In the clear all that is known of who asked is that it is here."""
-    audit = Audit(tmp_path / "audit")
+    audit = AuditLog(tmp_path / "audit")
     page = page_of(audit=audit)
     assert status in page.ask(f"{request_line}\r\n\r\n".encode())
     assert page.refused() == {reason: 1}
@@ -251,7 +251,7 @@ def test_what_is_refused_is_counted_and_written_down(
 def test_who_may_not_read_is_counted_and_written_down(tmp_path: Path, page_of):
     """By name where a certificate is believed; else where it came from."""
     authority = Authority(tmp_path / "ca")
-    audit = Audit(tmp_path / "audit")
+    audit = AuditLog(tmp_path / "audit")
     page = page_of(tls=authority.server(), audit=audit)
     with pytest.raises(urllib.error.HTTPError) as refused:
         page.get(authority.issue("k", "rank"))
@@ -286,7 +286,7 @@ def test_who_finds_no_place_is_counted(page_of):
 
 
 def test_a_coordinator_has_its_own(tmp_path: Path, page_of):
-    coordinator = Coordinator(CoordinatorSettings(state_dir=str(tmp_path)))
+    coordinator = JobCoordinator(CoordinatorSettings(state_dir=str(tmp_path)))
     found = page_of(coordinator.samples).samples()
     assert of(found, "rankdump_coordinator_jobs") == 0
     assert of(found, "rankdump_coordinator_agents", state="silent") == 0
@@ -300,7 +300,7 @@ def metrics_at(address: str) -> dict[tuple[str, frozenset[tuple[str, str]]], flo
         )
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
-        for sample in views.samples_from_wire(answer)
+        for sample in status_messages.samples_from_wire(answer)
     }
 
 
@@ -325,7 +325,7 @@ def test_health_says_it_before_ranks_hear_of_the_drain(short_dir: Path, monkeypa
     address = f"unix:{short_dir}/d.sock"
     seen: list[int] = []
     serves, gone, over = threading.Event(), threading.Event(), threading.Event()
-    start, drain = Server.start, Agent.drain
+    start, drain = GrpcServer.start, DumpAgent.drain
 
     def watch() -> None:
         with grpc.insecure_channel(address) as channel, contextlib.suppress(grpc.RpcError):
@@ -337,21 +337,21 @@ def test_health_says_it_before_ranks_hear_of_the_drain(short_dir: Path, monkeypa
 
     watcher = threading.Thread(target=watch)
 
-    def started(self: Server) -> str:
+    def started(self: GrpcServer) -> str:
         bound = start(self)
         watcher.start()
         assert serves.wait(60)
         os.kill(os.getpid(), signal.SIGTERM)
         return bound
 
-    def drained(self: Agent, timeout_s: float) -> int:
+    def drained(self: DumpAgent, timeout_s: float) -> int:
         # Streams are told by what is called here.
         told.append(gone.wait(60))
         return drain(self, timeout_s)
 
     told: list[bool] = []
-    monkeypatch.setattr(Server, "start", started)
-    monkeypatch.setattr(Agent, "drain", drained)
+    monkeypatch.setattr(GrpcServer, "start", started)
+    monkeypatch.setattr(DumpAgent, "drain", drained)
     monkeypatch.setenv("RANKDUMPD_AGENT__NICE", "0")
     arguments = ["standalone", "--socket", f"{short_dir}/d.sock", "--state-dir", f"{short_dir}/s"]
     done = CliRunner().invoke(rankdumpd, arguments)

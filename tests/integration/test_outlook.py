@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 
 from rankdump import reader
-from rankdump.contract.forecast import forecast
-from rankdump.contract.iterations import parse_iterations
-from rankdump.contract.plan import Content, Selection
-from rankdump.contract.status import StatusView
+from rankdump._core.forecast import forecast_dump
+from rankdump._core.plan import ContentSettings, TensorSelection
+from rankdump._core.selection import parse_iterations
+from rankdump._core.status import StatusView
+from rankdump._wire.status_messages import view_from_wire
 from rankdump.wire.v1 import agent_pb2
-from rankdump.wire.views import view_from_wire
 
 TENSORS = 40
 MIB = 1 << 20
 WAIT_S = 60.0
 
 
-def selected(text: str) -> Selection:
+def selected(text: str) -> TensorSelection:
     iterations = parse_iterations(text)
     assert iterations is not None
-    return Selection(iterations)
+    return TensorSelection(iterations)
 
 
 class Dumping:
@@ -76,7 +76,9 @@ def about(number: int) -> dict[str, object]:
     return {"rank": number, "world_size": 2, "session_id": f"session{number}"}
 
 
-@pytest.mark.parametrize("content", [Content(), Content("full", ("max", "min"))], ids=["", "full"])
+@pytest.mark.parametrize(
+    "content", [ContentSettings(), ContentSettings("full", ("max", "min"))], ids=["", "full"]
+)
 def test_it_says_what_the_command_will_say(make_agent, make_dumping, content):
     """The command weighs each file, the agent has sums: they agree to some hundredths."""
     agent = make_agent()
@@ -89,7 +91,7 @@ def test_it_says_what_the_command_will_say(make_agent, make_dumping, content):
     (need,) = ranks[0].view().needs
     assert need.iterations == 99
     seen = reader.observe(ranks[0].rank.root)
-    foretold = forecast(seen, 99, reader.disk_room(ranks[0].rank.root, 0.0))
+    foretold = forecast_dump(seen, 99, reader.disk_room(ranks[0].rank.root, 0.0))
     assert 99 * need.disk_bytes == pytest.approx(foretold.disk_bytes, rel=0.05)
     assert 99 * need.inodes == pytest.approx(foretold.files + 99 * seen.each.folders, rel=0.05)
 

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 from suites.slab_rooms import wait_until
 
-from rankdump.cli.commands import answer
-from rankdump.contract.errors import ConfigError, DamagedError
-from rankdump.contract.manifest import Manifest
-from rankdump.contract.plan import Content
-from rankdump.contract.retired import Retired
-from rankdump.fsck import check_tree
-from rankdump.wire.views import view_from_wire
-from rankdumpd.agent.ledger import Ledger
-from rankdumpd.rebuild.command import rebuild
+from rankdump._analysis.fsck.tree_check import check_tree
+from rankdump._cli.command_group import run_command_line
+from rankdump._core.manifest import Manifest, RetiredIteration
+from rankdump._core.plan import ContentSettings
+from rankdump._wire.status_messages import view_from_wire
+from rankdump.errors import ConfigError, CorruptedError
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.rebuild.ledger_rebuild import rebuild_ledger
 
 BIN = {"layout": "mindspore-async", "file_format": "bin"}
 
@@ -72,7 +71,7 @@ def test_the_new_ledger_is_the_old_one(make_agent, make_rank, frames, short_dir,
     before, ends = rows(state, query), rows(state, "SELECT * FROM iterations")
     assert all(end[-1] for end in ends)
     state.rename(short_dir / "lost")
-    done = rebuild(rank.root, state)
+    done = rebuild_ledger(rank.root, state)
     assert dataclasses.astuple(done) == (1, 3, 9)
     assert rows(state, query) == before
     again = rows(state, "SELECT * FROM iterations")
@@ -104,7 +103,7 @@ def test_what_no_manifest_has_is_sent_again_and_stands_there_once(
     rank.push().send(*sent[:-2]).wait_acknowledged(len(sent) - 2)
     agent.stop()
     shutil.rmtree(short_dir / "state")
-    assert dataclasses.astuple(rebuild(rank.root, short_dir / "state")) == (1, 1, 3)
+    assert dataclasses.astuple(rebuild_ledger(rank.root, short_dir / "state")) == (1, 1, 3)
     agent.start()
     assert rank.open().acknowledged_sequence == 4
     rank.push().send(*sent).wait_acknowledged(len(sent))
@@ -115,14 +114,14 @@ def test_what_no_manifest_has_is_sent_again_and_stands_there_once(
 def test_rows_of_figures_and_sessions_without_numbers(make_agent, make_rank, frames, short_dir):
     """More tensors than frames; and manifests of before they said their session."""
     agent = make_agent()
-    rank = make_rank(agent.address, content=Content("statistic", ("max",)))
+    rank = make_rank(agent.address, content=ContentSettings("statistic", ("max",)))
     rank.open()
     array = np.ones(3, np.float32)
     some = frames.figures(1, [(array, "1")] * 5)
     rank.push().send(some, frames.end(2, 0, 5)).wait_acknowledged(2)
     agent.stop()
-    assert dataclasses.astuple(rebuild(rank.root, short_dir / "one")) == (1, 1, 5)
-    ledger = Ledger(short_dir / "one")
+    assert dataclasses.astuple(rebuild_ledger(rank.root, short_dir / "one")) == (1, 1, 5)
+    ledger = AgentLedger(short_dir / "one")
     assert sum(row.records for row in ledger.counts("session0000")) == 5
     assert ledger.committed_beyond("session0000", 2) == []
     ledger.close()
@@ -130,7 +129,7 @@ def test_rows_of_figures_and_sessions_without_numbers(make_agent, make_rank, fra
     path.chmod(0o600)
     older = dataclasses.replace(Manifest.from_json(path.read_bytes()), session=None)
     path.write_bytes(older.to_json())
-    assert dataclasses.astuple(rebuild(rank.root, short_dir / "two")) == (1, 1, 5)
+    assert dataclasses.astuple(rebuild_ledger(rank.root, short_dir / "two")) == (1, 1, 5)
     agent.start()
     assert not rows(short_dir / "two", "SELECT 1 FROM sessions WHERE state <> 'closed'")
 
@@ -157,7 +156,7 @@ def test_what_was_retired_stays_so(make_agent, make_rank, frames, short_dir):
     before = rows(short_dir / "state", query)
     agent.stop()
     shutil.rmtree(short_dir / "state")
-    assert dataclasses.astuple(rebuild(rank.root, short_dir / "state")) == (1, 1, 3)
+    assert dataclasses.astuple(rebuild_ledger(rank.root, short_dir / "state")) == (1, 1, 3)
     assert rows(short_dir / "state", query) == before
     taken = sum(path.stat().st_size for path in {p.stat().st_ino: p for p in npys(rank)}.values())
     again = make_agent()
@@ -177,10 +176,13 @@ def test_a_removal_that_was_cut_is_finished(make_agent, make_rank, frames, short
     shutil.rmtree(short_dir / "state")
     (manifest,) = rank.root.rglob("iteration_0.*.json")
     manifest.rename(manifest.with_name(f".{manifest.name}"))
-    lines = [Retired("job", "session0000", 0, 0, 7, "age"), Retired("job", "older", 0, 5, 6, "age")]
+    lines = [
+        RetiredIteration("job", "session0000", 0, 0, 7, "age"),
+        RetiredIteration("job", "older", 0, 5, 6, "age"),
+    ]
     text = "".join(f"{line.to_line()}\n" for line in (lines[0], *lines))
     (rank.root / "rank_0/.dump_metadata/retired.jsonl").write_text(text + '{"torn')
-    assert dataclasses.astuple(rebuild(rank.root, short_dir / "state")) == (2, 0, 0)
+    assert dataclasses.astuple(rebuild_ledger(rank.root, short_dir / "state")) == (2, 0, 0)
     query = "SELECT session_id, iteration, done FROM retired ORDER BY session_id"
     assert rows(short_dir / "state", query) == [("older", 5, 1), ("session0000", 0, 0)]
     assert npys(rank)
@@ -197,14 +199,14 @@ def test_what_is_refused(make_agent, make_rank, frames, short_dir, capfd):
     sent = frames_of(frames, 1)
     rank.push().send(*sent).wait_acknowledged(len(sent))
     with pytest.raises(ConfigError, match="without a ledger"):
-        rebuild(rank.root, short_dir / "state")
+        rebuild_ledger(rank.root, short_dir / "state")
     again = ["fsck", "--rebuild", "--state-dir", f"{short_dir}/new", str(rank.root)]
-    assert answer(again) == 0
+    assert run_command_line(again) == 0
     assert "ledger of 1 sessions, 1 iterations, 3 tensors" in capfd.readouterr().err
-    assert answer(again) == 2
+    assert run_command_line(again) == 2
     (manifest,) = rank.root.rglob("iteration_0.*.json")
     manifest.chmod(0o600)
     manifest.write_bytes(manifest.read_bytes()[:-1])
-    with pytest.raises(DamagedError, match="cannot be read"):
-        rebuild(rank.root, short_dir / "other")
+    with pytest.raises(CorruptedError, match="cannot be read"):
+        rebuild_ledger(rank.root, short_dir / "other")
     assert not (short_dir / "other/ledger.sqlite").exists()

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from suites.worker_host import RankPlace, dump, tensors
 
-from rankdump.cli.ask import agent_status
-from rankdump.contract.errors import ConfigError
-from rankdumpd.activation import inherited
+from rankdump._cli.daemon_client import fetch_agent_status
+from rankdump.errors import ConfigError
+from rankdumpd.server.grpc_server import inherit_socket
 
 WAIT_S = 60
 ARRAY = np.arange(1000, dtype=np.float32)
@@ -166,7 +166,7 @@ def test_limits_hold_for_the_streams_that_come(manager: Manager, make_rank, fram
     rank = make_rank(manager.public)
     rank.open()
     rank.push().send(frames.record(1, ARRAY), frames.end(2, 0, 1), frames.goodbye(3)).finish()
-    (iteration,) = agent_status(manager.public).iterations
+    (iteration,) = fetch_agent_status(manager.public).iterations
     assert dict(iteration.dropped) == {"disk_low": 1}
 
 
@@ -192,7 +192,7 @@ def test_who_knocks_first_is_sent_to_the_worker_beside(
     assert direct.open().token
     stream = direct.push().send(frames.record(1, ARRAY), frames.end(2, 0, 1), frames.goodbye(3))
     assert stream.finish() is grpc.StatusCode.OK
-    assert [i.stored for i in agent_status(manager.public).iterations] == [1]
+    assert [i.stored for i in fetch_agent_status(manager.public).iterations] == [1]
     manager.signal(signal.SIGTERM)
     assert manager.ends_with() == 0, manager.log()
 
@@ -236,9 +236,9 @@ def test_sockets_of_another_process_are_not_ours():
     """Nor are several: which one would be the public one?"""
     own = str(os.getpid())
     for environ in ({}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}):
-        assert inherited(environ) is None
+        assert inherit_socket(environ) is None
     with pytest.raises(ConfigError, match="one socket"):
-        inherited({"LISTEN_FDS": "2", "LISTEN_PID": own})
+        inherit_socket({"LISTEN_FDS": "2", "LISTEN_PID": own})
 
 
 STALLED = """
@@ -259,7 +259,7 @@ def test_a_disk_that_hangs_does_not_hold_the_stop(manager: Manager, make_rank, f
     rank.open()
     stream = rank.push().send(frames.record(1, ARRAY), frames.record(2, ARRAY))
     pause = threading.Event()
-    while agent_status(manager.public).load.queued_records < 2:
+    while fetch_agent_status(manager.public).load.queued_records < 2:
         pause.wait(0.05)
     manager.signal(signal.SIGTERM)
     assert stream.wait_over() is grpc.StatusCode.UNAVAILABLE

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankdumpd.agent.ledger import Ledger
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 
 
 def command(short_dir: Path) -> list[str]:
@@ -40,7 +40,7 @@ def test_no_space_in_the_state_folder_is_a_fault_and_no_mistake(short_dir):
 @pytest.mark.parametrize("keeps", [0, 4096])
 def test_a_damaged_ledger_ends_the_process(short_dir, keeps):
     """Whatever of the file is not SQLite's: one line that says which file it is."""
-    Ledger(short_dir / "state").close()
+    AgentLedger(short_dir / "state").close()
     path = short_dir / "state" / "ledger.sqlite"
     data = path.read_bytes()
     path.write_bytes(data[:keeps] + b"\xff" * (len(data) - keeps))

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from suites.slab_rooms import wait_until
 
-from rankdumpd.required_files import RequiredFiles
+from rankdumpd.server.state_files import RequiredFiles
 
 
 def health_of(channel: grpc.Channel) -> int:

@@ -26,20 +26,19 @@ from suites.authorities import Authority, variables
 from suites.slab_rooms import wait_until
 
 import rankdump
-from rankdump.cli import ask
-from rankdump.cli.commands import answer
-from rankdump.contract.errors import ConfigError, ForbiddenError, UnavailableError
-from rankdump.contract.plan import DumpPlan, Output
-from rankdump.contract.plan_json import plan_to_json
-from rankdump.wire.channel import Credentials, connect
+from rankdump._cli import daemon_client
+from rankdump._cli.command_group import run_command_line
+from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
+from rankdump._wire.channel import TlsCredentials, open_channel
+from rankdump.errors import ConfigError, ForbiddenError, UnavailableError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
-from rankdumpd.agent.service import Agent
-from rankdumpd.audit import Audit
-from rankdumpd.coordinator.service import Coordinator
-from rankdumpd.gate import Gate
-from rankdumpd.server import Server, Service
+from rankdumpd.agent.service import DumpAgent
+from rankdumpd.coordinator.service.coordinator import JobCoordinator
+from rankdumpd.server.audit_log import AuditLog
+from rankdumpd.server.call_gate import CallGate
+from rankdumpd.server.grpc_server import GrpcServer, GrpcService
+from rankdumpd.server.tls import RevokedCertificates, ServerCertificates, compute_fingerprint
 from rankdumpd.settings import AgentSettings, CoordinatorSettings, TlsSettings
-from rankdumpd.tls import Certificates, Revoked, fingerprint_of
 
 WAIT_S = 30.0
 ANYWHERE = "127.0.0.1:0"
@@ -60,14 +59,14 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 class Served:
     """A service behind TLS and a gate, in this process."""
 
-    def __init__(self, folder: Path, settings: TlsSettings, *services: Service) -> None:
+    def __init__(self, folder: Path, settings: TlsSettings, *services: GrpcService) -> None:
         self.settings = settings
         self.audit = folder / "audit.jsonl"
-        self._written = Audit(self.audit)
-        certificates = Certificates(settings, self._written.reloaded)
-        revoked = Revoked(Path(settings.revoked), self._written.reloaded)
-        self.gate = Gate(certificates=certificates, revoked=revoked, audit=self._written)
-        self._server = Server(ANYWHERE, services, tls=certificates, gate=self.gate)
+        self._written = AuditLog(self.audit)
+        certificates = ServerCertificates(settings, self._written.reloaded)
+        revoked = RevokedCertificates(Path(settings.revoked), self._written.reloaded)
+        self.gate = CallGate(certificates=certificates, revoked=revoked, audit=self._written)
+        self._server = GrpcServer(ANYWHERE, services, tls=certificates, gate=self.gate)
         self.address = self._server.start()
 
     def stop(self) -> None:
@@ -81,8 +80,10 @@ class Served:
 @pytest.fixture
 def running(authority: Authority, tmp_path: Path) -> Iterator[Served]:
     """An agent and a coordinator that listen on TCP, with a certificate of their own each time."""
-    agent = Agent(AgentSettings(listen=ANYWHERE, state_dir=str(tmp_path / "a"), encode_threads=1))
-    coordinator = Coordinator(CoordinatorSettings(state_dir=str(tmp_path / "c")))
+    agent = DumpAgent(
+        AgentSettings(listen=ANYWHERE, state_dir=str(tmp_path / "a"), encode_threads=1)
+    )
+    coordinator = JobCoordinator(CoordinatorSettings(state_dir=str(tmp_path / "c")))
     with contextlib.ExitStack() as stack:
         for room in (coordinator, agent):
             room.start()
@@ -101,7 +102,7 @@ def running(authority: Authority, tmp_path: Path) -> Iterator[Served]:
 def shows(monkeypatch: pytest.MonkeyPatch):
     """Let the commands of this process show a certificate."""
 
-    def show(credentials: Credentials) -> None:
+    def show(credentials: TlsCredentials) -> None:
         for name, path in variables(credentials).items():
             monkeypatch.setenv(name, path)
 
@@ -109,15 +110,15 @@ def shows(monkeypatch: pytest.MonkeyPatch):
 
 
 def request(tree: Path, **more) -> agent_pb2.OpenSessionRequest:
-    plan = plan_to_json(DumpPlan(Output(root=str(tree))))
+    plan = plan_to_json(DumpPlan(OutputSettings(root=str(tree))))
     return agent_pb2.OpenSessionRequest(
         job_id="job", session_id="s1", world_size=1, plan_json=plan, **more
     )
 
 
-def dump(address: str, tree: Path, credentials: Credentials) -> None:
+def dump(address: str, tree: Path, credentials: TlsCredentials) -> None:
     """Be a rank that dumps one tensor in one iteration."""
-    plan = DumpPlan(Output(root=str(tree), codec="none"))
+    plan = DumpPlan(OutputSettings(root=str(tree), codec="none"))
     with rankdump.Session(plan, agent=address, environ=variables(credentials)) as session:
         session.step(0)
         session.dump("Add", "Default/Add-op1", "output", 0, ARRAY)
@@ -131,10 +132,10 @@ def test_a_rank_dumps_over_tls(authority: Authority, running: Served, tmp_path: 
 
 
 CALLS = {
-    "agent status": lambda address: ask.agent_status(address),
-    "job status": lambda address: ask.job_status(address),
-    "drain": lambda address: ask.drain(address, timeout_s=1),
-    "hints": lambda address: ask.timeout_hints(address),
+    "agent status": lambda address: daemon_client.fetch_agent_status(address),
+    "job status": lambda address: daemon_client.fetch_job_status(address),
+    "drain": lambda address: daemon_client.drain_agent(address, timeout_s=1),
+    "hints": lambda address: daemon_client.fetch_timeout_hints(address),
 }
 
 
@@ -162,7 +163,7 @@ def test_what_a_role_may_do(authority: Authority, running: Served, shows, role, 
 def test_a_wrong_role_is_told_so(authority: Authority, running: Served, shows, capsys):
     """One line: whose certificate, what it wanted, for whom that is. Code 1."""
     shows(authority.credentials("rank"))
-    assert answer(["status", "--agent", running.address]) == 1
+    assert run_command_line(["status", "--agent", running.address]) == 1
     said = capsys.readouterr().err
     assert said == (
         f"rankdump: agent at {running.address}: the certificate of 'rank' has the wrong role: "
@@ -175,11 +176,11 @@ def test_a_revoked_certificate_is_told_so(
 ):
     """To people in one line, to a rank once: it is no matter of reaching anybody."""
     for name in ("operator", "rank"):
-        digits = fingerprint_of(Path(authority.credentials(name).certificate).read_bytes())
+        digits = compute_fingerprint(Path(authority.credentials(name).certificate).read_bytes())
         with Path(running.settings.revoked).open("a") as listed:
             listed.write(f"{digits} # {name}\n")
     shows(authority.credentials("operator"))
-    assert answer(["status", "--agent", running.address]) == 1
+    assert run_command_line(["status", "--agent", running.address]) == 1
     said = capsys.readouterr().err
     expected = f"rankdump: agent at {running.address}: the certificate of 'operator' is revoked\n"
     assert said == expected
@@ -190,17 +191,17 @@ def test_a_revoked_certificate_is_told_so(
 
 def test_a_server_in_the_clear_is_told_apart(authority: Authority, tmp_path: Path, shows):
     """It answers, and what it says is no TLS."""
-    server = Server(ANYWHERE, ())
+    server = GrpcServer(ANYWHERE, ())
     shows(authority.credentials("operator"))
     try:
         with pytest.raises(UnavailableError, match="it does not speak TLS, or is not rankdumpd"):
-            ask.agent_status(server.start())
+            daemon_client.fetch_agent_status(server.start())
     finally:
         server.stop(0)
 
 
 def test_people_may_not_pose_as_ranks_or_agents(authority: Authority, running: Served, tmp_path):
-    with connect(running.address, authority.credentials("operator")) as channel:
+    with open_channel(running.address, authority.credentials("operator")) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             agent_pb2_grpc.AgentServiceStub(channel).OpenSession(request(tmp_path), timeout=WAIT_S)
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
@@ -248,16 +249,16 @@ def test_why_nobody_answers(
     elif case == "no file":
         shows(dataclasses.replace(ours, key="/nowhere"))
     with pytest.raises(UnavailableError, match=said):
-        ask.agent_status(running.address)
+        daemon_client.fetch_agent_status(running.address)
 
 
 def test_settings_of_a_client_that_lack_something(authority: Authority, monkeypatch, capsys):
     """A variable that is missing is named; so is a host that is asked for in the clear. Code 2."""
     monkeypatch.setenv("RANKDUMP_TLS_CA", authority.credentials("operator").ca)
-    assert answer(["status", "--agent", "127.0.0.1:1"]) == 2
+    assert run_command_line(["status", "--agent", "127.0.0.1:1"]) == 2
     assert "RANKDUMP_TLS_CERT" in capsys.readouterr().err
     monkeypatch.delenv("RANKDUMP_TLS_CA")
-    assert answer(["status", "--agent", "node1:1"]) == 2
+    assert run_command_line(["status", "--agent", "node1:1"]) == 2
     assert (
         "an address of this host as long as there are no certificates (RANKDUMP_TLS_CA"
         in capsys.readouterr().err
@@ -285,14 +286,14 @@ def test_a_rank_with_the_wrong_role_is_told_once(
 def test_a_certificate_that_is_revoked(authority: Authority, running: Served, tmp_path: Path):
     """Law: its open streams end, and on the same connection it may do nothing more."""
     rank = authority.credentials("rank")
-    with connect(running.address, rank) as channel:
+    with open_channel(running.address, rank) as channel:
         stub = agent_pb2_grpc.AgentServiceStub(channel)
         token = stub.OpenSession(request(tmp_path / "t"), timeout=WAIT_S).token
         over = threading.Event()
         hello = agent_pb2.PushRequest(hello=agent_pb2.Hello(session_id="s1", token=token))
         answers = stub.Push(_first_and_then_nothing(hello, over), timeout=WAIT_S)
         wait_until(lambda: "begin" in running.audit.read_text())
-        digits = fingerprint_of(Path(rank.certificate).read_bytes())
+        digits = compute_fingerprint(Path(rank.certificate).read_bytes())
         Path(running.settings.revoked).write_text(f"{digits} # rank\n")
         with pytest.raises(grpc.RpcError) as caught:
             list(answers)
@@ -315,7 +316,7 @@ def test_certificates_that_are_renewed(authority: Authority, running: Served, sh
     """Law: the next connection sees the new one, without a restart; the earlier one lives on."""
     operator = authority.credentials("operator")
     host, port = running.address.rsplit(":", 1)
-    with connect(running.address, operator) as channel:
+    with open_channel(running.address, operator) as channel:
         stub = agent_pb2_grpc.AgentServiceStub(channel)
         stub.Status(agent_pb2.AgentStatusRequest(), timeout=WAIT_S)
         renewed = authority.server(f"renewed-{port}")
@@ -329,19 +330,19 @@ def test_certificates_that_are_renewed(authority: Authority, running: Served, sh
     (reload,) = [line for line in running.lines() if line["what"] == "reload"]
     assert running.settings.certificate in str(reload["files"])
     shows(operator)
-    ask.agent_status(running.address)
+    daemon_client.fetch_agent_status(running.address)
 
 
 def test_who_did_what_is_written_down(authority: Authority, running: Served, shows, tmp_path: Path):
     """Sessions, streams, reads, drains and refusals; whose they were; and no token."""
     dump(running.address, tmp_path / "tree", authority.credentials("rank"))
     shows(authority.credentials("operator"))
-    ask.agent_status(running.address)
-    ask.drain(running.address, timeout_s=1)
+    daemon_client.fetch_agent_status(running.address)
+    daemon_client.drain_agent(running.address, timeout_s=1)
     shows(authority.credentials("reader"))
-    ask.job_status(running.address, job_id="")
+    daemon_client.fetch_job_status(running.address, job_id="")
     with pytest.raises(ForbiddenError):
-        ask.drain(running.address, timeout_s=1)
+        daemon_client.drain_agent(running.address, timeout_s=1)
     running.stop()
     found = [
         (e["what"], str(e["method"]).rpartition(".")[2], e["who"], e.get("result"))
@@ -361,7 +362,7 @@ def test_who_did_what_is_written_down(authority: Authority, running: Served, sho
     assert opened["session"] == ended["session"]
     assert opened["roles"] == ["rank"]
     pem = Path(authority.credentials("rank").certificate).read_bytes()
-    assert opened["fingerprint"] == fingerprint_of(pem)
+    assert opened["fingerprint"] == compute_fingerprint(pem)
     assert re.fullmatch(r"ipv4:127\.0\.0\.1:\d+", str(opened["peer"]))
     assert drained["action"] == "drain"
     assert not any("token" in line or "secret" in line for line in running.lines())
@@ -372,7 +373,7 @@ def test_an_agent_reports_over_tls(authority: Authority, running: Served, tmp_pa
     credentials = authority.credentials("reader")
     own = tmp_path / "own"
     own.mkdir()
-    files = Credentials(*(str(own / name) for name in ("ca", "certificate", "key")))
+    files = TlsCredentials(*(str(own / name) for name in ("ca", "certificate", "key")))
     _copy(credentials, files)
     settings = AgentSettings(
         listen=f"unix:{own}/a.sock",
@@ -381,15 +382,18 @@ def test_an_agent_reports_over_tls(authority: Authority, running: Served, tmp_pa
         keep_free_ratio=0.0,
         keep_free_inodes_ratio=0.0,
     )
-    agent = Agent(settings, files)
-    server = Server(settings.listen, (agent,))
+    agent = DumpAgent(settings, files)
+    server = GrpcServer(settings.listen, (agent,))
     agent.start()
     try:
-        with connect(server.start()) as channel:
+        with open_channel(server.start()) as channel:
             agent_pb2_grpc.AgentServiceStub(channel).OpenSession(request(tmp_path / "tree"))
         wait_until(lambda: running.audit.read_text().count('"refused"') > 2)
         told = [r for r in caplog.records if "Report is for agent" in r.message]
-        assert sorted(r.name for r in told) == ["rankdumpd.agent.report", "rankdumpd.gate"]
+        assert sorted(r.name for r in told) == [
+            "rankdumpd.agent.report.reporter",
+            "rankdumpd.server.call_gate",
+        ]
         _copy(authority.credentials("agent"), files)
         assert agent.drain(WAIT_S) == 0
         assert agent.view().findings == ()
@@ -398,7 +402,7 @@ def test_an_agent_reports_over_tls(authority: Authority, running: Served, tmp_pa
         agent.stop()
 
 
-def _copy(source: Credentials, target: Credentials) -> None:
+def _copy(source: TlsCredentials, target: TlsCredentials) -> None:
     for name in ("ca", "certificate", "key"):
         Path(getattr(target, name)).write_bytes(Path(getattr(source, name)).read_bytes())
 
@@ -431,14 +435,14 @@ def test_the_workers_of_a_front_over_tls(authority: Authority, short_dir: Path, 
         with notified:
             assert notified.recv(4096).split(b"\n")[0] == b"READY=1", log.read_text()
         ports = re.findall(
-            r"INFO rankdumpd.lifecycle: listening on 0\.0\.0\.0:(\d+)", log.read_text()
+            r"INFO rankdumpd.server.lifecycle: listening on 0\.0\.0\.0:(\d+)", log.read_text()
         )
         address = f"localhost:{ports[-1]}"
         rank = authority.credentials("rank")
         dump(address, short_dir / "tree", rank)
         shows(authority.credentials("operator"))
-        assert ask.drain(address, timeout_s=WAIT_S) == 0
-        view = ask.agent_status(address)
+        assert daemon_client.drain_agent(address, timeout_s=WAIT_S) == 0
+        view = daemon_client.fetch_agent_status(address)
         assert [each.rank for each in view.sessions] == [0]
         assert view.findings == ()
         assert len(list((short_dir / "tree").rglob("*.npy"))) == 1
@@ -452,15 +456,15 @@ def test_the_workers_of_a_front_over_tls(authority: Authority, short_dir: Path, 
 def test_without_certificates_nothing_but_loopback(authority: Authority):
     """The same address is served with certificates, and refused without."""
     with pytest.raises(ConfigError, match=r"with certificates \(\[tls\]\)"):
-        Server("0.0.0.0:0", ()).start()
-    server = Server("0.0.0.0:0", (), tls=Certificates(authority.server("everywhere")))
+        GrpcServer("0.0.0.0:0", ()).start()
+    server = GrpcServer("0.0.0.0:0", (), tls=ServerCertificates(authority.server("everywhere")))
     assert server.start().startswith("0.0.0.0:")
     server.stop(0)
 
 
 def test_every_role_may_ask_for_health_and_what_there_is(authority: Authority, running: Served):
     """Also streams of theirs pass; a certificate without any role may not even that."""
-    with connect(running.address, authority.credentials("rank")) as channel:
+    with open_channel(running.address, authority.credentials("rank")) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
         watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
@@ -469,7 +473,7 @@ def test_every_role_may_ask_for_health_and_what_there_is(authority: Authority, r
         reflected: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
         (answered,) = reflected.ServerReflectionInfo(iter([listing]), timeout=WAIT_S)
         assert len(answered.list_services_response.service) == 4
-    with connect(running.address, authority.credentials("nobody")) as channel:
+    with open_channel(running.address, authority.credentials("nobody")) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         with pytest.raises(grpc.RpcError, match="its roles are: none"):
             health.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
@@ -477,15 +481,15 @@ def test_every_role_may_ask_for_health_and_what_there_is(authority: Authority, r
 
 def test_a_socket_is_written_down_as_local(short_dir: Path, tmp_path: Path):
     """Everything is allowed there, and all that is known of the caller is that it is here."""
-    agent = Agent(AgentSettings(listen=f"unix:{short_dir}/a", state_dir=f"{short_dir}/state"))
+    agent = DumpAgent(AgentSettings(listen=f"unix:{short_dir}/a", state_dir=f"{short_dir}/state"))
     path = tmp_path / "audit"
-    audit = Audit(path)
-    server = Server(f"unix:{short_dir}/a", (agent,), gate=Gate(audit=audit))
+    audit = AuditLog(path)
+    server = GrpcServer(f"unix:{short_dir}/a", (agent,), gate=CallGate(audit=audit))
     agent.start()
     try:
         address = server.start()
-        dump(address, short_dir / "tree", Credentials())
-        assert ask.drain(address, timeout_s=WAIT_S) == 0
+        dump(address, short_dir / "tree", TlsCredentials())
+        assert daemon_client.drain_agent(address, timeout_s=WAIT_S) == 0
     finally:
         server.stop(0)
         agent.stop()
@@ -503,7 +507,7 @@ def test_a_process_opens_its_audit_once(make_daemon, tmp_path: Path):
     """The gate, the page and what removes iterations write through one."""
     path = tmp_path / "audit"
     daemon = make_daemon(RANKDUMPD_LOG__AUDIT=str(path), RANKDUMPD_METRICS__LISTEN=ANYWHERE)
-    ask.agent_status(daemon.address)
+    daemon_client.fetch_agent_status(daemon.address)
     wait_until(lambda: path.stat().st_size > 0)
     opened = 0
     for each in Path(f"/proc/{daemon.process.pid}/fd").iterdir():

@@ -14,7 +14,7 @@ import pytest
 from suites.slab_rooms import wait_until
 from suites.worker_host import WAIT_S, WorkerHost, dump, tensors
 
-from rankdump.embedded import serving
+from rankdump._embedded.daemon_lease import is_daemon_serving
 
 
 @pytest.fixture
@@ -66,4 +66,4 @@ def test_also_while_a_worker_is_away(host: WorkerHost):
     os.kill(host.worker(index), signal.SIGKILL)
     done = second(host, host.folder / "b.sock", workers=2)
     assert done.returncode == 2
-    wait_until(lambda: serving(f"{host.address}.{index}", timeout_s=0.2))
+    wait_until(lambda: is_daemon_serving(f"{host.address}.{index}", timeout_s=0.2))

@@ -15,8 +15,14 @@ import torch
 from torch import Tensor, nn
 
 import rankdump
-from rankdump.contract.manifest import Manifest
-from rankdump.contract.plan import DumpPlan, Operators, Output, Selection, Watched
+from rankdump._core.manifest import Manifest
+from rankdump._core.plan import (
+    DumpPlan,
+    OperatorSelection,
+    OutputSettings,
+    TensorSelection,
+    WatchedOperators,
+)
 
 STARTED = "20260102030405"
 NAME = re.compile(
@@ -55,8 +61,12 @@ class Net(nn.Module):
 
 def a_plan(root: Path, layers: tuple[str, ...], nodes: tuple[str, ...]) -> DumpPlan:
     return DumpPlan(
-        Output(str(root), net_name="", layout="cann", codec="none", started=STARTED),
-        Selection(operators=Operators(False), inputs=False, watched=Watched(layers, nodes)),
+        OutputSettings(str(root), net_name="", layout="cann", codec="none", started=STARTED),
+        TensorSelection(
+            operators=OperatorSelection(False),
+            inputs=False,
+            watched=WatchedOperators(layers, nodes),
+        ),
         dialect="acl",
     )
 

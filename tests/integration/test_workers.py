@@ -20,11 +20,11 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from suites.worker_host import WAIT_S, WorkerHost, dump, tensors, wait_gone, watch
 
-from rankdump.cli.ask import agent_status, drain, pin
-from rankdump.contract.status import SessionState, StatusView
-from rankdump.embedded import serving
+from rankdump._cli.daemon_client import drain_agent, fetch_agent_status, set_job_pin
+from rankdump._core.status import SessionState, StatusView
+from rankdump._embedded.daemon_lease import is_daemon_serving
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2, coordinator_pb2_grpc
-from rankdumpd.front.sharding import worker_of
+from rankdumpd.workers.session_migration import select_worker
 
 Hosts = Callable[..., WorkerHost]
 
@@ -59,7 +59,7 @@ def test_ranks_are_shared_out_and_all_of_it_is_in_the_tree(make_host):
             for iteration in range(2):
                 session.step(iteration)
                 dump(session, tensors(rank, 50 * iteration, 50))
-    assert drain(host.address, timeout_s=WAIT_S) == 0
+    assert drain_agent(host.address, timeout_s=WAIT_S) == 0
     view = host.view()
     assert {s.rank: s.state for s in view.sessions} == dict.fromkeys(range(4), SessionState.CLOSED)
     assert all(i.complete and i.balanced and i.stored == 50 for i in view.iterations)
@@ -70,14 +70,14 @@ def test_ranks_are_shared_out_and_all_of_it_is_in_the_tree(make_host):
     for rank in range(4):
         np.testing.assert_array_equal(host.arrays(rank), tensors(rank, 0, 100))
         assert all(manifest.status.balanced for manifest in host.manifests(rank))
-    pin(host.address, "job", pinned=True)
+    set_job_pin(host.address, "job", pinned=True)
     (usage,) = host.view().usage
     assert usage.pinned
     assert usage.bytes_stored == sum(i.bytes_stored for i in view.iterations)
     for index in range(2):
-        own = agent_status(f"{host.address}.{index}")
+        own = fetch_agent_status(f"{host.address}.{index}")
         assert [job.pinned for job in own.usage] == [True]
-        expected = {rank for rank in range(4) if worker_of("job", rank, 2) == index}
+        expected = {rank for rank in range(4) if select_worker("job", rank, 2) == index}
         assert {s.rank for s in own.sessions} == expected
         assert len(expected) == 2
 
@@ -105,7 +105,7 @@ def test_what_workers_need_and_their_ledgers_are_added_up(make_host, short_dir):
 def test_a_killed_worker_comes_back_and_the_rank_loses_nothing(make_host, shared_memory):
     """What was acknowledged is in its ledger, what was not is sent again or lies in the slab."""
     host = make_host(2)
-    index = worker_of("job", 3, 2)
+    index = select_worker("job", 3, 2)
     with host.session(3, shared_memory=shared_memory) as session:
         session.step(0)
         dump(session, tensors(3, 0, 200))
@@ -128,13 +128,13 @@ def test_a_worker_that_is_away_is_said_and_the_others_go_on(make_host):
     with host.session(0) as session:
         session.step(0)
         dump(session, tensors(0, 0, 10))
-        other = 1 - worker_of("job", 0, 2)
+        other = 1 - select_worker("job", 0, 2)
         os.kill(host.worker(other), signal.SIGKILL)
         view = until(host.view, lambda view: bool(view.findings))
         assert [s.rank for s in view.sessions] == [0]
         assert any(f.startswith(f"worker {other} ") for f in view.findings)
         until(host.view, lambda view: any("started again once" in f for f in view.findings))
-    assert drain(host.address, timeout_s=WAIT_S) == 0
+    assert drain_agent(host.address, timeout_s=WAIT_S) == 0
 
 
 def test_a_killed_front_leaves_no_process_and_the_next_one_goes_on(make_host):
@@ -218,7 +218,7 @@ def test_readiness_means_all_workers(make_host, short_dir):
 
         def listen() -> None:
             heard.append(notify.recv(64))
-            served.extend(serving(f"unix:{short_dir}/agent.sock.{n}") for n in range(3))
+            served.extend(is_daemon_serving(f"unix:{short_dir}/agent.sock.{n}") for n in range(3))
             heard.append(notify.recv(64))
 
         listener = threading.Thread(target=listen)
@@ -247,7 +247,7 @@ def test_the_front_refuses_frames_and_says_why(make_host, make_rank):
     rank = make_rank(make_host(2).address)
     answer = rank.open()
     assert not answer.token
-    assert answer.redirect == f"agent.sock.{worker_of('job', 0, 2)}"
+    assert answer.redirect == f"agent.sock.{select_worker('job', 0, 2)}"
     stream = rank.push()
     assert stream.wait_over() is grpc.StatusCode.FAILED_PRECONDITION
     assert "follows no redirect" in stream.details
@@ -263,7 +263,7 @@ def test_a_coordinator_in_front_of_workers_hears_of_all_ranks(make_host):
         with host.session(rank, ranks=2) as session:
             session.step(0)
             dump(session, tensors(rank, 0, 5))
-    assert drain(host.address, timeout_s=WAIT_S) == 0
+    assert drain_agent(host.address, timeout_s=WAIT_S) == 0
     with grpc.insecure_channel(host.address) as channel:
         stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
         view = stub.Status(coordinator_pb2.CoordinatorStatusRequest()).view
@@ -338,4 +338,4 @@ def test_state_of_a_live_front_is_not_taken(make_host, short_dir, workers):
     )
     assert "a folder that no other agent uses" in said
     assert said.count("\n") == 1
-    assert serving(host.address)
+    assert is_daemon_serving(host.address)

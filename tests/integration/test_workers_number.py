@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from suites.worker_host import WAIT_S, WorkerHost, dump, tensors, wait_gone, watch
 
-from rankdump.contract.status import SessionState
-from rankdumpd.front.sharding import worker_of
+from rankdump._core.status import SessionState
+from rankdumpd.workers.session_migration import select_worker
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_what_a_dead_rank_left_in_its_slab_is_read_by_another_worker(
         assert rank.stdin is not None
         assert rank.stdout is not None
         rank.stdout.readline()
-        worker = host.workers().get(worker_of("job", 2, before), host.process.pid)
+        worker = host.workers().get(select_worker("job", 2, before), host.process.pid)
         os.kill(worker, signal.SIGSTOP)
         rank.stdin.write(b"\n")
         rank.stdin.flush()

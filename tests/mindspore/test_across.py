@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rankdump
-from rankdump.diff.values import Report, Verdict
+from rankdump._analysis.compare.report import ComparisonReport, TensorVerdict
 from rankdump.migrator import api_dump_compare
 
 from .conftest import JOBS, run_job
@@ -58,7 +58,7 @@ def dumped(tmp_path_factory: pytest.TempPathFactory) -> Dumped:
 
 
 @pytest.fixture(scope="module")
-def alike(dumped: Dumped) -> Report:
+def alike(dumped: Dumped) -> ComparisonReport:
     return rankdump.compare(dumped("train_torch.py"), dumped("train_mindspore.py"))
 
 
@@ -71,19 +71,19 @@ def line_of(program: str, text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
-def test_all_calls_have_partners_and_agree(alike: Report) -> None:
+def test_all_calls_have_partners_and_agree(alike: ComparisonReport) -> None:
     assert alike.agrees, alike.notes
     assert not alike.origins
-    assert {row.outcome.verdict for row in alike.rows} <= {Verdict.EQUAL, Verdict.CLOSE}
+    assert {row.outcome.verdict for row in alike.rows} <= {TensorVerdict.EQUAL, TensorVerdict.CLOSE}
 
 
-def test_calls_are_paired_across_their_names(alike: Report) -> None:
+def test_calls_are_paired_across_their_names(alike: ComparisonReport) -> None:
     named = [(row.name_a, row.name_b) for row in alike.rows if row.iteration == 0]
     pairs = list(dict.fromkeys((_api(a), _api(b)) for a, b in named if a.endswith("_forward")))
     assert [pair for pair in pairs if not pair[0].startswith("LAYER")][: len(PAIRED)] == PAIRED
 
 
-def test_gradients_are_compared_too_in_both_steps(alike: Report) -> None:
+def test_gradients_are_compared_too_in_both_steps(alike: ComparisonReport) -> None:
     backward = [row for row in alike.rows if row.name_a.endswith("_backward")]
     assert {row.iteration for row in backward} == {0, 1}
     assert "NN_Conv2d_1_backward" in {row.name_b for row in backward}

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankdump.contract.dump_types import DATA_TYPES, FORMAT_NUMBERS
-from rankdump.contract.dumpdata import DumpData, OpBuffer, OpInput, OpOutput, Shape, Workspace
-from rankdump.dumpdata import head
+from rankdump._binfile.bin_file import serialize_bin_head
+from rankdump._binfile.header import DumpData, OpBuffer, OpInput, OpOutput, Shape, Workspace
+from rankdump._core.cann_types import DATA_TYPES, FORMAT_NUMBERS
 
 PEER = Path(__file__).with_name("run_msaccucmp.py")
 STAMP = 1795225398044834
@@ -135,7 +135,7 @@ def write(folder: Path, name: str, tensors: list[Tensor]) -> None:
         space=(Workspace(0, b"", 3),),
     )
     path = folder / f"Kind.net_{name}.7.3.{STAMP}"
-    path.write_bytes(head(header) + b"".join(datas) + b"12345abc")
+    path.write_bytes(serialize_bin_head(header) + b"".join(datas) + b"12345abc")
 
 
 def converted(folder: Path, out: Path, *options: str) -> list[dict[str, Path]]:
@@ -227,7 +227,7 @@ def test_an_overflow_file_is_the_same_json(kind, tmp_path):
     output = OpOutput(NUMBERS["UINT8"], FORMAT_NUMBERS["ND"], Shape((2048,)), size=2048)
     header = DumpData(dump_time=STAMP, op_name="Node_OpDebug", output=(output,))
     name = f"Opdebug.Node_OpDebug.5.6.{STAMP}"
-    (folder / name).write_bytes(head(header) + RECORDS[kind])
+    (folder / name).write_bytes(serialize_bin_head(header) + RECORDS[kind])
     theirs, ours = converted(folder, tmp_path)
     assert set(theirs) == {f"{name}.output.0.json"} == set(ours)
     assert same(*(made[f"{name}.output.0.json"] for made in (theirs, ours)))
@@ -240,7 +240,9 @@ def test_small_floats_are_theirs_where_theirs_are_right(tmp_path):
     names = ("FLOAT8_E5M2", "FLOAT8_E4M3FN", "HIFLOAT8")
     outputs = tuple(OpOutput(NUMBERS[name], 2, Shape((256,)), size=256) for name in names)
     path = folder / f"Kind.small.7.3.{STAMP}"
-    path.write_bytes(head(DumpData(dump_time=STAMP, output=outputs)) + bytes(range(256)) * 3)
+    path.write_bytes(
+        serialize_bin_head(DumpData(dump_time=STAMP, output=outputs)) + bytes(range(256)) * 3
+    )
     theirs, ours = converted(folder, tmp_path)
     different = {}
     for index, name in enumerate(names):

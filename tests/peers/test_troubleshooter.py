@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from rankdump.migrator.comparing import api_dump_compare
+from rankdump._compat.api_comparison import api_dump_compare
 
 PEER = Path(__file__).with_name("run_troubleshooter.py")
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "troubleshooter"

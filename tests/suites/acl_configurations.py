@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from suites.configurations import ABSENT
 
-from rankdump.contract.dialect import load
-from rankdump.contract.errors import MISSING, ConfigError
-from rankdump.contract.plan import DumpPlan
-from rankdump.contract.plan_json import plan_from_json, plan_to_json
+from rankdump._config.config_file import load_config_plan
+from rankdump._core.plan import DumpPlan, plan_from_json, plan_to_json
+from rankdump.errors import MISSING_VALUE, ConfigError
 
 HERE = "{here}"
 """Stands for a folder that exists."""
@@ -24,7 +23,7 @@ HERE = "{here}"
 def load_acl(folder: Path, body: object, environ: Mapping[str, str] = {}) -> DumpPlan:
     path = folder / "acl.json"
     path.write_text(json.dumps(body))
-    plan, data = load(path, environ)
+    plan, data = load_config_plan(path, environ)
     assert data == path.read_bytes()
     assert plan_from_json(plan_to_json(plan)) == plan
     return plan
@@ -68,7 +67,7 @@ class AclRow:
         assert line.endswith(f"({self.code})")
         assert line.isprintable()
         if self.value is not None:
-            assert error.value == (MISSING if self.value is ABSENT else self.value)
+            assert error.value == (MISSING_VALUE if self.value is ABSENT else self.value)
 
     def _dump(self, here: str, folder: str) -> object:
         if not isinstance(self.dump, dict):

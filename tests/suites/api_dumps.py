@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankdump.codec import codec_named
+from rankdump._codec.file_codec import get_codec
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def write_dump(
         (folder / ".dump_metadata" / "manifest").mkdir(parents=True)
     texts = [line.text(figures=figures, extended=info == "csv") + "\n" for line in lines]
     (folder / f"{framework}_api_dump_info.{info}").write_text("".join(texts))
-    packing = codec_named(codec)
+    packing = get_codec(codec)
     for line in lines if npy else ():
         path = tensors / f"{line.name}.npy"
         np.save(path, line.array)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from rankdump.wire.channel import VARIABLES, Credentials
-from rankdumpd.certs.authority import Issued, issue
+from rankdump._wire.channel import TLS_VARIABLES, TlsCredentials
+from rankdumpd.certs.authority import CertificateStore, IssuedCertificate, issue_certificate
 from rankdumpd.certs.command import certs
-from rankdumpd.certs.files import Store
 from rankdumpd.settings import TlsSettings
 
 LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
@@ -21,7 +20,7 @@ class Authority:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.store = Store(folder)
+        self.store = CertificateStore(folder)
         self.run("init", str(folder))
 
     def run(self, *arguments: str) -> str:
@@ -30,17 +29,19 @@ class Authority:
         assert done.exit_code == 0, done.output
         return done.output
 
-    def issue(self, name: str, *roles: str, hosts: tuple[str, ...] = ()) -> Credentials:
+    def issue(self, name: str, *roles: str, hosts: tuple[str, ...] = ()) -> TlsCredentials:
         """Issue a certificate."""
         options = [word for role in roles for word in ("--role", role)]
         options += [word for host in hosts for word in ("--host", host)]
         self.run("issue", str(self.folder), "--name", name, *options)
         return self.credentials(name)
 
-    def issue_expired(self, name: str, *roles: str) -> Credentials:
+    def issue_expired(self, name: str, *roles: str) -> TlsCredentials:
         """Issue a certificate whose time is over."""
-        authority = Issued(self.store.certificate().read_bytes(), self.store.key().read_bytes())
-        made = issue(authority, name=name, roles=roles, hosts=(), days=1, now=LONG_AGO)
+        authority = IssuedCertificate(
+            self.store.certificate().read_bytes(), self.store.key().read_bytes()
+        )
+        made = issue_certificate(authority, name=name, roles=roles, hosts=(), days=1, now=LONG_AGO)
         self.store.add(name, made)
         return self.credentials(name)
 
@@ -53,14 +54,14 @@ class Authority:
         """Put a certificate on the list."""
         self.run("revoke", str(self.folder), name)
 
-    def credentials(self, name: str) -> Credentials:
+    def credentials(self, name: str) -> TlsCredentials:
         """Return the files of a certificate."""
         store = self.store
         paths = (store.certificate(), store.certificate(name), store.key(name))
-        return Credentials(*map(str, paths))
+        return TlsCredentials(*map(str, paths))
 
 
-def variables(credentials: Credentials) -> dict[str, str]:
+def variables(credentials: TlsCredentials) -> dict[str, str]:
     """Return the environment that names them."""
     files = (credentials.ca, credentials.certificate, credentials.key)
-    return dict(zip(VARIABLES, files, strict=True))
+    return dict(zip(TLS_VARIABLES, files, strict=True))

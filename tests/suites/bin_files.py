@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from rankdump.codec import ZstdCodec
-from rankdump.contract import dumpdata as values
-from rankdump.dumpdata import head, parse
+from rankdump._binfile import header as values
+from rankdump._binfile.bin_file import parse_bin_file, serialize_bin_head
+from rankdump._codec.file_codec import ZstdCodec
 
 GOLDEN = bytes.fromhex(
     "3b000000000000000a03322e3010a58294bb95d0ee021a10080110021a030a010230083a030a0102"
@@ -97,12 +97,12 @@ headers = st.builds(
 
 def file_of(header: values.DumpData, payloads: list[bytes]) -> bytes:
     """Return a plain file."""
-    return head(header) + b"".join(payloads)
+    return serialize_bin_head(header) + b"".join(payloads)
 
 
 def packed_file_of(plain: bytes) -> bytes:
     """Return a plain file as the agent packs it: a frame for the header, one for each payload."""
-    found = parse(memoryview(plain))
+    found = parse_bin_file(memoryview(plain))
     first = plain[: found.payloads[0].offset if found.payloads else len(plain)]
     parts = [first, *(bytes(found.bytes_of(p)) for p in found.payloads if p.part.size)]
     return b"".join(b"".join(ZstdCodec().encode([part])) for part in parts)

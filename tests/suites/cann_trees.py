@@ -10,16 +10,16 @@ from typing import TypeVar
 import numpy as np
 import xxhash
 
-from rankdump.codec import codec_named
-from rankdump.contract.dump_types import FORMAT_NUMBERS, NUMBERS
-from rankdump.contract.dumpdata import DumpData, OpInput, OpOutput, Shape
-from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.layout import mindspore_sync
-from rankdump.contract.layout.layouts import LAYOUTS
-from rankdump.contract.layout.place import MAPPING_FILE, Place, Stand
-from rankdump.contract.manifest import Manifest, ManifestRecord, manifest_name
-from rankdump.contract.status import IterationStatus
-from rankdump.dumpdata import head
+from rankdump._binfile.bin_file import serialize_bin_head
+from rankdump._binfile.header import DumpData, OpInput, OpOutput, Shape
+from rankdump._codec.file_codec import get_codec
+from rankdump._core.cann_types import DATA_TYPE_NUMBERS, FORMAT_NUMBERS
+from rankdump._core.manifest import Manifest, ManifestRecord, make_manifest_name
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._core.status import IterationStatus
+from rankdump._layout import tree_paths
+from rankdump._layout.tree_layouts import LAYOUTS
+from rankdump._layout.tree_paths import MAPPING_FILE, FilePlace, TreeContext
 
 STARTED = "20261121175901"
 Slots = Mapping[int, np.ndarray]
@@ -47,7 +47,7 @@ def bin_parts(
         output=tuple(_part(OpOutput, array, *facts) for array in _with_gaps(outputs)),
     )
     payloads = [slots[slot].tobytes() for slots in (inputs, outputs) for slot in sorted(slots)]
-    return [head(header), *payloads]
+    return [serialize_bin_head(header), *payloads]
 
 
 def _with_gaps(slots: Slots) -> list[np.ndarray | None]:
@@ -57,7 +57,7 @@ def _with_gaps(slots: Slots) -> list[np.ndarray | None]:
 def _part(kind: type[Part], array: np.ndarray | None, word: int, original: tuple[int, ...]) -> Part:
     if array is None:
         return kind()
-    number, shape = NUMBERS[array.dtype.name], Shape(array.shape)
+    number, shape = DATA_TYPE_NUMBERS[array.dtype.name], Shape(array.shape)
     before = Shape(original or array.shape)
     return kind(number, word, shape, original_shape=before, size=array.nbytes)
 
@@ -66,7 +66,7 @@ def write(path: Path, parts: list[bytes]) -> Path:
     """Write a file, packed where its name says so: a frame for each part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.name.endswith(".zst"):
-        parts = [bytes(b) for part in parts for b in codec_named("zstd").encode([part])]
+        parts = [bytes(b) for part in parts for b in get_codec("zstd").encode([part])]
     path.write_bytes(b"".join(parts))
     return path
 
@@ -85,9 +85,9 @@ class CannTree:
     records: dict[int, list[ManifestRecord]] = field(default_factory=dict)
 
     @property
-    def stand(self) -> Stand:
+    def stand(self) -> TreeContext:
         """What all paths have in common."""
-        return Stand(str(self.root), self.device, STARTED)
+        return TreeContext(str(self.root), self.device, STARTED)
 
     def key(self, iteration: int, op_name: str) -> TensorKey:
         """Return the key of an operator's next call."""
@@ -95,7 +95,7 @@ class CannTree:
         op_type = op_name.rpartition("/")[2].partition("-")[0]
         unknown = LAYOUTS[self.layout].unknown_id
         where = (self.rank, self.net_name, 1, iteration, self.clock_us)
-        return TensorKey(*where, op_type, op_name, Side.INPUT, 0, task=7, stream=unknown)
+        return TensorKey(*where, op_type, op_name, TensorSide.INPUT, 0, task=7, stream=unknown)
 
     def operator(
         self,
@@ -121,14 +121,14 @@ class CannTree:
             self.remember(key, place.path, member, array, taken)
         return path
 
-    def single(self, key: TensorKey, side: Side, slot: int, array: np.ndarray) -> Path:
+    def single(self, key: TensorKey, side: TensorSide, slot: int, array: np.ndarray) -> Path:
         """Write a file with one tensor of an operator, as it stands until they are joined."""
         layout, slots = LAYOUTS[self.layout], {slot: array}
         one = TensorKey(
             *(key.rank, key.net_name, key.graph, key.iteration, key.timestamp_us),
             *(key.op_type, key.op_name, side, slot, key.task, key.stream),
         )
-        both = (slots, {}) if side is Side.INPUT else ({}, slots)
+        both = (slots, {}) if side is TensorSide.INPUT else ({}, slots)
         place = layout.member_place(one, self.stand, ".zst" * self.packed)
         return self._written(place, bin_parts(key.op_name, key.timestamp_us, *both))
 
@@ -139,7 +139,7 @@ class CannTree:
         )
         return self._written(place, ["\n".join([*lines, ""]).encode()])
 
-    def _written(self, place: Place, parts: list[bytes]) -> Path:
+    def _written(self, place: FilePlace, parts: list[bytes]) -> Path:
         path = write(self.root / place.path, parts)
         if place.mapped_from:
             with (path.parent / MAPPING_FILE).open("a") as mapping:
@@ -182,6 +182,6 @@ class CannTree:
             bytes_stored=sum(record.bytes_stored for record in records),
         )
         manifest = Manifest(status, world_size, self.device, "host", tuple(records))
-        rank = self.root / mindspore_sync.rank_folder(self.rank) / mindspore_sync.MANIFEST_FOLDER
+        rank = self.root / tree_paths.make_rank_folder(self.rank) / tree_paths.MANIFEST_FOLDER
         rank.mkdir(parents=True, exist_ok=True)
-        (rank / manifest_name(iteration, name)).write_bytes(manifest.to_json())
+        (rank / make_manifest_name(iteration, name)).write_bytes(manifest.to_json())

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankdump.codec import CODECS, Codec, codec_named, codec_of
-from rankdump.contract.errors import DamagedError
+from rankdump._codec.file_codec import CODECS, FileCodec, get_codec, select_codec
+from rankdump.errors import CorruptedError
 
 # Every codec runs the one inherited test; examples hold for each of them.
 inherited = settings(suppress_health_check=[HealthCheck.differing_executors])
@@ -20,7 +20,7 @@ COMPRESSIBLE = b"rankdump " * 5000
 class CodecLaws:
     """Derive, and set the codec under test."""
 
-    codec: Codec
+    codec: FileCodec
 
     def encoded(self, *pieces: bytes) -> bytes:
         """Return a file's bytes as they would lie on disk."""
@@ -29,8 +29,8 @@ class CodecLaws:
     def test_is_registered(self):
         """The codec is found by its name and by its suffix."""
         assert CODECS[self.codec.name] == self.codec
-        assert codec_named(self.codec.name) == self.codec
-        assert codec_of(f"a.npy{self.codec.suffix}") == self.codec
+        assert get_codec(self.codec.name) == self.codec
+        assert select_codec(f"a.npy{self.codec.suffix}") == self.codec
 
     @inherited
     @given(pieces=parts)
@@ -63,7 +63,7 @@ class CodecLaws:
         packed = self.encoded(COMPRESSIBLE)
         size = len(COMPRESSIBLE)
         assert self.codec.decode(packed, limit_bytes=size) == COMPRESSIBLE
-        with pytest.raises(DamagedError, match=f"{size} bytes, at most {size - 1} are allowed"):
+        with pytest.raises(CorruptedError, match=f"{size} bytes, at most {size - 1} are allowed"):
             self.codec.decode(packed, limit_bytes=size - 1)
 
     def test_threads(self):

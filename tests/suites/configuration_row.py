@@ -10,8 +10,8 @@ from pathlib import Path
 
 from suites.configurations import ABSENT, body_of, load_body, refusal
 
-from rankdump.contract.errors import MISSING, ConfigError
-from rankdump.contract.plan import DumpPlan
+from rankdump._core.plan import DumpPlan
+from rankdump.errors import MISSING_VALUE, ConfigError
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _value_at(body: object, key: str) -> object:
         if isinstance(value, list):
             value = value[int(name)]
         else:
-            value = value.get(name, MISSING) if isinstance(value, dict) else MISSING
+            value = value.get(name, MISSING_VALUE) if isinstance(value, dict) else MISSING_VALUE
     return value
 
 

@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
-from rankdump.contract.dialect import load
-from rankdump.contract.errors import ConfigError
-from rankdump.contract.plan import DumpPlan
+from rankdump._config.config_file import load_config_plan
+from rankdump._core.plan import DumpPlan
+from rankdump.errors import ConfigError
 
 NOT_UINT = (-1, 1.0, "0", True, None, [0], 1 << 64)
 NOT_TEXT = (0, None, True, ["all"], {})
@@ -56,7 +56,7 @@ def merged(base: Mapping[str, object], changes: Mapping[str, object]) -> dict[st
 def load_text(folder: Path, text: str | bytes, environ: Mapping[str, str] = {}) -> DumpPlan:
     path = folder / "data_dump.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    plan, data = load(path, environ)
+    plan, data = load_config_plan(path, environ)
     assert data == path.read_bytes()
     return plan
 

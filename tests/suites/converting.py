@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rankdump.contract.dump_types import FORMAT_NUMBERS, NUMBERS
-from rankdump.contract.dumpdata import DumpData, OpBuffer, OpInput, OpOutput, Shape, Workspace
-from rankdump.dumpdata import head
+from rankdump._binfile.bin_file import serialize_bin_head
+from rankdump._binfile.header import DumpData, OpBuffer, OpInput, OpOutput, Shape, Workspace
+from rankdump._core.cann_types import DATA_TYPE_NUMBERS, FORMAT_NUMBERS
 
 NAME = "Conv2D.Default_conv1-op3.7.12.1719000000123456"
 
@@ -21,7 +21,7 @@ def tensor(side, array, layout="ND", original=None, **changes):
     """A part of a header, and its payload."""
     kind = OpInput if side == "input" else OpOutput
     part: dict[str, Any] = {
-        "data_type": NUMBERS.get(array.dtype.name, 0),
+        "data_type": DATA_TYPE_NUMBERS.get(array.dtype.name, 0),
         "format": FORMAT_NUMBERS[layout],
         "shape": Shape(array.shape),
         "original_shape": Shape(tuple(original)) if original else None,
@@ -43,7 +43,7 @@ def bin_file(*tensors, buffers=(), spaces=()) -> bytes:
         op_name="Default/../../conv1-op3",
     )
     payloads = b"".join(data for _, data in (*held, *gone))
-    return head(header) + payloads + b"".join((*buffers, *spaces))
+    return serialize_bin_head(header) + payloads + b"".join((*buffers, *spaces))
 
 
 def numbered(shape, dtype="float16"):

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from suites.record_heads import head_of
 
-from rankdump.contract.exchange import RecordHead, SlabPlace
-from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.slab import Memory, format_slab, slab_bytes
-from rankdump.contract.slab_reader import SlabReader
-from rankdump.ship.depot import Depot
-from rankdump.ship.ring import Ring
-from rankdump.values import Placing
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._core.recorder_protocol import PlacementResult
+from rankdump._core.session_protocol import RecordHead, SlabPlace
+from rankdump._shm.slab_format import SlabMemory, compute_slab_bytes, format_slab
+from rankdump._shm.slab_reader import SlabReader
+from rankdump._transport.send_buffer import SendBuffer
+from rankdump._transport.send_ring import SendRing
 
 SIZE = 256
 """Bytes of every tensor."""
@@ -24,17 +24,17 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         path = folder / "slab"
-        path.write_bytes(bytes(slab_bytes(0)))
+        path.write_bytes(bytes(compute_slab_bytes(0)))
         with path.open("r+b") as file:
             memory = memoryview(mmap.mmap(file.fileno(), 0))
         format_slab(memory)
-        self.reader = SlabReader(Memory(memory))
+        self.reader = SlabReader(SlabMemory(memory))
         self.torn: list[RecordHead] = []
-        self.depot = Depot(on_taken=lambda _: None, on_torn=self.torn.append)
-        self.ring = Ring(SlabPlace(str(path), memory.nbytes))
+        self.depot = SendBuffer(on_taken=lambda _: None, on_torn=self.torn.append)
+        self.ring = SendRing(SlabPlace(str(path), memory.nbytes))
         self.depot.take_ring(self.ring)
 
-    def place(self, source) -> Placing:
+    def place(self, source) -> PlacementResult:
         key = TensorKey(
             rank=0,
             net_name="Net",
@@ -43,7 +43,7 @@ class Rig:
             timestamp_us=1,
             op_type="Add",
             op_name="Default/Add-op0",
-            side=Side.OUTPUT,
+            side=TensorSide.OUTPUT,
             slot=0,
         )
         head = head_of(key, "uint8", (SIZE,), SIZE)

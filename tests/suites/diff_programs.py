@@ -5,39 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from rankdump.contract.key import Side
-from rankdump.diff.values import (
-    Call,
-    Outcome,
-    PairedCalls,
-    Program,
-    Row,
-    Rule,
-    Tensor,
+from rankdump._analysis.compare.report import (
+    CallPair,
+    ComparisonRow,
+    DumpedCall,
+    DumpedProgram,
+    DumpedTensor,
+    PairingRule,
+    PairOutcome,
     TensorPair,
-    Verdict,
+    TensorVerdict,
 )
+from rankdump._core.record import TensorSide
 
 SHAPE = (4, 8)
 VERDICTS = {
-    "=": Verdict.EQUAL,
-    "!": Verdict.DIFFERENT,
-    "n": Verdict.NAN,
-    "?": Verdict.UNKNOWN,
-    "-": Verdict.UNMATCHED,
+    "=": TensorVerdict.EQUAL,
+    "!": TensorVerdict.DIFFERENT,
+    "n": TensorVerdict.NAN,
+    "?": TensorVerdict.UNKNOWN,
+    "-": TensorVerdict.UNMATCHED,
 }
 
 
 def tensor(
-    side: Side,
+    side: TensorSide,
     slot: int = 0,
     *,
     argument: str = "",
     shape: tuple[int, ...] | None = SHAPE,
     digest: str = "",
     seen: int = 0,
-) -> Tensor:
-    return Tensor(side, slot, argument, "float32", shape, digest, seen=seen)
+) -> DumpedTensor:
+    return DumpedTensor(side, slot, argument, "float32", shape, digest, seen=seen)
 
 
 def call(
@@ -47,29 +47,31 @@ def call(
     inputs: Sequence[tuple[int, ...] | None] = (SHAPE,),
     outputs: Sequence[tuple[int, ...] | None] = (SHAPE,),
     backward: bool = False,
-) -> Call:
+) -> DumpedCall:
     """A call with tensors of these shapes; its position is that in the program it is put in."""
-    return Call(
+    return DumpedCall(
         position=0,
         op_type=op_type or op_name.rpartition("/")[2].split("-")[0],
         op_name=op_name,
-        inputs=tuple(tensor(Side.INPUT, at, shape=shape) for at, shape in enumerate(inputs)),
-        outputs=tuple(tensor(Side.OUTPUT, at, shape=shape) for at, shape in enumerate(outputs)),
+        inputs=tuple(tensor(TensorSide.INPUT, at, shape=shape) for at, shape in enumerate(inputs)),
+        outputs=tuple(
+            tensor(TensorSide.OUTPUT, at, shape=shape) for at, shape in enumerate(outputs)
+        ),
         backward=backward or op_name.startswith("Gradients/"),
     )
 
 
-def program(*calls: Call | str, rank: int = 0, iteration: int = 0) -> Program:
+def program(*calls: DumpedCall | str, rank: int = 0, iteration: int = 0) -> DumpedProgram:
     """A program of these calls, or of calls of these names."""
     made = [call(each) if isinstance(each, str) else each for each in calls]
     placed = [
-        Call(at, c.op_type, c.op_name, c.inputs, c.outputs, c.graph, c.backward, c.recomputed)
+        DumpedCall(at, c.op_type, c.op_name, c.inputs, c.outputs, c.graph, c.backward, c.recomputed)
         for at, c in enumerate(made)
     ]
-    return Program(rank, iteration, tuple(placed))
+    return DumpedProgram(rank, iteration, tuple(placed))
 
 
-def names(paired: Sequence[PairedCalls]) -> list[tuple[str, str, str]]:
+def names(paired: Sequence[CallPair]) -> list[tuple[str, str, str]]:
     """What is paired with what, by which rule."""
     return [
         (each.a.op_name if each.a else "", each.b.op_name if each.b else "", each.rule)
@@ -84,7 +86,7 @@ def rows(
     iteration: int = 0,
     nonfinite: Mapping[str, bool | None] | None = None,
     types: Mapping[str, str] | None = None,
-) -> list[Row]:
+) -> list[ComparisonRow]:
     """Rows of a program in the order in which its tensors were seen.
 
     Each word is a tensor: `fc1<=` an input of fc1 that agrees, `fc1>!` an output that differs; the
@@ -92,20 +94,20 @@ def rows(
     `nonfinite` says it of words without their last sign, of both sides.
     """
     positions: dict[str, int] = {}
-    slots: dict[tuple[str, Side], count[int]] = {}
-    found: list[Row] = []
+    slots: dict[tuple[str, TensorSide], count[int]] = {}
+    found: list[ComparisonRow] = []
     for seen, word in enumerate(text.split()):
         sign = next(sign for sign in "<>" if sign in word)
         marked, verdict = word.split(sign)
         name, alone = marked.lstrip("+*"), marked[0] if marked[0] in "+*" else ""
-        side = Side.INPUT if sign == "<" else Side.OUTPUT
+        side = TensorSide.INPUT if sign == "<" else TensorSide.OUTPUT
         position = positions.setdefault(name, len(positions))
         slot = next(slots.setdefault((name, side), count()))
         one = tensor(side, slot, digest=f"{name}{sign}{slot}", seen=seen)
         pair = TensorPair(None if alone == "+" else one, None if alone == "*" else one)
         bad = (nonfinite or {}).get(f"{name}{sign}", False)
         found.append(
-            Row(
+            ComparisonRow(
                 rank=rank,
                 iteration=iteration,
                 position=position,
@@ -115,11 +117,11 @@ def rows(
                 name_b="" if alone == "*" else name,
                 backward=name.startswith("Gradients/"),
                 pair=pair,
-                outcome=Outcome(VERDICTS[verdict], nonfinite_a=bad, nonfinite_b=bad),
+                outcome=PairOutcome(VERDICTS[verdict], nonfinite_a=bad, nonfinite_b=bad),
             )
         )
     return found
 
 
-def _rule(alone: str) -> Rule:
+def _rule(alone: str) -> PairingRule:
     return "" if alone else "exact"

@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankdump.contract.graph import SourceLine
-from rankdump.contract.key import Side
-from rankdump.diff.values import (
-    Measures,
-    Origin,
-    Outcome,
-    Report,
-    Row,
-    Settings,
-    Suspect,
-    Tensor,
+from rankdump._analysis.compare.report import (
+    ComparisonReport,
+    ComparisonRow,
+    ComparisonSettings,
+    DifferenceMeasures,
+    DivergenceOrigin,
+    DumpedTensor,
+    ElementTolerances,
+    PairOutcome,
+    SuspectCall,
     TensorPair,
-    Tolerances,
-    Verdict,
+    TensorVerdict,
 )
+from rankdump._core.graph import SourceLine
+from rankdump._core.record import TensorSide
 
 LAYERS = tuple(f"Default/network-Net/layers-ModuleList/{n}-Linear/Linear-op0" for n in range(6))
 """Operators of the usual report, in execution order."""
@@ -32,9 +32,11 @@ SOURCE = (
 NAN = math.nan
 
 
-def measures(error: float = 0.0, *, count: int = 64, unequal: int | None = None) -> Measures:
+def measures(
+    error: float = 0.0, *, count: int = 64, unequal: int | None = None
+) -> DifferenceMeasures:
     """What two tensors of 64 elements come to that are that far apart."""
-    return Measures(
+    return DifferenceMeasures(
         count=count,
         unequal=(count // 2 if error else 0) if unequal is None else unequal,
         max_absolute=error,
@@ -53,33 +55,35 @@ def measures(error: float = 0.0, *, count: int = 64, unequal: int | None = None)
     )
 
 
-def outcome(verdict: Verdict = Verdict.EQUAL, error: float = 0.0, *findings: str) -> Outcome:
+def outcome(
+    verdict: TensorVerdict = TensorVerdict.EQUAL, error: float = 0.0, *findings: str
+) -> PairOutcome:
     """An outcome with what belongs to its verdict."""
-    measured = verdict in (Verdict.CLOSE, Verdict.DIFFERENT, Verdict.NAN)
-    return Outcome(verdict, findings, measures(error) if measured else None)
+    measured = verdict in (TensorVerdict.CLOSE, TensorVerdict.DIFFERENT, TensorVerdict.NAN)
+    return PairOutcome(verdict, findings, measures(error) if measured else None)
 
 
-def tensor(side: Side, slot: int = 0, *, dtype: str = "float32") -> Tensor:
+def tensor(side: TensorSide, slot: int = 0, *, dtype: str = "float32") -> DumpedTensor:
     """A tensor of which only the description is known."""
-    return Tensor(side, slot, "", dtype, (8, 8), digest=f"{slot:032x}")
+    return DumpedTensor(side, slot, "", dtype, (8, 8), digest=f"{slot:032x}")
 
 
 def row(
     position: int,
     place: str,
-    result: Outcome,
+    result: PairOutcome,
     *,
     name: str = "",
     rank: int = 0,
     iteration: int = 0,
     backward: bool = False,
     only: str = "",
-) -> Row:
+) -> ComparisonRow:
     """A row of the operator at that position; `only` says which side has no partner."""
     side, _, slot = place.partition(".")
-    held = tensor(Side(side), int(slot))
+    held = tensor(TensorSide(side), int(slot))
     called = name or LAYERS[position % len(LAYERS)]
-    return Row(
+    return ComparisonRow(
         rank,
         iteration,
         position,
@@ -93,39 +97,43 @@ def row(
     )
 
 
-def suspect(at: int = 3, rank: int = 0, **changes) -> Suspect:
+def suspect(at: int = 3, rank: int = 0, **changes) -> SuspectCall:
     """The operator at that position, with its stack."""
     reason = "input.0 agrees; 32 of 64 elements of output.0 do not: max abs 0.00123"
     name = LAYERS[at % len(LAYERS)]
-    made = Suspect(rank, 0, at, "Linear", name, name, False, reason, SOURCE)
+    made = SuspectCall(rank, 0, at, "Linear", name, name, False, reason, SOURCE)
     return replace(made, **changes)
 
 
-def origin(*suspects: Suspect, kind: Any = "difference", side: Any = "", why: str = "") -> Origin:
+def origin(
+    *suspects: SuspectCall, kind: Any = "difference", side: Any = "", why: str = ""
+) -> DivergenceOrigin:
     """Where it starts; certain with one suspect."""
-    return Origin(kind, side, len(suspects) == 1, suspects, why)
+    return DivergenceOrigin(kind, side, len(suspects) == 1, suspects, why)
 
 
-def layered(ranks: Sequence[int] = (0, 1), *, since: int = 3, error: float = 0.00123) -> list[Row]:
+def layered(
+    ranks: Sequence[int] = (0, 1), *, since: int = 3, error: float = 0.00123
+) -> list[ComparisonRow]:
     """Rows of six layers on each rank, ranks side by side; those behind `since` differ."""
-    found: list[Row] = []
+    found: list[ComparisonRow] = []
     for position in range(len(LAYERS)):
         for rank in ranks:
             begun, grown = position > since, error * (1 + position)
-            wrong = outcome(Verdict.DIFFERENT, grown)
-            close = outcome(Verdict.CLOSE, 1e-7)
+            wrong = outcome(TensorVerdict.DIFFERENT, grown)
+            close = outcome(TensorVerdict.CLOSE, 1e-7)
             found.append(row(position, "input.0", wrong if begun else outcome(), rank=rank))
             after = wrong if position >= since else close
             found.append(row(position, "output.0", after, rank=rank))
     return found
 
 
-def report(rows: Sequence[Row] | None = None, **changes) -> Report:
+def report(rows: Sequence[ComparisonRow] | None = None, **changes) -> ComparisonReport:
     """Two ranks that part at the fourth layer, or whatever is given."""
-    made = Report(
+    made = ComparisonReport(
         "a",
         "b",
-        Settings(Tolerances(1e-4, 1e-4)),
+        ComparisonSettings(ElementTolerances(1e-4, 1e-4)),
         tuple(layered() if rows is None else rows),
         origins=(origin(suspect()),),
         rank_origins=(origin(suspect()), origin(suspect(rank=1))),
@@ -134,6 +142,6 @@ def report(rows: Sequence[Row] | None = None, **changes) -> Report:
     return replace(made, **changes)
 
 
-def agreeing() -> Report:
+def agreeing() -> ComparisonReport:
     """A report in which nothing differs."""
     return report(layered(since=len(LAYERS)), origins=(), rank_origins=())

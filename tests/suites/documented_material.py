@@ -11,7 +11,7 @@ from suites.cann_trees import CannTree
 from suites.converting import NAME, bin_file, blocks, numbered, tensor
 from suites.tree_builder import TreeBuilder
 
-from rankdump.contract.key import Side
+from rankdump._core.record import TensorSide
 
 ASKED_LINE = 24
 """Where scripts call the model: the documents ask what came from `train.py:24`."""
@@ -91,14 +91,14 @@ def two_ranks(root: Path) -> None:
             for name, shape in shapes:
                 tree.tensor(rank, iteration, name, random.standard_normal(shape, np.float32))
             given = np.ones((8, 4), np.float32)
-            tree.tensor(rank, iteration, bias, given, side=Side.INPUT)
+            tree.tensor(rank, iteration, bias, given, side=TensorSide.INPUT)
             tree.complete(rank, iteration)
 
 
 def with_nan(root: Path) -> None:
     """A tree with a tensor that is not finite."""
     tree = TreeBuilder(root)
-    for side in (Side.INPUT, Side.OUTPUT):
+    for side in (TensorSide.INPUT, TensorSide.OUTPUT):
         values = np.array([np.nan, np.inf, -np.inf, 1], np.float32)
         tree.tensor(0, 1, "Default/Abs-op7", values, side=side)
     tree.complete(0, 1, world_size=1)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from rankdump.diff import groups, worker
-from rankdump.diff.values import Outcome, Settings, TensorPair
+from rankdump._analysis.compare import compare_pool, pair_comparison
+from rankdump._analysis.compare.report import ComparisonSettings, PairOutcome, TensorPair
 
 
-def _faulty(pair: TensorPair, settings: Settings) -> Outcome:
+def _faulty(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome:
     raise ZeroDivisionError(f"{pair}, {settings}")
 
 
 def serve(descriptor: int) -> None:
     """Compare nothing."""
-    groups.outcome_of = _faulty
-    worker.serve(descriptor)
+    pair_comparison.compare_pair = _faulty
+    compare_pool.serve(descriptor)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import rankdump
-from rankdump.cli.commands import answer
+from rankdump._cli.command_group import run_command_line
 
 FOLDER = Path(__file__).parents[1] / "golden"
 _PLAIN = {".npy", ".csv", ".json"}
@@ -139,7 +139,7 @@ def asked(arguments: list[str]) -> dict[str, Any]:
     """Return what a command prints as JSON, but for sentences, places and durations."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-        code = answer([*arguments, "--json"])
+        code = run_command_line([*arguments, "--json"])
     return {"code": code, **_lasting(json.loads(out.getvalue() or "{}"))}
 
 

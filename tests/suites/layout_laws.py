@@ -8,7 +8,7 @@ from typing import Protocol
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rankdump.contract.key import Side, TensorKey
+from rankdump._core.record import TensorKey, TensorSide
 
 NAME_MAX_BYTES = 255
 # Every layout runs the one inherited test; examples hold for each of them.
@@ -65,7 +65,7 @@ keys = st.builds(
     # Parameters have a spelling of their own, and so have aclnn's kernels.
     op_type=st.one_of(st.just("Parameter"), st.just("aclnnAdd"), names),
     op_name=st.one_of(st.just("aclnnMul_2"), names),
-    side=st.sampled_from(Side),
+    side=st.sampled_from(TensorSide),
     slot=small,
     task=small,
     stream=small,
@@ -75,7 +75,7 @@ keys = st.builds(
     element=st.one_of(st.sampled_from(["", "Float32", "0"]), names.filter(lambda n: n != "npy")),
     argument=st.just(""),
 )
-EXAMPLE = TensorKey(0, "Net", 0, 0, 1, "T", "a/b", Side.INPUT, 0)
+EXAMPLE = TensorKey(0, "Net", 0, 0, 1, "T", "a/b", TensorSide.INPUT, 0)
 
 
 class LayoutLaws:

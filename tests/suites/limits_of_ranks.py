@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rankdump.contract.events import ProcessGroup
-from rankdump.contract.status import SessionState, SessionStatus
-from rankdump.contract.timeouts import GroupTimeout, Timeouts
-from rankdumpd.coordinator.hints.limits import GroupLimits, group_limits
-from rankdumpd.coordinator.values import JobFacts
+from rankdump._core.events import ProcessGroup
+from rankdump._core.status import SessionState, SessionStatus
+from rankdump._core.timeouts import GroupTimeout, RankTimeouts
+from rankdumpd.coordinator.fleet_views import JobFacts
+from rankdumpd.coordinator.hints.timeout_limits import ProcessGroupLimits, collect_group_limits
 
 S = 1_000_000
 WORLD, PAIR = ProcessGroup("w", (0, 1, 2)), ProcessGroup("p", (0, 1))
@@ -23,25 +23,25 @@ def session(
 
 
 def limits(
-    *each: Timeouts,
+    *each: RankTimeouts,
     framework: str = "mindspore 2.3",
     device: str = "Ascend",
     group: ProcessGroup = WORLD,
-) -> GroupLimits:
+) -> ProcessGroupLimits:
     """What holds when rank i read the i-th of them; the last speaks for the rest."""
     facts = JobFacts(
         "j",
         {rank: each[min(rank, len(each) - 1)] for rank in range(3)},
         {rank: session(rank, framework, device) for rank in range(3)},
     )
-    return group_limits(group, group.ranks, facts)
+    return collect_group_limits(group, group.ranks, facts)
 
 
-def environment(**variables: str) -> Timeouts:
+def environment(**variables: str) -> RankTimeouts:
     """A rank that has these variables set."""
-    return Timeouts(variables)
+    return RankTimeouts(variables)
 
 
-def torch(backend: str, seconds: float, *, group: str = "w", **variables: str) -> Timeouts:
+def torch(backend: str, seconds: float, *, group: str = "w", **variables: str) -> RankTimeouts:
     """A rank whose process group was made with a timeout."""
-    return Timeouts(variables, (GroupTimeout(group, backend, int(seconds * S)),))
+    return RankTimeouts(variables, (GroupTimeout(group, backend, int(seconds * S)),))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
+from rankdump._core.events import EventColumns, EventKind, ProcessGroup, RankEvent
 
 REDUCE, SEND, RECV = EventKind.ALL_REDUCE, EventKind.SEND, EventKind.RECV
 
@@ -75,7 +75,7 @@ def events(calls: list[Call], *, iteration: int = 0) -> dict[int, list[EventColu
     numbers: dict[str, int] = {}
     position: dict[int, int] = {}
     stalled: dict[int, int] = {}
-    programs: dict[int, list[Event]] = {}
+    programs: dict[int, list[RankEvent]] = {}
     for call, arrivals in zip(calls, run(calls, stalls=True).arrivals, strict=True):
         number = numbers[_name(call)] = numbers.get(_name(call), -1) + 1
         for at, rank in enumerate(call.members):
@@ -87,9 +87,21 @@ def events(calls: list[Call], *, iteration: int = 0) -> dict[int, list[EventColu
             start_us = arrivals[at]
             end_us = start_us if kind is SEND else max(arrivals)
             programs.setdefault(rank, []).append(
-                Event(0, iteration, position[rank], end, f"call{number}", kind, start_us, end_us,
-                      group=_name(call), sequence=number, peer=peer, stall_us=stalled[rank])
-            )  # fmt: skip
+                RankEvent(
+                    0,
+                    iteration,
+                    position[rank],
+                    end,
+                    f"call{number}",
+                    kind,
+                    start_us,
+                    end_us,
+                    group=_name(call),
+                    sequence=number,
+                    peer=peer,
+                    stall_us=stalled[rank],
+                )
+            )
     declared = tuple(groups.values())
     return {rank: [EventColumns.of(program, declared)] for rank, program in programs.items()}
 

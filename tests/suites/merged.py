@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from suites.order_jobs import view_of
 
-from rankdump.contract.events import Event, EventColumns, ProcessGroup
-from rankdumpd.coordinator.merge import merge
-from rankdumpd.coordinator.values import GlobalOrder
+from rankdump._core.events import EventColumns, ProcessGroup, RankEvent
+from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 
 
 def merged(
-    events: Mapping[int, Sequence[Event]], groups: tuple[ProcessGroup, ...], iteration: int
+    events: Mapping[int, Sequence[RankEvent]], groups: tuple[ProcessGroup, ...], iteration: int
 ) -> GlobalOrder:
     """Return the order of one iteration, given the events of each rank."""
     batches = {rank: (EventColumns.of(list(of), groups),) for rank, of in events.items()}
-    return merge(view_of(batches, iteration=iteration))
+    return merge_iteration(view_of(batches, iteration=iteration))

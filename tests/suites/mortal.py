@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from rankdumpd.coordinator.gather import Gather
-from rankdumpd.coordinator.kept import Row
-from rankdumpd.coordinator.state.rows import TABLES
-from rankdumpd.coordinator.values import Report
+from rankdumpd.coordinator.fleet_views import AgentReport
+from rankdumpd.coordinator.reports.report_store import ReportStore
+from rankdumpd.coordinator.state.state_rows import ROW_TABLES, StateRow
 
 
 class Mortal:
     """Each rank has an agent of its own, which goes on after what is acknowledged."""
 
     def __init__(self, world: int) -> None:
-        self.gather = Gather(deadline_s=1e9)
+        self.gather = ReportStore(deadline_s=1e9)
         self.sent = [0] * world
         """Items that each agent has said."""
-        self._disk: dict[object, Row] = {}
+        self._disk: dict[object, StateRow] = {}
 
     def commit(self) -> None:
         """Write down what is new."""
@@ -25,10 +24,10 @@ class Mortal:
 
     def die(self) -> None:
         """Lose everything but the disk."""
-        self.gather = Gather(deadline_s=1e9)
-        kinds = list(TABLES)
+        self.gather = ReportStore(deadline_s=1e9)
+        kinds = list(ROW_TABLES)
         rows = sorted(self._disk.values(), key=lambda row: kinds.index(type(row)))
         self.gather.restore(rows, now_s=0.0, now_us=0)
         for rank in range(len(self.sent)):
-            answer = self.gather.take(Report(f"a{rank}", 0), now_s=0.0)
+            answer = self.gather.take(AgentReport(f"a{rank}", 0), now_s=0.0)
             self.sent[rank] = answer.acknowledged

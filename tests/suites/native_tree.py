@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import zstandard
 
-from rankdump.contract import npy
-from rankdump.contract.dumpdata import DumpData, OpInput, OpOutput, Shape
-from rankdump.dumpdata import head
+from rankdump._binfile.bin_file import serialize_bin_head
+from rankdump._binfile.header import DumpData, OpInput, OpOutput, Shape
+from rankdump._core import npy_format
 
 LONG = "ReLU.Default_" + "a-A_" * 70 + "ReLU-op0.0.0.1700000000000777.input.0.DefaultFormat.npy"
 
 
 def npy_bytes(values: np.ndarray, *, descr: str = "") -> bytes:
     """A file as MindSpore writes it, under any type string."""
-    return npy.header(descr or values.dtype.str, values.shape) + values.tobytes()
+    return npy_format.format_npy_header(descr or values.dtype.str, values.shape) + values.tobytes()
 
 
 def bin_bytes(*arrays: np.ndarray, op_name: str = "net/Add", trailing: bytes = b"") -> bytes:
@@ -30,7 +30,7 @@ def bin_bytes(*arrays: np.ndarray, op_name: str = "net/Add", trailing: bytes = b
         input=tuple(OpInput(1, 2, shape, size=size) for shape, size in parts[:-1]),
         output=tuple(OpOutput(1, 2, shape, size=size) for shape, size in parts[-1:]),
     )
-    return head(header) + b"".join(a.tobytes() for a in arrays) + trailing
+    return serialize_bin_head(header) + b"".join(a.tobytes() for a in arrays) + trailing
 
 
 def tensor_name(op: str, stamp: int, side: str = "output", slot: int = 0) -> str:

@@ -6,19 +6,19 @@ from typing import Any
 
 from suites.order_jobs import view_of
 
-from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
-from rankdumpd.coordinator.merge import merge
-from rankdumpd.coordinator.values import GlobalOrder
+from rankdump._core.events import EventColumns, EventKind, ProcessGroup, RankEvent
+from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 
 WORLD = ProcessGroup("world", (0, 1))
 OTHER = ProcessGroup("other", (0, 1))
 
 
-def op(position: int, name: str = "Default/Add-op1", **more: Any) -> Event:
+def op(position: int, name: str = "Default/Add-op1", **more: Any) -> RankEvent:
     return event(position, name, EventKind.OPERATOR, **more)
 
 
-def coll(position: int, sequence: int, **more: Any) -> Event:
+def coll(position: int, sequence: int, **more: Any) -> RankEvent:
     defaults: dict[str, Any] = {
         "group": "world",
         "element_count": 8,
@@ -29,11 +29,11 @@ def coll(position: int, sequence: int, **more: Any) -> Event:
     return event(position, "AllReduce", kind, **(defaults | more))
 
 
-def message(position: int, kind: EventKind, peer: int, sequence: int = 0, **more: Any) -> Event:
+def message(position: int, kind: EventKind, peer: int, sequence: int = 0, **more: Any) -> RankEvent:
     return event(position, "Msg", kind, group="world", sequence=sequence, peer=peer, **more)
 
 
-def event(position: int, name: str, kind: EventKind, **more: Any) -> Event:
+def event(position: int, name: str, kind: EventKind, **more: Any) -> RankEvent:
     start = more.pop("start_us", position)
     fields: dict[str, Any] = {
         "end_position": position,
@@ -41,11 +41,11 @@ def event(position: int, name: str, kind: EventKind, **more: Any) -> Event:
         "iteration": 3,
         "end_us": start,
     } | more
-    return Event(position=position, name=name, kind=kind, start_us=start, **fields)
+    return RankEvent(position=position, name=name, kind=kind, start_us=start, **fields)
 
 
-def merged(*programs: list[Event], groups=(WORLD, OTHER), **more: Any) -> GlobalOrder:
+def merged(*programs: list[RankEvent], groups=(WORLD, OTHER), **more: Any) -> GlobalOrder:
     events = {
         rank: [EventColumns.of(program, groups)] for rank, program in enumerate(programs) if program
     }
-    return merge(view_of(events, iteration=3, **more))
+    return merge_iteration(view_of(events, iteration=3, **more))

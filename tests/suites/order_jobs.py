@@ -9,8 +9,14 @@ from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
 
-from rankdump.contract.events import OPEN, Event, EventColumns, EventKind, ProcessGroup
-from rankdumpd.coordinator.values import IterationView
+from rankdump._core.events import (
+    OPEN_END_POSITION,
+    EventColumns,
+    EventKind,
+    ProcessGroup,
+    RankEvent,
+)
+from rankdumpd.coordinator.fleet_views import IterationView
 
 WORLD = 4
 ITERATION = 7
@@ -24,7 +30,7 @@ GROUPS = [
 ]
 KINDS = [EventKind.ALL_REDUCE, EventKind.BROADCAST, EventKind.BARRIER, EventKind.ALL_TO_ALL]
 
-Program: TypeAlias = dict[int, list[Event]]
+Program: TypeAlias = dict[int, list[RankEvent]]
 Step: TypeAlias = tuple[str, int, int, bool, int]
 
 
@@ -39,7 +45,7 @@ def view_of(
     )
 
 
-def batches(rank: int, events: Sequence[Event], cut: int) -> list[EventColumns]:
+def batches(rank: int, events: Sequence[RankEvent], cut: int) -> list[EventColumns]:
     """Return the batches of a rank, with the groups it is in."""
     own = tuple(group for group in GROUPS if rank in group.ranks)
     return [EventColumns.of(list(part), own) for part in (events[:cut], events[cut:])]
@@ -56,11 +62,11 @@ def spans_of(program: Program) -> dict[int, tuple[int, int]]:
     return {rank: (min(own), max(own)) for rank, own in positions.items() if own}
 
 
-def skipped(events: Sequence[Event], position: int) -> list[Event]:
+def skipped(events: Sequence[RankEvent], position: int) -> list[RankEvent]:
     """Return what a rank does that never executes the event at a position."""
 
     def moved(at: int) -> int:
-        return at - 1 if position <= at < OPEN else at
+        return at - 1 if position <= at < OPEN_END_POSITION else at
 
     return [
         replace(
@@ -93,14 +99,14 @@ class Rank:
         self.position = 10 * rank
         self.clock = 1000
         self.operators = 0
-        self.done: list[Event] = []
-        self.flying: list[Event] = []
-        self.modules: list[Event] = []
+        self.done: list[RankEvent] = []
+        self.flying: list[RankEvent] = []
+        self.modules: list[RankEvent] = []
 
-    def begin(self, name: str, kind: EventKind, **more: Any) -> Event:
+    def begin(self, name: str, kind: EventKind, **more: Any) -> RankEvent:
         """Start an event."""
         self.position += 1
-        return Event(
+        return RankEvent(
             graph=more.pop("graph", self.position % 2),
             iteration=ITERATION,
             position=self.position,
@@ -112,7 +118,7 @@ class Rank:
             **more,
         )
 
-    def complete(self, event: Event) -> None:
+    def complete(self, event: RankEvent) -> None:
         """Complete an event that was begun."""
         self.done.append(replace(event, end_position=self.position, end_us=self.clock))
 
@@ -199,7 +205,7 @@ class Job:
             rank.flying.remove(event)
             rank.complete(event)
 
-    def may_end(self, rank: Rank, event: Event) -> bool:
+    def may_end(self, rank: Rank, event: RankEvent) -> bool:
         arrived = self.sent.get((event.peer, rank.rank), 0)
         return event.kind is not EventKind.RECV or event.sequence < arrived
 
@@ -213,7 +219,7 @@ class Job:
         for rank in self.ranks:
             for event in rank.flying:
                 if waiting:
-                    rank.done.append(replace(event, end_position=OPEN))
+                    rank.done.append(replace(event, end_position=OPEN_END_POSITION))
                 else:
                     rank.complete(event)
             for event in rank.modules[::-1]:

@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 
 from suites.order_jobs import GROUPS, Program
 
-from rankdump.contract.events import Event, EventKind
-from rankdumpd.coordinator.values import GlobalOrder
+from rankdump._core.events import EventKind, RankEvent
+from rankdumpd.coordinator.execution_order import GlobalOrder
 
 Key: TypeAlias = tuple[Any, ...]
 """What stands as one entry: an operator, an end of a message, a whole collective."""
 
 
-def identity(rank: int, event: Event) -> Key:
+def identity(rank: int, event: RankEvent) -> Key:
     """Return the entry of an event."""
     if not event.kind.collective:
         return (rank, event.position)
@@ -129,11 +129,11 @@ def disagreeing(program: Program, *, ignored: Iterable[int] = ()) -> set[int]:
     return found
 
 
-def _in_order(events: list[Event]) -> list[Event]:
+def _in_order(events: list[RankEvent]) -> list[RankEvent]:
     return sorted(events, key=lambda event: event.position)
 
 
-def _operators(events: list[Event]) -> Key:
+def _operators(events: list[RankEvent]) -> Key:
     own = [event for event in _in_order(events) if event.kind is EventKind.OPERATOR]
     return tuple((e.graph, e.name) for e in sorted(own, key=lambda event: event.graph))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from rankdump.contract.dumpdata import DumpData, OpOutput, OriginalOp, Shape
-from rankdump.dumpdata import head
+from rankdump._binfile.bin_file import serialize_bin_head
+from rankdump._binfile.header import DumpData, OpOutput, OriginalOp, Shape
 
 ZEROS = (0, 0, 0, 0, 0, 0)
 CORE = (1, 7, 12, 0, 0x12340000, 0x56780000)
@@ -41,4 +41,4 @@ def debug_file(*payloads: bytes) -> bytes:
     output = tuple(
         OpOutput(4, 2, Shape((len(p),)), OriginalOp("Node_OpDebug"), size=len(p)) for p in payloads
     )
-    return head(DumpData(output=output, op_name="Node_OpDebug")) + b"".join(payloads)
+    return serialize_bin_head(DumpData(output=output, op_name="Node_OpDebug")) + b"".join(payloads)

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from rankdump.codec import codec_named
-from rankdump.contract import npy
-from rankdump.contract.key import Side, TensorKey
-from rankdump.diff.values import Tensor, TensorPair
+from rankdump._analysis.compare.report import DumpedTensor, TensorPair
+from rankdump._codec.file_codec import get_codec
+from rankdump._core import npy_format
+from rankdump._core.record import TensorKey, TensorSide
 from rankdump.reader import Entry
 
 
@@ -22,15 +22,17 @@ def tensor(
     dtype: str = "",
     digest: bool = False,
     codec: str = "none",
-) -> Tensor:
+) -> DumpedTensor:
     """Write an array to a file; return the tensor as a tree would know it."""
     folder.mkdir(parents=True, exist_ok=True)
-    packer = codec_named(codec)
+    packer = get_codec(codec)
     path = folder / f"{name}.npy{packer.suffix}"
-    parts = packer.encode([npy.header(values.dtype.str, values.shape), values.tobytes()])
+    parts = packer.encode(
+        [npy_format.format_npy_header(values.dtype.str, values.shape), values.tobytes()]
+    )
     path.write_bytes(b"".join(parts))
-    return Tensor(
-        Side.OUTPUT,
+    return DumpedTensor(
+        TensorSide.OUTPUT,
         0,
         "",
         dtype or values.dtype.name,
@@ -42,7 +44,7 @@ def tensor(
 
 def entry_of(path: Path) -> Entry:
     """Return the entry of a file, which may be none."""
-    key = TensorKey(0, "Net", 0, 1, 1, "Op", path.stem, Side.OUTPUT, 0)
+    key = TensorKey(0, "Net", 0, 1, 1, "Op", path.stem, TensorSide.OUTPUT, 0)
     size = path.stat().st_size if path.is_file() else 0
     return Entry(path.parent, path.name, key, size)
 
@@ -56,7 +58,7 @@ def pair(
     )
 
 
-def path_of(tensor: Tensor | None) -> Path:
+def path_of(tensor: DumpedTensor | None) -> Path:
     """Return where a tensor that was written stands."""
     assert tensor is not None
     assert tensor.entry is not None

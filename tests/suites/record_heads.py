@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rankdump.contract.exchange import RecordHead
-from rankdump.contract.figure_rows import TensorKind
-from rankdump.contract.key import TensorKey
+from rankdump._core.record import TensorKey, TensorKind
+from rankdump._core.session_protocol import RecordHead
 
 
 def head_of(

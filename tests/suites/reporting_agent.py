@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
-from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
-from rankdump.contract.timeouts import Timeouts
-from rankdump.wire.convert import timeouts_to_wire
-from rankdump.wire.events import events_to_wire
+from rankdump._core.events import EventColumns, EventKind, ProcessGroup, RankEvent
+from rankdump._core.status import IterationStatus, SessionState, SessionStatus
+from rankdump._core.timeouts import RankTimeouts
+from rankdump._wire.metadata_messages import events_to_wire
+from rankdump._wire.session_messages import timeouts_to_wire
+from rankdump._wire.status_messages import iteration_to_wire, session_to_wire
 from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
-from rankdump.wire.views import iteration_to_wire, session_to_wire
 
 PATIENCE_S = 60.0
 MICROSECONDS = 1_700_000_000_000_000
@@ -36,18 +36,18 @@ class Job:
     def events(self, rank: int, iteration: int) -> EventColumns:
         """Return one iteration of a rank, its positions rising over all of them."""
         size = self.operators + self.collectives
-        events: list[Event] = []
+        events: list[RankEvent] = []
         for at in range(size):
             position = iteration * size + at + 1
             start = MICROSECONDS + 1000 * position + 7 * rank
             place = 0, iteration, position, position
             if at < self.operators:
                 name = f"Default/layer{at}-Dense/MatMul-op{at}"
-                events.append(Event(*place, name, EventKind.OPERATOR, start, start + 400))
+                events.append(RankEvent(*place, name, EventKind.OPERATOR, start, start + 400))
             else:
                 number = iteration * self.collectives + at - self.operators
                 events.append(
-                    Event(*place, "AllReduce-op0", EventKind.ALL_REDUCE, start, start + 500,
+                    RankEvent(*place, "AllReduce-op0", EventKind.ALL_REDUCE, start, start + 500,
                           group="world", sequence=number, element_count=8, dtype="float32")
                 )  # fmt: skip
         return EventColumns.of(events, (self.group(),))
@@ -100,7 +100,7 @@ class ReportingAgent:
     def balance(self, status: IterationStatus) -> None:
         self._log(iterations=[iteration_to_wire(status)])
 
-    def timeouts(self, job: Job, rank: int, timeouts: Timeouts) -> None:
+    def timeouts(self, job: Job, rank: int, timeouts: RankTimeouts) -> None:
         message = pb.RankTimeouts(job_id=job.job_id, rank=rank, timeouts=timeouts_to_wire(timeouts))
         self._log(timeouts=[message])
 

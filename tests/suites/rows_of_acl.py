@@ -6,16 +6,22 @@ from suites.acl_configurations import HERE, AclRow
 from suites.configurations import ABSENT
 from suites.rows_of_acl_errors import LIST, LONG, RANGE
 
-from rankdump.contract.plan import Content, Excluded, Iterations, Operators, Watched
+from rankdump._core.plan import (
+    ContentSettings,
+    IterationSelection,
+    OperatorSelection,
+    TensorExclusion,
+    WatchedOperators,
+)
 
-EVERY, NONE = Operators(spelt=True), Operators(everything=False, spelt=True)
+EVERY, NONE = OperatorSelection(spelt=True), OperatorSelection(everything=False, spelt=True)
 OP = {"dump_level": "op"}
 DEFAULT = ("max", "min", "avg", "count", "nan count", "negative inf count", "positive inf count")
 OFF = {"enabled": False, "dialect": "acl"}
 
 
-def named(*names: str, **changes: object) -> Operators:
-    return Operators(everything=False, names=names, spelt=True, **changes)  # type: ignore[arg-type]
+def named(*names: str, **changes: object) -> OperatorSelection:
+    return OperatorSelection(everything=False, names=names, spelt=True, **changes)  # type: ignore[arg-type]
 
 
 def listed(source: str, *items: object, gives: dict[str, object], **changes: object) -> AclRow:
@@ -36,8 +42,8 @@ DEFAULTS = [
             "output.layout": "cann",
             "output.file_format": "bin",
             "output.codec": "zstd",
-            "content": Content(),
-            "selection.iterations": Iterations(),
+            "content": ContentSettings(),
+            "selection.iterations": IterationSelection(),
             "selection.devices": None,
             "selection.inputs": False,
             "selection.outputs": True,
@@ -127,7 +133,7 @@ STEPS = [
     AclRow(
         f"dump_step {text[:20]!r}",
         {"dump_step": text},
-        gives={"selection.iterations": Iterations(text, spans)},
+        gives={"selection.iterations": IterationSelection(text, spans)},
     )
     for text, spans in (
         ("7", ((7, 7),)),
@@ -138,7 +144,9 @@ STEPS = [
     )
 ]
 STEPS.append(
-    AclRow("dump_step empty", {"dump_step": ""}, gives={"selection.iterations": Iterations()})
+    AclRow(
+        "dump_step empty", {"dump_step": ""}, gives={"selection.iterations": IterationSelection()}
+    )
 )
 
 LISTS = [
@@ -210,9 +218,12 @@ LISTS = [
             "selection.models": (
                 (
                     "A",
-                    Operators(
+                    OperatorSelection(
                         spelt=True,
-                        without_types=(Excluded("Conv2D", ("input0", "output12")), Excluded("Add")),
+                        without_types=(
+                            TensorExclusion("Conv2D", ("input0", "output12")),
+                            TensorExclusion("Add"),
+                        ),
                     ),
                 ),
             )
@@ -222,7 +233,7 @@ LISTS = [
     listed(
         "names left out, of layers",
         {"layer": ["x"], "opname_blacklist": [{"name": "x"}]},
-        gives={"selection.operators": named("x", without_names=(Excluded("x"),))},
+        gives={"selection.operators": named("x", without_names=(TensorExclusion("x"),))},
         **OP,
     ),
     listed(
@@ -230,8 +241,9 @@ LISTS = [
         {"opname_blacklist": LONG[:100]},
         **OP,
         gives={
-            "selection.operators": Operators(
-                spelt=True, without_names=tuple(Excluded(f"n{number}") for number in range(100))
+            "selection.operators": OperatorSelection(
+                spelt=True,
+                without_names=tuple(TensorExclusion(f"n{number}") for number in range(100)),
             )
         },
     ),
@@ -245,8 +257,8 @@ LISTS = [
             ]
         },
         gives={
-            "selection.operators": Operators(
-                spelt=True, without_names=(Excluded("x", ("output1",)),)
+            "selection.operators": OperatorSelection(
+                spelt=True, without_names=(TensorExclusion("x", ("output1",)),)
             )
         },
         warns=(
@@ -275,7 +287,7 @@ FIGURES = [
     AclRow(
         f"dump_stats {chosen}",
         {"dump_data": "stats", **({"dump_stats": chosen} if chosen else {})},
-        gives={"content": Content(saved="statistic", statistics=items, tables="operator")},
+        gives={"content": ContentSettings(saved="statistic", statistics=items, tables="operator")},
     )
     for chosen, items in (
         (None, DEFAULT),
@@ -295,7 +307,7 @@ SCENES = [
         OVERFLOW,
         gives={
             "selection.trigger": "overflow",
-            "selection.operators": Operators(),
+            "selection.operators": OperatorSelection(),
             "selection.models": (),
             "selection.inputs": True,
             "selection.outputs": True,
@@ -311,7 +323,7 @@ SCENES = [
     AclRow(
         "dump_debug and what it ignores",
         {**OVERFLOW, "dump_mode": "input", "dump_step": "bad", "dump_data": "stats"},
-        gives={"selection.iterations": Iterations(), "content": Content()},
+        gives={"selection.iterations": IterationSelection(), "content": ContentSettings()},
         warns=(
             "dump_mode: 'input' is not read",
             "dump_step: 'bad' is not read",
@@ -393,7 +405,7 @@ SCENES = [
         *LIST,
         dump_scene="watcher",
         gives={
-            "selection.watched": Watched(("a",), ("b",)),
+            "selection.watched": WatchedOperators(("a",), ("b",)),
             "selection.inputs": False,
             "selection.outputs": True,
             "selection.operators": EVERY,
@@ -404,21 +416,21 @@ SCENES = [
         *LIST,
         {"layer": ["c"], "watcher_nodes": ["d", "b"]},
         dump_scene="watcher",
-        gives={"selection.watched": Watched(("a", "c"), ("b", "d"))},
+        gives={"selection.watched": WatchedOperators(("a", "c"), ("b", "d"))},
         warns=("joins the item before",),
     ),
     listed(
         "watcher without layer",
         {"watcher_nodes": ["b"]},
         dump_scene="watcher",
-        gives={"selection.watched": Watched((), ("b",))},
+        gives={"selection.watched": WatchedOperators((), ("b",))},
     ),
     listed(
         "watcher, one of two items without layer",
         *LIST,
         {"watcher_nodes": ["d"]},
         dump_scene="watcher",
-        gives={"selection.watched": Watched((), ("b", "d"))},
+        gives={"selection.watched": WatchedOperators((), ("b", "d"))},
         warns=("joins the item before",),
     ),
 ]

@@ -10,13 +10,13 @@ from __future__ import annotations
 from suites.configuration_row import Row, refused
 from suites.configurations import ABSENT, NOT_ARRAY, NOT_TEXT, NOT_UINT
 
-from rankdump.contract.plan import Iterations, Operators
+from rankdump._core.plan import IterationSelection, OperatorSelection
 
 C = "common_dump_settings"
 CUT = "is cut to its low 32 bits and read as 0"
 ASYNC = {"enable": False}
 ASYNC_WARNING = "asks for asynchronous dump: the tree of Ascend is written"
-MARKED = Operators(everything=False, marked=True)
+MARKED = OperatorSelection(everything=False, marked=True)
 
 TYPES = [
     *refused("1.2 uint", f"{C}.dump_mode", *NOT_UINT, allowed="0 (every operator), 1"),
@@ -37,11 +37,15 @@ TYPES = [
 ]
 
 KEYS = [
-    Row("1.3 dump_mode 0", common={"dump_mode": 0}, gives={"selection.operators": Operators()}),
+    Row(
+        "1.3 dump_mode 0",
+        common={"dump_mode": 0},
+        gives={"selection.operators": OperatorSelection()},
+    ),
     Row(
         "1.3 dump_mode 1",
         common={"dump_mode": 1, "kernels": ["a"]},
-        gives={"selection.operators": Operators(everything=False, types=("a",))},
+        gives={"selection.operators": OperatorSelection(everything=False, types=("a",))},
     ),
     Row("1.3 dump_mode 2", common={"dump_mode": 2}, gives={"selection.operators": MARKED}),
     *refused("1.3", f"{C}.dump_mode", ABSENT, 3, allowed="or 2 (those marked with set_dump)"),
@@ -186,7 +190,7 @@ ACROSS = [
     Row(
         "1.3 op_debug_mode 3 and dump_mode",
         common={"op_debug_mode": 3, "dump_mode": 1, "kernels": ["a"]},
-        gives={"selection.operators": Operators()},
+        gives={"selection.operators": OperatorSelection()},
         warns=("dump_mode: 1 becomes 0",),
     ),
     Row(
@@ -204,7 +208,7 @@ ACROSS = [
     Row(
         "1.3 iteration stays with op_debug_mode 3",
         common={"op_debug_mode": 3, "iteration": "2"},
-        gives={"selection.iterations": Iterations("2", ((2, 2),))},
+        gives={"selection.iterations": IterationSelection("2", ((2, 2),))},
     ),
 ]
 

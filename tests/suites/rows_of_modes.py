@@ -9,8 +9,8 @@ from __future__ import annotations
 from suites.configuration_row import Row, refused
 from suites.configurations import ABSENT, NOT_ARRAY, NOT_TEXT, NOT_UINT
 
-from rankdump.contract.plan import Iterations, Operators
-from rankdump.contract.statistics import DEVICE_ITEMS, ITEMS
+from rankdump._core.plan import IterationSelection, OperatorSelection
+from rankdump._core.statistics import DEVICE_STATISTICS, STATISTIC_TITLES
 
 C, E = "common_dump_settings", "e2e_dump_settings"
 NOT_FLAG = (0, 1, "true", None, [])
@@ -192,13 +192,13 @@ DEBUG_MODES = [
     Row(
         "1.9 mode 3 and dump_mode 2",
         common={"op_debug_mode": 3, "dump_mode": 2},
-        gives={"selection.operators": Operators()},
+        gives={"selection.operators": OperatorSelection()},
         warns=("dump_mode: 2 becomes 0",),
     ),
     Row(
         "1.9 mode 4 and iteration",
         common={"op_debug_mode": 4, "iteration": "0|2"},
-        gives={"selection.iterations": Iterations()},
+        gives={"selection.iterations": IterationSelection()},
         warns=("iteration: '0|2' becomes \"all\"",),
     ),
     Row(
@@ -217,7 +217,7 @@ DEBUG_MODES = [
     Row(
         "1.9 mode 4 and dump_mode",
         common={"op_debug_mode": 4, "dump_mode": 1, "kernels": ["a"]},
-        gives={"selection.operators": Operators(everything=False, types=("a",))},
+        gives={"selection.operators": OperatorSelection(everything=False, types=("a",))},
         warns=("dump_mode: 1 watches only the selected operators",),
     ),
 ]
@@ -234,8 +234,8 @@ def category(source: str, items: list[str], *warns: str, saved: str = "statistic
 
 CATEGORIES = [
     Row("1.10 missing", common=STATISTIC, gives={"content.statistics": ("max", "min", "l2norm")}),
-    *(category(item, [item]) for item in ITEMS),
-    category("the user's order", [*reversed(ITEMS)], saved="full"),
+    *(category(item, [item]) for item in STATISTIC_TITLES),
+    category("the user's order", [*reversed(STATISTIC_TITLES)], saved="full"),
     category("empty", [], "names no figure, so the tables have none"),
     category("duplicates", ["max", "md5", "max"], "'max' stands there 2 times, in as many columns"),
     *refused(
@@ -250,9 +250,9 @@ CATEGORIES = [
     ),
     Row(
         "1.10 device",
-        common={**STATISTIC, "statistic_category": [*ITEMS]},
+        common={**STATISTIC, "statistic_category": [*STATISTIC_TITLES]},
         e2e=DEVICE,
-        gives={"content.statistics": DEVICE_ITEMS, "content.on_device": True},
+        gives={"content.statistics": DEVICE_STATISTICS, "content.on_device": True},
         warns=("zero count, md5: a device computes only max, min, avg, l2norm",),
     ),
     Row(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from suites.configuration_row import Row, refused
 from suites.configurations import ABSENT
 
-from rankdump.contract.plan import Iterations, Operators
+from rankdump._core.plan import IterationSelection, OperatorSelection
 
 C = "common_dump_settings"
 DIAGNOSTIC = {"MS_DIAGNOSTIC_DATA_PATH": "/diagnostic"}
@@ -20,7 +20,7 @@ def iteration(source: str, text: str, *spans: tuple[int, int], warns: tuple[str,
     return Row(
         f"1.4 {source}: {text[:30]}",
         common={"iteration": text},
-        gives={"selection.iterations": Iterations(text, spans)},
+        gives={"selection.iterations": IterationSelection(text, spans)},
         warns=warns,
     )
 
@@ -30,7 +30,7 @@ def kernels(source: str, *items: object, warns: tuple[str, ...] = (), **lists: l
     return Row(
         f"1.7 {source}",
         common={"dump_mode": 1, "kernels": list(items)},
-        gives={"selection.operators": Operators(False, names, types, patterns)},
+        gives={"selection.operators": OperatorSelection(False, names, types, patterns)},
         warns=warns,
     )
 
@@ -42,7 +42,9 @@ def expression(source: str, pattern: str, reads: str, *warns: str) -> Row:
 EMPTY = "'' is an empty segment and matches no iteration"
 
 ITERATION = [
-    Row("1.4 all", common={"iteration": "all"}, gives={"selection.iterations": Iterations()}),
+    Row(
+        "1.4 all", common={"iteration": "all"}, gives={"selection.iterations": IterationSelection()}
+    ),
     *refused("1.4 characters", f"{C}.iteration", "", "All", "0,1", "0|all", "all|0", allowed="all"),
     *refused("1.4 characters", f"{C}.iteration", "\uff11", "1\n", "x", "0.5", allowed="0|5-8"),
     *refused("1.4 blanks", f"{C}.iteration", "0 | 5-8 ", " 0|5-8", allowed='; here "0|5-8"'),
@@ -194,7 +196,7 @@ CLASSES = [
         Row(
             f"1.7 list of empty text: {items}",
             common={"dump_mode": 1, "kernels": items},
-            gives={"selection.operators": Operators()},
+            gives={"selection.operators": OperatorSelection()},
             warns=(f"kernels: {items} selects every operator",),
         )
         for items in ([""], [" ", ""])

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from rankdump.contract.manifest import Manifest
-from rankdump.contract.plan import Delivery
+from rankdump._core.manifest import Manifest
+from rankdump._core.plan import DeliverySettings
 
 WAIT_S = 60
 MIB = 1 << 20
-SMALL = Delivery(buffer_bytes=MIB)
+SMALL = DeliverySettings(buffer_bytes=MIB)
 
 
 def wait_until(holds) -> None:

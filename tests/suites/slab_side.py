@@ -11,8 +11,8 @@ from pathlib import Path
 
 import xxhash
 
-from rankdump.contract.slab import RING_OFFSET
-from rankdump.contract.slab_writer import SlabWriter
+from rankdump._shm.slab_format import RING_OFFSET
+from rankdump._shm.slab_writer import SlabWriter
 
 WAIT_S = 60
 

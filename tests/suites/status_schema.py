@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from rankdump.contract import findings, room, status, timeouts
-from rankdump.contract.status import StatusView
-from rankdump.contract.timeouts import TimeoutHint
+from rankdump._core import events, status, timeouts
+from rankdump._core import status as core_status
+from rankdump._core.status import StatusView
+from rankdump._core.timeouts import TimeoutHint
 
 _BARE: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
@@ -80,7 +81,9 @@ def _of(kind: Any, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _words(kind: Any) -> dict[str, str]:
     """Return what the source says below each field."""
-    module = next(m for m in (status, findings, room, timeouts) if m.__name__ == kind.__module__)
+    module = next(
+        m for m in (status, events, core_status, timeouts) if m.__name__ == kind.__module__
+    )
     body = next(
         node.body
         for node in ast.parse(inspect.getsource(module)).body

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import grpc
 
-from rankdump.contract.events import EventColumns
-from rankdump.wire.events import events_from_wire
+from rankdump._core.events import EventColumns
+from rankdump._wire.metadata_messages import events_from_wire
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 Request = coordinator_pb2.ReportRequest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from rankdump.contract.events import Event, EventColumns, EventKind
-from rankdump.contract.reasons import REASONS
+from rankdump._core.events import EventColumns, EventKind, RankEvent
+from rankdump._core.record import DROP_REASONS
 
 uint32 = st.integers(0, 2**32 - 1)
 uint63 = st.integers(0, 2**63 - 1)
@@ -18,7 +18,7 @@ texts = st.text(letters, max_size=20)
 names = st.text(letters, min_size=1, max_size=20)
 lines = st.text(letters.filter(str.isprintable), max_size=20)
 counts = st.dictionaries(texts, uint64, max_size=3)
-losses = st.dictionaries(st.sampled_from(sorted(REASONS)), st.integers(0, 1 << 61), max_size=3)
+losses = st.dictionaries(st.sampled_from(sorted(DROP_REASONS)), st.integers(0, 1 << 61), max_size=3)
 
 
 def sent(message, kind):
@@ -31,5 +31,5 @@ def same_columns(left: EventColumns, right: EventColumns) -> bool:
     return (left.names, left.groups, left.events()) == (right.names, right.groups, right.events())
 
 
-ONE = EventColumns.of([Event(0, 0, 0, 0, "a", EventKind.OPERATOR, 0, 0)])
+ONE = EventColumns.of([RankEvent(0, 0, 0, 0, "a", EventKind.OPERATOR, 0, 0)])
 """The smallest batch."""

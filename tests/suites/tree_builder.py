@@ -9,17 +9,17 @@ import numpy as np
 import xxhash
 from suites.record_heads import head_of
 
-from rankdump.codec import codec_named
-from rankdump.contract import npy
-from rankdump.contract.exchange import RecordHead
-from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.layout import mindspore_sync as layout
-from rankdump.contract.layout import statistic_csv
-from rankdump.contract.layout.place import MAPPING_FILE
-from rankdump.contract.layout.profile import DEFAULT_PROFILE, Profile
-from rankdump.contract.manifest import Manifest, ManifestRecord, manifest_name
-from rankdump.contract.statistics import DEFAULT_ITEMS, figures
-from rankdump.contract.status import IterationStatus
+from rankdump._codec.file_codec import get_codec
+from rankdump._core import npy_format
+from rankdump._core.manifest import Manifest, ManifestRecord, make_manifest_name
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._core.session_protocol import RecordHead
+from rankdump._core.statistics import DEFAULT_STATISTICS, compute_statistic_texts
+from rankdump._core.status import IterationStatus
+from rankdump._layout import statistic_tables
+from rankdump._layout import tree_paths as layout
+from rankdump._layout.profile import DEFAULT_PROFILE, Profile
+from rankdump._layout.tree_paths import MAPPING_FILE
 
 
 @dataclass
@@ -28,7 +28,7 @@ class TreeBuilder:
 
     root: Path
     profile: Profile = DEFAULT_PROFILE
-    items: tuple[str, ...] = DEFAULT_ITEMS
+    items: tuple[str, ...] = DEFAULT_STATISTICS
     """Columns of the tables."""
     device_target: str = "CPU"
     job: str = "job"
@@ -42,7 +42,7 @@ class TreeBuilder:
         op_name: str,
         values: np.ndarray,
         *,
-        side: Side = Side.OUTPUT,
+        side: TensorSide = TensorSide.OUTPUT,
         slot: int = 0,
         graph: int = 0,
         codec: str = "zstd",
@@ -58,14 +58,18 @@ class TreeBuilder:
         head = self._head(rank, iteration, op_name, values, side, slot, graph, dtype, op_type)
         head = replace(head, kind=head.kind._replace(constant=constant))
         element = self.profile.element_of(head.kind.dtype, self.device_target)
-        packer = codec_named(codec)
-        place = layout.place_of(head.key._replace(element=element), packer.suffix, self.profile)
+        packer = get_codec(codec)
+        place = layout.make_mindspore_place(
+            head.key._replace(element=element), packer.suffix, self.profile
+        )
         path = self.root / place.path
         path.parent.mkdir(parents=True, exist_ok=True)
         if place.mapped_from:
             with (path.parent / MAPPING_FILE).open("a") as mapping:
                 mapping.write(f"{place.name},{place.mapped_from}\n")
-        parts = packer.encode([npy.header(values.dtype.str, values.shape), values.tobytes()])
+        parts = packer.encode(
+            [npy_format.format_npy_header(values.dtype.str, values.shape), values.tobytes()]
+        )
         path.write_bytes(b"".join(parts))
         digest = xxhash.xxh3_128_hexdigest(values.tobytes())
         self._remember(head, path=place.path, bytes_stored=path.stat().st_size, digest=digest)
@@ -80,7 +84,7 @@ class TreeBuilder:
         op_name: str,
         values: np.ndarray,
         *,
-        side: Side = Side.OUTPUT,
+        side: TensorSide = TensorSide.OUTPUT,
         slot: int = 0,
         graph: int = 0,
         op_type: str = "",
@@ -94,7 +98,7 @@ class TreeBuilder:
 
     def graph(self, rank: int, text: str, *, graph: int = 0) -> Path:
         """Write a graph as `.ir` text."""
-        folder = self.root / layout.rank_folder(rank) / layout.GRAPH_FOLDER
+        folder = self.root / layout.make_rank_folder(rank) / layout.GRAPH_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"ms_output_trace_code_graph_{graph}.ir"
         path.write_text(text)
@@ -106,7 +110,7 @@ class TreeBuilder:
         iteration: int,
         op_name: str,
         values: np.ndarray,
-        side: Side,
+        side: TensorSide,
         slot: int,
         graph: int,
         dtype: str,
@@ -147,15 +151,15 @@ class TreeBuilder:
         )
 
     def _append_row(self, head: RecordHead, values: np.ndarray) -> Path:
-        items = statistic_csv.items_of(self.items, self.profile)
-        texts = figures(items, values.dtype.name, memoryview(values.tobytes()))
-        path = self.root / layout.tensor_folder(head.key) / layout.STATISTIC_FILE
+        items = statistic_tables.select_table_items(self.items, self.profile)
+        texts = compute_statistic_texts(items, values.dtype.name, memoryview(values.tobytes()))
+        path = self.root / layout.make_tensor_folder(head.key) / layout.STATISTIC_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = not path.exists()
         with path.open("a") as table:
             if fresh:
-                table.write(statistic_csv.header(items) + "\n")
-            table.write(statistic_csv.row(head, texts, self.profile) + "\n")
+                table.write(statistic_tables.format_statistic_header(items) + "\n")
+            table.write(statistic_tables.format_statistic_line(head, texts, self.profile) + "\n")
         return path
 
     def complete(
@@ -186,7 +190,7 @@ class TreeBuilder:
             bytes_stored=sum(record.bytes_stored for record in records),
         )
         manifest = Manifest(status, world_size, rank, "host", tuple(records))
-        folder = self.root / layout.rank_folder(rank) / layout.MANIFEST_FOLDER
+        folder = self.root / layout.make_rank_folder(rank) / layout.MANIFEST_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / manifest_name(iteration, name)).write_bytes(manifest.to_json())
+        (folder / make_manifest_name(iteration, name)).write_bytes(manifest.to_json())
         return manifest

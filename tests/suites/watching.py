@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from rankdump.adapters.torch.apis import ApiHook, ApiOptions
-from rankdump.adapters.torch.scopes import COMPILED
+from rankdump._frameworks.api_calls import ApiOptions
+from rankdump._frameworks.torch.apis.api_hook import TorchApiHook
+from rankdump._frameworks.torch.module_tree import COMPILED_WARNING
 
 COMPILING = [
     # torch's own compiler meets deprecations of the interpreter and of itself.
@@ -23,9 +24,11 @@ COMPILING = [
 
 
 @contextmanager
-def watched(recorder: Any, model: nn.Module | None = None, **options: Any) -> Generator[ApiHook]:
+def watched(
+    recorder: Any, model: nn.Module | None = None, **options: Any
+) -> Generator[TorchApiHook]:
     """Observe calls of APIs for the length of one armed iteration."""
-    hook = ApiHook(model or nn.Sequential(), recorder, 0, ApiOptions(**options))
+    hook = TorchApiHook(model or nn.Sequential(), recorder, 0, ApiOptions(**options))
     try:
         hook.iteration_begins(0, armed=True)
         yield hook
@@ -33,7 +36,7 @@ def watched(recorder: Any, model: nn.Module | None = None, **options: Any) -> Ge
     finally:
         hook.detach()
     assert not modes()
-    assert not [warning for warning in recorder.warnings if warning != COMPILED]
+    assert not [warning for warning in recorder.warnings if warning != COMPILED_WARNING]
     assert not recorder.open
 
 

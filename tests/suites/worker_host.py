@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 import rankdump
-from rankdump.cli.ask import agent_status
-from rankdump.contract.manifest import Manifest
-from rankdump.contract.status import StatusView
-from rankdump.embedded import serving
+from rankdump._cli.daemon_client import fetch_agent_status
+from rankdump._core.manifest import Manifest
+from rankdump._core.status import StatusView
+from rankdump._embedded.daemon_lease import is_daemon_serving
 
 WAIT_S = 60.0
 
@@ -107,7 +107,7 @@ class WorkerHost(RankPlace):
                 command, stdout=log, stderr=log, cwd=self.folder, env=self._environ | environ
             )
         deadline = time.monotonic() + WAIT_S
-        while not serving(self.address, timeout_s=0.2):
+        while not is_daemon_serving(self.address, timeout_s=0.2):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.process.kill()
                 raise AssertionError(self.log())
@@ -151,7 +151,7 @@ class WorkerHost(RankPlace):
         return self._log.read_text()
 
     def view(self) -> StatusView:
-        return agent_status(self.address)
+        return fetch_agent_status(self.address)
 
 
 def tensors(rank: int, first: int, count: int) -> list[np.ndarray]:

@@ -11,12 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from rankdump.adapters.torch import attach
-from rankdump.contract.dtypes import element_type
-from rankdump.contract.graph import GraphNode, GraphParameter
-from rankdump.contract.key import Side
-from rankdump.contract.timeouts import GroupTimeout
-from rankdump.values import Begun, Collective, IterationHook, Observation
+from rankdump._core.element_types import get_element_type
+from rankdump._core.graph import GraphNode, GraphParameter
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import (
+    CollectiveCall,
+    IterationHook,
+    StartedEvent,
+    TensorObservation,
+)
+from rankdump._core.timeouts import GroupTimeout
+from rankdump._frameworks.torch.model_hook import attach_model
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class Taken:
 
     op_type: str
     op_name: str
-    side: Side
+    side: TensorSide
     slot: int
     argument: str
     dtype: str
@@ -35,7 +40,7 @@ class Taken:
 
     @property
     def array(self) -> np.ndarray:
-        return np.frombuffer(self.data, element_type(self.dtype).descr).reshape(self.shape)
+        return np.frombuffer(self.data, get_element_type(self.dtype).descr).reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Finished:
     end_position: int
     name: str
     graph: int
-    collective: Collective | None
+    collective: CollectiveCall | None
 
 
 @dataclass
@@ -54,10 +59,10 @@ class FakeRecorder:
     """Keeps what an adapter hands over."""
 
     armed: bool = True
-    wanted: Callable[[str, Side], bool] = lambda name, side: True
+    wanted: Callable[[str, TensorSide], bool] = lambda name, side: True
     taken: list[Taken] = field(default_factory=list)
     events: list[Finished] = field(default_factory=list)
-    lost: list[tuple[str, Side, str]] = field(default_factory=list)
+    lost: list[tuple[str, TensorSide, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     entries: list[str] = field(default_factory=list)
     """Forward calls that began."""
@@ -72,7 +77,7 @@ class FakeRecorder:
     configured: dict[str, dict[str, str]] = field(default_factory=dict)
     asked: int = 0
     position: int = 0
-    open: dict[int, Begun] = field(default_factory=dict)
+    open: dict[int, StartedEvent] = field(default_factory=dict)
     """What began and is not complete, by position."""
     limits: dict[str, GroupTimeout] = field(default_factory=dict)
     stacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -82,11 +87,11 @@ class FakeRecorder:
     def entered(self, graph: int, op_name: str) -> None:
         self.entries.append(op_name)
 
-    def wants(self, graph: int, op_name: str, side: Side) -> bool:
+    def wants(self, graph: int, op_name: str, side: TensorSide) -> bool:
         self.asked += 1
         return self.armed and self.wanted(op_name, side)
 
-    def observe(self, observation: Observation) -> None:
+    def observe(self, observation: TensorObservation) -> None:
         source = observation.tensor
         data = bytearray(source.byte_count)
         source.copy_into(memoryview(data))
@@ -106,7 +111,7 @@ class FakeRecorder:
             )
 
     def lose(
-        self, graph: int, op_type: str, op_name: str, side: Side, slot: int, reason: str
+        self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
     ) -> None:
         self.lost.append((op_name, side, reason))
 
@@ -131,15 +136,17 @@ class FakeRecorder:
     def called(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
         self.stacks[op_name] = stack
 
-    def started(self, *, graph: int, name: str, collective: Collective | None = None) -> Begun:
+    def started(
+        self, *, graph: int, name: str, collective: CollectiveCall | None = None
+    ) -> StartedEvent:
         with self.lock:
             self.position += 1
-            begun = Begun(self.position, self.position, graph, name, collective, 0)
+            begun = StartedEvent(self.position, self.position, graph, name, collective, 0)
             self.open[begun.position] = begun
             return begun
 
     def finished(
-        self, begun: Begun, *, name: str = "", collective: Collective | None = None
+        self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
     ) -> None:
         with self.lock:
             del self.open[begun.position]
@@ -184,18 +191,18 @@ class Deciding(FakeRecorder):
     given, and forgets the rest.
     """
 
-    held: dict[str, list[Observation]] = field(default_factory=dict)
+    held: dict[str, list[TensorObservation]] = field(default_factory=dict)
     overflowed: set[str] = field(default_factory=set)
     raised: list[str] = field(default_factory=list)
     by_reference: bool = False
 
-    def observe(self, observation: Observation) -> None:
+    def observe(self, observation: TensorObservation) -> None:
         name = observation.op_name
         if self.by_reference:
             self.held.setdefault(name, []).append(observation)
             return
         super().observe(observation)
-        written = observation.side is Side.OUTPUT and not observation.state
+        written = observation.side is TensorSide.OUTPUT and not observation.state
         if written and not observation.tensor.finite():
             self.overflowed.add(name)
 
@@ -228,7 +235,7 @@ def seeded() -> None:
 @contextmanager
 def observed(model: torch.nn.Module, recorder: FakeRecorder) -> Generator[IterationHook]:
     """Attach for the length of one armed iteration."""
-    hook = attach(model, recorder, 0)
+    hook = attach_model(model, recorder, 0)
     try:
         hook.iteration_begins(0, armed=True)
         yield hook

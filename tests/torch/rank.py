@@ -31,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conftest import FakeRecorder
 
 import rankdump
-from rankdump.adapters.torch import attach
-from rankdump.contract.plan import DumpPlan, Output
-from rankdump.identity import Identity
+from rankdump._core.plan import DumpPlan, OutputSettings
+from rankdump._core.rank_identity import RankIdentity
+from rankdump._frameworks.torch.model_hook import attach_model
 
 Result = dict[str, object]
 
@@ -61,9 +61,9 @@ def collectives(rank: int, world: int) -> Result:
         dist.P2POp(dist.isend, torch.ones(2), 1 - rank),
         dist.P2POp(dist.irecv, torch.ones(2), 1 - rank),
     ]
-    hook = attach(nn.Linear(1, 1), recorder, 3)
-    again = attach(nn.Linear(1, 1), recorder, 4)
-    third = attach(nn.Linear(1, 1), other, 0)
+    hook = attach_model(nn.Linear(1, 1), recorder, 3)
+    again = attach_model(nn.Linear(1, 1), recorder, 4)
+    third = attach_model(nn.Linear(1, 1), other, 0)
     hook.iteration_begins(0, armed=True)
     result["kinds"] = every_kind(rank, recorder)
     result["told twice"] = len(other.events)
@@ -239,11 +239,11 @@ def train(
 ) -> list[bytes]:
     torch.manual_seed(0)
     model = Net(sparse=sparse).to(dtype)
-    hook = attach(model, recorder, 0) if recorder is not None and inner else None
+    hook = attach_model(model, recorder, 0) if recorder is not None and inner else None
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.005, **options)
     before(ddp)
     if recorder is not None and hook is None:
-        hook = attach(ddp, recorder, 0)
+        hook = attach_model(ddp, recorder, 0)
     after(ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     torch.manual_seed(10 + rank)
@@ -331,7 +331,7 @@ def raising(rank: int, world: int) -> Result:
     """A bucket whose reduction cannot even begin."""
     recorder = FakeRecorder()
     ddp = DistributedDataParallel(Net())
-    hook = attach(ddp, recorder, 0)
+    hook = attach_model(ddp, recorder, 0)
     hook.iteration_begins(0, armed=True)
 
     def refused(*args: object, **kwargs: object) -> None:
@@ -355,8 +355,8 @@ def raising(rank: int, world: int) -> Result:
 def waiting(rank: int, world: int) -> Result:
     """Rank 1 comes to its all-reduce when it is told to."""
     folder = Path(sys.argv[5])
-    plan = DumpPlan(output=Output("/x"))
-    agent, identity = f"unix:{folder}/{rank}.sock", Identity(rank, world)
+    plan = DumpPlan(output=OutputSettings("/x"))
+    agent, identity = f"unix:{folder}/{rank}.sock", RankIdentity(rank, world)
     with rankdump.Session(plan, agent=agent, identity=identity) as session:
         session.attach(nn.Linear(1, 1))
         session.step(0)

@@ -20,9 +20,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from rankdump.adapters.torch.apis import ApiHook, ApiOptions
-from rankdump.adapters.torch.apis.gradients import REPEATED
-from rankdump.contract.layout.api_name import ApiCall, place_of, tensor_name
+from rankdump._frameworks.api_calls import ApiOptions
+from rankdump._frameworks.torch.apis.api_hook import TorchApiHook
+from rankdump._frameworks.torch.apis.api_recorder import REPEATED_BACKWARD_WARNING
+from rankdump._layout.api_tree import ApiCall, join_tensor_name, parse_place
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "troubleshooter" / "1.0.17-all" / "rank0"
 
@@ -71,7 +72,7 @@ def train(steps: int, recorder, options: ApiOptions | None, *, first: int = 0) -
     net = SmallNet()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     recorder.armed = False
-    hook = None if options is None else ApiHook(net, recorder, 0, options)
+    hook = None if options is None else TorchApiHook(net, recorder, 0, options)
     losses = []
     for step in range(steps):
         images, labels = batch(step)
@@ -91,7 +92,7 @@ def train(steps: int, recorder, options: ApiOptions | None, *, first: int = 0) -
 
 
 def names(recorder) -> list[str]:
-    return [tensor_name(t.op_name, place_of(t.argument)) for t in recorder.taken]
+    return [join_tensor_name(t.op_name, parse_place(t.argument)) for t in recorder.taken]
 
 
 def test_the_golden_dump(recorder) -> None:
@@ -103,7 +104,7 @@ def test_the_golden_dump(recorder) -> None:
     for taken, (_, _, marks, dtype, shape, figures) in zip(recorder.taken, golden, strict=True):
         assert f"torch.{taken.dtype}" == dtype
         assert list(taken.shape) == shape
-        assert place_of(taken.argument).recomputed is bool(marks)
+        assert parse_place(taken.argument).recomputed is bool(marks)
         values = taken.array.astype(np.float64)
         found = [values.max(), values.min(), values.mean()]
         assert np.allclose(found, figures, rtol=1e-4, atol=1e-5)
@@ -297,14 +298,14 @@ def test_nested_results_and_keywords_of_modules(recorder) -> None:
 
 def test_a_backward_that_runs_again_is_said_once(recorder) -> None:
     x = torch.ones(2, requires_grad=True)
-    hook = ApiHook(nn.Sequential(), recorder, 0, ApiOptions(retain_backward=True))
+    hook = TorchApiHook(nn.Sequential(), recorder, 0, ApiOptions(retain_backward=True))
     hook.iteration_begins(0, armed=True)
     y = (x * 2).sum()
     for retain in (True, True, False):
         y.backward(retain_graph=retain)
     hook.detach()
     assert recorder.names.count("Tensor___mul___0_backward") == 3
-    assert recorder.warnings == [REPEATED]
+    assert recorder.warnings == [REPEATED_BACKWARD_WARNING]
 
 
 def test_filter_data(recorder) -> None:
@@ -430,7 +431,7 @@ def test_checkpointing(recorder, use_reentrant, method) -> None:
         *(f"NN_Linear_{n}_backward" for n in (0, 1, 2)),
     }
     assert run(use_reentrant) == plain
-    repeated = {t.op_name for t in recorder.taken if place_of(t.argument).recomputed}
+    repeated = {t.op_name for t in recorder.taken if parse_place(t.argument).recomputed}
     assert {"NN_Linear_3_forward", "Functional_gelu_2_forward", "NN_Linear_4_forward"} <= repeated
     assert not {"NN_Linear_2_forward", "Functional_gelu_1_forward"} & repeated
     assert not any(raised for _, raised in recorder.settlements)
@@ -447,7 +448,7 @@ def test_workers_of_a_loader_are_not_seen(recorder) -> None:
 
 def test_marks_of_each_call_do_not_use_up_those_that_come_once(recorder) -> None:
     """A dump of statistics, then one of files: each layer has its file all the same."""
-    hook = ApiHook(net := SmallNet(), recorder, 0, ApiOptions(layers_once=False))
+    hook = TorchApiHook(net := SmallNet(), recorder, 0, ApiOptions(layers_once=False))
     hook.iteration_begins(0, True)
     net(batch(0)[0])
     hook.record_with(recorder, ApiOptions(layers_once=True))

@@ -25,8 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from rankdump.adapters.torch.apis import ApiHook, ApiOptions
-from rankdump.adapters.torch.scopes import COMPILED
+from rankdump._frameworks.api_calls import ApiOptions
+from rankdump._frameworks.torch.apis.api_hook import TorchApiHook
+from rankdump._frameworks.torch.module_tree import COMPILED_WARNING
 
 
 class Net(nn.Module):
@@ -38,7 +39,9 @@ class Net(nn.Module):
         return self.last(functional.gelu(self.first(x)) * 2)
 
 
-def watched(recorder, model: nn.Module | None = None, **options) -> AbstractContextManager[ApiHook]:
+def watched(
+    recorder, model: nn.Module | None = None, **options
+) -> AbstractContextManager[TorchApiHook]:
     return watching.watched(recorder, model, **{"retain_backward": True, **options})
 
 
@@ -146,14 +149,14 @@ def test_an_error_of_ours_does_not(recorder) -> None:
         raise ValueError("no")
 
     model = Net()
-    hook = ApiHook(model, recorder, 0, ApiOptions(scope=broken))
+    hook = TorchApiHook(model, recorder, 0, ApiOptions(scope=broken))
     hook.iteration_begins(0, armed=True)
     assert torch.equal(model(torch.ones(1, 4)), hooked_off(hook, model))
     assert recorder.warnings == ["a hook failed: ValueError: no"]
     assert not recorder.taken
 
 
-def hooked_off(hook: ApiHook, model: nn.Module) -> Tensor:
+def hooked_off(hook: TorchApiHook, model: nn.Module) -> Tensor:
     hook.detach()
     return model(torch.ones(1, 4))
 
@@ -202,7 +205,7 @@ def test_modes_of_the_script(recorder) -> None:
     theirs.__enter__()
     device = torch.device("cpu")
     device.__enter__()
-    hook = ApiHook(model, recorder, 0)
+    hook = TorchApiHook(model, recorder, 0)
     hook.iteration_begins(0, armed=True)
     model(torch.ones(2, 4))
     device.__exit__(None, None, None)
@@ -246,7 +249,7 @@ class TestCompiled:
                 found.sum().backward()
         assert torch.equal(found, torch.sigmoid(expected))
         assert {t.op_type for t in recorder.taken} == {"Torch_sigmoid", "Tensor_sum"}
-        assert recorder.warnings == [COMPILED]
+        assert recorder.warnings == [COMPILED_WARNING]
 
     @pytest.mark.parametrize("in_place", [False, True])
     def test_a_module(self, recorder, backend, in_place) -> None:
@@ -266,7 +269,7 @@ class TestCompiled:
         assert all(torch.equal(expected, each) for each in (*found, model(x)))
         assert graphs["unique_graphs"] == compiled
         assert {t.op_type for t in recorder.taken} == {"LAYER_0", "LAYER_1", "NN_ReLU"}
-        assert recorder.warnings == [COMPILED]
+        assert recorder.warnings == [COMPILED_WARNING]
 
 
 def test_copies_and_detach(recorder) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankdump.adapters.torch.arguments import arguments_of
+from rankdump._frameworks.torch.module_tree import read_module_arguments
 
 
 class Odd(nn.Module):
@@ -81,17 +81,17 @@ class Odd(nn.Module):
 )
 def test_arguments(module, expected) -> None:
     """Plain public attributes, sorted by name; `bias` says whether there is one."""
-    found = arguments_of(module)
+    found = read_module_arguments(module)
     assert found == expected
     assert list(found) == sorted(found)
 
 
 def test_a_bias_of_its_own_kind() -> None:
     """A module whose `bias` is a setting keeps it as one; a part of that name is none."""
-    assert arguments_of(nn.LSTM(2, 3, bias=False))["bias"] == "False"
+    assert read_module_arguments(nn.LSTM(2, 3, bias=False))["bias"] == "False"
     model = nn.Module()
     model.bias = nn.Linear(1, 1)
-    assert arguments_of(model) == {}
+    assert read_module_arguments(model) == {}
 
 
 class Net(nn.Module):
@@ -123,8 +123,10 @@ def test_nothing_is_asked_of_modules_otherwise(recorder, observed, monkeypatch) 
     def forbidden(module: nn.Module) -> None:
         raise AssertionError("asked")
 
-    monkeypatch.setattr("rankdump.adapters.torch.calls.arguments_of", forbidden)
-    monkeypatch.setattr("rankdump.adapters.torch.describing.arguments_of", forbidden)
+    monkeypatch.setattr("rankdump._frameworks.torch.model_hook.read_module_arguments", forbidden)
+    monkeypatch.setattr(
+        "rankdump._frameworks.torch.graph_description.read_module_arguments", forbidden
+    )
     model = Net()
     with observed(model, recorder):
         model(torch.ones(1, 2))

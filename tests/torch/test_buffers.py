@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rankdump.adapters.torch import attach
-from rankdump.contract.key import Side
+from rankdump._core.record import TensorSide
+from rankdump._frameworks.torch.model_hook import attach_model
 
 
 class Net(nn.Module):
@@ -26,7 +26,7 @@ class Net(nn.Module):
 
 
 def run(model: nn.Module, recorder, iterations: int) -> None:
-    hook = attach(model, recorder, 0)
+    hook = attach_model(model, recorder, 0)
     for iteration in range(iterations):
         hook.iteration_begins(iteration, armed=True)
         model(torch.randn(4, 2))
@@ -46,7 +46,7 @@ def test_persistent_buffers_are_read_like_parameters(recorder) -> None:
     assert [int(taken.array) for taken in counts] == [1, 2]
     means = [taken for taken in recorder.taken if taken.op_name == "bn.running_mean"]
     assert np.array_equal(means[1].array, model.get_buffer("bn.running_mean").numpy())
-    assert (means[0].side, means[0].slot, means[0].argument) == (Side.OUTPUT, 0, "buffer")
+    assert (means[0].side, means[0].slot, means[0].argument) == (TensorSide.OUTPUT, 0, "buffer")
     assert not any(taken.constant for taken in recorder.taken if taken.op_name != "table")
 
 
@@ -61,7 +61,7 @@ def test_other_buffers_are_constants(recorder) -> None:
 def test_a_constant_waits_until_it_is_wanted(recorder) -> None:
     """What the plan leaves out in the first iteration can be wanted in a later one."""
     model = Net()
-    hook = attach(model, recorder, 0)
+    hook = attach_model(model, recorder, 0)
     recorder.wanted = lambda name, side: False
     hook.iteration_begins(0, armed=True)
     hook.iteration_ends(0, armed=True)
@@ -113,7 +113,7 @@ class Growing(nn.Module):
 def test_what_is_put_into_a_model_later_is_seen(recorder):
     """Law: walks are spared only while nothing changed; a buffer is read as it is now."""
     model = Growing()
-    hook = attach(model, recorder, 0)
+    hook = attach_model(model, recorder, 0)
 
     def iteration(number: int) -> dict[str, list[float]]:
         recorder.taken.clear()

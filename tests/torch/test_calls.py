@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rankdump.adapters.torch import attach
-from rankdump.contract.key import Side
+from rankdump._core.record import TensorSide
+from rankdump._frameworks.torch.model_hook import attach_model
 
 ROOT = "Default/network-Net/Net-op0"
 
@@ -117,7 +117,7 @@ def test_in_place_operator_shows_its_input_from_before(recorder, observed) -> No
 def test_calls_are_numbered_per_iteration(recorder) -> None:
     """N counts the calls of one module from 0, and starts again with each iteration."""
     model = nn.Linear(2, 2)
-    hook = attach(model, recorder, 0)
+    hook = attach_model(model, recorder, 0)
     for iteration in range(2):
         hook.iteration_begins(iteration, armed=True)
         for _ in range(2):
@@ -133,7 +133,7 @@ def test_an_iteration_may_be_armed_twice(recorder) -> None:
     handed over again."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
-    hook = attach(model, recorder, 0)
+    hook = attach_model(model, recorder, 0)
     for armed in (True, False, True):
         hook.iteration_begins(5, armed)
         model(torch.ones(1, 2)).sum().backward()
@@ -192,7 +192,9 @@ def test_a_forward_that_raised_shifts_nothing(recorder, observed) -> None:
             model.inner[0](torch.ones(1))
         assert model(-torch.ones(1)).item() == -2
     inner = "Default/network-Catching/inner-Sequential/0-Fragile/Fragile-op"
-    outputs = {t.op_name for t in recorder.taken if t.side is Side.OUTPUT and inner in t.op_name}
+    outputs = {
+        t.op_name for t in recorder.taken if t.side is TensorSide.OUTPUT and inner in t.op_name
+    }
     assert outputs == {inner + "1", inner + "3"}
     assert recorder.one(inner + "1", "output").array.tolist() == [-2]
     assert len(recorder.events) == recorder.position
@@ -211,7 +213,7 @@ def test_interrupt_passes_and_the_next_iteration_is_clean(recorder) -> None:
             return x
 
     model = nn.Sequential(Interrupted())
-    hook = attach(model, recorder, 0)
+    hook = attach_model(model, recorder, 0)
     hook.iteration_begins(0, armed=True)
     with pytest.raises(KeyboardInterrupt):
         model(torch.ones(1))
@@ -235,7 +237,7 @@ def test_calls_that_the_script_stops_to_dump_are_over(recorder) -> None:
             return x
 
     model = nn.Sequential(Stopping())
-    hook = attach(model, recorder, 0)
+    hook = attach_model(model, recorder, 0)
     hook.iteration_begins(0, armed=True)
     model(torch.ones(1))
     assert len(recorder.events) == recorder.position == 2
@@ -261,7 +263,7 @@ def test_threads_do_not_mix(recorder, observed) -> None:
     assert len(recorder.keys) == len(set(recorder.keys))
     values = {(t.op_name, t.side): t.data for t in recorder.taken}
     for (name, side), data in values.items():
-        assert side is Side.OUTPUT or values[name, Side.OUTPUT] == data
+        assert side is TensorSide.OUTPUT or values[name, TensorSide.OUTPUT] == data
     assert not recorder.warnings
 
 
@@ -276,7 +278,7 @@ def test_nothing_is_installed_while_not_armed(recorder) -> None:
     from torch.optim.optimizer import _global_optimizer_pre_hooks as on_optimizers
 
     model = Net()
-    hook = attach(model, recorder, 0)
+    hook = attach_model(model, recorder, 0)
     assert hooks(model) == 0
     for armed in (False, True, True, False, True):
         recorder.armed = armed
@@ -293,7 +295,7 @@ def test_nothing_is_installed_while_not_armed(recorder) -> None:
 def test_modules_added_between_iterations_are_seen(recorder) -> None:
     """The tree is looked at again at every armed iteration."""
     model = nn.Sequential(nn.ReLU())
-    hook = attach(model, recorder, 0)
+    hook = attach_model(model, recorder, 0)
     hook.iteration_begins(0, armed=True)
     model.append(nn.Tanh())
     hook.iteration_begins(1, armed=True)
@@ -304,14 +306,14 @@ def test_modules_added_between_iterations_are_seen(recorder) -> None:
 
 def test_unwanted_operators_are_not_read(recorder, observed) -> None:
     """Selection is asked per operator and side, and only what is wanted is copied."""
-    recorder.wanted = lambda name, side: "ReLU" in name and side is Side.OUTPUT
+    recorder.wanted = lambda name, side: "ReLU" in name and side is TensorSide.OUTPUT
     with observed(Net(), recorder) as _, torch.no_grad():
         pass
     model = Net()
     with observed(model, recorder):
         model(torch.ones(1, 4))
     forward = [t for t in recorder.taken if t.op_name.startswith("Default/")]
-    assert {(t.op_type, t.side) for t in forward} == {("ReLU", Side.OUTPUT)}
+    assert {(t.op_type, t.side) for t in forward} == {("ReLU", TensorSide.OUTPUT)}
     assert any("Linear" in name for name in recorder.names)
 
 
@@ -377,7 +379,7 @@ def test_lstm_and_attention(recorder, observed) -> None:
     outputs = [
         (t.op_name[-1], t.argument)
         for t in recorder.taken
-        if t.side is Side.OUTPUT and "LSTM" in t.op_name and t.op_name.startswith("Default/")
+        if t.side is TensorSide.OUTPUT and "LSTM" in t.op_name and t.op_name.startswith("Default/")
     ]
     assert outputs[:3] == [("0", "out.0"), ("0", "out.1.0"), ("0", "out.1.1")]
     assert ("1", "out.0.data") in outputs
@@ -399,7 +401,7 @@ def test_functional_names_imported_before(recorder, observed) -> None:
 
 def test_a_broken_hook_never_reaches_training(recorder, observed, monkeypatch) -> None:
     """A tensor that cannot be read is lost by count, an error elsewhere is one warning."""
-    from rankdump.adapters.torch.tensors import TorchTensor
+    from rankdump._frameworks.torch.tensors import TorchTensor
 
     def broken(self: TorchTensor, target: memoryview) -> None:
         raise ValueError("broken source")
@@ -465,7 +467,7 @@ def test_numeric_effect(recorder) -> None:
         torch.manual_seed(1)
         model = nn.Sequential(Net(), nn.Dropout(0.5), nn.ReLU(inplace=True), nn.Linear(4, 1))
         optimizer = torch.optim.AdamW(model.parameters())
-        hook = attach(model, recorder, 0) if attached else None
+        hook = attach_model(model, recorder, 0) if attached else None
         losses = []
         for step in range(3):
             if hook is not None:

@@ -13,7 +13,7 @@ import torch
 from suites.watching import COMPILING
 from torch import Tensor, nn
 
-from rankdump.adapters.torch import attach
+from rankdump._frameworks.torch.model_hook import attach_model
 
 pytestmark = COMPILING
 
@@ -44,7 +44,7 @@ def fresh_compiler() -> None:
 
 def train(compiled: nn.Module, plain: nn.Module, recorder, *, attached: bool) -> list[Tensor]:
     torch.manual_seed(0)
-    hook = attach(compiled, recorder, 0) if attached else None
+    hook = attach_model(compiled, recorder, 0) if attached else None
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     losses = []
     for step in range(4):
@@ -113,7 +113,7 @@ def test_whole_graph_with_hooks(recorder, first_armed) -> None:
         return graph.forward
 
     compiled = torch.compile(model.body, backend=backend, fullgraph=True)
-    hook = attach(nn.Sequential(compiled), recorder, 0)
+    hook = attach_model(nn.Sequential(compiled), recorder, 0)
     for armed in (first_armed, not first_armed) * 6:
         recorder.armed = armed
         hook.iteration_begins(0, armed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankdump.adapters.torch.cuda import Copier, CudaTensor, accelerator_of
+from rankdump._frameworks.torch.device_tensors import CudaCopier, CudaTensor, find_accelerator
 
 
 class Played:
@@ -72,7 +72,7 @@ def into(tensor: torch.Tensor) -> memoryview:
 def test_elements_arrive_packed(tensor: torch.Tensor):
     runtime = Played()
     target = into(tensor)
-    transfer = CudaTensor(tensor, Copier(runtime)).copy_into(target)
+    transfer = CudaTensor(tensor, CudaCopier(runtime)).copy_into(target)
     assert not transfer.done()
     runtime.pending[0].happen()
     assert transfer.done()
@@ -84,7 +84,7 @@ def test_too_much_under_way_goes_in_the_order_of_the_job():
     """Memory of the device is the job's: what waits aside is bounded, and comes back."""
     runtime = Played()
     tensor = torch.zeros(100, dtype=torch.uint8)
-    copier = Copier(runtime, most_bytes=250)
+    copier = CudaCopier(runtime, most_bytes=250)
     transfers = [copier.begin(tensor, into(tensor)) for _ in range(3)]
     assert runtime.asked == ["aside", "aside", "in order"]
     for event in runtime.pending:
@@ -98,7 +98,7 @@ def test_too_much_under_way_goes_in_the_order_of_the_job():
 def test_a_device_that_fails_gives_its_share_back():
     runtime = Played()
     tensor = torch.zeros(100, dtype=torch.uint8)
-    copier = Copier(runtime, most_bytes=100)
+    copier = CudaCopier(runtime, most_bytes=100)
     transfer = copier.begin(tensor, into(tensor))
     runtime.pending[0].fails = True
     with pytest.raises(RuntimeError, match="illegal memory access"):
@@ -110,7 +110,7 @@ def test_a_device_that_fails_gives_its_share_back():
 def test_memory_is_pinned_and_let_go():
     runtime = Played()
     memory = memoryview(bytearray(4096))
-    unpin = Copier(runtime).pin(memory)
+    unpin = CudaCopier(runtime).pin(memory)
     assert list(runtime.pinned.values()) == [4096]
     assert unpin is not None
     unpin()
@@ -119,8 +119,8 @@ def test_memory_is_pinned_and_let_go():
 
 
 def test_memory_that_cannot_be_pinned():
-    assert Copier(Played(registers=False)).pin(memoryview(bytearray(4096))) is None
+    assert CudaCopier(Played(registers=False)).pin(memoryview(bytearray(4096))) is None
 
 
 def test_a_tensor_in_host_memory_has_no_accelerator():
-    assert accelerator_of(torch.zeros(3)) is None
+    assert find_accelerator(torch.zeros(3)) is None

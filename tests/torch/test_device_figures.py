@@ -15,31 +15,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankdump.adapters.torch import device_figures
-from rankdump.adapters.torch.device_figures import DeviceFigures, start
-from rankdump.adapters.torch.tensors import TorchTensor, source_of
-from rankdump.contract import statistics
-from rankdump.contract.dtypes import ELEMENT_TYPES
-from rankdump.contract.errors import ProtocolError
-from rankdump.contract.plan import Precision
-from rankdump.contract.statistics import DEVICE_ITEMS
+from rankdump._core import statistics
+from rankdump._core.element_types import ELEMENT_TYPES
+from rankdump._core.plan import StatisticPrecision
+from rankdump._core.statistics import DEVICE_STATISTICS
+from rankdump._frameworks.torch import device_tensors
+from rankdump._frameworks.torch.device_tensors import DeviceStatistics, start_statistics
+from rankdump._frameworks.torch.tensors import TorchTensor, make_torch_source
+from rankdump.errors import ProtocolError
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 REAL = [name for name in ELEMENT_TYPES if not name.startswith("complex")]
 
 
-def texts(tensor: Tensor, items=DEVICE_ITEMS, precision: Precision = "high") -> tuple[str, ...]:
-    figures = start(tensor, items, precision)
+def texts(
+    tensor: Tensor, items=DEVICE_STATISTICS, precision: StatisticPrecision = "high"
+) -> tuple[str, ...]:
+    figures = start_statistics(tensor, items, precision)
     return figures.read([figures])[0]
 
 
-def on_host(tensor: Tensor, items=DEVICE_ITEMS) -> tuple[str, ...]:
+def on_host(tensor: Tensor, items=DEVICE_STATISTICS) -> tuple[str, ...]:
     """The figures that the contract gives for the same elements."""
-    source = source_of(tensor.cpu())
+    source = make_torch_source(tensor.cpu())
     assert isinstance(source, TorchTensor)
     data = bytearray(source.byte_count)
     source.copy_into(memoryview(data))
-    return statistics.figures(items, source.dtype, memoryview(data))
+    return statistics.compute_statistic_texts(items, source.dtype, memoryview(data))
 
 
 def same(device: str, host: str, scale: float) -> bool:
@@ -139,7 +141,7 @@ def test_large_integers_are_summed_in_blocks(monkeypatch) -> None:
     """The norm of integers does not depend on how many are converted at a time."""
     tensor = torch.arange(1000, dtype=torch.int32)
     whole = texts(tensor)
-    monkeypatch.setattr(device_figures, "_BLOCK", 7)
+    monkeypatch.setattr(device_tensors, "_BLOCK_ELEMENTS", 7)
     assert texts(tensor) == whole == on_host(tensor)
 
 
@@ -169,7 +171,7 @@ def test_one_copy_for_all(device) -> None:
         torch.full((4,), float(i + 1), device=device).to(dtype)
         for i, dtype in enumerate((torch.float32, torch.bool, torch.complex64, torch.int64) * 5)
     ]
-    figures = [start(tensor, ("min", "md5", "max"), "high") for tensor in tensors]
+    figures = [start_statistics(tensor, ("min", "md5", "max"), "high") for tensor in tensors]
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profiled:
         read = figures[3].read(figures[::-1])
@@ -187,7 +189,7 @@ def test_only_its_own_kind() -> None:
         def read(self, others):
             return []
 
-    figures = start(torch.ones(1), ("max",), "high")
+    figures = start_statistics(torch.ones(1), ("max",), "high")
     with pytest.raises(ProtocolError, match="Foreign is of another kind"):
         figures.read([figures, Foreign()])
 
@@ -195,7 +197,7 @@ def test_only_its_own_kind() -> None:
 def test_tensors_in_host_memory_have_none() -> None:
     """Only a tensor on an accelerator is measured by torch; the host measures its own."""
     for device in DEVICES:
-        source = source_of(torch.ones(2, device=device))
+        source = make_torch_source(torch.ones(2, device=device))
         assert isinstance(source, TorchTensor)
         figures = source.figures(("max",), "high")
-        assert isinstance(figures, DeviceFigures) == (device != "cpu")
+        assert isinstance(figures, DeviceStatistics) == (device != "cpu")

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from unit.client.conftest import Running, bodies
 
-from rankdump.contract.events import OPEN, Event, EventKind
-from rankdump.contract.timeouts import GroupTimeout
-from rankdump.wire.events import events_from_wire
+from rankdump._core.events import OPEN_END_POSITION, EventKind, RankEvent
+from rankdump._core.timeouts import GroupTimeout
+from rankdump._wire.metadata_messages import events_from_wire
 
 PROGRAM = Path(__file__).parent / "rank.py"
 
@@ -164,7 +164,7 @@ def test_who_waits_says_so_while_it_waits(tmp_path, socket_folder) -> None:
     """Rank 0 tells of the all-reduce it hangs in; rank 1 comes only once that has arrived."""
     agents = [Running(f"unix:{socket_folder}/{rank}.sock") for rank in (0, 1)]
 
-    def told(rank: int) -> list[Event]:
+    def told(rank: int) -> list[RankEvent]:
         batches = bodies(agents[rank], "events")
         found = [event for batch in batches for event in events_from_wire(batch).events()]
         return [event for event in found if event.kind is EventKind.ALL_REDUCE]
@@ -175,7 +175,7 @@ def test_who_waits_says_so_while_it_waits(tmp_path, socket_folder) -> None:
             assert time.monotonic() < deadline, "rank 0 told nothing"
             time.sleep(0.01)
         (waits,) = told(0)
-        assert (waits.end_position, waits.sequence, waits.group) == (OPEN, 0, "0")
+        assert (waits.end_position, waits.sequence, waits.group) == (OPEN_END_POSITION, 0, "0")
         assert told(1) == []
         (socket_folder / "go").touch()
 

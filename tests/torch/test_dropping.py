@@ -10,7 +10,7 @@ from suites.watching import watched
 from torch import nn
 from torch.nn import functional
 
-from rankdump.adapters.torch.dropping import without_dropout
+from rankdump._frameworks.torch.apis.function_patches import without_dropout
 
 SHAPES = {
     "dropout": (24,),

@@ -13,10 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rankdump.adapters.torch import attach
-from rankdump.adapters.torch.pairing import Call, Step, Surroundings, paired, region_start
-from rankdump.contract.key import Side
-from rankdump.hook import Scope
+from rankdump._core.record import TensorSide
+from rankdump._frameworks.operator_names import OperatorScope
+from rankdump._frameworks.torch.model_hook import attach_model
+from rankdump._frameworks.torch.recomputation import (
+    BackwardStep,
+    ForwardContext,
+    TorchOperatorCall,
+    choose_repeated_call,
+    find_region_start,
+)
 
 
 class Net(nn.Module):
@@ -139,7 +145,7 @@ def test_sparse_gradient_is_a_counted_loss(recorder, observed) -> None:
     model = nn.Embedding(4, 2, sparse=True)
     with observed(model, recorder):
         model(torch.tensor([1, 2])).sum().backward()
-    assert ("Gradients/weight", Side.OUTPUT, "unsupported_sparse") in recorder.lost
+    assert ("Gradients/weight", TensorSide.OUTPUT, "unsupported_sparse") in recorder.lost
 
 
 # -- recomputation
@@ -185,10 +191,10 @@ def test_recomputation_has_the_number_of_its_forward(recorder, observed, use_ree
         model(x).sum().backward()
     forward = {t.op_name: t for t in recorder.taken if t.op_name.startswith("Default/")}
     repeated = [t for t in recorder.taken if t.op_name.startswith("Recompute/")]
-    inputs = [t for t in repeated if t.side is Side.INPUT]
+    inputs = [t for t in repeated if t.side is TensorSide.INPUT]
     linears = [t.op_name for t in inputs if t.op_type == "Linear"]
     assert len(linears) == len(set(linears)) == 6
-    given = {t.op_name: t for t in recorder.taken if t.side is Side.INPUT}
+    given = {t.op_name: t for t in recorder.taken if t.side is TensorSide.INPUT}
     for again in inputs:
         name = again.op_name.removeprefix("Recompute/")
         assert name in forward
@@ -230,7 +236,7 @@ def test_recomputation_of_several_backwards(recorder, observed, use_reentrant) -
     with observed(model, recorder):
         for _ in range(3):
             model(torch.randn(2, 4, requires_grad=True)).sum().backward()
-    given = {t.op_name: t.data for t in recorder.taken if t.side is Side.INPUT}
+    given = {t.op_name: t.data for t in recorder.taken if t.side is TensorSide.INPUT}
     repeated = [name for name in given if name.startswith("Recompute/") and "Linear" in name]
     assert len(repeated) == 3 * 6
     for name in repeated:
@@ -255,9 +261,11 @@ def test_forward_inside_a_backward_that_repeats_nothing(recorder, observed) -> N
     assert recorder.names == ["Default/network-Tanh/Tanh-op0"]
 
 
-def call(position: int, repeated: int = 0, **began_in) -> Call:
-    surroundings = Surroundings(thread=1, **began_in)
-    return Call(Scope("network-Net", "Net"), position, position, surroundings, None, repeated)
+def call(position: int, repeated: int = 0, **began_in) -> TorchOperatorCall:
+    surroundings = ForwardContext(thread=1, **began_in)
+    return TorchOperatorCall(
+        OperatorScope("network-Net", "Net"), position, position, surroundings, None, repeated
+    )
 
 
 @pytest.mark.parametrize(
@@ -275,16 +283,16 @@ def call(position: int, repeated: int = 0, **began_in) -> Call:
 )
 def test_pairing(calls, same, after, expected, reason) -> None:
     """Which call is repeated follows from the region, else from data, else from what is left."""
-    found, why = paired(calls, after=after, same_data=lambda c: c.position in same)
+    found, why = choose_repeated_call(calls, after=after, same_data=lambda c: c.position in same)
     assert (found and found.position, why) == (expected, reason)
 
 
 @pytest.mark.parametrize(
     ("program", "step", "start"),
     [
-        ([], Step(0, 3, function=False), None),
+        ([], BackwardStep(0, 3, function=False), None),
         # Without a region around it the step tells nothing.
-        ([call(1, next_node=0)], Step(0, 3, function=False), None),
+        ([call(1, next_node=0)], BackwardStep(0, 3, function=False), None),
         # Watched: the region of the call that made the node, from its first call.
         (
             [
@@ -293,7 +301,7 @@ def test_pairing(calls, same, after, expected, reason) -> None:
                 call(3, next_node=5, watcher=7),
                 call(4, next_node=9, watcher=8),
             ],
-            Step(0, 6, function=False),
+            BackwardStep(0, 6, function=False),
             2,
         ),
         # Reentrant: what ran without gradients after the function's node was made.
@@ -304,20 +312,20 @@ def test_pairing(calls, same, after, expected, reason) -> None:
                 call(3, next_node=4, grad=False),
                 call(4, next_node=6, grad=False),
             ],
-            Step(0, 3, function=True),
+            BackwardStep(0, 3, function=True),
             2,
         ),
         # A function inside a watched region is no region of its own.
         (
             [call(1, next_node=0, watcher=7), call(2, next_node=4, watcher=7)],
-            Step(0, 3, function=True),
+            BackwardStep(0, 3, function=True),
             1,
         ),
     ],
 )
 def test_region_start(program, step, start) -> None:
     """The node whose backward runs says which region is run again."""
-    assert region_start(program, step) == start
+    assert find_region_start(program, step) == start
 
 
 def test_four_threads_with_checkpoints(recorder) -> None:
@@ -325,7 +333,7 @@ def test_four_threads_with_checkpoints(recorder) -> None:
     import threading
 
     model = nn.Sequential(Block(), Block())
-    hook = attach(model, recorder, 0)
+    hook = attach_model(model, recorder, 0)
     hook.iteration_begins(0, armed=True)
 
     def work() -> None:
@@ -341,7 +349,7 @@ def test_four_threads_with_checkpoints(recorder) -> None:
     for thread in threads:
         thread.join()
     hook.detach()
-    given = {t.op_name: t.data for t in recorder.taken if t.side is Side.INPUT}
+    given = {t.op_name: t.data for t in recorder.taken if t.side is TensorSide.INPUT}
     repeated = [name for name in given if name.startswith("Recompute/")]
     assert len([name for name in repeated if "Linear" in name]) == 4 * 5 * 2
     for name in repeated:

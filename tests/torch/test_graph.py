@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rankdump.adapters.stack import MAX_LINES, lines_now
-from rankdump.adapters.torch import attach
-from rankdump.contract.graph import GraphNode, TensorType
+from rankdump._core.graph import GraphNode, TensorType
+from rankdump._frameworks.model_observer import MAX_SOURCE_LINES, capture_source_lines
+from rankdump._frameworks.torch.model_hook import attach_model
 
 AT = "Default/network-"
 
@@ -155,7 +155,7 @@ def test_lines_are_those_of_the_script(describing, observed) -> None:
         "y = self.act(self.bn1(self.conv1(x)))",
     ]
     for node in describing.nodes.values():
-        assert 0 < len(node.source) <= MAX_LINES
+        assert 0 < len(node.source) <= MAX_SOURCE_LINES
         assert not any("/torch/nn/" in line.file for line in node.source)
         assert not any("/rankdump/adapters/" in line.file for line in node.source)
 
@@ -165,13 +165,13 @@ def test_deep_stacks_keep_their_inner_end() -> None:
     has lines without text."""
 
     def dive(depth: int) -> object:
-        return dive(depth - 1) if depth else lines_now()
+        return dive(depth - 1) if depth else capture_source_lines()
 
     lines = dive(100)
     assert isinstance(lines, tuple)
-    assert len(lines) == MAX_LINES
+    assert len(lines) == MAX_SOURCE_LINES
     assert {line.function for line in lines} == {"dive"}
-    scope: dict[str, object] = {"lines_now": lines_now}
+    scope: dict[str, object] = {"lines_now": capture_source_lines}
     exec("def made():\n    return lines_now()\n", scope)
     made = scope["made"]()
     assert (made[-1].function, made[-1].line, made[-1].code) == ("made", 2, "")
@@ -258,7 +258,7 @@ def test_parameters_used_outside_their_module(describing, observed) -> None:
 def test_describing_keeps_nothing_alive(describing) -> None:
     """Activations die as early as without us, and nothing of an iteration outlives it."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    hook = attach(model, describing, 0)
+    hook = attach_model(model, describing, 0)
     hook.iteration_begins(0, armed=True)
     kept: list[weakref.ref[Tensor]] = []
     model[0].register_forward_hook(lambda m, a, out: kept.append(weakref.ref(out)))
@@ -281,7 +281,9 @@ def test_nothing_is_described_unasked(recorder, observed, monkeypatch) -> None:
     def forbidden(**kwargs: object) -> None:
         raise AssertionError("asked")
 
-    monkeypatch.setattr("rankdump.adapters.torch.describing.lines_now", forbidden)
+    monkeypatch.setattr(
+        "rankdump._frameworks.torch.graph_description.capture_source_lines", forbidden
+    )
     run(Net(), recorder, observed, torch.randn(1, 1, 4, 4))
     assert not recorder.nodes
     assert not recorder.parameters
@@ -294,7 +296,7 @@ def test_a_description_that_fails_loses_no_tensor(describing, observed, monkeypa
     def broken(**kwargs: object) -> None:
         raise RuntimeError("no stack")
 
-    monkeypatch.setattr("rankdump.adapters.torch.describing.lines_now", broken)
+    monkeypatch.setattr("rankdump._frameworks.torch.graph_description.capture_source_lines", broken)
     model = nn.Sequential(nn.Tanh())
     run(model, describing, observed, torch.ones(1, requires_grad=True))
     assert describing.warnings == ["a hook failed: RuntimeError: no stack"]

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankdump.adapters.torch import attach, set_dump
-from rankdump.adapters.torch.marks import marks
-from rankdump.adapters.torch.scopes import tree_of
+from rankdump._frameworks.torch.model_hook import attach_model
+from rankdump._frameworks.torch.module_tree import build_module_tree
+from rankdump._frameworks.torch.parameters import module_marks, set_dump
 
 
 class Net(nn.Module):
@@ -46,7 +46,7 @@ ON_LINEAR = frozenset({BODY + "/0-Linear", "body.0.weight", "body.0.bias"})
 
 def told(model: nn.Module, recorder) -> frozenset[str]:
     """What the recorder is told when an iteration is armed."""
-    hook = attach(model, recorder, 0)
+    hook = attach_model(model, recorder, 0)
     hook.iteration_begins(0, armed=True)
     hook.detach()
     return recorder.marks[-1]
@@ -101,7 +101,7 @@ def test_a_shared_parameter_is_marked_with_either_owner(recorder) -> None:
 def test_a_mark_counts_from_the_next_call(recorder) -> None:
     """Set while an iteration runs, too, the recorder is told before the next operator asks."""
     model, x = Net(), torch.ones(2, 2)
-    hook = attach(model, recorder, 0)
+    hook = attach_model(model, recorder, 0)
     hook.iteration_begins(0, armed=True)
     seen: list[frozenset[str]] = []
     recorder.wanted = lambda name, side: bool(seen.append(recorder.marks[-1]))
@@ -136,15 +136,15 @@ def test_only_true_and_false(enabled) -> None:
     model = Net()
     with pytest.raises(ValueError, match=f"set_dump: enabled={enabled!r} is not allowed"):
         set_dump(model, enabled)
-    assert not marks.names(model, tree_of(model))
+    assert not module_marks.names(model, build_module_tree(model))
 
 
 def test_marks_keep_no_module_alive() -> None:
     """A marked model that goes away takes its marks with it."""
-    before = len(marks)
+    before = len(module_marks)
     model = Net()
     set_dump(model)
-    assert len(marks) > before
+    assert len(module_marks) > before
     del model
     gc.collect()
-    assert len(marks) == before
+    assert len(module_marks) == before

@@ -12,8 +12,9 @@ import torch
 from suites.watching import COMPILING, watched
 from torch import Tensor, nn
 
-from rankdump.adapters.torch.apis import ApiHook, ApiOptions
-from rankdump.adapters.torch.apis.operators import Operators
+from rankdump._frameworks.api_calls import ApiOptions
+from rankdump._frameworks.torch.apis.api_hook import TorchApiHook
+from rankdump._frameworks.torch.apis.function_patches import OperatorPatch
 
 OPERATORS = (
     *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow"),
@@ -61,7 +62,7 @@ def test_subclasses_are_told_the_same(recorder) -> None:
 def test_nothing_stays(recorder) -> None:
     """The class is as it was when the last of two hooks is gone, in either order."""
     before = dict(vars(Tensor))
-    first, second = (ApiHook(nn.Sequential(), recorder, n, ApiOptions()) for n in range(2))
+    first, second = (TorchApiHook(nn.Sequential(), recorder, n, ApiOptions()) for n in range(2))
     assert vars(Tensor)["__add__"] is not before.get("__add__")
     first.detach()
     first.detach()
@@ -72,7 +73,7 @@ def test_nothing_stays(recorder) -> None:
 
 def test_what_others_put_there_stays(recorder, monkeypatch) -> None:
     """Who replaces an operator while we observe has it afterwards, too."""
-    hook = ApiHook(nn.Sequential(), recorder, 0, ApiOptions())
+    hook = TorchApiHook(nn.Sequential(), recorder, 0, ApiOptions())
     method = Tensor.__mul__
 
     def theirs(self: Tensor, other: Any) -> Tensor:
@@ -113,7 +114,7 @@ class TestCompiled:
         x = torch.full((3,), 2.0)
         compiled = torch.compile(called, backend=backend, fullgraph=True)
         expected = compiled(x)
-        operators = Operators()
+        operators = OperatorPatch()
         try:
             assert torch.equal(compiled(x), expected)
             assert len(graphs) == 1

@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.checkpoint import checkpoint
 
-from rankdump.adapters.torch import optimizing
-from rankdump.adapters.torch.optimizing import StepWatch
-from rankdump.migrator.steps import Steps
+from rankdump._compat.api_dump import StepCounter
+from rankdump._frameworks.torch import api_framework
+from rankdump._frameworks.torch.api_framework import TorchStepWatch
 
 X = torch.ones(2, 3)
 
@@ -22,9 +22,9 @@ class Counted:
     """The step of each call of a model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.steps = Steps()
+        self.steps = StepCounter()
         self.calls: list[int] = []
-        self.watch = StepWatch(model, self)
+        self.watch = TorchStepWatch(model, self)
 
     def called(self, manner: str, *, trains: bool) -> None:
         self.steps.called(manner, trains=trains, optimized=self.watch.optimized)
@@ -168,8 +168,10 @@ def test_optimizers_are_looked_for_once(net, watched, monkeypatch):
     mine, theirs = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (net, other))
     counted = watched()
     looks: list[int] = []
-    optimizers = optimizing._optimizers
-    monkeypatch.setattr(optimizing, "_optimizers", lambda: (looks.append(1), optimizers())[1])
+    optimizers = api_framework._iterate_optimizers
+    monkeypatch.setattr(
+        api_framework, "_iterate_optimizers", lambda: (looks.append(1), optimizers())[1]
+    )
     trained(other, theirs)
     for _ in range(3):
         trained(net, mine)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from rankdump.adapters.torch.scopes import named_parameters, tree_of
-from rankdump.session.frameworks import name_of
+from rankdump._frameworks.torch.module_tree import build_module_tree, iterate_parameters
+from rankdump._session.framework_adapters import find_model_name
 
 
 class Net(nn.Module):
@@ -45,13 +45,13 @@ WRAPPERS = {
 def test_wrappers_do_not_appear(make) -> None:
     """Whatever wraps the model or a part of it, the names are those of the bare model."""
     model = make()
-    names = {operator.scope.forward(0) for operator in tree_of(model).operators}
+    names = {operator.scope.forward(0) for operator in build_module_tree(model).operators}
     assert names == {
         "Default/network-Net/Net-op0",
         "Default/network-Net/inner-Sequential/Sequential-op0",
         "Default/network-Net/inner-Sequential/0-Linear/Linear-op0",
     }
-    parameters = dict(named_parameters(model))
+    parameters = dict(iterate_parameters(model))
     assert list(parameters) == ["inner.0.weight", "inner.0.bias"]
 
 
@@ -59,8 +59,8 @@ def test_wrappers_do_not_appear(make) -> None:
 @pytest.mark.parametrize("make", WRAPPERS.values(), ids=WRAPPERS)
 def test_a_model_is_called_by_its_own_class(make) -> None:
     """`acl.json` names a model as its author does, whatever the script wraps it in."""
-    assert name_of(make()) == "Net"
-    assert name_of("text") == "str"
+    assert find_model_name(make()) == "Net"
+    assert find_model_name("text") == "str"
 
 
 def test_shared_parts_have_one_name() -> None:
@@ -69,17 +69,17 @@ def test_shared_parts_have_one_name() -> None:
     tied = nn.Linear(2, 2)
     tied.weight = linear.weight
     model = nn.Sequential(linear, linear, tied)
-    names = [operator.scope.path for operator in tree_of(model).operators]
+    names = [operator.scope.path for operator in build_module_tree(model).operators]
     assert names == [
         "network-Sequential",
         "network-Sequential/0-Linear",
         "network-Sequential/2-Linear",
     ]
-    assert [name for name, _ in named_parameters(model)] == ["0.weight", "0.bias", "2.bias"]
+    assert [name for name, _ in iterate_parameters(model)] == ["0.weight", "0.bias", "2.bias"]
 
 
 def test_a_users_module_called_module_is_no_wrapper() -> None:
     """Only torch's own wrappers are seen through, not a part that happens to be named alike."""
     model = nn.Module()
     model.module = nn.Linear(1, 1)
-    assert [name for name, _ in named_parameters(model)] == ["module.weight", "module.bias"]
+    assert [name for name, _ in iterate_parameters(model)] == ["module.weight", "module.bias"]

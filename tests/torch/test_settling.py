@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rankdump.adapters.torch import attach
-from rankdump.contract.key import Side
+from rankdump._core.record import TensorSide
+from rankdump._frameworks.torch.model_hook import attach_model
 
 AT = "Default/network-"
 
@@ -156,7 +156,7 @@ def test_an_input_changed_by_the_call_that_raised_is_lost(deciding, observed) ->
     name = AT + "Spoiling/Spoiling-op0"
     assert recorder.raised == [name]
     assert recorder.keys == [(name, "input", 1)]
-    assert recorder.lost == [(name, Side.INPUT, "changed_in_place")]
+    assert recorder.lost == [(name, TensorSide.INPUT, "changed_in_place")]
 
 
 class Wrapping(nn.Module):
@@ -310,7 +310,7 @@ def test_a_backward_that_hands_a_gradient_through(deciding, observed) -> None:
 def test_a_backward_of_which_nothing_is_expected(deciding, observed) -> None:
     """An operator on data alone, or whose results nobody wants, is over when it was seen."""
     recorder, model = deciding, nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    recorder.wanted = lambda name, side: side is Side.INPUT
+    recorder.wanted = lambda name, side: side is TensorSide.INPUT
     with observed(model, recorder):
         model(torch.ones(1, 2)).sum().backward()
     gradients = {name for name, _ in recorder.settlements if name.startswith("Gradients/Default/")}
@@ -357,7 +357,7 @@ def test_interrupted_calls_are_not_settled_twice(deciding) -> None:
             raise KeyboardInterrupt
 
     recorder, model = deciding, nn.Sequential(Interrupted())
-    hook = attach(model, recorder, 0)
+    hook = attach_model(model, recorder, 0)
     hook.iteration_begins(0, armed=True)
     with pytest.raises(KeyboardInterrupt):
         model(torch.ones(1))
@@ -399,5 +399,5 @@ def test_what_failed_is_said_in_full(recorder, observed) -> None:
     model = nn.Linear(2, 2)
     with observed(nn.Sequential(model), recorder):
         model.weight.grad = torch.ones(2, 2).to_sparse()
-    place = (0, "Parameter", "Gradients/0.weight", Side.OUTPUT, 0, "unsupported_sparse")
+    place = (0, "Parameter", "Gradients/0.weight", TensorSide.OUTPUT, 0, "unsupported_sparse")
     assert place in lost

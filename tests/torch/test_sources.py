@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankdump.adapters.torch.tensors import TorchTensor, source_of
-from rankdump.contract.dtypes import ELEMENT_TYPES
+from rankdump._core.element_types import ELEMENT_TYPES
+from rankdump._frameworks.torch.tensors import TorchTensor, make_torch_source
 
 
 def source(tensor: Tensor) -> TorchTensor:
-    found = source_of(tensor)
+    found = make_torch_source(tensor)
     assert isinstance(found, TorchTensor), found
     return found
 

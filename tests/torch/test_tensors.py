@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from rankdump.adapters.array_calls import ArrayCalls
-from rankdump.adapters.torch.tensors import TorchTensor, source_of
-from rankdump.contract.dtypes import ELEMENT_TYPES
-from rankdump.contract.errors import ProtocolError
-from rankdump.contract.key import Side
-from rankdump.session.frameworks import source_of as source_of_array
+from rankdump._core.element_types import ELEMENT_TYPES
+from rankdump._core.record import TensorSide
+from rankdump._frameworks.arrays import ArrayOperatorRecorder
+from rankdump._frameworks.torch.tensors import TorchTensor, make_torch_source
+from rankdump._session.framework_adapters import make_array_source as source_of_array
+from rankdump.errors import ProtocolError
 
 
 def read(tensor: Tensor) -> bytes:
-    source = source_of(tensor)
+    source = make_torch_source(tensor)
     assert isinstance(source, TorchTensor), source
     data = bytearray(source.byte_count)
     source.copy_into(memoryview(data))
@@ -45,7 +45,7 @@ def test_every_element_type(name: str) -> None:
     if name == "bool":
         patterns %= 2
     tensor = patterns.view(dtype).reshape(4, 6)
-    source = source_of(tensor)
+    source = make_torch_source(tensor)
     assert isinstance(source, TorchTensor)
     assert (source.dtype, source.shape, source.byte_count) == (name, (4, 6), 24 * size)
     assert read(tensor) == patterns.numpy().tobytes()
@@ -76,7 +76,7 @@ def test_forms(tensor: Tensor, expected: bytes) -> None:
 def test_into_any_offset() -> None:
     """The target may start anywhere: shared memory is not aligned for us."""
     target = bytearray(13)
-    source = source_of(torch.tensor([1.0, 2.0]))
+    source = make_torch_source(torch.tensor([1.0, 2.0]))
     assert isinstance(source, TorchTensor)
     source.copy_into(memoryview(target)[3:11])
     assert np.frombuffer(target, "<f4", 2, 3).tolist() == [1, 2]
@@ -86,7 +86,7 @@ def test_into_any_offset() -> None:
 @pytest.mark.parametrize("count", [1, 1 << 20])
 def test_target_of_another_size_is_refused(count: int) -> None:
     """Small and large tensors alike never write past or short of their target."""
-    source = source_of(torch.ones(count))
+    source = make_torch_source(torch.ones(count))
     assert isinstance(source, TorchTensor)
     for size in (0, 4 * count - 1, 4 * count + 1):
         with pytest.raises(ProtocolError, match=f"{4 * count} bytes into a target of {size}"):
@@ -146,7 +146,7 @@ def quantized() -> Tensor:
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_unreadable(make, reason: str) -> None:
     """What has no plain elements in memory is refused by name, before anything touches it."""
-    assert source_of(make()) == reason
+    assert make_torch_source(make()) == reason
 
 
 def test_unreadable_tensors_are_counted(recorder, observed) -> None:
@@ -187,7 +187,7 @@ def test_users_modes_do_not_see_us() -> None:
             return func(*args, **(kwargs or {}))
 
     tensor = torch.ones(2)
-    source = source_of(tensor)
+    source = make_torch_source(tensor)
     assert isinstance(source, TorchTensor)
     target = memoryview(bytearray(8))
     with FlopCounterMode(display=False) as flops, torch.device("meta"), Watching():
@@ -265,7 +265,7 @@ def test_torch_func(recorder, observed) -> None:
 )
 def test_elements_are_lent_where_they_lie_as_they_are_copied(tensor: Tensor, packed: bool) -> None:
     """Law: what is lent is what a copy would be, or nothing."""
-    source = source_of(tensor)
+    source = make_torch_source(tensor)
     assert isinstance(source, TorchTensor)
     lent = source.elements()
     assert (lent is not None) is packed
@@ -282,7 +282,7 @@ def test_copies_of_what_does_not_lie_in_order(name: str, rows: int) -> None:
     whole = bits.to(torch.uint8).view(kind)
     views = (whole.t(), whole[:, 1::2], whole[1:2].expand(3, 6), whole[:, :1].t(), whole[:0].t())
     for tensor in views:
-        source = source_of(tensor)
+        source = make_torch_source(tensor)
         assert isinstance(source, TorchTensor)
         expected = raw(tensor.clone(memory_format=torch.contiguous_format))
         assert source.copied() == read(tensor) == expected
@@ -291,7 +291,7 @@ def test_copies_of_what_does_not_lie_in_order(name: str, rows: int) -> None:
 def test_memory_stays_and_the_graph_goes() -> None:
     """Law: what is referred to shows what is there by now, whoever wrote it, and no gradients."""
     tensor = torch.ones(2, 2, requires_grad=True) * 2
-    source = source_of(tensor.t())
+    source = make_torch_source(tensor.t())
     assert isinstance(source, TorchTensor)
     lasting = source.memory()
     assert lasting.tensor.grad_fn is None
@@ -320,7 +320,7 @@ def test_memory_stays_and_the_graph_goes() -> None:
 def test_memory_that_is_gone_is_not_read(view, left_bytes: int, readable: bool) -> None:
     """Law: not a byte beyond what is left of the storage is looked at."""
     tensor = torch.arange(16, dtype=torch.float32).reshape(4, 4)
-    source = source_of(view(tensor))
+    source = make_torch_source(view(tensor))
     assert isinstance(source, TorchTensor)
     lasting = source.memory()
     tensor.untyped_storage().resize_(left_bytes)
@@ -359,7 +359,7 @@ def test_elements_in_any_order_are_lent_where_they_lie_without_gaps(make, dense:
 
 
 def standing(tensor: Tensor) -> tuple[int, int] | None:
-    source = source_of(tensor)
+    source = make_torch_source(tensor)
     assert isinstance(source, TorchTensor)
     known = source.standing()
     return None if known is None else (id(known.thing), known.changes)
@@ -402,9 +402,9 @@ class TestHandedOver:
 
     def test_each_type_is_read(self, recorder) -> None:
         """Also types that numpy does not know, and tensors that it refuses to view."""
-        calls = ArrayCalls(recorder, source_of_array)
+        calls = ArrayOperatorRecorder(recorder, source_of_array)
         for name, tensor in self.TENSORS.items():
-            calls.dump("Op", f"Default/{name}-op0", Side.OUTPUT, 0, tensor, 0)
+            calls.dump("Op", f"Default/{name}-op0", TensorSide.OUTPUT, 0, tensor, 0)
         calls.constant("weight", nn.Parameter(torch.ones(2, dtype=torch.bfloat16)), 0)
         calls.finish()
         assert [taken.dtype for taken in recorder.taken] == [*self.TENSORS, "bfloat16"]
@@ -413,7 +413,7 @@ class TestHandedOver:
         assert not recorder.lost
 
     def test_one_without_elements_is_lost_with_its_reason(self, recorder) -> None:
-        calls = ArrayCalls(recorder, source_of_array)
-        calls.dump("Op", "Default/a-op0", Side.OUTPUT, 0, torch.eye(2).to_sparse(), 0)
+        calls = ArrayOperatorRecorder(recorder, source_of_array)
+        calls.dump("Op", "Default/a-op0", TensorSide.OUTPUT, 0, torch.eye(2).to_sparse(), 0)
         calls.finish()
         assert [lost[-1] for lost in recorder.lost] == ["unsupported_sparse"]

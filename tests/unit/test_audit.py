@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from rankdump.contract.errors import ConfigError
-from rankdumpd import audit as module
-from rankdumpd.audit import KEPT_FILES, Audit
+from rankdump.errors import ConfigError
+from rankdumpd.server import audit_log as module
+from rankdumpd.server.audit_log import MAX_AUDIT_FILES, AuditLog
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_line_says_when_and_what(path: Path):
     """Control characters stay inside their line, long texts are cut."""
-    audit = Audit(path, clock=lambda: 1.5)
+    audit = AuditLog(path, clock=lambda: 1.5)
     audit.add("call", {"who": "local", "job": "a\nb", "root": "x" * 9999, "rank": 3})
     audit.close()
     (line,) = lines(path)
@@ -47,30 +47,30 @@ def test_a_link_is_not_followed(path: Path, tmp_path: Path):
     """Nor a pipe waited for, nor a folder made: each is one clear line at the start."""
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"log\.audit"):
-        Audit(path)
+        AuditLog(path)
     assert not (tmp_path / "elsewhere").exists()
     os.mkfifo(tmp_path / "pipe")
     for there in (tmp_path / "pipe", tmp_path / "none" / "a", tmp_path):
         with pytest.raises(ConfigError, match=r"log\.audit"):
-            Audit(there)
+            AuditLog(there)
 
 
 def test_files_are_kept_by_number(path: Path):
     """Each is as long as allowed, the oldest ones go, and no line is in two."""
-    audit = Audit(path, most_bytes=200)
+    audit = AuditLog(path, most_bytes=200)
     for number in range(40):
         audit.add("call", {"number": number})
     audit.close()
-    files = [path, *(path.with_name(f"{path.name}.{n}") for n in range(1, KEPT_FILES))]
+    files = [path, *(path.with_name(f"{path.name}.{n}") for n in range(1, MAX_AUDIT_FILES))]
     assert all(0 < file.stat().st_size <= 200 for file in files)
-    assert not path.with_name(f"{path.name}.{KEPT_FILES}").exists()
+    assert not path.with_name(f"{path.name}.{MAX_AUDIT_FILES}").exists()
     kept = [line["number"] for file in reversed(files) for line in lines(file)]
     assert kept == list(range(40 - len(kept), 40))
 
 
 def test_several_processes_may_write_one_file(path: Path):
     """Law: with a rotation under the others' hands every line is in one file, once and whole."""
-    audits = [Audit(path, most_bytes=60_000) for _ in range(3)]
+    audits = [AuditLog(path, most_bytes=60_000) for _ in range(3)]
 
     def add(which: int) -> None:
         for number in range(300):
@@ -90,7 +90,7 @@ def test_several_processes_may_write_one_file(path: Path):
 
 def test_a_file_that_was_moved_away_is_made_again(path: Path):
     """As logrotate does it."""
-    audit = Audit(path)
+    audit = AuditLog(path)
     audit.add("call", {"number": 0})
     path.rename(path.with_suffix(".old"))
     audit.add("call", {"number": 1})
@@ -102,7 +102,7 @@ def test_a_full_disk_is_counted_and_said_once(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """Law: half a line never stays, and the file says how many lines it lacks."""
-    audit = Audit(path)
+    audit = AuditLog(path)
     audit.add("call", {"number": 0})
     write = os.write
     with monkeypatch.context() as full:
@@ -127,7 +127,7 @@ def test_a_full_disk_is_counted_and_said_once(
 
 
 def test_a_device_that_is_full_from_the_start_ends_nothing():
-    audit = Audit(Path("/dev/full"))
+    audit = AuditLog(Path("/dev/full"))
     audit.add("call", {})
     assert audit.lost == 1
     audit.close()

@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from suites.authorities import Authority
 
-from rankdump.contract.errors import ConfigError
-from rankdump.wire.causes import own_fault
-from rankdumpd.certs.authority import described
+from rankdump._wire.channel import find_credentials_fault
+from rankdump.errors import ConfigError
+from rankdumpd.certs.authority import describe_certificate
 from rankdumpd.certs.command import certs
-from rankdumpd.settings import Settings, TlsSettings, load
-from rankdumpd.tls import Certificates, Revoked, fingerprint_of
+from rankdumpd.server.tls import RevokedCertificates, ServerCertificates, compute_fingerprint
+from rankdumpd.settings import DaemonSettings, TlsSettings, load_settings
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_without_an_authority_nothing_is_issued(tmp_path: Path):
 def test_a_certificate_says_who_and_for_what(authority: Authority):
     """Roles as names, hosts of both kinds; only one with hosts can be a server's."""
     authority.issue("both", "agent", "operator", hosts=("node1", "10.0.0.1", "::1"))
-    found = described(authority.store.certificate("both").read_bytes())
+    found = describe_certificate(authority.store.certificate("both").read_bytes())
     assert (found.name, found.roles) == ("both", ("agent", "operator"))
     assert found.hosts == ("node1", "10.0.0.1", "::1")
     authority.issue("ann", "reader")
@@ -109,7 +109,7 @@ def test_what_is_printed_can_be_copied(authority: Authority, tmp_path: Path):
     said = authority.run("issue", folder, "--name", "node1", "--role", "agent", "--host", "node1")
     config = tmp_path / "rankdumpd.toml"
     config.write_text(said)
-    assert load(config, {}).tls == TlsSettings(
+    assert load_settings(config, {}).tls == TlsSettings(
         f"{folder}/ca.pem", f"{folder}/node1.pem", f"{folder}/node1.key"
     )
     assert len(said.splitlines()) == 4
@@ -124,8 +124,8 @@ def test_revoked_is_told(authority: Authority):
     authority.issue_expired("old", "reader")
     authority.revoke("ann")
     authority.revoke("ann")
-    listed = Revoked(authority.store.revoked).listed()
-    assert listed == {fingerprint_of(authority.store.certificate("ann").read_bytes())}
+    listed = RevokedCertificates(authority.store.revoked).listed()
+    assert listed == {compute_fingerprint(authority.store.certificate("ann").read_bytes())}
     states = [
         line.split()[:2] for line in authority.run("show", str(authority.folder)).splitlines()
     ]
@@ -136,19 +136,19 @@ def test_revoked_lines_as_openssl_prints_them(tmp_path: Path):
     """Colons, capitals, comments and empty lines are fine; anything else is named."""
     path, digits = tmp_path / "revoked", "AB" * 32
     path.write_text(f"# list\n\n{':'.join(['AB'] * 32)} # ann\n")
-    assert Revoked(path).listed() == {digits.lower()}
+    assert RevokedCertificates(path).listed() == {digits.lower()}
     path.write_text(f"{digits}\nann\n")
     with pytest.raises(ConfigError, match="line 2: 'ann' is not allowed"):
-        Revoked(path)
+        RevokedCertificates(path)
     with pytest.raises(ConfigError, match="can be read"):
-        Revoked(tmp_path / "none")
+        RevokedCertificates(tmp_path / "none")
 
 
 def test_a_list_that_breaks_later_stays_as_it_was(tmp_path: Path):
     """Law: a typing error lets nobody in again."""
     path = tmp_path / "revoked"
     path.write_text("ab" * 32)
-    revoked = Revoked(path)
+    revoked = RevokedCertificates(path)
     path.write_text("nonsense")
     assert revoked.listed() == {"ab" * 32}
     path.unlink()
@@ -160,7 +160,7 @@ def test_a_list_that_breaks_later_stays_as_it_was(tmp_path: Path):
 def test_settings_of_a_server_are_checked_before_it_serves(authority: Authority, tmp_path: Path):
     """One line names the file at fault."""
     good = authority.server()
-    assert Certificates(good).material().hosts == ("localhost", "127.0.0.1")
+    assert ServerCertificates(good).material().hosts == ("localhost", "127.0.0.1")
     ann = authority.issue("ann", "operator")
     for files, said in (
         ((good.ca, good.certificate, ann.key), "the key of"),
@@ -171,13 +171,13 @@ def test_settings_of_a_server_are_checked_before_it_serves(authority: Authority,
         ((good.ca, str(tmp_path / "none"), good.key), "a file that can be read"),
     ):
         with pytest.raises(ConfigError, match=said):
-            Certificates(TlsSettings(*files))
+            ServerCertificates(TlsSettings(*files))
 
 
 def test_a_pair_that_is_half_renewed_waits_for_its_other_half(authority: Authority):
     """Law: between two copies onto a host the old certificate stays in use, whole."""
     settings = authority.server()
-    certificates = Certificates(settings)
+    certificates = ServerCertificates(settings)
     before = certificates.material()
     renewed = authority.issue("renewed", "agent", hosts=("127.0.0.1",))
     Path(settings.key).write_bytes(Path(renewed.key).read_bytes())
@@ -189,15 +189,17 @@ def test_a_pair_that_is_half_renewed_waits_for_its_other_half(authority: Authori
 def test_what_is_wrong_with_the_own_certificate(authority: Authority, tmp_path: Path):
     """A client finds out by itself what no server tells it."""
     ann = authority.issue("ann", "operator")
-    assert own_fault(ann) == ""
-    assert "expired" in own_fault(authority.issue_expired("old", "operator"))
+    assert find_credentials_fault(ann) == ""
+    assert "expired" in find_credentials_fault(authority.issue_expired("old", "operator"))
     other = Authority(tmp_path / "other").issue("ann", "operator")
-    assert "unable to get local issuer" in own_fault(
+    assert "unable to get local issuer" in find_credentials_fault(
         type(ann)(ann.ca, other.certificate, other.key)
     )
-    assert "mismatch" in own_fault(type(ann)(ann.ca, ann.certificate, other.key))
-    assert own_fault(type(ann)(ann.key, ann.certificate, ann.key)).startswith("authorities ")
+    assert "mismatch" in find_credentials_fault(type(ann)(ann.ca, ann.certificate, other.key))
+    assert find_credentials_fault(type(ann)(ann.key, ann.certificate, ann.key)).startswith(
+        "authorities "
+    )
 
 
 def test_off_by_default():
-    assert not Settings().tls.on
+    assert not DaemonSettings().tls.on

@@ -14,9 +14,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from suites.codec_laws import COMPRESSIBLE, CodecLaws
 
-from rankdump.codec import CODECS, NoneCodec, ZstdCodec, codec_named, codec_of
-from rankdump.codec.packing import SMALL_BYTES, pack
-from rankdump.contract.errors import DamagedError, UnsupportedError
+from rankdump._codec.file_codec import (
+    CODECS,
+    SMALL_FILE_BYTES,
+    NoneCodec,
+    ZstdCodec,
+    get_codec,
+    pack_file,
+    select_codec,
+)
+from rankdump.errors import CorruptedError, UnsupportedError
 
 LIMIT_BYTES = 1 << 20
 FRAME = b"".join(ZstdCodec().encode([COMPRESSIBLE]))
@@ -53,7 +60,7 @@ def test_compresses():
 def test_truncated():
     """No prefix of a frame is taken for the frame."""
     for length in range(len(FRAME)):
-        with pytest.raises(DamagedError):
+        with pytest.raises(CorruptedError):
             ZstdCodec().decode(FRAME[:length], limit_bytes=LIMIT_BYTES)
 
 
@@ -66,7 +73,7 @@ def test_flipped_bits():
             damaged[index] ^= 1 << bit
             try:
                 found = ZstdCodec().decode(bytes(damaged), limit_bytes=LIMIT_BYTES)
-            except DamagedError:
+            except CorruptedError:
                 refused += 1
             else:
                 assert found == COMPRESSIBLE
@@ -78,14 +85,14 @@ def test_flipped_bits():
 def test_random_bytes(data: bytes):
     """Random bytes are damage and nothing worse."""
     for prefix in (b"", FRAME[:4], FRAME[:6]):
-        with pytest.raises(DamagedError):
+        with pytest.raises(CorruptedError):
             ZstdCodec().decode(prefix + data, limit_bytes=LIMIT_BYTES)
 
 
 def test_a_claim_is_not_an_allocation():
     """A frame that declares 2**40 bytes is refused by its declaration."""
     claim = b"\x28\xb5\x2f\xfd" + bytes([0b11100100]) + struct.pack("<Q", 1 << 40) + FRAME[7:]
-    with pytest.raises(DamagedError, match=f"declares {1 << 40} bytes"):
+    with pytest.raises(CorruptedError, match=f"declares {1 << 40} bytes"):
         ZstdCodec().decode(claim, limit_bytes=LIMIT_BYTES)
 
 
@@ -125,21 +132,23 @@ def test_several_frames(contents: list[bytes]):
 )
 def test_frames_that_are_none(data: bytes, message: str):
     """What stands between and behind the frames is named, and never passed over."""
-    with pytest.raises(DamagedError, match=message):
+    with pytest.raises(CorruptedError, match=message):
         ZstdCodec().decode(data, limit_bytes=LIMIT_BYTES)
 
 
 def test_a_declaration_that_its_blocks_cannot_keep():
     """A frame of 17 bytes that says 60 GiB is refused before anything is allocated."""
     frame = b"\x28\xb5\x2f\xfd\xe0" + (60 << 30).to_bytes(8, "little") + b"\x03\x00\x00\x00"
-    with pytest.raises(DamagedError, match="declares 64424509440 bytes, its blocks hold 0 at most"):
+    with pytest.raises(
+        CorruptedError, match="declares 64424509440 bytes, its blocks hold 0 at most"
+    ):
         ZstdCodec().decode(frame, limit_bytes=1 << 40)
 
 
 def test_unknown_codec():
     """An unknown name is refused with the known ones."""
     with pytest.raises(UnsupportedError, match="'lz4'; known: none, zstd"):
-        codec_named("lz4")
+        get_codec("lz4")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +168,7 @@ def test_zstd_command(tmp_path: Path, pieces: list[bytes]):
     assert "XXH64" in listed.stdout
 
 
-NOISE = random.Random(4).randbytes(4 * SMALL_BYTES)
+NOISE = random.Random(4).randbytes(4 * SMALL_FILE_BYTES)
 
 
 class Counting:
@@ -183,7 +192,7 @@ class Counting:
     [
         (b"", ".zst"),  # the header alone shrinks
         (NOISE[:100], ".zst"),
-        (NOISE[: SMALL_BYTES - 128], ""),
+        (NOISE[: SMALL_FILE_BYTES - 128], ""),
         (NOISE, ""),
         (COMPRESSIBLE, ".zst"),
         (bytes(1 << 20), ".zst"),
@@ -195,27 +204,27 @@ class Counting:
 def test_what_does_not_shrink_stays_plain(body: bytes, suffix: str):
     """The suffix says what was done, and the codec it names gives the same bytes back."""
     parts = (b"head".ljust(128), memoryview(body))
-    packed = pack(ZstdCodec(), parts)
+    packed = pack_file(ZstdCodec(), parts)
     assert packed.suffix == suffix
     data = b"".join(packed.parts)
-    assert codec_of(f"a.npy{suffix}").decode(data, limit_bytes=1 << 21) == b"".join(parts)
-    assert pack(ZstdCodec(), parts).suffix == suffix
-    assert pack(NoneCodec(), parts).suffix == ""
+    assert select_codec(f"a.npy{suffix}").decode(data, limit_bytes=1 << 21) == b"".join(parts)
+    assert pack_file(ZstdCodec(), parts).suffix == suffix
+    assert pack_file(NoneCodec(), parts).suffix == ""
 
 
 def test_noise_costs_a_sample():
     """Of a large tensor that cannot shrink only a sample is compressed."""
     codec = Counting()
-    pack(codec, (b"head", NOISE))
-    assert codec.seen_bytes == SMALL_BYTES
+    pack_file(codec, (b"head", NOISE))
+    assert codec.seen_bytes == SMALL_FILE_BYTES
 
 
 def test_a_sample_that_promised_too_much():
     """Where the sample shrinks and the whole does not, the file is not larger than without."""
     body = bytearray(NOISE)
-    last = len(body) - SMALL_BYTES // 4
+    last = len(body) - SMALL_FILE_BYTES // 4
     for at in (last * n // 3 for n in range(4)):
         body[at : at + 4096] = bytes(4096)
     codec = Counting()
-    assert pack(codec, (b"head", body)).suffix == ""
+    assert pack_file(codec, (b"head", body)).suffix == ""
     assert codec.seen_bytes > len(body)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from rankdumpd.metric_names import METRICS, metric_of
+from rankdumpd.server.metrics import METRIC_DEFINITIONS, find_metric_name
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NAMES = re.compile(r"\brankdump_\w+")
@@ -38,23 +38,27 @@ def test_queries_name_only_metrics_and_labels_that_exist():
     for query in queries:
         assert NAMES.search(query) or "process_" in query, query
         for name in NAMES.findall(query):
-            assert metric_of(name) in METRICS, query
+            assert find_metric_name(name) in METRIC_DEFINITIONS, query
         for name, labels in LABELS.findall(query):
-            known = METRICS[metric_of(name)].labels
+            known = METRIC_DEFINITIONS[find_metric_name(name)].labels
             for label, value in re.findall(r'(\w+)\s*[=!]~?\s*"([^"]*)"', labels):
                 assert label in known.keys() | OF_SERVERS, query
                 if known.get(label) and re.fullmatch(r"\w+", value):
                     assert value in known[label], query
         for by in re.findall(r"by \(([^)]*)\)", query):
             known = {
-                label for name in NAMES.findall(query) for label in METRICS[metric_of(name)].labels
+                label
+                for name in NAMES.findall(query)
+                for label in METRIC_DEFINITIONS[find_metric_name(name)].labels
             }
             assert set(by.replace(" ", "").split(",")) <= known | OF_SERVERS, query
 
 
 def test_every_metric_is_on_the_dashboard():
-    asked = {metric_of(n) for query in queries_of_the_dashboard() for n in NAMES.findall(query)}
-    assert asked == set(METRICS)
+    asked = {
+        find_metric_name(n) for query in queries_of_the_dashboard() for n in NAMES.findall(query)
+    }
+    assert asked == set(METRIC_DEFINITIONS)
 
 
 def test_alerts_say_whom_and_how_urgent():
@@ -63,7 +67,9 @@ def test_alerts_say_whom_and_how_urgent():
     for rule in rules():
         assert rule["labels"]["severity"] in ("warning", "critical")
         texts = re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])
-        known = {label for n in NAMES.findall(rule["expr"]) for label in METRICS[n].labels}
+        known = {
+            label for n in NAMES.findall(rule["expr"]) for label in METRIC_DEFINITIONS[n].labels
+        }
         assert set(texts) <= known | OF_SERVERS, rule["alert"]
 
 
@@ -87,4 +93,4 @@ def test_panels_do_not_overlap():
 def test_the_page_about_it_lists_every_metric():
     text = (DEPLOY.parent / "docs" / "observability.md").read_text()
     rows = dict(re.findall(r"^\| `(rankdump_\w+)` \| (\w+) \|", text, re.MULTILINE))
-    assert rows == {name: metric.kind.value for name, metric in METRICS.items()}
+    assert rows == {name: metric.kind.value for name, metric in METRIC_DEFINITIONS.items()}

@@ -9,10 +9,17 @@ from grpc_reflection.v1alpha import reflection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.contract.plan import DumpPlan, Output
-from rankdump.contract.plan_json import plan_to_json
+from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2, metrics_pb2
-from rankdumpd.callers import LOCAL, METHODS, ROLES, Caller, about, refusal, roles_in
+from rankdumpd.server.callers import (
+    LOCAL_CALLER,
+    METHOD_ROLES,
+    ROLES,
+    CallerIdentity,
+    describe_request,
+    explain_refusal,
+    parse_roles,
+)
 
 OURS = [
     service.full_name
@@ -28,18 +35,18 @@ def methods_of(service: str) -> list[str]:
     return [f"/{service}/{method.name}" for method in found.methods]
 
 
-def caller(*roles: str) -> Caller:
-    return Caller("somebody", frozenset(roles), "f" * 64, "ipv4:1.2.3.4:5")
+def caller(*roles: str) -> CallerIdentity:
+    return CallerIdentity("somebody", frozenset(roles), "f" * 64, "ipv4:1.2.3.4:5")
 
 
 def may(role: str) -> set[str]:
-    return {m for m in METHODS if not refusal(m, caller(role), revoked=frozenset())}
+    return {m for m in METHOD_ROLES if not explain_refusal(m, caller(role), revoked=frozenset())}
 
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_method_is_in_the_table(service: str):
     """Law: no method of a service that is registered was forgotten."""
-    assert set(methods_of(service)) <= set(METHODS)
+    assert set(methods_of(service)) <= set(METHOD_ROLES)
 
 
 def test_what_each_role_may():
@@ -61,68 +68,71 @@ def test_what_each_role_may():
 
 
 def test_health_and_reflection_are_for_every_role_and_for_nobody_without():
-    for method in METHODS:
+    for method in METHOD_ROLES:
         if method.startswith(OPEN):
-            assert not any(refusal(method, caller(r), revoked=frozenset()) for r in ROLES)
-        assert "its roles are: none" in refusal(method, caller(), revoked=frozenset())
+            assert not any(explain_refusal(method, caller(r), revoked=frozenset()) for r in ROLES)
+        assert "its roles are: none" in explain_refusal(method, caller(), revoked=frozenset())
 
 
 @given(st.text(max_size=40), st.sets(st.sampled_from(ROLES)))
 def test_a_method_that_nobody_listed_is_for_nobody(method: str, roles: set[str]):
     """Law: what is new is closed until the table says for whom it is."""
-    assert method in METHODS or "is for nobody" in refusal(
+    assert method in METHOD_ROLES or "is for nobody" in explain_refusal(
         method, caller(*roles), revoked=frozenset()
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_ROLES)
 def test_a_socket_lets_everybody_in(method: str):
-    assert not refusal(method, LOCAL, revoked=frozenset({""}))
+    assert not explain_refusal(method, LOCAL_CALLER, revoked=frozenset({""}))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_ROLES)
 def test_revoked_is_revoked_for_everything(method: str):
     """Even the front's own certificate."""
     who = caller(*ROLES)
     listed = frozenset({who.fingerprint})
-    assert refusal(method, who, revoked=listed, own=who.fingerprint).endswith("is revoked")
+    assert explain_refusal(method, who, revoked=listed, own=who.fingerprint).endswith("is revoked")
 
 
 def test_the_own_certificate_may_do_everything_where_that_is_asked_for():
     who = caller("agent")
     method = "/rankdump.wire.v1.AgentService/Control"
-    assert "AgentService/Control is for operator, and its roles are: agent" in refusal(
+    assert "AgentService/Control is for operator, and its roles are: agent" in explain_refusal(
         method, who, revoked=frozenset()
     )
-    assert not refusal(method, who, revoked=frozenset(), own=who.fingerprint)
+    assert not explain_refusal(method, who, revoked=frozenset(), own=who.fingerprint)
 
 
 @given(st.lists(st.text(max_size=30)))
 def test_roles_come_from_known_uris_alone(uris: list[str]):
     """Law: whatever a certificate says, its roles are some of those there are."""
-    assert roles_in([*uris, "rankdump://role/rank", "rankdump://role/root"]) <= set(ROLES)
-    assert roles_in(
+    assert parse_roles([*uris, "rankdump://role/rank", "rankdump://role/root"]) <= set(ROLES)
+    assert parse_roles(
         ["RANKDUMP://role/rank", "rankdump://role/rank/x", " rankdump://role/rank"]
     ) == (frozenset())
 
 
 def test_what_is_written_down_of_a_request():
     """Names of what it is about, and no secret."""
-    plan = plan_to_json(DumpPlan(Output(root="/var/dump")))
+    plan = plan_to_json(DumpPlan(OutputSettings(root="/var/dump")))
     opened = agent_pb2.OpenSessionRequest(
         job_id="j", session_id="s", rank=3, plan_json=plan, secret=b"hush"
     )
-    assert about(opened) == {"job": "j", "session": "s", "rank": 3, "root": "/var/dump"}
+    assert describe_request(opened) == {"job": "j", "session": "s", "rank": 3, "root": "/var/dump"}
     opened.plan_json = b"{"
-    assert about(opened)["root"] == ""
+    assert describe_request(opened)["root"] == ""
     hello = agent_pb2.PushRequest(hello=agent_pb2.Hello(session_id="s", token=b"hush"))
-    assert about(hello) == {"session": "s"}
+    assert describe_request(hello) == {"session": "s"}
     drain, none = agent_pb2.ControlRequest(drain=agent_pb2.Drain()), agent_pb2.ControlRequest()
-    assert (about(drain), about(none)) == ({"action": "drain"}, {"action": "none"})
+    assert (describe_request(drain), describe_request(none)) == (
+        {"action": "drain"},
+        {"action": "none"},
+    )
     for pinned, action in ((True, "pin"), (False, "unpin")):
         pin = agent_pb2.ControlRequest(pin=agent_pb2.Pin(job_id="j", pinned=pinned))
-        assert about(pin) == {"action": action, "job": "j"}
+        assert describe_request(pin) == {"action": action, "job": "j"}
     report = coordinator_pb2.ReportRequest(agent_id="a", host="h")
-    assert about(report) == {"agent": "a", "host": "h"}
-    assert about(coordinator_pb2.OrderRequest(job_id="j")) == {"job": "j"}
-    assert about(agent_pb2.AgentStatusRequest()) == {}
+    assert describe_request(report) == {"agent": "a", "host": "h"}
+    assert describe_request(coordinator_pb2.OrderRequest(job_id="j")) == {"job": "j"}
+    assert describe_request(agent_pb2.AgentStatusRequest()) == {}

@@ -8,8 +8,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rankdump import hook
-from rankdump.hook import Scope, leaves_of_call, leaves_of_result, scope_of
+from rankdump._frameworks import operator_names
+from rankdump._frameworks.operator_names import (
+    OperatorScope,
+    list_call_leaves,
+    list_result_leaves,
+    make_scope,
+)
 
 
 class Pair(NamedTuple):
@@ -50,23 +55,23 @@ class ModelOutput(OrderedDict):
 )
 def test_names(parts: list[tuple[str, str]], name: str) -> None:
     """A name says every module from the root down, then the class and the call's number."""
-    scope = scope_of(parts)
+    scope = make_scope(parts)
     assert scope.forward(3) == name
     assert scope.gradient(3) == "Gradients/" + name
     assert scope.recomputation(3) == "Recompute/" + name
 
 
 def test_scope_is_a_value() -> None:
-    assert scope_of([("", "Net")]) == Scope("network-Net", "Net")
+    assert make_scope([("", "Net")]) == OperatorScope("network-Net", "Net")
 
 
-def shown(leaves: list[hook.Leaf]) -> list[tuple[int, str, object]]:
+def shown(leaves: list[operator_names.CallLeaf]) -> list[tuple[int, str, object]]:
     return [(leaf.slot, leaf.argument, leaf.value) for leaf in leaves]
 
 
 def test_call_slots_count_everything() -> None:
     """Every leaf takes a slot, tensor or not: positional first, then keywords in their order."""
-    leaves = leaves_of_call((1, (None, [2, "x"])), {"mask": 3, "cache": {"k": 4, 7: 5}})
+    leaves = list_call_leaves((1, (None, [2, "x"])), {"mask": 3, "cache": {"k": 4, 7: 5}})
     assert shown(leaves) == [
         (0, "args.0", 1),
         (1, "args.1.0", None),
@@ -95,29 +100,29 @@ def test_call_slots_count_everything() -> None:
 )
 def test_result_slots(result: object, expected: list[tuple[int, str, object]]) -> None:
     """Tuples, named tuples, mappings and dataclasses are walked; anything else is a leaf."""
-    assert shown(leaves_of_result(result)) == expected
+    assert shown(list_result_leaves(result)) == expected
 
 
 def test_optional_fields_keep_their_slot() -> None:
     """A field that is None takes its slot all the same."""
     full, partial = ModelOutput(logits=1, loss=2), ModelOutput(loss=2)
-    assert leaves_of_result(full)[1] == leaves_of_result(partial)[1]
+    assert list_result_leaves(full)[1] == list_result_leaves(partial)[1]
 
 
 def test_cycles_and_depth_end() -> None:
     """A container inside itself, and one nested too deep, is a leaf."""
     loop: list[object] = [1]
     loop.append(loop)
-    assert [leaf.argument for leaf in leaves_of_result(loop)] == ["out.0", "out.1"]
+    assert [leaf.argument for leaf in list_result_leaves(loop)] == ["out.0", "out.1"]
     deep: object = 1
     for _ in range(1000):
         deep = [deep]
-    (leaf,) = leaves_of_result(deep)
-    assert leaf.argument.count(".") == hook.MAX_DEPTH
+    (leaf,) = list_result_leaves(deep)
+    assert leaf.argument.count(".") == operator_names.MAX_DEPTH
 
 
 def test_a_container_may_appear_twice() -> None:
     """Only a cycle is cut; the same list in two places is walked in both."""
     twice = [1]
-    arguments = [leaf.argument for leaf in leaves_of_result((twice, twice))]
+    arguments = [leaf.argument for leaf in list_result_leaves((twice, twice))]
     assert arguments == ["out.0.0", "out.1.0"]

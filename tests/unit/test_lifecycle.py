@@ -12,18 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.errors import ConfigError
-from rankdumpd import lifecycle
-from rankdumpd.lifecycle import Room
-from rankdumpd.notify import TICK_S, Notifier
-from rankdumpd.settings import AgentSettings, LogSettings, Settings
-from rankdumpd.settings.live import adopt
-from rankdumpd.signals import Signals, Wish
+from rankdump.errors import ConfigError
+from rankdumpd.server import lifecycle
+from rankdumpd.server.lifecycle import (
+    LIVENESS_INTERVAL_S,
+    Component,
+    ProcessRequest,
+    ServiceManagerNotifier,
+    SignalWaiter,
+)
+from rankdumpd.settings import AgentSettings, DaemonSettings, LogSettings, adopt_settings
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_the_wait_counts(number):
-    asked = Signals()
+    asked = SignalWaiter()
     try:
         os.kill(os.getpid(), number)
         asked.wait()
@@ -33,7 +36,7 @@ def test_a_signal_before_the_wait_counts(number):
 
 def test_a_signal_to_another_thread_wakes_the_wait():
     """The kernel may give a signal to any thread: the one that waits must learn of it."""
-    asked = Signals()
+    asked = SignalWaiter()
     ready, done = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -55,7 +58,7 @@ def test_a_signal_to_another_thread_wakes_the_wait():
 @pytest.mark.parametrize("first", ["leash", "signal"])
 def test_a_wish_by_leash_and_by_signal_is_one_wish(first):
     """A service manager may signal a worker whose front has just asked it to drain."""
-    asked = Signals()
+    asked = SignalWaiter()
     try:
         if first == "leash":
             asked.ask()
@@ -69,53 +72,55 @@ def test_a_wish_by_leash_and_by_signal_is_one_wish(first):
 
 def test_handlers_are_given_back():
     before = signal.getsignal(signal.SIGTERM)
-    Signals().close()
+    SignalWaiter().close()
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_wishes_come_one_by_one_and_a_stop_goes_first():
-    asked = Signals(reloads=True)
+    asked = SignalWaiter(reloads=True)
     try:
-        assert asked.wait(0) is Wish.NOTHING
+        assert asked.wait(0) is ProcessRequest.NOTHING
         os.kill(os.getpid(), signal.SIGHUP)
-        assert asked.wait() is Wish.RELOAD
-        assert asked.wait(0) is Wish.NOTHING
+        assert asked.wait() is ProcessRequest.RELOAD
+        assert asked.wait(0) is ProcessRequest.NOTHING
         os.kill(os.getpid(), signal.SIGHUP)
         asked.ask()
         assert asked.stopping
-        assert asked.wait() is Wish.STOP
-        assert asked.wait() is Wish.STOP
+        assert asked.wait() is ProcessRequest.STOP
+        assert asked.wait() is ProcessRequest.STOP
     finally:
         asked.close()
 
 
 def test_a_command_without_settings_leaves_a_hangup_alone():
     before = signal.getsignal(signal.SIGHUP)
-    asked = Signals()
+    asked = SignalWaiter()
     assert signal.getsignal(signal.SIGHUP) is before
     asked.close()
 
 
 class TestSettings:
     def test_what_may_change_is_taken_over(self):
-        old = Settings()
+        old = DaemonSettings()
         agent = AgentSettings(keep_free_bytes=1, retain_days=2.0, workers=3)
-        news = adopt(old, replace(old, agent=agent, log=LogSettings(level="debug", audit="/a")))
+        news = adopt_settings(
+            old, replace(old, agent=agent, log=LogSettings(level="debug", audit="/a"))
+        )
         assert news.changed == ("agent.keep_free_bytes", "agent.retain_days", "log.level")
         assert news.waiting == ("agent.workers", "log.audit")
         assert news.settings.agent == AgentSettings(keep_free_bytes=1, retain_days=2.0)
         assert news.settings.log == LogSettings(level="debug")
 
     def test_nothing_changed_is_nothing_said(self):
-        news = adopt(Settings(), Settings())
-        assert (news.settings, news.changed, news.waiting) == (Settings(), (), ())
+        news = adopt_settings(DaemonSettings(), DaemonSettings())
+        assert (news.settings, news.changed, news.waiting) == (DaemonSettings(), (), ())
 
 
 class TestNotifier:
     def test_without_a_service_manager_nothing_is_said(self):
-        notifier = Notifier({"WATCHDOG_USEC": "2000000"})
+        notifier = ServiceManagerNotifier({"WATCHDOG_USEC": "2000000"})
         notifier.ready("x")
-        assert notifier.tick_s == TICK_S
+        assert notifier.tick_s == LIVENESS_INTERVAL_S
         with notifier.busy(60):
             pass
 
@@ -131,13 +136,13 @@ class TestNotifier:
         ],
     )
     def test_ticks(self, environ, tick_s):
-        assert Notifier({"NOTIFY_SOCKET": "/nowhere", **environ}).tick_s == tick_s
+        assert ServiceManagerNotifier({"NOTIFY_SOCKET": "/nowhere", **environ}).tick_s == tick_s
 
     def test_a_long_start_asks_for_time_until_it_is_over(self, socket_folder: Path):
         address = str(socket_folder / "n.sock")
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             manager.bind(address)
-            notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "20000"})
+            notifier = ServiceManagerNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "20000"})
             with notifier.busy(60):
                 assert manager.recv(99) == b"EXTEND_TIMEOUT_USEC=30000\nWATCHDOG=1"
                 assert manager.recv(99).startswith(b"EXTEND_TIMEOUT_USEC=")
@@ -149,11 +154,11 @@ class TestNotifier:
                 assert said == b"STATUS=stopping" or said.startswith(b"EXTEND")
 
     def test_a_manager_that_is_gone_is_a_line_in_the_log(self, caplog):
-        Notifier({"NOTIFY_SOCKET": "@rankdump nobody"}).ready("here")
+        ServiceManagerNotifier({"NOTIFY_SOCKET": "@rankdump nobody"}).ready("here")
         assert "cannot tell READY=1 to @rankdump nobody" in caplog.text
 
 
-class FakeRoom(Room):
+class FakeRoom(Component):
     """A room that does what a test wants."""
 
     leave_s = 0.2
@@ -166,7 +171,7 @@ class FakeRoom(Room):
     ) -> None:
         self.on_start, self.on_drain, self.ill = on_start, on_drain, ill
         self.stopped = 0
-        self.given: list[Settings] = []
+        self.given: list[DaemonSettings] = []
 
     def start(self) -> None:
         self.on_start()
@@ -177,7 +182,7 @@ class FakeRoom(Room):
     def stop(self) -> None:
         self.stopped += 1
 
-    def reload(self, settings: Settings) -> None:
+    def reload(self, settings: DaemonSettings) -> None:
         self.given.append(settings)
 
     def fault(self) -> str:
@@ -215,10 +220,10 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-SETTINGS = Settings(agent=AgentSettings(drain_timeout_s=0.1))
+SETTINGS = DaemonSettings(agent=AgentSettings(drain_timeout_s=0.1))
 
 
-def reread(environ: object) -> Settings:
+def reread(environ: object) -> DaemonSettings:
     raise ConfigError("rankdumpd.toml", "agent.x", "", "known keys")
 
 
@@ -227,7 +232,7 @@ def test_a_drain_that_hangs_is_left_with_its_numbers(exits: list[int], caplog):
     release = threading.Event()
     rooms = [FakeRoom(on_drain=lambda: int(release.wait(60))), FakeRoom()]
     with pytest.raises(Left):
-        lifecycle.run(rooms, FakeDoor(), settings=SETTINGS, reread=reread)
+        lifecycle.run_process(rooms, FakeDoor(), settings=SETTINGS, reread=reread)
     assert exits == [1]
     assert "the stop does not end" in caplog.text
     assert "rankdumpd-end): 7 frames under way; 7 frames" in caplog.text
@@ -238,7 +243,9 @@ def test_a_thread_that_would_keep_the_process_is_named(exits: list[int], caplog)
     release = threading.Event()
     thread = threading.Thread(target=release.wait, name="rankdumpd-stuck")
     with pytest.raises(Left):
-        lifecycle.run([FakeRoom(thread.start)], FakeDoor(), settings=SETTINGS, reread=reread)
+        lifecycle.run_process(
+            [FakeRoom(thread.start)], FakeDoor(), settings=SETTINGS, reread=reread
+        )
     assert exits == [1]
     assert "rankdumpd-stuck" in caplog.text
     release.set()
@@ -247,7 +254,7 @@ def test_a_thread_that_would_keep_the_process_is_named(exits: list[int], caplog)
 
 def test_a_drain_that_fails_is_said_and_everything_is_stopped(exits: list[int], caplog):
     rooms = [FakeRoom(on_drain=lambda: 1 // 0), FakeRoom()]
-    assert lifecycle.run(rooms, FakeDoor(), settings=SETTINGS, reread=reread) == 1
+    assert lifecycle.run_process(rooms, FakeDoor(), settings=SETTINGS, reread=reread) == 1
     assert [room.stopped for room in rooms] == [1, 1]
     assert "ZeroDivisionError" in caplog.text
     assert not exits
@@ -259,6 +266,6 @@ def test_a_start_that_fails_stops_what_runs(exits: list[int]):
 
     rooms = [FakeRoom(), FakeRoom(fails), FakeRoom()]
     with pytest.raises(ConfigError):
-        lifecycle.run(rooms, FakeDoor(), settings=SETTINGS, reread=reread)
+        lifecycle.run_process(rooms, FakeDoor(), settings=SETTINGS, reread=reread)
     assert [room.stopped for room in rooms] == [0, 1, 1]
     assert not exits

@@ -8,8 +8,8 @@ import logging
 from pathlib import Path
 
 import rankdumpd
-from rankdump.contract.errors import ConfigError
-from rankdumpd.logs import KEYS, formatter
+from rankdump.errors import ConfigError
+from rankdumpd.server.logs import LOG_KEYS, build_formatter
 from rankdumpd.settings import LogSettings
 
 ROOT = Path(rankdumpd.__file__).parent
@@ -27,7 +27,7 @@ def record(**extra: object) -> logging.LogRecord:
 
 
 def test_json_is_an_object_a_line_with_what_it_is_about():
-    text = formatter(LogSettings(format="json"), who="worker 1 ", journal=False).format(
+    text = build_formatter(LogSettings(format="json"), who="worker 1 ", journal=False).format(
         record(job="j", rank=3, colour="red")
     )
     found = json.loads(text)
@@ -41,7 +41,7 @@ def test_json_is_an_object_a_line_with_what_it_is_about():
 
 
 def test_each_line_for_the_journal_says_how_urgent_it_is():
-    text = formatter(LogSettings(), who="", journal=True).format(record())
+    text = build_formatter(LogSettings(), who="", journal=True).format(record())
     assert all(line.startswith("<3>") for line in text.split("\n"))
     assert "ERROR a.b: job j" in text
 
@@ -74,4 +74,4 @@ def test_extra_uses_only_the_known_words():
                 for keyword in node.keywords:
                     if keyword.arg == "extra":
                         used |= keys_of(keyword.value, text, path)
-    assert used == set(KEYS)
+    assert used == set(LOG_KEYS)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankdumpd import machine
+from rankdumpd.server import machine
 
 
 class Groups:
@@ -47,29 +47,29 @@ def test_cores(groups: Groups, monkeypatch: pytest.MonkeyPatch, limits, cores: i
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
     for group, text in limits.items():
         groups.say(group, "cpu.max", text)
-    assert machine.cores(groups.root, groups.own) == cores
+    assert machine.count_cores(groups.root, groups.own) == cores
 
 
 def test_memory(groups: Groups):
-    total = machine.memory_bytes(groups.root, groups.own)
+    total = machine.read_memory_bytes(groups.root, groups.own)
     assert total > 64 << 20
     groups.say("unit/inner", "memory.max", "max")
-    assert machine.memory_bytes(groups.root, groups.own) == total
+    assert machine.read_memory_bytes(groups.root, groups.own) == total
     groups.say("unit", "memory.max", str(64 << 20))
-    assert machine.memory_bytes(groups.root, groups.own) == 64 << 20
+    assert machine.read_memory_bytes(groups.root, groups.own) == 64 << 20
 
 
 def test_without_control_groups(tmp_path: Path):
     nowhere = tmp_path / "nowhere"
-    assert machine.cores(nowhere, nowhere) == len(os.sched_getaffinity(0))
-    assert machine.memory_bytes(nowhere, nowhere) > 64 << 20
+    assert machine.count_cores(nowhere, nowhere) == len(os.sched_getaffinity(0))
+    assert machine.read_memory_bytes(nowhere, nowhere) > 64 << 20
 
 
 def test_giving_way_is_never_taken_back():
     """In a process of its own: priority that was given up cannot be had again."""
     code = """
 import os
-from rankdumpd.machine import give_way
+from rankdumpd.server.machine import give_way
 found = []
 for niceness in (0, 10, 5, 19):
     give_way(niceness)
@@ -92,11 +92,11 @@ def test_hosts_are_told_apart_by_boot_machine_and_network(tmp_path: Path):
         (own / "machine-id").write_text(f"{machine_id}\n")
         if not (own / "self/ns/net").is_symlink():
             (own / "self/ns/net").symlink_to(network)
-        return machine.host_id(own, own / "machine-id")
+        return machine.read_host_id(own, own / "machine-id")
 
     hosts = [("a", "m", "net:[1]"), ("b", "m", "net:[1]"), ("a", "n", "net:[1]")]
     hosts += [("a", "m", "net:[2]")]
     assert len({host(*each) for each in hosts}) == len(hosts)
     assert host(*hosts[0]) == host(*hosts[0])
-    assert machine.host_id(tmp_path / "none", tmp_path / "none") == ""
-    assert len(machine.host_id()) == 8
+    assert machine.read_host_id(tmp_path / "none", tmp_path / "none") == ""
+    assert len(machine.read_host_id()) == 8

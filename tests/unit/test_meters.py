@@ -12,24 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rankdumpd
-from rankdump.contract.exchange import IterationEnd
-from rankdump.contract.reasons import REASONS
-from rankdump.contract.room import DiskStatus, JobUsage, MetricSample
-from rankdump.contract.status import StatusView
-from rankdumpd.agent.metered import of_end, of_status
-from rankdumpd.front.metering import Sums
-from rankdumpd.meters import Meters
-from rankdumpd.metric_names import (
-    AGENT,
-    COORDINATOR,
-    METRICS,
-    MOST_OPEN,
-    Key,
-    Kind,
-    joined,
-    key_of,
-    metric_of,
+from rankdump._core.record import DROP_REASONS
+from rankdump._core.session_protocol import IterationEnd
+from rankdump._core.status import DiskStatus, JobUsage, MetricSample, StatusView
+from rankdumpd.agent.commit.post_commit import count_iteration_end
+from rankdumpd.agent.overview import sample_status
+from rankdumpd.server.metrics import (
+    AGENT_PREFIX,
+    COORDINATOR_PREFIX,
+    MAX_LABELLED_SAMPLES,
+    METRIC_DEFINITIONS,
+    MetricCounters,
+    MetricKind,
+    SampleKey,
+    aggregate_samples,
+    build_sample_key,
+    find_metric_name,
 )
+from rankdumpd.workers.clients import WorkerMetricSums
 
 SOURCES = [path.read_text() for path in Path(rankdumpd.__file__).parent.rglob("*.py")]
 CLIENT = [p.read_text() for p in (Path(rankdumpd.__file__).parents[2] / "client").rglob("*.py")]
@@ -52,32 +52,32 @@ WORD = re.compile("[a-z]+(_[a-z]+)*")
 NAMES = re.compile(r'"(rankdump_(?:agent|coordinator|refused|build|start|tls)_\w+)"')
 
 
-def values(samples: Iterable[MetricSample]) -> dict[Key, float]:
-    return {key_of(sample): sample.value for sample in samples}
+def values(samples: Iterable[MetricSample]) -> dict[SampleKey, float]:
+    return {build_sample_key(sample): sample.value for sample in samples}
 
 
 def test_names_are_those_of_the_table_and_each_is_used():
     """Every name in the code stands in the table; every name of the table is counted somewhere."""
-    used = {metric_of(name) for text in SOURCES for name in NAMES.findall(text)}
-    assert used == set(METRICS)
+    used = {find_metric_name(name) for text in SOURCES for name in NAMES.findall(text)}
+    assert used == set(METRIC_DEFINITIONS)
 
 
 def test_names_follow_the_conventions():
     """Counters end with _total, units are base units, and a help text is a sentence."""
-    for name, metric in METRICS.items():
+    for name, metric in METRIC_DEFINITIONS.items():
         assert re.fullmatch(r"[a-z][a-z_]*[a-z]", name)
-        assert name.endswith("_total") == (metric.kind is Kind.COUNTER), name
+        assert name.endswith("_total") == (metric.kind is MetricKind.COUNTER), name
         assert not re.search(r"_(ms|us|kb|mb|gb|percent)(_|$)", name)
         assert metric.text.endswith("."), name
         assert not {"le", "quantile", "job_name"} & set(metric.labels)
 
 
 def test_every_drop_by_its_reason_is_there_from_the_start():
-    found = values(Meters(AGENT).samples())
-    for reason in REASONS:
+    found = values(MetricCounters(AGENT_PREFIX).samples())
+    for reason in DROP_REASONS:
         for by in ("agent", "rank"):
             assert found[DROPPED, (("by", by), ("reason", reason))] == 0
-    assert not any(name.startswith(COORDINATOR) for name, _ in found)
+    assert not any(name.startswith(COORDINATOR_PREFIX) for name, _ in found)
 
 
 def literals(nodes: Iterable[ast.AST | None]) -> set[str]:
@@ -107,35 +107,35 @@ def test_every_word_for_a_drop_is_in_the_closed_list():
     """Law: no tensor is dropped for a reason that monitoring would count as `other`."""
     words = {word for text in (*SOURCES, *CLIENT) for word in drop_words(text)}
     assert len(words) > 20
-    assert words <= REASONS, words - REASONS
+    assert words <= DROP_REASONS, words - DROP_REASONS
 
 
 @given(st.dictionaries(st.text(max_size=12), st.integers(1, 9), max_size=30))
 def test_what_a_rank_says_adds_no_labels(drops: dict[str, int]):
     """Law: hostile reasons are counted, all of them, under words that are known beforehand."""
-    found = of_end(IterationEnd(1, sum(drops.values()), drops, 0))
+    found = count_iteration_end(IterationEnd(1, sum(drops.values()), drops, 0))
     by_reason = {key: value for key, value in found.items() if key[0] == DROPPED}
-    assert {dict(labels)["reason"] for _, labels in by_reason} <= REASONS
+    assert {dict(labels)["reason"] for _, labels in by_reason} <= DROP_REASONS
     assert sum(by_reason.values()) == sum(drops.values())
 
 
 def test_roots_and_jobs_have_a_bound():
     """Of many only the fullest disks and the largest jobs have a sample of their own."""
-    many = range(3 * MOST_OPEN)
+    many = range(3 * MAX_LABELLED_SAMPLES)
     view = StatusView(
         disks=tuple(DiskStatus(f"/{i}", free_bytes=i) for i in many),
         usage=tuple(JobUsage(f"j{i}", bytes_stored=i) for i in many),
     )
-    samples = list(of_status(view))
+    samples = list(sample_status(view))
     roots = [s.labels["root"] for s in samples if s.name == "rankdump_agent_disk_free_bytes"]
     jobs = [s.labels["job"] for s in samples if s.name == "rankdump_agent_job_bytes"]
-    assert roots == [f"/{i}" for i in range(MOST_OPEN)]
+    assert roots == [f"/{i}" for i in range(MAX_LABELLED_SAMPLES)]
     assert jobs[0] == f"j{many[-1]}"
-    assert len(jobs) == MOST_OPEN
+    assert len(jobs) == MAX_LABELLED_SAMPLES
 
 
 def test_a_histogram_adds_up():
-    meters = Meters()
+    meters = MetricCounters()
     for seconds in (0.0004, 0.001, 0.3, 99.0):
         meters.took("rankdump_agent_commit_seconds", seconds)
     found = values(meters.samples())
@@ -151,7 +151,7 @@ def test_a_histogram_adds_up():
 def test_samples_of_several_are_one():
     """Amounts add up; of one disk the least room counts; names that nobody knows are left out."""
     root = {"root": "/d"}
-    found = joined(
+    found = aggregate_samples(
         [
             MetricSample("rankdump_agent_queue_bytes", 3),
             MetricSample("rankdump_agent_queue_bytes", 4),
@@ -174,7 +174,7 @@ Steps = st.lists(
 def test_sums_of_workers_never_fall(steps: list[tuple[int, int, bool, bool]]):
     """Law: whoever is silent or begins anew, what was counted stays, and nothing counts twice."""
     name = "rankdump_agent_received_bytes_total"
-    sums, begun, counted = Sums(), [1.0, 2.0, 3.0], [0, 0, 0]
+    sums, begun, counted = WorkerMetricSums(), [1.0, 2.0, 3.0], [0, 0, 0]
     total, told, clock = 0, [0, 0, 0], 3.0
     kept = [0, 0, 0]
     for worker, more, restarts, answers in steps:

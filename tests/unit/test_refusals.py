@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from rankdumpd.audit import Audit
-from rankdumpd.callers import LOCAL, Caller, stranger
-from rankdumpd.meters import Meters
-from rankdumpd.metric_names import PAGE_REFUSALS
-from rankdumpd.refusals import COUNTER, PAUSE_S, Refusals
+from rankdumpd.server.audit_log import AuditLog
+from rankdumpd.server.callers import LOCAL_CALLER, CallerIdentity, build_unknown_caller
+from rankdumpd.server.metrics import PAGE_REFUSAL_REASONS, MetricCounters
+from rankdumpd.server.metrics_page import AUDIT_INTERVAL_S, PAGE_REFUSALS_METRIC, PageRefusals
 
-KNOWN = Caller("ann", frozenset({"rank"}), "f" * 64, "ipv4:1.2.3.4:5")
-STRANGER = stranger("ipv4:1.2.3.4:6")
+KNOWN = CallerIdentity("ann", frozenset({"rank"}), "f" * 64, "ipv4:1.2.3.4:5")
+STRANGER = build_unknown_caller("ipv4:1.2.3.4:6")
 
 
 class Desk:
@@ -23,12 +22,12 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 0.0
-        self.meters = Meters()
+        self.meters = MetricCounters()
         self.path = folder / "audit.jsonl"
-        self.audit = Audit(self.path)
-        self.refusals = Refusals(self.meters, self.audit, clock=lambda: self.now_s)
+        self.audit = AuditLog(self.path)
+        self.refusals = PageRefusals(self.meters, self.audit, clock=lambda: self.now_s)
 
-    def refuse(self, caller: Caller, times: int = 1) -> None:
+    def refuse(self, caller: CallerIdentity, times: int = 1) -> None:
         for _ in range(times):
             self.refusals.add("role", caller, "GET /metrics HTTP/1.1", "it is for readers")
 
@@ -49,8 +48,10 @@ def desk(tmp_path: Path):
 def test_every_reason_begins_at_zero(desk: Desk):
     """An alert sees the first one rise."""
     samples = desk.meters.samples()
-    assert {s.labels["reason"]: s.value for s in samples} == dict.fromkeys(PAGE_REFUSALS, 0.0)
-    assert {s.name for s in samples} == {COUNTER}
+    assert {s.labels["reason"]: s.value for s in samples} == dict.fromkeys(
+        PAGE_REFUSAL_REASONS, 0.0
+    )
+    assert {s.name for s in samples} == {PAGE_REFUSALS_METRIC}
 
 
 def test_who_is_known_is_written_down_each_time(desk: Desk):
@@ -70,13 +71,13 @@ def test_who_is_known_is_written_down_each_time(desk: Desk):
     assert desk.counted("role") == 3
 
 
-@pytest.mark.parametrize("caller", [STRANGER, LOCAL])
-def test_whom_nothing_identifies_has_a_line_a_second(desk: Desk, caller: Caller):
+@pytest.mark.parametrize("caller", [STRANGER, LOCAL_CALLER])
+def test_whom_nothing_identifies_has_a_line_a_second(desk: Desk, caller: CallerIdentity):
     """Law: lines and what they say was left out add up, and others are written down meanwhile."""
     desk.refuse(caller, times=1000)
     desk.refuse(KNOWN)
     assert [line["who"] for line in desk.lines()] == [caller.fields()["who"], "ann"]
-    desk.now_s = PAUSE_S
+    desk.now_s = AUDIT_INTERVAL_S
     desk.refuse(caller)
     assert [line.get("more") for line in desk.lines()] == [None, None, 999]
     assert desk.counted("role") == 1002
@@ -85,7 +86,7 @@ def test_whom_nothing_identifies_has_a_line_a_second(desk: Desk, caller: Caller)
 def test_the_log_says_each_reason_once(desk: Desk, caplog: pytest.LogCaptureFixture):
     desk.refuse(STRANGER, times=3)
     desk.refuse(KNOWN)
-    desk.refusals.add("path", LOCAL, "GET / HTTP/1.1", "metrics are at /metrics")
+    desk.refusals.add("path", LOCAL_CALLER, "GET / HTTP/1.1", "metrics are at /metrics")
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
         "it is for readers",
         "metrics are at /metrics",
@@ -93,8 +94,8 @@ def test_the_log_says_each_reason_once(desk: Desk, caplog: pytest.LogCaptureFixt
 
 
 def test_without_an_audit_they_are_counted():
-    meters = Meters()
-    refusals = Refusals(meters)
+    meters = MetricCounters()
+    refusals = PageRefusals(meters)
     refusals.add("path", STRANGER, "", "no")
     refusals.count("busy")
     counted = {s.labels["reason"]: s.value for s in meters.samples()}

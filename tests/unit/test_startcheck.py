@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from suites.authorities import Authority
 
-from rankdump.contract.errors import ConfigError
-from rankdump.wire.channel import Credentials
+from rankdump._wire.channel import TlsCredentials
+from rankdump.errors import ConfigError
 from rankdumpd.settings import TlsSettings
-from rankdumpd.startcheck import doubts_about, key_doubt
+from rankdumpd.start_checks import check_certificates, check_private_key
 
 COORDINATOR = "coordinator.cluster:7421"
 
@@ -26,12 +26,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return made
 
 
-def settings_of(shown: Credentials) -> TlsSettings:
+def settings_of(shown: TlsCredentials) -> TlsSettings:
     return TlsSettings(shown.ca, shown.certificate, shown.key)
 
 
 def said(tls: TlsSettings, **more: str) -> list[str]:
-    return [doubt.text for doubt in doubts_about(tls, **more)]
+    return [doubt.text for doubt in check_certificates(tls, **more)]
 
 
 def test_certificates_in_order_and_none_at_all_are_fine(authority: Authority):
@@ -86,7 +86,7 @@ def test_a_key_that_others_may_read_is_said(
     key = tmp_path / "a.key"
     key.touch()
     key.chmod(mode)
-    text = key_doubt(key, uid=uid, groups=groups)
+    text = check_private_key(key, uid=uid, groups=groups)
     assert text == (f"private key {key} {words}{key}" if words else "")
 
 
@@ -98,7 +98,7 @@ def test_a_key_of_somebody_else_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     found = key.stat()
     own = os.stat_result((*found[:4], 12345, *found[5:10]))
     monkeypatch.setattr(Path, "stat", lambda self: own)
-    assert key_doubt(key, uid=54321, groups=()) == (
+    assert check_private_key(key, uid=54321, groups=()) == (
         f"private key {key} belongs to user 12345, who can replace it and is open to others "
         f"(mode 0604): chmod 0600 {key}"
     )

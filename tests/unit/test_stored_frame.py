@@ -7,9 +7,8 @@ import random
 import pytest
 import zstandard
 
-from rankdump.codec import codec_named, codec_of
-from rankdump.codec.packing import SMALL_BYTES, pack_each
-from rankdump.codec.stored import stored_frame
+from rankdump._codec.file_codec import SMALL_FILE_BYTES, get_codec, pack_parts, select_codec
+from rankdump._codec.zstd_frames import make_stored_frame
 
 NOISE = random.Random(4).randbytes(5 << 17)
 
@@ -17,9 +16,9 @@ NOISE = random.Random(4).randbytes(5 << 17)
 @pytest.mark.parametrize("size", [0, 1, (1 << 17) - 1, 1 << 17, (1 << 17) + 1, 5 << 17])
 def test_any_reader_unpacks_it(size):
     """In one go, in a stream, and by the size that it declares."""
-    frame = b"".join(stored_frame(NOISE[:size]))
+    frame = b"".join(make_stored_frame(NOISE[:size]))
     assert zstandard.frame_content_size(frame) == size
-    assert bytes(codec_of("a.zst").decode(frame, limit_bytes=size)) == NOISE[:size]
+    assert bytes(select_codec("a.zst").decode(frame, limit_bytes=size)) == NOISE[:size]
     assert zstandard.ZstdDecompressor().decompressobj().decompress(frame) == NOISE[:size]
     assert len(frame) <= size + 14 + 3 * (1 + size // (1 << 17))
 
@@ -27,22 +26,24 @@ def test_any_reader_unpacks_it(size):
 def test_nothing_is_copied():
     """The parts are views of what was given."""
     data = bytearray(NOISE[: 1 << 17])
-    _, _, block = stored_frame(data)
+    _, _, block = make_stored_frame(data)
     data[0] ^= 1
     assert memoryview(block)[0] == data[0]
 
 
-@pytest.mark.parametrize("parts", [(b"head", b""), (b"head", NOISE), (b"", bytes(SMALL_BYTES + 1))])
+@pytest.mark.parametrize(
+    "parts", [(b"head", b""), (b"head", NOISE), (b"", bytes(SMALL_FILE_BYTES + 1))]
+)
 def test_each_part_has_a_frame(parts):
     """A part without bytes has none; what does not get smaller is stored."""
-    packed = pack_each(codec_named("zstd"), parts)
+    packed = pack_parts(get_codec("zstd"), parts)
     data = b"".join(packed.parts)
     assert packed.suffix == ".zst"
     assert data.count(zstandard.FRAME_HEADER) == sum(1 for part in parts if part)
-    assert bytes(codec_of("a.zst").decode(data, limit_bytes=1 << 20)) == b"".join(parts)
+    assert bytes(select_codec("a.zst").decode(data, limit_bytes=1 << 20)) == b"".join(parts)
 
 
 def test_without_a_codec_parts_stay():
     """Nothing is put around them."""
-    packed = pack_each(codec_named("none"), (b"head", NOISE))
+    packed = pack_parts(get_codec("none"), (b"head", NOISE))
     assert (packed.suffix, packed.parts) == ("", (b"head", NOISE))

@@ -9,7 +9,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 import rankdump
-from rankdump.cli.commands import answer
+from rankdump._cli.command_group import run_command_line
 from rankdumpd.main import main as rankdumpd
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def test_commands_and_package_have_the_version_of_the_library(capsys):
     """`make setup` installs again when the version changes, so these cannot part."""
     assert version("rankdump") == rankdump.__version__
-    assert answer(["--version"]) == 0
+    assert run_command_line(["--version"]) == 0
     assert capsys.readouterr().out == f"rankdump, version {rankdump.__version__}\n"
     said = CliRunner().invoke(rankdumpd, ["--version"])
     assert said.output == f"rankdumpd, version {rankdump.__version__}\n"

@@ -1,1 +1,8 @@
-"""The agent of one host: takes tensors from local ranks and writes the dump tree."""
+"""The agent of one host: receives tensors from local ranks, writes the dump tree and reports to the
+coordinator of each job.
+
+The folders depend on each other in one direction: storage and ledger on the values in `records`,
+report on ledger, session on storage and ledger, shm on session, limits on session and shm,
+commit on report and limits, retention on ledger, limits and session, ingress on commit and shm.
+`service` puts them together.
+"""

@@ -1,32 +1,85 @@
-"""How an agent stands, for people, scripts and monitoring."""
+"""The status of an agent for people, scripts and monitoring. It reads the parts of the agent and
+changes none.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from rankdump.contract import outlook
-from rankdump.contract.room import JobNeed, MetricSample
-from rankdump.contract.status import IterationStatus, SessionStatus, StatusView
-from rankdumpd.agent.ledger_room import LedgerRoom
-from rankdumpd.agent.limits import Limits
-from rankdumpd.agent.metered import of_ledger, of_memory, of_report, of_status
-from rankdumpd.agent.registry import Registry
-from rankdumpd.agent.sessions import Session
+from rankdump._core import forecast
+from rankdump._core.status import (
+    DiskStatus,
+    IterationStatus,
+    JobNeed,
+    LedgerStatus,
+    MetricSample,
+    SessionStatus,
+    StatusView,
+)
+from rankdumpd.agent.limits.disk_space import LedgerSpace
+from rankdumpd.agent.limits.resource_limits import ResourceLimits
+from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.session.registry import SessionRegistry
+from rankdumpd.server.metrics import MAX_LABELLED_SAMPLES
 
 
-class Overview:
+def sample_status(view: StatusView) -> Iterator[MetricSample]:
+    """Yield how an agent stands; of many disks or jobs the fullest or largest."""
+    load, memory = view.load, view.memory
+    yield MetricSample("rankdump_agent_queue_records", load.queued_records)
+    yield MetricSample("rankdump_agent_queue_bytes", load.queued_bytes)
+    yield MetricSample("rankdump_agent_memory_limit_bytes", memory.limit_bytes)
+    states = Counter(session.state for session in view.sessions)
+    for state, count in states.items():
+        yield MetricSample("rankdump_agent_sessions", count, {"state": state.value})
+    for disk in sorted(view.disks, key=lambda each: each.free_bytes)[:MAX_LABELLED_SAMPLES]:
+        yield from _sample_disk(disk)
+    for job in sorted(view.usage, key=lambda each: -each.bytes_stored)[:MAX_LABELLED_SAMPLES]:
+        yield MetricSample("rankdump_agent_job_bytes", job.bytes_stored, {"job": job.job_id})
+
+
+def sample_memory(
+    *, queue_bytes: int, queue_limit_bytes: int, slab_bytes: int
+) -> Iterator[MetricSample]:
+    """Yield what is taken of the agent's memory."""
+    yield MetricSample("rankdump_agent_queue_limit_bytes", queue_limit_bytes)
+    yield MetricSample("rankdump_agent_memory_bytes", queue_bytes, {"part": "queue"})
+    yield MetricSample("rankdump_agent_memory_bytes", slab_bytes, {"part": "slabs"})
+
+
+def sample_ledger(ledger: LedgerStatus) -> Iterator[MetricSample]:
+    """Yield what the ledger takes, and what its disk has left."""
+    yield MetricSample("rankdump_agent_ledger_bytes", ledger.used_bytes)
+    yield MetricSample("rankdump_agent_ledger_disk_free_bytes", ledger.free_bytes)
+
+
+def sample_report(waiting: int, lost: int) -> Iterator[MetricSample]:
+    """Yield how many events the coordinator has still to hear, and how many it never will."""
+    yield MetricSample("rankdump_agent_report_waiting_events", waiting)
+    yield MetricSample("rankdump_agent_report_lost_events_total", lost)
+
+
+def _sample_disk(disk: DiskStatus) -> Iterator[MetricSample]:
+    labels = {"root": disk.root}
+    yield MetricSample("rankdump_agent_disk_free_bytes", disk.free_bytes, labels)
+    yield MetricSample("rankdump_agent_disk_size_bytes", disk.total_bytes, labels)
+    yield MetricSample("rankdump_agent_disk_floor_bytes", disk.floor_bytes, labels)
+
+
+class AgentOverview:
     """Looks at the rooms of an agent and changes none; safe to use from several threads."""
 
     def __init__(
         self,
-        registry: Registry,
-        limits: Limits,
+        registry: SessionRegistry,
+        limits: ResourceLimits,
         *,
         pins: Callable[[], Iterable[str]],
         slab_bytes: Callable[[], int],
-        ledger: LedgerRoom,
+        ledger: LedgerSpace,
         events: Callable[[], tuple[int, int]],
     ) -> None:
         """`events` says how many wait for the coordinator, and how many it will never hear."""
@@ -47,7 +100,7 @@ class Overview:
             findings=(
                 *(sentence for session in sessions for sentence in session.findings()),
                 *self._limits.findings(sessions),
-                *outlook.findings(needs, summary.disks, summary.usage),
+                *forecast.describe_shortages(needs, summary.disks, summary.usage),
                 *self._ledger.findings(),
                 *said,
             ),
@@ -57,31 +110,31 @@ class Overview:
         """Return the numbers of this moment."""
         queue_bytes, queue_limit_bytes = self._limits.queue
         return [
-            *of_status(self._summary(self._registry.all())),
-            *of_memory(
+            *sample_status(self._summary(self._registry.all())),
+            *sample_memory(
                 queue_bytes=queue_bytes,
                 queue_limit_bytes=queue_limit_bytes,
                 slab_bytes=self._slab_bytes(),
             ),
-            *of_ledger(self._ledger.status()),
-            *of_report(*self._events()),
+            *sample_ledger(self._ledger.status()),
+            *sample_report(*self._events()),
         ]
 
     def _needs(
         self,
-        sessions: Iterable[Session],
+        sessions: Iterable[RankSession],
         statuses: Iterable[SessionStatus],
         balances: Iterable[Sequence[IterationStatus]],
     ) -> tuple[JobNeed, ...]:
         pinned = frozenset(self._pins())
-        found = outlook.together(
+        found = forecast.sum_job_needs(
             need
             for session, status, iterations in zip(sessions, statuses, balances, strict=True)
-            if (need := _need_of(session, status, iterations)) is not None
+            if (need := _estimate_need(session, status, iterations)) is not None
         )
         return tuple(n if n.job_id in pinned else self._limits.staying(n) for n in found)
 
-    def _summary(self, sessions: Sequence[Session]) -> StatusView:
+    def _summary(self, sessions: Sequence[RankSession]) -> StatusView:
         """Return what does not grow while a job runs."""
         return StatusView(
             sessions=tuple(session.status() for session in sessions),
@@ -94,8 +147,8 @@ class Overview:
         )
 
 
-def _need_of(
-    session: Session, status: SessionStatus, iterations: Sequence[IterationStatus]
+def _estimate_need(
+    session: RankSession, status: SessionStatus, iterations: Sequence[IterationStatus]
 ) -> JobNeed | None:
     root = str(session.outlet.tree.root)
-    return outlook.need_of(status, session.plan, root, iterations)
+    return forecast.estimate_job_need(status, session.plan, root, iterations)

@@ -1,68 +1,137 @@
-"""The agent, put together: receive -> admit -> encode -> write -> ledger -> report."""
+"""The agent as a component: all its parts put together, started, drained and stopped, sessions of
+an earlier process resumed, and warnings carried between coordinator and ranks.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import re
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 
-from rankdump.contract import roots
-from rankdump.contract.room import MetricSample
-from rankdump.contract.status import StatusView
-from rankdump.wire.channel import Credentials
+from rankdump._core import tree_root
+from rankdump._core.status import MetricSample, StatusView
+from rankdump._wire.channel import TlsCredentials
 from rankdump.wire.v1 import agent_pb2_grpc
-from rankdumpd import machine
-from rankdumpd.activation import own_socket
-from rankdumpd.agent import receive
-from rankdumpd.agent.budget import Budget
-from rankdumpd.agent.committer import Committer
-from rankdumpd.agent.dedup import Originals
-from rankdumpd.agent.effects import Effects
-from rankdumpd.agent.filing import filed
-from rankdumpd.agent.final_balance import NOTE, FinalBalance
-from rankdumpd.agent.intake import Intake
-from rankdumpd.agent.ledger import Ledger
-from rankdumpd.agent.ledger_room import LedgerRoom
-from rankdumpd.agent.limits import Limits, policy_of
-from rankdumpd.agent.mailbox import Mailbox
-from rankdumpd.agent.openings import Openings
-from rankdumpd.agent.overview import Overview
-from rankdumpd.agent.pipeline import Workers
-from rankdumpd.agent.recovery import take_up
-from rankdumpd.agent.registry import Registry
-from rankdumpd.agent.report import Reporter
-from rankdumpd.agent.retain import Keeper, Told, nobody
-from rankdumpd.agent.rings import Rings
-from rankdumpd.agent.servicer import SERVICE_NAME, AgentServicer
-from rankdumpd.agent.sessions import Session
-from rankdumpd.agent.slabs import Slabs
-from rankdumpd.agent.slabs.cap import share_out
-from rankdumpd.agent.slabs.place import folder_for, group_of
-from rankdumpd.agent.stream import OpenStreams, Reader
-from rankdumpd.agent.telling import Telling
-from rankdumpd.agent.tries import Tries
-from rankdumpd.agent.usage import Usage
-from rankdumpd.agent.values import Outcome, Parcel
-from rankdumpd.lifecycle import Room
-from rankdumpd.meters import Meters
-from rankdumpd.metric_names import AGENT
-from rankdumpd.required_files import RequiredFiles
-from rankdumpd.server import socket_path
-from rankdumpd.settings import AgentSettings, Settings
-from rankdumpd.signals import ask_to_stop
+from rankdumpd.agent.commit.committer import FrameCommitter
+from rankdumpd.agent.commit.post_commit import PostCommitActions
+from rankdumpd.agent.ingress import frame_assembler
+from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader, StreamMailbox
+from rankdumpd.agent.ingress.servicer import SERVICE_NAME, AgentServicer
+from rankdumpd.agent.ingress.session_intake import FailureCounter, RecordWorkers, SessionIntake
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.limits.disk_space import LedgerSpace
+from rankdumpd.agent.limits.resource_limits import ResourceLimits, make_policy
+from rankdumpd.agent.limits.usage import DumpUsage, QueueBudget
+from rankdumpd.agent.overview import AgentOverview
+from rankdumpd.agent.records import ReceivedRecord, RecordOutcome
+from rankdumpd.agent.report.reporter import CoordinatorReporter
+from rankdumpd.agent.retention.manager import AuditCallback, RetentionManager, no_op
+from rankdumpd.agent.session.openings import NEVER_OPEN_NOTE, FinalBalance, SessionOpenings
+from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.session.registry import SessionRegistry
+from rankdumpd.agent.shm.ring_registry import RingRegistry
+from rankdumpd.agent.shm.slab_folder import (
+    SlabFolder,
+    find_group_id,
+    find_slab_folder,
+    share_memory,
+)
+from rankdumpd.agent.storage.record_writer import DuplicateIndex
+from rankdumpd.agent.storage.session_storage import store_record
+from rankdumpd.server import machine, state_files
+from rankdumpd.server.grpc_server import find_own_socket, parse_socket_path
+from rankdumpd.server.lifecycle import Component, request_stop
+from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.metrics import AGENT_PREFIX, MetricCounters
+from rankdumpd.server.state_files import RequiredFiles
+from rankdumpd.settings import AgentSettings, DaemonSettings
 
-LOST = "the next process will not know what this one has acknowledged"
+_logger = logging.getLogger(__name__)
+
+
+def resume_sessions(
+    registry: SessionRegistry, effects: PostCommitActions, tell: Callable[[RankSession], None]
+) -> None:
+    """Take up every session, then `tell` of it; one that fails is given up, and the others go on.
+
+    What passes by itself fails nothing here: it waits in the ledger.
+    """
+    for session in registry.recover():
+        try:
+            while not effects.apply_due(session):
+                pass
+            tell(session)
+        except Exception as error:
+            request = session.request
+            _logger.exception("what is due is not done", extra=build_log_fields(request))
+            if not state_files.is_transient(error):
+                registry.give_up(request.session_id, error)
+
+
+MAX_REMEMBERED_TEXTS = 256
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+class SessionNotifier:
+    """Carries words between sessions and the reporter; safe to use from several threads."""
+
+    def __init__(
+        self,
+        registry: SessionRegistry,
+        ledger: AgentLedger,
+        reporter: CoordinatorReporter,
+        limits: Callable[[RankSession], list[str]],
+    ) -> None:
+        """`limits` says why tensors of a session are refused at present."""
+        self._registry, self._ledger, self._reporter = registry, ledger, reporter
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._said: dict[tuple[str, str], str] = {}
+
+    def tell(self, session: RankSession) -> None:
+        """Tell the coordinator how a session stands, and the session what its job should know."""
+        self._reporter.session(session.status(), str(session.outlet.tree.root))
+        job_id = session.request.job_id
+        told = self._reporter.warnings(job_id)
+        limits = (self._worded(job_id, text) for text in self._limits(session))
+        for text in (*told, *limits):
+            session.warn(text)
+
+    def _worded(self, job_id: str, text: str) -> str:
+        """Return a text as the job heard it first: its ranks say once what differs in figures."""
+        with self._lock:
+            said = self._said.setdefault((job_id, _NUMBER.sub("0", text)), text)
+            for earliest in list(self._said)[: len(self._said) - MAX_REMEMBERED_TEXTS]:
+                del self._said[earliest]
+            return said
+
+    def tell_again(self) -> None:
+        """Tell everything to a coordinator that has forgotten it."""
+        for session in self._registry.all():
+            self.tell(session)
+            self._ledger.log.tell_again(session.request.session_id)
+        self._reporter.wake()
+
+    def warn(self, job_id: str, text: str) -> None:
+        """Have all ranks of a job say something."""
+        for session in self._registry.all():
+            if session.request.job_id == job_id:
+                session.warn(text)
+
+
+LEDGER_LOST = "the next process will not know what this one has acknowledged"
 """What it costs when a state file is taken away."""
-_STOP_S = 3.0
+_STOP_TIMEOUT_S = 3.0
 """What ends within it ends in order; a thread that a disk holds up is left to it."""
 
-_log = logging.getLogger(__name__)
 
-
-class Agent(Room):
+class DumpAgent(Component):
     """One agent; it owns its ledger from the moment it is made until `stop`."""
 
     service_names: tuple[str, ...] = (SERVICE_NAME,)
@@ -70,83 +139,85 @@ class Agent(Room):
     def __init__(
         self,
         settings: AgentSettings,
-        credentials: Credentials | None = None,
+        credentials: TlsCredentials | None = None,
         *,
-        told: Told = nobody,
-        meters: Meters | None = None,
+        told: AuditCallback = no_op,
+        meters: MetricCounters | None = None,
         required: RequiredFiles | None = None,
     ) -> None:
         """`told` hears what is removed from trees, `required` where the ledger stands."""
-        self._meters = meters or Meters()
-        self._meters.begin(AGENT)
-        cap = share_out(
+        self._meters = meters or MetricCounters()
+        self._meters.begin(AGENT_PREFIX)
+        cap = share_memory(
             settings.memory_bytes,
-            machine_bytes=machine.memory_bytes(),
+            machine_bytes=machine.read_memory_bytes(),
             queue_bytes=settings.queue_bytes,
             max_record_bytes=settings.max_record_bytes,
         )
         self._listen, self._state_dir = settings.listen, settings.state_dir
-        self._tries, self._streams = Tries(), OpenStreams()
-        self._budget, self._usage = Budget(settings.queue_bytes), Usage()
+        self._tries, self._streams = FailureCounter(), OpenPushStreams()
+        self._budget, self._usage = QueueBudget(settings.queue_bytes), DumpUsage()
         # First of all: who may not be here says only that.
-        self._ledger = Ledger(
+        self._ledger = AgentLedger(
             Path(settings.state_dir),
             report_bytes=settings.report_bytes if settings.coordinator else 0,
         )
-        self._ledger.on_damage = ask_to_stop
+        self._ledger.on_damage = request_stop
         self._required = required or RequiredFiles()
-        self._required.keep(self._ledger.path, LOST)
-        self._slabs = Slabs(
-            folder_for(settings.runtime_dir, socket_path(settings.listen)),
-            group=group_of(settings.runtime_group),
+        self._required.keep(self._ledger.path, LEDGER_LOST)
+        self._slabs = SlabFolder(
+            find_slab_folder(settings.runtime_dir, parse_socket_path(settings.listen)),
+            group=find_group_id(settings.runtime_group),
             ring_bytes=settings.slab_bytes,
             cap=cap,
         )
-        self._limits = Limits(
-            policy_of(settings, cap.record_bytes), cap, self._budget, self._usage, self._slabs
+        self._limits = ResourceLimits(
+            make_policy(settings, cap.record_bytes), cap, self._budget, self._usage, self._slabs
         )
-        self._originals = Originals()
+        self._originals = DuplicateIndex()
         self._reporter = self._make_reporter(settings.coordinator, credentials)
-        self._registry = Registry(
+        self._registry = SessionRegistry(
             self._ledger,
             max_record_bytes=cap.record_bytes,
             room=lambda live: cap.session_fault(slab_bytes=self._slabs.held_bytes, sessions=live),
-            read_declared=receive.declaration_again,
+            read_declared=frame_assembler.reread_metadata_frame,
             max_sessions=settings.max_sessions,
-            roots=roots.folders(settings.roots),
+            roots=tree_root.split_roots(settings.roots),
             meters=self._meters,
         )
         self._furnish(settings, told)
 
-    def _furnish(self, settings: AgentSettings, told: Told) -> None:
+    def _furnish(self, settings: AgentSettings, told: AuditCallback) -> None:
         """Make the rooms behind the registry."""
-        self._telling = Telling(self._registry, self._ledger, self._reporter, self._limits.warnings)
-        self._overview = Overview(
+        self._telling = SessionNotifier(
+            self._registry, self._ledger, self._reporter, self._limits.warnings
+        )
+        self._overview = AgentOverview(
             self._registry,
             self._limits,
             pins=lambda: self._ledger.retention.pins,
             slab_bytes=lambda: self._slabs.held_bytes,
-            ledger=LedgerRoom(Path(settings.state_dir)),
+            ledger=LedgerSpace(Path(settings.state_dir)),
             events=self._reporter.events,
         )
-        self._openings = Openings(self._registry.open, self._take_left)
-        self._effects = Effects(
+        self._openings = SessionOpenings(self._registry.open, self._take_left)
+        self._effects = PostCommitActions(
             self._ledger, self._reporter, meters=self._meters, usage=self._usage
         )
-        self._committer = Committer(
+        self._committer = FrameCommitter(
             *(self._ledger, self._registry, self._effects, self._budget),
             meters=self._meters,
             usage=self._usage,
         )
-        self._keeper = Keeper(
+        self._keeper = RetentionManager(
             *(self._ledger, self._registry, self._usage),
             lambda: self._limits.policy,
             told=told,
             meters=self._meters,
         )
-        threads = settings.encode_threads or machine.cores()
-        self._workers = Workers(threads, self._file, self._committer.take)
-        self._rings = Rings(
+        threads = settings.encode_threads or machine.count_cores()
+        self._workers = RecordWorkers(threads, self._file, self._committer.take)
+        self._rings = RingRegistry(
             self._slabs,
             intake=self._intake,
             live_sessions=self._registry.live,
@@ -165,7 +236,7 @@ class Agent(Room):
             view=self.view,
             settle=self._settle,
             pin=self._ledger.retention.pin,
-            redirect=lambda peer: own_socket(self._listen, peer),
+            redirect=lambda peer: find_own_socket(self._listen, peer),
             meters=self._meters,
         )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
@@ -177,7 +248,7 @@ class Agent(Room):
         """
         retention = self._ledger.retention
         self._usage.restore(retention.taken(), retention.counts())
-        take_up(self._registry, self._effects, self._telling.tell)
+        resume_sessions(self._registry, self._effects, self._telling.tell)
         self._ledger.check()
         self._reporter.start()
         self._committer.start()
@@ -210,27 +281,27 @@ class Agent(Room):
 
     def stop(self) -> None:
         """End at once; what was not acknowledged is sent again to the next agent."""
-        deadline = time.monotonic() + _STOP_S
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
         self._registry.refuse()
         self._budget.close()
         self._streams.end("the agent is stopping")
-        self._streams.join(_STOP_S / 2)
+        self._streams.join(_STOP_TIMEOUT_S / 2)
         self._rings.stop()
         written = self._workers.stop(max(0.0, deadline - time.monotonic()))
-        committed = self._committer.stop(max(_STOP_S / 2, deadline - time.monotonic()))
-        kept = self._keeper.stop(_STOP_S / 2)
+        committed = self._committer.stop(max(_STOP_TIMEOUT_S / 2, deadline - time.monotonic()))
+        kept = self._keeper.stop(_STOP_TIMEOUT_S / 2)
         self._reporter.stop()
         # A commit that goes on holds the ledger, and what stands in slabs is being written.
         if written and committed and kept:
             for room in (self._rings, self._registry, self._ledger):
                 room.close()
         else:
-            _log.error("a disk holds up a thread: ledger and slabs are left as they are")
+            _logger.error("a disk holds up a thread: ledger and slabs are left as they are")
 
-    def reload(self, settings: Settings) -> None:
+    def reload(self, settings: DaemonSettings) -> None:
         """Take over limits; they hold from the next tensor on."""
         largest = self._limits.policy.max_record_bytes
-        self._limits.policy = policy_of(settings.agent, largest)
+        self._limits.policy = make_policy(settings.agent, largest)
 
     def fault(self) -> str:
         """Say which thread is dead without which nothing is written or told."""
@@ -256,11 +327,11 @@ class Agent(Room):
         """Return how it stands, for monitoring."""
         return self._overview.samples()
 
-    def _reader(self, session: Session, mailbox: Mailbox) -> Reader:
-        return Reader(session, mailbox, intake=self._intake(session), rings=self._rings)
+    def _reader(self, session: RankSession, mailbox: StreamMailbox) -> PushStreamReader:
+        return PushStreamReader(session, mailbox, intake=self._intake(session), rings=self._rings)
 
-    def _intake(self, session: Session) -> Intake:
-        return Intake(
+    def _intake(self, session: RankSession) -> SessionIntake:
+        return SessionIntake(
             session,
             budget=self._budget,
             workers=self._workers,
@@ -275,20 +346,24 @@ class Agent(Room):
         for frame in left.frames:
             intake.take(frame)
         intake.hand_on()
-        session.trouble(f"rank {session.request.rank}: {NOTE}")
+        session.trouble(f"rank {session.request.rank}: {NEVER_OPEN_NOTE}")
         session.lose()
         self._telling.tell(session)
 
-    def _file(self, parcel: Parcel) -> Outcome:
-        return filed(parcel, self._registry.get(parcel.ticket.session_id).outlet, self._originals)
+    def _file(self, parcel: ReceivedRecord) -> RecordOutcome:
+        return store_record(
+            parcel, self._registry.get(parcel.ticket.session_id).outlet, self._originals
+        )
 
     def _settle(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s
         left = self._budget.wait_idle(timeout_s)
         return left + self._reporter.flush(max(0.0, deadline - time.monotonic()))
 
-    def _make_reporter(self, address: str, credentials: Credentials | None) -> Reporter:
-        return Reporter(
+    def _make_reporter(
+        self, address: str, credentials: TlsCredentials | None
+    ) -> CoordinatorReporter:
+        return CoordinatorReporter(
             address,
             self._ledger.log,
             load=lambda: self._limits.load_of(self._registry.all()),

@@ -1,1 +1,1 @@
-"""A private certificate authority in a folder, for people who have none."""
+"""Private certificate authority in a folder, for people who have none."""

@@ -1,24 +1,30 @@
-"""Certificates made and read; touches no file. P-256 keys, SHA-256 signatures."""
+"""Certificates and the folder that stores them: P-256 keys and SHA-256 signatures, one authority,
+its certificates and the list of revoked ones. Nothing in the folder is ever overwritten.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
+import os
 import re
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from rankdump.contract.errors import ConfigError, DamagedError
-from rankdumpd.callers import ROLE_URI, roles_in
-from rankdumpd.tls import fingerprint_of
+from rankdump.errors import ConfigError, CorruptedError, UnavailableError
+from rankdumpd.server.callers import ROLE_URI, parse_roles
+from rankdumpd.server.tls import compute_fingerprint
 
 AUTHORITY_DAYS = 3650
-LEAF_DAYS = 365
+CERTIFICATE_DAYS = 365
 # Clocks of hosts differ: what is issued now holds everywhere now.
 _BEFORE = datetime.timedelta(minutes=5)
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
@@ -26,7 +32,7 @@ _DNS_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedCertificate:
     """A certificate and its private key, PEM."""
 
     certificate: bytes
@@ -34,7 +40,7 @@ class Issued:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class CertificateDescription:
     """What people want to know of a certificate."""
 
     name: str
@@ -44,63 +50,67 @@ class Described:
     fingerprint: str
 
 
-def new_authority(name: str, *, now: datetime.datetime) -> Issued:
+def create_authority(name: str, *, now: datetime.datetime) -> IssuedCertificate:
     """Return an authority for ten years that signs certificates, and no other authorities."""
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = _begun(name, _named(name), key.public_key(), now, AUTHORITY_DAYS)
+    builder = _start_builder(name, _build_name(name), key.public_key(), now, AUTHORITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(signs=True), critical=True)
-    return Issued(_pem(builder.sign(key, hashes.SHA256())), _key_pem(key))
+    builder = builder.add_extension(_build_key_usage(signs=True), critical=True)
+    return IssuedCertificate(
+        _encode_certificate(builder.sign(key, hashes.SHA256())), _encode_private_key(key)
+    )
 
 
-def issue(
-    authority: Issued,
+def issue_certificate(
+    authority: IssuedCertificate,
     *,
     name: str,
     roles: Sequence[str],
     hosts: Sequence[str],
     days: int,
     now: datetime.datetime,
-) -> Issued:
+) -> IssuedCertificate:
     """Return a certificate for a caller of these roles and, with hosts, a server on them."""
-    parent, parent_key = _read(authority.certificate), _read_key(authority.key)
+    parent, parent_key = _load_certificate(authority.certificate), _load_private_key(authority.key)
     key = ec.generate_private_key(ec.SECP256R1())
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
     if hosts:
         # Without hosts nobody can pose as a server with it.
         uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
     names = [x509.UniformResourceIdentifier(ROLE_URI + role) for role in roles]
-    builder = _begun(name, parent.subject, key.public_key(), now, days)
+    builder = _start_builder(name, parent.subject, key.public_key(), now, days)
     for extension, critical in (
         (x509.BasicConstraints(ca=False, path_length=None), True),
-        (_usage(signs=False), True),
+        (_build_key_usage(signs=False), True),
         (x509.ExtendedKeyUsage(uses), False),
-        (x509.SubjectAlternativeName([*names, *map(_host, hosts)]), False),
+        (x509.SubjectAlternativeName([*names, *map(_parse_host, hosts)]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(parent_key.public_key()), False),
     ):
         builder = builder.add_extension(extension, critical)
-    return Issued(_pem(builder.sign(parent_key, hashes.SHA256())), _key_pem(key))
+    return IssuedCertificate(
+        _encode_certificate(builder.sign(parent_key, hashes.SHA256())), _encode_private_key(key)
+    )
 
 
-def described(certificate: bytes) -> Described:
+def describe_certificate(certificate: bytes) -> CertificateDescription:
     """Return what a certificate says; DamagedError when it is none."""
-    found = _read(certificate)
+    found = _load_certificate(certificate)
     try:
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         names = x509.SubjectAlternativeName([])
     addresses = map(str, names.get_values_for_type(x509.IPAddress))
     common = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return Described(
+    return CertificateDescription(
         str(common[0].value) if common else "",
-        tuple(sorted(roles_in(names.get_values_for_type(x509.UniformResourceIdentifier)))),
+        tuple(sorted(parse_roles(names.get_values_for_type(x509.UniformResourceIdentifier)))),
         (*names.get_values_for_type(x509.DNSName), *addresses),
         found.not_valid_after_utc,
-        fingerprint_of(certificate),
+        compute_fingerprint(certificate),
     )
 
 
-def _begun(
+def _start_builder(
     name: str,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
@@ -109,7 +119,7 @@ def _begun(
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
-        .subject_name(_named(name))
+        .subject_name(_build_name(name))
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
@@ -119,11 +129,11 @@ def _begun(
     )
 
 
-def _named(name: str) -> x509.Name:
+def _build_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _usage(*, signs: bool) -> x509.KeyUsage:
+def _build_key_usage(*, signs: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs,
         content_commitment=False,
@@ -137,7 +147,7 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
     )
 
 
-def _host(host: str) -> x509.GeneralName:
+def _parse_host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -146,30 +156,150 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _read(certificate: bytes) -> x509.Certificate:
+def _load_certificate(certificate: bytes) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(certificate)
     except ValueError as error:
-        raise DamagedError(f"this is no certificate: {error}") from None
+        raise CorruptedError(f"this is no certificate: {error}") from None
 
 
-def _read_key(key: bytes) -> ec.EllipticCurvePrivateKey:
+def _load_private_key(key: bytes) -> ec.EllipticCurvePrivateKey:
     try:
         found = serialization.load_pem_private_key(key, None)
     except (ValueError, TypeError) as error:
-        raise DamagedError(f"this is no private key: {error}") from None
+        raise CorruptedError(f"this is no private key: {error}") from None
     if not isinstance(found, ec.EllipticCurvePrivateKey):
-        raise DamagedError("this is no key on an elliptic curve, as every one made here is")
+        raise CorruptedError("this is no key on an elliptic curve, as every one made here is")
     return found
 
 
-def _pem(certificate: x509.Certificate) -> bytes:
+def _encode_certificate(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _encode_private_key(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
+
+
+AUTHORITY_NAME = "ca"
+REVOKED_FILE = "revoked"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_KEY_MODE, _OPEN_MODE, _FOLDER_MODE = 0o600, 0o644, 0o700
+_HEADER = b"# Certificates that are believed no more: SHA-256 fingerprint and name.\n"
+
+
+class CertificateStore:
+    """The files of an authority: `ca.pem`, `NAME.pem`, a `.key` beside each, and `revoked`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def revoked(self) -> Path:
+        """The list of certificates that are believed no more."""
+        return self.folder / REVOKED_FILE
+
+    def certificate(self, name: str = AUTHORITY_NAME) -> Path:
+        """Return where a certificate stands."""
+        return self.folder / f"{name}.pem"
+
+    def key(self, name: str = AUTHORITY_NAME) -> Path:
+        """Return where its private key stands."""
+        return self.folder / f"{name}.key"
+
+    def begin(self) -> None:
+        """Make the folder, for its owner alone; ConfigError when it is there and is not."""
+        try:
+            self.folder.mkdir(mode=_FOLDER_MODE, parents=True)
+        except FileExistsError:
+            if not self.folder.is_dir() or stat.S_IMODE(self.folder.stat().st_mode) & 0o077:
+                allowed = "a new folder, or one that is its owner's alone (mode 0700)"
+                raise ConfigError(str(self.folder), "", "this folder", allowed) from None
+        except OSError as error:
+            raise _build_file_error(self.folder, error) from None
+
+    def add(self, name: str, issued: IssuedCertificate) -> None:
+        """Write a certificate and its key; ConfigError when there is one of that name."""
+        if self.certificate(name).exists() or self.key(name).exists():
+            raise ConfigError(str(self.folder), name, "there already", "a name that is free")
+        # The key first: a certificate without its key would look whole.
+        _create_file(self.key(name), issued.key, _KEY_MODE)
+        _create_file(self.certificate(name), issued.certificate, _OPEN_MODE)
+
+    def begin_revoked(self) -> None:
+        """Write an empty list."""
+        with contextlib.suppress(ConfigError):  # it is there
+            _create_file(self.revoked, _HEADER, _OPEN_MODE)
+
+    def authority(self) -> IssuedCertificate:
+        """Return the authority; ConfigError when the folder has none."""
+        self.check()
+        return IssuedCertificate(_read_file(self.certificate()), _read_file(self.key()))
+
+    def check(self) -> None:
+        """ConfigError when the folder has no authority."""
+        if not self.certificate().exists():
+            allowed = f"a folder that rankdumpd certs init {self.folder} made"
+            raise ConfigError(str(self.folder), "", "without an authority", allowed)
+
+    def find(self, name: str) -> CertificateDescription:
+        """Return what a certificate says; ConfigError names those there are."""
+        if not self.certificate(name).exists():
+            there = ", ".join(found for found, _ in self.all()) or "none, as none was issued"
+            raise ConfigError(str(self.folder), "", name, there)
+        return describe_certificate(_read_file(self.certificate(name)))
+
+    def all(self) -> Iterator[tuple[str, CertificateDescription]]:
+        """Yield every certificate but the authority's, with the name of its file."""
+        for path in sorted(self.folder.glob("*.pem")):
+            if path.stem != AUTHORITY_NAME:
+                yield path.stem, describe_certificate(_read_file(path))
+
+    def revoke(self, fingerprint: str, name: str) -> None:
+        """Add a line to the list of what is believed no more."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            descriptor = os.open(self.revoked, flags, _OPEN_MODE)
+            with os.fdopen(descriptor, "ab") as file:
+                file.write(f"{fingerprint} # {name}\n".encode())
+        except OSError as error:
+            raise _build_file_error(self.revoked, error) from None
+
+
+def check_certificate_name(name: str) -> str:
+    """Return a name that can be that of a file; ConfigError when it cannot."""
+    if name in (AUTHORITY_NAME, REVOKED_FILE) or not _NAME.fullmatch(name):
+        allowed = (
+            'up to 64 letters, digits, ".", "_" and "-", other than '
+            f"{AUTHORITY_NAME}, {REVOKED_FILE}"
+        )
+        raise ConfigError("--name", "", name, allowed)
+    return name
+
+
+def _create_file(path: Path, content: bytes, mode: int) -> None:
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        with os.fdopen(os.open(path, flags, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        raise ConfigError(str(path), "", "there already", "a name that is free") from None
+    except OSError as error:
+        raise _build_file_error(path, error) from None
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _build_file_error(path, error) from None
+
+
+def _build_file_error(path: Path, error: OSError) -> UnavailableError:
+    return UnavailableError(f"{path}: {error.strerror}")

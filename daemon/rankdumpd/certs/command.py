@@ -1,4 +1,4 @@
-"""`rankdumpd certs`: an authority of one's own, for people who have none."""
+"""Commands of `rankdumpd certs`: create an authority, issue, revoke and list certificates."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rankdump.contract.errors import ConfigError, RankdumpError
-from rankdump.wire.channel import VARIABLES
-from rankdumpd.callers import AGENT, ROLES
-from rankdumpd.tls import revoked_in
+from rankdump._wire.channel import TLS_VARIABLES
+from rankdump.errors import ConfigError, RankdumpError
+from rankdumpd.server.callers import AGENT_ROLE, ROLES
+from rankdumpd.server.tls import read_revoked_fingerprints
 
 if TYPE_CHECKING:
-    from rankdumpd.certs.files import Store
+    from rankdumpd.certs.authority import CertificateStore
 
 _EXIT_FAILED, _EXIT_USAGE = 1, 2
-_LEAF_DAYS = 365
+_CERTIFICATE_DAYS = 365
 
 _folder = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 
@@ -35,13 +35,12 @@ def certs() -> None:
 @click.option("--name", default="rankdump", show_default=True, help="What the authority is called.")
 def init(folder: Path, name: str) -> None:
     """Make an authority in DIR, a folder that nobody else can look into."""
-    from rankdumpd.certs.authority import new_authority
-    from rankdumpd.certs.files import AUTHORITY
+    from rankdumpd.certs.authority import AUTHORITY_NAME, create_authority
 
-    with _said():
-        store = _store(folder)
+    with _report_errors():
+        store = _open_store(folder)
         store.begin()
-        store.add(AUTHORITY, new_authority(name, now=_now()))
+        store.add(AUTHORITY_NAME, create_authority(name, now=_now()))
         store.begin_revoked()
         click.echo(f"{store.key()} signs every certificate: keep it, and keep it off other hosts")
 
@@ -52,27 +51,31 @@ def init(folder: Path, name: str) -> None:
 @click.option("--name", required=True, help="Whose it is, and what its files are called.")
 @click.option("--host", "hosts", multiple=True, help="Name or address that a server is reached at.")
 @click.option(
-    "--days", type=click.IntRange(1, 3650), default=_LEAF_DAYS, show_default=True, help="Its life."
+    "--days",
+    type=click.IntRange(1, 3650),
+    default=_CERTIFICATE_DAYS,
+    show_default=True,
+    help="Its life.",
 )
 def issue(folder: Path, roles: Sequence[str], name: str, hosts: Sequence[str], days: int) -> None:
     """Make a certificate for callers (--role), a server (--host), or one that is both."""
-    from rankdumpd.certs.authority import issue as issued
-    from rankdumpd.certs.files import checked_name
+    from rankdumpd.certs.authority import check_certificate_name
+    from rankdumpd.certs.authority import issue_certificate as issued
 
-    with _said():
+    with _report_errors():
         if not roles and not hosts:
             raise ConfigError("certs issue", "", "neither", "--role, --host or both")
-        store = _store(folder)
+        store = _open_store(folder)
         made = issued(
             store.authority(),
-            name=checked_name(name),
+            name=check_certificate_name(name),
             roles=roles,
             hosts=hosts,
             days=days,
             now=_now(),
         )
         store.add(name, made)
-        _print_use(store, name, serves=bool(hosts) or AGENT in roles)
+        _print_use(store, name, serves=bool(hosts) or AGENT_ROLE in roles)
 
 
 @certs.command()
@@ -80,10 +83,10 @@ def issue(folder: Path, roles: Sequence[str], name: str, hosts: Sequence[str], d
 @click.argument("name")
 def revoke(folder: Path, name: str) -> None:
     """Add a certificate to the list of those that are believed no more."""
-    with _said():
-        store = _store(folder)
+    with _report_errors():
+        store = _open_store(folder)
         fingerprint = store.find(name).fingerprint
-        if store.revoked.exists() and fingerprint in revoked_in(store.revoked):
+        if store.revoked.exists() and fingerprint in read_revoked_fingerprints(store.revoked):
             click.echo(f"{name} is revoked already")
             return
         store.revoke(fingerprint, name)
@@ -94,10 +97,12 @@ def revoke(folder: Path, name: str) -> None:
 @_folder
 def show(folder: Path) -> None:
     """List the certificates of DIR: names, roles, hosts, and how long they hold."""
-    with _said():
-        store = _store(folder)
+    with _report_errors():
+        store = _open_store(folder)
         store.check()
-        listed = revoked_in(store.revoked) if store.revoked.exists() else frozenset[str]()
+        listed = (
+            read_revoked_fingerprints(store.revoked) if store.revoked.exists() else frozenset[str]()
+        )
         now = _now()
         for name, each in store.all():
             state = "expired" if each.expires < now else "holds"
@@ -108,20 +113,20 @@ def show(folder: Path) -> None:
             click.echo(f"    {each.fingerprint}")
 
 
-def _print_use(store: Store, name: str, *, serves: bool) -> None:
+def _print_use(store: CertificateStore, name: str, *, serves: bool) -> None:
     paths = [each.absolute() for each in (store.certificate(), store.certificate(name))]
     paths.append(store.key(name).absolute())
     if serves:
         click.echo("[tls]")
-    for key, variable, path in zip(("ca", "certificate", "key"), VARIABLES, paths, strict=True):
+    for key, variable, path in zip(("ca", "certificate", "key"), TLS_VARIABLES, paths, strict=True):
         click.echo(f'{key} = "{path}"' if serves else f"export {variable}={path}")
 
 
-def _store(folder: Path) -> Store:
+def _open_store(folder: Path) -> CertificateStore:
     # Imported here: cryptography costs more than all other commands' imports together.
-    from rankdumpd.certs.files import Store
+    from rankdumpd.certs.authority import CertificateStore
 
-    return Store(folder)
+    return CertificateStore(folder)
 
 
 def _now() -> datetime.datetime:
@@ -129,7 +134,7 @@ def _now() -> datetime.datetime:
 
 
 @contextmanager
-def _said() -> Generator[None]:
+def _report_errors() -> Generator[None]:
     """Say an error in one line, and end with its code."""
     try:
         yield

@@ -1,1 +1,3 @@
-"""The coordinator of a job: gathers what ranks executed, merges it into one order, publishes it."""
+"""Coordinator of a job: collects the reports of all agents, merges each iteration into one
+execution order, publishes it, and hints at timeouts.
+"""

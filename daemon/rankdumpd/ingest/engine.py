@@ -1,78 +1,298 @@
-"""The ingest of one folder into one tree: candidates to copies, commits, and removed sources.
+"""Ingest of one folder into one tree: candidates to copies, commits, manifests, removed sources,
+and the files that were skipped.
 
-One thread decides, commits and removes; others read and pack, as many bytes at once as they may.
+One thread decides, commits and removes; others read and pack, up to a limit of bytes at once. A
+source is removed only after its commit and only when it was left alone for a while, for
+MindSpore changes the mode of a file by its name after closing it (MindSpore 2.3, Dump guide).
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
+import os
+import queue
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice, takewhile
 
-from rankdump.codec import codec_named
-from rankdump.contract.layout.file_name import PACKED
-from rankdumpd.ingest.clearing import Clearing
-from rankdumpd.ingest.index import Index, place_of
-from rankdumpd.ingest.left import LeftBehind
-from rankdumpd.ingest.pool import Job, Pool, Result
-from rankdumpd.ingest.settled import Waiting
-from rankdumpd.ingest.source import Folder, Found, Source, check_apart
-from rankdumpd.ingest.state import State
-from rankdumpd.ingest.taking import Taker, mark_of
-from rankdumpd.ingest.target import held, tree_of
-from rankdumpd.ingest.values import (
-    STATE_FOLDER,
-    Candidate,
-    Counts,
-    Left,
-    Taken,
-    Task,
-    Why,
+from rankdump._codec.file_codec import get_codec
+from rankdump._core.plan import OutputSettings
+from rankdump._layout.file_name import PACKED_SUFFIX
+from rankdump.errors import UnavailableError
+from rankdumpd.agent.records import FileStamp
+from rankdumpd.agent.storage.tree import DumpTree
+from rankdumpd.agent.storage.tree_lock import TreeLock
+from rankdumpd.ingest.dump_file import (
+    INGEST_STATE_FOLDER,
+    CandidateFile,
+    IngestCounts,
+    IngestedFile,
+    IngestTask,
+    SkippedFile,
+    SkipReason,
 )
+from rankdumpd.ingest.file_copy import FileCopier, SettlingFiles, build_file_mark, hold_read_lease
+from rankdumpd.ingest.folder import FoundFile, FoundFolder, IngestFolder, check_separate_folders
+from rankdumpd.ingest.manifest_index import ManifestIndex, locate_iteration
+from rankdumpd.ingest.state import IngestState
+from rankdumpd.server import state_files
 
-_GROUP = 64
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class IngestJob:
+    """A file that is to be taken."""
+
+    candidate: CandidateFile
+    before: IngestedFile | None
+    """What was taken of that path earlier."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class IngestResult:
+    """What became of it."""
+
+    job: IngestJob
+    file: IngestedFile | SkippedFile
+
+
+class IngestPool:
+    """Threads that take files; nothing ends one but `stop`."""
+
+    def __init__(
+        self,
+        threads: int,
+        queue_bytes: int,
+        take: Callable[[CandidateFile, IngestedFile | None], IngestedFile | SkippedFile],
+    ) -> None:
+        self._take, self._queue_bytes = take, queue_bytes
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="rankdumpd-ingest")
+        self._done: queue.SimpleQueue[IngestResult] = queue.SimpleQueue()
+
+    def run(self, jobs: Iterable[IngestJob]) -> Iterator[IngestResult]:
+        """Yield what becomes of each, in the order in which they are done.
+
+        One that exceeds the limit runs alone.
+        """
+        in_flight = size_bytes = 0
+        for job in jobs:
+            while in_flight and size_bytes + job.size_bytes > self._queue_bytes:
+                result = self._done.get()
+                in_flight, size_bytes = in_flight - 1, size_bytes - result.job.size_bytes
+                yield result
+            in_flight, size_bytes = in_flight + 1, size_bytes + job.size_bytes
+            self._threads.submit(self._work, job)
+        for _ in range(in_flight):
+            yield self._done.get()
+
+    def stop(self) -> None:
+        """Finish what has begun, and end the threads."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _work(self, job: IngestJob) -> None:
+        path = job.candidate.path
+        file: IngestedFile | SkippedFile = SkippedFile(
+            path, SkipReason.FAILED, "an error of this program"
+        )
+        try:
+            file = self._take(job.candidate, job.before)
+        except MemoryError:
+            file = SkippedFile(path, SkipReason.FAILED, f"no memory for its {job.size_bytes} bytes")
+        except Exception:
+            _logger.exception("%s", path)
+        finally:
+            self._done.put(IngestResult(job, file))
+
+
+_REPORTED_REASONS = (SkipReason.DAMAGED, SkipReason.FAILED, SkipReason.WRITTEN)
+
+
+class SkippedFiles:
+    """The files that are left for now, by path."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._left: dict[str, SkippedFile] = {}
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def note(self, left: SkippedFile) -> None:
+        """Remember a file; one that is gone, or has to wait, is none."""
+        if left.why not in _REPORTED_REASONS:
+            self.forget(left.path)
+        elif self._left.get(left.path) != left:
+            self._left[left.path] = left
+            if left.why is not SkipReason.WRITTEN:
+                self._say(f"{left.path}: {left.text}")
+
+    def forget(self, path: str) -> None:
+        """It was taken, or is gone."""
+        self._left.pop(path, None)
+
+    def damaged(self, path: str, stamp: FileStamp) -> bool:
+        """Return whether exactly this file was found to be damaged."""
+        left = self._left.get(path)
+        return left is not None and left.why is SkipReason.DAMAGED and left.stamp == stamp
+
+    def to_retry(self) -> list[str]:
+        """Return what may go better now."""
+        return [path for path, left in self._left.items() if left.why is not SkipReason.DAMAGED]
+
+    def close(self, there: Callable[[str], bool]) -> None:
+        """Forget what is gone meanwhile, and say what is still being written."""
+        for path, left in list(self._left.items()):
+            if not there(path):
+                self.forget(path)
+            elif left.why is SkipReason.WRITTEN:
+                self._say(f"{path}: {left.text}")
+
+
+REMOVAL_DELAY_S = 2.0
+"""How long a file has to be left alone before it is removed."""
+_MAX_REMOVAL_ROUNDS = 3
+
+
+class SourceCleaner:
+    """Removes sources; not for use from several threads.
+
+    Who closed a file may not be done with it: MindSpore changes its mode by its name then
+    (mindspore-dump.md 2.11). So only what has been left alone for a while is removed.
+    """
+
+    def __init__(
+        self,
+        source: IngestFolder,
+        state: IngestState,
+        stands: Callable[[IngestedFile], bool],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`stands` says whether the copy of a file is in the tree; the clock is that of files."""
+        self._source, self._state, self._stands = source, state, stands
+        self._clock = clock
+        self._young: dict[str, tuple[float, IngestedFile]] = {}
+        """By path, the next that is due first: when it may be removed."""
+
+    def remove(self, files: Iterable[IngestedFile]) -> int:
+        """Remove those that are still what was taken, now or by and by; return how many."""
+        now_s = self._clock()
+        gone: list[str] = []
+        for file in (*self._due(now_s), *files):
+            self._young.pop(file.path, None)
+            removed = self._source.remove(file.path, file.source, before_s=now_s - REMOVAL_DELAY_S)
+            if removed:
+                gone.append(file.path)
+            elif removed is None:
+                self._young[file.path] = now_s + REMOVAL_DELAY_S, file
+        if gone:
+            self._state.removed(gone)
+        return len(gone)
+
+    def due_in_s(self) -> float:
+        """Return how soon the next that was too young may be removed; never when there is none."""
+        due_s = next((due_s for due_s, _ in self._young.values()), math.inf)
+        return max(0.0, due_s - self._clock())
+
+    def remove_young(self, wait: Callable[[float], object]) -> int:
+        """Remove what was too young, waiting for it, but not for what changes all the time."""
+        count = 0
+        for _ in range(_MAX_REMOVAL_ROUNDS):
+            if self._young:
+                last_s, _ = self._young[next(reversed(self._young))]
+                wait(max(0.0, last_s - self._clock()))
+                count += self.remove(())
+        return count
+
+    def remove_rest(self) -> int:
+        """Remove what may have been appended to until now."""
+        return self.remove(file for file in self._state.plain() if self._unused(file))
+
+    def remove_empty(self) -> None:
+        """Remove the folders that hold nothing."""
+        self._source.remove_empty()
+
+    def _due(self, now_s: float) -> list[IngestedFile]:
+        return [file for _, file in takewhile(lambda each: each[0] <= now_s, self._young.values())]
+
+    def _unused(self, file: IngestedFile) -> bool:
+        """Return whether a copy stands in the tree and nobody has the source open for writing."""
+        try:
+            descriptor = self._source.open(file.path)
+        except OSError:
+            return False
+        try:
+            with hold_read_lease(descriptor) as free:
+                return free is not False and self._stands(file)
+        finally:
+            os.close(descriptor)
+
+
+def open_target_tree(task: IngestTask) -> DumpTree:
+    """Return the tree of a task, with the usual modes."""
+    output = OutputSettings(str(task.tree))
+    modes = output.file_mode, output.folder_mode
+    return DumpTree(output.root, file_mode=modes[0], folder_mode=modes[1], synced=task.delete)
+
+
+def lock_target_tree(tree: DumpTree) -> TreeLock:
+    """Hold a tree; UnavailableError while somebody mends it."""
+    hold = TreeLock(tree)
+    try:
+        hold.take()
+    except BlockingIOError as error:
+        raise UnavailableError(f"{tree.root}: {error.strerror}; try again then") from None
+    except OSError as error:
+        raise state_files.explain_state_error(tree.root, "--into", error) from None
+    return hold
+
+
+_GROUP_FILES = 64
 """Files that are claimed, and committed, together."""
 
-_PATIENCE = 3
+_MAX_ATTEMPTS = 3
 """How often a file may be looked at that changes each time."""
 _POLL_S = 0.05
 
 
-class Engine:
+class IngestEngine:
     """Takes what it is given; its methods are for one thread."""
 
     def __init__(
-        self, task: Task, *, say: Callable[[str], None], stopping: Callable[[], bool]
+        self, task: IngestTask, *, say: Callable[[str], None], stopping: Callable[[], bool]
     ) -> None:
         """`say` is told of each file that is left, `stopping` asked before each is begun."""
-        check_apart(task.source, task.tree)
+        check_separate_folders(task.source, task.tree)
         with contextlib.ExitStack() as unless_ready:
-            self.source = Source(task.source)
+            self.source = IngestFolder(task.source)
             unless_ready.callback(self.source.close)
-            self._state = State(task.tree, durable=task.delete)
+            self._state = IngestState(task.tree, durable=task.delete)
             unless_ready.callback(self._state.close)
-            tree = tree_of(task)
-            self._hold = held(tree)
-            self._target = Source(task.tree)
+            tree = open_target_tree(task)
+            self._hold = lock_target_tree(tree)
+            self._target = IngestFolder(task.tree)
             unless_ready.pop_all()
         self._task, self._stopping = task, stopping
         # What was written without being synced must not be all that is left of a file.
         self._stored_as = f"{task.codec} synced" if task.delete else task.codec
-        codec, original = codec_named(task.codec), self._state.original
-        taker = Taker(self.source, tree, codec, original, stored_as=self._stored_as)
-        self._pool = Pool(task.threads, task.queue_bytes, taker.take)
-        self._index = Index(self._state, tree, source=self.source, target=self._target)
-        self._clearing = Clearing(self.source, self._state, self._stands)
-        self._left = LeftBehind(say)
+        codec, original = get_codec(task.codec), self._state.original
+        taker = FileCopier(self.source, tree, codec, original, stored_as=self._stored_as)
+        self._pool = IngestPool(task.threads, task.queue_bytes, taker.take)
+        self._index = ManifestIndex(self._state, tree, source=self.source, target=self._target)
+        self._clearing = SourceCleaner(self.source, self._state, self._stands)
+        self._left = SkippedFiles(say)
         self._interrupted = self._own_leftovers()
         self._begun: set[str] = set()
-        self._again: dict[str, Candidate] = {}
-        self._counts = Counts()
+        self._again: dict[str, CandidateFile] = {}
+        self._counts = IngestCounts()
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> IngestCounts:
         """How this run stands; may be asked from any thread."""
         return replace(self._counts, failed=len(self._left))
 
@@ -84,27 +304,29 @@ class Engine:
         self._target.close()
         self.source.close()
 
-    def scan(self, path: str = "", *, first: bool = False) -> Iterator[Candidate | Folder]:
+    def scan(self, path: str = "", *, first: bool = False) -> Iterator[CandidateFile | FoundFolder]:
         """Yield the files below a folder, and each folder before them; say what is no file."""
-        for item in self.source.walk(path, skip=lambda below: below == STATE_FOLDER):
-            if isinstance(item, Found):
-                yield Candidate(item.path)
-            elif isinstance(item, Folder):
+        for item in self.source.walk(path, skip=lambda below: below == INGEST_STATE_FOLDER):
+            if isinstance(item, FoundFile):
+                yield CandidateFile(item.path)
+            elif isinstance(item, FoundFolder):
                 yield item
             elif item.harmless:
                 self._add(skipped=first)
             else:
-                self._left.note(Left(item.path, Why.FAILED, item.text))
+                self._left.note(SkippedFile(item.path, SkipReason.FAILED, item.text))
 
-    def take(self, candidates: Iterable[Candidate], *, first: bool = False) -> list[Left]:
+    def take(
+        self, candidates: Iterable[CandidateFile], *, first: bool = False
+    ) -> list[SkippedFile]:
         """Take what is settled, and commit it; return what has to wait for a while.
 
         With `first`, files of an earlier run are counted.
         """
-        young: list[Left] = []
+        young: list[SkippedFile] = []
         while True:
             results = self._pool.run(self._claimed(self._wanted(candidates, first=first)))
-            while group := list(islice(results, _GROUP)):
+            while group := list(islice(results, _GROUP_FILES)):
                 young += self._commit(group)
             if not self._again:
                 return young
@@ -113,10 +335,10 @@ class Engine:
     def take_all(self, wait: Callable[[float], object], *, first: bool = False) -> None:
         """Take everything that is there; `wait` for what only time can tell, but not for ever."""
         if first:
-            self._add(found=sum(isinstance(item, Found) for item in self.source.walk()))
-        waiting = Waiting()
-        files = (item for item in self.scan(first=first) if isinstance(item, Candidate))
-        for _ in range(_PATIENCE):
+            self._add(found=sum(isinstance(item, FoundFile) for item in self.source.walk()))
+        waiting = SettlingFiles()
+        files = (item for item in self.scan(first=first) if isinstance(item, CandidateFile))
+        for _ in range(_MAX_ATTEMPTS):
             for left in self.take(files, first=first):
                 waiting.add(left.path, left.stamp, time.monotonic())
             if not len(waiting):
@@ -125,7 +347,7 @@ class Engine:
             files = iter(waiting.take(time.monotonic(), self.source.stamp))
             first = False
         for left in self.take(files):
-            self._left.note(replace(left, why=Why.WRITTEN, text="it changes all the time"))
+            self._left.note(replace(left, why=SkipReason.WRITTEN, text="it changes all the time"))
 
     def clear_due(self) -> float:
         """Remove sources that have been left alone for long enough; return when more are due, in s.
@@ -150,7 +372,7 @@ class Engine:
         if self._task.clear:
             self._clearing.remove_empty()
 
-    def _wanted(self, candidates: Iterable[Candidate], *, first: bool) -> Iterator[Job]:
+    def _wanted(self, candidates: Iterable[CandidateFile], *, first: bool) -> Iterator[IngestJob]:
         for candidate in candidates:
             if self._stopping():
                 return
@@ -168,36 +390,36 @@ class Engine:
                 if self._task.delete and before.kind.tensors:
                     self._add(removed=self._clearing.remove([before]))
             elif text := self._occupied(path, before):
-                self._left.note(Left(path, Why.FAILED, text, stamp))
+                self._left.note(SkippedFile(path, SkipReason.FAILED, text, stamp))
             else:
                 self._begun.add(path)
-                yield Job(candidate, before, stamp.size_bytes)
+                yield IngestJob(candidate, before, stamp.size_bytes)
 
-    def _claimed(self, jobs: Iterator[Job]) -> Iterator[Job]:
-        while group := list(islice(jobs, _GROUP)):
+    def _claimed(self, jobs: Iterator[IngestJob]) -> Iterator[IngestJob]:
+        while group := list(islice(jobs, _GROUP_FILES)):
             self._state.claim(job.candidate.path for job in group)
             yield from group
 
-    def _stands(self, file: Taken) -> bool:
+    def _stands(self, file: IngestedFile) -> bool:
         """Return whether the copy of a file is there, and as safe as it has to be."""
         safe = not self._task.delete or file.digest.endswith(self._stored_as)
         return safe and self._target.stamp(file.target) == file.stored
 
-    def _occupied(self, path: str, before: Taken | None) -> str:
+    def _occupied(self, path: str, before: IngestedFile | None) -> str:
         """Return why a file cannot have its place in the tree; empty when it can."""
-        plain = path.removesuffix(PACKED)
+        plain = path.removesuffix(PACKED_SUFFIX)
         if plain != path and (self.source.stamp(plain) or self._state.get(plain)):
             return "stands beside the file that would be packed under this name"
         if before is None and path not in self._interrupted:
-            for target in (path, path + PACKED):
+            for target in (path, path + PACKED_SUFFIX):
                 if self._target.there(target):
                     return f"another file stands in the tree, as {target}"
         return ""
 
-    def _commit(self, results: list[Result]) -> list[Left]:
-        taken = [each.file for each in results if isinstance(each.file, Taken)]
-        left = [each.file for each in results if isinstance(each.file, Left)]
-        places = [place_of(file.path) for file in taken]
+    def _commit(self, results: list[IngestResult]) -> list[SkippedFile]:
+        taken = [each.file for each in results if isinstance(each.file, IngestedFile)]
+        left = [each.file for each in results if isinstance(each.file, SkippedFile)]
+        places = [locate_iteration(file.path) for file in taken]
         self._state.commit(taken, places, released=[file.path for file in left])
         self._begun.difference_update(each.job.candidate.path for each in results)
         self._remove_replaced(results)
@@ -212,19 +434,19 @@ class Engine:
         for place in filter(None, dict.fromkeys(places)):
             for over in self._index.saw(place):
                 self._index.write(over)
-        return [file for file in left if file.why is Why.YOUNG]
+        return [file for file in left if file.why is SkipReason.YOUNG]
 
-    def _remove_replaced(self, results: list[Result]) -> None:
+    def _remove_replaced(self, results: list[IngestResult]) -> None:
         """Remove the copy that a new one does not stand in the place of: packed, or not so."""
         for each in results:
             file, before = each.file, each.job.before
-            if not isinstance(file, Taken):
+            if not isinstance(file, IngestedFile):
                 continue
             if before and before.target != file.target:
                 self._target.remove(before.target, before.stored)
             if file.path in self._interrupted:
                 self._interrupted.remove(file.path)
-                other = file.path if file.target != file.path else file.path + PACKED
+                other = file.path if file.target != file.path else file.path + PACKED_SUFFIX
                 self._discard(other)
 
     def _discard(self, target: str) -> None:
@@ -232,7 +454,7 @@ class Engine:
         if stamp:
             self._target.remove(target, stamp)
 
-    def _count(self, taken: list[Taken]) -> None:
+    def _count(self, taken: list[IngestedFile]) -> None:
         fresh = [file for file in taken if not file.linked]
         self._add(
             files=len(taken),
@@ -250,5 +472,5 @@ class Engine:
         claimed = set(self._state.claimed())
         for path in claimed:
             folder, slash, _ = path.rpartition("/")
-            self._discard(f"{folder}{slash}.{mark_of(path)}.tmp")
+            self._discard(f"{folder}{slash}.{build_file_mark(path)}.tmp")
         return claimed

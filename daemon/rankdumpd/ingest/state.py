@@ -1,7 +1,8 @@
-"""What was taken, in one SQLite file in the tree: read again by whoever comes after a kill.
+"""State of an ingest in one SQLite file in the tree, read again by the next process after a kill.
 
-A path is claimed before anything is written for it, so that a file nobody claimed is known to be
-another's and is never overwritten. It is taken once its copy stands in the tree.
+A path is claimed before anything is written for it, so a file that nobody claimed is known to
+belong to someone else and is never overwritten. It counts as ingested once its copy stands in
+the tree.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rankdump.contract.errors import ExhaustedError
-from rankdumpd import statefile
-from rankdumpd.agent.values import Original, Stamp
-from rankdumpd.ingest.values import STATE_FOLDER, Kind, Member, Taken
+from rankdump.errors import ExhaustedError
+from rankdumpd.agent.records import FileStamp, OriginalFile
+from rankdumpd.ingest.dump_file import INGEST_STATE_FOLDER, DumpFileKind, FileTensor, IngestedFile
+from rankdumpd.server import state_files
 
-_KEY = "--into"
-_VERSION = 1
+_TREE_OPTION = "--into"
+_TABLES_VERSION = 1
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS files (
     path BLOB PRIMARY KEY, kind TEXT, digest TEXT,
@@ -37,28 +38,30 @@ CREATE TABLE IF NOT EXISTS session (id TEXT);
 CREATE INDEX IF NOT EXISTS by_digest ON files (digest, linked);
 CREATE INDEX IF NOT EXISTS by_place ON files (rank, iteration);
 CREATE INDEX IF NOT EXISTS by_dirt ON files (rank, iteration) WHERE NOT indexed;
-PRAGMA user_version = {_VERSION};
+PRAGMA user_version = {_TABLES_VERSION};
 """
 _FIELDS = (
     "path, kind, digest, source_inode, source_size, source_ns, target, stored_inode, "
     "stored_size, stored_ns, linked, members, removed"
 )
 
-Place = tuple[int, int]
+RankIteration = tuple[int, int]
 """Rank and iteration."""
 
 
-class State:
+class IngestState:
     """The file of one tree, owned until `close`; safe to use from several threads."""
 
     def __init__(self, tree: Path, *, durable: bool) -> None:
         """With `durable`, what is committed survives the machine's fall."""
-        folder = tree / STATE_FOLDER
+        folder = tree / INGEST_STATE_FOLDER
         self._path = folder / "ingest.sqlite"
-        self._guard = statefile.sole_owner(folder, "ingest.lock", _KEY, "ingest")
+        self._guard = state_files.lock_state_folder(folder, "ingest.lock", _TREE_OPTION, "ingest")
         try:
-            self._base = statefile.connect(
-                self._path, _KEY, lambda base: _prepare(base, self._path, durable=durable)
+            self._base = state_files.open_database(
+                self._path,
+                _TREE_OPTION,
+                lambda base: _prepare_database(base, self._path, durable=durable),
             )
         except BaseException:
             os.close(self._guard)
@@ -70,11 +73,11 @@ class State:
         self._base.close()
         os.close(self._guard)
 
-    def get(self, path: str) -> Taken | None:
+    def get(self, path: str) -> IngestedFile | None:
         """Return what is known of a path."""
         query = f"SELECT {_FIELDS} FROM files WHERE path = ?"
         rows = self._select(query, os.fsencode(path))
-        return _taken(rows[0]) if rows else None
+        return _parse_row(rows[0]) if rows else None
 
     def claimed(self) -> list[str]:
         """Return the paths of which a copy may stand in the tree that was never committed."""
@@ -88,20 +91,24 @@ class State:
             )
 
     def commit(
-        self, taken: Sequence[Taken], places: Sequence[Place | None], *, released: Iterable[str]
+        self,
+        taken: Sequence[IngestedFile],
+        places: Sequence[RankIteration | None],
+        *,
+        released: Iterable[str],
     ) -> None:
         """Say that these stand in the tree, each in its rank's iteration.
 
         Of what is released, nothing was written.
         """
         rows = [
-            (*_row(file), *(place or (None, None)), False)
+            (*_build_row(file), *(place or (None, None)), False)
             for file, place in zip(taken, places, strict=True)
         ]
         marks = ", ".join("?" * (len(_FIELDS.split(",")) + 3))
         with self._transaction() as base:
             base.executemany(f"INSERT OR REPLACE INTO files VALUES ({marks})", rows)
-            _release(base, [*released, *(file.path for file in taken)])
+            _release_claims(base, [*released, *(file.path for file in taken)])
 
     def removed(self, paths: Iterable[str]) -> None:
         """Say that the sources of these are gone."""
@@ -110,31 +117,31 @@ class State:
                 "UPDATE files SET removed = 1 WHERE path = ?", [(os.fsencode(p),) for p in paths]
             )
 
-    def original(self, digest: str) -> Original | None:
+    def original(self, digest: str) -> OriginalFile | None:
         """Return a file in the tree with those bytes."""
         rows = self._select(
             "SELECT target, stored_inode, stored_size, stored_ns FROM files "
             "WHERE digest = ? AND NOT linked LIMIT 1",
             digest,
         )
-        return Original(os.fsdecode(rows[0][0]), _stamp(rows[0][1:])) if rows else None
+        return OriginalFile(os.fsdecode(rows[0][0]), _parse_stamp(rows[0][1:])) if rows else None
 
-    def plain(self) -> list[Taken]:
+    def plain(self) -> list[IngestedFile]:
         """Return what was copied as it is, and may be removed from the source at the end."""
         query = f"SELECT {_FIELDS} FROM files WHERE NOT removed AND kind = 'plain'"
-        return list(map(_taken, self._select(query)))
+        return list(map(_parse_row, self._select(query)))
 
-    def unindexed(self) -> list[Place]:
+    def unindexed(self) -> list[RankIteration]:
         """Return the iterations with tensors that no manifest has."""
         query = "SELECT DISTINCT rank, iteration FROM files WHERE NOT indexed AND rank IS NOT NULL"
         return sorted(self._select(query))
 
-    def iteration(self, place: Place) -> list[Taken]:
+    def iteration(self, place: RankIteration) -> list[IngestedFile]:
         """Return the tensors of a rank's iteration."""
         query = f"SELECT {_FIELDS} FROM files WHERE rank = ? AND iteration = ? ORDER BY path"
-        return list(map(_taken, self._select(query, *place)))
+        return list(map(_parse_row, self._select(query, *place)))
 
-    def indexed(self, place: Place) -> None:
+    def indexed(self, place: RankIteration) -> None:
         """Say that the manifest of an iteration has all of its tensors."""
         query = "UPDATE files SET indexed = 1 WHERE rank = ? AND iteration = ?"
         with self._transaction() as base:
@@ -165,14 +172,14 @@ class State:
             raise ExhaustedError(f"{self._path}: {error}") from None
 
 
-def _prepare(base: sqlite3.Connection, path: Path, *, durable: bool) -> None:
+def _prepare_database(base: sqlite3.Connection, path: Path, *, durable: bool) -> None:
     base.execute("PRAGMA journal_mode = WAL")
     base.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-    statefile.version_of(base, path, newest=_VERSION, whose="ingest")
+    state_files.read_tables_version(base, path, newest=_TABLES_VERSION, whose="ingest")
     base.executescript(_SCHEMA)
 
 
-def _row(file: Taken) -> tuple[object, ...]:
+def _build_row(file: IngestedFile) -> tuple[object, ...]:
     source, stored = file.source, file.stored
     return (
         os.fsencode(file.path),
@@ -187,31 +194,31 @@ def _row(file: Taken) -> tuple[object, ...]:
     )
 
 
-def _taken(row: Sequence[Any]) -> Taken:
+def _parse_row(row: Sequence[Any]) -> IngestedFile:
     path, kind, digest = row[:3]
     target, linked, members, removed = row[6], *row[10:]
-    return Taken(
+    return IngestedFile(
         path=os.fsdecode(path),
-        kind=Kind(kind),
-        source=_stamp(row[3:6]),
+        kind=DumpFileKind(kind),
+        source=_parse_stamp(row[3:6]),
         digest=digest,
         target=os.fsdecode(target),
-        stored=_stamp(row[7:10]),
+        stored=_parse_stamp(row[7:10]),
         linked=bool(linked),
-        members=tuple(_member(body) for body in json.loads(members)),
+        members=tuple(_parse_tensor(body) for body in json.loads(members)),
         removed=bool(removed),
     )
 
 
-def _stamp(numbers: Sequence[Any]) -> Stamp:
+def _parse_stamp(numbers: Sequence[Any]) -> FileStamp:
     inode, size, modified_ns = numbers
-    return Stamp(int(inode), size, modified_ns)
+    return FileStamp(int(inode), size, modified_ns)
 
 
-def _member(body: dict[str, Any]) -> Member:
+def _parse_tensor(body: dict[str, Any]) -> FileTensor:
     body["shape"] = tuple(body["shape"])
-    return Member(**body)
+    return FileTensor(**body)
 
 
-def _release(base: sqlite3.Connection, paths: Iterable[str]) -> None:
+def _release_claims(base: sqlite3.Connection, paths: Iterable[str]) -> None:
     base.executemany("DELETE FROM claims WHERE path = ?", [(os.fsencode(p),) for p in paths])

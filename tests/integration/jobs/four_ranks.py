@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import rankdump
-from rankdump.stage import Stage
+from rankdump._recorder.staging_buffer import StagingBuffer
 
 STEPS = 4
 BAD_STEP = 2
@@ -27,15 +27,15 @@ CULPRIT = {"sleepy": 2, "slow_dump": 1, "stuck_dump": 1, "skips": 3}
 
 def slow_down_dumping(seconds: float) -> None:
     """Let this rank's next tensor take that long to be kept, as behind a disk that hangs."""
-    keep = Stage.keep
+    keep = StagingBuffer.keep
     left = [seconds]
 
-    def slow(self: Stage, *args: object) -> object:
+    def slow(self: StagingBuffer, *args: object) -> object:
         if left:
             time.sleep(left.pop())
         return keep(self, *args)  # pyright: ignore[reportArgumentType]
 
-    Stage.keep = slow  # pyright: ignore[reportAttributeAccessIssue]
+    StagingBuffer.keep = slow  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def main() -> None:

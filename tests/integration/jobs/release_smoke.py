@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import rankdump
-from rankdump.contract.plan import DumpPlan, Output
+from rankdump._core.plan import DumpPlan, OutputSettings
 
 BIN = Path(sys.executable).parent
 
@@ -46,7 +46,7 @@ def commands() -> None:
 def session(folder: Path) -> None:
     """An array is dumped, listed, checked and read back."""
     array = np.random.default_rng(0).random((100, 100))
-    plan = DumpPlan(output=Output(str(folder / "tree")))
+    plan = DumpPlan(output=OutputSettings(str(folder / "tree")))
     with rankdump.Session(plan) as job:
         for iteration in range(2):
             job.step(iteration)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import rankdump
-from rankdump.contract.plan import DumpPlan, Output
+from rankdump._core.plan import DumpPlan, OutputSettings
 from rankdump.reader import load, walk
 
 folder = Path(sys.argv[1])
@@ -32,7 +32,7 @@ try:
         for name in ("float16", "float32", "float64", "int8", "uint64", "bool", "complex64")
     }
     arrays["Default/large-op0"] = np.random.default_rng(0).random((600, 1000))
-    with rankdump.Session(DumpPlan(output=Output(str(tree))), agent=address) as session:
+    with rankdump.Session(DumpPlan(output=OutputSettings(str(tree))), agent=address) as session:
         for name, array in arrays.items():
             session.dump("Op", name, "output", 0, array)
     found = {entry.op_name: load(entry) for entry in walk(tree).entries}

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from recorded import Recorder, mint, ms, nn, ops, run, tensor
 
-from rankdump.adapters.api_calls import ApiOptions
-from rankdump.adapters.mindspore import ApiHook
+from rankdump._frameworks.api_calls import ApiOptions
+from rankdump._frameworks.mindspore.api_framework import MindSporeApiHook
 
 
 class Block(nn.Cell):
@@ -45,8 +45,8 @@ IMAGE = tensor(2, 1, 4, 4)
 
 
 @contextmanager
-def hooked(model: Any, recorder: Recorder, **options: Any) -> Generator[ApiHook]:
-    hook = ApiHook(model, recorder, 0, ApiOptions(**options))
+def hooked(model: Any, recorder: Recorder, **options: Any) -> Generator[MindSporeApiHook]:
+    hook = MindSporeApiHook(model, recorder, 0, ApiOptions(**options))
     hook.iteration_begins(0, armed=recorder.armed)
     try:
         yield hook
@@ -115,7 +115,11 @@ def case_training_is_the_same() -> dict[str, Any]:
         optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
         grad = ms.value_and_grad(lambda x: (net(x) ** 2).mean(), None, optimizer.parameters)
         seen: list[bytes] = []
-        hook = ApiHook(net, recorder, 0, ApiOptions(retain_backward=True)) if recorder else None
+        hook = (
+            MindSporeApiHook(net, recorder, 0, ApiOptions(retain_backward=True))
+            if recorder
+            else None
+        )
         for step in range(3):
             loss, gradients = grad(IMAGE + step)
             optimizer(gradients)

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from recorded import Recorder, ms, nn, ops, run, tensor
 
-from rankdump.adapters import mindspore
-from rankdump.adapters.api_calls import ApiOptions
-from rankdump.adapters.mindspore import ApiHook, CellHook, Outermost, migrating
+from rankdump._frameworks import mindspore
+from rankdump._frameworks.api_calls import ApiOptions
+from rankdump._frameworks.mindspore import api_framework
+from rankdump._frameworks.mindspore.api_framework import MindSporeApiHook
+from rankdump._frameworks.mindspore.cell_hook import MindSporeCellHook, MindSporeOutermostWatch
 
 
 class Block(nn.Cell):
@@ -39,8 +41,8 @@ IMAGE = tensor(2, 1, 4, 4)
 
 
 @contextmanager
-def attached(model: Any, recorder: Recorder) -> Generator[CellHook]:
-    hook = CellHook(model, recorder, 0)
+def attached(model: Any, recorder: Recorder) -> Generator[MindSporeCellHook]:
+    hook = MindSporeCellHook(model, recorder, 0)
     hook.iteration_begins(0, armed=True)
     try:
         yield hook
@@ -90,7 +92,7 @@ def case_graph_mode() -> dict[str, Any]:
 def case_not_armed() -> dict[str, Any]:
     net, recorder = Block(), Recorder(armed=False)
     before = nn.Cell.__call__
-    hook = CellHook(net, recorder, 0)
+    hook = MindSporeCellHook(net, recorder, 0)
     hook.iteration_begins(0, armed=False)
     untouched = nn.Cell.__call__ is before
     net(tensor(2, 4))
@@ -102,7 +104,7 @@ def case_outermost_calls() -> dict[str, Any]:
     inner = Block()
     outer = nn.SequentialCell(inner)
     told: list[int] = []
-    watch = Outermost(told.append)
+    watch = MindSporeOutermostWatch(told.append)
     watch.watch(outer)
     watch.watch(inner)
     outer(tensor(2, 4))
@@ -267,9 +269,9 @@ def case_training_is_the_same() -> dict[str, Any]:
     silent, of_cells, of_calls = Recorder(armed=False), Recorder(), Recorder()
     options = ApiOptions(retain_backward=True, filter_data=False)
     runs = [
-        trained(lambda net: CellHook(net, silent, 0)),
-        trained(lambda net: CellHook(net, of_cells, 0)),
-        trained(lambda net: ApiHook(net, of_calls, 0, options)),
+        trained(lambda net: MindSporeCellHook(net, silent, 0)),
+        trained(lambda net: MindSporeCellHook(net, of_cells, 0)),
+        trained(lambda net: MindSporeApiHook(net, of_calls, 0, options)),
     ]
     troubles = [*of_cells.warnings, *of_cells.lost, *of_calls.warnings, *of_calls.lost]
     tensors = [len(each.taken) for each in (silent, of_cells, of_calls)]
@@ -291,7 +293,7 @@ def case_steps() -> dict[str, Any]:
     net, other, heard = Block(), Block(), Heard()
     net.set_train()
     grad = ms.value_and_grad(lambda x: net(x).sum(), None, net.trainable_params())
-    watch = migrating.watch_steps(net, heard)
+    watch = api_framework.watch_steps(net, heard)
     before = watch.optimized()
     optimizer = nn.SGD(net.trainable_params(), 0.1)
     after = watch.optimized()
@@ -307,7 +309,7 @@ def case_steps() -> dict[str, Any]:
 
 def case_whole_steps() -> dict[str, Any]:
     net, heard = Block(), Heard()
-    watch = migrating.watch_steps(net, heard)
+    watch = api_framework.watch_steps(net, heard)
     loss = nn.WithLossCell(net, nn.MSELoss())
     step = nn.TrainOneStepCell(loss, nn.Adam(net.trainable_params(), 0.1))
     step(tensor(2, 4), tensor(2, 4))
@@ -320,7 +322,7 @@ def case_dropout() -> dict[str, Any]:
     net = nn.SequentialCell(*kinds, nn.ReLU())
     net.set_train()
     inputs = (tensor(2, 4), tensor(2, 4, 4), tensor(2, 4, 4, 4), tensor(2, 4, 4, 4, 4))
-    count = migrating.without_dropout(net)
+    count = api_framework.without_dropout(net)
     kept = [bool((kind(x) == x).all().asnumpy()) for kind, x in zip(kinds, inputs, strict=True)]
     return {"count": count, "kept": kept}
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from recorded import Recorder, ms, nn, ops, run, tensor
 
-from rankdump.adapters.mindspore import CellHook
+from rankdump._frameworks.mindspore.cell_hook import MindSporeCellHook
 
 Program = Callable[["Observed"], "list[bytes]"]
 compilations: set[str] = import_module("mindspore.common.api").ms_compile_cache
@@ -38,14 +38,14 @@ class Observed:
     def __init__(self, armed: Iterable[int]) -> None:
         self.armed = set(armed)
         self.recorders: list[Recorder] = []
-        self._hooks: list[CellHook] = []
+        self._hooks: list[MindSporeCellHook] = []
         self._iteration = -1
 
     def attach(self, *models: Any) -> None:
         if self.armed:
             self.recorders = [Recorder(armed=False) for _ in models]
             self._hooks = [
-                CellHook(model, recorder, graph)
+                MindSporeCellHook(model, recorder, graph)
                 for graph, (model, recorder) in enumerate(zip(models, self.recorders, strict=True))
             ]
 
@@ -352,7 +352,7 @@ def case_mode_is_switched() -> dict[str, Any]:
 def case_no_arguments() -> dict[str, Any]:
     graph_mode()
     net, recorder = Net(), Recorder(wants_arguments=True)
-    step, hook = one_step_of(net), CellHook(net, recorder, 0)
+    step, hook = one_step_of(net), MindSporeCellHook(net, recorder, 0)
     for iteration in range(2):
         hook.iteration_begins(iteration, armed=True)
         step(tensor(2, 4), tensor(2, 4))

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from rankdump.contract.dtypes import as_stored, element_type
-from rankdump.contract.graph import GraphNode, GraphParameter
-from rankdump.contract.key import Side
-from rankdump.contract.timeouts import GroupTimeout
-from rankdump.values import Begun, Observation
+from rankdump._core.element_types import convert_to_stored, get_element_type
+from rankdump._core.graph import GraphNode, GraphParameter
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import StartedEvent, TensorObservation
+from rankdump._core.timeouts import GroupTimeout
 
 ms: Any = import_module("mindspore")
 nn, ops, mint = ms.nn, ms.ops, ms.mint
@@ -49,15 +49,15 @@ class Recorder:
     def entered(self, graph: int, op_name: str) -> None:
         assert self.armed
 
-    def wants(self, graph: int, op_name: str, side: Side) -> bool:
+    def wants(self, graph: int, op_name: str, side: TensorSide) -> bool:
         return self.armed
 
-    def observe(self, observation: Observation) -> None:
+    def observe(self, observation: TensorObservation) -> None:
         source = observation.tensor
         data = bytearray(source.byte_count)
         source.copy_into(memoryview(data))
-        stored = as_stored(source.dtype, memoryview(data))
-        values = np.frombuffer(stored, element_type(source.dtype).descr)
+        stored = convert_to_stored(source.dtype, memoryview(data))
+        values = np.frombuffer(stored, get_element_type(source.dtype).descr)
         self.taken.append(
             {
                 "op_type": observation.op_type,
@@ -73,7 +73,7 @@ class Recorder:
         )
 
     def lose(
-        self, graph: int, op_type: str, op_name: str, side: Side, slot: int, reason: str
+        self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
     ) -> None:
         self.lost.append(f"{op_name} {reason}")
 
@@ -99,11 +99,11 @@ class Recorder:
     def called(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
         self.stacks[op_name] = stack
 
-    def started(self, *, graph: int, name: str, collective: Any = None) -> Begun:
+    def started(self, *, graph: int, name: str, collective: Any = None) -> StartedEvent:
         self.open.append(name)
-        return Begun(0, 0, graph, name, collective, 0)
+        return StartedEvent(0, 0, graph, name, collective, 0)
 
-    def finished(self, begun: Begun, *, name: str = "", collective: Any = None) -> None:
+    def finished(self, begun: StartedEvent, *, name: str = "", collective: Any = None) -> None:
         self.open.remove(begun.name)
         self.events.append(begun.name)
 

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 from suites.record_heads import head_of
 
-from rankdump.contract.exchange import RecordHead, SessionRequest
-from rankdump.contract.figure_rows import TensorKind
-from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.plan import DumpPlan, Output
-from rankdump.contract.plan_json import plan_to_json
+from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
+from rankdump._core.record import TensorKey, TensorKind, TensorSide
+from rankdump._core.session_protocol import RecordHead, SessionRequest
 
 
 @pytest.fixture
@@ -28,7 +26,7 @@ def make_head() -> Callable[..., RecordHead]:
             "timestamp_us": 1,
             "op_type": "MatMul",
             "op_name": "Default/MatMul-op0",
-            "side": Side.OUTPUT,
+            "side": TensorSide.OUTPUT,
             "slot": 0,
             "constant": False,
         }
@@ -49,7 +47,7 @@ def make_kind() -> Callable[..., TensorKind]:
             "graph": 0,
             "op_type": "MatMul",
             "op_name": "Default/MatMul-op0",
-            "side": Side.OUTPUT,
+            "side": TensorSide.OUTPUT,
             "slot": 0,
             "dtype": "float32",
             "shape": (4,),
@@ -65,7 +63,7 @@ def make_request() -> Callable[..., SessionRequest]:
     """Makes introductions of rank 0."""
 
     def make(**fields) -> SessionRequest:
-        plan = DumpPlan(output=Output(root="/dump"))
+        plan = DumpPlan(output=OutputSettings(root="/dump"))
         defaults: dict[str, Any] = {
             "job_id": "job",
             "session_id": "session",

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rankdump.contract.exchange import IterationEnd
-from rankdump.contract.figure_rows import FigureRows
-from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
-from rankdumpd.agent.balance import Tally, findings
-from rankdumpd.agent.values import Fate, Judged, Ticket
+from rankdump._core.record import StatisticRows
+from rankdump._core.session_protocol import IterationEnd
+from rankdump._core.status import IterationStatus, SessionState, SessionStatus
+from rankdumpd.agent.records import FrameId, RecordStatus, StatisticRowsResult
+from rankdumpd.agent.session.balance import IterationTally, list_balance_findings
 
 
 def session(**fields) -> SessionStatus:
@@ -72,15 +72,15 @@ def iteration(number: int, **fields) -> IterationStatus:
 )
 def test_findings(of, iterations, expected):
     """What does not add up, or came to nothing, is said in a sentence; the rest is silence."""
-    assert findings(of, iterations) == expected
+    assert list_balance_findings(of, iterations) == expected
 
 
 def test_tally_of_an_iteration_that_runs_twice(make_request):
     """Two runs of one iteration are counted together and still balance."""
-    tally = Tally()
+    tally = IterationTally()
     for _ in range(2):
-        tally.count(Fate.STORED, "", bytes_in=16, bytes_stored=9)
-        tally.count(Fate.DROPPED, "disk_full", bytes_in=16, bytes_stored=0)
+        tally.count(RecordStatus.STORED, "", bytes_in=16, bytes_stored=9)
+        tally.count(RecordStatus.DROPPED, "disk_full", bytes_in=16, bytes_stored=0)
         tally.end(IterationEnd(0, 5, {"buffer_full": 3}))
     status = tally.status(make_request(), 0)
     assert status.balanced
@@ -90,7 +90,7 @@ def test_tally_of_an_iteration_that_runs_twice(make_request):
 
 def test_stall_and_positions_of_both_runs_count(make_request):
     """Time adds up; of positions the outermost count, and 0 to 0 says that none are known."""
-    tally = Tally()
+    tally = IterationTally()
     tally.end(IterationEnd(0, 0, stall_us=5))
     assert tally.status(make_request(), 0).last_position == 0
     tally.end(IterationEnd(0, 0, stall_us=7, first_position=40, last_position=60))
@@ -102,10 +102,10 @@ def test_stall_and_positions_of_both_runs_count(make_request):
 
 def test_rows_of_figures_are_tensors_without_bytes(make_request, make_kind):
     """Each counts as kept or by its reason, whether it came for want of room or by plan."""
-    tally, columns = Tally(), ((make_kind(),) * 3, (1, 2, 3), ("1", "2", "3"))
+    tally, columns = IterationTally(), ((make_kind(),) * 3, (1, 2, 3), ("1", "2", "3"))
     for degraded in (False, True):
-        rows = FigureRows(0, *columns, degraded=degraded)
-        tally.count_rows(Judged(Ticket("s", 1), rows, {"why": [1]}, b""))
+        rows = StatisticRows(0, *columns, degraded=degraded)
+        tally.count_rows(StatisticRowsResult(FrameId("s", 1), rows, {"why": [1]}, b""))
     tally.end(IterationEnd(0, 6))
     status = tally.status(make_request(), 0)
     assert status.balanced

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from rankdump.contract.errors import UnavailableError
-from rankdumpd.agent.budget import Budget
+from rankdump.errors import UnavailableError
+from rankdumpd.agent.limits.usage import QueueBudget
 
 WAIT_S = 60
 
@@ -15,7 +15,7 @@ WAIT_S = 60
 class Waiter:
     """Takes bytes in a thread of its own."""
 
-    def __init__(self, budget: Budget, cost_bytes: int) -> None:
+    def __init__(self, budget: QueueBudget, cost_bytes: int) -> None:
         self.done = threading.Event()
         self.error: UnavailableError | None = None
         self._budget, self._cost = budget, cost_bytes
@@ -34,7 +34,7 @@ class Waiter:
         self._thread.join()
 
 
-def queue_up(budget: Budget, cost_bytes: int, place: int) -> Waiter:
+def queue_up(budget: QueueBudget, cost_bytes: int, place: int) -> Waiter:
     waiter = Waiter(budget, cost_bytes)
     while len(budget._waiting) < place:
         assert not waiter.done.wait(0.001)
@@ -43,7 +43,7 @@ def queue_up(budget: Budget, cost_bytes: int, place: int) -> Waiter:
 
 def test_oversized_goes_alone_and_nobody_overtakes():
     """What exceeds the limit waits for an empty house; the small one behind it waits too."""
-    budget = Budget(100)
+    budget = QueueBudget(100)
     budget.take(60)
     oversized = queue_up(budget, 1000, 1)
     small = queue_up(budget, 1, 2)
@@ -61,7 +61,7 @@ def test_oversized_goes_alone_and_nobody_overtakes():
 
 def test_closing_turns_everyone_away():
     """A stopping agent leaves nobody waiting."""
-    budget = Budget(10)
+    budget = QueueBudget(10)
     budget.take(10)
     waiter = queue_up(budget, 1, 1)
     budget.close()

@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.layout.place import Stand
-from rankdumpd.agent.claims import claimed
-from rankdumpd.agent.tree import Tree
+from rankdump._layout.tree_paths import TreeContext
+from rankdumpd.agent.storage.tree import DumpTree
+from rankdumpd.agent.storage.tree_lock import claim_stand
 
 
-def tree_of(root: Path) -> Tree:
-    return Tree(str(root), file_mode=0o440, folder_mode=0o750)
+def tree_of(root: Path) -> DumpTree:
+    return DumpTree(str(root), file_mode=0o440, folder_mode=0o750)
 
 
 def test_whoever_comes_second_takes_the_next_second(tmp_path):
     """Law: one rank of one job always gets the same; any other one another."""
     trees = [tree_of(tmp_path), tree_of(tmp_path)]  # agents of two hosts
-    stand = Stand(str(tmp_path), 3, "20261231235959")
+    stand = TreeContext(str(tmp_path), 3, "20261231235959")
     who = [(tree, "job", rank) for tree in trees for rank in (3, 11)] + [(trees[0], "other", 3)]
     for _ in range(2):
-        seconds = [claimed(t, stand, job_id=job, rank=rank).started for t, job, rank in who]
+        seconds = [claim_stand(t, stand, job_id=job, rank=rank).started for t, job, rank in who]
         assert seconds == [
             "20261231235959",
             "20270101000000",
@@ -29,21 +29,21 @@ def test_whoever_comes_second_takes_the_next_second(tmp_path):
             "20270101000000",
             "20270101000001",
         ]
-    other_device = Stand(str(tmp_path), 4, "20261231235959")
-    assert claimed(trees[0], other_device, job_id="job", rank=4) == other_device
+    other_device = TreeContext(str(tmp_path), 4, "20261231235959")
+    assert claim_stand(trees[0], other_device, job_id="job", rank=4) == other_device
 
 
 @pytest.mark.parametrize("job_id", ["a\0b", "../../x", "\udcff", "n" * 256])
 def test_any_job_can_claim(job_id, tmp_path):
-    stand = Stand(str(tmp_path), 0, "20261231235959")
-    assert claimed(tree_of(tmp_path), stand, job_id=job_id, rank=0) == stand
-    assert claimed(tree_of(tmp_path), stand, job_id=job_id, rank=1) != stand
+    stand = TreeContext(str(tmp_path), 0, "20261231235959")
+    assert claim_stand(tree_of(tmp_path), stand, job_id=job_id, rank=0) == stand
+    assert claim_stand(tree_of(tmp_path), stand, job_id=job_id, rank=1) != stand
 
 
 def test_what_is_no_time_or_cannot_be_written_stays_as_it_is(tmp_path, caplog):
-    stand = Stand(str(tmp_path), 0, "99999999999999")
-    assert claimed(tree_of(tmp_path), stand, job_id="job", rank=0) == stand
+    stand = TreeContext(str(tmp_path), 0, "99999999999999")
+    assert claim_stand(tree_of(tmp_path), stand, job_id="job", rank=0) == stand
     (tmp_path / "file").write_text("")
-    stand = Stand(str(tmp_path / "file"), 0, "20261231235959")
-    assert claimed(tree_of(tmp_path / "file"), stand, job_id="job", rank=0) == stand
+    stand = TreeContext(str(tmp_path / "file"), 0, "20261231235959")
+    assert claim_stand(tree_of(tmp_path / "file"), stand, job_id="job", rank=0) == stand
     assert len(caplog.records) == 2

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from rankdumpd.agent.report.clock import (
     MAX_AGE_US,
     MAX_SAMPLES,
+    ClockInstant,
+    ClockSample,
     ClockWindow,
-    Instant,
-    Sample,
 )
 
 START_US = 1_700_000_000_000_000
@@ -29,8 +29,8 @@ class World:
     """How far this host's clock was moved."""
     time_us: int = 0
 
-    def here(self) -> Instant:
-        return Instant(START_US + self.set_by_us + self.time_us, 5_000 + self.time_us)
+    def here(self) -> ClockInstant:
+        return ClockInstant(START_US + self.set_by_us + self.time_us, 5_000 + self.time_us)
 
     def there(self) -> int:
         ahead_us = self.offset_us + self.time_us * self.drift_ppm // 1_000_000
@@ -39,14 +39,14 @@ class World:
     def true_us(self) -> int:
         return self.there() - self.here().wall_us
 
-    def ask(self, there_us: int, inside_us: int, back_us: int) -> Sample:
+    def ask(self, there_us: int, inside_us: int, back_us: int) -> ClockSample:
         sent = self.here()
         self.time_us += there_us
         received_us = self.there()
         self.time_us += inside_us
         answered_us = self.there()
         self.time_us += back_us
-        return Sample(sent, received_us, answered_us, self.here())
+        return ClockSample(sent, received_us, answered_us, self.here())
 
 
 ASKED = st.lists(st.tuples(DELAYS, DELAYS, DELAYS, st.integers(0, 60_000_000)), min_size=1)
@@ -113,7 +113,7 @@ def test_a_sample_during_which_the_clock_was_set_is_worth_nothing():
     world.time_us += 100
     there_us = world.there()
     world.set_by_us = 50_000
-    window = ClockWindow().with_sample(Sample(sent, there_us, there_us, world.here()))
+    window = ClockWindow().with_sample(ClockSample(sent, there_us, there_us, world.here()))
     assert (window.steps, window.samples) == (1, ())
 
 
@@ -133,8 +133,8 @@ def test_nonsense_and_what_is_old_does_not_count():
     world, window = World(0), ClockWindow()
     sent = world.here()
     world.time_us += 10
-    assert window.with_sample(Sample(sent, 20, 10, world.here())).samples == ()
-    assert window.with_sample(Sample(sent, 0, 1_000, world.here())).samples == ()
+    assert window.with_sample(ClockSample(sent, 20, 10, world.here())).samples == ()
+    assert window.with_sample(ClockSample(sent, 0, 1_000, world.here())).samples == ()
     window = window.with_sample(world.ask(10, 0, 10))
     world.time_us += MAX_AGE_US
     assert window.at(world.here()).samples

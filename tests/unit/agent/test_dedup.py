@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rankdumpd.agent.dedup import LEAST_BYTES, Originals
-from rankdumpd.agent.values import (
-    Examined,
-    Fate,
-    Original,
-    Outcome,
-    Stamp,
-    Ticket,
-    dropped,
+from rankdumpd.agent.records import (
+    ExaminedRecord,
+    FileStamp,
+    FrameId,
+    OriginalFile,
+    RecordOutcome,
+    RecordStatus,
+    make_drop_outcome,
 )
+from rankdumpd.agent.storage.record_writer import MIN_LINKED_BYTES, DuplicateIndex
 
 WAIT_S = 60
 KIND = "zstd /dump"
@@ -25,11 +25,13 @@ KIND = "zstd /dump"
 class Disk:
     """Notes what it was asked to link and to write."""
 
-    def __init__(self, originals: Originals, *, links: bool = True, full: bool = False) -> None:
+    def __init__(
+        self, originals: DuplicateIndex, *, links: bool = True, full: bool = False
+    ) -> None:
         self.originals, self.links, self.full = originals, links, full
         self.written: list[str] = []
 
-    def __call__(self, record: Examined, kind: str = KIND) -> Fate:
+    def __call__(self, record: ExaminedRecord, kind: str = KIND) -> RecordStatus:
         return self.originals.once(
             record,
             kind,
@@ -37,25 +39,27 @@ class Disk:
             write=lambda: self._write(record),
         ).fate
 
-    def _link(self, record: Examined, original: Original) -> Outcome | None:
+    def _link(self, record: ExaminedRecord, original: OriginalFile) -> RecordOutcome | None:
         assert original.path == record.digest
-        return Outcome(record.ticket, record.head, Fate.LINKED) if self.links else None
+        return (
+            RecordOutcome(record.ticket, record.head, RecordStatus.LINKED) if self.links else None
+        )
 
-    def _write(self, record: Examined) -> Outcome:
+    def _write(self, record: ExaminedRecord) -> RecordOutcome:
         self.written.append(record.digest)
         if self.full:
-            return dropped(record.ticket, record.head, "disk_full")
-        original = Original(record.digest, Stamp(1, 2, 3))
-        return Outcome(record.ticket, record.head, Fate.STORED, original=original)
+            return make_drop_outcome(record.ticket, record.head, "disk_full")
+        original = OriginalFile(record.digest, FileStamp(1, 2, 3))
+        return RecordOutcome(record.ticket, record.head, RecordStatus.STORED, original=original)
 
 
 @pytest.fixture
 def record(make_head):
     """Makes records of a page of float32."""
 
-    def make(digest: str, **head) -> Examined:
-        fields = {"shape": (LEAST_BYTES // 4,), "byte_count": LEAST_BYTES}
-        return Examined(Ticket("s", 1), make_head(**(fields | head)), digest)
+    def make(digest: str, **head) -> ExaminedRecord:
+        fields = {"shape": (MIN_LINKED_BYTES // 4,), "byte_count": MIN_LINKED_BYTES}
+        return ExaminedRecord(FrameId("s", 1), make_head(**(fields | head)), digest)
 
     return make
 
@@ -63,61 +67,61 @@ def record(make_head):
 @pytest.mark.parametrize(
     ("second", "fate"),
     [
-        ({}, Fate.LINKED),
-        ({"op_name": "Default/other", "rank": 7, "iteration": 3}, Fate.LINKED),
-        ({"dtype": "int32"}, Fate.STORED),
-        ({"shape": (LEAST_BYTES // 8, 2)}, Fate.STORED),
+        ({}, RecordStatus.LINKED),
+        ({"op_name": "Default/other", "rank": 7, "iteration": 3}, RecordStatus.LINKED),
+        ({"dtype": "int32"}, RecordStatus.STORED),
+        ({"shape": (MIN_LINKED_BYTES // 8, 2)}, RecordStatus.STORED),
     ],
     ids=["again", "elsewhere", "dtype", "shape"],
 )
 def test_same_bytes_type_and_shape_are_the_same_tensor(record, second, fate):
     """Wherever it stands; another type or shape makes another file."""
-    disk = Disk(Originals())
-    assert disk(record("a")) is Fate.STORED
+    disk = Disk(DuplicateIndex())
+    assert disk(record("a")) is RecordStatus.STORED
     assert disk(record("a", **second)) is fate
 
 
 def test_trees_and_codecs_share_nothing(record):
     """A file of one kind is never linked from another."""
-    disk = Disk(Originals())
+    disk = Disk(DuplicateIndex())
     assert [disk(record("a"), kind) for kind in ("zstd /a", "zstd /b", "none /a")] == [
-        Fate.STORED
+        RecordStatus.STORED
     ] * 3
 
 
 def test_tiny_tensors_are_just_written(record):
     """Below a page a link saves nothing."""
-    originals = Originals()
+    originals = DuplicateIndex()
     disk = Disk(originals)
-    tiny = record("a", byte_count=LEAST_BYTES - 4, shape=(LEAST_BYTES // 4 - 1,))
-    assert {disk(tiny), disk(tiny)} == {Fate.STORED}
+    tiny = record("a", byte_count=MIN_LINKED_BYTES - 4, shape=(MIN_LINKED_BYTES // 4 - 1,))
+    assert {disk(tiny), disk(tiny)} == {RecordStatus.STORED}
     assert len(originals) == 0
 
 
 def test_what_cannot_be_linked_is_written_and_remembered(record):
     """A copy takes the place of the original that nobody can link to."""
-    disk = Disk(Originals(), links=False)
-    assert [disk(record("a")) for _ in range(2)] == [Fate.STORED] * 2
+    disk = Disk(DuplicateIndex(), links=False)
+    assert [disk(record("a")) for _ in range(2)] == [RecordStatus.STORED] * 2
     disk.links = True
-    assert disk(record("a")) is Fate.LINKED
+    assert disk(record("a")) is RecordStatus.LINKED
 
 
 def test_a_dropped_tensor_is_no_original(record):
     """What could not be written is tried again with the next record."""
-    disk = Disk(Originals(), full=True)
-    assert disk(record("a")) is Fate.DROPPED
+    disk = Disk(DuplicateIndex(), full=True)
+    assert disk(record("a")) is RecordStatus.DROPPED
     disk.full = False
-    assert disk(record("a")) is Fate.STORED
+    assert disk(record("a")) is RecordStatus.STORED
 
 
 def test_the_longest_unused_is_forgotten(record):
     """Memory has an end; what is linked to stays."""
-    originals = Originals(most=2)
+    originals = DuplicateIndex(most=2)
     disk = Disk(originals)
     for digest in "abac":
         disk(record(digest))
     assert len(originals) == 2
-    assert [disk(record(digest)) for digest in "ab"] == [Fate.LINKED, Fate.STORED]
+    assert [disk(record(digest)) for digest in "ab"] == [RecordStatus.LINKED, RecordStatus.STORED]
 
 
 def test_whoever_comes_second_waits_for_the_first(record):
@@ -125,37 +129,40 @@ def test_whoever_comes_second_waits_for_the_first(record):
     begun, go_on = threading.Event(), threading.Event()
 
     class Slow(Disk):
-        def _write(self, record: Examined) -> Outcome:
+        def _write(self, record: ExaminedRecord) -> RecordOutcome:
             begun.set()
             assert go_on.wait(WAIT_S)
             return super()._write(record)
 
-    disk = Slow(Originals())
+    disk = Slow(DuplicateIndex())
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(disk, record("a"))
         assert begun.wait(WAIT_S)
         second = pool.submit(disk, record("a"))
         assert not second.done()
         go_on.set()
-        assert (first.result(WAIT_S), second.result(WAIT_S)) == (Fate.STORED, Fate.LINKED)
+        assert (first.result(WAIT_S), second.result(WAIT_S)) == (
+            RecordStatus.STORED,
+            RecordStatus.LINKED,
+        )
 
 
 def test_a_failing_writer_keeps_nobody_waiting(record):
     """An error ends the turn."""
-    originals = Originals()
+    originals = DuplicateIndex()
 
-    def fail() -> Outcome:
+    def fail() -> RecordOutcome:
         raise ValueError("on purpose")
 
     with pytest.raises(ValueError, match="on purpose"):
         originals.once(record("a"), KIND, link=lambda _: None, write=fail)
-    assert Disk(originals)(record("a")) is Fate.STORED
+    assert Disk(originals)(record("a")) is RecordStatus.STORED
 
 
 def test_many_workers_write_each_tensor_once(record):
     """However many workers: one file for each tensor."""
-    disk = Disk(Originals())
+    disk = Disk(DuplicateIndex())
     with ThreadPoolExecutor(8) as pool:
         fates = list(pool.map(disk, [record(str(n % 50)) for n in range(2000)]))
     assert sorted(disk.written) == sorted(str(n) for n in range(50))
-    assert fates.count(Fate.LINKED) == 1950
+    assert fates.count(RecordStatus.LINKED) == 1950

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from rankdump.contract.graph import (
-    Graph,
+from rankdump._analysis.reader.source_lines import parse_ir_operators
+from rankdump._core.graph import (
     GraphNode,
     GraphParameter,
     GraphPart,
+    OperatorGraph,
     SourceLine,
     TensorType,
 )
-from rankdump.contract.layout.profile import PROFILES
-from rankdump.reader.ir import parsed
+from rankdump._layout.profile import PROFILES
 from rankdump.wire.v1 import model_pb2
-from rankdumpd.agent.draw import drawings
-from rankdumpd.agent.draw.parts import GraphParts
-from rankdumpd.agent.values import Ticket
+from rankdumpd.agent.records import FrameId
+from rankdumpd.agent.storage.graph_files import GraphAssembler, render_graph
 
 CONV = "Default/network-Net/conv1-Conv2d/Conv2d-op0"
 SPLIT = "Default/network-Net/Split-op0"
@@ -25,7 +24,7 @@ STACK = (
     SourceLine("/data/train.py", 16, "main", "loss = net(x)"),
     SourceLine("/data/net.py", 7, "forward", "return self.conv1(x)"),
 )
-GRAPH = Graph(
+GRAPH = OperatorGraph(
     3,
     (
         GraphNode(
@@ -48,14 +47,14 @@ GRAPH = Graph(
 )
 
 
-def model(graph: Graph, profile: str = "ms2.3") -> model_pb2.GraphProto:
-    files = drawings(graph, PROFILES[profile])
+def model(graph: OperatorGraph, profile: str = "ms2.3") -> model_pb2.GraphProto:
+    files = render_graph(graph, PROFILES[profile])
     data = files[f"ms_output_trace_code_graph_{graph.number}.pb"]
     return model_pb2.ModelProto.FromString(data).graph
 
 
-def ir(graph: Graph) -> list[str]:
-    files = drawings(graph, PROFILES["ms2.3"])
+def ir(graph: OperatorGraph) -> list[str]:
+    files = render_graph(graph, PROFILES["ms2.3"])
     return files[f"ms_output_trace_code_graph_{graph.number}.ir"].decode().splitlines()
 
 
@@ -153,7 +152,7 @@ def test_stack_stands_innermost_first():
 )
 def test_element_types(dtype, number, label):
     """Numbers are those of MindSpore's enumeration; what it does not know keeps its own name."""
-    graph = Graph(0, (GraphNode("a", "A", (), (TensorType(dtype, (2,)),)),))
+    graph = OperatorGraph(0, (GraphNode("a", "A", (), (TensorType(dtype, (2,)),)),))
     assert model(graph).node[0].output_type.tensor_type.elem_type == number
     assert f"      : () -> (<Tensor[{label}], (2)>)" in ir(graph)
 
@@ -199,7 +198,7 @@ def test_ir_begins_as_mindspores_does():
 
 def test_find_source_reads_what_is_drawn():
     """The reader's side of the same file: names and stacks come back."""
-    found = list(parsed(f"{line}\n" for line in ir(GRAPH)))
+    found = list(parse_ir_operators(f"{line}\n" for line in ir(GRAPH)))
     assert [operator.op_name for operator in found] == [node.name for node in GRAPH.nodes]
     assert [operator.op_type for operator in found] == ["Conv2d", "Split", "Print"]
     frames = [(frame.file, frame.line, frame.code) for frame in found[0].frames]
@@ -210,22 +209,22 @@ def test_hostile_texts_stay_on_their_line():
     """Nothing in a name or a line of code makes a line of its own."""
     bad = "a\n      # Fullname with scope: (x)\r"
     node = GraphNode(bad, bad, (bad,), (), {bad: bad}, (SourceLine(bad, 1, bad, bad),))
-    whole = drawings(Graph(0, (node,)), PROFILES["ms2.3"])
+    whole = render_graph(OperatorGraph(0, (node,)), PROFILES["ms2.3"])
     text = whole["ms_output_trace_code_graph_0.ir"].decode()
     named = [line for line in text.split("\n") if line.startswith("      # Fullname")]
     assert named == ["      # Fullname with scope: (a_      # Fullname with scope: (x)_)"]
     assert "\r" not in text
-    assert len(model(Graph(0, (node,))).node[0].source_address.splitlines()) == 1
+    assert len(model(OperatorGraph(0, (node,))).node[0].source_address.splitlines()) == 1
 
 
 def test_empty_graph_is_a_graph():
     """A graph without nodes loads as one."""
-    assert len(model(Graph(0, ())).node) == 0
+    assert len(model(OperatorGraph(0, ())).node) == 0
 
 
 def test_same_graph_same_bytes():
     """Drawing again after a restart changes no byte."""
-    assert drawings(GRAPH, PROFILES["ms2.3"]) == drawings(GRAPH, PROFILES["ms2.3"])
+    assert render_graph(GRAPH, PROFILES["ms2.3"]) == render_graph(GRAPH, PROFILES["ms2.3"])
 
 
 class TestParts:
@@ -235,12 +234,12 @@ class TestParts:
     def part(number: int, name: str, *, first: bool = False, last: bool = False) -> GraphPart:
         node = GraphNode(name, "A")
         parameter = GraphParameter(f"{name}.weight", TensorType("int8", ()))
-        return GraphPart(Graph(number, (node,), (parameter,)), first=first, last=last)
+        return GraphPart(OperatorGraph(number, (node,), (parameter,)), first=first, last=last)
 
     def test_parts_of_two_graphs_do_not_mix(self):
         """Each graph is complete with its own last part, and its tickets with it."""
-        parts = GraphParts()
-        tickets = [Ticket("s", n) for n in range(1, 5)]
+        parts = GraphAssembler()
+        tickets = [FrameId("s", n) for n in range(1, 5)]
         assert parts.take(tickets[0], self.part(0, "a", first=True)) is None
         assert parts.take(tickets[1], self.part(1, "x", first=True)) is None
         graph = parts.take(tickets[2], self.part(0, "b", last=True))
@@ -254,8 +253,8 @@ class TestParts:
 
     def test_graph_described_again_begins_anew(self):
         """A description that broke off is forgotten, but its frames are settled too."""
-        parts = GraphParts()
-        tickets = [Ticket("s", n) for n in (1, 2)]
+        parts = GraphAssembler()
+        tickets = [FrameId("s", n) for n in (1, 2)]
         parts.take(tickets[0], self.part(0, "half", first=True))
         graph = parts.take(tickets[1], self.part(0, "whole", first=True, last=True))
         assert graph is not None

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from rankdump.contract.exchange import CallStacks, IterationEnd, SessionEnd
-from rankdumpd.agent.effects.again import FIRST_S, LAST_S, Again
-from rankdumpd.agent.sessions.due import Due
-from rankdumpd.agent.values import Declared, Ticket
+from rankdump._core.session_protocol import CallStacks, IterationEnd, SessionEnd
+from rankdumpd.agent.commit.post_commit import FIRST_RETRY_S, LAST_RETRY_S, Backoff
+from rankdumpd.agent.records import FrameId, MetadataFrame
+from rankdumpd.agent.session.pending_metadata import PendingMetadata
 
 
-def at(sequence: int, declaration=None) -> Declared:
+def at(sequence: int, declaration=None) -> MetadataFrame:
     stacks = CallStacks(0, (), (), ())
-    return Declared(Ticket("s", sequence), declaration or stacks, b"")
+    return MetadataFrame(FrameId("s", sequence), declaration or stacks, b"")
 
 
-def taken(due: Due, watermark: int = 99) -> list[int]:
+def taken(due: PendingMetadata, watermark: int = 99) -> list[int]:
     found: list[int] = []
     while (item := due.next(watermark)) is not None:
         found.append(item.ticket.sequence)
@@ -21,7 +21,7 @@ def taken(due: Due, watermark: int = 99) -> list[int]:
 
 
 def test_in_order_and_no_further_than_the_watermark():
-    due = Due()
+    due = PendingMetadata()
     due.add([at(4), at(1), at(2)])
     assert taken(due, 3) == [1, 2]
     assert due.all_here
@@ -29,7 +29,7 @@ def test_in_order_and_no_further_than_the_watermark():
 
 def test_while_it_waits_each_end_is_told_once_and_nothing_else_kept():
     """However often it is tried in vain; a goodbye does not hold back what is acknowledged."""
-    due = Due()
+    due = PendingMetadata()
     due.add([at(1), at(2, IterationEnd(0, 0)), at(3), at(4, SessionEnd(1))])
     assert due.goodbyes == [4]
     due.next(99)
@@ -50,7 +50,7 @@ def test_while_it_waits_each_end_is_told_once_and_nothing_else_kept():
 
 def test_what_is_read_again_is_known_to_have_begun_only_as_far_as_it_had():
     """What was never tried is not gone through for what an earlier try left."""
-    due = Due()
+    due = PendingMetadata()
     due.add([at(1), at(2), at(3)])
     due.set_back(due.next(99))
     due.resume()
@@ -63,7 +63,7 @@ def test_what_is_read_again_is_known_to_have_begun_only_as_far_as_it_had():
 
 
 def test_the_pause_grows_to_its_end_and_is_forgotten_with_what_waited():
-    again, now_s = Again(), 0.0
+    again, now_s = Backoff(), 0.0
     pauses: list[float] = []
     for _ in range(8):
         again.later("s", now_s=now_s)
@@ -71,8 +71,8 @@ def test_the_pause_grows_to_its_end_and_is_forgotten_with_what_waited():
         while not again.due(now_s=now_s):
             now_s += 0.5
         pauses.append(now_s - begun_s)
-    assert pauses[:4] == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S, 8 * FIRST_S]
-    assert pauses[-1] == LAST_S
+    assert pauses[:4] == [FIRST_RETRY_S, 2 * FIRST_RETRY_S, 4 * FIRST_RETRY_S, 8 * FIRST_RETRY_S]
+    assert pauses[-1] == LAST_RETRY_S
     assert again.over("s")
     assert not again.over("s")
     assert again.due(now_s=1e9) == []

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import xxhash
 
-from rankdump.codec import Codec, codec_named, codec_of
-from rankdumpd.agent.elements import loaded
-from rankdumpd.agent.encode import encode, examine
-from rankdumpd.agent.values import Encoded, Parcel, Ticket
+from rankdump._codec.file_codec import FileCodec, get_codec, select_codec
+from rankdumpd.agent.records import EncodedRecord, FrameId, ReceivedRecord, load_elements
+from rankdumpd.agent.storage.record_formats import encode_npy, examine_record
 
 
-def encoded_as(parcel: Parcel, codec: Codec, items: tuple[str, ...] | None = None) -> Encoded:
-    data = loaded(parcel.data)
-    return encode(examine(parcel, data, items), data, codec)
+def encoded_as(
+    parcel: ReceivedRecord, codec: FileCodec, items: tuple[str, ...] | None = None
+) -> EncodedRecord:
+    data = load_elements(parcel.data)
+    return encode_npy(examine_record(parcel, data, items), data, codec)
 
 
 @pytest.mark.parametrize("codec_name", ["none", "zstd"])
@@ -36,11 +37,11 @@ def test_numpy_loads_what_was_sent(make_head, codec_name, array):
     """Unpacked, the file is what numpy loads as the very array; its digest is of the elements."""
     data = array.tobytes()
     head = make_head(dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
-    parcel = Parcel(Ticket("s", 1), head, memoryview(data))
-    encoded = encoded_as(parcel, codec_named(codec_name))
+    parcel = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
+    encoded = encoded_as(parcel, get_codec(codec_name))
     packed = b"".join(encoded.parts)
     assert encoded.record.digest == xxhash.xxh3_128_hexdigest(data)
-    plain = codec_of(f"a.npy{encoded.suffix}").decode(packed, limit_bytes=1 << 20)
+    plain = select_codec(f"a.npy{encoded.suffix}").decode(packed, limit_bytes=1 << 20)
     loaded = np.load(io.BytesIO(plain))
     assert (loaded.dtype, loaded.shape) == (array.dtype, array.shape)
     assert loaded.tobytes() == data
@@ -63,8 +64,8 @@ def test_figures_are_of_the_elements_as_they_arrived(make_head, array, figures):
     """What has no figures has a file and no row."""
     data = array.tobytes()
     head = make_head(dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
-    parcel = Parcel(Ticket("s", 1), head, memoryview(data))
-    encoded = encoded_as(parcel, codec_named("zstd"), ("max", "min", "l2norm", "count"))
+    parcel = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
+    encoded = encoded_as(parcel, get_codec("zstd"), ("max", "min", "l2norm", "count"))
     assert encoded.record.figures == figures
     assert encoded.parts
 
@@ -73,6 +74,6 @@ def test_digest_column_of_a_widened_type_is_over_its_own_bytes(make_head):
     """The md5 of bfloat16 is over two bytes an element, whatever the file holds."""
     data = bytes.fromhex("803f0040")
     head = make_head(dtype="bfloat16", shape=(2,), byte_count=4)
-    parcel = Parcel(Ticket("s", 1), head, memoryview(data))
-    encoded = encoded_as(parcel, codec_named("none"), ("max", "md5"))
+    parcel = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
+    encoded = encoded_as(parcel, get_codec("none"), ("max", "md5"))
     assert encoded.record.figures == ("2", hashlib.md5(data, usedforsecurity=False).hexdigest())

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from rankdumpd.agent import folders
-from rankdumpd.agent.folders import Folders, HeldFolders, OutsideRootError
-from rankdumpd.agent.tree import Tree
+from rankdumpd.agent.storage import folders
+from rankdumpd.agent.storage.folders import OpenFolderCache, OutsideRootError, TreeFolders
+from rankdumpd.agent.storage.tree import DumpTree
 
 FOLDER = "rank_0/Net/0/0"
 UNFINISHED = stat.S_ISVTX | 0o700
 
 
-def tree(root: Path, **fields) -> Tree:
-    return Tree(str(root), file_mode=0o440, folder_mode=0o750, **fields)
+def tree(root: Path, **fields) -> DumpTree:
+    return DumpTree(str(root), file_mode=0o440, folder_mode=0o750, **fields)
 
 
-def put(tree: Tree, name: str = "a.npy", folder: str = FOLDER) -> None:
+def put(tree: DumpTree, name: str = "a.npy", folder: str = FOLDER) -> None:
     tree.put(folder, name, [b"bytes"], mark=f"mark-{name}")
 
 
@@ -125,8 +125,8 @@ def test_the_root_may_be_reached_through_a_link(tmp_path):
 
 
 def test_descriptors_are_few_and_close_with_their_last_user(tmp_path):
-    held = HeldFolders(most=3)
-    some = Folders(tmp_path, mode=0o750, synced=False, held=held)
+    held = OpenFolderCache(most=3)
+    some = TreeFolders(tmp_path, mode=0o750, synced=False, held=held)
     before = descriptors()
     mine = some.open("a/b", make=True)
     for number in range(20):
@@ -137,7 +137,7 @@ def test_descriptors_are_few_and_close_with_their_last_user(tmp_path):
 
 def test_threads_that_make_the_same_folders(tmp_path):
     """All get the same one, of the mode of the tree."""
-    some = Folders(tmp_path, mode=0o2775, synced=True, held=HeldFolders())
+    some = TreeFolders(tmp_path, mode=0o2775, synced=True, held=OpenFolderCache())
     ready = threading.Barrier(8)
     found: list[int] = []
 
@@ -214,10 +214,10 @@ class TestSynced:
         def fail(_) -> None:
             raise OSError(errno.EIO, "failing on purpose")
 
-        monkeypatch.setattr("rankdumpd.agent.growing.sync_folder", fail)
+        monkeypatch.setattr("rankdumpd.agent.storage.tree.sync_folder", fail)
         with pytest.raises(OSError, match="on purpose"):
             one.put(FOLDER, "a.npy", [b"1"], mark="m", replaces=replaces)
         assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["other.npy"]
-        monkeypatch.setattr("rankdumpd.agent.growing.sync_folder", sync)
+        monkeypatch.setattr("rankdumpd.agent.storage.tree.sync_folder", sync)
         one.put(FOLDER, "a.npy", [b"1"], mark="m", replaces=replaces)
         assert (tmp_path / FOLDER / "a.npy").read_bytes() == b"1"

@@ -8,14 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.errors import DamagedError, ExhaustedError
-from rankdump.contract.events import Event, EventColumns, EventKind
-from rankdump.contract.exchange import IterationEnd, SessionEnd
-from rankdump.contract.figure_rows import FigureRows
-from rankdump.contract.status import IterationStatus, SessionState
-from rankdumpd.agent.ledger import Ledger, folding
-from rankdumpd.agent.progress import Progress
-from rankdumpd.agent.values import CountRow, Declared, Fate, Judged, Outcome, Ticket, dropped
+from rankdump._core.events import EventColumns, EventKind, RankEvent
+from rankdump._core.record import StatisticRows
+from rankdump._core.session_protocol import IterationEnd, SessionEnd
+from rankdump._core.status import IterationStatus, SessionState
+from rankdump.errors import CorruptedError, ExhaustedError
+from rankdumpd.agent.ledger import retention
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.ledger.rows import OutcomeCountRow
+from rankdumpd.agent.records import (
+    FrameId,
+    MetadataFrame,
+    RecordOutcome,
+    RecordStatus,
+    StatisticRowsResult,
+    make_drop_outcome,
+)
+from rankdumpd.agent.session.rank_session import CommitProgress
 
 DAY_US = 86_400 * 10**6
 BALANCE = IterationStatus("job", "session", 0, 0, True)
@@ -37,13 +46,13 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ledger(tmp_path: Path, clock: Clock):
-    ledger = Ledger(tmp_path / "state", now_us=clock)
+    ledger = AgentLedger(tmp_path / "state", now_us=clock)
     yield ledger
     ledger.close()
 
 
 @pytest.fixture
-def dump(ledger: Ledger, make_request, make_head, make_kind):
+def dump(ledger: AgentLedger, make_request, make_head, make_kind):
     """Enters a session of two iterations that ended and one that did not."""
 
     def entered(session_id: str = "session", *, closed: bool = True) -> None:
@@ -51,20 +60,20 @@ def dump(ledger: Ledger, make_request, make_head, make_kind):
         number = 0
         for iteration in range(3):
             heads = [make_head(iteration=iteration, slot=slot) for slot in range(4)]
-            tickets = [Ticket(session_id, number + n) for n in range(1, 7)]
+            tickets = [FrameId(session_id, number + n) for n in range(1, 7)]
             outcomes = [
                 *(
-                    Outcome(t, h, Fate.STORED, bytes_stored=9)
+                    RecordOutcome(t, h, RecordStatus.STORED, bytes_stored=9)
                     for t, h in zip(tickets[:2], heads[:2], strict=True)
                 ),
-                Outcome(tickets[2], heads[2], Fate.LINKED),
-                dropped(tickets[3], heads[3], "disk_full"),
+                RecordOutcome(tickets[2], heads[2], RecordStatus.LINKED),
+                make_drop_outcome(tickets[3], heads[3], "disk_full"),
             ]
             columns = (make_kind(),) * 5, tuple(range(5)), ("1",) * 5
-            rows = FigureRows(iteration, *columns, degraded=True)
-            judged = Judged(tickets[4], rows, {"disk_low": [0, 3]}, b"rows")
+            rows = StatisticRows(iteration, *columns, degraded=True)
+            judged = StatisticRowsResult(tickets[4], rows, {"disk_low": [0, 3]}, b"rows")
             ended = IterationEnd(iteration, 9)
-            end = Declared(tickets[5], ended, b"end")
+            end = MetadataFrame(tickets[5], ended, b"end")
             ends = [end] if iteration < 2 else []
             # As the committer has it: the watermark is that of the batch before.
             ledger.commit(outcomes, [judged], ends, {session_id: number}, synced=False)
@@ -73,36 +82,36 @@ def dump(ledger: Ledger, make_request, make_head, make_kind):
             number += 6
         if closed:
             left = SessionEnd(3)
-            bye = Declared(Ticket(session_id, number), left, b"bye")
+            bye = MetadataFrame(FrameId(session_id, number), left, b"bye")
             ledger.commit((), (), [bye], {session_id: number - 1}, synced=False)
             ledger.session_ended(bye.ticket, left)
 
     return entered
 
 
-def tidied(ledger: Ledger) -> None:
+def tidied(ledger: AgentLedger) -> None:
     while ledger.tidy():
         pass
 
 
-def rows_of(ledger: Ledger, table: str) -> int:
+def rows_of(ledger: AgentLedger, table: str) -> int:
     ((count,),) = ledger._select(f"SELECT COUNT(*) FROM {table}")
     return count
 
 
-def sums(ledger: Ledger) -> Counter:
+def sums(ledger: AgentLedger) -> Counter:
     found: Counter = Counter()
     for row in ledger.counts("session"):
-        assert isinstance(row, CountRow)
+        assert isinstance(row, OutcomeCountRow)
         for name in ("records", "bytes_in", "bytes_stored"):
             found[row.iteration, row.fate, row.reason, name] += getattr(row, name)
     return found
 
 
-def known(ledger: Ledger) -> set[int]:
+def known(ledger: AgentLedger) -> set[int]:
     row = ledger.find("session")
     assert row is not None
-    progress = Progress(row.watermark, ledger.committed_beyond("session", row.watermark))
+    progress = CommitProgress(row.watermark, ledger.committed_beyond("session", row.watermark))
     return {number for number in range(1, 30) if number in progress}
 
 
@@ -111,7 +120,7 @@ def test_rows_of_a_closed_session_go_after_a_day_and_their_sums_stay(
     ledger, dump, clock, monkeypatch, at_once
 ):
     """Balances, ends and known numbers are what they were; rows that did not end stay."""
-    monkeypatch.setattr(folding, "AT_ONCE", at_once)
+    monkeypatch.setattr(retention, "MAX_FOLDED_ROWS", at_once)
     dump()
     before, ends, numbers = sums(ledger), ledger.ends("session"), known(ledger)
     clock.now_us += DAY_US - 1
@@ -154,14 +163,14 @@ def test_rows_that_are_damaged_or_tell_of_too_much_keep_no_others(ledger, dump, 
 
 def test_what_the_coordinator_has_to_be_told_stays(tmp_path, make_request, clock):
     """A declaration whose events nobody has heard of yet outlives the day."""
-    ledger = Ledger(tmp_path / "state", report_bytes=1 << 20, now_us=clock)
+    ledger = AgentLedger(tmp_path / "state", report_bytes=1 << 20, now_us=clock)
     ledger.open_session(make_request())
-    columns = EventColumns.of([Event(0, 0, 0, 0, "op", EventKind.OPERATOR, 1, 2)])
-    events = Declared(Ticket("session", 1), columns, b"events")
-    end = Declared(Ticket("session", 2), IterationEnd(0, 0), b"end")
+    columns = EventColumns.of([RankEvent(0, 0, 0, 0, "op", EventKind.OPERATOR, 1, 2)])
+    events = MetadataFrame(FrameId("session", 1), columns, b"events")
+    end = MetadataFrame(FrameId("session", 2), IterationEnd(0, 0), b"end")
     ledger.commit((), (), [events, end], {"session": 2}, synced=False)
     ledger.iteration_ended(end.ticket, IterationEnd(0, 0), (), BALANCE)
-    ledger.session_ended(Ticket("session", 3), SessionEnd(1))
+    ledger.session_ended(FrameId("session", 3), SessionEnd(1))
     clock.now_us += 2 * DAY_US
     tidied(ledger)
     told, balance = ledger.log.items(0)
@@ -203,7 +212,7 @@ def test_a_rank_that_is_lost_for_good_is_not_restored(ledger, dump, make_request
     clock.now_us += DAY_US
     assert ledger.unfinished() == []
     ledger.close()
-    again = Ledger(tmp_path / "state", now_us=clock)
+    again = AgentLedger(tmp_path / "state", now_us=clock)
     assert again.unfinished() == []
     row = again.find("session")
     assert row is not None
@@ -216,7 +225,7 @@ def test_a_rank_that_is_lost_for_good_is_not_restored(ledger, dump, make_request
 def test_a_lost_rank_with_something_to_be_done_is_restored(ledger, make_request, clock):
     """What waits for its disk is not forgotten, however long it waits."""
     ledger.open_session(make_request())
-    end = Declared(Ticket("session", 1), IterationEnd(0, 0), b"end")
+    end = MetadataFrame(FrameId("session", 1), IterationEnd(0, 0), b"end")
     ledger.commit((), (), [end], {"session": 1}, synced=False)
     ledger.left(["session"])
     clock.now_us += 9 * DAY_US
@@ -236,8 +245,8 @@ def test_a_state_folder_without_room_says_so(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(sqlite3, "connect", lambda *a, **k: real(*a, **k, factory=Full))
         with pytest.raises(ExhaustedError, match=r"agent.state_dir: .* has no space: .*full"):
-            Ledger(tmp_path / "state")
-    Ledger(tmp_path / "state").close()
+            AgentLedger(tmp_path / "state")
+    AgentLedger(tmp_path / "state").close()
 
 
 @pytest.mark.parametrize("keeps", [0, 4096])
@@ -249,5 +258,5 @@ def test_a_damaged_ledger_is_said_in_one_line(ledger, dump, tmp_path, keeps):
     data = path.read_bytes()
     path.write_bytes(data[:keeps] + b"\xff" * (len(data) - keeps))
     for _ in range(2):
-        with pytest.raises(DamagedError, match=r"ledger\.sqlite is damaged|damaged database"):
-            Ledger(tmp_path / "state")
+        with pytest.raises(CorruptedError, match=r"ledger\.sqlite is damaged|damaged database"):
+            AgentLedger(tmp_path / "state")

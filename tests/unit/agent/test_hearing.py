@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rankdumpd.agent.report.hearing import TOLD_AFTER_US, Hearing
-from rankdumpd.agent.values import QuietRank
+from rankdumpd.agent.records import QuietRank
+from rankdumpd.agent.report.reporter import REPORT_DELAY_US, QuietRankTracker
 
 S = 1_000_000
 ONE, TWO = QuietRank("j", 0, "s0", 5), QuietRank("j", 1, "s1", 9)
@@ -15,7 +15,7 @@ class Host:
     def __init__(self) -> None:
         self.quiet: list[QuietRank] = []
         self.newest = 0
-        self.hearing = Hearing(lambda: self.quiet)
+        self.hearing = QuietRankTracker(lambda: self.quiet)
 
     def look(self, now_us: int) -> None:
         self.hearing.look(now_us=now_us, newest=lambda: self.newest)
@@ -25,10 +25,10 @@ def test_a_rank_that_is_quiet_twice_is_known_up_to_shortly_before():
     host = Host()
     host.quiet = [ONE]
     host.look(10 * S)
-    assert host.hearing.told_to(0) == ((), 10 * S - TOLD_AFTER_US)
+    assert host.hearing.told_to(0) == ((), 10 * S - REPORT_DELAY_US)
     host.quiet = [ONE, TWO]
     host.look(11 * S)
-    assert host.hearing.told_to(0) == ((ONE,), 11 * S - TOLD_AFTER_US)
+    assert host.hearing.told_to(0) == ((ONE,), 11 * S - REPORT_DELAY_US)
     assert host.hearing.told_to(0)[0] == ()
 
 
@@ -47,7 +47,7 @@ def test_it_is_said_when_the_log_is_told_as_far_as_it_was_then():
     host.look(10 * S)
     host.look(11 * S)
     assert host.hearing.told_to(39)[0] == ()
-    assert host.hearing.told_to(40) == ((ONE,), 11 * S - TOLD_AFTER_US)
+    assert host.hearing.told_to(40) == ((ONE,), 11 * S - REPORT_DELAY_US)
 
 
 def test_a_new_stream_begins_to_look_anew():

@@ -7,19 +7,17 @@ from typing import Any
 
 import pytest
 
-from rankdump.contract.errors import ProtocolError, ResendError, UnavailableError
-from rankdump.contract.plan import DumpPlan, Output
-from rankdump.contract.plan_json import plan_to_json
+from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
+from rankdump.errors import ProtocolError, ResendError, UnavailableError
 from rankdump.wire.v1 import agent_pb2
-from rankdumpd.agent import intake as room
-from rankdumpd.agent.budget import Budget
-from rankdumpd.agent.intake import Intake
-from rankdumpd.agent.policy import Policy, Room
-from rankdumpd.agent.sessions import Session
-from rankdumpd.agent.tries import Tries
-from rankdumpd.agent.values import Declared, Outcome, Parcel
+from rankdumpd.agent.ingress import session_intake as room
+from rankdumpd.agent.ingress.session_intake import FailureCounter, SessionIntake
+from rankdumpd.agent.limits.admission import ResourcePolicy, ResourceUsage
+from rankdumpd.agent.limits.usage import QueueBudget
+from rankdumpd.agent.records import MetadataFrame, ReceivedRecord, RecordOutcome
+from rankdumpd.agent.session.rank_session import RankSession
 
-LARGE = room.SMALL_BYTES + 1
+LARGE = room.SMALL_RECORD_BYTES + 1
 CEILING = 100_000
 
 
@@ -42,30 +40,30 @@ class House:
     """An intake with the rooms around it."""
 
     def __init__(self, make_request, *, limit_bytes: int = 1 << 30) -> None:
-        plan = DumpPlan(output=Output(root="/dump"))
-        self.session = Session(make_request(plan_json=plan_to_json(plan)), plan)
-        self.budget = Budget(limit_bytes)
+        plan = DumpPlan(output=OutputSettings(root="/dump"))
+        self.session = RankSession(make_request(plan_json=plan_to_json(plan)), plan)
+        self.budget = QueueBudget(limit_bytes)
         self.workers, self.committer = Taker(), Taker()
         self.asked = 0
-        self.tries = Tries()
+        self.tries = FailureCounter()
         rooms: Any = {"workers": self.workers, "committer": self.committer}
         self._rooms = rooms
         self.renew()
 
     def renew(self) -> None:
         """Go on with another stream."""
-        self.intake = Intake(
+        self.intake = SessionIntake(
             self.session, budget=self.budget, room=self._room, tries=self.tries, **self._rooms
         )
 
-    def _room(self) -> Room:
+    def _room(self) -> ResourceUsage:
         self.asked += 1
-        return Room(Policy(CEILING))
+        return ResourceUsage(ResourcePolicy(CEILING))
 
     def settle(self) -> None:
         """Give back what the committer would once everything is done."""
         parcels = [item for batch in self.workers.batches for item in batch]
-        sizes = [room.cost_bytes(parcel.head.byte_count) for parcel in parcels]
+        sizes = [room.compute_cost_bytes(parcel.head.byte_count) for parcel in parcels]
         others = sum(map(len, self.committer.batches))
         self.budget.give(sum(sizes) + self.committer.cost, items=len(sizes) + others)
 
@@ -106,8 +104,8 @@ def test_small_records_wait_for_those_that_come_with_them(house):
     house.intake.hand_on()
     assert house.workers.numbers() == [[1, 2, 3, 4]]
     assert house.committer.numbers() == [[5]]
-    assert all(isinstance(each, Parcel) for each in house.workers.batches[0])
-    assert isinstance(house.committer.batches[0][0], Declared)
+    assert all(isinstance(each, ReceivedRecord) for each in house.workers.batches[0])
+    assert isinstance(house.committer.batches[0][0], MetadataFrame)
     assert house.budget.items == 5
     house.settle()
     assert (house.budget.items, house.budget.used_bytes) == (0, 0)
@@ -115,10 +113,10 @@ def test_small_records_wait_for_those_that_come_with_them(house):
 
 def test_bounds_of_a_batch(house, monkeypatch):
     """So many and so large together: then it is handed on, whatever else comes."""
-    monkeypatch.setattr(room, "MOST_GATHERED", 3)
+    monkeypatch.setattr(room, "MAX_GATHERED_FRAMES", 3)
     take(house, *[record(n) for n in range(1, 8)])
     assert house.workers.numbers() == [[1, 2, 3], [4, 5, 6]]
-    monkeypatch.setattr(room, "MOST_GATHERED_BYTES", 1)
+    monkeypatch.setattr(room, "MAX_GATHERED_BYTES", 1)
     take(house, record(8))
     assert house.workers.numbers()[2:] == [[7, 8]]
 
@@ -141,14 +139,14 @@ def test_a_large_record_goes_alone_after_those_before_it(house, first):
 def test_a_large_record_that_is_cut_off_gives_its_room_back(house):
     """It leaves as a counted drop that occupies next to nothing."""
     take(house, record(1, LARGE, first=3))
-    assert house.budget.used_bytes == room.cost_bytes(3)
+    assert house.budget.used_bytes == room.compute_cost_bytes(3)
     take(house, chunk(1, 3, 100))
-    assert house.budget.used_bytes == room.cost_bytes(103)
+    assert house.budget.used_bytes == room.compute_cost_bytes(103)
     house.intake.cut_off("torn")
     ((outcome,),) = house.committer.batches
-    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome, RecordOutcome)
     assert (outcome.reason, house.workers.batches) == ("torn", [])
-    assert house.budget.used_bytes == room.cost_bytes(0)
+    assert house.budget.used_bytes == room.compute_cost_bytes(0)
     house.settle()
     assert (house.budget.items, house.budget.used_bytes) == (0, 0)
 
@@ -190,7 +188,7 @@ def test_frames_before_a_fault_are_kept(house):
 def test_a_frame_that_fails_three_times_is_given_up(house):
     """Streams come and go meanwhile: it is the session that counts."""
     bad = agent_pb2.Frame(sequence=2, record=agent_pb2.Record(kind=b"\xff"))
-    for _ in range(room.MOST_TRIES - 1):
+    for _ in range(room.MAX_UNREADABLE_TRIES - 1):
         with pytest.raises(ResendError, match="frame 2 cannot be read"):
             take(house, record(1), bad)
         house.intake.hand_on()
@@ -205,7 +203,7 @@ def test_a_frame_that_fails_three_times_is_given_up(house):
 
 def test_a_number_that_never_comes_is_refused_in_the_end(house):
     """A rank that sent all it has ten times has no more."""
-    for _ in range(room.MOST_GAPS - 1):
+    for _ in range(room.MAX_GAPS - 1):
         with pytest.raises(ResendError):
             take(house, record(1), record(3))
         house.renew()
@@ -220,7 +218,7 @@ def test_what_is_only_declared_keeps_nobody_waiting(make_request):
     house.budget.take(LARGE)
     house.budget.give(LARGE)
     take(house, *[chunk(1, at, LARGE) for at in range(1, 3 * LARGE, LARGE)])
-    assert house.budget.used_bytes == room.cost_bytes(3 * LARGE + 1)
+    assert house.budget.used_bytes == room.compute_cost_bytes(3 * LARGE + 1)
     house.intake.give_back()
     assert (house.budget.items, house.budget.used_bytes) == (0, 0)
 

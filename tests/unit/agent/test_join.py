@@ -14,35 +14,35 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankdump import dumpdata
-from rankdump.codec import codec_named
-from rankdump.contract.dump_types import DATA_TYPES, FORMAT_NUMBERS
-from rankdump.contract.dumpdata import OpInput, OpOutput
-from rankdump.contract.key import Side
-from rankdump.contract.layout.layouts import LAYOUTS
-from rankdump.contract.layout.place import Stand
-from rankdump.contract.plan import DumpPlan, Output
-from rankdumpd.agent import files as plain_files
-from rankdumpd.agent.binhead import bin_head
-from rankdumpd.agent.encode import encode_bin, examine
-from rankdumpd.agent.files import write_all
-from rankdumpd.agent.join import Joiner
-from rankdumpd.agent.lines import lines_of
-from rankdumpd.agent.members import BinTensor, Member
-from rankdumpd.agent.names import Names
-from rankdumpd.agent.tree import Tree
-from rankdumpd.agent.values import Fate, Parcel, Ticket
-from rankdumpd.agent.write import Writer
+from rankdump._binfile import bin_file
+from rankdump._binfile.header import OpInput, OpOutput
+from rankdump._codec.file_codec import get_codec
+from rankdump._core.cann_types import DATA_TYPES, FORMAT_NUMBERS
+from rankdump._core.plan import DumpPlan, OutputSettings
+from rankdump._core.record import TensorSide
+from rankdump._layout.tree_layouts import LAYOUTS
+from rankdump._layout.tree_paths import TreeContext
+from rankdumpd.agent.records import BinTensor, FrameId, OperatorMember, ReceivedRecord, RecordStatus
+from rankdumpd.agent.storage import tree as plain_files
+from rankdumpd.agent.storage.record_formats import (
+    BinFileJoiner,
+    encode_bin,
+    examine_record,
+    make_bin_header,
+)
+from rankdumpd.agent.storage.record_writer import RecordWriter
+from rankdumpd.agent.storage.statistic_tables import make_table_format
+from rankdumpd.agent.storage.tree import DumpTree, MappingFiles, write_parts
 
 CANN = LAYOUTS["cann"]
 NOISE = np.random.default_rng(4).integers(0, 256, 1 << 17, dtype=np.uint8)
 LONG = "Default/" + "x" * 300 + "-op0"
 TENSORS = {
-    (Side.OUTPUT, 0): np.arange(6, dtype=np.float32).reshape(2, 3),
-    (Side.INPUT, 2): np.zeros((1, 2, 3, 4), dtype=np.float16),
-    (Side.INPUT, 0): NOISE,
-    (Side.OUTPUT, 3): np.zeros((0, 4), dtype=np.int64),
-    (Side.INPUT, 1): np.array(True),
+    (TensorSide.OUTPUT, 0): np.arange(6, dtype=np.float32).reshape(2, 3),
+    (TensorSide.INPUT, 2): np.zeros((1, 2, 3, 4), dtype=np.float16),
+    (TensorSide.INPUT, 0): NOISE,
+    (TensorSide.OUTPUT, 3): np.zeros((0, 4), dtype=np.int64),
+    (TensorSide.INPUT, 1): np.array(True),
 }
 
 
@@ -51,29 +51,31 @@ class Room:
 
     def __init__(self, root: Path, codec: str = "zstd", **fields) -> None:
         self.root = root
-        tree = Tree(str(root), file_mode=0o440, folder_mode=0o750, **fields)
-        names, stand = Names(tree), Stand(str(root), 5, "20250102030405")
-        self.codec = codec_named(codec)
-        lines = lines_of(DumpPlan(output=Output(str(root))), CANN, stand, 0)
-        self.writer = Writer(
+        tree = DumpTree(str(root), file_mode=0o440, folder_mode=0o750, **fields)
+        names, stand = MappingFiles(tree), TreeContext(str(root), 5, "20250102030405")
+        self.codec = get_codec(codec)
+        lines = make_table_format(DumpPlan(output=OutputSettings(str(root))), CANN, stand, 0)
+        self.writer = RecordWriter(
             tree, names, layout=CANN, stand=stand, lines=lines, device_target="CPU"
         )
-        self.joiner = Joiner(tree, names, self.codec, CANN)
+        self.joiner = BinFileJoiner(tree, names, self.codec, CANN)
 
-    def member(self, sequence: int, head, array: np.ndarray) -> Member:
+    def member(self, sequence: int, head, array: np.ndarray) -> OperatorMember:
         key, data = head.key, array.tobytes()
         looks = {"dtype": array.dtype.name, "shape": array.shape, "byte_count": len(data)}
         head = replace(head, kind=head.kind._replace(**looks))
         elements = memoryview(data)
-        record = examine(Parcel(Ticket("s", sequence), head, elements), elements, None)
+        record = examine_record(
+            ReceivedRecord(FrameId("s", sequence), head, elements), elements, None
+        )
         encoded = encode_bin(record, elements, self.codec, CANN)
         outcome = self.writer.write(encoded)
-        assert outcome.fate is Fate.STORED
+        assert outcome.fate is RecordStatus.STORED
         member = outcome.membership
         assert member
         assert member.whole
         tensor = BinTensor(key.side, key.slot, head.kind.dtype, head.kind.shape, head.byte_count)
-        return Member(
+        return OperatorMember(
             sequence,
             outcome.path,
             member.whole,
@@ -91,7 +93,7 @@ class Room:
 
 @pytest.fixture
 def members_of(make_head):
-    def make(room: Room, tensors=TENSORS, **fields) -> list[Member]:
+    def make(room: Room, tensors=TENSORS, **fields) -> list[OperatorMember]:
         return [
             room.member(n, make_head(side=side, slot=slot, **fields), array)
             for n, ((side, slot), array) in enumerate(tensors.items(), start=1)
@@ -100,11 +102,11 @@ def members_of(make_head):
     return make
 
 
-def read(path: Path) -> dict[tuple[Side, int], np.ndarray]:
-    found = dumpdata.open_bin(path)
+def read(path: Path) -> dict[tuple[TensorSide, int], np.ndarray]:
+    found = bin_file.open_bin_file(path)
     assert found.header.op_name.startswith("Default/")
     assert found.header.dump_time == 1
-    tensors: dict[tuple[Side, int], np.ndarray] = {}
+    tensors: dict[tuple[TensorSide, int], np.ndarray] = {}
     for payload in found.payloads:
         part = payload.part
         assert isinstance(part, OpInput | OpOutput)
@@ -115,7 +117,7 @@ def read(path: Path) -> dict[tuple[Side, int], np.ndarray]:
         assert part.format == FORMAT_NUMBERS["NCHW" if len(part.shape.dim) == 4 else "ND"]
         dtype = DATA_TYPES[part.data_type].element
         array = np.frombuffer(found.bytes_of(payload), dtype).reshape(part.shape.dim)
-        tensors[Side(payload.kind), payload.index] = array
+        tensors[TensorSide(payload.kind), payload.index] = array
     return tensors
 
 
@@ -127,20 +129,22 @@ def same(found, expected) -> bool:
 
 
 @given(
-    places=st.sets(st.tuples(st.sampled_from(Side), st.integers(0, 300)), min_size=1, max_size=4),
+    places=st.sets(
+        st.tuples(st.sampled_from(TensorSide), st.integers(0, 300)), min_size=1, max_size=4
+    ),
     timestamp_us=st.integers(0, (1 << 63) - 1),
 )
-@example(places={(Side.INPUT, 299)}, timestamp_us=0)
+@example(places={(TensorSide.INPUT, 299)}, timestamp_us=0)
 def test_header_is_what_a_writer_of_whole_headers_gives(places, timestamp_us):
     """Byte for byte, though what stays the same is remembered."""
     tensors = [BinTensor(side, slot, "float32", (2,), 8) for side, slot in sorted(places)]
-    head = bin_head("Default/a", timestamp_us, tensors, CANN)
-    header = dumpdata.parse(memoryview(head + bytes(8 * len(tensors)))).header
+    head = make_bin_header("Default/a", timestamp_us, tensors, CANN)
+    header = bin_file.parse_bin_file(memoryview(head + bytes(8 * len(tensors)))).header
     assert (header.dump_time, header.op_name) == (timestamp_us, "Default/a")
-    assert dumpdata.head(header) == head
+    assert bin_file.serialize_bin_head(header) == head
     sizes = {
         (side, slot): part.size
-        for side, parts in ((Side.INPUT, header.input), (Side.OUTPUT, header.output))
+        for side, parts in ((TensorSide.INPUT, header.input), (TensorSide.OUTPUT, header.output))
         for slot, part in enumerate(parts)
     }
     assert {place for place, size in sizes.items() if size} == places
@@ -186,14 +190,14 @@ def test_plain_file_is_what_the_codec_packs(tmp_path, members_of):
         room.joiner.join(members_of(room), mark="m")
     name = "20250102030405/5/Net/0/0/MatMul.Default_MatMul-op0.0.0.1"
     packed = (tmp_path / "zstd" / f"{name}.zst").read_bytes()
-    plain = codec_named("zstd").decode(packed, limit_bytes=1 << 20)
+    plain = get_codec("zstd").decode(packed, limit_bytes=1 << 20)
     assert bytes(plain) == (tmp_path / "none" / name).read_bytes()
 
 
 def test_an_only_tensor_is_not_copied(tmp_path, members_of):
     """Its file is that of the operator under another name; saying so twice changes nothing."""
     room = Room(tmp_path)
-    members = members_of(room, {(Side.OUTPUT, 1): NOISE})
+    members = members_of(room, {(TensorSide.OUTPUT, 1): NOISE})
     inode = (tmp_path / members[0].path).stat().st_ino
     for _ in range(2):
         (joined,) = room.joiner.join(members, mark="m")
@@ -202,16 +206,16 @@ def test_an_only_tensor_is_not_copied(tmp_path, members_of):
         assert path == tmp_path / members[0].whole.path
         assert path.stat().st_ino == inode
         assert path.stat().st_size == joined.bytes_stored
-        assert same(read(path), {(Side.OUTPUT, 1): NOISE})
+        assert same(read(path), {(TensorSide.OUTPUT, 1): NOISE})
 
 
 def test_an_element_type_without_a_number(tmp_path, make_head):
     """Its bytes are kept, of a type that is not defined."""
     head = make_head(dtype="float8_e4m3fnuz", shape=(3,), byte_count=3)
     elements = memoryview(b"abc")
-    record = examine(Parcel(Ticket("s", 1), head, elements), elements, None)
-    encoded = encode_bin(record, elements, codec_named("none"), CANN)
-    found = dumpdata.parse(memoryview(b"".join(encoded.parts)))
+    record = examine_record(ReceivedRecord(FrameId("s", 1), head, elements), elements, None)
+    encoded = encode_bin(record, elements, get_codec("none"), CANN)
+    found = bin_file.parse_bin_file(memoryview(b"".join(encoded.parts)))
     (part,) = found.header.output
     assert (part.data_type, part.size, bytes(found.bytes_of(found.payloads[0]))) == (0, 3, b"abc")
 
@@ -226,7 +230,7 @@ def test_full_disk_leaves_the_tensors(tmp_path, members_of, monkeypatch, failing
         if armed and next(countdown) == failing_at:
             os.write(descriptor, bytes(parts[0])[:1])
             raise OSError(errno.ENOSPC, "failing on purpose")
-        write_all(descriptor, parts)
+        write_parts(descriptor, parts)
 
     def nothing_in_the_kernel(*_: object) -> int:
         raise OSError(errno.EXDEV, "not here")
@@ -290,13 +294,15 @@ def test_two_tensors_of_one_slot(tmp_path, members_of):
 def test_many_tensors(tmp_path, members_of):
     """An operator of 300 tensors is one file, written once."""
     tensors = {
-        (side, slot): np.full(slot, slot, dtype=np.int32) for side in Side for slot in range(150)
+        (side, slot): np.full(slot, slot, dtype=np.int32)
+        for side in TensorSide
+        for slot in range(150)
     }
     opened: list[int] = []
 
     def write(descriptor: int, parts) -> None:
         opened.append(descriptor)
-        write_all(descriptor, parts)
+        write_parts(descriptor, parts)
 
     room = Room(tmp_path, write=write)
     members = members_of(room, tensors)
@@ -309,7 +315,10 @@ def test_many_tensors(tmp_path, members_of):
 def test_a_synced_tree_joins_too(tmp_path, members_of):
     """Syncing changes when a file counts as safe, not what is in it."""
     room = Room(tmp_path, synced=True)
-    for members in (members_of(room), members_of(room, {(Side.INPUT, 0): NOISE}, op_name="b/c")):
+    for members in (
+        members_of(room),
+        members_of(room, {(TensorSide.INPUT, 0): NOISE}, op_name="b/c"),
+    ):
         room.joiner.join(members, mark="m")
         room.joiner.remove(members)
     assert len(room.files()) == 2

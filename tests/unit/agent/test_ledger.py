@@ -9,31 +9,34 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.errors import ConfigError
-from rankdump.contract.exchange import IterationEnd, SessionEnd
-from rankdump.contract.figure_rows import FigureRows
-from rankdump.contract.graph import Graph, GraphPart
-from rankdump.contract.key import Side
-from rankdump.contract.layout.place import Place
-from rankdump.contract.status import IterationStatus, SessionState
-from rankdumpd.agent import schema
-from rankdumpd.agent.ledger import Ledger, reading
-from rankdumpd.agent.members import BinTensor, Joined, Membership
-from rankdumpd.agent.progress import Progress
-from rankdumpd.agent.values import (
-    CountRow,
-    Declared,
-    EndRow,
-    Fate,
-    Judged,
-    KeptFrame,
-    KeptRecord,
-    KeptRow,
-    Outcome,
-    TableRow,
-    Ticket,
-    dropped,
+from rankdump._core.graph import GraphPart, OperatorGraph
+from rankdump._core.record import StatisticRows, TensorSide
+from rankdump._core.session_protocol import IterationEnd, SessionEnd
+from rankdump._core.status import IterationStatus, SessionState
+from rankdump._layout.tree_paths import FilePlace
+from rankdump.errors import ConfigError
+from rankdumpd.agent.ledger import database, reader
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.ledger.rows import (
+    IterationEndRow,
+    OutcomeCountRow,
+    StoredRecord,
+    StoredStatisticRows,
+    StoredTableRow,
 )
+from rankdumpd.agent.records import (
+    BinTensor,
+    FrameId,
+    JoinedMember,
+    MetadataFrame,
+    OperatorMembership,
+    RecordOutcome,
+    RecordStatus,
+    StatisticRowsResult,
+    StatisticTableRow,
+    make_drop_outcome,
+)
+from rankdumpd.agent.session.rank_session import CommitProgress
 
 FIRST_TABLES = """
 CREATE TABLE sessions (
@@ -60,18 +63,18 @@ BALANCE = IterationStatus("job", "session", 0, 0, True)
 
 @pytest.fixture
 def ledger(tmp_path: Path):
-    ledger = Ledger(tmp_path / "state")
+    ledger = AgentLedger(tmp_path / "state")
     yield ledger
     ledger.close()
 
 
 @pytest.fixture
 def stored(make_head):
-    def make(sequence: int, **fields) -> Outcome:
-        return Outcome(
-            Ticket("session", sequence),
+    def make(sequence: int, **fields) -> RecordOutcome:
+        return RecordOutcome(
+            FrameId("session", sequence),
             make_head(**fields),
-            Fate.STORED,
+            RecordStatus.STORED,
             path=f"p{sequence}",
             digest="d",
             bytes_stored=9,
@@ -82,24 +85,30 @@ def stored(make_head):
 
 @pytest.fixture
 def make_judged(make_kind):
-    def make(sequence: int, count: int, refused=None, iteration: int = 0, **fields) -> Judged:
+    def make(
+        sequence: int, count: int, refused=None, iteration: int = 0, **fields
+    ) -> StatisticRowsResult:
         columns = (make_kind(),) * count, tuple(range(count)), ("1",) * count
-        rows = FigureRows(iteration, *columns, **fields)
-        return Judged(Ticket("session", sequence), rows, refused or {}, f"raw{sequence}".encode())
+        rows = StatisticRows(iteration, *columns, **fields)
+        return StatisticRowsResult(
+            FrameId("session", sequence), rows, refused or {}, f"raw{sequence}".encode()
+        )
 
     return make
 
 
-def rowed(outcome: Outcome) -> Outcome:
-    row = TableRow(Place("folder", "statistic.csv"), f"row {outcome.ticket.sequence}")
+def rowed(outcome: RecordOutcome) -> RecordOutcome:
+    row = StatisticTableRow(FilePlace("folder", "statistic.csv"), f"row {outcome.ticket.sequence}")
     return replace(outcome, row=row)
 
 
-def declared(sequence: int, declaration) -> Declared:
-    return Declared(Ticket("session", sequence), declaration, f"raw{sequence}".encode())
+def declared(sequence: int, declaration) -> MetadataFrame:
+    return MetadataFrame(FrameId("session", sequence), declaration, f"raw{sequence}".encode())
 
 
-def commit(ledger: Ledger, outcomes=(), declarations=(), judged=(), watermark: int = 0) -> None:
+def commit(
+    ledger: AgentLedger, outcomes=(), declarations=(), judged=(), watermark: int = 0
+) -> None:
     ledger.commit(outcomes, judged, declarations, {"session": watermark}, synced=False)
 
 
@@ -110,7 +119,7 @@ def test_resume_point_is_the_first_gap(ledger, make_request, stored):
     row = ledger.find("session")
     assert row is not None
     beyond = ledger.committed_beyond("session", row.watermark)
-    progress = Progress(row.watermark, beyond)
+    progress = CommitProgress(row.watermark, beyond)
     assert progress.watermark == 3
     assert 5 in progress
     assert 4 not in progress
@@ -121,37 +130,44 @@ def test_entering_twice_changes_nothing(ledger, make_request, make_head, stored)
     ledger.open_session(make_request())
     for _ in range(2):
         commit(ledger, [stored(1)], [declared(2, IterationEnd(0, 1))])
-    commit(ledger, [dropped(Ticket("session", 1), make_head(), "disk_full")])
-    assert ledger.counts("session") == [CountRow(0, Fate.STORED, "", 1, 16, 9)]
+    commit(ledger, [make_drop_outcome(FrameId("session", 1), make_head(), "disk_full")])
+    assert ledger.counts("session") == [OutcomeCountRow(0, RecordStatus.STORED, "", 1, 16, 9)]
     assert ledger.unapplied("session") == [b"raw2"]
 
 
 def test_sums_over_63_bits_can_be_read(ledger, make_request, make_head):
     """Or a rank that declares what never comes would keep its agent from starting again."""
     ledger.open_session(make_request())
-    lost = [dropped(Ticket("session", n), make_head(byte_count=1 << 62), "torn") for n in (1, 2, 3)]
+    lost = [
+        make_drop_outcome(FrameId("session", n), make_head(byte_count=1 << 62), "torn")
+        for n in (1, 2, 3)
+    ]
     commit(ledger, lost)
-    assert ledger.counts("session") == [CountRow(0, Fate.DROPPED, "torn", 3, (1 << 63) - 1, 0)]
+    assert ledger.counts("session") == [
+        OutcomeCountRow(0, RecordStatus.DROPPED, "torn", 3, (1 << 63) - 1, 0)
+    ]
 
 
 def test_rows_survive_another_process(ledger, make_request, make_head, stored, tmp_path):
     """What one ledger committed the next one on the same folder knows."""
     request = make_request(rank=3, world_size=8, host="h\u00e9te")
     ledger.open_session(request)
-    commit(ledger, [stored(1), dropped(Ticket("session", 2), make_head(iteration=1), "why")])
+    commit(
+        ledger, [stored(1), make_drop_outcome(FrameId("session", 2), make_head(iteration=1), "why")]
+    )
     end = IterationEnd(0, 4, {"full": 3}, stall_us=5, first_position=6, last_position=7)
-    ledger.iteration_ended(Ticket("session", 3), end, [2, 1], BALANCE)
+    ledger.iteration_ended(FrameId("session", 3), end, [2, 1], BALANCE)
     ledger.close()
-    again = Ledger(tmp_path / "state")
+    again = AgentLedger(tmp_path / "state")
     assert again.unfinished() == ["session"]
     row = again.find("session")
     assert row is not None
     assert row.request == replace(request, config_source=b"")
     assert (row.state, row.ordered_graphs) == (SessionState.OPEN, (1, 2))
-    assert again.ends("session") == [EndRow(0, 4, {"full": 3}, 5, 6, 7)]
+    assert again.ends("session") == [IterationEndRow(0, 4, {"full": 3}, 5, 6, 7)]
     assert len(again.counts("session")) == 2
     (kept,) = again.kept("session", 0)
-    assert isinstance(kept, KeptRecord)
+    assert isinstance(kept, StoredRecord)
     record = kept.record
     assert (kept.graph, record.path, record.shape, record.bytes_in) == (0, "p1", (4,), 16)
     assert (kept.sequence, record.timestamp_us) == (1, 1)
@@ -161,7 +177,7 @@ def test_rows_survive_another_process(ledger, make_request, make_head, stored, t
 def test_sessions_come_back_in_the_order_in_which_they_came(tmp_path, make_request):
     """To open one again changes nothing of that."""
     now_us = iter(range(100, 200))
-    ledger = Ledger(tmp_path / "other", now_us=lambda: next(now_us))
+    ledger = AgentLedger(tmp_path / "other", now_us=lambda: next(now_us))
     for name in ("c", "a", "b", "c"):
         ledger.open_session(make_request(session_id=name))
     assert ledger.unfinished() == ["c", "a", "b"]
@@ -174,7 +190,7 @@ def test_applied_declarations_are_not_given_out_again(ledger, make_request):
     goodbye = SessionEnd(7, ("never matched: x",))
     commit(ledger, (), [declared(1, goodbye)])
     assert ledger.unfinished() == ["session"]
-    ledger.session_ended(Ticket("session", 1), goodbye)
+    ledger.session_ended(FrameId("session", 1), goodbye)
     assert ledger.unfinished() == []
     row = ledger.find("session")
     assert row is not None
@@ -186,14 +202,14 @@ def test_rows_come_in_the_order_of_frames_and_in_pieces(
     ledger, make_request, make_judged, stored, monkeypatch
 ):
     """Whatever order frames were committed in, their rows come by number, some at a time."""
-    monkeypatch.setattr(reading, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(reader, "MAX_READ_ROWS", 2)
     ledger.open_session(make_request())
     commit(ledger, [rowed(stored(5)), rowed(stored(2))], judged=[make_judged(3, 2)])
     commit(ledger, [rowed(stored(4)), stored(1), rowed(stored(6))])
     first, reached = ledger.table_rows("session", after=0, up_to=5)
     assert first == [
-        KeptRow(2, TableRow(Place("folder", "statistic.csv"), "row 2")),
-        KeptFrame(3, b"raw3", {}),
+        StoredTableRow(2, StatisticTableRow(FilePlace("folder", "statistic.csv"), "row 2")),
+        StoredStatisticRows(3, b"raw3", {}),
     ]
     assert reached == 3
     second, reached = ledger.table_rows("session", after=3, up_to=5)
@@ -212,12 +228,12 @@ class TestFigures:
         for _ in range(2):
             commit(ledger, [stored(1)], judged=[*judged, make_judged(5, 2, {"why": range(2)})])
         assert sorted(ledger.counts("session"), key=str) == [
-            CountRow(0, Fate.DEGRADED, "", 1, 0, 0),
-            CountRow(0, Fate.DROPPED, "disk_low", 2, 0, 0),
-            CountRow(0, Fate.DROPPED, "side_excluded", 1, 0, 0),
-            CountRow(0, Fate.DROPPED, "why", 2, 0, 0),
-            CountRow(0, Fate.STORED, "", 1, 16, 9),
-            CountRow(0, Fate.STORED, "", 6, 0, 0),
+            OutcomeCountRow(0, RecordStatus.DEGRADED, "", 1, 0, 0),
+            OutcomeCountRow(0, RecordStatus.DROPPED, "disk_low", 2, 0, 0),
+            OutcomeCountRow(0, RecordStatus.DROPPED, "side_excluded", 1, 0, 0),
+            OutcomeCountRow(0, RecordStatus.DROPPED, "why", 2, 0, 0),
+            OutcomeCountRow(0, RecordStatus.STORED, "", 1, 16, 9),
+            OutcomeCountRow(0, RecordStatus.STORED, "", 6, 0, 0),
         ]
         assert ledger.committed_beyond("session", 1) == [2, 3, 4, 5]
 
@@ -229,16 +245,16 @@ class TestFigures:
         commit(ledger, judged=[make_judged(5, 1, iteration=1)])
         first, frame, third = ledger.kept("session", 0)
         assert (first.sequence, third.sequence) == (1, 3)
-        assert frame == KeptFrame(2, b"raw2", {"why": [1]})
+        assert frame == StoredStatisticRows(2, b"raw2", {"why": [1]})
         assert ledger.table_rows("session", after=0, up_to=4) == ([frame], 4)
 
 
 def test_carried_out_declarations_are_forgotten(ledger, make_request):
     """Parts of a graph that is in the tree are not given out again, and its order is known."""
     ledger.open_session(make_request())
-    part = GraphPart(Graph(3, ()), first=True, last=True)
+    part = GraphPart(OperatorGraph(3, ()), first=True, last=True)
     commit(ledger, (), [declared(1, part), declared(2, part), declared(3, part)])
-    ledger.carried_out([Ticket("session", 1), Ticket("session", 2)], [3])
+    ledger.carried_out([FrameId("session", 1), FrameId("session", 2)], [3])
     assert ledger.unapplied("session") == [b"raw3"]
     row = ledger.find("session")
     assert row is not None
@@ -251,7 +267,7 @@ def test_rows_of_the_third_version_find_their_tables(tmp_path, make_request):
     folder = tmp_path / "state"
     folder.mkdir()
     with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as base:
-        base.executescript(FIRST_TABLES + schema.MIGRATIONS[0] + schema.MIGRATIONS[2])
+        base.executescript(FIRST_TABLES + database.MIGRATIONS[0] + database.MIGRATIONS[2])
         base.execute("PRAGMA user_version = 3")
         for sequence, row in ((1, "a row"), (2, "")):
             base.execute(
@@ -260,12 +276,14 @@ def test_rows_of_the_third_version_find_their_tables(tmp_path, make_request):
                 (sequence, row),
             )
         base.commit()
-    ledger = Ledger(folder)
+    ledger = AgentLedger(folder)
     ledger.open_session(make_request())
-    table = Place("rank_0/Net/0/0", "statistic.csv")
-    found = [KeptRow(1, TableRow(table, "a row"))]
+    table = FilePlace("rank_0/Net/0/0", "statistic.csv")
+    found = [StoredTableRow(1, StatisticTableRow(table, "a row"))]
     assert ledger.table_rows("session", after=0, up_to=9) == (found, 9)
-    paths = [each.record.path for each in ledger.kept("session", 0) if isinstance(each, KeptRecord)]
+    paths = [
+        each.record.path for each in ledger.kept("session", 0) if isinstance(each, StoredRecord)
+    ]
     assert paths == ["p", "p"]
     assert ledger.members("session", 0, before=9) == []
     ledger.close()
@@ -274,18 +292,20 @@ def test_rows_of_the_third_version_find_their_tables(tmp_path, make_request):
 def test_tensors_of_an_operator_come_back_until_they_are_joined(ledger, make_request, stored):
     """Then the manifest names the operator's file, and their share of it."""
     ledger.open_session(make_request())
-    whole = Place("5/Net/0", "123.zst", "long.name.zst")
+    whole = FilePlace("5/Net/0", "123.zst", "long.name.zst")
     sent = [
-        replace(stored(n, slot=n), membership=Membership(f"output.{n}", whole, head_bytes=5))
+        replace(
+            stored(n, slot=n), membership=OperatorMembership(f"output.{n}", whole, head_bytes=5)
+        )
         for n in (1, 2)
     ]
     commit(ledger, [*sent, stored(3)])
     first, second = ledger.members("session", 0, before=9)
     assert (first.whole, first.head_bytes, first.joined) == (whole, 5, False)
-    assert second.tensor == BinTensor(Side.OUTPUT, 2, "float32", (4,), 16)
-    ledger.joined("session", [Joined(1, 6), Joined(2, 4)], synced=True)
+    assert second.tensor == BinTensor(TensorSide.OUTPUT, 2, "float32", (4,), 16)
+    ledger.joined("session", [JoinedMember(1, 6), JoinedMember(2, 4)], synced=True)
     assert [each.joined for each in ledger.members("session", 0, before=9)] == [True, True]
-    records = [each.record for each in ledger.kept("session", 0) if isinstance(each, KeptRecord)]
+    records = [each.record for each in ledger.kept("session", 0) if isinstance(each, StoredRecord)]
     kept = [(record.path, record.member) for record in records]
     assert kept == [(whole.path, "output.1"), (whole.path, "output.2"), ("p3", "")]
     (counts,) = ledger.counts("session")
@@ -306,18 +326,18 @@ def test_ledger_of_the_first_version_is_taken_over(tmp_path, make_request, make_
         base.execute("INSERT INTO iterations VALUES ('session', 9, 0, 4, '{}')")
         base.commit()
     for _ in range(2):
-        ledger = Ledger(folder)
+        ledger = AgentLedger(folder)
         ledger.open_session(make_request())
         commit(ledger, [rowed(stored(2))], judged=[make_judged(3, 1)])
         first, second, frame = ledger.kept("session", 0)
-        assert isinstance(first, KeptRecord)
-        assert isinstance(second, KeptRecord)
+        assert isinstance(first, StoredRecord)
+        assert isinstance(second, StoredRecord)
         assert [first.record.path, second.record.path] == ["p1", "p2"]
         assert [first.record.timestamp_us, second.record.timestamp_us] == [0, 1]
         found, _ = ledger.table_rows("session", after=0, up_to=9)
         assert [each.sequence for each in found] == [2, 3]
         assert frame.sequence == 3
-        assert ledger.ends("session") == [EndRow(0, 4, {})]
+        assert ledger.ends("session") == [IterationEndRow(0, 4, {})]
         ledger.close()
 
 
@@ -329,13 +349,13 @@ def test_ledger_of_a_later_version_is_refused(tmp_path):
         base.execute("PRAGMA user_version = 99")
     for _ in range(2):
         with pytest.raises(ConfigError, match="user_version: 99 is not allowed"):
-            Ledger(folder)
+            AgentLedger(folder)
 
 
 def test_second_agent_on_a_ledger_is_refused(ledger, tmp_path):
     """Two agents on one state folder would acknowledge for each other."""
     with pytest.raises(ConfigError, match="no other agent"):
-        Ledger(tmp_path / "state")
+        AgentLedger(tmp_path / "state")
 
 
 def test_close_may_be_repeated(ledger):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.room import LedgerStatus
-from rankdumpd.agent.ledger_room import LedgerRoom, warnings
-from rankdumpd.agent.policy import Space
+from rankdump._core.status import LedgerStatus
+from rankdumpd.agent.limits.admission import DiskSpace
+from rankdumpd.agent.limits.disk_space import LedgerSpace, list_ledger_warnings
 
 MIB = 1 << 20
 
@@ -18,7 +18,7 @@ MIB = 1 << 20
     [(300, 10_000, False), (255, 10_000, True), (7, 64, False), (6, 64, True), (0, 0, False)],
 )
 def test_people_hear_of_it_before_ranks_wait(free_mib, total_mib, near):
-    said = warnings(LedgerStatus("/state", 5 * MIB, free_mib * MIB, total_mib * MIB))
+    said = list_ledger_warnings(LedgerStatus("/state", 5 * MIB, free_mib * MIB, total_mib * MIB))
     assert bool(said) == near
     if near:
         assert "the ledger takes 5.00 MiB; when it is full ranks wait (agent.state_dir)" in said[0]
@@ -27,16 +27,16 @@ def test_people_hear_of_it_before_ranks_wait(free_mib, total_mib, near):
 def test_the_database_and_what_belongs_to_it_count(tmp_path: Path):
     for name in ("ledger.sqlite", "ledger.sqlite-wal", "other"):
         (tmp_path / name).write_bytes(bytes(100))
-    room = LedgerRoom(tmp_path, lambda _: Space(MIB, 3 * MIB))
+    room = LedgerSpace(tmp_path, lambda _: DiskSpace(MIB, 3 * MIB))
     assert room.status() == LedgerStatus(str(tmp_path), 200, MIB, 3 * MIB)
     assert room.findings() == []
 
 
 def test_a_disk_that_fails_is_said(tmp_path: Path):
-    def broken(_: Path) -> Space:
+    def broken(_: Path) -> DiskSpace:
         raise OSError(5, "Input/output error")
 
-    room = LedgerRoom(tmp_path, broken)
+    room = LedgerSpace(tmp_path, broken)
     assert room.status() == LedgerStatus(str(tmp_path))
     (said,) = room.findings()
     assert "does not say how much is free (Input/output error)" in said

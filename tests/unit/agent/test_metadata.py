@@ -8,26 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.dialect import load
-from rankdump.contract.exchange import KernelArguments, OperatorArguments
-from rankdump.contract.layout.profile import PROFILES
-from rankdump.contract.plan import (
-    Content,
+from rankdump._config.config_file import load_config_plan
+from rankdump._core.plan import (
+    ContentSettings,
     DumpPlan,
-    Iterations,
-    Operators,
-    Output,
-    Selection,
+    IterationSelection,
+    OperatorSelection,
+    OutputSettings,
+    TensorSelection,
 )
-from rankdumpd.agent import metadata
-from rankdumpd.agent.metadata.configuration import configuration
-from rankdumpd.agent.tree import Tree
+from rankdump._core.session_protocol import KernelArguments, OperatorArguments
+from rankdump._layout.profile import PROFILES
+from rankdumpd.agent.storage import rank_files
+from rankdumpd.agent.storage.rank_files import render_configuration
+from rankdumpd.agent.storage.tree import DumpTree
 
-PLAN = DumpPlan(output=Output(root="/dump", net_name="Res-1"))
+PLAN = DumpPlan(output=OutputSettings(root="/dump", net_name="Res-1"))
 
 
-def tree(root: Path) -> Tree:
-    return Tree(str(root), file_mode=0o440, folder_mode=0o750)
+def tree(root: Path) -> DumpTree:
+    return DumpTree(str(root), file_mode=0o440, folder_mode=0o750)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def tree(root: Path) -> Tree:
 )
 def test_config_names_the_release_of_the_profile(make_request, tmp_path, profile, version):
     """Readers compare the release with their own."""
-    metadata.introduce(tree(tmp_path), make_request(), PLAN, PROFILES[profile])
+    rank_files.write_rank_metadata(tree(tmp_path), make_request(), PLAN, PROFILES[profile])
     body = (tmp_path / "rank_0/.dump_metadata/config.json").read_bytes()
     assert body == f'{{"device_target":"CPU","ms_version":"{version}"}}'.encode()
 
@@ -43,7 +43,7 @@ def test_config_names_the_release_of_the_profile(make_request, tmp_path, profile
 def test_users_own_configuration_is_copied_byte_for_byte(make_request, tmp_path):
     """Where there is a file, it is that file."""
     request = make_request(config_source=b"{ }\n")
-    metadata.introduce(tree(tmp_path), request, PLAN, PROFILES["ms2.3"])
+    rank_files.write_rank_metadata(tree(tmp_path), request, PLAN, PROFILES["ms2.3"])
     assert (tmp_path / "rank_0/.dump_metadata/data_dump.json").read_bytes() == b"{ }\n"
 
 
@@ -51,7 +51,9 @@ def test_users_own_configuration_is_copied_byte_for_byte(make_request, tmp_path)
 def test_files_of_other_dialects_keep_their_names(make_request, tmp_path, source):
     """`acl.json` is byte for byte the user's; beside it stands what MindInsight can read."""
     request = make_request(config_source=source)
-    metadata.introduce(tree(tmp_path), request, replace(PLAN, dialect="acl"), PROFILES["ms2.3"])
+    rank_files.write_rank_metadata(
+        tree(tmp_path), request, replace(PLAN, dialect="acl"), PROFILES["ms2.3"]
+    )
     folder = tmp_path / "rank_0/.dump_metadata"
     found = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert found.pop("acl.json", b"") == source
@@ -62,7 +64,9 @@ def test_files_of_other_dialects_keep_their_names(make_request, tmp_path, source
 def test_a_plan_of_tf_adapter_has_no_file_of_its_own(make_request, tmp_path):
     """Its configuration is an object in the script."""
     request = make_request(config_source=b"")
-    metadata.introduce(tree(tmp_path), request, replace(PLAN, dialect="tf"), PROFILES["ms2.3"])
+    rank_files.write_rank_metadata(
+        tree(tmp_path), request, replace(PLAN, dialect="tf"), PROFILES["ms2.3"]
+    )
     names = sorted(path.name for path in (tmp_path / "rank_0/.dump_metadata").iterdir())
     assert names == ["config.json", "data_dump.json"]
 
@@ -70,7 +74,7 @@ def test_a_plan_of_tf_adapter_has_no_file_of_its_own(make_request, tmp_path):
 def test_plan_without_a_file_gets_one(make_request, tmp_path):
     """MindInsight passes over a rank whose configuration it cannot read."""
     request = make_request(config_source=b"", device=3)
-    metadata.introduce(tree(tmp_path), request, PLAN, PROFILES["ms2.3"])
+    rank_files.write_rank_metadata(tree(tmp_path), request, PLAN, PROFILES["ms2.3"])
     body = json.loads((tmp_path / "rank_0/.dump_metadata/data_dump.json").read_text())
     common = body["common_dump_settings"]
     assert (common["net_name"], common["input_output"]) == ("Res-1", 0)
@@ -81,36 +85,36 @@ def test_plan_without_a_file_gets_one(make_request, tmp_path):
 @pytest.mark.parametrize(
     ("selection", "common"),
     [
-        (Selection(), {"dump_mode": 0, "kernels": [], "op_debug_mode": 0}),
-        (Selection(operators=Operators(False, marked=True)), {"dump_mode": 2}),
+        (TensorSelection(), {"dump_mode": 0, "kernels": [], "op_debug_mode": 0}),
+        (TensorSelection(operators=OperatorSelection(False, marked=True)), {"dump_mode": 2}),
         (
-            Selection(operators=Operators(False, ("a/b-op0",), ("conv",), ("a.*b",))),
+            TensorSelection(operators=OperatorSelection(False, ("a/b-op0",), ("conv",), ("a.*b",))),
             {"dump_mode": 1, "kernels": ["a/b-op0", "conv", "name-regex(a.*b)"]},
         ),
-        (Selection(Iterations("0|5-8", ((0, 0), (5, 8)))), {"iteration": "0|5-8"}),
-        (Selection(devices=(1, 2)), {"support_device": [1, 2]}),
-        (Selection(outputs=False), {"input_output": 1}),
-        (Selection(inputs=False), {"input_output": 2}),
+        (TensorSelection(IterationSelection("0|5-8", ((0, 0), (5, 8)))), {"iteration": "0|5-8"}),
+        (TensorSelection(devices=(1, 2)), {"support_device": [1, 2]}),
+        (TensorSelection(outputs=False), {"input_output": 1}),
+        (TensorSelection(inputs=False), {"input_output": 2}),
         (
-            Selection(trigger="overflow", overflow_limit=4),
+            TensorSelection(trigger="overflow", overflow_limit=4),
             {"op_debug_mode": 3, "overflow_number": 4},
         ),
-        (Selection(trigger="exception"), {"op_debug_mode": 4}),
-        (Selection(initial_iteration=9), {"initial_iteration": 9}),
+        (TensorSelection(trigger="exception"), {"op_debug_mode": 4}),
+        (TensorSelection(initial_iteration=9), {"initial_iteration": 9}),
     ],
 )
 def test_selection_as_a_file(selection, common):
     """Every part of a selection has its key."""
-    plan = DumpPlan(output=Output(root="/dump"), selection=selection)
-    body = json.loads(configuration(plan, 0))["common_dump_settings"]
+    plan = DumpPlan(output=OutputSettings(root="/dump"), selection=selection)
+    body = json.loads(render_configuration(plan, 0))["common_dump_settings"]
     assert {key: body[key] for key in common} == common
     assert ("overflow_number" in body) == (selection.trigger == "overflow")
 
 
 def test_content_as_a_file():
     """Every part of a content has its key."""
-    content = Content("full", ("max", "md5"), True, "low", 20, True)
-    body = json.loads(configuration(DumpPlan(Output(root="/d"), content=content), 0))
+    content = ContentSettings("full", ("max", "md5"), True, "low", 20, True)
+    body = json.loads(render_configuration(DumpPlan(OutputSettings(root="/d"), content=content), 0))
     assert body["common_dump_settings"]["saved_data"] == "full"
     assert body["common_dump_settings"]["statistic_category"] == ["max", "md5"]
     assert body["e2e_dump_settings"] == {
@@ -126,8 +130,8 @@ def test_content_as_a_file():
 
 def test_other_trees_as_a_file():
     """MindSpore's asynchronous one is not the one that `enable` switches on."""
-    output = Output(root="/d", net_name="", layout="cann", file_format="bin")
-    body = json.loads(configuration(DumpPlan(output), 0))
+    output = OutputSettings(root="/d", net_name="", layout="cann", file_format="bin")
+    body = json.loads(render_configuration(DumpPlan(output), 0))
     assert body["e2e_dump_settings"]["enable"] is False
     common = body["common_dump_settings"]
     assert (common["file_format"], common["net_name"]) == ("bin", "Net")
@@ -136,25 +140,30 @@ def test_other_trees_as_a_file():
 @pytest.mark.parametrize(
     ("selection", "content"),
     [
-        (Selection(), Content()),
+        (TensorSelection(), ContentSettings()),
         (
-            Selection(operators=Operators(False, ("a/b-op0",), ("conv",), ("a.*b",)), inputs=False),
-            Content("full", ("max", "md5"), sample_elements=20, kernel_arguments=True),
+            TensorSelection(
+                operators=OperatorSelection(False, ("a/b-op0",), ("conv",), ("a.*b",)), inputs=False
+            ),
+            ContentSettings("full", ("max", "md5"), sample_elements=20, kernel_arguments=True),
         ),
-        (Selection(), Content("statistic", on_device=True, precision="low")),
-        (Selection(trigger="overflow", overflow_limit=4), Content("statistic")),
-        (Selection(trigger="exception"), Content()),
-        (Selection(operators=Operators(False, marked=True)), Content()),
-        (Selection(Iterations("0|5-8", ((0, 0), (5, 8))), initial_iteration=3), Content()),
+        (TensorSelection(), ContentSettings("statistic", on_device=True, precision="low")),
+        (TensorSelection(trigger="overflow", overflow_limit=4), ContentSettings("statistic")),
+        (TensorSelection(trigger="exception"), ContentSettings()),
+        (TensorSelection(operators=OperatorSelection(False, marked=True)), ContentSettings()),
+        (
+            TensorSelection(IterationSelection("0|5-8", ((0, 0), (5, 8))), initial_iteration=3),
+            ContentSettings(),
+        ),
     ],
 )
 def test_configuration_says_what_the_plan_says(tmp_path, selection, content):
     """Read as a user's own file, it gives the same plan again."""
     selection = replace(selection, devices=(0,))
-    plan = DumpPlan(Output(root="/dump"), selection, content)
+    plan = DumpPlan(OutputSettings(root="/dump"), selection, content)
     path = tmp_path / "data_dump.json"
-    path.write_bytes(configuration(plan, 0))
-    again, _ = load(path, {})
+    path.write_bytes(render_configuration(plan, 0))
+    again, _ = load_config_plan(path, {})
     assert (again.selection, again.content) == (selection, content)
 
 
@@ -168,7 +177,9 @@ def test_arguments_have_a_file_in_the_iteration(tmp_path):
             ),
         ),
     )
-    told = metadata.write_arguments(tree(tmp_path), arguments, folder_of="a/{}/7".format, mark="m")
+    told = rank_files.write_arguments(
+        tree(tmp_path), arguments, folder_of="a/{}/7".format, mark="m"
+    )
     assert told == []
     path = tmp_path / "a/1/7/MatMul.Default_fc_1-Dense_MatMul-op0.json"
     assert path.read_text() == '{\n    "a": "\u00e9\\n",\n    "b": "True"\n}'
@@ -179,7 +190,7 @@ def test_arguments_whose_name_is_too_long_are_told(tmp_path):
     operators = tuple(
         OperatorArguments(0, "T", name, {}) for name in ("Default/" + "x" * 250, "../b\\ c")
     )
-    told = metadata.write_arguments(
+    told = rank_files.write_arguments(
         tree(tmp_path), KernelArguments(0, operators), folder_of=lambda _: "a/0", mark="m"
     )
     assert told == ["Default/" + "x" * 250]

@@ -6,19 +6,24 @@ import datetime
 
 import pytest
 
-from rankdumpd.agent.report.outage import SAID_AFTER_S, Outage, hopeless, undelivered
+from rankdumpd.agent.report.reporter import (
+    WARN_AFTER_S,
+    CoordinatorOutage,
+    describe_outage,
+    is_hopeless,
+)
 
 SINCE_S = datetime.datetime(2026, 11, 20, 9, 14, 3).timestamp()
-AWAY = Outage(SINCE_S, "connection refused", refused=False)
-REFUSED = Outage(SINCE_S, "the certificate of 'n' is revoked", refused=True)
+AWAY = CoordinatorOutage(SINCE_S, "connection refused", refused=False)
+REFUSED = CoordinatorOutage(SINCE_S, "the certificate of 'n' is revoked", refused=True)
 
 
 def test_one_sentence_says_what_is_not_delivered_since_when_and_why():
-    assert undelivered("c:7421", AWAY, items=1042, events=120_000) == (
+    assert describe_outage("c:7421", AWAY, items=1042, events=120_000) == (
         "coordinator c:7421 cannot be reached since 2026-11-20 09:14:03: connection refused; "
         "messages waiting: 1,042, with events: 120,000"
     )
-    assert undelivered("c:7421", REFUSED, items=0, events=0) == (
+    assert describe_outage("c:7421", REFUSED, items=0, events=0) == (
         "coordinator c:7421 refuses this agent since 2026-11-20 09:14:03: the certificate of 'n' "
         "is revoked; nothing waits for it yet"
     )
@@ -28,13 +33,13 @@ def test_one_sentence_says_what_is_not_delivered_since_when_and_why():
     ("outage", "after_s", "tried", "given_up"),
     [
         (None, 60.0, True, False),
-        (AWAY, SAID_AFTER_S, True, True),
-        (AWAY, SAID_AFTER_S, False, False),
-        (AWAY, SAID_AFTER_S / 2, True, False),
+        (AWAY, WARN_AFTER_S, True, True),
+        (AWAY, WARN_AFTER_S, False, False),
+        (AWAY, WARN_AFTER_S / 2, True, False),
         (REFUSED, 0.0, True, True),
     ],
 )
 def test_who_does_not_answer_after_another_try_is_waited_for_no_longer(
-    outage: Outage | None, after_s: float, tried: bool, given_up: bool
+    outage: CoordinatorOutage | None, after_s: float, tried: bool, given_up: bool
 ):
-    assert hopeless(outage, now_s=SINCE_S + after_s, tried=tried) is given_up
+    assert is_hopeless(outage, now_s=SINCE_S + after_s, tried=tried) is given_up

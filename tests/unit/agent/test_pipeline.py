@@ -7,30 +7,30 @@ from collections.abc import Sequence
 
 import pytest
 
-from rankdumpd.agent.pipeline import Workers
-from rankdumpd.agent.values import Fate, Outcome, Parcel, Ticket
+from rankdumpd.agent.ingress.session_intake import RecordWorkers
+from rankdumpd.agent.records import FrameId, ReceivedRecord, RecordOutcome, RecordStatus
 
 
 @pytest.mark.parametrize("batches", [((0,), (1,)), ((0, 1),)])
 def test_failing_record_is_counted_and_the_next_is_served(make_head, caplog, batches):
     """An unforeseen error drops its record by a reason of its own; the worker goes on."""
-    done: queue.SimpleQueue[Sequence[Outcome]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[Sequence[RecordOutcome]] = queue.SimpleQueue()
 
-    def process(parcel: Parcel) -> Outcome:
+    def process(parcel: ReceivedRecord) -> RecordOutcome:
         if parcel.ticket.sequence == 1:
             raise ZeroDivisionError
-        return Outcome(parcel.ticket, parcel.head, Fate.STORED)
+        return RecordOutcome(parcel.ticket, parcel.head, RecordStatus.STORED)
 
-    workers = Workers(1, process, done.put)
+    workers = RecordWorkers(1, process, done.put)
     workers.start()
-    parcels = [Parcel(Ticket("s", n), make_head(), memoryview(b"")) for n in (1, 2)]
+    parcels = [ReceivedRecord(FrameId("s", n), make_head(), memoryview(b"")) for n in (1, 2)]
     for batch in batches:
         workers.submit([parcels[n] for n in batch])
     workers.stop()
     workers.stop()
     outcomes = [outcome for _ in batches for outcome in done.get_nowait()]
     assert [(o.ticket.sequence, o.fate, o.reason) for o in outcomes] == [
-        (1, Fate.DROPPED, "internal_error"),
-        (2, Fate.STORED, ""),
+        (1, RecordStatus.DROPPED, "internal_error"),
+        (2, RecordStatus.STORED, ""),
     ]
     assert "ZeroDivisionError" in caplog.text

@@ -8,15 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.reasons import BY_ROOM
-from rankdumpd.agent import disk, policy
-from rankdumpd.agent.disk import DiskGauge
-from rankdumpd.agent.policy import Policy, Room, Space, room_reason
-from rankdumpd.agent.usage import Taken, Usage
+from rankdump._core.record import SPACE_REASONS
+from rankdumpd.agent.limits import admission, disk_space
+from rankdumpd.agent.limits.admission import (
+    DiskSpace,
+    ResourcePolicy,
+    ResourceUsage,
+    find_limit_reason,
+)
+from rankdumpd.agent.limits.disk_space import DiskGauge
+from rankdumpd.agent.limits.usage import DumpUsage
+from rankdumpd.agent.records import UsageChange
 
 GIB = 1 << 30
-USUAL = Policy(10 * GIB, keep_free_bytes=1 << 20, keep_free_ratio=0.1, keep_free_inodes_ratio=0.01)
-DISK = Space(50 * GIB, 100 * GIB, 5000, 10_000)
+USUAL = ResourcePolicy(
+    10 * GIB, keep_free_bytes=1 << 20, keep_free_ratio=0.1, keep_free_inodes_ratio=0.01
+)
+DISK = DiskSpace(50 * GIB, 100 * GIB, 5000, 10_000)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +38,7 @@ DISK = Space(50 * GIB, 100 * GIB, 5000, 10_000)
         (replace(DISK, free_inodes=101), {}, 1, ""),
         (replace(DISK, free_inodes=101), {"queued_records": 1}, 1, "inodes_low"),
         (replace(DISK, free_inodes=0, total_inodes=0), {}, 1, ""),
-        (Space(), {}, 1, ""),
+        (DiskSpace(), {}, 1, ""),
         (DISK, {"disk_bytes": 5 * GIB, "used_bytes": 4 * GIB}, GIB, ""),
         (DISK, {"disk_bytes": 5 * GIB, "used_bytes": 4 * GIB}, GIB + 1, "disk_cap"),
         (DISK, {"job_limit": 5 * GIB, "job_bytes": 4 * GIB}, GIB, ""),
@@ -41,33 +49,35 @@ DISK = Space(50 * GIB, 100 * GIB, 5000, 10_000)
 def test_reasons(space, more, byte_count, reason):
     """A tensor is refused exactly where a limit would be passed; each word is a known one."""
     rules = replace(USUAL, disk_bytes=more.pop("disk_bytes", 0), job_bytes=more.pop("job_limit", 0))
-    assert room_reason(Room(rules, space, **more), byte_count) == reason
-    assert reason in BY_ROOM | {"", "record_too_large"}
+    assert find_limit_reason(ResourceUsage(rules, space, **more), byte_count) == reason
+    assert reason in SPACE_REASONS | {"", "record_too_large"}
 
 
 def test_people_hear_of_a_limit_before_it_bites():
     """From four fifths of what may be used, with the numbers and the setting."""
-    assert not list(policy.disk_warnings(USUAL, "/x", DISK))
-    (near,) = policy.disk_warnings(USUAL, "/x", replace(DISK, free_bytes=28 * GIB))
+    assert not list(admission.list_disk_warnings(USUAL, "/x", DISK))
+    (near,) = admission.list_disk_warnings(USUAL, "/x", replace(DISK, free_bytes=28 * GIB))
     assert near == (
         "disk of /x: 28.0 GiB (28%) free of 100.0 GiB; tensors are refused below 10.0 GiB "
         "(agent.keep_free_ratio is 10%)"
     )
-    (low,) = policy.disk_warnings(USUAL, "/x", replace(DISK, free_bytes=8 * GIB))
+    (low,) = admission.list_disk_warnings(USUAL, "/x", replace(DISK, free_bytes=8 * GIB))
     assert "8%" in low
     assert "tensors are refused, it is below 10.0 GiB" in low
-    absolute = Policy(1, keep_free_bytes=GIB)
-    assert not list(policy.disk_warnings(absolute, "/x", replace(DISK, free_bytes=6 * GIB)))
-    (tight,) = policy.disk_warnings(absolute, "/x", replace(DISK, free_bytes=5 * GIB))
+    absolute = ResourcePolicy(1, keep_free_bytes=GIB)
+    assert not list(admission.list_disk_warnings(absolute, "/x", replace(DISK, free_bytes=6 * GIB)))
+    (tight,) = admission.list_disk_warnings(absolute, "/x", replace(DISK, free_bytes=5 * GIB))
     assert "tensors are refused below 1.00 GiB (agent.keep_free_bytes)" in tight
-    assert not list(policy.disk_warnings(absolute, "/x", replace(DISK, free_inodes=1)))
-    (few,) = policy.disk_warnings(USUAL, "/x", replace(DISK, free_inodes=99))
+    assert not list(admission.list_disk_warnings(absolute, "/x", replace(DISK, free_inodes=1)))
+    (few,) = admission.list_disk_warnings(USUAL, "/x", replace(DISK, free_inodes=99))
     assert "room for 99 more files of 10000; tensors are refused, it is below 100" in few
     capped = replace(USUAL, disk_bytes=10 * GIB, job_bytes=5 * GIB)
-    assert not list(policy.cap_warnings(capped, 7 * GIB))
-    assert "8.00 GiB of the 10.0 GiB" in next(policy.cap_warnings(capped, 8 * GIB))
-    assert not list(policy.job_warnings(capped, "j", 3 * GIB))
-    assert "job j takes 4.00 GiB of the 5.00 GiB" in next(policy.job_warnings(capped, "j", 4 * GIB))
+    assert not list(admission.list_cap_warnings(capped, 7 * GIB))
+    assert "8.00 GiB of the 10.0 GiB" in next(admission.list_cap_warnings(capped, 8 * GIB))
+    assert not list(admission.list_job_warnings(capped, "j", 3 * GIB))
+    assert "job j takes 4.00 GiB of the 5.00 GiB" in next(
+        admission.list_job_warnings(capped, "j", 4 * GIB)
+    )
 
 
 class TestUsage:
@@ -75,10 +85,10 @@ class TestUsage:
 
     def test_sums(self):
         """What was there, what came, what went; links take nothing."""
-        usage = Usage()
-        usage.restore([Taken("a", "/x", 100), Taken("b", "/x", 10)], {"a": 3})
-        usage.add(Taken("a", "/y", 5))
-        usage.add(Taken("a", "/x", -100))
+        usage = DumpUsage()
+        usage.restore([UsageChange("a", "/x", 100), UsageChange("b", "/x", 10)], {"a": 3})
+        usage.add(UsageChange("a", "/y", 5))
+        usage.add(UsageChange("a", "/x", -100))
         usage.retired("a")
         assert (usage.total, usage.of_job("a"), usage.of_root("/x")) == (15, 5, 10)
         assert usage.jobs() == [("a", 5, 4), ("b", 10, 0)]
@@ -91,11 +101,11 @@ class _Stalled:
         self.calls = 0
         self.released = threading.Event()
 
-    def look_up(self, _root: Path) -> Space:
+    def look_up(self, _root: Path) -> DiskSpace:
         self.calls += 1
         if self.calls > 1:
             self.released.wait(30)
-        return Space(self.calls, 100, 0, 0)
+        return DiskSpace(self.calls, 100, 0, 0)
 
 
 class TestGauge:
@@ -105,13 +115,13 @@ class TestGauge:
         """The last good sample stays; one thread waits, and people hear of it."""
         now, stalled = [0.0], _Stalled()
         # The first answer is waited for.
-        monkeypatch.setattr(disk, "PATIENCE_S", 10.0)
+        monkeypatch.setattr(disk_space, "SAMPLE_TIMEOUT_S", 10.0)
         gauge = DiskGauge(lambda: now[0], stalled.look_up)
         assert gauge.space(Path("/x")).free_bytes == 1
         now[0] = 0.5
         assert gauge.space(Path("/x")).free_bytes == 1
         assert stalled.calls == 1
-        monkeypatch.setattr(disk, "PATIENCE_S", 0.0)
+        monkeypatch.setattr(disk_space, "SAMPLE_TIMEOUT_S", 0.0)
         try:
             for now[0] in (2.0, 5.0, 9.0):
                 assert gauge.space(Path("/x")).free_bytes == 1
@@ -126,9 +136,9 @@ class TestGauge:
 
     def test_an_error_leaves_the_last_good_sample(self):
         """A disk that cannot be asked refuses nothing that it did not refuse before."""
-        now, answers = [0.0], iter([Space(7, 100), OSError(5, "Input/output error")])
+        now, answers = [0.0], iter([DiskSpace(7, 100), OSError(5, "Input/output error")])
 
-        def look_up(_root: Path) -> Space:
+        def look_up(_root: Path) -> DiskSpace:
             answer = next(answers)
             if isinstance(answer, OSError):
                 raise answer

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 
-from rankdump.contract.events import Event, EventColumns, EventKind
-from rankdumpd.agent.program import ProgramOrder
+from rankdump._core.events import EventColumns, EventKind, RankEvent
+from rankdumpd.agent.session.pending_metadata import ProgramOrder
 
 
 def columns(*places: tuple[int, int, int]) -> EventColumns:
     """Events by graph, iteration and position."""
     return EventColumns.of(
-        [Event(g, i, p, p, f"op{p}", EventKind.OPERATOR, 0, 0) for g, i, p in places]
+        [RankEvent(g, i, p, p, f"op{p}", EventKind.OPERATOR, 0, 0) for g, i, p in places]
     )
 
 

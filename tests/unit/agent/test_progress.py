@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdumpd.agent.progress import Progress
+from rankdumpd.agent.session.rank_session import CommitProgress
 
 
 @given(st.lists(st.lists(st.integers(1, 40))))
 def test_watermark_is_the_highest_number_without_a_gap_below(batches):
     """In whatever order numbers come, the watermark stands before the first that is missing."""
-    progress = Progress()
+    progress = CommitProgress()
     seen: set[int] = set()
     for batch in batches:
         progress.add(batch)

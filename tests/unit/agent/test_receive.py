@@ -9,13 +9,20 @@ from typing import Any
 
 import pytest
 
-from rankdump.contract.errors import ProtocolError, ResendError
-from rankdump.contract.figure_rows import FigureRows
-from rankdump.contract.selection import YES, Verdict
+from rankdump._core.record import StatisticRows
+from rankdump._core.selection import ACCEPTED_VERDICT, SelectionVerdict
+from rankdump.errors import ProtocolError, ResendError
 from rankdump.wire.v1 import agent_pb2, events_pb2
-from rankdumpd.agent.elements import loaded
-from rankdumpd.agent.receive import Assembler, declaration_again, figure_rows_again
-from rankdumpd.agent.values import Declared, Fate, Judged, Outcome, Parcel
+from rankdumpd.agent.declarations import reread_metadata_frame, reread_statistic_rows
+from rankdumpd.agent.ingress.frame_assembler import FrameAssembler
+from rankdumpd.agent.records import (
+    MetadataFrame,
+    ReceivedRecord,
+    RecordOutcome,
+    RecordStatus,
+    StatisticRowsResult,
+    load_elements,
+)
 
 DATA = bytes(range(16))
 
@@ -86,19 +93,19 @@ def operator(**fields) -> agent_pb2.OperatorArguments:
 class Asked:
     """Counts the questions, and answers them all the same."""
 
-    def __init__(self, answer: Verdict = YES) -> None:
+    def __init__(self, answer: SelectionVerdict = ACCEPTED_VERDICT) -> None:
         self.answer = answer
         self.heads = []
 
-    def __call__(self, head) -> Verdict:
+    def __call__(self, head) -> SelectionVerdict:
         self.heads.append(head)
         return self.answer
 
 
 def assembler(
     admit=None, *, known=(), highest_first: int = 1, figures=None, degrades=None
-) -> Assembler:
-    return Assembler(
+) -> FrameAssembler:
+    return FrameAssembler(
         "s",
         rank=0,
         net_name="Net",
@@ -111,7 +118,7 @@ def assembler(
     )
 
 
-def feed(taker: Assembler, *frames: agent_pb2.Frame) -> list:
+def feed(taker: FrameAssembler, *frames: agent_pb2.Frame) -> list:
     return [taker.feed(frame) for frame in frames]
 
 
@@ -122,8 +129,8 @@ def test_cuts_do_not_matter(cuts):
     frames += [chunk(1, a, DATA[a:b]) for a, b in pairwise(cuts)]
     *before, last = feed(assembler(), *frames)
     assert before == [None] * len(before)
-    assert isinstance(last, Parcel)
-    assert loaded(last.data) == DATA
+    assert isinstance(last, ReceivedRecord)
+    assert load_elements(last.data) == DATA
 
 
 @pytest.mark.parametrize(
@@ -248,15 +255,15 @@ def test_a_frame_that_cannot_be_read_takes_its_number(frame, iteration, count):
     item = taker.settle_unreadable(frame)
     assert item is not None
     assert item.ticket.sequence == 1
-    if isinstance(item, Judged):
+    if isinstance(item, StatisticRowsResult):
         assert (item.rows.iteration, item.kept) == (iteration, 0)
         assert {reason: len(places) for reason, places in item.refused.items()} == {
             "unreadable": count
         }
     else:
-        assert isinstance(item, Declared)
-        assert declaration_again(item.raw, "s") == item
-    assert isinstance(taker.feed(end(2)), Declared)
+        assert isinstance(item, MetadataFrame)
+        assert reread_metadata_frame(item.raw, "s") == item
+    assert isinstance(taker.feed(end(2)), MetadataFrame)
 
 
 def lost(sequence: int, **fields) -> agent_pb2.Frame:
@@ -271,12 +278,12 @@ def lost(sequence: int, **fields) -> agent_pb2.Frame:
 def test_what_a_rank_lost_is_dropped_in_its_iteration(said, counted):
     """Under a word of the list; once, whatever stood under that number before."""
     item = assembler().feed(lost(1, reason=said))
-    assert isinstance(item, Judged)
+    assert isinstance(item, StatisticRowsResult)
     assert (item.ticket.sequence, item.rows.iteration, item.kept) == (1, 7, 0)
     assert {reason: len(places) for reason, places in item.refused.items()} == {counted: 3}
     taker = assembler(highest_first=2, known=(1,))
     assert feed(taker, lost(1), lost(1)) == [None, None]
-    assert isinstance(taker.feed(lost(2)), Judged)
+    assert isinstance(taker.feed(lost(2)), StatisticRowsResult)
 
 
 @pytest.mark.parametrize("fields", [{"tensors": 0}, {"tensors": 1025}, {"iteration": 1 << 63}])
@@ -284,7 +291,7 @@ def test_what_no_frame_brings_cannot_be_lost(fields):
     taker = assembler()
     with pytest.raises(ProtocolError):
         taker.feed(lost(1, **fields))
-    assert isinstance(taker.settle_unreadable(lost(1, **fields)), Declared)
+    assert isinstance(taker.settle_unreadable(lost(1, **fields)), MetadataFrame)
 
 
 def test_a_record_with_a_bad_piece_is_dropped_whole():
@@ -295,10 +302,10 @@ def test_a_record_with_a_bad_piece_is_dropped_whole():
     with pytest.raises(ProtocolError):
         taker.feed(bad)
     outcome = taker.settle_unreadable(bad)
-    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome, RecordOutcome)
     assert (outcome.reason, outcome.head.byte_count) == ("unreadable", 16)
     assert taker.feed(chunk(1, 3, DATA[3:])) is None
-    assert isinstance(taker.feed(record(2)), Parcel)
+    assert isinstance(taker.feed(record(2)), ReceivedRecord)
 
 
 def test_a_known_frame_that_cannot_be_read_changes_nothing():
@@ -318,7 +325,7 @@ def test_end_within_a_record_is_a_fault():
 
 def test_refused_record_is_one_outcome_and_no_memory():
     """The question comes before the memory, once; the bytes of a refused record go nowhere."""
-    admit = Asked(Verdict(False, "disk_low"))
+    admit = Asked(SelectionVerdict(False, "disk_low"))
     huge = 1 << 50
     taker = assembler(admit)
     frame = record(1, b"", dtype="other", shape=[], byte_count=huge)
@@ -326,8 +333,8 @@ def test_refused_record_is_one_outcome_and_no_memory():
     assert [head.byte_count for head in admit.heads] == [huge]
     small = assembler(admit)
     *_, outcome = feed(small, record(1, DATA[:3]), chunk(1, 3, DATA[3:]))
-    assert isinstance(outcome, Outcome)
-    assert (outcome.fate, outcome.reason) == (Fate.DROPPED, "disk_low")
+    assert isinstance(outcome, RecordOutcome)
+    assert (outcome.fate, outcome.reason) == (RecordStatus.DROPPED, "disk_low")
 
 
 def test_memory_that_is_not_there_is_a_reason():
@@ -344,7 +351,7 @@ def test_repeated_frames_are_neither_admitted_nor_given_out():
     frames = [record(1), record(2, DATA[:3]), chunk(2, 3, DATA[3:]), end(3, iteration=1)]
     assert feed(taker, *frames) == [None] * 4
     assert admit.heads == []
-    assert isinstance(taker.feed(record(4)), Parcel)
+    assert isinstance(taker.feed(record(4)), ReceivedRecord)
 
 
 @pytest.mark.parametrize(
@@ -383,25 +390,25 @@ def test_rows_of_figures_arrive_whole():
     """They are one frame with one number, in their order, whatever the tensors' sizes."""
     taker = assembler(figures=2)
     declared = taker.feed(figures(1, "6,-inf", "nan,0", iteration=4))
-    assert isinstance(declared, Declared)
+    assert isinstance(declared, MetadataFrame)
     rows = declared.declaration
-    assert isinstance(rows, FigureRows)
+    assert isinstance(rows, StatisticRows)
     assert (rows.iteration, rows.figures) == (4, ("6,-inf", "nan,0"))
     assert [each.byte_count for each in rows.kinds] == [16, 16]
-    assert figure_rows_again(declared.raw) == rows
-    assert isinstance(taker.feed(figures(2)), Declared)
+    assert reread_statistic_rows(declared.raw) == rows
+    assert isinstance(taker.feed(figures(2)), MetadataFrame)
 
 
 def test_a_plan_without_figures_has_rows_without():
     """A table may have its fixed columns alone."""
-    assert isinstance(assembler(figures=0).feed(figures(1, "", "")), Declared)
+    assert isinstance(assembler(figures=0).feed(figures(1, "", "")), MetadataFrame)
     with pytest.raises(ProtocolError, match="1 figures: the plan has 0"):
         assembler(figures=0).feed(figures(1, "1"))
 
 
 def test_elements_in_the_place_of_figures_are_not_a_fault():
     """Whether they are kept is the admission's question: one tensor must not cost the session."""
-    assert isinstance(assembler(figures=2).feed(record(1)), Parcel)
+    assert isinstance(assembler(figures=2).feed(record(1)), ReceivedRecord)
 
 
 @pytest.mark.parametrize(
@@ -415,8 +422,8 @@ def test_elements_in_the_place_of_figures_are_not_a_fault():
 def test_declarations_survive_the_ledger(frame):
     """What the ledger keeps of a declaration is enough to read it again."""
     declared = assembler().feed(frame)
-    assert isinstance(declared, Declared)
-    assert declaration_again(declared.raw, "s") == declared
+    assert isinstance(declared, MetadataFrame)
+    assert reread_metadata_frame(declared.raw, "s") == declared
 
 
 class TestSlab:
@@ -424,7 +431,7 @@ class TestSlab:
         """A parcel's data is the very memory that the slab's entry has."""
         memory = memoryview(bytearray(DATA))
         parcel = assembler().feed(record(1, b""), memory)
-        assert isinstance(parcel, Parcel)
+        assert isinstance(parcel, ReceivedRecord)
         assert parcel.data is memory
 
     def test_pieces_are_copied_at_once(self):
@@ -434,8 +441,8 @@ class TestSlab:
         assert taker.within_record
         memory[:8] = bytes(8)
         parcel = taker.feed(chunk(1, 8, b""), memory[8:])
-        assert isinstance(parcel, Parcel)
-        assert loaded(parcel.data) == DATA
+        assert isinstance(parcel, ReceivedRecord)
+        assert load_elements(parcel.data) == DATA
         assert not taker.within_record
 
     @pytest.mark.parametrize(
@@ -454,15 +461,15 @@ class TestSlab:
             taker.feed(frame, memoryview(data), lost=lost) for frame, data, lost in pieces
         ]
         assert open_ones == [None] * (len(pieces) - 1)
-        assert isinstance(outcome, Outcome)
-        assert (outcome.fate, outcome.reason) == (Fate.DROPPED, "torn")
-        assert isinstance(taker.feed(record(2, b""), memoryview(DATA)), Parcel)
+        assert isinstance(outcome, RecordOutcome)
+        assert (outcome.fate, outcome.reason) == (RecordStatus.DROPPED, "torn")
+        assert isinstance(taker.feed(record(2, b""), memoryview(DATA)), ReceivedRecord)
 
     def test_frames_without_elements_lose_nothing(self):
         """Figures and declarations stand in the frame: it counts though its entry was given up."""
         taker, nothing = assembler(figures=1), memoryview(b"")
-        assert isinstance(taker.feed(figures(1, "1"), nothing, lost="torn"), Declared)
-        assert isinstance(taker.feed(end(2), nothing, lost="torn"), Declared)
+        assert isinstance(taker.feed(figures(1, "1"), nothing, lost="torn"), MetadataFrame)
+        assert isinstance(taker.feed(end(2), nothing, lost="torn"), MetadataFrame)
 
     def test_record_whose_rest_never_comes(self):
         """It is dropped for the first reason there is; a repeated one was accounted for before."""
@@ -470,12 +477,12 @@ class TestSlab:
         assert taker.cut_off("torn") is None
         taker.feed(record(1, b""), memoryview(DATA)[:8])
         outcome = taker.cut_off("torn")
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, RecordOutcome)
         assert outcome.reason == "torn"
-        refused = assembler(Asked(Verdict(False, "disk_low")))
+        refused = assembler(Asked(SelectionVerdict(False, "disk_low")))
         refused.feed(record(1, b""), memoryview(DATA)[:8])
         outcome = refused.cut_off("torn")
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, RecordOutcome)
         assert outcome.reason == "disk_low"
         again = assembler(known=(1,))
         again.feed(record(1, b""), memoryview(DATA)[:8])
@@ -491,8 +498,8 @@ class TestDegraded:
     def test_degraded_rows_are_taken(self):
         """Where the plan's on_full keeps statistics, also beside elements."""
         declared = assembler(degrades=1).feed(figures(1, "1", degraded=True))
-        assert isinstance(declared, Declared)
-        assert isinstance(declared.declaration, FigureRows)
+        assert isinstance(declared, MetadataFrame)
+        assert isinstance(declared.declaration, StatisticRows)
         assert declared.declaration.degraded
 
     @pytest.mark.parametrize("figures_due", [None, 1])

@@ -7,17 +7,16 @@ import sqlite3
 
 import pytest
 
-from rankdump.contract.errors import ExhaustedError, RefusedError, UnavailableError
-from rankdump.contract.exchange import SessionRequest
-from rankdump.contract.plan import DumpPlan, Output
-from rankdump.contract.plan_json import plan_to_json
-from rankdump.contract.status import SessionState
-from rankdumpd.agent import receive
-from rankdumpd.agent.ledger import Ledger
-from rankdumpd.agent.mailbox import Mailbox
-from rankdumpd.agent.registry import Registry
-from rankdumpd.agent.values import QuietRank
-from rankdumpd.meters import Meters
+from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
+from rankdump._core.session_protocol import SessionRequest
+from rankdump._core.status import SessionState
+from rankdump.errors import ExhaustedError, RejectedError, UnavailableError
+from rankdumpd.agent.ingress import frame_assembler
+from rankdumpd.agent.ingress.push_stream import StreamMailbox
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.records import QuietRank
+from rankdumpd.agent.session.registry import SessionRegistry
+from rankdumpd.server.metrics import MetricCounters
 
 
 class House:
@@ -25,15 +24,15 @@ class House:
 
     def __init__(self, folder, make_request, **settings) -> None:
         self.now_s = 0.0
-        plan = plan_to_json(DumpPlan(output=Output(root=str(folder / "dump"))))
+        plan = plan_to_json(DumpPlan(output=OutputSettings(root=str(folder / "dump"))))
         self._request: SessionRequest = make_request(plan_json=plan, world_size=9)
-        self.ledger = Ledger(folder / "state")
-        self.registry = Registry(
+        self.ledger = AgentLedger(folder / "state")
+        self.registry = SessionRegistry(
             self.ledger,
             max_record_bytes=1,
             room=lambda live: "",
-            read_declared=receive.declaration_again,
-            meters=Meters(),
+            read_declared=frame_assembler.reread_metadata_frame,
+            meters=MetricCounters(),
             clock=lambda: self.now_s,
             **settings,
         )
@@ -41,7 +40,7 @@ class House:
     def open(self, rank: int, tree: str = "", **more) -> bytes:
         request = dataclasses.replace(self._request, session_id=f"s{rank}", rank=rank, **more)
         if tree:
-            plan = DumpPlan(output=Output(root=tree))
+            plan = DumpPlan(output=OutputSettings(root=tree))
             request = dataclasses.replace(request, plan_json=plan_to_json(plan))
         return self.registry.open(request).token
 
@@ -66,15 +65,15 @@ def test_who_never_connects_is_forgotten_after_a_minute(make_house):
     """With its row; who comes late opens again, and who came stays."""
     house = make_house()
     late, there = house.open(0), house.open(1)
-    house.registry.connect("s1", there, Mailbox())
+    house.registry.connect("s1", there, StreamMailbox())
     house.now_s = 60.0
     assert house.names() == ["s0", "s1"]
     house.now_s = 60.1
     assert house.names() == ["s1"]
     assert house.ledger.unfinished() == ["s1"]
     with pytest.raises(UnavailableError, match="open it again"):
-        house.registry.connect("s0", late, Mailbox())
-    house.registry.connect("s0", house.open(0), Mailbox())
+        house.registry.connect("s0", late, StreamMailbox())
+    house.registry.connect("s0", house.open(0), StreamMailbox())
 
 
 def test_the_limit_holds_no_one_out_for_ever(make_house):
@@ -92,7 +91,7 @@ def test_the_limit_holds_no_one_out_for_ever(make_house):
 def test_a_session_that_was_here_is_lost_and_not_forgotten(make_house):
     """It opened again and did not come back."""
     house = make_house()
-    mailbox = Mailbox()
+    mailbox = StreamMailbox()
     session = house.registry.connect("s0", house.open(0), mailbox)
     session.disconnect(mailbox)
     session.claim({1})
@@ -119,9 +118,9 @@ def test_a_ledger_that_cannot_be_written_keeps_a_row_too_many(make_house, monkey
 def test_one_id_with_two_trees_is_refused(make_house, tmp_path):
     """Two jobs at once whose launcher gives both one name; one after another is no fault."""
     house = make_house()
-    mailbox, other = Mailbox(), str(tmp_path / "other")
+    mailbox, other = StreamMailbox(), str(tmp_path / "other")
     session = house.registry.connect("s0", house.open(0), mailbox)
-    with pytest.raises(RefusedError, match=r"'job' dumps into .*dump, .* names .*other: .*JOB_ID"):
+    with pytest.raises(RejectedError, match=r"'job' dumps into .*dump, .* names .*other: .*JOB_ID"):
         house.open(1, tree=other)
     house.open(1, tree=other, job_id="another")
     session.disconnect(mailbox)
@@ -131,7 +130,7 @@ def test_one_id_with_two_trees_is_refused(make_house, tmp_path):
 def test_a_session_is_quiet_when_all_that_came_is_committed(make_house):
     """Not while a frame is under way or within a record, nor while its rank may come back."""
     house = make_house()
-    mailbox = Mailbox()
+    mailbox = StreamMailbox()
     token = house.open(0)
     session = house.registry.connect("s0", token, mailbox)
     assert session.quiet_at is None

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.errors import ConfigError
-from rankdumpd import server as server_module
-from rankdumpd.agent.slabs import Slabs
-from rankdumpd.agent.slabs.cap import Cap
-from rankdumpd.server import Server, socket_path
+from rankdump.errors import ConfigError
+from rankdumpd.agent.shm.slab_folder import MemoryShares, SlabFolder
+from rankdumpd.server import grpc_server as server_module
+from rankdumpd.server.grpc_server import GrpcServer, parse_socket_path
 
 
 @pytest.mark.parametrize(
@@ -23,18 +22,18 @@ from rankdumpd.server import Server, socket_path
 def test_only_loopback_without_tls(address):
     """Anything but this host is refused as long as nothing protects it."""
     with pytest.raises(ConfigError):
-        Server(address, ()).start()
+        GrpcServer(address, ()).start()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0"])
 def test_port_zero_becomes_a_real_one(address):
     """The address that comes back can be dialled, and is free again after stop."""
-    server = Server(address, ())
+    server = GrpcServer(address, ())
     host, _, port = server.start().rpartition(":")
     assert int(port) > 0
     socket.create_connection((host, int(port))).close()
     with pytest.raises(ConfigError, match="free"):
-        Server(f"{host}:{port}", ()).start()
+        GrpcServer(f"{host}:{port}", ()).start()
     server.stop(0)
     server.stop(0)
 
@@ -42,7 +41,7 @@ def test_port_zero_becomes_a_real_one(address):
 def test_socket_and_its_folder_are_for_owner_and_group(socket_folder: Path):
     """The socket is 0660 in a folder made 0750, and gone after stop."""
     path = socket_folder / "made" / "a.sock"
-    server = Server(f"unix://{path}", ())
+    server = GrpcServer(f"unix://{path}", ())
     assert server.start() == f"unix:{path}"
     assert stat.S_IMODE(path.stat().st_mode) == 0o660
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o750
@@ -56,8 +55,8 @@ def test_so_is_the_folder_that_shared_memory_made(socket_folder: Path, umask: in
     path = socket_folder / "made" / "a.sock"
     before = os.umask(umask)
     try:
-        slabs = Slabs(path.parent / "slabs", group=-1, ring_bytes=1, cap=Cap(1, 1, 1))
-        server = Server(f"unix:{path}", ())
+        slabs = SlabFolder(path.parent / "slabs", group=-1, ring_bytes=1, cap=MemoryShares(1, 1, 1))
+        server = GrpcServer(f"unix:{path}", ())
         server.start()
     finally:
         os.umask(before)
@@ -80,7 +79,7 @@ def test_nobody_else_can_connect_before_the_modes_are_right(
     monkeypatch.setattr(server_module.os, "chown", chown)
     earlier = os.umask(0)
     try:
-        server = Server(f"unix:{socket_folder}/made/a.sock", ())
+        server = GrpcServer(f"unix:{socket_folder}/made/a.sock", ())
         server.start()
         server.stop(0)
     finally:
@@ -93,7 +92,7 @@ def test_a_socket_and_its_folder_are_given_to_a_group(
 ):
     """The group of the settings has both; one that this process may not give to is named."""
     path, group = socket_folder / "made" / "a.sock", [os.getgid(), *os.getgroups()][-1]
-    server = Server(f"unix:{path}", (), group=group)
+    server = GrpcServer(f"unix:{path}", (), group=group)
     server.start()
     assert (path.stat().st_gid, path.parent.stat().st_gid) == (group, group)
     server.stop(0)
@@ -114,7 +113,7 @@ def test_a_folder_that_others_may_write_to_is_refused(socket_folder: Path, mode:
     folder.mkdir()
     folder.chmod(mode)
     with pytest.raises(ConfigError, match="only its owner and group may write to"):
-        Server(f"unix:{folder}/a.sock", ()).start()
+        GrpcServer(f"unix:{folder}/a.sock", ()).start()
     assert list(folder.iterdir()) == []
 
 
@@ -123,10 +122,10 @@ def test_stale_socket_is_replaced_a_live_one_is_not(socket_folder: Path):
     path = socket_folder / "a.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    first = Server(f"unix:{path}", ())
+    first = GrpcServer(f"unix:{path}", ())
     first.start()
     with pytest.raises(ConfigError, match="another server listens there"):
-        Server(f"unix:{path}", ()).start()
+        GrpcServer(f"unix:{path}", ()).start()
     with socket.socket(socket.AF_UNIX) as probe:
         probe.connect(str(path))
     first.stop(0)
@@ -137,7 +136,7 @@ def test_other_files_are_never_removed(socket_folder: Path):
     path = socket_folder / "precious"
     path.write_text("data")
     with pytest.raises(ConfigError, match="no other file"):
-        Server(f"unix:{path}", ()).start()
+        GrpcServer(f"unix:{path}", ()).start()
     assert path.read_text() == "data"
 
 
@@ -145,9 +144,9 @@ def test_other_files_are_never_removed(socket_folder: Path):
 def test_socket_paths_that_cannot_be(address):
     """A path no socket can have is refused before anything is made."""
     with pytest.raises(ConfigError):
-        socket_path(address)
+        parse_socket_path(address)
 
 
 def test_stop_without_start():
     """Stopping what never started is nothing."""
-    Server("127.0.0.1:0", ()).stop(0)
+    GrpcServer("127.0.0.1:0", ()).stop(0)

@@ -7,22 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.errors import ConfigError
-from rankdumpd.settings import Settings, load
+from rankdump.errors import ConfigError
+from rankdumpd.settings import DaemonSettings, load_settings
 
 
 def test_nothing_given_means_the_defaults():
     """Without file and environment the documented defaults hold."""
-    assert load(None, {"PATH": "x"}) == Settings()
+    assert load_settings(None, {"PATH": "x"}) == DaemonSettings()
 
 
 def test_environment_overrides_the_file(tmp_path: Path):
     """A variable wins over the file, the file over the defaults."""
     path = tmp_path / "a.toml"
     path.write_text("[agent]\nworkers = 3\nqueue_bytes = 8388608\n[coordinator]\ndeadline_s = 5\n")
-    settings = load(path, {"RANKDUMPD_AGENT__WORKERS": "4", "RANKDUMPD_AGENT__LISTEN": "unix:/s"})
+    settings = load_settings(
+        path, {"RANKDUMPD_AGENT__WORKERS": "4", "RANKDUMPD_AGENT__LISTEN": "unix:/s"}
+    )
     expected = dataclasses.replace(
-        Settings().agent, workers=4, queue_bytes=8388608, listen="unix:/s"
+        DaemonSettings().agent, workers=4, queue_bytes=8388608, listen="unix:/s"
     )
     assert settings.agent == expected
     assert settings.coordinator.deadline_s == 5.0
@@ -57,7 +59,7 @@ def test_errors_name_the_key_and_what_is_allowed(tmp_path: Path, text, environ, 
     path = tmp_path / "a.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as refused:
-        load(path, environ)
+        load_settings(path, environ)
     assert all(part in str(refused.value) for part in says), refused.value
     assert "\n" not in str(refused.value)
 
@@ -65,22 +67,22 @@ def test_errors_name_the_key_and_what_is_allowed(tmp_path: Path, text, environ, 
 def test_missing_file_is_an_error_not_a_default(tmp_path: Path):
     """A file that is named has to be there."""
     with pytest.raises(ConfigError, match="No such file"):
-        load(tmp_path / "none.toml", {})
+        load_settings(tmp_path / "none.toml", {})
 
 
 def test_printed_settings_can_be_read_back(tmp_path: Path):
     """What --check-config prints is a file that gives the same settings."""
-    first = load(None, {"RANKDUMPD_AGENT__STATE_DIR": '/a "b" \\c'})
+    first = load_settings(None, {"RANKDUMPD_AGENT__STATE_DIR": '/a "b" \\c'})
     path = tmp_path / "a.toml"
     path.write_text("\n".join(first.lines()))
-    assert load(path, {}) == first
+    assert load_settings(path, {}) == first
 
 
 def test_sample_file_shows_every_key_with_its_default():
     """The file in deploy/ says what holds without it, key for key."""
     sample = Path(__file__).parents[3] / "deploy" / "rankdumpd.toml"
-    assert load(sample, {}) == Settings()
+    assert load_settings(sample, {}) == DaemonSettings()
     shown = [line for line in sample.read_text().splitlines() if line and line[0] != "#"]
     assert [line.split(" = ")[0] for line in shown] == [
-        line.split(" = ")[0] for line in Settings().lines()
+        line.split(" = ")[0] for line in DaemonSettings().lines()
     ]

@@ -10,23 +10,30 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.errors import ConfigError, DamagedError, ExhaustedError
-from rankdump.contract.slab import MIN_RING_BYTES, slab_bytes
-from rankdump.contract.slab_reader import SlabReader
-from rankdumpd.agent.slabs import Slabs
-from rankdumpd.agent.slabs.cap import SESSION_BYTES, Cap, share_out
-from rankdumpd.agent.slabs.file import make_slab
-from rankdumpd.agent.slabs.place import folder_for, group_of, in_memory, session_of
-from rankdumpd.agent.slabs.releases import Releases
+from rankdump._shm.slab_format import MIN_RING_BYTES, compute_slab_bytes
+from rankdump._shm.slab_reader import SlabReader
+from rankdump.errors import ConfigError, CorruptedError, ExhaustedError
+from rankdumpd.agent.shm.ring_reader import ReleaseQueue
+from rankdumpd.agent.shm.slab_file import make_slab
+from rankdumpd.agent.shm.slab_folder import (
+    SESSION_BYTES,
+    MemoryShares,
+    SlabFolder,
+    find_group_id,
+    find_slab_folder,
+    is_in_memory,
+    parse_session_id,
+    share_memory,
+)
 
 GIB = 1 << 30
-ROOMY = Cap(GIB, 0, GIB)
+ROOMY = MemoryShares(GIB, 0, GIB)
 
 
 class TestReleases:
     def test_only_the_prefix_is_released(self):
         """What stands behind an entry that is still needed waits for it, copied or not."""
-        releases = Releases(0)
+        releases = ReleaseQueue(0)
         for sequence, copied in [(1, False), (2, True), (3, False), (4, False)]:
             releases.add(sequence, sequence * 100, copied=copied)
         assert releases.pop() == 0
@@ -38,7 +45,7 @@ class TestReleases:
 
     def test_what_was_safe_before_it_was_read(self):
         """A frame that is sent again needs no second acknowledgement, and no number goes back."""
-        releases = Releases(7)
+        releases = ReleaseQueue(7)
         releases.acknowledge(5)
         releases.add(7, 64, copied=False)
         assert releases.pop() == 64
@@ -48,22 +55,22 @@ class TestCap:
     @pytest.mark.parametrize(
         ("memory", "machine", "queue", "record", "expected"),
         [
-            (0, 8 * GIB, GIB, 16 * GIB, Cap(4 * GIB, 2 * GIB, 2 * GIB)),
-            (0, 8 * GIB, GIB, GIB // 2, Cap(4 * GIB, GIB, GIB // 2)),
-            (0, GIB, GIB, GIB, Cap(GIB + 16 * SESSION_BYTES, GIB, GIB)),
-            (3 * GIB, 8 * GIB, GIB, 16 * GIB, Cap(3 * GIB, 3 * GIB // 2, 3 * GIB // 2)),
+            (0, 8 * GIB, GIB, 16 * GIB, MemoryShares(4 * GIB, 2 * GIB, 2 * GIB)),
+            (0, 8 * GIB, GIB, GIB // 2, MemoryShares(4 * GIB, GIB, GIB // 2)),
+            (0, GIB, GIB, GIB, MemoryShares(GIB + 16 * SESSION_BYTES, GIB, GIB)),
+            (3 * GIB, 8 * GIB, GIB, 16 * GIB, MemoryShares(3 * GIB, 3 * GIB // 2, 3 * GIB // 2)),
         ],
     )
     def test_shares(self, memory, machine, queue, record, expected):
         """The largest record, which passes the queue alone, never takes more than half."""
-        shares = share_out(
+        shares = share_memory(
             memory, machine_bytes=machine, queue_bytes=queue, max_record_bytes=record
         )
         assert shares == expected
 
     def test_everything_counts(self):
         """Queue, slabs and sessions together stay under the limit; to the byte."""
-        cap = Cap(10 * SESSION_BYTES, 5 * SESSION_BYTES, 1)
+        cap = MemoryShares(10 * SESSION_BYTES, 5 * SESSION_BYTES, 1)
         assert cap.session_fault(slab_bytes=2 * SESSION_BYTES, sessions=2) == ""
         fault = cap.session_fault(slab_bytes=2 * SESSION_BYTES + 1, sessions=2)
         assert f"{SESSION_BYTES - 1} of the agent's {10 * SESSION_BYTES}" in fault
@@ -73,7 +80,7 @@ class TestCap:
 class TestFile:
     def test_lock_of_this_process_counts(self, tmp_path: Path):
         """A rank within the agent's own process is seen as well: its lock is not the agent's."""
-        slab = make_slab(tmp_path / "a.slab", slab_bytes(0), group=-1)
+        slab = make_slab(tmp_path / "a.slab", compute_slab_bytes(0), group=-1)
         assert not slab.in_use()
         with (tmp_path / "a.slab").open("r+b") as rank:
             fcntl.lockf(rank, fcntl.LOCK_EX)
@@ -85,25 +92,25 @@ class TestFile:
     def test_size_is_looked_after(self, tmp_path: Path):
         """A file that changed its size, or was given up, is not read any more."""
         path = tmp_path / "a.slab"
-        slab = make_slab(path, slab_bytes(0), group=-1)
+        slab = make_slab(path, compute_slab_bytes(0), group=-1)
         slab.check()
         os.truncate(path, slab.length + 1)
-        with pytest.raises(DamagedError, match=f"has {slab.length + 1} now"):
+        with pytest.raises(CorruptedError, match=f"has {slab.length + 1} now"):
             slab.check()
         slab.close()
-        with pytest.raises(DamagedError, match="given up"):
+        with pytest.raises(CorruptedError, match="given up"):
             slab.check()
 
     def test_memory_outlives_its_file(self, tmp_path: Path):
         """What will be written is readable until nobody needs it, and costs no descriptor then."""
-        slab = make_slab(tmp_path / "a.slab", slab_bytes(0), group=-1)
+        slab = make_slab(tmp_path / "a.slab", compute_slab_bytes(0), group=-1)
         elements = slab.beside(0, 6)
         number = elements.file.number
         slab.remove()
         slab.remove()
         assert bytes(elements.load()) == b"RDSLAB"
         assert list(tmp_path.iterdir()) == []
-        with pytest.raises(DamagedError, match="given up"):
+        with pytest.raises(CorruptedError, match="given up"):
             slab.beside(0, 6)
         del elements
         with pytest.raises(OSError, match="Bad file descriptor"):
@@ -112,20 +119,20 @@ class TestFile:
     def test_what_a_rank_cut_short_is_damaged(self, tmp_path: Path):
         """Also between a look at the size and the reading: no signal, an error."""
         path = tmp_path / "a.slab"
-        slab = make_slab(path, slab_bytes(0), group=-1)
+        slab = make_slab(path, compute_slab_bytes(0), group=-1)
         elements = slab.beside(slab.length - 10, 10)
         os.truncate(path, slab.length - 4)
-        with pytest.raises(DamagedError, match="ends 4 bytes before"):
+        with pytest.raises(CorruptedError, match="ends 4 bytes before"):
             elements.load()
         os.truncate(path, 0)
-        with pytest.raises(DamagedError, match="ends 8 bytes before"):
+        with pytest.raises(CorruptedError, match="ends 8 bytes before"):
             slab.number(64)
         slab.close()
 
     def test_a_successor_in_its_place_stays(self, tmp_path: Path):
         """An old slab that is removed late does not take the new one of its session with it."""
-        first = make_slab(tmp_path / "a.slab", slab_bytes(0), group=-1)
-        second = make_slab(tmp_path / "a.slab", slab_bytes(0), group=-1)
+        first = make_slab(tmp_path / "a.slab", compute_slab_bytes(0), group=-1)
+        second = make_slab(tmp_path / "a.slab", compute_slab_bytes(0), group=-1)
         first.remove()
         assert (tmp_path / "a.slab").stat().st_ino == os.fstat(second._opened).st_ino
         second.close()
@@ -134,8 +141,8 @@ class TestFile:
 class TestSlabs:
     def test_within_the_cap(self, tmp_path: Path):
         """The smallest slab has a ring; a second does not fit; room comes back."""
-        cap = Cap(SESSION_BYTES + slab_bytes(0) * 3 // 2, 0, 1)
-        slabs = Slabs(tmp_path / "s", group=-1, ring_bytes=GIB, cap=cap)
+        cap = MemoryShares(SESSION_BYTES + compute_slab_bytes(0) * 3 // 2, 0, 1)
+        slabs = SlabFolder(tmp_path / "s", group=-1, ring_bytes=GIB, cap=cap)
         first = slabs.make("a", wanted_bytes=1, sessions=1)
         assert SlabReader(first).ring_bytes == MIN_RING_BYTES
         with pytest.raises(ExhaustedError, match="are left"):
@@ -149,13 +156,13 @@ class TestSlabs:
     def test_one_agent_for_each_folder(self, tmp_path: Path):
         """A second one is refused and touches nothing; the next one is not."""
         folder = tmp_path / "s"
-        first = Slabs(folder, group=-1, ring_bytes=GIB, cap=ROOMY)
+        first = SlabFolder(folder, group=-1, ring_bytes=GIB, cap=ROOMY)
         first.make("a", wanted_bytes=1, sessions=1).close()
         with pytest.raises(ConfigError, match=r"runtime_dir.*no other agent has its slabs"):
-            Slabs(folder, group=-1, ring_bytes=GIB, cap=ROOMY)
+            SlabFolder(folder, group=-1, ring_bytes=GIB, cap=ROOMY)
         assert [path.name for path in folder.iterdir()] == ["a.slab"]
         first.leave()
-        Slabs(folder, group=-1, ring_bytes=GIB, cap=ROOMY).remove_strays(())
+        SlabFolder(folder, group=-1, ring_bytes=GIB, cap=ROOMY).remove_strays(())
         assert list(folder.iterdir()) == []
 
     def test_a_folder_that_its_last_user_took_away(self, tmp_path: Path, monkeypatch):
@@ -168,15 +175,15 @@ class TestSlabs:
             flock(number, how)
 
         monkeypatch.setattr(fcntl, "flock", late)
-        first = Slabs(folder, group=-1, ring_bytes=GIB, cap=ROOMY)
+        first = SlabFolder(folder, group=-1, ring_bytes=GIB, cap=ROOMY)
         with pytest.raises(ConfigError):
-            Slabs(folder, group=-1, ring_bytes=GIB, cap=ROOMY)
+            SlabFolder(folder, group=-1, ring_bytes=GIB, cap=ROOMY)
         first.leave()
         assert not folder.exists()
 
     def test_only_its_rank_knows_the_name(self, tmp_path: Path):
         """Whoever is of the group can enter the folder, and not list it."""
-        slabs = Slabs(tmp_path / "s", group=-1, ring_bytes=GIB, cap=ROOMY)
+        slabs = SlabFolder(tmp_path / "s", group=-1, ring_bytes=GIB, cap=ROOMY)
         secret_hash = "0123456789abcdef" * 4
         slab = slabs.make("a", wanted_bytes=1, sessions=1, secret_hash=secret_hash)
         assert slab.path == tmp_path / "s" / "a.0123456789abcdef.slab"
@@ -187,12 +194,12 @@ class TestSlabs:
         assert slabs.find("a", secret_hash="f" * 64) is None
         slabs.remove_strays({"a"})
         assert slab.path.exists()
-        assert session_of(slab.path.name) == session_of("a.slab") == "a"
+        assert parse_session_id(slab.path.name) == parse_session_id("a.slab") == "a"
 
     def test_what_cannot_be_made_holds_nothing(self, tmp_path: Path):
         """A folder that is a file costs the slab, not the memory it would have had."""
         (tmp_path / "s").write_text("in the way")
-        slabs = Slabs(tmp_path / "s", group=-1, ring_bytes=GIB, cap=ROOMY)
+        slabs = SlabFolder(tmp_path / "s", group=-1, ring_bytes=GIB, cap=ROOMY)
         with pytest.raises(ExhaustedError, match="no slab of"):
             slabs.make("a", wanted_bytes=1, sessions=1)
         assert slabs.held_bytes == 0
@@ -200,12 +207,12 @@ class TestSlabs:
     def test_strays_in_use_stay(self, tmp_path: Path):
         """Only what neither a session of the ledger nor a process needs is taken away."""
         for name in ("needed", "used", "stray"):
-            make_slab(tmp_path / f"{name}.slab", slab_bytes(0), group=-1).close()
+            make_slab(tmp_path / f"{name}.slab", compute_slab_bytes(0), group=-1).close()
         # A rank's own kind of lock would end with any look at the file in its process.
         holder = os.open(tmp_path / "used.slab", os.O_RDWR)
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         fcntl.fcntl(holder, fcntl.F_OFD_SETLK, lock)
-        slabs = Slabs(tmp_path, group=-1, ring_bytes=GIB, cap=ROOMY)
+        slabs = SlabFolder(tmp_path, group=-1, ring_bytes=GIB, cap=ROOMY)
         slabs.remove_strays({"needed"})
         assert {path.name for path in tmp_path.iterdir()} == {"needed.slab", "used.slab"}
         os.close(holder)
@@ -214,9 +221,9 @@ class TestSlabs:
 class TestPlace:
     def test_beside_the_socket_unless_told(self, tmp_path: Path):
         """One mount shows a container socket and slabs; an agent without a socket has none."""
-        assert folder_for("", tmp_path / "agent.sock") == tmp_path / "slabs"
-        assert folder_for("/elsewhere", tmp_path / "agent.sock") == Path("/elsewhere/slabs")
-        assert folder_for("/elsewhere", None) is None
+        assert find_slab_folder("", tmp_path / "agent.sock") == tmp_path / "slabs"
+        assert find_slab_folder("/elsewhere", tmp_path / "agent.sock") == Path("/elsewhere/slabs")
+        assert find_slab_folder("/elsewhere", None) is None
 
     @pytest.mark.parametrize(
         ("folder", "expected"),
@@ -230,11 +237,11 @@ class TestPlace:
             "3 2 0:3 / /run/disk rw - xfs /dev/b rw\n"
             "4 1 0:4 / /a\\040b rw - tmpfs tmpfs rw\n"
         )
-        assert in_memory(Path(folder), mounts) is expected
+        assert is_in_memory(Path(folder), mounts) is expected
 
     def test_group(self):
         """This machine has no group of a name that nobody would give one."""
-        assert group_of("") == -1
-        assert group_of("root") == 0
+        assert find_group_id("") == -1
+        assert find_group_id("root") == 0
         with pytest.raises(ConfigError, match="runtime_group"):
-            group_of("no such group")
+            find_group_id("no such group")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.exchange import CallStacks
-from rankdump.contract.layout.place import Place
-from rankdumpd.agent import stacks as room
-from rankdumpd.agent.stacks import StackFile
-from rankdumpd.agent.tree import Tree
+from rankdump._core.session_protocol import CallStacks
+from rankdump._layout.tree_paths import FilePlace
+from rankdumpd.agent.storage import rank_files as room
+from rankdumpd.agent.storage.rank_files import CallStackFile
+from rankdumpd.agent.storage.tree import DumpTree
 
-PLACE = Place("rank0", "torch_api_dump_stack.json")
+PLACE = FilePlace("rank0", "torch_api_dump_stack.json")
 DEEP = (
     'File net.py, line 8, in forward, \n y = f("a")',
     "File run.py, line 1, in <module>, \n r()",
@@ -34,9 +34,9 @@ def marks(*paths: str) -> CallStacks:
     )
 
 
-def file_in(root: Path) -> StackFile:
-    tree = Tree(str(root), file_mode=0o400, folder_mode=0o700, growing_mode=0o600)
-    return StackFile(tree, PLACE, "torch")
+def file_in(root: Path) -> CallStackFile:
+    tree = DumpTree(str(root), file_mode=0o400, folder_mode=0o700, growing_mode=0o600)
+    return CallStackFile(tree, PLACE, "torch")
 
 
 def read(root: Path) -> dict[str, list[str]]:

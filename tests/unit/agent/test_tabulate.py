@@ -7,27 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.layout import statistic_csv
-from rankdump.contract.layout.place import Place
-from rankdumpd.agent.files import write_all
-from rankdumpd.agent.names import Names
-from rankdumpd.agent.tabulate import Tables
-from rankdumpd.agent.tree import Tree
-from rankdumpd.agent.values import TableRow
+from rankdump._layout import statistic_tables
+from rankdump._layout.tree_paths import FilePlace
+from rankdumpd.agent.records import StatisticTableRow
+from rankdumpd.agent.storage.statistic_tables import StatisticTables
+from rankdumpd.agent.storage.tree import DumpTree, MappingFiles, write_parts
 
 HEADER = "Op Type,Max Value"
 
 
-def row(folder: str, text: str) -> TableRow:
-    return TableRow(Place(folder, "statistic.csv"), text)
+def row(folder: str, text: str) -> StatisticTableRow:
+    return StatisticTableRow(FilePlace(folder, "statistic.csv"), text)
 
 
 ROWS = [row("rank_0/Net/0/0", f"row {n}," + "x" * n) for n in range(5)]
 
 
-def tables(root: Path, header: str = HEADER, **fields) -> Tables:
-    tree = Tree(str(root), file_mode=0o440, folder_mode=0o750, **fields)
-    return Tables(tree, Names(tree), header)
+def tables(root: Path, header: str = HEADER, **fields) -> StatisticTables:
+    tree = DumpTree(str(root), file_mode=0o440, folder_mode=0o750, **fields)
+    return StatisticTables(tree, MappingFiles(tree), header)
 
 
 def lines(root: Path, folder: str = "rank_0/Net/0/0", name: str = "statistic.csv") -> list[str]:
@@ -36,7 +34,7 @@ def lines(root: Path, folder: str = "rank_0/Net/0/0", name: str = "statistic.csv
     return text.splitlines()
 
 
-def texts(rows: list[TableRow]) -> list[str]:
+def texts(rows: list[StatisticTableRow]) -> list[str]:
     return [each.text for each in rows]
 
 
@@ -78,9 +76,9 @@ def test_disk_that_fails_within_a_row(tmp_path):
 
     def write(descriptor: int, parts) -> None:
         if failing:
-            write_all(descriptor, [bytes(parts[0])[:40]])
+            write_parts(descriptor, [bytes(parts[0])[:40]])
             raise OSError(28, "failing on purpose")
-        write_all(descriptor, parts)
+        write_parts(descriptor, parts)
 
     room = tables(tmp_path, write=write)
     with pytest.raises(OSError, match="on purpose"):
@@ -94,7 +92,7 @@ def test_table_with_other_columns_gets_one_beside_it(tmp_path):
     """A second job's other figures are neither lost nor put under foreign titles."""
     tables(tmp_path, "Op Type,L2Norm Value").add(ROWS[:1])
     other = row("rank_0/Net/0/1", "mine")
-    name = statistic_csv.beside(HEADER)
+    name = statistic_tables.make_second_table_name(HEADER)
     told = tables(tmp_path).add([ROWS[1], other])
     assert told == [
         f"statistic.csv of another job has other columns: rows stand in {name} beside it"
@@ -124,17 +122,17 @@ def test_many_tables_do_not_stay_in_memory(tmp_path):
 def test_each_operator_has_its_table(tmp_path):
     """Tables of one folder are told apart, whatever was written to another in between."""
     room = tables(tmp_path)
-    places = [Place("0/a", name) for name in ("Add.a.1.csv", "Mul.b.2.csv")]
-    room.add([TableRow(places[n % 2], f"row {n}") for n in range(4)])
+    places = [FilePlace("0/a", name) for name in ("Add.a.1.csv", "Mul.b.2.csv")]
+    room.add([StatisticTableRow(places[n % 2], f"row {n}") for n in range(4)])
     assert lines(tmp_path, "0/a", "Add.a.1.csv") == [HEADER, "row 0", "row 2"]
     assert lines(tmp_path, "0/a", "Mul.b.2.csv") == [HEADER, "row 1", "row 3"]
 
 
 def test_a_long_name_is_mapped_before_its_table_is_there(tmp_path):
     """The full name of a table stands in mapping.csv, once."""
-    place = Place("0/a", "123", mapped_from="x" * 300 + ".csv")
+    place = FilePlace("0/a", "123", mapped_from="x" * 300 + ".csv")
     for text in ("first", "second"):
-        tables(tmp_path).add([TableRow(place, text)])
+        tables(tmp_path).add([StatisticTableRow(place, text)])
     assert lines(tmp_path, "0/a", "123") == [HEADER, "first", "second"]
     assert lines(tmp_path, "0/a", "mapping.csv") == [f"123,{place.mapped_from}"]
 
@@ -163,6 +161,6 @@ def test_a_table_without_a_header(tmp_path):
 def test_a_new_session_takes_no_row_for_its_own(tmp_path):
     """Another session's line of the same text is not the one that is added."""
     tables(tmp_path, "").add(ROWS[:1])
-    tree = Tree(str(tmp_path), file_mode=0o440, folder_mode=0o750)
-    Tables(tree, Names(tree), "", looks_back=False).add(ROWS[:2])
+    tree = DumpTree(str(tmp_path), file_mode=0o440, folder_mode=0o750)
+    StatisticTables(tree, MappingFiles(tree), "", looks_back=False).add(ROWS[:2])
     assert lines(tmp_path) == texts([ROWS[0], *ROWS[:2]])

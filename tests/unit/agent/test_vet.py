@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from rankdump.contract.errors import PermanentError
-from rankdump.contract.plan import DumpPlan, Output
-from rankdump.contract.plan_json import plan_to_json
-from rankdumpd.agent import vet
+from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
+from rankdump.errors import PermanentError
+from rankdumpd.agent.session import registry
 
 
 @pytest.mark.parametrize(
@@ -29,13 +28,13 @@ from rankdumpd.agent import vet
 def test_what_cannot_be_served_is_named(make_request, fields, output, says):
     """A session that could only fail later is refused with what is wrong."""
     whole: dict[str, Any] = {"root": "/dump", **output}
-    plan = DumpPlan(output=Output(**whole))
+    plan = DumpPlan(output=OutputSettings(**whole))
     with pytest.raises(PermanentError) as refused:
-        vet.plan_of(make_request(**{"plan_json": plan_to_json(plan), **fields}))
+        registry.read_checked_plan(make_request(**{"plan_json": plan_to_json(plan), **fields}))
     assert says in str(refused.value)
 
 
 def test_plan_arrives_as_it_was_sent(make_request):
     """A plan that can be served comes out as it went in."""
-    plan = DumpPlan(output=Output(root="/dump", net_name="Net-1", codec="none"))
-    assert vet.plan_of(make_request(plan_json=plan_to_json(plan))) == plan
+    plan = DumpPlan(output=OutputSettings(root="/dump", net_name="Net-1", codec="none"))
+    assert registry.read_checked_plan(make_request(plan_json=plan_to_json(plan))) == plan

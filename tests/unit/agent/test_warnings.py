@@ -6,27 +6,27 @@ from typing import Any
 
 import pytest
 
-from rankdump.contract.exchange import Acknowledgement, SessionRequest
-from rankdump.contract.plan_json import plan_from_json
-from rankdumpd.agent.mailbox import Mailbox
-from rankdumpd.agent.sessions import Session
-from rankdumpd.agent.telling import Telling
+from rankdump._core.plan import plan_from_json
+from rankdump._core.session_protocol import Acknowledgement, SessionRequest
+from rankdumpd.agent.ingress.push_stream import StreamMailbox
+from rankdumpd.agent.service import SessionNotifier
+from rankdumpd.agent.session.rank_session import RankSession
 
 
 @pytest.fixture
-def session(make_request) -> Session:
+def session(make_request) -> RankSession:
     request: SessionRequest = make_request(framework="torch 2", device_target="GPU")
-    return Session(request, plan_from_json(request.plan_json))
+    return RankSession(request, plan_from_json(request.plan_json))
 
 
-def told(mailbox: Mailbox) -> list[Acknowledgement]:
+def told(mailbox: StreamMailbox) -> list[Acknowledgement]:
     mailbox.complete(0)
     return list(mailbox.answers())
 
 
 def test_each_warning_is_passed_on_once(session):
     """Said again and again by the coordinator, it reaches the stream a single time."""
-    mailbox = Mailbox()
+    mailbox = StreamMailbox()
     session.warn("before the stream")
     session.connect(mailbox)
     for _ in range(3):
@@ -37,7 +37,7 @@ def test_each_warning_is_passed_on_once(session):
 
 def test_a_warning_does_not_hide_behind_an_acknowledgement():
     """What comes after the last acknowledgement is news of its own."""
-    mailbox = Mailbox()
+    mailbox = StreamMailbox()
     mailbox.acknowledge(4)
     answers = mailbox.answers()
     assert next(answers) == Acknowledgement(4)
@@ -52,7 +52,7 @@ def test_a_new_stream_hears_all_again(session):
     """Nobody knows whether it got through before the last stream broke."""
     session.warn("a")
     for _ in range(2):
-        mailbox = Mailbox()
+        mailbox = StreamMailbox()
         session.connect(mailbox)
         (news,) = told(mailbox)
         assert news.warnings == ("a",)
@@ -78,11 +78,15 @@ def test_ranks_of_a_job_hear_of_a_limit_in_the_same_words(make_request):
             return []
 
     free = iter(["3.2 GiB", "3.1 GiB", "900.5 GiB", "2.0 GiB"])
-    telling = Telling(Any, Any, Desk(), lambda session: [f"disk of /dump: {next(free)} free"])  # type: ignore[arg-type]
+    nobody: Any = None
+    desk: Any = Desk()
+    telling = SessionNotifier(
+        nobody, nobody, desk, lambda session: [f"disk of /dump: {next(free)} free"]
+    )
     heard: list[tuple[str, ...]] = []
     for rank, job in enumerate(["a", "a", "b", "a"]):
         request = make_request(session_id=f"s{rank}", job_id=job)
-        session, mailbox = Session(request, plan_from_json(request.plan_json)), Mailbox()
+        session, mailbox = RankSession(request, plan_from_json(request.plan_json)), StreamMailbox()
         session.connect(mailbox)
         telling.tell(session)
         heard += [news.warnings for news in told(mailbox)]

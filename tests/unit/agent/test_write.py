@@ -9,37 +9,43 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.key import Side
-from rankdump.contract.layout.layouts import LAYOUTS
-from rankdump.contract.layout.place import Stand
-from rankdump.contract.layout.profile import PROFILES
-from rankdump.contract.plan import DumpPlan, Output
-from rankdumpd.agent.files import write_all
-from rankdumpd.agent.lines import lines_of
-from rankdumpd.agent.names import Names
-from rankdumpd.agent.tree import Tree
-from rankdumpd.agent.values import Encoded, Examined, Fate, Original, Ticket
-from rankdumpd.agent.write import Writer
+from rankdump._core.plan import DumpPlan, OutputSettings
+from rankdump._core.record import TensorSide
+from rankdump._layout.profile import PROFILES
+from rankdump._layout.tree_layouts import LAYOUTS
+from rankdump._layout.tree_paths import TreeContext
+from rankdumpd.agent.records import (
+    EncodedRecord,
+    ExaminedRecord,
+    FrameId,
+    OriginalFile,
+    RecordStatus,
+)
+from rankdumpd.agent.storage.record_writer import RecordWriter
+from rankdumpd.agent.storage.statistic_tables import make_table_format
+from rankdumpd.agent.storage.tree import DumpTree, MappingFiles, write_parts
 
 LONG = "Default/" + "x" * 300 + "-op0"
 
 
-def tree(root: Path, **fields) -> Tree:
-    return Tree(str(root), file_mode=0o440, folder_mode=0o750, **fields)
+def tree(root: Path, **fields) -> DumpTree:
+    return DumpTree(str(root), file_mode=0o440, folder_mode=0o750, **fields)
 
 
 def writer_of(
-    tree: Tree,
+    tree: DumpTree,
     *,
     profile: str = "ms2.3",
     layout: str = "mindspore-sync",
     device_target: str = "CPU",
-) -> Writer:
-    stand = Stand(str(tree.root), 5, "20250102030405", PROFILES[profile])
-    lines = lines_of(DumpPlan(output=Output(stand.root)), LAYOUTS[layout], stand, 0)
-    return Writer(
+) -> RecordWriter:
+    stand = TreeContext(str(tree.root), 5, "20250102030405", PROFILES[profile])
+    lines = make_table_format(
+        DumpPlan(output=OutputSettings(stand.root)), LAYOUTS[layout], stand, 0
+    )
+    return RecordWriter(
         tree,
-        Names(tree),
+        MappingFiles(tree),
         layout=LAYOUTS[layout],
         stand=stand,
         lines=lines,
@@ -47,12 +53,12 @@ def writer_of(
     )
 
 
-def encoded(head, sequence: int = 1, data: bytes = b"12345") -> Encoded:
-    return Encoded(examined(head, sequence), "", (data[:2], data[2:]))
+def encoded(head, sequence: int = 1, data: bytes = b"12345") -> EncodedRecord:
+    return EncodedRecord(examined(head, sequence), "", (data[:2], data[2:]))
 
 
-def examined(head, sequence: int = 1, figures: tuple[str, ...] | None = None) -> Examined:
-    return Examined(Ticket("session", sequence), head, "digest", figures)
+def examined(head, sequence: int = 1, figures: tuple[str, ...] | None = None) -> ExaminedRecord:
+    return ExaminedRecord(FrameId("session", sequence), head, "digest", figures)
 
 
 def files(root: Path) -> list[Path]:
@@ -62,7 +68,7 @@ def files(root: Path) -> list[Path]:
 def test_stored_under_its_place_with_modes(make_head, tmp_path):
     """A record lands where the layout says, readable as the plan says, with nothing beside it."""
     outcome = writer_of(tree(tmp_path / "a" / "b")).write(encoded(make_head()))
-    assert (outcome.fate, outcome.bytes_stored) == (Fate.STORED, 5)
+    assert (outcome.fate, outcome.bytes_stored) == (RecordStatus.STORED, 5)
     (path,) = files(tmp_path)
     assert path == tmp_path / "a" / "b" / outcome.path
     assert path.read_bytes() == b"12345"
@@ -78,7 +84,7 @@ def test_hostile_names_stay_in_their_folder(make_head, tmp_path, name):
     """Whatever an operator is called, its file stands in the iteration's folder."""
     root = tmp_path / "root"
     outcome = writer_of(tree(root)).write(encoded(make_head(op_name=name, op_type=name)))
-    assert outcome.fate is Fate.STORED
+    assert outcome.fate is RecordStatus.STORED
     assert [path.parent for path in files(tmp_path)] == [root / "rank_0" / "Net" / "0" / "0"]
 
 
@@ -97,12 +103,14 @@ def test_failing_disk_is_a_reason_and_leaves_nothing(make_head, tmp_path, caplog
     """A write that fails half-way is dropped by reason, logged once, and leaves no file."""
 
     def fail(descriptor: int, parts) -> None:
-        write_all(descriptor, parts[:1])
+        write_parts(descriptor, parts[:1])
         raise OSError(number, "failing on purpose")
 
     writer = writer_of(tree(tmp_path, write=fail))
     outcomes = [writer.write(encoded(make_head(), number)) for number in (1, 2)]
-    assert [(o.fate, o.reason, o.path) for o in outcomes] == [(Fate.DROPPED, reason, "")] * 2
+    assert [(o.fate, o.reason, o.path) for o in outcomes] == [
+        (RecordStatus.DROPPED, reason, "")
+    ] * 2
     assert files(tmp_path) == []
     assert len(caplog.records) == 1
 
@@ -138,13 +146,13 @@ def test_leftover_of_a_crash_is_replaced(make_head, tmp_path):
     writer = writer_of(tree(tmp_path))
     path = tmp_path / writer.write(encoded(make_head())).path
     path.with_name(".session-1.tmp").write_bytes(b"half")
-    assert writer.write(encoded(make_head())).fate is Fate.STORED
+    assert writer.write(encoded(make_head())).fate is RecordStatus.STORED
     assert files(tmp_path) == [path]
 
 
 def test_long_names_are_mapped_once(make_head, tmp_path):
     """A long name has one line in mapping.csv, however often and by whomever it is written."""
-    sent = [make_head(op_name=LONG), make_head(op_name=LONG, side=Side.INPUT)]
+    sent = [make_head(op_name=LONG), make_head(op_name=LONG, side=TensorSide.INPUT)]
     paths: set[str] = set()
     for _ in range(2):
         writer = writer_of(tree(tmp_path))
@@ -162,13 +170,13 @@ def test_mapping_after_a_disk_that_failed_within_its_line(make_head, tmp_path):
 
     def write(descriptor: int, parts) -> None:
         if failing:
-            write_all(descriptor, [bytes(parts[0])[:30]])
+            write_parts(descriptor, [bytes(parts[0])[:30]])
             raise OSError(errno.ENOSPC, "failing on purpose")
-        write_all(descriptor, parts)
+        write_parts(descriptor, parts)
 
     mapping = tmp_path / "rank_0" / "Net" / "0" / "0" / "mapping.csv"
     head = make_head(op_name=LONG)
-    assert writer_of(tree(tmp_path, write=write)).write(encoded(head)).fate is Fate.DROPPED
+    assert writer_of(tree(tmp_path, write=write)).write(encoded(head)).fate is RecordStatus.DROPPED
     assert mapping.read_bytes() == b""
     failing.clear()
     mapping.chmod(0o600)
@@ -201,7 +209,7 @@ def test_profiles_spell_file_and_row(
     """A record's file and its row are spelt as the profile says, its folder is the same."""
     writer = writer_of(tree(tmp_path), profile=profile, device_target=device_target)
     head = make_head(op_name="Default/a/MatMul-op0", dtype=dtype)
-    outcome = writer.write(Encoded(examined(head, figures=("6", "1")), "", (b"1",)))
+    outcome = writer.write(EncodedRecord(examined(head, figures=("6", "1")), "", (b"1",)))
     file = f"MatMul.{name}.0.0.1.output.0.DefaultFormat{token}.npy"
     assert outcome.path == f"rank_0/Net/0/0/{file}"
     assert outcome.row is not None
@@ -223,15 +231,15 @@ def test_record_that_could_not_be_written_has_no_row(make_head, tmp_path, caplog
         raise OSError(errno.ENOSPC, "failing on purpose")
 
     writer = writer_of(tree(tmp_path, write=fail))
-    outcome = writer.write(Encoded(examined(make_head(), figures=("6",)), "", (b"1",)))
-    assert (outcome.fate, outcome.row) == (Fate.DROPPED, None)
+    outcome = writer.write(EncodedRecord(examined(make_head(), figures=("6",)), "", (b"1",)))
+    assert (outcome.fate, outcome.row) == (RecordStatus.DROPPED, None)
     assert len(caplog.records) == 1
 
 
 class TestLinks:
     """A second name for a file that is whole and as it was written, or None and nothing else."""
 
-    def original(self, writer: Writer, make_head) -> Original:
+    def original(self, writer: RecordWriter, make_head) -> OriginalFile:
         original = writer.write(encoded(make_head())).original
         assert original
         return original
@@ -240,10 +248,14 @@ class TestLinks:
         """It stands where the layout says, takes no room, and leaves nothing beside it."""
         writer = writer_of(tree(tmp_path))
         original = self.original(writer, make_head)
-        record = examined(make_head(rank=3, side=Side.INPUT, iteration=7), 2, ("6",))
+        record = examined(make_head(rank=3, side=TensorSide.INPUT, iteration=7), 2, ("6",))
         outcome = writer.link(record, original)
         assert outcome
-        assert (outcome.fate, outcome.bytes_stored, outcome.digest) == (Fate.LINKED, 0, "digest")
+        assert (outcome.fate, outcome.bytes_stored, outcome.digest) == (
+            RecordStatus.LINKED,
+            0,
+            "digest",
+        )
         assert outcome.path.startswith("rank_3/Net/0/7/")
         assert outcome.row
         assert outcome.row.table.path == "rank_3/Net/0/7/statistic.csv"
@@ -277,7 +289,7 @@ class TestLinks:
         original = self.original(writer, make_head)
         source = tmp_path / original.path
         source.with_name(".session-2.tmp").hardlink_to(source)
-        assert writer.write(encoded(make_head(slot=1), 2, b"other")).fate is Fate.STORED
+        assert writer.write(encoded(make_head(slot=1), 2, b"other")).fate is RecordStatus.STORED
         source.with_name(".session-3.tmp").hardlink_to(source)
         assert writer.link(examined(make_head(slot=2), 3), original)
         assert source.read_bytes() == b"12345"
@@ -319,7 +331,7 @@ class TestLinks:
         monkeypatch.setattr("os.link", refuse)
         for sequence in (2, 3):
             assert writer.link(examined(make_head(slot=1), sequence), original) is None
-        assert writer.write(encoded(make_head(slot=1), 4)).fate is Fate.STORED
+        assert writer.write(encoded(make_head(slot=1), 4)).fate is RecordStatus.STORED
         assert [record.levelname for record in caplog.records] == ["INFO"]
 
     def test_a_folder_that_leads_out(self, make_head, tmp_path):
@@ -345,7 +357,7 @@ class TestLinks:
             tree(tmp_path / "a").kind,
             tree(tmp_path / "c").kind,
             tree(tmp_path / "a", synced=True).kind,
-            Tree(str(tmp_path / "a"), file_mode=0o400, folder_mode=0o750).kind,
+            DumpTree(str(tmp_path / "a"), file_mode=0o400, folder_mode=0o750).kind,
         ]
         assert len(set(kinds)) == 4
         assert tree(tmp_path / "b").kind == kinds[0]

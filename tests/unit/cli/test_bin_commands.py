@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from suites.cann_trees import STARTED, CannTree, bin_parts, write
 
-from rankdump.cli.commands import answer
-from rankdump.contract.dumpdata import DumpData, OpInput, Shape
-from rankdump.dumpdata import head
+from rankdump._binfile.bin_file import serialize_bin_head
+from rankdump._binfile.header import DumpData, OpInput, Shape
+from rankdump._cli.command_group import run_command_line
 
 NAME = "Default/network-Net/fc-Dense/Add-op0"
 VALUES = np.array([[1.0, -2.0, 0.0], [np.inf, 3.0, np.nan]], np.float32)
@@ -20,7 +20,7 @@ HALF = np.arange(4, dtype=np.float16)
 
 def told(capsys, *arguments):
     """Return exit code, standard output and standard error of one command line."""
-    code = answer([str(argument) for argument in arguments])
+    code = run_command_line([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -101,7 +101,7 @@ def test_show_names_what_there_is(tree, tmp_path, capsys):
 def test_show_says_why_there_are_no_values(tmp_path, capsys):
     """Strings are no failure, a damaged payload is; the others are shown."""
     text = OpInput(13, 2, Shape((2,)), size=5)
-    path = write(tmp_path / "text", [head(DumpData(input=(text,))), b"hello"])
+    path = write(tmp_path / "text", [serialize_bin_head(DumpData(input=(text,))), b"hello"])
     code, out, _ = told(capsys, "show", path)
     assert code == 0
     assert "no values:" in out

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from suites.configurations import ABSENT, body_of
 
-from rankdump.cli.commands import answer
-from rankdump.contract.plan_json import plan_from_json
+from rankdump._cli.command_group import run_command_line
+from rankdump._core.plan import plan_from_json
 
 
 def written(
@@ -31,7 +31,7 @@ def test_a_plan_in_words(tmp_path, capsys):
     own: dict[str, object] = {"codec": "none", "on_full": "drop", "strict": True}
     kernels = ["Conv2D", "Default/a-A/A-op0", "name-regex(.*relu.*)"]
     changes = {"dump_mode": 1, "kernels": kernels, "iteration": "0|5-8", "input_output": 2}
-    assert answer(["config", "check", written(tmp_path, own, **changes)]) == 0
+    assert run_command_line(["config", "check", written(tmp_path, own, **changes)]) == 0
     facts = said(capsys.readouterr().out)
     assert facts["iterations"] == "0|5-8"
     assert facts["operators"] == "type Conv2D, Default/a-A/A-op0, name-regex(.*relu.*)"
@@ -94,7 +94,7 @@ SPECIAL: list[tuple[dict[str, object], dict[str, object], dict[str, object], dic
 @pytest.mark.parametrize(("changes", "e2e", "own", "facts"), SPECIAL)
 def test_what_a_plan_keeps(tmp_path, capsys, changes, e2e, own, facts):
     """Content, trigger and marks are said; every line of them as it stands here."""
-    assert answer(["config", "check", written(tmp_path, own, e2e=e2e, **changes)]) == 0
+    assert run_command_line(["config", "check", written(tmp_path, own, e2e=e2e, **changes)]) == 0
     assert said(capsys.readouterr().out).items() >= facts.items()
 
 
@@ -153,7 +153,7 @@ def test_a_plan_of_cann_in_words(tmp_path, capsys, dump, facts):
     """An acl.json is found by its key, and is checked by the same command."""
     path = tmp_path / "acl.json"
     path.write_text(json.dumps({"dump": {"dump_path": str(tmp_path), **dump}}))
-    assert answer(["config", "check", str(path)]) == 0
+    assert run_command_line(["config", "check", str(path)]) == 0
     assert said(capsys.readouterr().out).items() >= facts.items()
 
 
@@ -161,27 +161,27 @@ def test_a_fault_of_an_acl_file(tmp_path, capsys):
     """The line ends in the code that CANN reports."""
     path = tmp_path / "acl.json"
     path.write_text(json.dumps({"dump": {"dump_path": str(tmp_path), "dump_step": "5-3"}}))
-    assert answer(["config", "check", str(path)]) == 2
+    assert run_command_line(["config", "check", str(path)]) == 2
     assert capsys.readouterr().err.endswith("'5-3' (EP0003)\n")
 
 
 def test_warnings_follow(tmp_path, capsys):
     """What is accepted and will surprise stands last, line by line; the code is that of success."""
     path = written(tmp_path, e2e=ABSENT, iteration="5-3", op_debug_mode=0)
-    assert answer(["config", "check", path]) == 0
+    assert run_command_line(["config", "check", path]) == 0
     *_, missing, reversed_range = capsys.readouterr().out.splitlines()
     assert missing.startswith("warning: e2e_dump_settings: missing; ")
     assert reversed_range.startswith(
         "warning: common_dump_settings.iteration: '5-3' runs backwards"
     )
-    assert answer(["config", "check", "--json", path]) == 0
+    assert run_command_line(["config", "check", "--json", path]) == 0
     assert len(json.loads(capsys.readouterr().out)["warnings"]) == 2
 
 
 def test_a_plan_for_scripts(tmp_path, capsys, monkeypatch):
     """The JSON form is the one that travels, with the environment's changes in it."""
     monkeypatch.setenv("RANKDUMP_OUTPUT", "/data/elsewhere")
-    assert answer(["config", "check", "--json", written(tmp_path)]) == 0
+    assert run_command_line(["config", "check", "--json", written(tmp_path)]) == 0
     plan = plan_from_json(capsys.readouterr().out.encode())
     assert plan.output.root == "/data/elsewhere"
 
@@ -197,7 +197,7 @@ def test_a_plan_for_scripts(tmp_path, capsys, monkeypatch):
 def test_the_key_at_fault(tmp_path, capsys, changes, words):
     """One line with file, key, value and what is allowed; the code is 2."""
     path = written(tmp_path, **changes)
-    assert answer(["config", "check", path]) == 2
+    assert run_command_line(["config", "check", path]) == 2
     seen = capsys.readouterr()
     assert seen.out == ""
     assert seen.err.count("\n") == 1
@@ -206,5 +206,5 @@ def test_the_key_at_fault(tmp_path, capsys, changes, words):
 
 def test_a_missing_verb_is_one_line(capsys):
     """A group without a command says so, as any other wrong use."""
-    assert answer(["config"]) == 2
+    assert run_command_line(["config"]) == 2
     assert capsys.readouterr().err == "rankdump: Missing command.\n"

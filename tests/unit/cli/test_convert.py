@@ -14,9 +14,9 @@ import pytest
 from suites.bin_files import packed_file_of
 from suites.converting import NAME, bin_file, blocks, files_of, numbered, tensor
 
-from rankdump.cli import progress
-from rankdump.cli.commands import answer
-from rankdump.contract.opdebug import opdebug_json
+from rankdump._binfile.overflow_record import convert_overflow_to_json
+from rankdump._cli import progress
+from rankdump._cli.command_group import run_command_line
 
 IMAGE = numbered((2, 20, 3, 5))
 PARTS = (
@@ -36,7 +36,7 @@ def source(tmp_path):
 
 
 def run(capsys, source, out, *more):
-    code = answer(["convert", "-d", str(source), "-o", str(out), *map(str, more)])
+    code = run_command_line(["convert", "-d", str(source), "-o", str(out), *map(str, more)])
     told = capsys.readouterr()
     return code, told.out, told.err
 
@@ -192,7 +192,9 @@ def test_overflow_files_become_json(tmp_path, capsys):
         out = tmp_path / str(number)
         assert run(capsys, tmp_path / name, out, *more)[0] == 0
         assert files_of(out) == [f"{name}.output.0.json"]
-        assert (out / f"{name}.output.0.json").read_text() == opdebug_json(payload.tobytes())
+        assert (out / f"{name}.output.0.json").read_text() == convert_overflow_to_json(
+            payload.tobytes()
+        )
 
 
 def test_long_names(tmp_path, capsys):
@@ -316,10 +318,10 @@ def test_a_folder_that_cannot_be_listed(source, tmp_path, capsys, monkeypatch):
 def test_a_bar_for_those_who_wait(source, tmp_path, monkeypatch, patience_s, shown):
     """On a terminal, and only when there is time to see it."""
     master, terminal = pty.openpty()
-    monkeypatch.setattr(progress, "_PATIENCE_S", patience_s)
+    monkeypatch.setattr(progress, "_PROGRESS_DELAY_S", patience_s)
     with os.fdopen(terminal, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        assert answer(["convert", "-d", str(source), "-o", str(tmp_path / "out")]) == 0
+        assert run_command_line(["convert", "-d", str(source), "-o", str(tmp_path / "out")]) == 0
         os.set_blocking(master, False)
         try:
             seen = os.read(master, 1 << 16)
@@ -332,7 +334,7 @@ def test_a_bar_for_those_who_wait(source, tmp_path, monkeypatch, patience_s, sho
 
 def told(capsys, *arguments):
     """Return exit code, standard output and standard error of one command line."""
-    code = answer(["convert", *map(str, arguments)])
+    code = run_command_line(["convert", *map(str, arguments)])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

@@ -8,31 +8,30 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from rankdump.cli.ask import drain
-from rankdump.cli.commands import answer
-from rankdump.contract.events import EventKind
-from rankdump.contract.findings import Finding, FindingKind
-from rankdump.contract.status import (
+from rankdump._cli.command_group import run_command_line
+from rankdump._cli.daemon_client import drain_agent
+from rankdump._core.events import EventKind, Finding, FindingKind
+from rankdump._core.status import (
+    AgentLoad,
     IterationStatus,
-    Load,
     OrderEntry,
     SessionState,
     SessionStatus,
     StatusView,
 )
-from rankdump.embedded import serving
+from rankdump._embedded.daemon_lease import is_daemon_serving
+from rankdump._wire.status_messages import entry_to_wire, finding_to_wire, view_to_wire
 from rankdump.wire.v1 import (
     agent_pb2,
     agent_pb2_grpc,
     coordinator_pb2,
     coordinator_pb2_grpc,
 )
-from rankdump.wire.views import entry_to_wire, finding_to_wire, view_to_wire
 
 VIEW = StatusView(
     sessions=(SessionStatus("job", "s", 3, 4, 1, "host", 77, SessionState.LOST),),
     iterations=(IterationStatus("job", "s", 3, 0, True, 5, 3, 1, 0, {"disk_low": 1}, 4096, 1024),),
-    load=Load(2, 2048, 1 << 30, 1 << 31),
+    load=AgentLoad(2, 2048, 1 << 30, 1 << 31),
     roots=("/data/tree",),
     findings=("something odd",),
 )
@@ -124,7 +123,7 @@ def address(socket_folder):
 def test_status_shows_what_the_agent_knows(address, capsys, monkeypatch):
     """The environment names the agent; table, losses, findings, load and tree are shown."""
     monkeypatch.setenv("RANKDUMP_AGENT", address)
-    assert answer(["status"]) == 0
+    assert run_command_line(["status"]) == 0
     out = capsys.readouterr().out
     row = "3 lost 1/1 5 3 1 0 1 4.00 KiB 1.00 KiB 4.00x"
     assert " ".join(out.splitlines()[1].split()) == row
@@ -134,7 +133,7 @@ def test_status_shows_what_the_agent_knows(address, capsys, monkeypatch):
 
 def test_status_json_is_the_view(address, capsys):
     """Scripts get the fields of the contract, every drop by its reason."""
-    assert answer(["status", "--agent", address, "--json"]) == 0
+    assert run_command_line(["status", "--agent", address, "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["iterations"][0]["dropped"] == {"disk_low": 1}
     assert body["sessions"][0]["state"] == "lost"
@@ -143,12 +142,12 @@ def test_status_json_is_the_view(address, capsys):
 def test_order_asks_the_coordinator(address, capsys, monkeypatch):
     """Pages are joined, long listings cut with a word about it, members missing are named."""
     monkeypatch.setenv("RANKDUMP_COORDINATOR", address)
-    assert answer(["order"]) == 0
+    assert run_command_line(["order"]) == 0
     out = capsys.readouterr().out
     assert "... more lines" in out
     assert out.count("Op-op") == 40
     assert "missing_member: rank 3 never arrived" in out
-    assert answer(["order", "--iteration", "25"]) == 0
+    assert run_command_line(["order", "--iteration", "25"]) == 0
     line = capsys.readouterr().out.splitlines()[1]
     assert line.split() == [
         *("100", "25", "0-2", "(missing", "3)", "all_reduce", "AllReduce", "0.000", "1.500")
@@ -157,20 +156,26 @@ def test_order_asks_the_coordinator(address, capsys, monkeypatch):
 
 def test_order_json_and_findings(address, capsys):
     """Scripts get every line; --findings leaves the lines out and says by its code if any are."""
-    assert answer(["order", "--coordinator", address, "--json"]) == 0
+    assert run_command_line(["order", "--coordinator", address, "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert [entry["position"] for entry in body["entries"]] == list(range(101))
     assert body["entries"][-1]["kind"] == "all_reduce"
     assert [finding["kind"] for finding in body["findings"]] == ["missing_member", "silent_rank"]
-    assert answer(["order", "--coordinator", address, "--findings"]) == 1
+    assert run_command_line(["order", "--coordinator", address, "--findings"]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "missing_member: rank 3 never arrived",
         "silent_rank, so far: rank 4 is silent",
     ]
-    assert answer(["order", "--coordinator", address, "--findings", "--iteration", "24"]) == 0
+    assert (
+        run_command_line(["order", "--coordinator", address, "--findings", "--iteration", "24"])
+        == 0
+    )
     capsys.readouterr()
     assert (
-        answer(["order", "--coordinator", address, "--findings", "--job", "clean", "--json"]) == 0
+        run_command_line(
+            ["order", "--coordinator", address, "--findings", "--job", "clean", "--json"]
+        )
+        == 0
     )
     assert json.loads(capsys.readouterr().out) == {"entries": [], "findings": []}
 
@@ -180,16 +185,16 @@ def test_order_json_and_findings(address, capsys):
 )
 def test_order_of_one_rank_or_graph(address, capsys, options, count):
     """A collective that misses a rank is shown among the rank's lines, too."""
-    assert answer(["order", "--coordinator", address, "--json", *options]) == 0
+    assert run_command_line(["order", "--coordinator", address, "--json", *options]) == 0
     assert len(json.loads(capsys.readouterr().out)["entries"]) == count
 
 
 def test_drain_says_what_is_left(address):
     """Zero only when everything is in the tree."""
-    assert drain(address, timeout_s=2) == 0
-    assert drain(address, timeout_s=0.5) == 7
+    assert drain_agent(address, timeout_s=2) == 0
+    assert drain_agent(address, timeout_s=0.5) == 7
 
 
 def test_a_server_without_health_does_not_serve(address):
     """Only the health service's word counts."""
-    assert not serving(address)
+    assert not is_daemon_serving(address)

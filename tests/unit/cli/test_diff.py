@@ -10,15 +10,15 @@ import pytest
 from suites.diff_reports import layered, report
 from suites.tree_builder import TreeBuilder
 
-from rankdump.cli.commands import answer
-from rankdump.contract.key import Side
+from rankdump._cli.command_group import run_command_line
+from rankdump._core.record import TensorSide
 
 NAMES = [f"Default/network-Net/fc{number}-Linear/Linear-op0" for number in range(4)]
 
 
 def told(capsys, *arguments):
     """Return exit code, standard output and standard error of one command line."""
-    code = answer(["diff", *map(str, arguments)])
+    code = run_command_line(["diff", *map(str, arguments)])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -30,7 +30,7 @@ def grown(root, *, wrong_at=None, ranks=(0, 1), iterations=(0, 1), by=0.001):
         for iteration in iterations:
             values = np.linspace(-1, 1 + rank + iteration, 32, dtype=np.float32).reshape(4, 8)
             for at, name in enumerate(NAMES):
-                tree.tensor(rank, iteration, name, values, side=Side.INPUT)
+                tree.tensor(rank, iteration, name, values, side=TensorSide.INPUT)
                 values = (values * np.float32(0.5)) + np.float32(by if at == wrong_at else 0)
                 tree.tensor(rank, iteration, name, values)
             tree.complete(rank, iteration)
@@ -187,7 +187,11 @@ def test_page(a, b, tmp_path, capsys):
 def test_without_bokeh(a, b, tmp_path, capsys, monkeypatch):
     """One line, before any work is done."""
     monkeypatch.setitem(sys.modules, "bokeh", None)
-    for name in [name for name in sys.modules if name.startswith(("bokeh.", "rankdump.diff.html"))]:
+    for name in [
+        name
+        for name in sys.modules
+        if name.startswith(("bokeh.", "rankdump._analysis.compare.html_page"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     code, out, err = told(capsys, a, b, "--html", tmp_path / "page.html")
     assert (code, out) == (2, "")
@@ -205,7 +209,7 @@ def test_options_reach_the_comparison(a, b, tmp_path, capsys, monkeypatch):
 
     names = tmp_path / "names.csv"
     names.write_text("x,y\n")
-    monkeypatch.setattr("rankdump.cli.diff_report.compare", compare)
+    monkeypatch.setattr("rankdump._cli.diff_report.compare", compare)
     told(
         capsys,
         *(a, b, "--equal-nan", "--match", "exact,sequence", "--map", names, "--msaccucmp"),
@@ -239,7 +243,7 @@ def test_at_most_is_the_largest_of_all_ranks(tmp_path, capsys):
         tree = TreeBuilder(tmp_path / f"off{off}")
         for rank in (0, 1, 2):
             by = np.float32(off * (0.5 if rank == 1 else 0.1))
-            tree.tensor(rank, 0, NAMES[0], np.ones(4, np.float32), side=Side.INPUT)
+            tree.tensor(rank, 0, NAMES[0], np.ones(4, np.float32), side=TensorSide.INPUT)
             tree.tensor(rank, 0, NAMES[0], np.ones(4, np.float32) + by)
             tree.tensor(rank, 0, "fc0.weight", np.zeros(4, np.float32) + by, op_type="Parameter")
             tree.complete(rank, 0, world_size=3)
@@ -257,7 +261,7 @@ def test_types_that_differ_are_in_the_headline(tmp_path, capsys):
     for dtype, by in (("float32", 0.0), ("float16", 0.0), ("float16", 1.0)):
         tree = TreeBuilder(tmp_path / f"{dtype}{by}")
         values = np.arange(4).astype(dtype)
-        tree.tensor(0, 0, NAMES[0], values, side=Side.INPUT)
+        tree.tensor(0, 0, NAMES[0], values, side=TensorSide.INPUT)
         tree.tensor(0, 0, NAMES[0], values + np.array(by, dtype))
         tree.complete(0, 0, world_size=1)
         roots.append(tree.root)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from suites.diff_reports import agreeing, layered, origin, outcome, report, row, suspect
 
-from rankdump.cli import diff_view as view
-from rankdump.diff.summary import excerpt
-from rankdump.diff.values import CONSTANTS, Outcome, Verdict
+from rankdump._analysis.compare.report import CONSTANTS_ITERATION, PairOutcome, TensorVerdict
+from rankdump._analysis.compare.report_summary import select_excerpt
+from rankdump._cli import diff_report as view
 
 
 def test_it_leads_with_the_operator():
-    assert view.lead(report()) == [
+    assert view.format_origins(report()) == [
         "the difference starts at layers.3/Linear-op0",
         "  rank 0-1, iteration 0, forward",
         "  input.0 agrees; 32 of 64 elements of output.0 do not: max abs 0.00123",
         "  /job/net.py:17  x = layer(x)",
     ]
-    assert view.lead(agreeing()) == ["nothing differs"]
+    assert view.format_origins(agreeing()) == ["nothing differs"]
 
 
 def test_ambiguous_is_an_answer():
     """With why, and every candidate; of many, the likeliest."""
     both = origin(suspect(), suspect(4, 1, backward=True, source=()), why="the order is unknown")
-    assert view.lead(report(origins=(both,), rank_origins=())) == [
+    assert view.format_origins(report(origins=(both,), rank_origins=())) == [
         "where the difference starts is ambiguous: the order is unknown",
         "  layers.3/Linear-op0: rank 0, iteration 0, forward",
         "    input.0 agrees; 32 of 64 elements of output.0 do not: max abs 0.00123",
@@ -31,7 +31,7 @@ def test_ambiguous_is_an_answer():
         "    input.0 agrees; 32 of 64 elements of output.0 do not: max abs 0.00123",
     ]
     many = origin(*(suspect(at) for at in range(6)), why="")
-    lines = view.lead(report(origins=(many,), rank_origins=()))
+    lines = view.format_origins(report(origins=(many,), rank_origins=()))
     assert lines[0] == "where the difference starts is ambiguous"
     assert lines[-1] == "  ... and 1 more candidate"
 
@@ -39,8 +39,8 @@ def test_ambiguous_is_an_answer():
 def test_ranks_that_part_elsewhere_are_said():
     elsewhere = origin(suspect(5, 2, reason="its output differs", source=()))
     made = report(rank_origins=(origin(suspect()), elsewhere))
-    assert view.lead(made)[1] == "  rank 0, iteration 0, forward"
-    assert view.lead(made)[4:] == [
+    assert view.format_origins(made)[1] == "  rank 0, iteration 0, forward"
+    assert view.format_origins(made)[4:] == [
         "on rank 2 alone: starts at layers.5/Linear-op0, iteration 0, forward",
         "  its output differs",
     ]
@@ -51,7 +51,7 @@ def test_what_is_not_finite_has_a_side():
     found = origin(
         suspect(2, 1, reason="its input is finite; 3 NaN in output.0"), kind="nonfinite", side="a"
     )
-    lines = view.lead(report(agreeing().rows, origins=(found,), rank_origins=(found,)))
+    lines = view.format_origins(report(agreeing().rows, origins=(found,), rank_origins=(found,)))
     assert lines[:3] == [
         "nothing differs",
         "what is not finite in a starts at layers.2/Linear-op0",
@@ -61,7 +61,7 @@ def test_what_is_not_finite_has_a_side():
 
 def test_the_table():
     made = report()
-    lines = view.rows_table(excerpt(made, 20), made, width=100)
+    lines = view.format_rows(select_excerpt(made, 20), made, width=100)
     assert " ".join(lines[0].split()) == "rank operator place verdict max abs mean abs cosine close"
     assert " ".join(lines[1].split()) == "> 0 layers.3/Linear-op0 input.0 equal 0 - - -"
     assert " ".join(lines[2].split()) == (
@@ -73,8 +73,10 @@ def test_the_table():
 
 def test_long_names_give_way_in_the_middle():
     name = "Default/network-Net/" + "encoder_block-Block/" * 12 + "Linear-op0"
-    made = report([row(0, "output.0", outcome(Verdict.DIFFERENT, 0.5), name=name)], origins=())
-    *_, line = view.rows_table(made.rows, made, width=100)
+    made = report(
+        [row(0, "output.0", outcome(TensorVerdict.DIFFERENT, 0.5), name=name)], origins=()
+    )
+    *_, line = view.format_rows(made.rows, made, width=100)
     assert len(line) <= 100
     assert "..." in line
     assert "block/Linear-op0" in line
@@ -82,55 +84,68 @@ def test_long_names_give_way_in_the_middle():
 
 def test_columns_that_say_nothing_are_left_out():
     """Of one rank and one iteration, and of figures without elements."""
-    figured = Outcome(Verdict.DIFFERENT, (), None, {"max": 0.25, "l2norm": 1.5})
+    figured = PairOutcome(TensorVerdict.DIFFERENT, (), None, {"max": 0.25, "l2norm": 1.5})
     made = report([row(0, "output.0", figured)], origins=(), rank_origins=())
-    titles, line = view.rows_table(made.rows, made, width=100)
+    titles, line = view.format_rows(made.rows, made, width=100)
     assert " ".join(titles.split()) == "operator place verdict figures apart"
     assert " ".join(line.split()) == "layers.0/Linear-op0 output.0 different max 0.25, l2norm 1.5"
-    assert view.remarks(made.rows) == []
+    assert view.format_remarks(made.rows) == []
     mixed = report(
         [
-            row(0, "output.0", outcome(Verdict.DIFFERENT, 0.5), iteration=CONSTANTS),
-            row(0, "output.0", outcome(Verdict.DIFFERENT, 0.5), iteration=7),
+            row(
+                0, "output.0", outcome(TensorVerdict.DIFFERENT, 0.5), iteration=CONSTANTS_ITERATION
+            ),
+            row(0, "output.0", outcome(TensorVerdict.DIFFERENT, 0.5), iteration=7),
         ],
         origins=(),
         rank_origins=(),
     )
-    lines = [line.split()[0] for line in view.rows_table(mixed.rows, mixed, width=100)]
+    lines = [line.split()[0] for line in view.format_rows(mixed.rows, mixed, width=100)]
     assert lines == ["iteration", "-", "7"]
 
 
 def test_findings():
-    wrong = outcome(Verdict.DIFFERENT, 0.5, "dtypes differ: float32 and bfloat16")
+    wrong = outcome(TensorVerdict.DIFFERENT, 0.5, "dtypes differ: float32 and bfloat16")
     rows = [row(n, "output.0", wrong) for n in range(6)]
-    told = view.remarks(rows)
+    told = view.format_remarks(rows)
     assert told[0] == "layers.0/Linear-op0, rank 0, output.0: dtypes differ: float32 and bfloat16"
     assert told[5:] == ["... and 1 more finding: --all"]
-    assert len(view.remarks(rows, everything=True)) == 6
+    assert len(view.format_remarks(rows, everything=True)) == 6
 
 
 def test_what_has_no_partner_is_listed_in_short():
     """A call once, with its ranks and iterations, however many tensors it has."""
     rows = [
-        row(at, place, Outcome(Verdict.UNMATCHED), name=f"x/ReLU-op{at}", rank=rank, only="a")
+        row(
+            at,
+            place,
+            PairOutcome(TensorVerdict.UNMATCHED),
+            name=f"x/ReLU-op{at}",
+            rank=rank,
+            only="a",
+        )
         for at in range(6)
         for rank in (0, 1)
         for place in ("input.0", "output.0")
     ]
-    lone = row(0, "output.0", Outcome(Verdict.UNMATCHED), name="y/Add-op0", iteration=3, only="b")
+    lone = row(
+        0, "output.0", PairOutcome(TensorVerdict.UNMATCHED), name="y/Add-op0", iteration=3, only="b"
+    )
     made = report([*layered(), *rows, lone])
-    assert view.unmatched(made) == [
+    assert view.format_unmatched(made) == [
         "only in a: 12 calls: x/ReLU-op0 (rank 0-1, iteration 0); x/ReLU-op1 (rank 0-1, "
         "iteration 0); x/ReLU-op2 (rank 0-1, iteration 0); x/ReLU-op3 (rank 0-1, iteration 0); "
         "2 more",
         "only in b: 1 call: y/Add-op0 (rank 0, iteration 3)",
     ]
-    assert "x/ReLU-op5" in view.unmatched(made, everything=True)[0]
-    assert view.unmatched(report()) == []
+    assert "x/ReLU-op5" in view.format_unmatched(made, everything=True)[0]
+    assert view.format_unmatched(report()) == []
 
 
 def test_extra_measures():
-    told = Outcome(Verdict.DIFFERENT, extra={"CosineSimilarity": 0.5, "MaxAbsoluteError": 2.0})
-    assert view.extras([row(1, "output.0", told), row(2, "output.0", outcome())]) == [
-        "layers.1/Linear-op0, rank 0, output.0: CosineSimilarity 0.5, MaxAbsoluteError 2"
-    ]
+    told = PairOutcome(
+        TensorVerdict.DIFFERENT, extra={"CosineSimilarity": 0.5, "MaxAbsoluteError": 2.0}
+    )
+    assert view.format_extra_measures(
+        [row(1, "output.0", told), row(2, "output.0", outcome())]
+    ) == ["layers.1/Linear-op0, rank 0, output.0: CosineSimilarity 0.5, MaxAbsoluteError 2"]

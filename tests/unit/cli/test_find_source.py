@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from rankdump.cli.commands import answer
+from rankdump._cli.command_group import run_command_line
 
 CONV = "Default/network-Net/conv1-Conv2d/Conv2d-op0"
 TEXT = f"""  %0(a) = Conv2d(%x)
@@ -22,7 +22,7 @@ TEXT = f"""  %0(a) = Conv2d(%x)
 
 def told(capsys, *arguments):
     """Return exit code, standard output and standard error of one command line."""
-    code = answer([str(argument) for argument in arguments])
+    code = run_command_line([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 import rankdump
-from rankdump.cli.commands import answer
-from rankdump.contract.errors import DamagedError
+from rankdump._cli.command_group import run_command_line
+from rankdump.errors import CorruptedError
 
 BODY = {"task": "tensor", "level": "mix", "framework": "pytorch", "data": {}}
 
@@ -30,7 +30,7 @@ def test_it_is_named_in_one_line(command, below, dump, capsys):
     """From the whole dump and from a step, in every command, with what reads it."""
     root = str(dump / below)
     more = {"diff": [root], "find-source": ["net.py:1"]}.get(command, [])
-    assert answer([command, root, *more]) == 1
+    assert run_command_line([command, root, *more]) == 1
     captured = capsys.readouterr()
     assert (captured.out, captured.err.count("\n")) == ("", 1)
     assert "a dump of msprobe" in captured.err
@@ -38,7 +38,7 @@ def test_it_is_named_in_one_line(command, below, dump, capsys):
 
 
 def test_in_python_as_well(dump):
-    with pytest.raises(DamagedError, match="a dump of msprobe"):
+    with pytest.raises(CorruptedError, match="a dump of msprobe"):
         rankdump.open(dump / "step0")
 
 

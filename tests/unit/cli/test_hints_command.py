@@ -10,17 +10,17 @@ from pathlib import Path
 import grpc
 import pytest
 
-from rankdump.cli.commands import answer
-from rankdump.contract.timeouts import (
+from rankdump._cli.command_group import run_command_line
+from rankdump._core.timeouts import (
     HINTS_FILE,
     HintLevel,
     TimeoutHint,
     TimeoutLimit,
+    format_hints,
     hint_from_json,
-    hints_to_text,
 )
+from rankdump._wire.status_messages import timeout_hint_to_wire
 from rankdump.wire.v1 import coordinator_pb2 as pb
-from rankdump.wire.views import timeout_hint_to_wire
 
 LIMIT = TimeoutLimit("HCCL_EXEC_TIMEOUT", 1_836_000_000, "default of CANN", (0, 1))
 NEAR = TimeoutHint(
@@ -38,14 +38,14 @@ FINE = replace(
 
 
 def told(capsys, *arguments: object) -> tuple[int, str, str]:
-    code = answer([str(argument) for argument in arguments])
+    code = run_command_line([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
 def tree_of(root: Path, *hints: TimeoutHint) -> Path:
     (root / ".dump_metadata").mkdir()
-    (root / ".dump_metadata" / HINTS_FILE).write_text(hints_to_text(hints))
+    (root / ".dump_metadata" / HINTS_FILE).write_text(format_hints(hints))
     return root
 
 

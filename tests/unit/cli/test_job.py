@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rankdump.cli.job import ending_orderly, run_job
+from rankdump._cli.run import exit_on_signals, run_job
 
 
 def python(code):
@@ -68,7 +68,7 @@ def test_termination_outside_the_job_still_cleans_up(tmp_path):
     """SIGTERM while the daemon starts or drains runs every `finally`."""
     code = (
         "import os, signal\n"
-        "from rankdump.cli.job import ending_orderly\n"
+        "from rankdump._cli.run import ending_orderly\n"
         "with ending_orderly():\n"
         "    try:\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
@@ -83,7 +83,7 @@ def test_what_was_ignored_stays_ignored():
     """A job under nohup is not ended by a hang-up."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with ending_orderly():
+        with exit_on_signals():
             assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -10,21 +10,21 @@ import jsonschema
 import pytest
 from suites.status_schema import schema
 
-from rankdump.cli.job_view import job_lines
-from rankdump.cli.ranks import status_table
-from rankdump.cli.status import view_as_json
-from rankdump.contract.findings import Finding, FindingKind
-from rankdump.contract.status import (
+from rankdump._cli.job_status import format_job_status
+from rankdump._cli.rank_status import format_status_table
+from rankdump._cli.status import view_as_json
+from rankdump._core.events import Finding, FindingKind
+from rankdump._core.status import (
+    AgentLoad,
     AgentStatus,
     ClockEstimate,
     IterationStatus,
-    Load,
     MergeStatus,
     SessionState,
     SessionStatus,
     StatusView,
 )
-from rankdump.contract.timeouts import HintLevel, TimeoutHint, TimeoutLimit
+from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit
 
 DOCS = Path(__file__).parents[3] / "docs"
 LIMIT = TimeoutLimit("timeout of init_process_group", 20_000_000, "process group", (0, 1))
@@ -74,11 +74,15 @@ VIEW = StatusView(
         for rank in range(2)
         for iteration in range(9)
     ),
-    load=Load(3, 4 << 20, 50 << 30, 100 << 30),
+    load=AgentLoad(3, 4 << 20, 50 << 30, 100 << 30),
     roots=("/data/dump",),
     agents=(
-        AgentStatus("a0", "host0", 0.4, True, ClockEstimate(1200, 310, 0, True), 0, 0, Load(2)),
-        AgentStatus("a1", "host1", 12.0, False, ClockEstimate(-90, 400, 1, True), 700, 3, Load(1)),
+        AgentStatus(
+            "a0", "host0", 0.4, True, ClockEstimate(1200, 310, 0, True), 0, 0, AgentLoad(2)
+        ),
+        AgentStatus(
+            "a1", "host1", 12.0, False, ClockEstimate(-90, 400, 1, True), 700, 3, AgentLoad(1)
+        ),
     ),
     merges=(MergeStatus("job", 8, 163_200, 1, 10_200, 0.4),),
     hints=(HINT,),
@@ -88,7 +92,7 @@ VIEW = StatusView(
 
 def test_everything_stands_within_a_hundred_columns():
     """Tables fit; sentences are folded by who prints them."""
-    lines = [*status_table(VIEW, width=100), *job_lines(VIEW, width=100)]
+    lines = [*format_status_table(VIEW, width=100), *format_job_status(VIEW, width=100)]
     tables = [line for line in lines if not line.startswith(("timeout", "missing", "  set"))]
     assert max(map(len, tables)) <= 100
     text = "\n".join(" ".join(line.split()) for line in lines)
@@ -104,25 +108,27 @@ def test_everything_stands_within_a_hundred_columns():
 
 def test_who_needs_a_look_comes_first():
     """An agent that is gone stands above one that answers."""
-    hosts = [line.split()[0] for line in job_lines(VIEW, width=100) if line.startswith("host")]
+    hosts = [
+        line.split()[0] for line in format_job_status(VIEW, width=100) if line.startswith("host")
+    ]
     assert hosts[1:] == ["host1", "host0"]
 
 
 def test_a_quiet_job_says_how_near_it_came():
     """Without anything to set, the widest wait is one line."""
     quiet = replace(VIEW, hints=(replace(HINT, level=HintLevel.OK, spread_us=40_000),))
-    text = "\n".join(job_lines(quiet, width=100))
+    text = "\n".join(format_job_status(quiet, width=100))
     assert "widest wait was 40.0 ms, 0.2% of 20.0 s (timeout of init_process_group" in text
 
 
 def test_an_agents_view_has_none_of_it():
     """Only a coordinator knows agents, order and hints."""
-    assert job_lines(replace(VIEW, agents=(), merges=()), width=100) == []
+    assert format_job_status(replace(VIEW, agents=(), merges=()), width=100) == []
 
 
 def test_many_ranks_give_way_to_their_sum():
     """A page has so many lines: ranks beyond them stand in the sum."""
-    lines = status_table(VIEW, width=100, most=1)
+    lines = format_status_table(VIEW, width=100, most=1)
     assert [line.split()[0] for line in lines] == ["rank", "0", "...", "all"]
 
 

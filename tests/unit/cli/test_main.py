@@ -12,8 +12,8 @@ import pytest
 @pytest.mark.parametrize(
     ("start", "missing", "extra"),
     [
-        ("from rankdump.cli.main import main; main()", "click", "cli"),
-        ("from rankdump.cli.main import main; main()", "rich", "cli"),
+        ("from rankdump._cli.main import main; main()", "click", "cli"),
+        ("from rankdump._cli.main import main; main()", "rich", "cli"),
         ("from rankdumpd.__main__ import run; run()", "click", "daemon"),
         ("from rankdumpd.__main__ import run; run()", "prometheus_client", "daemon"),
     ],

@@ -6,20 +6,19 @@ import json
 
 import pytest
 
-from rankdump.cli.commands import answer
-from rankdump.contract.events import EventKind
-from rankdump.contract.findings import Finding, FindingKind
-from rankdump.contract.order import (
+from rankdump._cli.command_group import run_command_line
+from rankdump._core.events import EventKind, Finding, FindingKind
+from rankdump._core.execution_order import (
     FINDINGS_FILE,
-    HEADER,
-    ORDER_FOLDER,
-    finding_to_line,
-    order_file,
-    tag_of,
-    tagged,
-    to_line,
+    GLOBAL_ORDER_FOLDER,
+    ORDER_HEADER,
+    add_job_tag,
+    format_finding_line,
+    format_order_line,
+    make_job_tag,
+    make_order_file_name,
 )
-from rankdump.contract.status import OrderEntry
+from rankdump._core.status import OrderEntry
 
 LONG = "Default/network-Net/" + "/".join(f"layer{n}-Block" for n in range(12)) + "/MatMul-op0"
 LATE = Finding(FindingKind.LATE, 1, "iteration 1: 3 events of rank 1 came late", ranks=(1,))
@@ -31,77 +30,82 @@ def entry(position: int, iteration: int, graph: int = 0, rank: int = 0) -> Order
 
 @pytest.fixture
 def folder(tmp_path):
-    folder = tmp_path / ORDER_FOLDER
+    folder = tmp_path / GLOBAL_ORDER_FOLDER
     folder.mkdir()
     return folder
 
 
 def write(folder, name, entries) -> None:
-    (folder / name).write_text(HEADER + "".join(map(to_line, entries)))
+    (folder / name).write_text(ORDER_HEADER + "".join(map(format_order_line, entries)))
 
 
 def test_graphs_are_one_listing_of_a_hundred_columns(folder, capsys):
     """Lines of all graphs by their position, each line readable at 100 columns."""
-    write(folder, order_file(0), [entry(0, 0), entry(3, 1)])
-    write(folder, order_file(7), [entry(1, 0, 7), entry(2, 1, 7)])
-    assert answer(["order", str(folder.parent)]) == 0
+    write(folder, make_order_file_name(0), [entry(0, 0), entry(3, 1)])
+    write(folder, make_order_file_name(7), [entry(1, 0, 7), entry(2, 1, 7)])
+    assert run_command_line(["order", str(folder.parent)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:5]] == list("0123")
     assert max(map(len, lines)) <= 100
     assert lines[-1] == "the merge found nothing odd"
-    assert answer(["order", str(folder.parent), "--graph", "7", "--iteration", "1", "--json"]) == 0
+    assert (
+        run_command_line(
+            ["order", str(folder.parent), "--graph", "7", "--iteration", "1", "--json"]
+        )
+        == 0
+    )
     (found,) = json.loads(capsys.readouterr().out)["entries"]
     assert (found["position"], found["graph"]) == (2, 7)
 
 
 def test_a_limit_reads_no_further(folder, capsys):
     """What stands behind the lines shown is not even looked at."""
-    write(folder, order_file(0), [entry(n, n) for n in range(3000)])
-    with (folder / order_file(0)).open("a") as file:
+    write(folder, make_order_file_name(0), [entry(n, n) for n in range(3000)])
+    with (folder / make_order_file_name(0)).open("a") as file:
         file.write("this is no line\n")
-    assert answer(["order", str(folder.parent), "--limit", "2"]) == 0
+    assert run_command_line(["order", str(folder.parent), "--limit", "2"]) == 0
     out = capsys.readouterr().out
     assert out.count("MatMul") == 2
     assert "... more lines: --limit 0 shows all" in out
-    assert answer(["order", str(folder.parent), "--limit", "0"]) == 1
+    assert run_command_line(["order", str(folder.parent), "--limit", "0"]) == 1
     assert "line 3002" in capsys.readouterr().err
 
 
 def test_findings_decide_the_exit_code(folder, capsys):
     """One sentence each, kind first; a rank that none is about has none."""
-    write(folder, order_file(0), [entry(0, 0)])
-    assert answer(["order", str(folder.parent), "--findings"]) == 0
+    write(folder, make_order_file_name(0), [entry(0, 0)])
+    assert run_command_line(["order", str(folder.parent), "--findings"]) == 0
     assert capsys.readouterr().out == "the merge found nothing odd\n"
-    (folder / FINDINGS_FILE).write_text(finding_to_line(LATE))
-    assert answer(["order", str(folder.parent), "--findings"]) == 1
+    (folder / FINDINGS_FILE).write_text(format_finding_line(LATE))
+    assert run_command_line(["order", str(folder.parent), "--findings"]) == 1
     assert capsys.readouterr().out == "late: iteration 1: 3 events of rank 1 came late\n"
-    assert answer(["order", str(folder.parent), "--findings", "--rank", "0"]) == 0
-    assert answer(["order", str(folder.parent)]) == 0
+    assert run_command_line(["order", str(folder.parent), "--findings", "--rank", "0"]) == 0
+    assert run_command_line(["order", str(folder.parent)]) == 0
 
 
 def test_one_of_several_jobs(folder, capsys):
     """--job names the one; without it the last one counts, and the others are told."""
     (folder / "execution_order.job").write_text("first")
-    write(folder, order_file(0), [entry(0, 5)])
-    write(folder, tagged(order_file(0), tag_of("second")), [entry(0, 6)])
+    write(folder, make_order_file_name(0), [entry(0, 5)])
+    write(folder, add_job_tag(make_order_file_name(0), make_job_tag("second")), [entry(0, 6)])
     for job, iteration in (("first", 5), ("second", 6)):
-        assert answer(["order", str(folder.parent), "--job", job, "--json"]) == 0
+        assert run_command_line(["order", str(folder.parent), "--job", job, "--json"]) == 0
         (found,) = json.loads(capsys.readouterr().out)["entries"]
         assert found["iteration"] == iteration
-    assert answer(["order", str(folder.parent), "--job", "second"]) == 0
+    assert run_command_line(["order", str(folder.parent), "--job", "second"]) == 0
     assert "orders of other jobs stand in execution_order_graph_0.csv" in capsys.readouterr().out
-    assert answer(["order", str(folder.parent), "--job", "third"]) == 1
+    assert run_command_line(["order", str(folder.parent), "--job", "third"]) == 1
     assert "nothing of job 'third'" in capsys.readouterr().err
 
 
 def test_lines_and_the_events_in_them_are_counted(folder, capsys):
     """A collective of two ranks is one line, and two events as the coordinator counts them."""
     both = OrderEntry(1, 0, 0, (0, 1), "sum/AllReduce-op0", EventKind.ALL_REDUCE)
-    write(folder, order_file(0), [entry(0, 0), both])
-    assert answer(["order", str(folder.parent)]) == 0
+    write(folder, make_order_file_name(0), [entry(0, 0), both])
+    assert run_command_line(["order", str(folder.parent)]) == 0
     assert "2 lines for 3 events of the ranks, 1 line of collectives;" in capsys.readouterr().out
-    assert answer(["order", str(folder.parent), "--limit", "1"]) == 0
+    assert run_command_line(["order", str(folder.parent), "--limit", "1"]) == 0
     assert "first 1 line for 1 event of the ranks" in capsys.readouterr().out
-    assert answer(["order", str(folder.parent), "--op", "AllReduce", "--json"]) == 0
+    assert run_command_line(["order", str(folder.parent), "--op", "AllReduce", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["entries"]
     assert found["position"] == 1

@@ -10,8 +10,8 @@ import pytest
 from suites.bin_files import operator, packed_file_of
 from suites.overflow_files import CORE, debug_file, new, old
 
-from rankdump.cli.commands import answer
-from rankdump.contract.opdebug import opdebug_json
+from rankdump._binfile.overflow_record import convert_overflow_to_json
+from rankdump._cli.command_group import run_command_line
 
 STAMP = 1612439563338021
 HIT = old(core=CORE, status=(0, 0, 0x120))
@@ -20,7 +20,7 @@ CLEAN = old()
 
 def told(capsys, *arguments):
     """Return exit code, standard output and standard error of one command line."""
-    code = answer([str(argument) for argument in arguments])
+    code = run_command_line([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -95,7 +95,7 @@ def test_forms(dump, capsys, form):
     (path,) = dump.rglob("Opdebug*")
     data = path.read_bytes()
     path.unlink()
-    text = opdebug_json(HIT)
+    text = convert_overflow_to_json(HIT)
     if form == "zst":
         path.with_name(path.name + ".zst").write_bytes(packed_file_of(data))
     else:
@@ -110,7 +110,7 @@ def test_forms(dump, capsys, form):
 def test_a_record_is_listed_once(dump, capsys):
     """JSON that was made of a file that is still there is not another record."""
     (path,) = dump.rglob("Opdebug*")
-    put(path.parent, f"{path.name}.output.0.json", opdebug_json(HIT))
+    put(path.parent, f"{path.name}.output.0.json", convert_overflow_to_json(HIT))
     _, out, _ = told(capsys, "overflow", dump)
     assert "1 overflow record, 1 with" in out
 
@@ -295,10 +295,10 @@ def test_write(dump, tmp_path, capsys):
     files = {str(p.relative_to(target)): p.read_text() for p in target.rglob("*.json")}
     below = folder.relative_to(dump)
     assert files == {
-        f"{below}/Opdebug.Node_OpDebug.99.5.{STAMP}.output.0.json": opdebug_json(HIT),
-        f"{below}/Opdebug.Node_OpDebug.1.1.{STAMP}.output.0.json": opdebug_json(HIT),
-        f"{below}/Opdebug.Node_OpDebug.1.1.{STAMP}.output.1.json": opdebug_json(CLEAN),
-        f"Opdebug.Node_OpDebug.2.1.{STAMP}.output.0.json": opdebug_json(CLEAN),
+        f"{below}/Opdebug.Node_OpDebug.99.5.{STAMP}.output.0.json": convert_overflow_to_json(HIT),
+        f"{below}/Opdebug.Node_OpDebug.1.1.{STAMP}.output.0.json": convert_overflow_to_json(HIT),
+        f"{below}/Opdebug.Node_OpDebug.1.1.{STAMP}.output.1.json": convert_overflow_to_json(CLEAN),
+        f"Opdebug.Node_OpDebug.2.1.{STAMP}.output.0.json": convert_overflow_to_json(CLEAN),
     }
     _, out, _ = told(capsys, "overflow", both, "--write", tmp_path / "flat")
     assert sorted(p.name for p in (tmp_path / "flat").iterdir()) == [

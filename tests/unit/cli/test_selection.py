@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 from suites.tree_builder import TreeBuilder
 
-from rankdump.cli.commands import answer
-from rankdump.contract.events import EventKind
-from rankdump.contract.order import HEADER, ORDER_FOLDER, order_file, to_line
-from rankdump.contract.status import OrderEntry
+from rankdump._cli.command_group import run_command_line
+from rankdump._core.events import EventKind
+from rankdump._core.execution_order import (
+    GLOBAL_ORDER_FOLDER,
+    ORDER_HEADER,
+    format_order_line,
+    make_order_file_name,
+)
+from rankdump._core.status import OrderEntry
 
 NAMES = [f"Default/network-Net/fc{number}-Linear/Linear-op0" for number in range(2)]
 GRAPH = "".join(
@@ -26,7 +31,7 @@ READERS = ("ls", "stats", "find-source", "diff", "order")
 
 def told(capsys, *arguments):
     """Return exit code, standard output and standard error of one command line."""
-    code = answer([str(argument) for argument in arguments])
+    code = run_command_line([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -44,11 +49,13 @@ def root(tmp_path):
         tree.complete(0, 0, world_size=1, session=f"session{at}")
     for graph in (0, 1):
         TreeBuilder(root).graph(0, GRAPH, graph=graph)
-    folder = root / ORDER_FOLDER
+    folder = root / GLOBAL_ORDER_FOLDER
     folder.mkdir()
     for graph in (0, 1):
         entries = [OrderEntry(n, graph, 0, (0,), NAMES[n], EventKind.OPERATOR) for n in (0, 1)]
-        (folder / order_file(graph)).write_text(HEADER + "".join(map(to_line, entries)))
+        (folder / make_order_file_name(graph)).write_text(
+            ORDER_HEADER + "".join(map(format_order_line, entries))
+        )
     (folder / "execution_order.job").write_text("second")
     return root
 

@@ -7,15 +7,15 @@ import json
 import numpy as np
 import pytest
 
-from rankdump.cli.commands import answer
-from rankdump.contract.key import Side
+from rankdump._cli.command_group import run_command_line
+from rankdump._core.record import TensorSide
 
 NAMES = [f"Default/network-Net/fc{number}-Linear/Linear-op0" for number in range(3)]
 
 
 def told(capsys, *arguments):
     """Return exit code, standard output and standard error of one command line."""
-    code = answer([str(argument) for argument in arguments])
+    code = run_command_line([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -42,7 +42,7 @@ def grown(tree):
 
 def test_the_table(tree, capsys):
     """What statistic.csv says, figure by figure; what it lacks is a dash."""
-    tree.row(0, 3, NAMES[0], np.arange(1, 7, dtype=np.float32), side=Side.INPUT)
+    tree.row(0, 3, NAMES[0], np.arange(1, 7, dtype=np.float32), side=TensorSide.INPUT)
     tree.complete(0, 3, world_size=1)
     code, out, _ = told(capsys, "stats", tree.root)
     where, titles, row, *_ = cells(out)

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankdump.cli.ranks import status_table, summary_table
-from rankdump.cli.tally import sentences, tallies, totals
-from rankdump.contract.status import (
-    IterationStatus,
-    SessionState,
-    SessionStatus,
-    StatusView,
+from rankdump._cli.rank_status import (
+    format_status_sentences,
+    format_status_table,
+    format_summary_table,
+    sum_iterations,
+    tally_ranks,
 )
+from rankdump._core.status import IterationStatus, SessionState, SessionStatus, StatusView
 
 
 def session(rank, **fields):
@@ -41,10 +41,10 @@ VIEW = StatusView(
 
 def test_ranks_are_summed_over_iterations():
     """A rank's tally adds up its iterations; seen counts what the plan left out too."""
-    by_rank = {tally.rank: tally for tally in tallies(VIEW)}
+    by_rank = {tally.rank: tally for tally in tally_ranks(VIEW)}
     assert sorted(by_rank) == [0, 1, 2, 3]
     assert (by_rank[0].complete, by_rank[0].seen) == (2, 5)
-    sums = totals(by_rank[0].iterations)
+    sums = sum_iterations(by_rank[0].iterations)
     assert (sums.expected, sums.kept, sums.dropped) == (20, 17, 3)
     assert (sums.bytes_in, sums.bytes_stored) == (200, 100)
     assert by_rank[0].dropped == {"disk_low": 3}
@@ -52,7 +52,7 @@ def test_ranks_are_summed_over_iterations():
 
 def test_every_reason_is_said_once():
     """Equal reasons share one sentence, and no loss is without one."""
-    assert sentences(VIEW) == (
+    assert format_status_sentences(VIEW) == (
         "rank 0: 3 tensors dropped: disk_low 3",
         "ranks 1-2: nothing dumped: support_device [0] excludes this rank's device 1",
         "rank 3: no operator matched 'Foo'",
@@ -65,7 +65,7 @@ def test_every_reason_is_said_once():
 
 def test_a_session_that_sent_nothing_kept_nothing():
     view = StatusView((session(0, state=SessionState.LOST),))
-    assert sentences(view) == (
+    assert format_status_sentences(view) == (
         "rank 0: its stream ended without a goodbye; nothing had come of it",
     )
 
@@ -73,7 +73,7 @@ def test_a_session_that_sent_nothing_kept_nothing():
 def test_an_open_session_is_not_blamed():
     """What a running rank is in the middle of is not called incomplete."""
     view = StatusView((session(0, state=SessionState.OPEN),), (iteration(0, 0, complete=False),))
-    assert sentences(view) == ()
+    assert format_status_sentences(view) == ()
 
 
 def test_tables_fit_a_hundred_columns():
@@ -85,7 +85,7 @@ def test_tables_fit_a_hundred_columns():
             for rank in range(100)
         ),
     )
-    for lines in (status_table(large, width=100), summary_table(large, width=100)):
+    for lines in (format_status_table(large, width=100), format_summary_table(large, width=100)):
         assert all(len(line) <= 100 for line in lines)
         assert len(lines) == 1 + 64 + 1 + 1
         assert lines[-1].split()[0] == "all"
@@ -95,6 +95,6 @@ def test_tables_fit_a_hundred_columns():
 def test_jobs_stand_apart():
     """An agent that serves two jobs shows them one after the other."""
     view = StatusView((session(0), session(0, job_id="other")))
-    lines = status_table(view, width=100)
+    lines = format_status_table(view, width=100)
     assert "job job" in lines
     assert "job other" in lines

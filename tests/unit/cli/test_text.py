@@ -5,18 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from rankdump.cli.table import Column, numbers, table
-from rankdump.cli.text import (
-    counted,
-    duration,
-    label,
-    paragraph,
-    ratio,
-    reasons,
-    shape,
-    shortened,
-    size,
+from rankdump._cli.output import TableColumn, format_table, number_columns
+from rankdump._cli.text_format import (
+    format_count,
+    format_duration,
+    format_ratio,
+    format_reasons,
+    format_scope_name,
+    format_shape,
+    shorten_text,
+    wrap_text,
 )
+from rankdump._core.units import format_bytes
 
 
 @pytest.mark.parametrize(
@@ -32,26 +32,26 @@ from rankdump.cli.text import (
 )
 def test_size(count, text):
     """Sizes stand in the largest unit that leaves a number over one."""
-    assert size(count) == text
+    assert format_bytes(count) == text
 
 
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: ratio(10, 4), "2.50x"),
-        (lambda: ratio(10, 0), "-"),
-        (lambda: shape((2, 3)), "(2,3)"),
-        (lambda: shape(()), "()"),
-        (lambda: counted(1, "tensor"), "1 tensor"),
-        (lambda: counted(2000, "tensor"), "2,000 tensors"),
-        (lambda: reasons({"b": 1, "a": 1, "c": 5, "none": 0}), "c 5, a 1, b 1"),
-        (lambda: duration(0), "0 ms"),
-        (lambda: duration(8_240), "8.2 ms"),
-        (lambda: duration(999_900), "1,000 ms"),
-        (lambda: duration(12_040_000), "12.0 s"),
-        (lambda: duration(35_999_000_000), "35,999 s"),
-        (lambda: duration(45_000_000_000), "12.5 h"),
-        (lambda: duration(1_836_000_000), "1,836 s"),
+        (lambda: format_ratio(10, 4), "2.50x"),
+        (lambda: format_ratio(10, 0), "-"),
+        (lambda: format_shape((2, 3)), "(2,3)"),
+        (lambda: format_shape(()), "()"),
+        (lambda: format_count(1, "tensor"), "1 tensor"),
+        (lambda: format_count(2000, "tensor"), "2,000 tensors"),
+        (lambda: format_reasons({"b": 1, "a": 1, "c": 5, "none": 0}), "c 5, a 1, b 1"),
+        (lambda: format_duration(0), "0 ms"),
+        (lambda: format_duration(8_240), "8.2 ms"),
+        (lambda: format_duration(999_900), "1,000 ms"),
+        (lambda: format_duration(12_040_000), "12.0 s"),
+        (lambda: format_duration(35_999_000_000), "35,999 s"),
+        (lambda: format_duration(45_000_000_000), "12.5 h"),
+        (lambda: format_duration(1_836_000_000), "1,836 s"),
     ],
 )
 def test_small_words(call, text):
@@ -62,7 +62,7 @@ def test_small_words(call, text):
 @given(st.text(max_size=80), st.integers(5, 60))
 def test_shortened_fits_and_keeps_both_ends(text, width):
     """A shortened text is never wider than asked, and a text that fits is untouched."""
-    short = shortened(text, width)
+    short = shorten_text(text, width)
     assert cell_len(short) <= width
     if cell_len(text) <= width:
         assert short == text
@@ -79,14 +79,14 @@ def test_shortened_fits_and_keeps_both_ends(text, width):
 @given(st.text("abc -/", max_size=200), st.integers(20, 60))
 def test_paragraphs_keep_every_word_whole(text, width):
     """Folding moves words to other lines and never breaks one."""
-    assert " ".join(paragraph(text, width)).split() == text.split()
-    assert paragraph(text, None) == [text]
+    assert " ".join(wrap_text(text, width)).split() == text.split()
+    assert wrap_text(text, None) == [text]
 
 
 def test_only_flexible_columns_give_way():
     """A wide row is cut where it may be; numbers are never shortened."""
-    columns = (Column("name", flexible=True), *numbers("count"))
-    lines = table(columns, [["x" * 200, "1234567"], ["y", "8"]], width=40)
+    columns = (TableColumn("name", flexible=True), *number_columns("count"))
+    lines = format_table(columns, [["x" * 200, "1234567"], ["y", "8"]], width=40)
     assert [len(line) for line in lines] == [40, 40, 40]
     assert "..." in lines[1]
     assert lines[1].endswith("1234567")
@@ -95,7 +95,7 @@ def test_only_flexible_columns_give_way():
 
 def test_a_table_without_flexible_columns_stays_whole():
     """Where nothing may give way the line grows rather than lies."""
-    (_, line) = table(numbers("a", "b"), [["1" * 30, "2" * 30]], width=20)
+    (_, line) = format_table(number_columns("a", "b"), [["1" * 30, "2" * 30]], width=20)
     assert line == "1" * 30 + " " + "2" * 30
 
 
@@ -116,9 +116,9 @@ def test_a_table_without_flexible_columns_stays_whole():
 )
 def test_labels(op_name, said):
     """The classes that a scope repeats are left out, and nothing else."""
-    assert label(op_name) == said
+    assert format_scope_name(op_name) == said
 
 
 def test_a_blank_line_stays_one():
     """Between a table and its totals, on a terminal as in a pipe."""
-    assert paragraph("", 80) == paragraph("", None) == [""]
+    assert wrap_text("", 80) == wrap_text("", None) == [""]

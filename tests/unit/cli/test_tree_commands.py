@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from rankdump.cli.commands import answer
-from rankdump.cli.listing import described, overview
-from rankdump.contract.key import Side
+from rankdump._cli.command_group import run_command_line
+from rankdump._cli.listing import describe_entries, format_overview
+from rankdump._core.record import TensorSide
 from rankdump.reader import walk
 
 VALUES = np.array([[1.0, -2.0, 0.0], [np.inf, 3.0, np.nan]], np.float32)
@@ -15,7 +15,7 @@ VALUES = np.array([[1.0, -2.0, 0.0], [np.inf, 3.0, np.nan]], np.float32)
 
 def told(capsys, *arguments):
     """Return exit code, standard output and standard error of one command line."""
-    code = answer([str(argument) for argument in arguments])
+    code = run_command_line([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -27,7 +27,7 @@ def grown(tree):
         for iteration in (0, 1):
             for number in (0, 1):
                 name = f"Default/network-Net/layers-ModuleList/fc{number}-Linear/Linear-op{number}"
-                tree.tensor(rank, iteration, name, VALUES, side=Side.INPUT, slot=number)
+                tree.tensor(rank, iteration, name, VALUES, side=TensorSide.INPUT, slot=number)
                 tree.tensor(rank, iteration, name, VALUES, dtype="bfloat16")
             tree.complete(rank, iteration)
     return tree
@@ -191,15 +191,15 @@ def test_many_iterations_are_one_line_per_rank(tree):
             tree.tensor(rank, iteration, "Default/a-A/A-op0", VALUES)
             if (rank, iteration) != (2, 19):
                 tree.complete(rank, iteration, world_size=3)
-    lines = overview(walk(tree.root), width=100)
+    lines = format_overview(walk(tree.root), width=100)
     assert [line.split()[1] for line in lines[1:]] == ["0-19", "0-19", "0-19"]
     assert lines[-1].endswith("incomplete: 19")
-    assert len(described(walk(tree.root).entries)) == 60
+    assert len(describe_entries(walk(tree.root).entries)) == 60
 
 
 def test_show_tells_shape_types_and_figures(grown, capsys):
     """Both types, every figure and the first values of one tensor."""
-    path = next(e for e in walk(grown.root).entries if e.key.side is Side.OUTPUT).path
+    path = next(e for e in walk(grown.root).entries if e.key.side is TensorSide.OUTPUT).path
     code, out, _ = told(capsys, "show", path)
     said = dict(line.split(":", 1) for line in out.splitlines())
     facts = {name: value.strip() for name, value in said.items()}

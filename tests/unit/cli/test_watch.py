@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rankdump.cli.watch import page
-from rankdump.contract.findings import Finding, FindingKind
-from rankdump.contract.status import (
+from rankdump._cli.live_status import format_screen
+from rankdump._core.events import Finding, FindingKind
+from rankdump._core.status import (
     AgentStatus,
     IterationStatus,
     MergeStatus,
@@ -49,7 +49,7 @@ SAID = [
 
 
 def drawn(height, width=80):
-    lines = page(VIEW, "12:00:00", width=width, height=height)
+    lines = format_screen(VIEW, "12:00:00", width=width, height=height)
     assert len(lines) <= height
     return lines
 
@@ -103,6 +103,6 @@ def test_then_ranks_give_way_and_their_sum_stays():
 def test_one_job_that_is_over_stays_as_it_is():
     """With room, nothing is folded."""
     view = StatusView(sessions=tuple(session("early", r, SessionState.CLOSED) for r in range(4)))
-    lines = page(view, "12:00:00", width=80, height=40)
+    lines = format_screen(view, "12:00:00", width=80, height=40)
     assert ranks_in(lines, "closed") == 4
     assert not any(line.startswith("job early") for line in lines)

@@ -14,14 +14,16 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from rankdump.contract.exchange import SessionRequest
-from rankdump.contract.plan import DumpPlan, Output
-from rankdump.contract.plan_json import plan_to_json
-from rankdump.contract.slab import Memory, format_slab, slab_bytes
-from rankdump.contract.slab_reader import SlabReader
-from rankdump.wire.convert import figure_rows_from_wire, record_from_wire
-from rankdump.wire.events import events_from_wire
-from rankdump.wire.kinds import kind_from_wire
+from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
+from rankdump._core.session_protocol import SessionRequest
+from rankdump._shm.slab_format import SlabMemory, compute_slab_bytes, format_slab
+from rankdump._shm.slab_reader import SlabReader
+from rankdump._wire.metadata_messages import events_from_wire
+from rankdump._wire.session_messages import (
+    kind_from_wire,
+    record_from_wire,
+    statistic_rows_from_wire,
+)
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 
 
@@ -114,7 +116,7 @@ class FakeSlab:
 
     def __init__(self, path: Path, ring_bytes: int) -> None:
         self.path = path
-        length = slab_bytes(ring_bytes)
+        length = compute_slab_bytes(ring_bytes)
         with path.open("wb") as file:
             file.truncate(length)
         with path.open("r+b") as file:
@@ -128,7 +130,7 @@ class FakeSlab:
 
     def begin_anew(self) -> None:
         """Read again from what was released, as an agent that restarted does."""
-        self.reader = SlabReader(Memory(self._memory))
+        self.reader = SlabReader(SlabMemory(self._memory))
         self._ends: list[tuple[int, int]] = []
 
     def take(self) -> list[agent_pb2.Frame]:
@@ -220,7 +222,7 @@ def rows(running: Running) -> list[SimpleNamespace]:
     """All rows of figures that arrived, in their order, each with what its frame says."""
     found = []
     for message in bodies(running, "figure_rows"):
-        frame = figure_rows_from_wire(message)
+        frame = statistic_rows_from_wire(message)
         columns = zip(frame.kinds, frame.timestamps_us, frame.figures, strict=True)
         found += [
             SimpleNamespace(
@@ -248,9 +250,9 @@ def event_names(running: Running) -> list[str]:
 
 
 def plan(tmp_path: Path, **delivery) -> DumpPlan:
-    from rankdump.contract.plan import Delivery
+    from rankdump._core.plan import DeliverySettings
 
-    return DumpPlan(output=Output(str(tmp_path)), delivery=Delivery(**delivery))
+    return DumpPlan(output=OutputSettings(str(tmp_path)), delivery=DeliverySettings(**delivery))
 
 
 def introduction_of(a_plan: DumpPlan) -> SessionRequest:

@@ -7,7 +7,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.accounts import Accounts, Stalls
+from rankdump._recorder.iteration_state import IterationCounters, StallTimer
 
 COUNTS = st.integers(1, 3)
 FATES = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["", "a", "b"]), COUNTS), max_size=30)
@@ -16,7 +16,7 @@ FATES = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["", "a", "b"]), C
 @given(fates=FATES)
 def test_what_is_expected_is_kept_or_dropped(fates):
     """Law: expected = kept + dropped by reason, for each iteration and for the run."""
-    accounts = Accounts()
+    accounts = IterationCounters()
     for iteration, reason, count in fates:
         if reason:
             accounts.lost(iteration, reason, count)
@@ -35,7 +35,7 @@ def test_what_is_expected_is_kept_or_dropped(fates):
 
 
 def test_time_and_losses_on_the_way():
-    accounts = Accounts()
+    accounts = IterationCounters()
     accounts.stalled(4, 2_500_000)
     accounts.lost_on_the_way(3, "not_taken_by_agent")
     assert not accounts.expects(4)
@@ -44,13 +44,13 @@ def test_time_and_losses_on_the_way():
 
 
 def test_an_iteration_ends_with_its_positions():
-    end = Accounts().settle(4, (7, 9))
+    end = IterationCounters().settle(4, (7, 9))
     assert (end.first_position, end.last_position) == (7, 9)
 
 
 def test_a_stall_is_counted_while_it_lasts_and_settled_once():
     now = 0
-    stalls = Stalls(lambda: now)
+    stalls = StallTimer(lambda: now)
     assert (stalls.total_us(), stalls.settle_ns()) == (0, 0)
     stalls.begin()
     now = 5_000
@@ -65,7 +65,7 @@ def test_a_stall_is_counted_while_it_lasts_and_settled_once():
 
 def test_stalls_of_threads_add_up():
     """Law: the figure never gets less, and every stall is in the sum once, however many end."""
-    stalls = Stalls(iter(range(10**9)).__next__)
+    stalls = StallTimer(iter(range(10**9)).__next__)
     told = []
 
     def stall() -> None:

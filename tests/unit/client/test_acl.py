@@ -15,9 +15,9 @@ import pytest
 
 import rankdump
 from rankdump import acl
-from rankdump.acl.lifecycle import LifeCycle
-from rankdump.contract.plan_json import plan_from_json
-from rankdump.session import default
+from rankdump._compat.acl_lifecycle import AclDumpLifecycle
+from rankdump._core.plan import plan_from_json
+from rankdump._session import default_session
 
 from .conftest import Running, bodies
 
@@ -25,9 +25,9 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture
-def cycle(running: Running) -> Iterator[LifeCycle]:
+def cycle(running: Running) -> Iterator[AclDumpLifecycle]:
     """A life cycle of its own, whose sessions go to a fake agent."""
-    made = LifeCycle({"RANKDUMP_AGENT": running.address})
+    made = AclDumpLifecycle({"RANKDUMP_AGENT": running.address})
     yield made
     made.finalize_dump()
 
@@ -50,7 +50,7 @@ def write(tmp_path: Path) -> Write:
 
 def current() -> rankdump.Session:
     """The session that `attach` would use."""
-    return default._session()
+    return default_session._get_session()
 
 
 def test_the_codes_are_those_of_the_reference():
@@ -80,7 +80,7 @@ def test_it_is_loaded_when_it_is_asked_for():
 
 
 @pytest.mark.parametrize("path", [None, "", 7, b"acl.json"])
-def test_no_path(cycle: LifeCycle, path: object):
+def test_no_path(cycle: AclDumpLifecycle, path: object):
     assert cycle.init_dump() == acl.OK
     assert cycle.set_dump(path) == acl.NO_PATH
 
@@ -98,7 +98,7 @@ def test_no_path(cycle: LifeCycle, path: object):
         ('{"dump": {"dump_path": "/not/there"}}', acl.BAD_CONFIGURATION, "(EP0003)"),
     ],
 )
-def test_a_bad_file(cycle: LifeCycle, tmp_path, caplog, text, code, reported):
+def test_a_bad_file(cycle: AclDumpLifecycle, tmp_path, caplog, text, code, reported):
     """Each fault has its number, and one line that says what is wrong; nothing is dumped."""
     path = tmp_path / "acl.json"
     if text is not None:
@@ -111,23 +111,25 @@ def test_a_bad_file(cycle: LifeCycle, tmp_path, caplog, text, code, reported):
     assert cycle.finalize_dump() == acl.OK
 
 
-def test_nesting_of_ten_is_allowed(cycle: LifeCycle, write: Write):
+def test_nesting_of_ten_is_allowed(cycle: AclDumpLifecycle, write: Write):
     deep = json.loads("[" * 8 + "]" * 8)
     assert cycle.init_dump() == acl.OK
     assert cycle.set_dump(write(unknown=deep)) == acl.OK
 
 
-def test_what_nobody_thought_of_is_a_number_too(cycle: LifeCycle, write, caplog, monkeypatch):
+def test_what_nobody_thought_of_is_a_number_too(
+    cycle: AclDumpLifecycle, write, caplog, monkeypatch
+):
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("surprise")
 
-    monkeypatch.setattr("rankdump.acl.lifecycle.identify", broken)
+    monkeypatch.setattr("rankdump._compat.acl_lifecycle.identify_rank", broken)
     assert cycle.init_dump() == acl.OK
     assert cycle.set_dump(write()) == acl.INTERNAL
     assert "surprise" in caplog.text
 
 
-def test_a_refused_rank_is_an_error(cycle: LifeCycle, running: Running, write, caplog):
+def test_a_refused_rank_is_an_error(cycle: AclDumpLifecycle, running: Running, write, caplog):
     """Nothing is counted after a refusal, so no number of tensors tells of it."""
     running.agent.refusal = "rank 0 is taken"
     cycle.init_dump()
@@ -139,7 +141,7 @@ def test_a_refused_rank_is_an_error(cycle: LifeCycle, running: Running, write, c
     assert "finalize_dump returns 500000: the agent refused this rank" in caplog.text
 
 
-def test_a_bad_file_leaves_the_one_before(cycle: LifeCycle, write, tmp_path):
+def test_a_bad_file_leaves_the_one_before(cycle: AclDumpLifecycle, write, tmp_path):
     cycle.init_dump()
     assert cycle.set_dump(write()) == acl.OK
     assert cycle.set_dump(str(tmp_path / "missing.json")) == acl.UNREADABLE_FILE
@@ -147,7 +149,7 @@ def test_a_bad_file_leaves_the_one_before(cycle: LifeCycle, write, tmp_path):
 
 
 @pytest.mark.parametrize("body", [{}, {"dump": {}}, {"profiler": {}}])
-def test_a_file_that_enables_nothing(cycle: LifeCycle, running, tmp_path, caplog, body):
+def test_a_file_that_enables_nothing(cycle: AclDumpLifecycle, running, tmp_path, caplog, body):
     """No error, no session; `attach` costs nothing."""
     path = tmp_path / "other.cfg"
     path.write_text(json.dumps(body))
@@ -159,7 +161,7 @@ def test_a_file_that_enables_nothing(cycle: LifeCycle, running, tmp_path, caplog
     assert running.agent.opened == []
 
 
-def test_nothing_is_opened_before_a_model_is_there(cycle: LifeCycle, running, write):
+def test_nothing_is_opened_before_a_model_is_there(cycle: AclDumpLifecycle, running, write):
     cycle.init_dump()
     cycle.set_dump(write(dump_mode="input"))
     cycle.set_dump(write(dump_mode="output"))
@@ -169,7 +171,7 @@ def test_nothing_is_opened_before_a_model_is_there(cycle: LifeCycle, running, wr
     assert plan_from_json(opened.plan_json).selection.inputs is False
 
 
-def test_a_second_file_counts_from_then_on(cycle: LifeCycle, running, write):
+def test_a_second_file_counts_from_then_on(cycle: AclDumpLifecycle, running, write):
     """Who had a session before keeps it, to the end of both."""
     cycle.init_dump()
     cycle.set_dump(write("a.json", dump_step="0"))
@@ -189,7 +191,7 @@ def test_a_second_file_counts_from_then_on(cycle: LifeCycle, running, write):
     assert running.agent.opened[0].config_source == (write("a.json", dump_step="0")).read_bytes()
 
 
-def test_one_file_after_the_other(cycle: LifeCycle, running, write):
+def test_one_file_after_the_other(cycle: AclDumpLifecycle, running, write):
     """Init, set, finalize, and the same again with another file: two dumps, two folders."""
     for name in ("a", "b"):
         assert cycle.init_dump() == acl.OK
@@ -205,7 +207,7 @@ def test_one_file_after_the_other(cycle: LifeCycle, running, write):
 
 
 def test_folders_of_the_time_differ_within_a_second(running, write):
-    cycle = LifeCycle({"RANKDUMP_AGENT": running.address}, clock=lambda: 1_700_000_000.9)
+    cycle = AclDumpLifecycle({"RANKDUMP_AGENT": running.address}, clock=lambda: 1_700_000_000.9)
     for _ in range(3):
         cycle.init_dump()
         cycle.set_dump(write())
@@ -217,7 +219,7 @@ def test_folders_of_the_time_differ_within_a_second(running, write):
 
 def test_the_job_names_the_first_folder(running, write):
     environ = {"RANKDUMP_AGENT": running.address, "RANKDUMP_STARTED": "20200102030405"}
-    cycle = LifeCycle(environ)
+    cycle = AclDumpLifecycle(environ)
     cycle.init_dump()
     cycle.set_dump(write("a.json"))
     current()
@@ -228,7 +230,7 @@ def test_the_job_names_the_first_folder(running, write):
     assert first == "20200102030405" != second
 
 
-def test_after_the_end_the_environment_counts_again(cycle: LifeCycle, write):
+def test_after_the_end_the_environment_counts_again(cycle: AclDumpLifecycle, write):
     cycle.init_dump()
     cycle.set_dump(write())
     assert current().active
@@ -239,7 +241,9 @@ def test_after_the_end_the_environment_counts_again(cycle: LifeCycle, write):
 def test_warnings_are_said_by_one_rank(running, write, caplog):
     caplog.set_level(logging.WARNING, "rankdump")
     for rank, said in (("1", 0), ("0", 1)):
-        cycle = LifeCycle({"RANKDUMP_AGENT": running.address, "RANK": rank, "WORLD_SIZE": "2"})
+        cycle = AclDumpLifecycle(
+            {"RANKDUMP_AGENT": running.address, "RANK": rank, "WORLD_SIZE": "2"}
+        )
         cycle.init_dump()
         cycle.set_dump(write(dump_kernel_data="all"))
         cycle.finalize_dump()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import rankdump
 from rankdump import acl
-from rankdump.acl.lifecycle import LifeCycle
+from rankdump._compat.acl_lifecycle import AclDumpLifecycle
 
 from .conftest import Running, bodies
 
@@ -45,8 +45,8 @@ class Outer(nn.Module):
 
 
 @pytest.fixture
-def cycle(running: Running) -> Iterator[LifeCycle]:
-    made = LifeCycle({"RANKDUMP_AGENT": running.address})
+def cycle(running: Running) -> Iterator[AclDumpLifecycle]:
+    made = AclDumpLifecycle({"RANKDUMP_AGENT": running.address})
     assert made.init_dump() == acl.OK
     yield made
     made.finalize_dump()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.addresses import DEFAULT_AGENT
-from rankdump.contract.errors import UnavailableError
-from rankdump.session.agent import AgentAddress, AgentFinder, why_none_answers
+from rankdump._core.daemon_endpoint import DEFAULT_AGENT_ADDRESS
+from rankdump._session.agent_finder import AgentAddress, AgentFinder, explain_missing_agent
+from rankdump.errors import UnavailableError
 
 ABSENT = "no agent runs on this host"
 
@@ -48,7 +48,7 @@ def test_the_one_that_is_named(monkeypatch):
 
 def test_the_one_of_this_host(monkeypatch):
     rig = Rig(monkeypatch, reason="")
-    assert rig.finder.find({}) == AgentAddress(DEFAULT_AGENT)
+    assert rig.finder.find({}) == AgentAddress(DEFAULT_AGENT_ADDRESS)
     assert rig.asked == []
 
 
@@ -83,7 +83,9 @@ def test_ranks_on_several_hosts_get_no_order_and_are_told(monkeypatch, caplog):
 def test_none_is_brought_along_where_that_is_forbidden(monkeypatch):
     rig = Rig(monkeypatch)
     found = rig.finder.find({}, embedded=False)
-    assert found == AgentAddress(DEFAULT_AGENT, f"{ABSENT}, and rankdump.embedded is false")
+    assert found == AgentAddress(
+        DEFAULT_AGENT_ADDRESS, f"{ABSENT}, and rankdump._embedded is false"
+    )
     assert rig.asked == []
 
 
@@ -101,12 +103,12 @@ def test_who_accepts_connections(socket_folder: Path):
     """A socket that a killed agent left is none, and one that is busy answers later."""
     path = socket_folder / "agent.sock"
     address = f"unix:{path}"
-    assert why_none_answers(address) == ABSENT
+    assert explain_missing_agent(address) == ABSENT
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
-        assert why_none_answers(address) == ABSENT
+        assert explain_missing_agent(address) == ABSENT
         listener.listen()
-        assert why_none_answers(address) == ""
+        assert explain_missing_agent(address) == ""
 
 
 def test_an_agent_of_others_is_said(monkeypatch, socket_folder: Path):
@@ -114,4 +116,4 @@ def test_an_agent_of_others_is_said(monkeypatch, socket_folder: Path):
         raise PermissionError(13, os.strerror(13))
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    assert "this user may not use the agent of this host" in why_none_answers("unix:/a")
+    assert "this user may not use the agent of this host" in explain_missing_agent("unix:/a")

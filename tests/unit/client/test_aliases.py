@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.aliases import Aliases, gradient_of
+from rankdump._layout.profile import OperatorAliases, make_gradient_alias
 
 SCOPES = st.sampled_from(["Default/a/", "Default/b/", "Gradients/Default/a/", ""])
 NAMES = st.builds(
@@ -20,7 +20,7 @@ NAMES = st.builds(
 @given(names=st.lists(NAMES, max_size=40))
 def test_last_components_are_unique_and_scopes_stay(names):
     """Law: one operator, one component; the same name gets the same alias; scopes stay."""
-    aliases = Aliases()
+    aliases = OperatorAliases()
     found = {name: aliases.of(name) for name in names}
     components = [alias.rpartition("/")[2] for alias in found.values()]
     assert len(set(components)) == len(components)
@@ -32,7 +32,7 @@ def test_last_components_are_unique_and_scopes_stay(names):
 
 @given(numbers=st.permutations(range(8)))
 def test_names_that_are_unique_stay(numbers):
-    aliases = Aliases()
+    aliases = OperatorAliases()
     for number in numbers:
         assert aliases.of(f"Default/Add-op{number}") == f"Default/Add-op{number}"
 
@@ -57,18 +57,18 @@ def test_names_that_are_unique_stay(numbers):
     ],
 )
 def test_the_next_free_number(names, expected):
-    aliases = Aliases()
+    aliases = OperatorAliases()
     assert [aliases.of(name) for name in names] == expected
 
 
 def test_a_gradient_is_named_after_its_parameter():
-    assert gradient_of("conv1.weight") == Aliases().of("Gradients/conv1.weight")
+    assert make_gradient_alias("conv1.weight") == OperatorAliases().of("Gradients/conv1.weight")
 
 
 def test_memory_is_bounded(monkeypatch):
     """Law: beyond the limit names are as they come, and those known keep their alias."""
-    monkeypatch.setattr("rankdump.aliases._MAX_NAMES", 3)
-    aliases = Aliases()
+    monkeypatch.setattr("rankdump._layout.profile._MAX_NAMES", 3)
+    aliases = OperatorAliases()
     found = [aliases.of(f"{scope}/x-op0") for scope in "abcd"]
     assert found == ["a/x-op0", "b/x-op1", "c/x-op0", "d/x-op0"]
     assert aliases.full

@@ -5,28 +5,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.adapters.api_calls import (
-    CallNumbers,
-    argument_of,
-    layer_call,
-    layer_name,
-    leaves_of_input,
-    leaves_of_output,
-    scalar_of,
+from rankdump._core.record import TensorSide
+from rankdump._frameworks.api_calls import (
+    MAX_STACK_LINES,
+    ApiCallCounter,
+    CallStackCache,
+    find_scalar_type,
+    format_api_argument,
+    format_layer_name,
+    list_input_leaves,
+    list_output_leaves,
+    make_layer_mark,
 )
-from rankdump.adapters.api_stacks import MAX_LINES, Stacks
-from rankdump.contract.key import Side
-from rankdump.contract.layout.api_name import place_of, tensor_of
+from rankdump._layout.api_tree import parse_place, parse_tensor_name
 
 
 def test_calls_of_each_type_are_counted_from_nought() -> None:
-    numbers = CallNumbers()
+    numbers = ApiCallCounter()
     types = ("NN_Conv2d", "NN_Conv2d", "NN_Linear", "NN_Conv2d")
     assert [numbers.next(kind) for kind in types] == [0, 1, 0, 2]
 
 
 def test_no_number_is_given_twice_to_threads() -> None:
-    numbers, given_out = CallNumbers(), list[int]()
+    numbers, given_out = ApiCallCounter(), list[int]()
     start = threading.Barrier(4)
 
     def count() -> None:
@@ -42,33 +43,33 @@ def test_no_number_is_given_twice_to_threads() -> None:
 
 
 def test_an_input_always_has_a_place_and_a_lone_output_none() -> None:
-    inputs = leaves_of_input((1, [2, 3]), {})
+    inputs = list_input_leaves((1, [2, 3]), {})
     assert [(leaf.slot, leaf.path, leaf.word) for leaf in inputs] == [
         (0, "0", ""),
         (1, "1.0", ""),
         (2, "1.1", ""),
     ]
-    assert [leaf.path for leaf in leaves_of_output(5)] == [""]
-    assert [leaf.path for leaf in leaves_of_output((5, (6, 7)))] == ["0", "1.0", "1.1"]
+    assert [leaf.path for leaf in list_output_leaves(5)] == [""]
+    assert [leaf.path for leaf in list_output_leaves((5, (6, 7)))] == ["0", "1.0", "1.1"]
 
 
 def test_what_has_a_word_is_numbered_and_keeps_it() -> None:
     """Keywords behind the positions, in the order given; parts of mappings; deeper parts."""
-    inputs = leaves_of_input((1,), {"dim": 4, "extra": {"bias": 5, "0": 6}})
+    inputs = list_input_leaves((1,), {"dim": 4, "extra": {"bias": 5, "0": 6}})
     assert [(leaf.slot, leaf.path, leaf.word) for leaf in inputs] == [
         (0, "0", ""),
         (1, "1", "dim"),
         (2, "2.0", "extra.bias"),
         (3, "2.1", "extra.0"),
     ]
-    outputs = leaves_of_output({"loss": 1, "states": [2, (3, 4)]})
+    outputs = list_output_leaves({"loss": 1, "states": [2, (3, 4)]})
     assert [(leaf.path, leaf.word) for leaf in outputs] == [
         ("0", "loss"),
         ("1.0", "states.0"),
         ("1.1", "states.1.0"),
         ("1.2", "states.1.1"),
     ]
-    outputs = leaves_of_output((1, [[2], 3]))
+    outputs = list_output_leaves((1, [[2], 3]))
     assert [(leaf.path, leaf.word) for leaf in outputs] == [
         ("0", ""),
         ("1.0", "1.0.0"),
@@ -79,40 +80,40 @@ def test_what_has_a_word_is_numbered_and_keeps_it() -> None:
 def test_what_contains_itself_ends() -> None:
     endless: list[object] = [1]
     endless.append(endless)
-    for leaves in (leaves_of_output(endless), leaves_of_input((endless,), {})):
+    for leaves in (list_output_leaves(endless), list_input_leaves((endless,), {})):
         assert leaves[0].value == 1
         assert len({leaf.path for leaf in leaves}) == len(leaves)
 
 
 @given(st.text(min_size=1, max_size=30))
 def test_any_key_of_a_dictionary_gives_a_place_that_is_read_back(key: str) -> None:
-    (leaf,) = leaves_of_output({key: 1})
-    argument = argument_of(Side.OUTPUT, leaf.path, leaf.word, "int", recomputed=True)
-    place = place_of(argument)
+    (leaf,) = list_output_leaves({key: 1})
+    argument = format_api_argument(TensorSide.OUTPUT, leaf.path, leaf.word, "int", recomputed=True)
+    place = parse_place(argument)
     assert place is not None
     assert (place.path, place.scalar, place.recomputed) == ("0", "int", True)
     assert len(place.word) == (len(key) if key != "0" else 0)
-    assert tensor_of(f"NN_Conv2d_0_forward_{place.name}") is not None
+    assert parse_tensor_name(f"NN_Conv2d_0_forward_{place.name}") is not None
 
 
 @pytest.mark.parametrize(
     ("value", "mark"), [(1, "int"), (1.0, "float"), (True, "bool"), ("a", ""), (None, "")]
 )
 def test_numbers_of_python_are_marked(value: object, mark: str) -> None:
-    assert scalar_of(value) == mark
+    assert find_scalar_type(value) == mark
 
 
 def test_a_layers_path_is_spelt_with_underscores() -> None:
-    assert layer_call("blocks.0.conv").name == "LAYER_blocks_0_conv_forward"
-    assert layer_name("blocks.0.conv") == "LAYER_blocks.0.conv_forward"
+    assert make_layer_mark("blocks.0.conv").name == "LAYER_blocks_0_conv_forward"
+    assert format_layer_name("blocks.0.conv") == "LAYER_blocks.0.conv_forward"
 
 
-def _inner(stacks: Stacks) -> tuple[str, ...]:
+def _inner(stacks: CallStackCache) -> tuple[str, ...]:
     return stacks.above(inspect.currentframe())
 
 
-def _stacks(*foreign: str, users_only: bool = True) -> Stacks:
-    return Stacks(*foreign, users_only=users_only)
+def _stacks(*foreign: str, users_only: bool = True) -> CallStackCache:
+    return CallStackCache(*foreign, users_only=users_only)
 
 
 def test_a_stack_is_spelt_innermost_first_with_its_source() -> None:
@@ -143,10 +144,10 @@ def test_a_deep_stack_has_its_innermost_lines() -> None:
         return descend(left - 1) if left else _inner(stacks)
 
     stack = descend(500)
-    assert len(stack) == MAX_LINES
+    assert len(stack) == MAX_STACK_LINES
     assert "in _inner" in stack[0]
     assert all("in descend" in line for line in stack[1:])
-    assert len(descend(3)) < MAX_LINES
+    assert len(descend(3)) < MAX_STACK_LINES
 
 
 def test_the_same_way_gives_the_same_stack() -> None:

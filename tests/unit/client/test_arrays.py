@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.errors import UnsupportedError
+from rankdump._frameworks.arrays import ArraySource
+from rankdump.errors import UnsupportedError
 
 KINDS = st.sampled_from(["f2", "f4", "f8", ">f4", "c8", "c16"])
 

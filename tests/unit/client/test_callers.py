@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rankdump.contract.exchange import CallStacks
-from rankdump.contract.figure_rows import MAX_ROWS
-from rankdump.pipeline.callers import MAX_CHARACTERS, Callers
-from rankdump.stage import CALL_BYTES, Budget, Stage
+from rankdump._core.record import MAX_FRAME_ROWS
+from rankdump._core.session_protocol import CallStacks
+from rankdump._recorder.metadata_sender import MAX_STACK_CHARACTERS, CallStackSender
+from rankdump._recorder.staging_buffer import CALL_BYTES, StagingBudget, StagingBuffer
 
 STACKS = (("a", "b"), ("c",))
 
@@ -15,10 +15,12 @@ class Sent:
 
     def __init__(self, calls: int = 1 << 20) -> None:
         self.frames: list[CallStacks] = []
-        self.stage = Stage(
-            records=Budget(0), rows=Budget(calls * CALL_BYTES), patience_s=lambda: 60.0
+        self.stage = StagingBuffer(
+            records=StagingBudget(0),
+            rows=StagingBudget(calls * CALL_BYTES),
+            patience_s=lambda: 60.0,
         )
-        self.callers = Callers(self.stage, self.frames.append)  # type: ignore[arg-type]
+        self.callers = CallStackSender(self.stage, self.frames.append)  # type: ignore[arg-type]
 
     def calls(self) -> list[tuple[int, str, tuple[str, ...]]]:
         return [
@@ -37,7 +39,9 @@ def test_every_call_once_in_its_iteration():
     sent.callers.flush()
     sent.callers.flush()
     assert sent.calls() == expected
-    assert all(len(frame.calls) <= MAX_ROWS and len(frame.texts) <= 2 for frame in sent.frames)
+    assert all(
+        len(frame.calls) <= MAX_FRAME_ROWS and len(frame.texts) <= 2 for frame in sent.frames
+    )
     assert sent.callers.lost == 0
 
 
@@ -45,7 +49,7 @@ def test_long_stacks_leave_sooner():
     """A frame has to fit into a message."""
     sent = Sent()
     for number in range(4):
-        sent.callers.add(0, f"call {number}", ("x" * MAX_CHARACTERS, str(number)))
+        sent.callers.add(0, f"call {number}", ("x" * MAX_STACK_CHARACTERS, str(number)))
     assert len(sent.frames) == 4
 
 

@@ -7,26 +7,33 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.plan import Content, Delivery, DumpPlan, Output, Selection, Trigger
-from rankdump.measure import MAX_WAITING
-from rankdump.pipeline.choices import (
-    batch_rows,
-    goes_straight,
-    in_place_of_elements,
-    measure_of,
-    patience_s,
-    rows_bytes,
-    wants_slab,
+from rankdump._core.plan import (
+    ContentSettings,
+    DeliverySettings,
+    DumpPlan,
+    OutputSettings,
+    TensorSelection,
+    TriggerMode,
 )
-from rankdump.ship import Link
+from rankdump._frameworks.arrays import ArraySource
+from rankdump._recorder.plan_settings import (
+    compute_batch_rows,
+    compute_remaining_wait_s,
+    compute_row_buffer_bytes,
+    is_copied_directly,
+    is_shared_memory_wanted,
+    is_statistics_only,
+    make_statistics_calculator,
+)
+from rankdump._recorder.tensor_statistics import MAX_WAITING_ROWS
+from rankdump._transport.connection import LinkState
 
 
-def plan(*, trigger: Trigger = "always", **delivery) -> DumpPlan:
+def plan(*, trigger: TriggerMode = "always", **delivery) -> DumpPlan:
     return DumpPlan(
-        output=Output("/x"),
-        selection=Selection(trigger=trigger),
-        delivery=Delivery(**delivery),
+        output=OutputSettings("/x"),
+        selection=TensorSelection(trigger=trigger),
+        delivery=DeliverySettings(**delivery),
     )
 
 
@@ -40,31 +47,31 @@ def plan(*, trigger: Trigger = "always", **delivery) -> DumpPlan:
     ],
 )
 def test_only_an_agent_of_this_host_has_shared_memory(address, shared_memory, wanted):
-    assert wants_slab(plan(shared_memory=shared_memory), address) is wanted
+    assert is_shared_memory_wanted(plan(shared_memory=shared_memory), address) is wanted
 
 
 @pytest.mark.parametrize("trigger", ["always", "overflow", "exception"])
 def test_only_a_known_fate_goes_straight(trigger):
-    assert goes_straight(plan(trigger=trigger)) is (trigger == "always")
+    assert is_copied_directly(plan(trigger=trigger)) is (trigger == "always")
 
 
 @pytest.mark.parametrize(
     ("on_full", "trigger", "link", "busy", "left_s"),
     [
-        ("block", "always", Link.UP, False, 7.0),
-        ("block", "always", Link.AWAY, True, 7.0),
-        ("block", "always", Link.ABSENT, True, 0.0),
-        ("block", "always", Link.REFUSED, True, 0.0),
-        ("drop", "always", Link.UP, True, 0.0),
-        ("statistic", "always", Link.UP, True, 0.0),
-        ("block", "overflow", Link.UP, True, 7.0),
-        ("block", "overflow", Link.UP, False, 0.0),
+        ("block", "always", LinkState.UP, False, 7.0),
+        ("block", "always", LinkState.AWAY, True, 7.0),
+        ("block", "always", LinkState.ABSENT, True, 0.0),
+        ("block", "always", LinkState.REFUSED, True, 0.0),
+        ("drop", "always", LinkState.UP, True, 0.0),
+        ("statistic", "always", LinkState.UP, True, 0.0),
+        ("block", "overflow", LinkState.UP, True, 7.0),
+        ("block", "overflow", LinkState.UP, False, 0.0),
     ],
 )
 def test_who_waits_for_room(on_full, trigger, link, busy, left_s):
     """Law: only a plan that blocks waits, and only for what can still happen."""
     the_plan = plan(on_full=on_full, trigger=trigger, block_timeout_s=10.0)
-    assert patience_s(the_plan, link=link, busy=busy, idle_s=3.0) == left_s
+    assert compute_remaining_wait_s(the_plan, link=link, busy=busy, idle_s=3.0) == left_s
 
 
 @pytest.mark.parametrize(
@@ -82,21 +89,25 @@ def test_figures_take_the_place_of_elements_only_where_the_plan_says_so(
     saved, on_full, measures, share
 ):
     """Law: rows have all the buffer where nothing else is kept, and a little beside records."""
-    the_plan = replace(plan(on_full=on_full, buffer_bytes=1 << 20), content=Content(saved=saved))
-    assert in_place_of_elements(the_plan) is (saved == "statistic")
-    assert (measure_of(the_plan) is not None) is measures
-    assert rows_bytes(the_plan) == (1 << 20) // share
+    the_plan = replace(
+        plan(on_full=on_full, buffer_bytes=1 << 20), content=ContentSettings(saved=saved)
+    )
+    assert is_statistics_only(the_plan) is (saved == "statistic")
+    assert (make_statistics_calculator(the_plan) is not None) is measures
+    assert compute_row_buffer_bytes(the_plan) == (1 << 20) // share
 
 
-@pytest.mark.parametrize(("buffer_bytes", "rows"), [(1, 1), (1 << 12, 16), (1 << 30, MAX_WAITING)])
+@pytest.mark.parametrize(
+    ("buffer_bytes", "rows"), [(1, 1), (1 << 12, 16), (1 << 30, MAX_WAITING_ROWS)]
+)
 def test_rows_that_wait_fit_into_the_buffer_twice(buffer_bytes, rows):
     the_plan = plan(buffer_bytes=buffer_bytes)
-    assert batch_rows(replace(the_plan, content=Content(saved="statistic"))) == rows
+    assert compute_batch_rows(replace(the_plan, content=ContentSettings(saved="statistic"))) == rows
 
 
 def test_figures_of_a_tensor_without_room_are_taken_on_the_host():
-    content = Content(statistics=("max", "min"), on_device=True)
-    measure = measure_of(replace(plan(on_full="statistic"), content=content))
+    content = ContentSettings(statistics=("max", "min"), on_device=True)
+    measure = make_statistics_calculator(replace(plan(on_full="statistic"), content=content))
     assert measure is not None
     large = np.arange(1 << 14, dtype="f4")
     assert measure.take(ArraySource(large)) == "16383,0"

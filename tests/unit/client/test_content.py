@@ -9,33 +9,33 @@ import numpy as np
 import pytest
 
 import rankdump
-from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.exchange import SessionRequest
-from rankdump.contract.key import Side
-from rankdump.contract.layout.statistic_csv import OLD_ITEMS
-from rankdump.contract.plan import (
-    Content,
-    Delivery,
+from rankdump._core.plan import (
+    ContentSettings,
+    DeliverySettings,
     DumpPlan,
-    Iterations,
-    Operators,
-    Output,
-    Precision,
-    Selection,
+    IterationSelection,
+    OperatorSelection,
+    OutputSettings,
+    StatisticPrecision,
+    TensorSelection,
 )
-from rankdump.pipeline import Pipeline
-from rankdump.values import Deferred, Observation
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import DeferredStatistics, TensorObservation
+from rankdump._core.session_protocol import SessionRequest
+from rankdump._frameworks.arrays import ArraySource
+from rankdump._layout.statistic_tables import FIXED_TABLE_STATISTICS
+from rankdump._recorder.pipeline import DumpPipeline
 
 from .conftest import Running, bodies, introduction_of, kinds, rows
 
 INPUT = np.arange(1, 7, dtype="f4").reshape(2, 3)
 
 
-def a_plan(profile: str = "ms2.3", selection: Selection | None = None, **content) -> DumpPlan:
+def a_plan(profile: str = "ms2.3", selection: TensorSelection | None = None, **content) -> DumpPlan:
     return DumpPlan(
-        output=Output("/x", profile=profile),
-        selection=selection or Selection(),
-        content=Content(**content),
+        output=OutputSettings("/x", profile=profile),
+        selection=selection or TensorSelection(),
+        content=ContentSettings(**content),
     )
 
 
@@ -93,7 +93,7 @@ def test_an_old_profile_has_its_own_columns(running):
     plan = a_plan("ms2.0", saved="statistic", statistics=("md5",))
     with started(running, plan) as session:
         session.dump("Add", "a", "input", 0, INPUT)
-    assert len(rows(running)[0].figures) == len(OLD_ITEMS)
+    assert len(rows(running)[0].figures) == len(FIXED_TABLE_STATISTICS)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ class Promise:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def read(self, others: Sequence[Deferred]) -> list[tuple[str, ...]]:
+    def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
         type(self).reads += 1
         return [(each.name,) for each in others if isinstance(each, Promise)]
 
@@ -130,7 +130,7 @@ class OnDevice(ArraySource):
         super().__init__(np.ones(1))
         self.name = name
 
-    def figures(self, items: tuple[str, ...], precision: Precision) -> Promise:
+    def figures(self, items: tuple[str, ...], precision: StatisticPrecision) -> Promise:
         return Promise(self.name)
 
 
@@ -138,17 +138,17 @@ def test_on_the_device_a_step_is_read_back_once_and_rows_keep_their_order(runnin
     """Law: nothing leaves before the end of the iteration, not even what the host computed."""
     monkeypatch.setattr(Promise, "reads", 0)
     plan = a_plan(saved="statistic", on_device=True, statistics=("max",))
-    pipeline = Pipeline(plan, request(), running.address)
+    pipeline = DumpPipeline(plan, request(), running.address)
     pipeline.start()
     recorder = pipeline.recorder
     for name in "abcd":
         source = ArraySource(np.array([7.0])) if name == "b" else OnDevice(name)
-        recorder.observe(Observation(0, "Add", name, Side.OUTPUT, 0, "", source))
+        recorder.observe(TensorObservation(0, "Add", name, TensorSide.OUTPUT, 0, "", source))
     assert rows(running) == []
     assert Promise.reads == 0
     pipeline.end_iteration(ran=True)
     assert Promise.reads == 1
-    recorder.observe(Observation(0, "Add", "e", Side.OUTPUT, 0, "", OnDevice("e")))
+    recorder.observe(TensorObservation(0, "Add", "e", TensorSide.OUTPUT, 0, "", OnDevice("e")))
     pipeline.close()
     found = [(row.op_name, *row.figures) for row in rows(running)]
     assert found == [("a", "a"), ("b", "7"), ("c", "c"), ("d", "d"), ("e", "e")]
@@ -161,13 +161,13 @@ def test_figures_of_a_host_wait_for_the_end_of_a_step_that_fits_the_buffer(runni
     names = "abcdefg"
     for buffer_bytes, before_the_end in [(1, 7), (1024, 4), (1 << 20, 0)]:
         plan = a_plan(saved="statistic", statistics=("max",))
-        plan = replace(plan, delivery=Delivery(buffer_bytes=buffer_bytes))
+        plan = replace(plan, delivery=DeliverySettings(buffer_bytes=buffer_bytes))
         running.agent.frames.clear()
-        pipeline = Pipeline(plan, request(), running.address)
+        pipeline = DumpPipeline(plan, request(), running.address)
         pipeline.start()
         for number, name in enumerate(names):
             array = np.array([number, 1], "f4")
-            seen = Observation(0, "Add", name, Side.OUTPUT, 0, "", ArraySource(array))
+            seen = TensorObservation(0, "Add", name, TensorSide.OUTPUT, 0, "", ArraySource(array))
             pipeline.recorder.observe(seen)
         assert len(rows(running)) <= before_the_end
         pipeline.end_iteration(ran=True)
@@ -181,9 +181,9 @@ def test_figures_of_a_host_wait_for_the_end_of_a_step_that_fits_the_buffer(runni
 def test_figures_that_cannot_be_read_back_are_counted(running, monkeypatch, caplog):
     monkeypatch.setattr(Promise, "read", lambda self, others: 1 / 0)
     plan = a_plan(saved="statistic", on_device=True, statistics=("max",))
-    pipeline = Pipeline(plan, request(), running.address)
+    pipeline = DumpPipeline(plan, request(), running.address)
     pipeline.start()
-    one = Observation(0, "Add", "a", Side.OUTPUT, 0, "", OnDevice("a"))
+    one = TensorObservation(0, "Add", "a", TensorSide.OUTPUT, 0, "", OnDevice("a"))
     pipeline.recorder.observe(one)
     pipeline.end_iteration(ran=True)
     pipeline.close()
@@ -193,7 +193,7 @@ def test_figures_that_cannot_be_read_back_are_counted(running, monkeypatch, capl
 
 
 def test_a_constant_waits_for_an_iteration_that_is_dumped_and_is_sent_once(running):
-    plan = a_plan(selection=Selection(iterations=Iterations("1-2", ((1, 2),))))
+    plan = a_plan(selection=TensorSelection(iterations=IterationSelection("1-2", ((1, 2),))))
     with started(running, plan) as session:
         session.constant("data-1", np.ones(2))
         for i in range(3):
@@ -207,12 +207,12 @@ def test_a_constant_waits_for_an_iteration_that_is_dumped_and_is_sent_once(runni
 
 
 def test_arguments_of_selected_operators_travel_with_their_iteration(running):
-    selection = Selection(
-        iterations=Iterations("1", ((1, 1),)),
-        operators=Operators(everything=False, types=("conv",)),
+    selection = TensorSelection(
+        iterations=IterationSelection("1", ((1, 1),)),
+        operators=OperatorSelection(everything=False, types=("conv",)),
     )
     plan = a_plan(selection=selection, kernel_arguments=True)
-    pipeline = Pipeline(plan, request(), running.address)
+    pipeline = DumpPipeline(plan, request(), running.address)
     pipeline.start()
     for iteration in range(3):
         pipeline.begin_iteration(iteration)
@@ -230,8 +230,8 @@ def test_arguments_of_selected_operators_travel_with_their_iteration(running):
 
 
 def test_without_the_setting_nobody_asks_for_arguments(running):
-    plan = replace(a_plan(), content=Content(kernel_arguments=False))
-    pipeline = Pipeline(plan, request(), running.address)
+    plan = replace(a_plan(), content=ContentSettings(kernel_arguments=False))
+    pipeline = DumpPipeline(plan, request(), running.address)
     pipeline.start()
     assert not pipeline.recorder.wants_arguments
     pipeline.recorder.arguments(0, "Conv2d", "x", {"a": "1"})

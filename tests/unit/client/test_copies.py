@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from suites.depot_rig import SIZE, Rig
 
-from rankdump.values import Placing
+from rankdump._core.recorder_protocol import PlacementResult
 
 
 class Device:
@@ -93,7 +93,7 @@ def test_nothing_is_published_before_it_is_there(rig: Rig):
     """In the order of the records, whichever copy ends first; the slab is pinned once."""
     device = Device()
     for byte in (1, 2, 3):
-        assert rig.place(device.tensor(byte)) is Placing.DONE
+        assert rig.place(device.tensor(byte)) is PlacementResult.DONE
     assert len(device.pinned) == 1
     device.begun[1].end()
     rig.depot.copies.finish()
@@ -131,7 +131,7 @@ def test_a_device_that_fails_costs_no_tensor(rig: Rig, fails_to: str):
     """The plain copy is made instead, for this tensor and for those after it."""
     device = Device(fails_to=fails_to)
     for byte in (1, 2):
-        assert rig.place(device.tensor(byte)) is Placing.DONE
+        assert rig.place(device.tensor(byte)) is PlacementResult.DONE
     assert rig.read() == [data(1), data(2)]
     assert device.begun == []
     assert rig.torn == []

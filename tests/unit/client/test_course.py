@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from rankdump.contract.plan import DumpPlan, Iterations, Output, Selection
-from rankdump.pipeline.course import Course
+from rankdump._core.plan import DumpPlan, IterationSelection, OutputSettings, TensorSelection
+from rankdump._recorder.iteration_state import IterationState
 
-FIVE_TO_EIGHT = Iterations("5-8", ((5, 8),))
+FIVE_TO_EIGHT = IterationSelection("5-8", ((5, 8),))
 
 
-def course(device: int = 0, **selection) -> Course:
-    return Course(DumpPlan(output=Output("/x"), selection=Selection(**selection)), device)
+def course(device: int = 0, **selection) -> IterationState:
+    return IterationState(
+        DumpPlan(output=OutputSettings("/x"), selection=TensorSelection(**selection)), device
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from suites.depot_rig import SIZE, Rig
 
-from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.exchange import IterationEnd
-from rankdump.ship.loading import Loader
-from rankdump.values import Placing
+from rankdump._core.recorder_protocol import PlacementResult
+from rankdump._core.session_protocol import IterationEnd
+from rankdump._frameworks.arrays import ArraySource
+from rankdump._transport.push_stream import RingLoader
 
 
 def test_records_do_not_starve_what_the_sender_has(tmp_path: Path):
@@ -19,17 +19,17 @@ def test_records_do_not_starve_what_the_sender_has(tmp_path: Path):
     Declarations once piled up in the memory of a rank whose agent was slower than it.
     """
     rig = Rig(tmp_path)
-    loader = Loader(rig.depot, lambda _: None)
+    loader = RingLoader(rig.depot, lambda _: None)
     tensor = ArraySource(np.zeros(SIZE, "u1"))
-    while rig.place(tensor) is Placing.DONE:
+    while rig.place(tensor) is PlacementResult.DONE:
         pass
     rig.depot.submit(IterationEnd(0, 1))
     while loader.load(rig.ring):
         rig.depot.submit(IterationEnd(0, 1))
     first, *_ = list(rig.reader.entries())
     rig.reader.release(first.end)
-    assert rig.place(tensor) is Placing.FULL
+    assert rig.place(tensor) is PlacementResult.FULL
     assert loader.load(rig.ring)
     assert not rig.depot.items.unsent
     rig.reader.release(2 * first.end)
-    assert rig.place(tensor) is Placing.DONE
+    assert rig.place(tensor) is PlacementResult.DONE

@@ -4,65 +4,64 @@ from dataclasses import replace
 
 import pytest
 
-from rankdump.contract.key import Side
-from rankdump.contract.plan import (
+from rankdump._core.plan import (
     DumpPlan,
-    Excluded,
-    Iterations,
-    Operators,
-    Output,
-    Selection,
-    Watched,
+    IterationSelection,
+    OperatorSelection,
+    OutputSettings,
+    TensorExclusion,
+    TensorSelection,
+    WatchedOperators,
 )
-from rankdump.filter import Filter, Unmatched, size_decision
-from rankdump.pipeline.cause import Run, why_nothing
-from rankdump.pipeline.farewell import farewell_of
+from rankdump._core.record import TensorSide
+from rankdump._recorder.record_filter import RecordFilter, UnmatchedEntry, decide_by_size
+from rankdump._recorder.run_summary import RunFacts, explain_empty_dump, summarize_run
 
 OP = "Default/network-Net/conv1-Conv2d/Conv2d-op0"
-MARKED = Operators(everything=False, marked=True)
+MARKED = OperatorSelection(everything=False, marked=True)
 
 
 def a_plan(**selection) -> DumpPlan:
-    return DumpPlan(output=Output("/x"), selection=Selection(**selection))
+    return DumpPlan(output=OutputSettings("/x"), selection=TensorSelection(**selection))
 
 
-def operators(**lists) -> Operators:
-    return Operators(everything=False, **lists)
+def operators(**lists) -> OperatorSelection:
+    return OperatorSelection(everything=False, **lists)
 
 
 @pytest.mark.parametrize(
     ("selection", "name", "side", "keep"),
     [
-        ({}, OP, Side.INPUT, True),
-        ({"inputs": False}, OP, Side.INPUT, False),
-        ({"inputs": False}, OP, Side.OUTPUT, True),
-        ({"outputs": False}, OP, Side.OUTPUT, False),
-        ({"operators": operators(types=("conv",))}, OP, Side.INPUT, True),
-        ({"operators": operators(types=("conv",))}, "conv1.weight", Side.OUTPUT, True),
-        ({"operators": operators(types=("relu",))}, OP, Side.INPUT, False),
-        ({"operators": operators(names=(OP,))}, OP, Side.INPUT, True),
-        ({"operators": operators(names=(OP.lower(),))}, OP, Side.INPUT, False),
-        ({"operators": operators(patterns=(".*conv1.*",))}, OP, Side.INPUT, True),
-        ({"operators": operators(patterns=("conv1",))}, OP, Side.INPUT, False),
+        ({}, OP, TensorSide.INPUT, True),
+        ({"inputs": False}, OP, TensorSide.INPUT, False),
+        ({"inputs": False}, OP, TensorSide.OUTPUT, True),
+        ({"outputs": False}, OP, TensorSide.OUTPUT, False),
+        ({"operators": operators(types=("conv",))}, OP, TensorSide.INPUT, True),
+        ({"operators": operators(types=("conv",))}, "conv1.weight", TensorSide.OUTPUT, True),
+        ({"operators": operators(types=("relu",))}, OP, TensorSide.INPUT, False),
+        ({"operators": operators(names=(OP,))}, OP, TensorSide.INPUT, True),
+        ({"operators": operators(names=(OP.lower(),))}, OP, TensorSide.INPUT, False),
+        ({"operators": operators(patterns=(".*conv1.*",))}, OP, TensorSide.INPUT, True),
+        ({"operators": operators(patterns=("conv1",))}, OP, TensorSide.INPUT, False),
         # What belongs to an operator is selected with it.
-        ({"operators": operators(names=(OP,))}, f"Gradients/{OP}", Side.INPUT, True),
-        ({"operators": operators(names=(OP,))}, f"Recompute/{OP}", Side.INPUT, True),
-        ({"operators": operators()}, OP, Side.INPUT, False),
+        ({"operators": operators(names=(OP,))}, f"Gradients/{OP}", TensorSide.INPUT, True),
+        ({"operators": operators(names=(OP,))}, f"Recompute/{OP}", TensorSide.INPUT, True),
+        ({"operators": operators()}, OP, TensorSide.INPUT, False),
     ],
 )
 def test_selection(selection, name, side, keep):
-    decision = Filter(a_plan(**selection)).decide(name, side, 0)
+    decision = RecordFilter(a_plan(**selection)).decide(name, side, 0)
     assert decision.keep is keep
     assert bool(decision.reason) is not keep
 
 
 def test_a_tensor_without_elements_is_not_kept():
-    assert not size_decision(0).keep
-    assert size_decision(1).keep
+    assert not decide_by_size(0).keep
+    assert decide_by_size(1).keep
 
 
-def run(**facts) -> Run:
-    whole = Run(
+def run(**facts) -> RunFacts:
+    whole = RunFacts(
         device=0,
         iterations_seen=3,
         iterations_armed=3,
@@ -76,12 +75,12 @@ def run(**facts) -> Run:
 def test_a_refused_rank_says_nothing_of_its_plan() -> None:
     """Law: what did not run after the refusal is no fault of the configuration."""
     plan = a_plan(operators=operators(names=("x",)))
-    unmatched = [Unmatched("kernels", "x")]
+    unmatched = [UnmatchedEntry("kernels", "x")]
     facts = {"iterations_armed": 0, "refused": True}
-    said = farewell_of(plan, run(**facts), unmatched, retired_in=None)
+    said = summarize_run(plan, run(**facts), unmatched, retired_in=None)
     assert said.warnings == ("nothing was dumped: the agent refused this rank",)
     facts["refused"] = False
-    assert len(farewell_of(plan, run(**facts), unmatched, retired_in=None).warnings) == 2
+    assert len(summarize_run(plan, run(**facts), unmatched, retired_in=None).warnings) == 2
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_a_refused_rank_says_nothing_of_its_plan() -> None:
         ({"devices": (1, 2)}, {}, "support_device [1, 2] excludes this rank's device 0"),
         ({}, {"iterations_seen": 0}, "no iteration ran"),
         (
-            {"iterations": Iterations("100-120", ((100, 120),))},
+            {"iterations": IterationSelection("100-120", ((100, 120),))},
             {"iterations_armed": 0},
             'iteration "100-120" selects none of the 3 that ran, up to 2',
         ),
@@ -114,7 +113,7 @@ def test_a_refused_rank_says_nothing_of_its_plan() -> None:
     ],
 )
 def test_an_empty_dump_has_a_cause(selection, facts, reason):
-    cause = why_nothing(a_plan(**selection), run(**facts))
+    cause = explain_empty_dump(a_plan(**selection), run(**facts))
     assert (cause is not None) is bool(reason)
     if cause is not None:
         assert cause.reason.startswith(reason)
@@ -126,14 +125,14 @@ def test_an_empty_dump_has_a_cause(selection, facts, reason):
 )
 def test_no_accident_is_no_fault(trigger, words):
     """Law: a plan that waits for an accident is content when there is none."""
-    cause = why_nothing(a_plan(trigger=trigger), run())
+    cause = explain_empty_dump(a_plan(trigger=trigger), run())
     assert cause is not None
     assert not cause.fault
     assert words in cause.reason
 
 
 def test_what_is_left_out_on_purpose_is_no_fault():
-    cause = why_nothing(a_plan(), run(left_out=True))
+    cause = explain_empty_dump(a_plan(), run(left_out=True))
     assert cause is not None
     assert not cause.fault
 
@@ -148,10 +147,10 @@ def test_what_is_left_out_on_purpose_is_no_fault():
 )
 def test_each_dialect_has_its_words(dialect, lists, sides, steps):
     """A user finds every word in the configuration that the plan came from."""
-    plan = replace(a_plan(iterations=Iterations("7-9", ((7, 9),))), dialect=dialect)
+    plan = replace(a_plan(iterations=IterationSelection("7-9", ((7, 9),))), dialect=dialect)
     causes = [
-        why_nothing(plan, run(operators_selected=False)),
-        why_nothing(plan, run(iterations_armed=0)),
+        explain_empty_dump(plan, run(operators_selected=False)),
+        explain_empty_dump(plan, run(iterations_armed=0)),
     ]
     assert [cause and cause.reason for cause in causes] == [
         f"{lists} and {sides} match no operator that ran",
@@ -162,16 +161,16 @@ def test_each_dialect_has_its_words(dialect, lists, sides, steps):
 @pytest.mark.parametrize(
     ("dialect", "entry", "said"),
     [
-        ("acl", Unmatched("layer", "a"), "dump_list names layer a,"),
-        ("acl", Unmatched("layer", "a", "Net"), "dump_list names layer a of model Net,"),
-        ("tf", Unmatched("layer", "a"), "dump_layer names layer a,"),
-        ("plan", Unmatched("kernels", "a", "Net"), "the plan names kernels a of model Net,"),
-        ("mindspore", Unmatched("kernels", "a"), "no operator that ran matches an entry of"),
+        ("acl", UnmatchedEntry("layer", "a"), "dump_list names layer a,"),
+        ("acl", UnmatchedEntry("layer", "a", "Net"), "dump_list names layer a of model Net,"),
+        ("tf", UnmatchedEntry("layer", "a"), "dump_layer names layer a,"),
+        ("plan", UnmatchedEntry("kernels", "a", "Net"), "the plan names kernels a of model Net,"),
+        ("mindspore", UnmatchedEntry("kernels", "a"), "no operator that ran matches an entry of"),
     ],
 )
 def test_entries_that_match_nothing_are_told_in_its_words(dialect, entry, said):
     plan = replace(a_plan(), dialect=dialect)
-    told = farewell_of(plan, run(tensors_kept=1), [entry], retired_in=None)
+    told = summarize_run(plan, run(tensors_kept=1), [entry], retired_in=None)
     (warning,) = told.warnings
     assert warning.startswith(said)
     assert told.notes == told.warnings
@@ -192,15 +191,15 @@ def test_entries_that_match_nothing_are_told_in_its_words(dialect, entry, said):
 )
 def test_entries_that_match_nothing_are_known(lists, seen, unmatched):
     """Law: an entry is unused until any operator matches it, whatever side is kept."""
-    selection = Filter(a_plan(operators=operators(**lists), inputs=False))
+    selection = RecordFilter(a_plan(operators=operators(**lists), inputs=False))
     for name in seen:
-        selection.decide(name, Side.INPUT, 0)
+        selection.decide(name, TensorSide.INPUT, 0)
     assert [entry.text for entry in selection.unmatched] == unmatched
 
 
 def test_without_a_list_there_is_nothing_to_match():
-    assert Filter(a_plan()).unmatched == ()
-    assert Filter(a_plan(operators=MARKED)).unmatched == ()
+    assert RecordFilter(a_plan()).unmatched == ()
+    assert RecordFilter(a_plan(operators=MARKED)).unmatched == ()
 
 
 @pytest.mark.parametrize(
@@ -218,62 +217,66 @@ def test_without_a_list_there_is_nothing_to_match():
     ],
 )
 def test_marks_select_scopes_and_parameters_of_their_graph(name, graph, keep):
-    selection = Filter(a_plan(operators=MARKED))
+    selection = RecordFilter(a_plan(operators=MARKED))
     selection.mark(0, frozenset({"network-Net/conv1-Conv2d", "conv1.weight"}))
-    decision = selection.decide(name, Side.INPUT, graph)
+    decision = selection.decide(name, TensorSide.INPUT, graph)
     assert decision.keep is keep
     assert decision.reason == ("" if keep else "set_dump did not mark it")
 
 
 def test_marks_may_change():
     """Law: what was decided before a mark is decided anew after it."""
-    selection = Filter(a_plan(operators=MARKED))
+    selection = RecordFilter(a_plan(operators=MARKED))
     for names, keep in [((), False), (("network-Net/conv1-Conv2d",), True), ((), False)]:
         selection.mark(0, frozenset(names))
-        assert selection.decide(OP, Side.INPUT, 0).keep is keep
+        assert selection.decide(OP, TensorSide.INPUT, 0).keep is keep
         assert selection.marked is keep
 
 
 # -- models
 
-MODELS = (("A", operators(names=("conv1",), spelt=True)), ("B", Operators()))
+MODELS = (("A", operators(names=("conv1",), spelt=True)), ("B", OperatorSelection()))
 NAMES = {0: "A", 1: "B", 2: "C"}
 
 
 @pytest.mark.parametrize(
     ("rest", "kept"),
-    [(operators(), [0, 1]), (Operators(), [0, 1, 2]), (operators(types=("conv",)), [0, 1, 2])],
+    [
+        (operators(), [0, 1]),
+        (OperatorSelection(), [0, 1, 2]),
+        (operators(types=("conv",)), [0, 1, 2]),
+    ],
 )
 def test_each_model_has_its_own_operators(rest, kept):
     """Law: what is said of no model counts for those of which nothing else is said."""
-    selection = Filter(a_plan(operators=rest, models=MODELS), NAMES.__getitem__)
+    selection = RecordFilter(a_plan(operators=rest, models=MODELS), NAMES.__getitem__)
     other = "Default/network-Net/conv2-Conv2d/Conv2d-op0"
     for _ in range(2):
-        assert [g for g in NAMES if selection.decide(OP, Side.INPUT, g).keep] == kept
-        assert selection.decide(other, Side.INPUT, 1).keep
-        assert not selection.decide(other, Side.INPUT, 0).keep
+        assert [g for g in NAMES if selection.decide(OP, TensorSide.INPUT, g).keep] == kept
+        assert selection.decide(other, TensorSide.INPUT, 1).keep
+        assert not selection.decide(other, TensorSide.INPUT, 0).keep
 
 
 def test_a_name_that_comes_late_is_asked_for_anew():
     names = {0: "B"}
-    selection = Filter(a_plan(models=MODELS), names.__getitem__)
-    assert selection.decide("x", Side.INPUT, 0).keep
+    selection = RecordFilter(a_plan(models=MODELS), names.__getitem__)
+    assert selection.decide("x", TensorSide.INPUT, 0).keep
     names[0] = "A"
     selection.forget()
-    assert not selection.decide("x", Side.INPUT, 0).keep
+    assert not selection.decide("x", TensorSide.INPUT, 0).keep
 
 
 def test_entries_are_matched_by_operators_of_their_model():
     """Law: an entry of one model's list is not used up by another model's operator."""
     every = operators(names=("conv1",), ranges=(("a", "b"),), spelt=True)
     models = (("A", operators(names=("conv1", "fc"), spelt=True)),)
-    selection = Filter(a_plan(operators=every, models=models), NAMES.__getitem__)
-    selection.decide("b", Side.INPUT, 1)
-    selection.decide(OP, Side.INPUT, 0)
+    selection = RecordFilter(a_plan(operators=every, models=models), NAMES.__getitem__)
+    selection.decide("b", TensorSide.INPUT, 1)
+    selection.decide(OP, TensorSide.INPUT, 0)
     assert selection.unmatched == (
-        Unmatched("layer", "conv1"),
-        Unmatched("opname_range begin", "a"),
-        Unmatched("layer", "fc", "A"),
+        UnmatchedEntry("layer", "conv1"),
+        UnmatchedEntry("opname_range begin", "a"),
+        UnmatchedEntry("layer", "fc", "A"),
     )
 
 
@@ -282,24 +285,25 @@ def test_entries_are_matched_by_operators_of_their_model():
 
 def test_a_tensor_is_left_out_by_type_name_and_position():
     """Law: what is left out stays selected as an operator, and each slot has its answer."""
-    lists = Operators(
-        without_types=(Excluded("Relu"),), without_names=(Excluded("conv1", ("input0",)),)
+    lists = OperatorSelection(
+        without_types=(TensorExclusion("Relu"),),
+        without_names=(TensorExclusion("conv1", ("input0",)),),
     )
-    selection = Filter(a_plan(operators=lists))
-    assert selection.decide(OP, Side.INPUT, 0).keep
+    selection = RecordFilter(a_plan(operators=lists))
+    assert selection.decide(OP, TensorSide.INPUT, 0).keep
     assert not selection.left_out
     for _ in range(2):
-        assert not selection.leaves_out((0, "Conv2d", OP, Side.INPUT, 1))
-        assert not selection.leaves_out((0, "Conv2d", OP, Side.OUTPUT, 0))
-        assert selection.leaves_out((0, "Conv2d", OP, Side.INPUT, 0))
-        assert selection.leaves_out((0, "Relu", "x", Side.OUTPUT, 7))
+        assert not selection.leaves_out((0, "Conv2d", OP, TensorSide.INPUT, 1))
+        assert not selection.leaves_out((0, "Conv2d", OP, TensorSide.OUTPUT, 0))
+        assert selection.leaves_out((0, "Conv2d", OP, TensorSide.INPUT, 0))
+        assert selection.leaves_out((0, "Relu", "x", TensorSide.OUTPUT, 7))
     assert selection.left_out
 
 
 def test_a_model_leaves_out_what_its_own_list_says():
-    lists = Operators(without_types=(Excluded("Relu"),))
-    selection = Filter(a_plan(models=(("A", lists),)), NAMES.__getitem__)
-    left = [g for g in NAMES if selection.leaves_out((g, "Relu", "x", Side.OUTPUT, 0))]
+    lists = OperatorSelection(without_types=(TensorExclusion("Relu"),))
+    selection = RecordFilter(a_plan(models=(("A", lists),)), NAMES.__getitem__)
+    left = [g for g in NAMES if selection.leaves_out((g, "Relu", "x", TensorSide.OUTPUT, 0))]
     assert left == [0]
 
 
@@ -311,28 +315,28 @@ def test_a_range_adds_to_the_lists_and_is_asked_for_every_time():
     inside: set[tuple[int, str]] = set()
     lists = operators(names=("a",), ranges=(("b", "c"),))
     plan = a_plan(operators=lists, inputs=False)
-    selection = Filter(plan, in_range=lambda graph, name: (graph, name) in inside)
-    assert selection.decide("a", Side.OUTPUT, 0).keep
-    assert not selection.decide("b", Side.OUTPUT, 0).keep
+    selection = RecordFilter(plan, in_range=lambda graph, name: (graph, name) in inside)
+    assert selection.decide("a", TensorSide.OUTPUT, 0).keep
+    assert not selection.decide("b", TensorSide.OUTPUT, 0).keep
     inside.add((0, "b"))
-    assert selection.decide("b", Side.OUTPUT, 0).keep
-    assert not selection.decide("b", Side.INPUT, 0).keep
-    assert not selection.decide("b", Side.OUTPUT, 1).keep
+    assert selection.decide("b", TensorSide.OUTPUT, 0).keep
+    assert not selection.decide("b", TensorSide.INPUT, 0).keep
+    assert not selection.decide("b", TensorSide.OUTPUT, 1).keep
     inside.clear()
-    assert not selection.decide("b", Side.OUTPUT, 0).keep
+    assert not selection.decide("b", TensorSide.OUTPUT, 0).keep
 
 
 def test_of_watched_operators_outputs_alone_are_wanted():
     """Law: an operator that is named otherwise is not selected, whatever the lists say."""
-    watched = Watched(("relu",), ("conv1", "nobody"))
-    selection = Filter(a_plan(watched=watched, operators=operators(names=("x",))))
-    assert selection.decide(OP, Side.OUTPUT, 0).keep
-    assert not selection.decide(OP, Side.INPUT, 0).keep
-    assert not selection.decide(f"Gradients/{OP}", Side.OUTPUT, 0).keep
-    assert not selection.decide("x", Side.OUTPUT, 0).keep
+    watched = WatchedOperators(("relu",), ("conv1", "nobody"))
+    selection = RecordFilter(a_plan(watched=watched, operators=operators(names=("x",))))
+    assert selection.decide(OP, TensorSide.OUTPUT, 0).keep
+    assert not selection.decide(OP, TensorSide.INPUT, 0).keep
+    assert not selection.decide(f"Gradients/{OP}", TensorSide.OUTPUT, 0).keep
+    assert not selection.decide("x", TensorSide.OUTPUT, 0).keep
     assert selection.unmatched == (
-        Unmatched("layer", "relu"),
-        Unmatched("watcher_nodes", "nobody"),
+        UnmatchedEntry("layer", "relu"),
+        UnmatchedEntry("watcher_nodes", "nobody"),
     )
 
 
@@ -342,22 +346,30 @@ def test_of_watched_operators_outputs_alone_are_wanted():
 @pytest.mark.parametrize(
     ("dialect", "entry", "words"),
     [
-        ("acl", Unmatched("layer", "x", "M"), "dump_list names layer x of model M, which no"),
-        ("acl", Unmatched("opname_range end", "x"), "dump_list names opname_range end x, which no"),
-        ("tf", Unmatched("layer", "x"), "dump_layer names layer x, which no operator matched"),
+        ("acl", UnmatchedEntry("layer", "x", "M"), "dump_list names layer x of model M, which no"),
+        (
+            "acl",
+            UnmatchedEntry("opname_range end", "x"),
+            "dump_list names opname_range end x, which no",
+        ),
+        ("tf", UnmatchedEntry("layer", "x"), "dump_layer names layer x, which no operator matched"),
         (
             "mindspore",
-            Unmatched("kernels", "x"),
+            UnmatchedEntry("kernels", "x"),
             "no operator that ran matches an entry of kernels",
         ),
-        ("plan", Unmatched("kernels", "x", "M"), "the plan names kernels x of model M, which no"),
+        (
+            "plan",
+            UnmatchedEntry("kernels", "x", "M"),
+            "the plan names kernels x of model M, which no",
+        ),
     ],
 )
 @pytest.mark.parametrize("seen", [True, False])
 def test_what_no_operator_matched_is_said(dialect, entry, words, seen):
     """Law: in the words of the configuration, unless nothing ran that could have matched."""
     plan = replace(a_plan(), dialect=dialect)
-    said = farewell_of(plan, run(operators_seen=seen, tensors_kept=1), [entry], retired_in=None)
+    said = summarize_run(plan, run(operators_seen=seen, tensors_kept=1), [entry], retired_in=None)
     assert len(said.notes) == seen
     assert all(note.startswith(words) for note in said.notes)
     assert said.warnings == said.notes

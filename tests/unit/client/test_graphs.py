@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 
 import rankdump
-from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.graph import GraphNode, GraphParameter, TensorType
-from rankdump.contract.key import Side
-from rankdump.contract.plan import DumpPlan, Iterations, Operators, Output, Selection
-from rankdump.pipeline import Pipeline
-from rankdump.values import Observation
+from rankdump._core.graph import GraphNode, GraphParameter, TensorType
+from rankdump._core.plan import (
+    DumpPlan,
+    IterationSelection,
+    OperatorSelection,
+    OutputSettings,
+    TensorSelection,
+)
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import TensorObservation
+from rankdump._frameworks.arrays import ArraySource
+from rankdump._recorder.pipeline import DumpPipeline
 
 from .conftest import Running, bodies, event_names, introduction_of, kinds
 
@@ -21,15 +27,17 @@ CONV2 = "Default/network-Net/conv2-Conv2d/Conv2d-op0"
 
 
 def a_plan(profile: str = "ms2.3", **selection) -> DumpPlan:
-    return DumpPlan(output=Output("/x", profile=profile), selection=Selection(**selection))
+    return DumpPlan(
+        output=OutputSettings("/x", profile=profile), selection=TensorSelection(**selection)
+    )
 
 
 def started(running: Running, profile: str = "ms2.3", **selection) -> rankdump.Session:
     return rankdump.Session(a_plan(profile, **selection), agent=running.address)
 
 
-def of_pipeline(running: Running, plan: DumpPlan) -> Pipeline:
-    pipeline = Pipeline(plan, introduction_of(plan), running.address)
+def of_pipeline(running: Running, plan: DumpPlan) -> DumpPipeline:
+    pipeline = DumpPipeline(plan, introduction_of(plan), running.address)
     pipeline.start()
     return pipeline
 
@@ -66,7 +74,7 @@ def test_operators_of_arrays_are_described_with_the_callers_line(running):
 
 
 def test_only_the_first_iteration_that_is_dumped_is_described(running):
-    with started(running, iterations=Iterations("1-2", ((1, 2),))) as session:
+    with started(running, iterations=IterationSelection("1-2", ((1, 2),))) as session:
         for i in range(4):
             session.step(i)
             session.dump("Add", f"op{i}", "input", 0, ONE)
@@ -154,15 +162,17 @@ def short(name: str) -> str:
 def test_in_the_old_profile_every_operator_has_a_component_of_its_own(running):
     """Law: tensors, events, graph and arguments of an operator have one name for good."""
     names = [CONV1, CONV2, f"Gradients/{CONV1}", CONV1.replace("op0", "op1")]
-    plan = DumpPlan(output=Output("/x", profile="ms2.0"))
+    plan = DumpPlan(output=OutputSettings("/x", profile="ms2.0"))
     pipeline = of_pipeline(running, plan)
     recorder = pipeline.recorder
     for iteration in range(2):
         pipeline.begin_iteration(iteration)
         for name in names:
             begun = recorder.started(graph=0, name=name)
-            assert recorder.wants(0, name, Side.INPUT)
-            recorder.observe(Observation(0, "Conv2d", name, Side.INPUT, 0, "", ArraySource(ONE)))
+            assert recorder.wants(0, name, TensorSide.INPUT)
+            recorder.observe(
+                TensorObservation(0, "Conv2d", name, TensorSide.INPUT, 0, "", ArraySource(ONE))
+            )
             recorder.finished(begun)
             recorder.describe(0, GraphNode(name, "Conv2d", inputs=(CONV2, "conv1.weight", "")))
             recorder.settled(0, name)
@@ -190,19 +200,21 @@ def test_gradients_of_parameters_are_named_after_them(running):
     pipeline = of_pipeline(running, a_plan("ms2.0"))
     for name in ("conv1.weight", "Gradients/conv1.weight"):
         source = ArraySource(ONE)
-        pipeline.recorder.observe(Observation(0, "Parameter", name, Side.OUTPUT, 0, "", source))
+        pipeline.recorder.observe(
+            TensorObservation(0, "Parameter", name, TensorSide.OUTPUT, 0, "", source)
+        )
     pipeline.close()
     found = [r.op_name for r in bodies(running, "record")]
     assert found == ["conv1.weight", "grad.conv1.weight"]
 
 
 def test_marks_hold_for_gradients_in_the_old_profile(running):
-    plan = a_plan("ms2.0", operators=Operators(everything=False, marked=True))
+    plan = a_plan("ms2.0", operators=OperatorSelection(everything=False, marked=True))
     pipeline = of_pipeline(running, plan)
     pipeline.recorder.mark(0, frozenset({"conv1.weight", "network-Net/conv2-Conv2d"}))
     wanted = ["conv1.weight", "Gradients/conv1.weight", CONV2, f"Gradients/{CONV2}"]
-    assert all(pipeline.recorder.wants(0, name, Side.OUTPUT) for name in wanted)
-    assert not pipeline.recorder.wants(0, CONV1, Side.OUTPUT)
+    assert all(pipeline.recorder.wants(0, name, TensorSide.OUTPUT) for name in wanted)
+    assert not pipeline.recorder.wants(0, CONV1, TensorSide.OUTPUT)
     pipeline.close()
 
 

@@ -11,30 +11,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump import heads as module
-from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.figure_rows import TensorKind
-from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.layout.layouts import LAYOUTS
-from rankdump.heads import Heads
-from rankdump.values import Observation
+from rankdump._core.record import TensorKey, TensorKind, TensorSide
+from rankdump._core.recorder_protocol import TensorObservation
+from rankdump._frameworks.arrays import ArraySource
+from rankdump._layout.tree_layouts import LAYOUTS
+from rankdump._recorder import record_namer as module
+from rankdump._recorder.record_namer import RecordNamer
 
 
-def observation(array, *, constant: bool = False, **changed) -> Observation:
+def observation(array, *, constant: bool = False, **changed) -> TensorObservation:
     place: dict[str, Any] = {"graph": 2, "op_type": "Add", "op_name": "Default/Add-op0"}
-    place |= {"side": Side.OUTPUT}
+    place |= {"side": TensorSide.OUTPUT}
     place |= {"slot": 1, "argument": "out", "tensor": ArraySource(array), "constant": constant}
-    return Observation(**(place | changed))
+    return TensorObservation(**(place | changed))
 
 
-def kind_of(heads: Heads, seen: Observation) -> TensorKind:
+def kind_of(heads: RecordNamer, seen: TensorObservation) -> TensorKind:
     return heads.kind(seen, seen.tensor)
 
 
 def test_time_stamps_are_unique_and_rise_when_the_clock_does_not():
     """Law: they name files, so a clock that stands still or steps back must not repeat one."""
     times = iter([50, 50, 20, 60])
-    heads = Heads(rank=1, net_name="Net", clock_us=lambda: next(times))
+    heads = RecordNamer(rank=1, net_name="Net", clock_us=lambda: next(times))
     kind = kind_of(heads, observation(np.ones(1)))
     stamps = [heads.stamp(kind, 0), heads.of(kind, iteration=0).key.timestamp_us]
     assert [*stamps, heads.stamp(kind, 0), heads.stamp(kind, 0)] == [50, 51, 52, 60]
@@ -43,7 +42,7 @@ def test_time_stamps_are_unique_and_rise_when_the_clock_does_not():
 def test_tensors_of_one_call_share_the_time_of_the_first_where_the_layout_does():
     """Law: a tensor that was there before begins another call, an iteration begins all anew."""
     times = itertools.count(10)
-    heads = Heads(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS["cann"])
+    heads = RecordNamer(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS["cann"])
     heads.name_model(2, "Lenet")
     first, second = (kind_of(heads, observation(np.ones(1), slot=slot)) for slot in (0, 1))
     other = kind_of(heads, observation(np.ones(1), op_name="Default/Add-op1"))
@@ -56,9 +55,10 @@ def test_tensors_of_one_call_share_the_time_of_the_first_where_the_layout_does()
 def test_a_call_that_is_over_shares_its_time_with_no_other():
     """Law: the next call of a name begins anew, though it may have other tensors than the last."""
     times = itertools.count(10)
-    heads = Heads(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS["cann"])
+    heads = RecordNamer(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS["cann"])
     read, written = (
-        kind_of(heads, observation(np.ones(1), side=side)) for side in (Side.INPUT, Side.OUTPUT)
+        kind_of(heads, observation(np.ones(1), side=side))
+        for side in (TensorSide.INPUT, TensorSide.OUTPUT)
     )
     stamps = [heads.stamp(written, 0)]
     heads.over(2, written.op_name)
@@ -68,7 +68,7 @@ def test_a_call_that_is_over_shares_its_time_with_no_other():
 
 def test_gradients_of_one_backward_share_a_time_however_often_it_is_called_over():
     """Law: which gradient is the last is not always known when it comes."""
-    heads = Heads(
+    heads = RecordNamer(
         rank=0, net_name="", clock_us=itertools.count(10).__next__, layout=LAYOUTS["cann"]
     )
     name = "Gradients/Default/Add-op0"
@@ -82,7 +82,7 @@ def test_gradients_of_one_backward_share_a_time_however_often_it_is_called_over(
 
 def test_a_model_that_is_named_late_has_its_name_from_then_on():
     """Law: no tensor goes under a name that its model no longer has."""
-    heads = Heads(rank=0, net_name="", clock_us=lambda: 7)
+    heads = RecordNamer(rank=0, net_name="", clock_us=lambda: 7)
     seen = observation(np.ones(1))
     assert kind_of(heads, seen).model == heads.model(2) == "Net"
     heads.name_model(2, "Lenet")
@@ -95,7 +95,7 @@ STEPS = st.lists(
         st.sampled_from(["stamp", "stamp", "stamp", "over"]),
         st.integers(0, 1),
         st.sampled_from(["a", "a/b", "Gradients/a", "Recompute/a", "a_To_a"]),
-        st.sampled_from(list(Side)),
+        st.sampled_from(list(TensorSide)),
         st.integers(0, 2),
         st.integers(0, 2),
     ),
@@ -108,7 +108,7 @@ STEPS = st.lists(
 def test_no_two_tensors_have_the_same_place(layout, steps, clock):
     """Law: whatever the clock says and in whichever order calls begin, end and mix."""
     times = iter(clock)
-    heads = Heads(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS[layout])
+    heads = RecordNamer(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS[layout])
     places = []
     for what, graph, name, side, slot, iteration in steps:
         if what == "over":
@@ -122,7 +122,7 @@ def test_no_two_tensors_have_the_same_place(layout, steps, clock):
 
 def test_no_two_tensors_of_several_threads_have_the_same_place():
     """Law: the same for calls that run at once under one name."""
-    heads = Heads(rank=0, net_name="", clock_us=lambda: 7, layout=LAYOUTS["cann"])
+    heads = RecordNamer(rank=0, net_name="", clock_us=lambda: 7, layout=LAYOUTS["cann"])
     kinds = [kind_of(heads, observation(np.ones(1), slot=slot)) for slot in range(3)]
 
     def call(number: int) -> list[tuple[int, int]]:
@@ -137,12 +137,12 @@ def test_no_two_tensors_of_several_threads_have_the_same_place():
 
 @pytest.mark.parametrize("constant", [False, True])
 def test_a_head_says_all_that_is_known(constant):
-    heads = Heads(rank=3, net_name="Net", clock_us=lambda: 7)
+    heads = RecordNamer(rank=3, net_name="Net", clock_us=lambda: 7)
     seen = observation(np.zeros((2, 3), "f2"), constant=constant)
     kind = heads.kind(seen, seen.tensor.head(4))
     head = heads.of(kind, iteration=5, switched_on=True)
     assert head.key == TensorKey(
-        3, "Net", 2, 5, 7, "Add", "Default/Add-op0", Side.OUTPUT, 1, constant=constant
+        3, "Net", 2, 5, 7, "Add", "Default/Add-op0", TensorSide.OUTPUT, 1, constant=constant
     )
     assert (head.kind.dtype, head.kind.shape, head.byte_count) == ("float16", (4,), 8)
     assert (head.kind.argument, head.switched_on) == ("out", True)
@@ -150,7 +150,7 @@ def test_a_head_says_all_that_is_known(constant):
 
 def test_a_tensor_that_looks_the_same_has_the_same_kind():
     """Law: one object as long as nothing of it changes, and another when anything does."""
-    heads = Heads(rank=0, net_name="Net", clock_us=lambda: 7)
+    heads = RecordNamer(rank=0, net_name="Net", clock_us=lambda: 7)
     first = kind_of(heads, observation(np.ones((2, 3), "f4")))
     assert kind_of(heads, observation(np.zeros((2, 3), "f4"))) is first
     others = [
@@ -160,7 +160,7 @@ def test_a_tensor_that_looks_the_same_has_the_same_kind():
         observation(np.ones((2, 3), "f4"), op_type="Sub"),
         observation(np.ones((2, 3), "f4"), constant=True),
         observation(np.ones((2, 3), "f4"), slot=2),
-        observation(np.ones((2, 3), "f4"), side=Side.INPUT),
+        observation(np.ones((2, 3), "f4"), side=TensorSide.INPUT),
         observation(np.ones((2, 3), "f4"), graph=1),
     ]
     kinds = [kind_of(heads, seen) for seen in others]
@@ -177,8 +177,8 @@ def test_a_tensor_that_looks_the_same_has_the_same_kind():
 
 
 def test_names_without_end_are_not_remembered_without_end(monkeypatch):
-    monkeypatch.setattr(module, "_REMEMBERED", 10)
-    heads = Heads(rank=0, net_name="Net", clock_us=lambda: 7)
+    monkeypatch.setattr(module, "_MAX_REMEMBERED_NAMES", 10)
+    heads = RecordNamer(rank=0, net_name="Net", clock_us=lambda: 7)
     kinds = [kind_of(heads, observation(np.ones(1), op_name=f"a{n}")) for n in range(100)]
     assert len(set(kinds)) == 100
     assert len(heads._kinds) <= 10
@@ -186,7 +186,7 @@ def test_names_without_end_are_not_remembered_without_end(monkeypatch):
 
 def test_names_of_an_api_dump_are_not_remembered_at_all():
     """Each call has its own, so that none comes again."""
-    heads = Heads(rank=0, net_name="", clock_us=lambda: 7, layout=LAYOUTS["api-torch"])
+    heads = RecordNamer(rank=0, net_name="", clock_us=lambda: 7, layout=LAYOUTS["api-torch"])
     seen = observation(np.ones((2, 3), "f4"))
     assert kind_of(heads, seen) == kind_of(heads, seen)
     assert not heads._kinds

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.held import Held
+from rankdump._recorder.triggers import DeferredItems
 
 STEPS = st.lists(
     st.tuples(
@@ -20,7 +20,7 @@ STEPS = st.lists(
 @given(steps=STEPS, limit=st.integers(0, 3))
 def test_nothing_is_lost_and_nothing_comes_twice(steps, limit):
     """Law: whatever is held comes back from keep, settle or clear, once, in its order."""
-    held: Held[int] = Held(limit)
+    held: DeferredItems[int] = DeferredItems(limit)
     back: list[int] = []
     for number, (what, name) in enumerate(steps):
         if what == "hold":
@@ -37,7 +37,7 @@ A, B, C = ((0, name) for name in "abc")
 
 
 def test_an_operator_is_kept_until_it_is_over():
-    held: Held[str] = Held()
+    held: DeferredItems[str] = DeferredItems()
     held.hold(A, "input")
     assert not held.keeps(A)
     assert held.keep(A) == ["input"]
@@ -49,7 +49,7 @@ def test_an_operator_is_kept_until_it_is_over():
 @pytest.mark.parametrize(("limit", "kept"), [(0, ["a", "b", "c"]), (1, ["a"]), (2, ["a", "b"])])
 def test_the_limit_counts_operators(limit, kept):
     """Law: keeping one operator again is no further operator; one too many is not kept."""
-    held: Held[str] = Held(limit)
+    held: DeferredItems[str] = DeferredItems(limit)
     for call in (A, B, C):
         held.hold(call, call[1])
         held.keep(call)
@@ -60,7 +60,7 @@ def test_the_limit_counts_operators(limit, kept):
 
 
 def test_operators_that_never_end_are_forgotten(monkeypatch):
-    monkeypatch.setattr("rankdump.held._MAX_OPEN", 2)
-    held: Held[str] = Held()
+    monkeypatch.setattr("rankdump._recorder.triggers._MAX_OPEN_OPERATORS", 2)
+    held: DeferredItems[str] = DeferredItems()
     found = [held.hold((0, name), name) for name in "abcd"]
     assert found == [[], [], ["a"], ["b"]]

@@ -5,43 +5,43 @@ import types
 
 import pytest
 
-from rankdump.contract.errors import ConfigError
-from rankdump.identity import Identity, identify, introduction
+from rankdump._core.rank_identity import RankIdentity, identify_rank, make_session_request
+from rankdump.errors import ConfigError
 
 
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({}, Identity()),
+        ({}, RankIdentity()),
         (
             {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"},
-            Identity(rank=3, world_size=8, device=1),
+            RankIdentity(rank=3, world_size=8, device=1),
         ),
         (
             {"RANK_ID": "5", "RANK_SIZE": "16", "DEVICE_ID": "6"},
-            Identity(rank=5, world_size=16, device=6),
+            RankIdentity(rank=5, world_size=16, device=6),
         ),
-        ({"RANK_ID": "3"}, Identity(rank=3, world_size=4)),
+        ({"RANK_ID": "3"}, RankIdentity(rank=3, world_size=4)),
         (
             {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
-            Identity(rank=1, world_size=2),
+            RankIdentity(rank=1, world_size=2),
         ),
         (
             {"SLURM_PROCID": "7", "SLURM_NTASKS": "9", "SLURM_LOCALID": "2", "SLURM_NNODES": "3"},
-            Identity(rank=7, world_size=9, device=2, spans_hosts=True),
+            RankIdentity(rank=7, world_size=9, device=2, spans_hosts=True),
         ),
         # torchrun inside a Slurm job: the inner launcher wins.
         (
             {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "RANK": "2", "WORLD_SIZE": "4"},
-            Identity(rank=2, world_size=4),
+            RankIdentity(rank=2, world_size=4),
         ),
         # MindSpore compares support_device with DEVICE_ID.
-        ({"DEVICE_ID": "4", "LOCAL_RANK": "0"}, Identity(device=4)),
-        ({"RANK": ""}, Identity()),
+        ({"DEVICE_ID": "4", "LOCAL_RANK": "0"}, RankIdentity(device=4)),
+        ({"RANK": ""}, RankIdentity()),
     ],
 )
 def test_the_first_variable_that_is_set_counts(environ, expected):
-    found = identify({**environ, "RANKDUMP_JOB_ID": "job"}, "/data")
+    found = identify_rank({**environ, "RANKDUMP_JOB_ID": "job"}, "/data")
     assert found == expected
 
 
@@ -54,23 +54,25 @@ def test_torchs_process_group_counts_where_no_variable_does(monkeypatch):
         get_world_size=lambda: 3,
     )
     monkeypatch.setitem(sys.modules, "torch.distributed", group)
-    assert (identify({}, "/data").rank, identify({}, "/data").world_size) == (2, 3)
-    given = identify({"RANK": "1", "WORLD_SIZE": "2"}, "/data")
+    assert (identify_rank({}, "/data").rank, identify_rank({}, "/data").world_size) == (2, 3)
+    given = identify_rank({"RANK": "1", "WORLD_SIZE": "2"}, "/data")
     assert (given.rank, given.world_size) == (1, 2)
     group.is_initialized = lambda: False
-    assert identify({}, "/data").world_size == 1
+    assert identify_rank({}, "/data").world_size == 1
 
 
 @pytest.mark.parametrize("text", ["-1", "1.0", "x", "1e3", " 1", "99999999999"])
 def test_a_variable_that_is_no_number_is_named(text):
     with pytest.raises(ConfigError, match="RANK") as caught:
-        identify({"RANK": text}, "/data")
+        identify_rank({"RANK": text}, "/data")
     assert repr(text) in str(caught.value)
 
 
 def test_every_session_has_a_secret_of_its_own():
     """Long enough not to be guessed, and not shown where a request is."""
-    first, second = (introduction(Identity(), plan_json=b"", config_source=b"") for _ in "ab")
+    first, second = (
+        make_session_request(RankIdentity(), plan_json=b"", config_source=b"") for _ in "ab"
+    )
     assert len(first.secret) == 32
     assert first.secret != second.secret
     assert "secret" not in repr(first)
@@ -79,7 +81,7 @@ def test_every_session_has_a_secret_of_its_own():
 def test_a_folder_named_torch_is_not_torch(monkeypatch):
     """A job without torch may import a package of that name that is only a folder."""
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
-    request = introduction(Identity(), plan_json=b"", config_source=b"")
+    request = make_session_request(RankIdentity(), plan_json=b"", config_source=b"")
     assert (request.framework, request.device_target) == ("numpy", "CPU")
 
 
@@ -90,5 +92,5 @@ def test_mindspore_says_its_version_and_what_it_computes_on(monkeypatch):
     mindspore.get_context = {"device_target": "Ascend"}.get  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, "mindspore", mindspore)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    request = introduction(Identity(), plan_json=b"", config_source=b"")
+    request = make_session_request(RankIdentity(), plan_json=b"", config_source=b"")
     assert (request.framework, request.device_target) == ("mindspore 2.7.0", "Ascend")

@@ -9,32 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from suites.record_heads import head_of
 
-from rankdump.contract.exchange import IterationEnd
-from rankdump.contract.figure_rows import FigureRows, TensorKind
-from rankdump.contract.key import Side, TensorKey
-from rankdump.ship import items as module
-from rankdump.ship.items import Carried, Items, Numbered, tensors_of
-from rankdump.values import Staged
+from rankdump._core.record import StatisticRows, TensorKey, TensorKind, TensorSide
+from rankdump._core.recorder_protocol import StagedRecord
+from rankdump._core.session_protocol import IterationEnd
+from rankdump._transport import frame_queue as module
+from rankdump._transport.frame_queue import FrameQueue, NumberedItem, RecoveredEntry, count_tensors
 
-KEY = TensorKey(0, "Net", 0, 0, 1, "Add", "a", Side.INPUT, 0)
-
-
-KIND = TensorKind(0, "Add", "a", Side.INPUT, 0, "uint8", (1,), 1)
-ROWS = FigureRows(0, (KIND,) * 3, (1, 2, 3), ("1",) * 3)
+KEY = TensorKey(0, "Net", 0, 0, 1, "Add", "a", TensorSide.INPUT, 0)
 
 
-def record() -> Staged:
-    return Staged(head_of(KEY, "uint8", (1,), 1), memoryview(b"x"))
+KIND = TensorKind(0, "Add", "a", TensorSide.INPUT, 0, "uint8", (1,), 1)
+ROWS = StatisticRows(0, (KIND,) * 3, (1, 2, 3), ("1",) * 3)
 
 
-def leave(items: Items) -> int:
+def record() -> StagedRecord:
+    return StagedRecord(head_of(KEY, "uint8", (1,), 1), memoryview(b"x"))
+
+
+def leave(items: FrameQueue) -> int:
     """Let the first item go, as over the stream."""
     each = items.numbered.popleft() if items.numbered else items.pop()
     items.window.append(each)
     return each.sequence
 
 
-def left(items: Items) -> list[Numbered]:
+def left(items: FrameQueue) -> list[NumberedItem]:
     """What has a number, and is in the rank's own memory."""
     return [*items.window, *items.numbered]
 
@@ -50,7 +49,7 @@ steps = st.lists(
 @given(steps=steps)
 def test_the_balance_of_any_course(steps):
     """Law: every tensor comes back exactly once, and what is outstanding is never negative."""
-    items, taken, added = Items(), [], 0
+    items, taken, added = FrameQueue(), [], 0
     for step in steps:
         if step == "record":
             items.add(record())
@@ -75,13 +74,13 @@ def test_the_balance_of_any_course(steps):
             each.sequence for each in items.numbered
         )
         assert items.outstanding >= len(items.waiting) >= 0
-        lost = sum(each.tensors for each in left(items) if isinstance(each.item, Carried))
-        assert items.held_tensors - lost + sum(map(tensors_of, taken)) == added
+        lost = sum(each.tensors for each in left(items) if isinstance(each.item, RecoveredEntry))
+        assert items.held_tensors - lost + sum(map(count_tensors, taken)) == added
         assert items.held_tensors <= items.tensors
     while items.unsent:
         leave(items)
     taken += items.acknowledge(items.last)
-    assert sum(map(tensors_of, taken)) == added
+    assert sum(map(count_tensors, taken)) == added
     assert (items.outstanding, items.tensors) == (0, 0)
 
 
@@ -89,14 +88,14 @@ def test_the_balance_of_any_course(steps):
     ("waiting", "barred"), [(IterationEnd(0, 0), False), (record(), True), (None, False)]
 )
 def test_a_record_overtakes_declarations_only(waiting, barred):
-    items = Items()
+    items = FrameQueue()
     if waiting is not None:
         items.add(waiting)
     assert items.bars_the_way is barred
 
 
 def test_what_has_a_number_is_not_overtaken():
-    items = Items()
+    items = FrameQueue()
     items.add(IterationEnd(0, 0))
     leave(items)
     items.send_again()
@@ -105,7 +104,7 @@ def test_what_has_a_number_is_not_overtaken():
 
 def test_declarations_without_end_are_counted(monkeypatch):
     monkeypatch.setattr(module, "MAX_WAITING_DECLARATIONS", 2)
-    items = Items()
+    items = FrameQueue()
     for _ in range(5):
         items.add(IterationEnd(0, 0))
         items.add(record())
@@ -115,7 +114,7 @@ def test_declarations_without_end_are_counted(monkeypatch):
 
 def test_a_number_that_stands_nowhere_says_what_is_lost():
     """Of what iteration, and how many: once for each number, however often it leaves."""
-    items = Items()
+    items = FrameQueue()
     items.number(1, iteration=7)
     items.add(replace(ROWS, iteration=8))
     items.add(IterationEnd(7, 1))
@@ -125,7 +124,7 @@ def test_a_number_that_stands_nowhere_says_what_is_lost():
     assert items.send_again() == 5
     for _ in range(2):
         lost = [each.item for each in items.numbered]
-        said = [item.frame.lost for item in lost if isinstance(item, Carried)]
+        said = [item.frame.lost for item in lost if isinstance(item, RecoveredEntry)]
         assert [(each.iteration, each.tensors, each.reason) for each in said] == [
             (7, 1, "corrupted"),
             (8, 3, "corrupted"),
@@ -139,19 +138,21 @@ def test_a_number_that_stands_nowhere_says_what_is_lost():
 
 
 def test_what_is_carried_is_not_lost_and_what_is_kept_comes_first():
-    items = Items()
+    items = FrameQueue()
     items.number(1, iteration=7)
     items.add(IterationEnd(7, 1))
     items.keep(items.pop())
-    carried = [Carried(module.blank(n), memoryview(b""), True, 2 - n) for n in (1, 2)]
-    assert items.send_again(Numbered(n, each) for n, each in enumerate(carried, 1)) == 0
+    carried = [
+        RecoveredEntry(module.make_blank_frame(n), memoryview(b""), True, 2 - n) for n in (1, 2)
+    ]
+    assert items.send_again(NumberedItem(n, each) for n, each in enumerate(carried, 1)) == 0
     assert [each.item for each in items.numbered] == [carried[0], IterationEnd(7, 1)]
 
 
 def test_declarations_in_a_slab_are_not_kept_without_end(monkeypatch):
     """What found no room and is damaged leaves as a blank, and is counted."""
     monkeypatch.setattr(module, "MAX_WAITING_DECLARATIONS", 2)
-    items = Items()
+    items = FrameQueue()
     for iteration in range(3):
         items.add(IterationEnd(iteration, 0))
         items.keep(items.pop())
@@ -159,12 +160,12 @@ def test_declarations_in_a_slab_are_not_kept_without_end(monkeypatch):
     assert items.lost_declarations == 1
     *kept, blank = (each.item for each in items.numbered)
     assert kept == [IterationEnd(0, 0), IterationEnd(1, 0)]
-    assert isinstance(blank, Carried)
-    assert blank.frame == module.blank(3)
+    assert isinstance(blank, RecoveredEntry)
+    assert blank.frame == module.make_blank_frame(3)
 
 
 def test_an_answer_to_what_was_never_sent_takes_nothing():
-    items = Items()
+    items = FrameQueue()
     items.add(record())
     assert items.acknowledge(9) == []
     assert items.outstanding == 1

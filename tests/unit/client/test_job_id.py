@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rankdump.job_id import Launcher, job_id_of, launcher_of, spans_hosts
+from rankdump._core.rank_identity import JobLauncher, derive_job_id, find_launcher, is_multi_host
 
 TORCHRUN = {
     "RANK": "3",
@@ -19,12 +19,12 @@ TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
 }
 ON_TWO_HOSTS = {**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}
-LAUNCHER = Launcher(4711, 1234, "boot")
+LAUNCHER = JobLauncher(4711, 1234, "boot")
 
 
 def named(environ: dict[str, str], **about: object) -> str:
     given = {"world_size": 4, "tree": "/data/a", "launcher": LAUNCHER, "host": "node7.cluster"}
-    return job_id_of(environ, **(given | about))  # pyright: ignore[reportArgumentType]
+    return derive_job_id(environ, **(given | about))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_plain_torchrun_on_one_host_is_known_by_its_launcher():
     assert one == named({**TORCHRUN, "RANK": "0"})
     others = [
         named(TORCHRUN, tree="/data/b"),
-        named(TORCHRUN, launcher=Launcher(4712, 1234, "boot")),
-        named(TORCHRUN, launcher=Launcher(4711, 9999, "boot")),
-        named(TORCHRUN, launcher=Launcher(4711, 1234, "after a reboot")),
+        named(TORCHRUN, launcher=JobLauncher(4712, 1234, "boot")),
+        named(TORCHRUN, launcher=JobLauncher(4711, 9999, "boot")),
+        named(TORCHRUN, launcher=JobLauncher(4711, 1234, "after a reboot")),
     ]
     assert len({one, *others}) == 5
 
@@ -62,7 +62,7 @@ def test_plain_torchrun_on_several_hosts_is_known_by_its_master():
     """Each host has a launcher of its own, so only what all ranks know is in the id."""
     one = named(ON_TWO_HOSTS)
     assert one.startswith("node7-29500-")
-    assert one == named(ON_TWO_HOSTS, launcher=Launcher(1, 2), host="node8")
+    assert one == named(ON_TWO_HOSTS, launcher=JobLauncher(1, 2), host="node8")
     assert one != named({**ON_TWO_HOSTS, "MASTER_PORT": "29501"})
     assert one != named(ON_TWO_HOSTS, tree="/data/b")
 
@@ -87,12 +87,12 @@ def test_plain_torchrun_on_several_hosts_is_known_by_its_master():
     ],
 )
 def test_whether_a_job_spans_hosts(environ, size, expected):
-    assert spans_hosts(environ, world_size=size) is expected
+    assert is_multi_host(environ, world_size=size) is expected
 
 
 SHOW = """
 import os
-from rankdump.job_id import launcher_of
+from rankdump._core.rank_identity import launcher_of
 print(launcher_of(os.environ, world_size=2).pid)
 """
 
@@ -114,7 +114,7 @@ def test_a_wrapper_of_a_rank_is_not_its_launcher(wrapper):
 
 
 def test_a_process_that_is_alone_is_its_own_job():
-    assert launcher_of({"RANK": "0"}, world_size=1).pid == os.getpid()
-    assert launcher_of({}, world_size=4).pid == os.getppid()
+    assert find_launcher({"RANK": "0"}, world_size=1).pid == os.getpid()
+    assert find_launcher({}, world_size=4).pid == os.getppid()
     # A torchrun of one rank may start that again.
-    assert launcher_of(TORCHRUN, world_size=1).pid == os.getppid()
+    assert find_launcher(TORCHRUN, world_size=1).pid == os.getppid()

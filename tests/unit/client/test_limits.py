@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import rankdump
-from rankdump.contract.timeouts import GroupTimeout, Timeouts
-from rankdump.identity import limits_in
-from rankdump.pipeline.limits import Limits
-from rankdump.wire.convert import timeouts_from_wire
+from rankdump._core.rank_identity import read_timeout_variables
+from rankdump._core.timeouts import GroupTimeout, RankTimeouts
+from rankdump._recorder.metadata_sender import TimeoutReporter
+from rankdump._wire.session_messages import timeouts_from_wire
 
 from .conftest import Running, bodies, plan
 
@@ -23,14 +23,14 @@ def started(running: Running, tmp_path, **environ: str) -> rankdump.Session:
     return rankdump.Session(plan(tmp_path), agent=running.address, environ=environ)
 
 
-def declared(running: Running) -> list[Timeouts]:
+def declared(running: Running) -> list[RankTimeouts]:
     return [timeouts_from_wire(message) for message in bodies(running, "timeouts")]
 
 
 def test_what_the_environment_says_is_declared_at_the_start(running, tmp_path):
     environ = {"HCCL_EXEC_TIMEOUT": "1800", "HCCL_CONNECT_TIMEOUT": "", "HOME": "/root"}
     started(running, tmp_path, **environ).close()
-    assert declared(running) == [Timeouts({"HCCL_EXEC_TIMEOUT": "1800"})]
+    assert declared(running) == [RankTimeouts({"HCCL_EXEC_TIMEOUT": "1800"})]
     assert running.agent.frames[0].WhichOneof("body") == "timeouts"
 
 
@@ -41,7 +41,9 @@ def test_without_any_limit_nothing_is_declared(running, tmp_path):
 
 
 def test_a_variable_that_is_no_text_is_told_all_the_same():
-    found = limits_in({"HCCL_EXEC_TIMEOUT": "\udcff", "HCCL_EVENT_TIMEOUT": "9" * 10_000})
+    found = read_timeout_variables(
+        {"HCCL_EXEC_TIMEOUT": "\udcff", "HCCL_EVENT_TIMEOUT": "9" * 10_000}
+    )
     assert found["HCCL_EXEC_TIMEOUT"] == "?"
     assert len(found["HCCL_EVENT_TIMEOUT"]) == 256
 
@@ -56,15 +58,15 @@ def test_a_limit_of_the_script_and_a_group_in_use_are_declared_with_all_there_is
             pipeline.recorder.limited(GLOO)
     variables = {"HCCL_EXEC_TIMEOUT": "68"}
     assert declared(running) == [
-        Timeouts(variables),
-        Timeouts(variables, limits={"hccl_timeout": 600.0}),
-        Timeouts(variables, (GLOO,), {"hccl_timeout": 600.0}),
+        RankTimeouts(variables),
+        RankTimeouts(variables, limits={"hccl_timeout": 600.0}),
+        RankTimeouts(variables, (GLOO,), {"hccl_timeout": 600.0}),
     ]
 
 
 def test_a_group_that_is_made_anew_takes_the_place_of_the_old():
-    said: list[Timeouts] = []
-    limits = Limits({}, said.append, pytest.fail)
+    said: list[RankTimeouts] = []
+    limits = TimeoutReporter({}, said.append, pytest.fail)
     limits.start()
     limits.group(GLOO)
     limits.group(GroupTimeout("0", "nccl", 1))

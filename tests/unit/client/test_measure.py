@@ -9,14 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump import measure as module
-from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.figure_rows import MAX_ROWS, FigureRows, TensorKind
-from rankdump.contract.key import Side
-from rankdump.measure import MAX_WAITING, SMALL_BYTES, Batch, Figures, Measure, Row, Unread
-from rankdump.values import Deferred, Standing
+from rankdump._core.record import MAX_FRAME_ROWS, StatisticRows, TensorKind, TensorSide
+from rankdump._core.recorder_protocol import DeferredStatistics, TensorVersion
+from rankdump._frameworks.arrays import ArraySource
+from rankdump._recorder import tensor_statistics as module
+from rankdump._recorder.tensor_statistics import (
+    MAX_WAITING_ROWS,
+    SMALL_TENSOR_BYTES,
+    RowBatch,
+    StatisticsCalculator,
+    StatisticsResult,
+    TensorStatisticsRow,
+    UnreadRow,
+)
 
-KIND = TensorKind(0, "Add", "a", Side.OUTPUT, 0, "float32", (2, 3), 24)
+KIND = TensorKind(0, "Add", "a", TensorSide.OUTPUT, 0, "float32", (2, 3), 24)
 # The Add of the tutorial (mindspore-dump.md 3.4).
 INPUT = np.arange(1, 7, dtype="f4").reshape(2, 3)
 
@@ -29,7 +36,7 @@ class Promise:
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def read(self, others: Sequence[Deferred]) -> list[tuple[str, ...]]:
+    def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
         type(self).asked.append(len(others))
         return [(each.text,) for each in others if isinstance(each, Promise)]
 
@@ -39,7 +46,7 @@ class Another(Promise):
 
 
 class Broken(Promise):
-    def read(self, others: Sequence[Deferred]) -> list[tuple[str, ...]]:
+    def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
         raise RuntimeError("device lost")
 
 
@@ -53,20 +60,22 @@ def nothing_asked():
     Promise.asked, Another.asked = [], []
 
 
-def measure(*, on_device: bool = False) -> Measure:
-    return Measure(items=("max", "min", "l2norm"), on_device=on_device, precision="low")
+def measure(*, on_device: bool = False) -> StatisticsCalculator:
+    return StatisticsCalculator(
+        items=("max", "min", "l2norm"), on_device=on_device, precision="low"
+    )
 
 
-def row(figures: Figures, number: int = 0, **changed) -> Row:
-    return Row(KIND, number, figures, 0)._replace(**changed)
+def row(figures: StatisticsResult, number: int = 0, **changed) -> TensorStatisticsRow:
+    return TensorStatisticsRow(KIND, number, figures, 0)._replace(**changed)
 
 
-def texts(batch: Batch, the_measure: Measure) -> list[str]:
+def texts(batch: RowBatch, the_measure: StatisticsCalculator) -> list[str]:
     frames = list(batch.read(the_measure))
-    return [text for frame in frames if isinstance(frame, FigureRows) for text in frame.figures]
+    return [text for frame in frames if isinstance(frame, StatisticRows) for text in frame.figures]
 
 
-LARGE = np.arange(SMALL_BYTES, dtype="f4")
+LARGE = np.arange(SMALL_TENSOR_BYTES, dtype="f4")
 
 
 @pytest.mark.parametrize("on_device", [True, False])
@@ -75,27 +84,27 @@ def test_a_large_tensor_of_the_host_is_measured_at_once(on_device: bool, turned:
     array = LARGE.reshape(2, -1).T if turned else LARGE
     norm = f"{np.linalg.norm(LARGE.astype('f8')):g}"
     taken = measure(on_device=on_device).take(ArraySource(array))
-    assert taken == f"{SMALL_BYTES - 1:g},0,{norm}"
+    assert taken == f"{SMALL_TENSOR_BYTES - 1:g},0,{norm}"
 
 
 @pytest.mark.parametrize("on_device", [True, False])
 @pytest.mark.parametrize("turned", [True, False], ids=["turned", "packed"])
 def test_a_small_tensor_has_the_figures_of_the_moment_it_was_taken(on_device, turned):
     """Law: what the job writes later changes nothing, though figures are computed then."""
-    array, batch, the_measure = INPUT.copy(), Batch(), measure(on_device=on_device)
+    array, batch, the_measure = INPUT.copy(), RowBatch(), measure(on_device=on_device)
     batch.add(row(the_measure.take(ArraySource(array.T if turned else array))))
     array[:] = 0
     assert texts(batch, the_measure) == ["6,1,9.53939"]
 
 
 def test_small_tensors_of_several_types_keep_their_order():
-    batch, the_measure = Batch(), measure()
+    batch, the_measure = RowBatch(), measure()
     arrays = [np.array([n, -n], kind) for n, kind in enumerate(["f4", "i8", "f4", "f2", "i8"])]
     for array in arrays:
         kind = KIND._replace(dtype=array.dtype.name)
         batch.add(row(the_measure.take(ArraySource(array)), kind=kind))
     (frame,) = batch.read(the_measure)
-    assert isinstance(frame, FigureRows)
+    assert isinstance(frame, StatisticRows)
     assert [kind.dtype for kind in frame.kinds] == [array.dtype.name for array in arrays]
     assert [text.split(",")[:2] for text in frame.figures] == [
         [f"{array.max():g}", f"{array.min():g}"] for array in arrays
@@ -104,21 +113,23 @@ def test_small_tensors_of_several_types_keep_their_order():
 
 def test_a_batch_says_when_it_should_be_read():
     """Law: a loop without steps is not waited for."""
-    batch = Batch()
-    assert [batch.add(row("1")) for _ in range(MAX_WAITING)] == [False] * (MAX_WAITING - 1) + [True]
-    assert len(texts(batch, measure())) == MAX_WAITING
+    batch = RowBatch()
+    assert [batch.add(row("1")) for _ in range(MAX_WAITING_ROWS)] == [False] * (
+        MAX_WAITING_ROWS - 1
+    ) + [True]
+    assert len(texts(batch, measure())) == MAX_WAITING_ROWS
     assert not batch.add(row("1"))
 
 
 def test_copies_that_wait_do_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr(module, "MAX_WAITING_BYTES", 100)
-    batch = Batch()
+    batch = RowBatch()
     assert [batch.add(row(b"x" * 40)) for _ in range(3)] == [False, False, True]
 
 
 def test_a_tensor_of_a_device_is_measured_there_if_the_plan_says_so():
     there = measure(on_device=True)
-    batch = Batch()
+    batch = RowBatch()
     batch.add(row(there.take(OnDevice(INPUT))))
     assert texts(batch, there) == ["low max min l2norm"]
     assert measure().take(OnDevice(INPUT)) == INPUT.tobytes()
@@ -126,51 +137,57 @@ def test_a_tensor_of_a_device_is_measured_there_if_the_plan_says_so():
 
 def test_a_step_is_read_back_at_once_and_in_order():
     """Law: one read for each kind of device, and the rows stay in their order."""
-    batch = Batch()
+    batch = RowBatch()
     kinds = [Promise, Another, Promise, Promise, Another]
     for number, kind in enumerate(kinds):
         batch.add(row(kind(str(number)), number))
     batch.add(row("known", 5))
     assert (Promise.asked, Another.asked) == ([], [])
     assert list(batch.read(measure())) == [
-        FigureRows(0, (KIND,) * 6, tuple(range(6)), ("0", "1", "2", "3", "4", "known"))
+        StatisticRows(0, (KIND,) * 6, tuple(range(6)), ("0", "1", "2", "3", "4", "known"))
     ]
     assert (Promise.asked, Another.asked) == ([3], [2])
     assert list(batch.read(measure())) == []
 
 
 def test_a_device_that_fails_loses_its_own_figures_alone():
-    batch = Batch()
+    batch = RowBatch()
     for number, promise in enumerate((Promise("a"), Broken("b"), Another("c"))):
         batch.add(row(promise, number))
     assert list(batch.read(measure())) == [
-        Unread(0, "a"),
-        FigureRows(0, (KIND, KIND), (0, 2), ("a", "c")),
+        UnreadRow(0, "a"),
+        StatisticRows(0, (KIND, KIND), (0, 2), ("a", "c")),
     ]
 
 
 marks = st.tuples(st.integers(0, 1), st.booleans(), st.booleans())
 
 
-@given(st.lists(st.tuples(marks, st.sampled_from([1, 2, MAX_ROWS - 1, MAX_ROWS])), max_size=6))
+@given(
+    st.lists(
+        st.tuples(marks, st.sampled_from([1, 2, MAX_FRAME_ROWS - 1, MAX_FRAME_ROWS])), max_size=6
+    )
+)
 def test_frames_hold_what_belongs_together_and_no_more_than_fits(runs):
     """Law: each row once, in order, in a frame of its own iteration and fate, split when full."""
-    batch, added = Batch(1 << 30), []
+    batch, added = RowBatch(1 << 30), []
     for mark, count in runs:
         for _ in range(count):
             iteration, switched_on, degraded = mark
             stamp = len(added)
             added.append((mark, stamp))
-            batch.add(Row(KIND, stamp, str(stamp), iteration, switched_on, degraded))
+            batch.add(
+                TensorStatisticsRow(KIND, stamp, str(stamp), iteration, switched_on, degraded)
+            )
     found, frames = [], list(batch.read(measure()))
     for frame in frames:
-        assert isinstance(frame, FigureRows)
-        assert 0 < len(frame) <= MAX_ROWS
+        assert isinstance(frame, StatisticRows)
+        assert 0 < len(frame) <= MAX_FRAME_ROWS
         assert frame.figures == tuple(map(str, frame.timestamps_us))
         mark = frame.iteration, frame.switched_on, frame.degraded
         found += [(mark, stamp) for stamp in frame.timestamps_us]
     assert found == added
-    assert len(frames) <= len(runs) + len(added) // MAX_ROWS
+    assert len(frames) <= len(runs) + len(added) // MAX_FRAME_ROWS
 
 
 class Untouchable(ArraySource):
@@ -189,22 +206,24 @@ class Untouchable(ArraySource):
 @pytest.mark.parametrize("on_device", [True, False])
 def test_without_figures_no_element_is_read(on_device: bool):
     """Rows of a plan that wants none are empty texts, for every type."""
-    none = Measure(items=(), on_device=on_device, precision="high")
+    none = StatisticsCalculator(items=(), on_device=on_device, precision="high")
     assert none.can("complex64")
     assert not measure().can("complex64")
-    for size in (1, SMALL_BYTES):
+    for size in (1, SMALL_TENSOR_BYTES):
         assert none.take(Untouchable(np.zeros(size))) == ""
-    batch = Batch()
+    batch = RowBatch()
     batch.add(row(""))
     assert texts(batch, none) == [""]
 
 
-@pytest.mark.parametrize("size", [3, SMALL_BYTES])
+@pytest.mark.parametrize("size", [3, SMALL_TENSOR_BYTES])
 def test_exact_figures_have_all_digits(size: int):
     """Of a small tensor, measured with others, and of a large one."""
-    exact = Measure(items=("max", "avg"), on_device=False, precision="high", exact=True)
+    exact = StatisticsCalculator(
+        items=("max", "avg"), on_device=False, precision="high", exact=True
+    )
     values = np.linspace(0.1, 0.7, size)
-    batch = Batch()
+    batch = RowBatch()
     batch.add(row(exact.take(ArraySource(values)), kind=KIND._replace(dtype="float64")))
     ((maximum, mean),) = [text.split(",") for text in texts(batch, exact)]
     assert float(maximum) == values.max()
@@ -222,9 +241,9 @@ class Counted(ArraySource):
         self, array: np.ndarray, thing: object, changes: int, owner: object | None = None
     ) -> None:
         super().__init__(array)
-        self._standing = Standing(thing, changes, owner or thing)
+        self._standing = TensorVersion(thing, changes, owner or thing)
 
-    def standing(self) -> Standing:
+    def standing(self) -> TensorVersion:
         return self._standing
 
 
@@ -232,17 +251,17 @@ class Counted(ArraySource):
 def measured(monkeypatch) -> list[str]:
     """The types of the tensors that were measured."""
     found: list[str] = []
-    real = module.text_of
+    real = module.compute_statistic_row
 
     def noted(items, dtype, data, **how):
         found.append(dtype)
         return real(items, dtype, data, **how)
 
-    monkeypatch.setattr(module, "text_of", noted)
+    monkeypatch.setattr(module, "compute_statistic_row", noted)
     return found
 
 
-MANY = SMALL_BYTES // 4 + 100
+MANY = SMALL_TENSOR_BYTES // 4 + 100
 
 
 def test_what_one_wrote_the_next_reads_without_measuring(measured: list[str]):
@@ -298,7 +317,7 @@ def test_what_is_gone_is_forgotten(measured: list[str]):
 
 def test_a_digest_is_of_elements_in_their_order():
     array = np.arange(MANY * 2, dtype="f4").reshape(2, -1)
-    digests = Measure(items=("md5",), on_device=False, precision="high")
+    digests = StatisticsCalculator(items=("md5",), on_device=False, precision="high")
     assert digests.take(ArraySource(array.T)) == digests.take(ArraySource(array.T.copy()))
     assert digests.take(ArraySource(array.T)) != digests.take(ArraySource(array))
 

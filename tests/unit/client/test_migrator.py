@@ -12,17 +12,17 @@ import pytest
 
 import rankdump
 from rankdump import migrator
-from rankdump.adapters.api_calls import ApiOptions, CallNumbers
-from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.errors import UnavailableError
-from rankdump.contract.key import Side
-from rankdump.contract.layout.api_name import ApiCall
-from rankdump.contract.plan_json import plan_from_json
-from rankdump.migrator.dumping import Dumping
-from rankdump.migrator.request import Request, Setting
-from rankdump.session import default
-from rankdump.session.agent import AgentFinder
-from rankdump.values import Observation, Recorder
+from rankdump._compat.api_dump import ApiDumpController
+from rankdump._compat.dump_request import ApiDumpRequest, ApiDumpSetting
+from rankdump._core.plan import plan_from_json
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import Recorder, TensorObservation
+from rankdump._frameworks.api_calls import ApiCallCounter, ApiOptions
+from rankdump._frameworks.arrays import ArraySource
+from rankdump._layout.api_tree import ApiCall
+from rankdump._session import default_session
+from rankdump._session.agent_finder import AgentFinder
+from rankdump.errors import UnavailableError
 
 from .conftest import Running, bodies
 
@@ -31,7 +31,7 @@ class Hook:
     """Counts calls, and hands over a tensor for each of them in scope."""
 
     def __init__(self, recorder: Recorder, options: ApiOptions) -> None:
-        self.numbers = CallNumbers()
+        self.numbers = ApiCallCounter()
         self.begun: list[tuple[int, bool]] = []
         self.detached = False
         self.record_with(recorder, options)
@@ -52,7 +52,9 @@ class Hook:
         if self.recorder.armed and self.options.scope(call):
             source = ArraySource(np.ones(2, np.float32))
             self.recorder.observe(
-                Observation(0, call.op_type, call.name, Side.OUTPUT, 0, "output", source)
+                TensorObservation(
+                    0, call.op_type, call.name, TensorSide.OUTPUT, 0, "output", source
+                )
             )
 
 
@@ -107,25 +109,25 @@ def framework() -> Framework:
     return Framework()
 
 
-Begin = Callable[..., Dumping]
+Begin = Callable[..., ApiDumpController]
 
 
 @pytest.fixture
 def begun(running: Running, framework: Framework, tmp_path: Path) -> Iterator[Begin]:
     """Makes dumps that were set up, which go to a fake agent."""
-    made: list[Dumping] = []
+    made: list[ApiDumpController] = []
 
-    def begin(**setting: Any) -> Dumping:
+    def begin(**setting: Any) -> ApiDumpController:
         environ = {"RANKDUMP_AGENT": running.address}
-        dumping = Dumping(environ, framework_of=lambda net: framework)
-        dumping.init(Net(), Setting(str(tmp_path / "dump"), **setting))
+        dumping = ApiDumpController(environ, framework_of=lambda net: framework)
+        dumping.init(Net(), ApiDumpSetting(str(tmp_path / "dump"), **setting))
         made.append(dumping)
         return dumping
 
     yield begin
     for each in made:
         each.stop()
-    default.also_step(lambda number: None)
+    default_session.set_step_listener(lambda number: None)
 
 
 def sent(running: Running) -> list[tuple[int, str]]:
@@ -135,7 +137,7 @@ def sent(running: Running) -> list[tuple[int, str]]:
 def test_a_dump_of_two_steps(begun: Begin, framework: Framework, running: Running, caplog):
     """Everything since the start is with the agent when the stop returns, by steps."""
     dumping = begun()
-    dumping.start(Request())
+    dumping.start(ApiDumpRequest())
     framework.train()
     framework.train("Conv2d", "ReLU")
     dumping.stop()
@@ -156,11 +158,11 @@ def test_calls_and_steps_count_while_nothing_is_dumped(begun: Begin, framework, 
     dumping = begun()
     framework.train()
     framework.train()
-    dumping.start(Request())
+    dumping.start(ApiDumpRequest())
     framework.train()
     dumping.stop()
     framework.train()
-    dumping.start(Request())
+    dumping.start(ApiDumpRequest())
     framework.train()
     dumping.stop()
     assert sent(running) == [(2, "NN_Conv2d_2_forward"), (4, "NN_Conv2d_4_forward")]
@@ -171,9 +173,9 @@ def test_calls_and_steps_count_while_nothing_is_dumped(begun: Begin, framework, 
 
 def test_other_parameters_take_effect_at_the_next_start(begun: Begin, framework, running):
     dumping = begun(release="1.0.18")
-    dumping.start(Request(mode="list", scope=("NN_ReLU_0", "NN_ReLU_9")))
+    dumping.start(ApiDumpRequest(mode="list", scope=("NN_ReLU_0", "NN_ReLU_9")))
     framework.train("Conv2d", "ReLU")
-    dumping.start(Request(dump_type="statistics", statistic_category=("avg",)))
+    dumping.start(ApiDumpRequest(dump_type="statistics", statistic_category=("avg",)))
     framework.train()
     dumping.stop()
     assert sent(running) == [(0, "NN_ReLU_0_forward")]
@@ -184,7 +186,7 @@ def test_other_parameters_take_effect_at_the_next_start(begun: Begin, framework,
 
 def test_a_range_goes_on_in_the_next_window(begun: Begin, framework, running):
     """What was met once is not met again by another start with the same parameters."""
-    dumping, request = begun(), Request(mode="range", scope=("NN_Conv2d_0", "NN_Conv2d_1"))
+    dumping, request = begun(), ApiDumpRequest(mode="range", scope=("NN_Conv2d_0", "NN_Conv2d_1"))
     for _ in range(2):
         dumping.start(request)
         framework.train("Conv2d", "Conv2d")
@@ -195,9 +197,15 @@ def test_a_range_goes_on_in_the_next_window(begun: Begin, framework, running):
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (Request(mode="list", scope=("NN_ReLU_7",)), ["no call NN_ReLU_7", "no call is in scope"]),
-        (Request(mode="range", scope=("NN_Conv2d_0", "NN_x_1")), ["NN_x_1 did not come"]),
-        (Request(mode="api_list", scope=("gelu",)), ["contains 'gelu'", "no call is in scope"]),
+        (
+            ApiDumpRequest(mode="list", scope=("NN_ReLU_7",)),
+            ["no call NN_ReLU_7", "no call is in scope"],
+        ),
+        (ApiDumpRequest(mode="range", scope=("NN_Conv2d_0", "NN_x_1")), ["NN_x_1 did not come"]),
+        (
+            ApiDumpRequest(mode="api_list", scope=("gelu",)),
+            ["contains 'gelu'", "no call is in scope"],
+        ),
     ],
 )
 def test_what_never_came_is_said_at_the_stop(begun, framework, caplog, request_, words):
@@ -211,7 +219,7 @@ def test_what_never_came_is_said_at_the_stop(begun, framework, caplog, request_,
 def test_a_script_that_counts_steps_itself(begun: Begin, framework, running):
     """`rankdump.step` takes the place of what is seen of calls and optimizers."""
     dumping = begun()
-    dumping.start(Request())
+    dumping.start(ApiDumpRequest())
     for number in (10, 20):
         rankdump.step(number)
         framework.train()
@@ -227,25 +235,25 @@ def test_an_earlier_dump_is_removed_once(begun: Begin, framework, tmp_path):
     old.write_text("old")
     dumping = begun()
     assert old.exists()
-    dumping.start(Request())
+    dumping.start(ApiDumpRequest())
     assert not old.exists()
     dumping.stop()
     old.parent.mkdir()
     old.write_text("of the window before")
-    dumping.start(Request())
+    dumping.start(ApiDumpRequest())
     assert old.exists()
 
 
 def test_another_init_leaves_the_model_before(begun: Begin, framework, running, tmp_path):
     dumping = begun()
-    dumping.start(Request())
+    dumping.start(ApiDumpRequest())
     framework.train()
-    dumping.init(Net(), Setting(str(tmp_path / "other"), compare_statedict=True))
+    dumping.init(Net(), ApiDumpSetting(str(tmp_path / "other"), compare_statedict=True))
     assert framework.hooks[0].detached
     assert framework.removed == 1
     assert framework.saved == [tmp_path / "other/rank0"]
     assert sent(running) == [(0, "NN_Conv2d_0_forward")]
-    dumping.start(Request())
+    dumping.start(ApiDumpRequest())
     framework.train()
     dumping.stop()
     assert sent(running)[1:] == [(0, "NN_Conv2d_0_forward")]
@@ -263,9 +271,9 @@ def test_no_agent_is_said_with_what_was_not_dumped(framework, tmp_path, caplog):
         raise UnavailableError("click is not installed")
 
     agents = AgentFinder(refuse, lambda address: "no agent runs on this host")
-    dumping = Dumping({}, agents, framework_of=lambda net: framework)
-    dumping.init(Net(), Setting(str(tmp_path)))
-    dumping.start(Request())
+    dumping = ApiDumpController({}, agents, framework_of=lambda net: framework)
+    dumping.init(Net(), ApiDumpSetting(str(tmp_path)))
+    dumping.start(ApiDumpRequest())
     framework.train()
     framework.train()
     dumping.stop()
@@ -285,20 +293,20 @@ def test_our_own_failure_does_not_reach_the_script(framework, tmp_path, caplog):
         raise ZeroDivisionError
 
     framework.without_dropout = fail
-    dumping = Dumping({}, framework_of=lambda net: framework)
-    dumping.init(Net(), Setting(str(tmp_path)))
+    dumping = ApiDumpController({}, framework_of=lambda net: framework)
+    dumping.init(Net(), ApiDumpSetting(str(tmp_path)))
     assert "internal error" in caplog.text
 
 
 @pytest.mark.parametrize("call", [migrator.api_dump_start, migrator.api_dump_stop])
 def test_before_init_is_an_error_of_the_script(call, monkeypatch):
-    monkeypatch.setattr(migrator, "_process", Dumping({}))
+    monkeypatch.setattr(migrator, "_process", ApiDumpController({}))
     with pytest.raises(RuntimeError, match="api_dump_init was not called"):
         call()
 
 
 def test_what_init_does_not_take(monkeypatch):
-    monkeypatch.setattr(migrator, "_process", Dumping({}))
+    monkeypatch.setattr(migrator, "_process", ApiDumpController({}))
     with pytest.raises(TypeError, match=r"net .* is not allowed; allowed: torch.nn.Module"):
         migrator.api_dump_init(object())
     with pytest.raises(TypeError, match="int"):

@@ -7,24 +7,30 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.layout.api_name import ApiCall, call_of
-from rankdump.contract.plan_json import plan_from_json, plan_to_json
-from rankdump.migrator.clearing import clear
-from rankdump.migrator.request import Request, Setting, checked_setting, plan_of, request_of
-from rankdump.migrator.scopes import scope_of
-from rankdump.migrator.steps import Steps
+from rankdump._compat.api_dump import StepCounter
+from rankdump._compat.dump_files import clear_rank_folder
+from rankdump._compat.dump_request import (
+    ApiDumpRequest,
+    ApiDumpSetting,
+    check_setting,
+    make_call_scope,
+    make_dump_plan,
+    make_dump_request,
+)
+from rankdump._core.plan import plan_from_json, plan_to_json
+from rankdump._layout.api_tree import ApiCall, parse_call_name
 
-SETTING = Setting("/data/dump")
+SETTING = ApiDumpSetting("/data/dump")
 RUN = ["LAYER_stem", "NN_Conv2d_0", "Functional_relu_0", "Torch_matmul_0", "NN_Conv2d_1"]
 
 
 def asked(mode: object = "all", scope: object = None, dump_type: object = "all", **more: object):
     given = {"filter_data": True, "filter_stack": True, "statistic_category": None} | more
-    return request_of(mode, scope, dump_type, **given)
+    return make_dump_request(mode, scope, dump_type, **given)
 
 
 def calls(stems: Sequence[str]) -> list[ApiCall]:
-    found = [call_of(f"{stem}_forward") for stem in stems]
+    found = [parse_call_name(f"{stem}_forward") for stem in stems]
     assert None not in found
     return [call for call in found if call is not None]
 
@@ -45,7 +51,7 @@ def calls(stems: Sequence[str]) -> list[ApiCall]:
 )
 def test_scopes(mode: str, scope: tuple[str, ...], kept: list[str], missing: list[str]):
     """Each mode selects what its name says, and says what never came."""
-    asked_for = scope_of(mode, scope)
+    asked_for = make_call_scope(mode, scope)
     assert [call.stem for call in calls(RUN) if asked_for.holds(call)] == kept
     said = asked_for.missing()
     assert len(said) == len(missing)
@@ -54,7 +60,7 @@ def test_scopes(mode: str, scope: tuple[str, ...], kept: list[str], missing: lis
 
 def test_a_range_is_met_once():
     """What follows its end is left out, also when its begin comes again."""
-    scope = scope_of("range", ("NN_Conv2d_0", "Torch_matmul_0"))
+    scope = make_call_scope("range", ("NN_Conv2d_0", "Torch_matmul_0"))
     assert [c.stem for c in calls(RUN * 2) if scope.holds(c)] == RUN[1:4]
 
 
@@ -88,12 +94,12 @@ def test_what_is_not_allowed(given: dict[str, object], error: type[Exception], w
 
 
 def test_settings_are_checked():
-    assert checked_setting(SETTING) is SETTING
-    for wrong in (Setting("/d", codec="rar"), Setting("/d", release="1.0.12")):
+    assert check_setting(SETTING) is SETTING
+    for wrong in (ApiDumpSetting("/d", codec="rar"), ApiDumpSetting("/d", release="1.0.12")):
         with pytest.raises(ValueError, match="is not allowed"):
-            checked_setting(wrong)
+            check_setting(wrong)
     with pytest.raises(TypeError, match="retain_backward: 1"):
-        checked_setting(Setting("/d", retain_backward=1))  # pyright: ignore[reportArgumentType]
+        check_setting(ApiDumpSetting("/d", retain_backward=1))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +113,7 @@ def test_settings_are_checked():
 )
 def test_plans(dump_type: str, saved: str, figures: tuple[str, ...]):
     """Each dump type keeps what its name says, in the tree of the framework."""
-    plan = plan_of(SETTING, asked(dump_type=dump_type), "torch")
+    plan = make_dump_plan(SETTING, asked(dump_type=dump_type), "torch")
     assert (plan.output.root, plan.output.layout) == ("/data/dump", "api-torch")
     assert (plan.output.file_mode, plan.output.folder_mode) == (0o400, 0o700)
     assert (plan.output.codec, plan.dialect) == ("none", "api_dump")
@@ -117,13 +123,19 @@ def test_plans(dump_type: str, saved: str, figures: tuple[str, ...]):
 
 def test_the_last_release_has_other_figures():
     """1.0.18 computes no mean unless it is asked to; 1.0.17 cannot be asked."""
-    last = Setting("/data/dump", release="1.0.18")
-    assert plan_of(last, Request(), "mindspore").output.layout == "api-mindspore-1.0.18"
-    assert plan_of(last, Request(), "torch").content.statistics == ("max", "min", "l2norm")
+    last = ApiDumpSetting("/data/dump", release="1.0.18")
+    assert (
+        make_dump_plan(last, ApiDumpRequest(), "mindspore").output.layout == "api-mindspore-1.0.18"
+    )
+    assert make_dump_plan(last, ApiDumpRequest(), "torch").content.statistics == (
+        "max",
+        "min",
+        "l2norm",
+    )
     given = asked(statistic_category=["md5", "avg", "md5"])
-    assert plan_of(last, given, "torch").content.statistics == ("md5", "avg")
+    assert make_dump_plan(last, given, "torch").content.statistics == ("md5", "avg")
     with pytest.raises(ValueError, match="release"):
-        plan_of(SETTING, given, "torch")
+        make_dump_plan(SETTING, given, "torch")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +162,7 @@ def test_without_an_optimizer_each_call_is_a_step():
 
 def test_a_script_may_say_it_itself():
     """Its first word is the step that runs, or the first after the calls so far."""
-    steps = Steps()
+    steps = StepCounter()
     assert [steps.tell(), steps.tell(), steps.tell(7), steps.tell()] == [0, 1, 7, 8]
     steps.stepped()
     assert not steps.called("m", trains=True, optimized=lambda: True)
@@ -158,7 +170,7 @@ def test_a_script_may_say_it_itself():
 
 
 def test_what_is_told_between_steps_belongs_to_the_next():
-    steps = Steps()
+    steps = StepCounter()
     assert steps.upcoming == 0
     steps.called("m", trains=True, optimized=lambda: True)
     steps.stepped()
@@ -166,7 +178,7 @@ def test_what_is_told_between_steps_belongs_to_the_next():
 
 
 def numbers_of(loop: str, *, optimized: bool) -> list[int]:
-    steps, found = Steps(), list[int]()
+    steps, found = StepCounter(), list[int]()
     for event in loop:
         if event == "s":
             steps.stepped()
@@ -207,9 +219,9 @@ def test_only_the_earlier_dump_of_that_rank_and_framework_goes(tmp_path: Path):
         "rank0/torch_api_dump_stack.json",
     ]
     grown(tmp_path, *kept, *old)
-    clear(str(tmp_path), 0, "torch")
+    clear_rank_folder(str(tmp_path), 0, "torch")
     assert left(tmp_path) == kept
-    clear(str(tmp_path / "nowhere"), 0, "torch")
+    clear_rank_folder(str(tmp_path / "nowhere"), 0, "torch")
 
 
 def test_manifests_of_another_framework_stay(tmp_path: Path):
@@ -223,10 +235,10 @@ def test_manifests_of_another_framework_stay(tmp_path: Path):
     }
     for name, text in texts.items():
         (folder / name).write_text(text)
-    clear(str(tmp_path), 0, "torch")
+    clear_rank_folder(str(tmp_path), 0, "torch")
     assert {path.name for path in folder.iterdir()} == {"theirs.json", "nobodys.json"}
     (tmp_path / "rank0/mindspore_api_dump_info.pkl").unlink()
-    clear(str(tmp_path), 0, "torch")
+    clear_rank_folder(str(tmp_path), 0, "torch")
     assert {path.name for path in folder.iterdir()} == {"theirs.json"}
 
 
@@ -241,5 +253,5 @@ def test_nothing_goes_through_a_link(tmp_path: Path):
     (rank / ".dump_metadata").symlink_to(elsewhere)
     (tmp_path / "dump/rank1").symlink_to(elsewhere / "rank0")
     for number in (0, 1):
-        clear(str(tmp_path / "dump"), number, "torch")
+        clear_rank_folder(str(tmp_path / "dump"), number, "torch")
     assert left(elsewhere) == before

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 import rankdump
-from rankdump.session.native_dump import DumpTarget, native_dump_conflict, without_native_dump
+from rankdump._session.plan_source import DumpTarget, describe_native_conflict, remove_native_dump
 
 from .test_session import config
 
@@ -32,7 +32,7 @@ OTHER = DumpTarget("/etc/native.json", "/data/native")
 )
 def test_mindspore_dumps_what_both_were_asked_for(native, loaded, conflicts):
     """Law: never the same twice; without MindSpore, or with trees of their own, rankdump dumps."""
-    reason = native_dump_conflict(HERE, native, mindspore_loaded=loaded)
+    reason = describe_native_conflict(HERE, native, mindspore_loaded=loaded)
     assert bool(reason) == conflicts
     assert not reason or f"`rankdump ingest {native.root} --into TREE --follow`" in reason
 
@@ -92,7 +92,7 @@ def test_the_variable_is_taken_away_where_it_names_the_same(tmp_path, root):
     link = tmp_path / "link.json"
     link.symlink_to(tmp_path / "data_dump.json")
     environ = _environ(tmp_path, link) | {"RANKDUMP_OUTPUT": root}
-    assert without_native_dump(environ, root) == {
+    assert remove_native_dump(environ, root) == {
         name: text for name, text in environ.items() if name != "MINDSPORE_DUMP_CONFIG"
     }
 
@@ -100,7 +100,7 @@ def test_the_variable_is_taken_away_where_it_names_the_same(tmp_path, root):
 def test_the_variable_stays_where_it_names_a_dump_of_its_own(tmp_path):
     (tmp_path / "native").mkdir()
     environ = _environ(tmp_path, config(tmp_path / "native", path="/data/native"))
-    assert without_native_dump(environ, "/data/dump") == environ
+    assert remove_native_dump(environ, "/data/dump") == environ
 
 
 def test_an_acl_dump_stays_one(tmp_path):
@@ -108,4 +108,4 @@ def test_an_acl_dump_stays_one(tmp_path):
     own = tmp_path / "data_dump.json"
     spelt = f"{tmp_path}/./data_dump.json"
     environ = _environ(tmp_path, spelt) | {"MS_ACL_DUMP_CFG_PATH": spelt}
-    assert without_native_dump(environ, "/data/dump")["MS_ACL_DUMP_CFG_PATH"] == str(own)
+    assert remove_native_dump(environ, "/data/dump")["MS_ACL_DUMP_CFG_PATH"] == str(own)

@@ -6,16 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.contract.plan import Operators, Selection
-from rankdump.pipeline.ranges import Ranges
+from rankdump._core.plan import OperatorSelection, TensorSelection
+from rankdump._recorder.record_filter import OperatorRanges
 
 
-def a_range(*bounds: tuple[str, str], **models: tuple[str, str]) -> Selection:
-    lists = {name: Operators(False, ranges=(pair,)) for name, pair in models.items()}
-    return Selection(operators=Operators(False, ranges=bounds), models=tuple(lists.items()))
+def a_range(*bounds: tuple[str, str], **models: tuple[str, str]) -> TensorSelection:
+    lists = {name: OperatorSelection(False, ranges=(pair,)) for name, pair in models.items()}
+    return TensorSelection(
+        operators=OperatorSelection(False, ranges=bounds), models=tuple(lists.items())
+    )
 
 
-def run(ranges: Ranges, program: str, graph: int = 0) -> str:
+def run(ranges: OperatorRanges, program: str, graph: int = 0) -> str:
     for name in program:
         ranges.entered(graph, name)
     return "".join(sorted({name for name in program if ranges.holds(graph, name)}))
@@ -43,7 +45,7 @@ def run(ranges: Ranges, program: str, graph: int = 0) -> str:
 def test_programs(bounds, program, inside, words):
     """Law: from the first of the first to the first of the last behind it, once."""
     said: list[str] = []
-    ranges = Ranges(a_range(*bounds), lambda graph: "Net", said.append)
+    ranges = OperatorRanges(a_range(*bounds), lambda graph: "Net", said.append)
     for _ in range(2):
         ranges.restart()
         assert run(ranges, program) == inside
@@ -54,7 +56,7 @@ def test_programs(bounds, program, inside, words):
 def test_each_model_runs_its_own_program():
     """Law: neither the ranges of another model count nor its operators."""
     selection = a_range(("a", "b"), B=("b", "c"))
-    ranges = Ranges(selection, {0: "A", 1: "B"}.__getitem__, pytest.fail)
+    ranges = OperatorRanges(selection, {0: "A", 1: "B"}.__getitem__, pytest.fail)
     ranges.entered(0, "a")
     ranges.entered(1, "b")
     assert run(ranges, "xb", graph=0) == "bx"
@@ -63,7 +65,7 @@ def test_each_model_runs_its_own_program():
 
 def test_what_belongs_to_an_operator_lies_where_it_lies():
     """Law: a gradient comes when the program is far behind the range, and goes with its forward."""
-    ranges = Ranges(a_range(("b", "b")), lambda graph: "Net", pytest.fail)
+    ranges = OperatorRanges(a_range(("b", "b")), lambda graph: "Net", pytest.fail)
     assert run(ranges, "abc") == "b"
     assert ranges.holds(0, "Gradients/b")
     assert ranges.holds(0, "Recompute/b")
@@ -73,7 +75,9 @@ def test_what_belongs_to_an_operator_lies_where_it_lies():
 def test_bounds_are_spelt_in_any_way():
     scope = "Default/network-Net/{0}-Relu/Relu-op0"
     first, last = scope.format("act1"), scope.format("act2")
-    ranges = Ranges(a_range(("act1", last.replace("/", "_"))), lambda graph: "Net", pytest.fail)
+    ranges = OperatorRanges(
+        a_range(("act1", last.replace("/", "_"))), lambda graph: "Net", pytest.fail
+    )
     names = [scope.format(name) for name in ("act0", "act1", "x", "act2", "act3")]
     for name in names:
         ranges.entered(0, name)
@@ -81,9 +85,9 @@ def test_bounds_are_spelt_in_any_way():
 
 
 def test_a_program_without_end_is_not_remembered_without_end(monkeypatch):
-    monkeypatch.setattr("rankdump.pipeline.ranges._REMEMBERED", 10)
+    monkeypatch.setattr("rankdump._recorder.record_filter._MAX_REMEMBERED_OPERATORS", 10)
     said: list[str] = []
-    ranges = Ranges(a_range(("n0", "z")), lambda graph: "Net", said.append)
+    ranges = OperatorRanges(a_range(("n0", "z")), lambda graph: "Net", said.append)
     for number in range(50):
         ranges.entered(0, f"n{number}")
     assert [ranges.holds(0, f"n{number}") for number in range(12)] == [True] * 10 + [False] * 2
@@ -98,5 +102,5 @@ def test_against_a_search_in_the_whole_program(program, bounds):
     early = 0 <= program.find(last) < start or (start < 0 and last in program)
     end = program.find(last, start)
     stretch = "" if early or start < 0 else program[start : end + 1 if end >= 0 else None]
-    ranges = Ranges(a_range(bounds), lambda graph: "Net", lambda sentence: None)
+    ranges = OperatorRanges(a_range(bounds), lambda graph: "Net", lambda sentence: None)
     assert run(ranges, program) == "".join(sorted(set(stretch)))

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from suites.record_heads import head_of
 
-from rankdump.contract.errors import ProtocolError
-from rankdump.contract.key import Side, TensorKey
-from rankdump.ship import Link, Ship
-from rankdump.ship.redirect import redirected
-from rankdump.values import Staged
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._core.recorder_protocol import StagedRecord
+from rankdump._transport.agent_client import AgentClient
+from rankdump._transport.connection import LinkState, resolve_redirect
+from rankdump.errors import ProtocolError
 
 from .conftest import Running, introduction_of, plan
 
@@ -30,7 +30,7 @@ from .conftest import Running, introduction_of, plan
     ],
 )
 def test_it_stands_beside_the_address_that_was_asked(address, redirect, found):
-    assert redirected(address, redirect) == found
+    assert resolve_redirect(address, redirect) == found
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_it_stands_beside_the_address_that_was_asked(address, redirect, found):
 )
 def test_an_agent_cannot_send_a_rank_anywhere_else(address, redirect):
     with pytest.raises(ProtocolError, match="not beside it"):
-        redirected(address, redirect)
+        resolve_redirect(address, redirect)
 
 
 class Sender:
@@ -57,7 +57,7 @@ class Sender:
     def __init__(self, address: str, folder: Path) -> None:
         self.said: list[str] = []
         self.up = threading.Event()
-        self.ship = Ship(
+        self.ship = AgentClient(
             introduction_of(plan(folder)),
             address,
             on_taken=lambda _staged: None,
@@ -68,15 +68,15 @@ class Sender:
             on_stream=lambda _reason: None,
         )
 
-    def _note(self, link: Link, reason: str) -> None:
+    def _note(self, link: LinkState, reason: str) -> None:
         self.said.append(reason)
-        if link is Link.UP:
+        if link is LinkState.UP:
             self.up.set()
 
     def submit(self, stamp: int) -> None:
-        key = TensorKey(0, "Net", 0, 0, stamp, "Add", "Default/Add-op0", Side.INPUT, 0)
+        key = TensorKey(0, "Net", 0, 0, stamp, "Add", "Default/Add-op0", TensorSide.INPUT, 0)
         data = memoryview(np.full(4, stamp, np.uint8).tobytes())
-        self.ship.submit(Staged(head_of(key, "uint8", (4,), 4), data))
+        self.ship.submit(StagedRecord(head_of(key, "uint8", (4,), 4), data))
 
 
 def test_every_connection_begins_at_the_known_address(running: Running, address: str, tmp_path):
@@ -101,7 +101,7 @@ def test_a_worker_that_is_away_is_looked_for_again(running: Running, address: st
     running.agent.redirect = "a.sock.1"
     sender = Sender(address, tmp_path)
     sender.ship.start(5)
-    assert sender.ship.link is Link.ABSENT
+    assert sender.ship.link is LinkState.ABSENT
     sender.submit(1)
     worker = Running(f"{address}.1")
     try:
@@ -118,7 +118,7 @@ def test_being_sent_on_twice_is_an_error(running: Running, address: str, tmp_pat
         running.agent.redirect = worker.agent.redirect = "a.sock.1"
         sender = Sender(address, tmp_path)
         sender.ship.start(5)
-        assert sender.ship.link is Link.REFUSED
+        assert sender.ship.link is LinkState.REFUSED
         assert "sends on to one that sends on to" in sender.said[-1]
         assert sender.ship.close(1) == 0
     finally:

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import rankdump
-from rankdump.contract.errors import ExhaustedError
-from rankdump.contract.plan import DumpPlan, Iterations, Output, Selection
-from rankdump.identity import Identity
+from rankdump._core.plan import DumpPlan, IterationSelection, OutputSettings, TensorSelection
+from rankdump._core.rank_identity import RankIdentity
+from rankdump.errors import ExhaustedError
 
 from .conftest import Running, bodies, event_names, plan
 
@@ -145,8 +145,8 @@ def test_the_environment_names_plan_and_agent(tmp_path, running):
 def started(running: Running, tmp_path, selection=None, **delivery) -> rankdump.Session:
     the_plan = plan(tmp_path, **delivery)
     if selection is not None:
-        the_plan = DumpPlan(output=Output(str(tmp_path)), selection=selection)
-    return rankdump.Session(the_plan, agent=running.address, identity=Identity())
+        the_plan = DumpPlan(output=OutputSettings(str(tmp_path)), selection=selection)
+    return rankdump.Session(the_plan, agent=running.address, identity=RankIdentity())
 
 
 def test_iterations_named_where_they_begin(running, tmp_path):
@@ -169,7 +169,7 @@ def test_iterations_counted_where_they_end(running, tmp_path):
 
 
 def test_only_selected_iterations_are_sent_and_all_are_seen(running, tmp_path):
-    selection = Selection(iterations=Iterations("1", ((1, 1),)))
+    selection = TensorSelection(iterations=IterationSelection("1", ((1, 1),)))
     with started(running, tmp_path, selection) as session:
         for i in range(3):
             session.step(i)
@@ -180,7 +180,7 @@ def test_only_selected_iterations_are_sent_and_all_are_seen(running, tmp_path):
 
 
 def test_an_empty_dump_is_explained_on_log_and_wire(running, tmp_path, caplog):
-    selection = Selection(devices=(1,))
+    selection = TensorSelection(devices=(1,))
     with started(running, tmp_path, selection) as session:
         session.step(0)
         session.dump("Add", "a", "input", 0, np.ones(1))
@@ -235,7 +235,7 @@ def test_an_agent_that_leaves_and_returns_is_said_once_each(tmp_path, address, c
 
 
 def test_declarations_that_nobody_took_are_counted(tmp_path, address, caplog, monkeypatch):
-    monkeypatch.setattr("rankdump.ship.items.MAX_WAITING_DECLARATIONS", 2)
+    monkeypatch.setattr("rankdump._transport.frame_queue.MAX_WAITING_DECLARATIONS", 2)
     session = rankdump.Session(plan(tmp_path), agent=address)
     for i in range(3):
         session.step(i)
@@ -409,7 +409,7 @@ def test_a_forked_process_neither_sends_nor_waits(running, tmp_path):
 
 def test_our_own_failure_does_not_reach_the_job(running, tmp_path, caplog, monkeypatch):
     session = started(running, tmp_path)
-    monkeypatch.setattr("rankdump.stage.Stage.keep", lambda *_: 1 / 0)
+    monkeypatch.setattr("rankdump._recorder.staging_buffer.StagingBuffer.keep", lambda *_: 1 / 0)
     session.dump("Add", "a", "input", 0, np.ones(1))
     session.close()
     (end,) = ends(running)

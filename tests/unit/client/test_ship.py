@@ -9,19 +9,21 @@ import numpy as np
 import pytest
 from suites.record_heads import head_of
 
-from rankdump.contract.exchange import IterationEnd, SessionEnd
-from rankdump.contract.key import Side, TensorKey
-from rankdump.ship import Held, Link, Ship
-from rankdump.values import Staged
-from rankdump.wire.frames import CHUNK_BYTES
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._core.recorder_protocol import StagedRecord
+from rankdump._core.session_protocol import IterationEnd, SessionEnd
+from rankdump._transport.agent_client import AgentClient
+from rankdump._transport.connection import LinkState
+from rankdump._transport.frame_queue import BufferedItem
+from rankdump._wire.frames import MAX_CHUNK_BYTES
 
 from .conftest import Running, introduction_of, plan
 
 
-def staged(data: bytes, stamp: int = 1) -> Staged:
-    key = TensorKey(0, "Net", 0, 0, stamp, "Add", "Default/Add-op0", Side.INPUT, 0)
+def staged(data: bytes, stamp: int = 1) -> StagedRecord:
+    key = TensorKey(0, "Net", 0, 0, stamp, "Add", "Default/Add-op0", TensorSide.INPUT, 0)
     head = head_of(key, "uint8", (len(data),), len(data))
-    return Staged(head, memoryview(bytearray(data)))
+    return StagedRecord(head, memoryview(bytearray(data)))
 
 
 class Watched:
@@ -30,11 +32,11 @@ class Watched:
     def __init__(
         self, address: str, tmp_path, on_tick=lambda: None, on_reason=lambda _: None
     ) -> None:
-        self.taken: list[Held] = []
+        self.taken: list[BufferedItem] = []
         self.warnings: list[str] = []
-        self.links: list[Link] = []
+        self.links: list[LinkState] = []
         self._on_reason = on_reason
-        self.ship = Ship(
+        self.ship = AgentClient(
             introduction_of(plan(tmp_path)),
             address,
             on_taken=self.taken.append,
@@ -45,7 +47,7 @@ class Watched:
             on_stream=lambda _reason: None,
         )
 
-    def _hear(self, link: Link, reason: str) -> None:
+    def _hear(self, link: LinkState, reason: str) -> None:
         self.links.append(link)
         self._on_reason(reason)
 
@@ -65,7 +67,7 @@ def bytes_of(frames, sequence: int) -> bytes:
 def test_records_arrive_whole_and_in_order(running: Running, tmp_path):
     watched = Watched(running.address, tmp_path)
     watched.ship.start(5)
-    data = np.random.default_rng(0).bytes(3 * CHUNK_BYTES + 17)
+    data = np.random.default_rng(0).bytes(3 * MAX_CHUNK_BYTES + 17)
     watched.ship.submit(staged(data))
     watched.ship.submit(IterationEnd(0, 1))
     watched.ship.submit(SessionEnd(1))
@@ -73,7 +75,7 @@ def test_records_arrive_whole_and_in_order(running: Running, tmp_path):
     frames = running.agent.frames
     assert [f.sequence for f in frames] == [1, 1, 1, 1, 2, 3]
     assert bytes_of(frames, 1) == data
-    assert [f.chunk.offset for f in frames[1:4]] == [CHUNK_BYTES * i for i in (1, 2, 3)]
+    assert [f.chunk.offset for f in frames[1:4]] == [MAX_CHUNK_BYTES * i for i in (1, 2, 3)]
     assert len(watched.taken) == 1
 
 
@@ -95,11 +97,11 @@ def test_a_cut_stream_resumes_after_the_last_acknowledged_record(running: Runnin
 def test_an_agent_that_comes_late_gets_everything(address: str, tmp_path):
     watched = Watched(address, tmp_path)
     watched.ship.start(5)
-    assert watched.ship.link is Link.ABSENT
+    assert watched.ship.link is LinkState.ABSENT
     watched.ship.submit(staged(b"early"))
     late = Running(address)
     try:
-        eventually(lambda: watched.ship.link is Link.UP)
+        eventually(lambda: watched.ship.link is LinkState.UP)
         assert watched.ship.close(10) == 0
         assert bytes_of(late.agent.frames, 1) == b"early"
     finally:
@@ -113,12 +115,12 @@ def test_an_agent_that_went_away_is_said_once(running: Running, tmp_path, monkey
     watched.ship.submit(staged(b"first"))
     eventually(lambda: watched.taken)
     running.stop()
-    eventually(lambda: watched.ship.link is Link.AWAY)
+    eventually(lambda: watched.ship.link is LinkState.AWAY)
     for stamp in range(200):
         watched.ship.submit(staged(b"x", stamp))
         time.sleep(0.002)
     assert len(watched.links) < 12
-    monkeypatch.setattr("rankdump.ship.link.RETURN_AT_EXIT_S", 0.1)
+    monkeypatch.setattr("rankdump._transport.connection.RETURN_AT_EXIT_TIMEOUT_S", 0.1)
     assert watched.ship.close(60) == 200
 
 
@@ -138,7 +140,7 @@ def test_a_rank_that_ends_before_the_first_answer_waits_for_it(running: Running,
     running.agent.before_opening = lambda: held.wait(60)
     watched = Watched(running.address, tmp_path)
     watched.ship.start(0.01)
-    assert watched.ship.link is Link.CONNECTING
+    assert watched.ship.link is LinkState.CONNECTING
     watched.ship.submit(staged(b"a"))
     lost: list[int] = []
     closing = threading.Thread(target=lambda: lost.append(watched.ship.close(60)))
@@ -153,11 +155,11 @@ def test_an_agent_that_does_not_answer_is_called_that(running: Running, tmp_path
     """And not absent: what the rank says of it is all that there is to go by."""
     held = threading.Event()
     running.agent.before_opening = lambda: held.wait(60)
-    monkeypatch.setattr("rankdump.ship.link.OPEN_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("rankdump._transport.connection.OPEN_TIMEOUT_S", 0.1)
     reasons: list[str] = []
     watched = Watched(running.address, tmp_path, on_reason=reasons.append)
     watched.ship.start(60)
-    assert watched.ship.link is Link.ABSENT
+    assert watched.ship.link is LinkState.ABSENT
     eventually(lambda: reasons)
     assert reasons[0] == "no answer within 0.1 s"
     held.set()
@@ -167,7 +169,7 @@ def test_an_agent_that_does_not_answer_is_called_that(running: Running, tmp_path
 def test_a_refusal_is_final_and_has_its_reason(running: Running, tmp_path):
     running.agent.refusal = "rank 0 is taken by pid 7"
     said: list[str] = []
-    ship = Ship(
+    ship = AgentClient(
         introduction_of(plan(tmp_path)),
         running.address,
         on_taken=lambda _s: None,
@@ -178,7 +180,7 @@ def test_a_refusal_is_final_and_has_its_reason(running: Running, tmp_path):
         on_stream=lambda _reason: None,
     )
     ship.start(5)
-    assert ship.link is Link.REFUSED
+    assert ship.link is LinkState.REFUSED
     assert said == ["rank 0 is taken by pid 7"]
     assert len(running.agent.opened) == 1
     ship.close(1)

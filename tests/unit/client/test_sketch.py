@@ -8,15 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.contract.graph import (
-    Graph,
+from rankdump._core.graph import (
     GraphNode,
     GraphParameter,
     GraphPart,
+    OperatorGraph,
     SourceLine,
     TensorType,
 )
-from rankdump.sketch import PART_CHARACTERS, PART_NODES, Sketch, parts_of
+from rankdump._recorder.graph_builder import (
+    MAX_PART_CHARACTERS,
+    MAX_PART_NODES,
+    GraphBuilder,
+    split_graph,
+)
 
 WEIGHT = GraphParameter("w", TensorType("float32", (2,)))
 
@@ -29,36 +34,36 @@ def names(parts: list[GraphPart]) -> list[str]:
     return [each.name for part in parts for each in part.graph.nodes]
 
 
-@given(nodes=st.integers(0, 3 * PART_NODES), parameters=st.integers(0, 2 * PART_NODES))
+@given(nodes=st.integers(0, 3 * MAX_PART_NODES), parameters=st.integers(0, 2 * MAX_PART_NODES))
 def test_parts_hold_the_graph_in_its_order(nodes, parameters):
     """Law: the parts together are the graph; the first and the last one say so."""
-    graph = Graph(
+    graph = OperatorGraph(
         number=3,
         nodes=tuple(node(f"n{n}") for n in range(nodes)),
         parameters=tuple(replace(WEIGHT, name=f"p{n}") for n in range(parameters)),
         compiled=True,
     )
-    parts = list(parts_of(graph))
+    parts = list(split_graph(graph))
     assert [part.first for part in parts] == [True] + [False] * (len(parts) - 1)
     assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
     assert all(part.graph.number == 3 and part.graph.compiled for part in parts)
-    assert all(len(part.graph.nodes) <= PART_NODES for part in parts)
+    assert all(len(part.graph.nodes) <= MAX_PART_NODES for part in parts)
     assert tuple(n for part in parts for n in part.graph.nodes) == graph.nodes
     assert tuple(p for part in parts for p in part.graph.parameters) == graph.parameters
 
 
 def test_long_stacks_make_smaller_parts():
     long = (SourceLine("f" * 1000, 1, "g", "c"),) * 30
-    graph = Graph(0, tuple(node(f"n{n}", source=long) for n in range(100)))
-    parts = list(parts_of(graph))
+    graph = OperatorGraph(0, tuple(node(f"n{n}", source=long) for n in range(100)))
+    parts = list(split_graph(graph))
     assert len(parts) > 1
     for part in parts:
         text = sum(len(line.file) for each in part.graph.nodes for line in each.source)
-        assert text <= PART_CHARACTERS
+        assert text <= MAX_PART_CHARACTERS
 
 
 def test_the_first_description_counts_and_a_graph_is_sent_again_only_if_it_grew():
-    sketch = Sketch()
+    sketch = GraphBuilder()
     sketch.add(0, node("a", inputs=("x",)))
     sketch.add(0, node("a", inputs=("y",)))
     sketch.add_parameter(0, WEIGHT)
@@ -77,7 +82,7 @@ def test_the_first_description_counts_and_a_graph_is_sent_again_only_if_it_grew(
 @pytest.mark.parametrize("described_first", [True, False])
 def test_a_compiled_order_is_kept_and_descriptions_complete_it(described_first):
     """Law: the framework's own order is the graph: nothing else enters it."""
-    sketch = Sketch()
+    sketch = GraphBuilder()
     described = node("a", outputs=(TensorType("int8", ()),))
     compiled = [node("c"), node("a"), node("b"), node("c")]
     steps = [lambda: sketch.add(0, described), lambda: sketch.compile(0, compiled)]
@@ -90,7 +95,7 @@ def test_a_compiled_order_is_kept_and_descriptions_complete_it(described_first):
 
 
 def test_a_graph_without_end_is_cut(monkeypatch):
-    monkeypatch.setattr("rankdump.sketch.MAX_NODES", 2)
-    sketch = Sketch()
+    monkeypatch.setattr("rankdump._recorder.graph_builder.MAX_NODES", 2)
+    sketch = GraphBuilder()
     assert [sketch.add(0, node(name)) for name in "abca"] == [True, True, False, True]
     assert names(sketch.take()) == ["a", "b"]

@@ -16,16 +16,24 @@ from hypothesis import strategies as st
 from suites import record_heads
 from suites.depot_rig import SIZE, Rig
 
-from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.exchange import IterationEnd, RecordHead, SessionEnd, SlabPlace
-from rankdump.contract.graph import Graph, GraphNode, GraphPart
-from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.slab import HEAD, MIN_RING_BYTES, RING_OFFSET, slab_bytes, slab_header
-from rankdump.ship import Held, Link, Ship
-from rankdump.ship.outgoing import frames_of
-from rankdump.ship.ring import Ring
-from rankdump.values import Placing, Staged
+from rankdump._core.graph import GraphNode, GraphPart, OperatorGraph
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._core.recorder_protocol import PlacementResult, StagedRecord
+from rankdump._core.session_protocol import IterationEnd, RecordHead, SessionEnd, SlabPlace
+from rankdump._frameworks.arrays import ArraySource
+from rankdump._shm.slab_format import (
+    ENTRY_HEAD,
+    MIN_RING_BYTES,
+    RING_OFFSET,
+    compute_slab_bytes,
+    make_slab_header,
+)
+from rankdump._transport.agent_client import AgentClient
+from rankdump._transport.connection import LinkState
+from rankdump._transport.frame_queue import BufferedItem
+from rankdump._transport.push_stream import make_frames
+from rankdump._transport.send_ring import SendRing
+from rankdump.errors import CorruptedError
 from rankdump.wire.v1 import agent_pb2
 
 from .conftest import FakeAgent, FakeSlab, Running, introduction_of, plan
@@ -35,7 +43,7 @@ DTYPES = ["u1", "?", "<i2", "<f4", "<f8", "<c8", ">i4"]
 
 
 def head_of(source: ArraySource, stamp: int) -> RecordHead:
-    key = TensorKey(0, "Net", 0, 0, stamp, "Add", "Default/Add-op0", Side.INPUT, 0)
+    key = TensorKey(0, "Net", 0, 0, stamp, "Add", "Default/Add-op0", TensorSide.INPUT, 0)
     return record_heads.head_of(key, source.dtype, source.shape, source.byte_count)
 
 
@@ -45,12 +53,12 @@ class Rank:
     def __init__(self, address: str, tmp_path, wants_slab: bool = True) -> None:
         from dataclasses import replace
 
-        self.taken: list[Held] = []
+        self.taken: list[BufferedItem] = []
         self.torn: list[RecordHead] = []
         self.streams: list[str] = []
         self.patience_s = 10.0
         self._stamp = 0
-        self.ship = Ship(
+        self.ship = AgentClient(
             replace(introduction_of(plan(tmp_path)), wants_slab=wants_slab),
             address,
             on_taken=self.taken.append,
@@ -61,16 +69,16 @@ class Rank:
             on_stream=self.streams.append,
         )
 
-    def keep(self, array, source_type=ArraySource) -> Placing:
+    def keep(self, array, source_type=ArraySource) -> PlacementResult:
         """Send a tensor the straight way, else over the heap as the stage does."""
         source = source_type(array)
         self._stamp += 1
         head = head_of(source, self._stamp)
         placing = self.ship.place(head, source, lambda: self.patience_s - self.ship.idle_s())
-        if placing is Placing.ELSEWHERE:
+        if placing is PlacementResult.ELSEWHERE:
             data = memoryview(bytearray(head.byte_count))
             source.copy_into(data)
-            self.ship.submit(Staged(head, data))
+            self.ship.submit(StagedRecord(head, data))
         return placing
 
 
@@ -136,7 +144,7 @@ def test_the_same_bytes_through_a_slab_and_in_chunks(given):
             rank = Rank(server.address, folder, with_slab)
             rank.ship.start(5)
             for array in given:
-                assert rank.keep(array) is not Placing.FULL
+                assert rank.keep(array) is not PlacementResult.FULL
             rank.ship.submit(SessionEnd(1))
             assert rank.ship.close(10) == 0
             assert order(server.agent) == list(range(1, len(given) + 2))
@@ -156,7 +164,7 @@ def test_declarations_keep_their_place_behind_the_records(host: Running, tmp_pat
     rank.ship.start(5)
     for iteration in range(3):
         for _ in range(4):
-            assert rank.keep(np.ones(100)) is Placing.DONE
+            assert rank.keep(np.ones(100)) is PlacementResult.DONE
         rank.ship.submit(IterationEnd(iteration, 4))
     rank.ship.submit(SessionEnd(3))
     assert rank.ship.close(10) == 0
@@ -177,7 +185,7 @@ def test_entries_share_doorbells(host: Running, tmp_path):
     rank = Rank(host.address, tmp_path)
     rank.ship.start(5)
     for _ in range(2000):
-        assert rank.keep(np.ones(2)) is Placing.DONE
+        assert rank.keep(np.ones(2)) is PlacementResult.DONE
     assert rank.ship.close(10) == 0
     assert len(tensors(host.agent)) == 2000
     assert host.agent.doorbells < 1000
@@ -196,7 +204,7 @@ def test_a_copy_that_fails_has_its_number_all_the_same(host: Running, tmp_path):
     rank = Rank(host.address, tmp_path)
     rank.ship.start(5)
     rank.keep(np.ones(3))
-    assert rank.keep(np.ones(3), Unreadable) is Placing.DONE
+    assert rank.keep(np.ones(3), Unreadable) is PlacementResult.DONE
     rank.keep(np.ones(3))
     assert rank.ship.close(10) == 0
     assert order(host.agent) == [1, 2, 3]
@@ -211,11 +219,11 @@ def test_a_full_slab_waits_for_the_agent_as_long_as_it_has_patience(host: Runnin
     rank.ship.start(5)
     rank.patience_s = 0.2
     outcomes = [rank.keep(np.ones(LARGE // 64)) for _ in range(9)]
-    assert set(outcomes[:5]) == {Placing.DONE}
-    assert outcomes[-1] is Placing.FULL
+    assert set(outcomes[:5]) == {PlacementResult.DONE}
+    assert outcomes[-1] is PlacementResult.FULL
     # What is left is the agent's, and not lost.
     assert rank.ship.close(0.1) == 0
-    assert rank.ship.left_in_slab == outcomes.count(Placing.DONE)
+    assert rank.ship.left_in_slab == outcomes.count(PlacementResult.DONE)
 
 
 def test_a_slow_agent_makes_nobody_lose_anything(host: Running, tmp_path):
@@ -238,7 +246,7 @@ def test_a_slow_agent_makes_nobody_lose_anything(host: Running, tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert outcomes == [Placing.DONE] * 240
+    assert outcomes == [PlacementResult.DONE] * 240
     assert rank.ship.close(10) == 0
     assert order(host.agent) == list(range(1, 481))
     assert set(tensors(host.agent).values()) == {b"\7" * (LARGE // 100)}
@@ -248,13 +256,13 @@ def test_an_agent_that_comes_late_gets_what_waited_first(address, slab, tmp_path
     rank = Rank(address, tmp_path)
     rank.ship.start(5)
     for number in range(3):
-        assert rank.keep(np.full(5, number)) is Placing.ELSEWHERE
+        assert rank.keep(np.full(5, number)) is PlacementResult.ELSEWHERE
     rank.ship.submit(IterationEnd(0, 3))
     late = Running(address)
     late.agent.slab = slab
     try:
         eventually(lambda: len(rank.taken) == 3)
-        assert rank.keep(np.full(5, 3)) is Placing.DONE
+        assert rank.keep(np.full(5, 3)) is PlacementResult.DONE
         assert rank.ship.close(10) == 0
     finally:
         late.stop()
@@ -268,7 +276,7 @@ def test_a_reconnect_resends_nothing_that_is_in_the_slab(host: Running, slab, tm
     rank = Rank(host.address, tmp_path)
     rank.ship.start(5)
     for number in range(10):
-        assert rank.keep(np.full(5, number)) is Placing.DONE
+        assert rank.keep(np.full(5, number)) is PlacementResult.DONE
     eventually(lambda: len(host.agent.opened) > 1)
     host.agent.acknowledge_up_to = float("inf")
     rank.ship.submit(SessionEnd(1))
@@ -285,15 +293,15 @@ def test_a_slab_that_is_gone_is_emptied_into_what_follows(host, slab, tmp_path, 
     rank.ship.start(5)
     big = np.arange(3 * LARGE // 4, dtype="u1")
     for number in range(4):
-        assert rank.keep(np.full(5, number)) is Placing.DONE
+        assert rank.keep(np.full(5, number)) is PlacementResult.DONE
     rank.keep(np.ones(3), Unreadable)
-    assert rank.keep(big) is Placing.ELSEWHERE
+    assert rank.keep(big) is PlacementResult.ELSEWHERE
     rank.ship.submit(IterationEnd(0, 6))
     eventually(lambda: any(frame.sequence == 7 for frame in agent.frames))
     agent.cut_now = True
     agent.acknowledge_up_to = float("inf")
     agent.slab = FakeSlab(slab.path.with_suffix(".new"), LARGE // 3) if with_slab else None
-    assert rank.keep(np.full(5, 4)) is Placing.DONE
+    assert rank.keep(np.full(5, 4)) is PlacementResult.DONE
     eventually(lambda: len(agent.opened) > 1)
     rank.keep(np.full(5, 5))
     assert rank.ship.close(10) == 0
@@ -342,7 +350,7 @@ def test_a_slab_that_cannot_be_used_is_said_once(running: Running, socket_folder
     running.agent.slab = slab
     rank = Rank(running.address, tmp_path)
     rank.ship.start(5)
-    assert rank.keep(np.ones(3)) is Placing.ELSEWHERE
+    assert rank.keep(np.ones(3)) is PlacementResult.ELSEWHERE
     assert rank.ship.close(10) == 0
     assert len(tensors(running.agent)) == 1
     assert len(rank.streams) == 1
@@ -377,7 +385,7 @@ def test_events_too_large_for_their_slab_take_the_stream(running, socket_folder,
     rank.ship.start(5)
     rank.keep(np.ones(3))
     node = GraphNode("n" * MIN_RING_BYTES, "T")
-    rank.ship.submit(GraphPart(Graph(0, (node,)), first=True, last=True))
+    rank.ship.submit(GraphPart(OperatorGraph(0, (node,)), first=True, last=True))
     rank.ship.submit(SessionEnd(1))
     assert rank.ship.close(10) == 0
     assert order(running.agent) == [1, 2, 3]
@@ -396,7 +404,7 @@ def test_the_lock_says_that_the_rank_lives(host: Running, slab: FakeSlab, tmp_pa
 def test_nothing_is_asked_for_without_wanting_it(host: Running, tmp_path):
     rank = Rank(host.address, tmp_path, wants_slab=False)
     rank.ship.start(5)
-    assert rank.keep(np.ones(3)) is Placing.ELSEWHERE
+    assert rank.keep(np.ones(3)) is PlacementResult.ELSEWHERE
     assert rank.ship.close(10) == 0
     assert not host.agent.opened[0].wants_slab
     assert rank.streams == []
@@ -406,8 +414,8 @@ def test_a_refused_rank_keeps_nothing(running: Running, tmp_path):
     running.agent.refusal = "no"
     rank = Rank(running.address, tmp_path)
     rank.ship.start(5)
-    assert rank.ship.link is Link.REFUSED
-    assert rank.keep(np.ones(3)) is Placing.ELSEWHERE
+    assert rank.ship.link is LinkState.REFUSED
+    assert rank.keep(np.ones(3)) is PlacementResult.ELSEWHERE
     assert rank.ship.close(1) == 1
 
 
@@ -416,14 +424,14 @@ def test_what_was_damaged_before_the_slab_was_given_up_is_said_to_be_lost(tmp_pa
     rig = Rig(tmp_path)
     source = ArraySource(np.arange(SIZE, dtype=np.uint8))
     for _ in range(5):
-        assert rig.place(source) is Placing.DONE
+        assert rig.place(source) is PlacementResult.DONE
     rig.ring.seal(rig.ring.written)
     memory = rig.ring._mapping.memory
     entry = rig.ring.written // 5
-    memory[RING_OFFSET + entry + HEAD.size] ^= 1
+    memory[RING_OFFSET + entry + ENTRY_HEAD.size] ^= 1
     memory[RING_OFFSET + 3 * entry + 20] ^= 1
     rig.depot.give_up_ring()
-    frames = [frame for each in rig.depot.some() for frame in frames_of(each)]
+    frames = [frame for each in rig.depot.some() for frame in make_frames(each)]
     assert [(f.sequence, f.WhichOneof("body")) for f in frames] == [
         (1, "record"),
         (2, "lost"),
@@ -436,7 +444,7 @@ def test_what_was_damaged_before_the_slab_was_given_up_is_said_to_be_lost(tmp_pa
     assert "2 tensors were damaged" in caplog.text
 
 
-@pytest.mark.parametrize(("at", "body"), [(0, "lost"), (5, "record"), (HEAD.size, "lost")])
+@pytest.mark.parametrize(("at", "body"), [(0, "lost"), (5, "record"), (ENTRY_HEAD.size, "lost")])
 def test_what_was_damaged_before_it_was_sealed_is_found_as_well(tmp_path, at, body):
     """The slab is given up between two bells: magic, state and frame; a seal mends the state."""
     rig = Rig(tmp_path)
@@ -444,7 +452,7 @@ def test_what_was_damaged_before_it_was_sealed_is_found_as_well(tmp_path, at, bo
         rig.place(ArraySource(np.full(SIZE, value, dtype=np.uint8)))
     rig.ring._mapping.memory[RING_OFFSET + rig.ring.written // 3 + at] ^= 0x40
     rig.depot.give_up_ring()
-    frames = [frame for each in rig.depot.some() for frame in frames_of(each)]
+    frames = [frame for each in rig.depot.some() for frame in make_frames(each)]
     assert [f.WhichOneof("body") for f in frames] == ["record", body, "record"]
     assert frames[1].record.data[:1] in (b"", b"\1")
     assert (frames[0].record.data[:1], frames[2].record.data[:1]) == (b"\0", b"\2")
@@ -455,15 +463,15 @@ def test_a_copy_that_failed_in_a_slab_is_said_on_the_stream(tmp_path):
     rig = Rig(tmp_path)
     rig.place(Unreadable(np.ones(SIZE, dtype=np.uint8)))
     rig.depot.give_up_ring()
-    (frame,) = frames_of(*rig.depot.some())
+    (frame,) = make_frames(*rig.depot.some())
     assert frame.lost == agent_pb2.Lost(iteration=0, tensors=1, reason="copy_failed")
 
 
 def test_a_slab_of_an_earlier_agent_is_not_used(tmp_path):
     path = tmp_path / "slab"
-    path.write_bytes(slab_header(slab_bytes(0)).ljust(slab_bytes(0), b"\0"))
+    path.write_bytes(make_slab_header(compute_slab_bytes(0)).ljust(compute_slab_bytes(0), b"\0"))
     with path.open("r+b") as file:
         file.seek(8)
         file.write((1).to_bytes(8, "little"))
-    with pytest.raises(DamagedError, match="version 1"):
-        Ring(SlabPlace(str(path), slab_bytes(0)))
+    with pytest.raises(CorruptedError, match="version 1"):
+        SendRing(SlabPlace(str(path), compute_slab_bytes(0)))

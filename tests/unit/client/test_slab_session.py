@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 import rankdump
-from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.key import Side
-from rankdump.contract.plan import (
-    Content,
-    Delivery,
+from rankdump._core.plan import (
+    ContentSettings,
+    DeliverySettings,
     DumpPlan,
-    OnFull,
-    Output,
-    SavedData,
-    Selection,
-    Trigger,
+    FullBufferPolicy,
+    OutputSettings,
+    SavedDataMode,
+    TensorSelection,
+    TriggerMode,
 )
-from rankdump.values import Observation
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import TensorObservation
+from rankdump._frameworks.arrays import ArraySource
 
 from .conftest import FakeSlab, Running, bodies, kinds, rows
 from .test_slab import LARGE, eventually, order, tensors
@@ -40,16 +40,16 @@ def host(running: Running, socket_folder: Path) -> Running:
 def session_of(
     host: Running,
     *,
-    saved: SavedData = "tensor",
-    trigger: Trigger = "always",
-    on_full: OnFull = "block",
+    saved: SavedDataMode = "tensor",
+    trigger: TriggerMode = "always",
+    on_full: FullBufferPolicy = "block",
     shared_memory: bool = True,
 ) -> rankdump.Session:
     plan = DumpPlan(
-        output=Output("/x"),
-        selection=Selection(trigger=trigger),
-        content=Content(saved=saved),
-        delivery=Delivery(on_full, block_timeout_s=0.2, shared_memory=shared_memory),
+        output=OutputSettings("/x"),
+        selection=TensorSelection(trigger=trigger),
+        content=ContentSettings(saved=saved),
+        delivery=DeliverySettings(on_full, block_timeout_s=0.2, shared_memory=shared_memory),
     )
     return rankdump.Session(plan, agent=host.address)
 
@@ -102,8 +102,8 @@ def test_what_waits_for_a_verdict_goes_through_the_slab_too(host: Running):
             result = np.full(9, np.inf if number == 1 else 0, "f4")
             session.dump("Add", f"a{number}", "output", 0, result)
     assert [(r.op_name, r.side) for r in bodies(host, "record")] == [
-        ("a1", Side.INPUT),
-        ("a1", Side.OUTPUT),
+        ("a1", TensorSide.INPUT),
+        ("a1", TensorSide.OUTPUT),
     ]
     assert host.agent.doorbells > 0
     assert tensors(host.agent)[1] == np.full(9, 1, "f4").tobytes()
@@ -132,8 +132,8 @@ def test_a_copy_that_fails_is_counted_by_the_agent_and_told_here(host: Running, 
     assert session._pipeline is not None
     recorder = session._pipeline.recorder
     for name, source in (("a", ArraySource(np.ones(3))), ("b", Unreadable(np.ones(3)))):
-        assert recorder.wants(0, name, Side.INPUT)
-        recorder.observe(Observation(0, "Add", name, Side.INPUT, 0, "", source))
+        assert recorder.wants(0, name, TensorSide.INPUT)
+        recorder.observe(TensorObservation(0, "Add", name, TensorSide.INPUT, 0, "", source))
     session.close()
     (end,) = bodies(host, "iteration_end")
     assert (end.expected, dict(end.dropped)) == (2, {})

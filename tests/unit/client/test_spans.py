@@ -9,26 +9,36 @@ import numpy as np
 import pytest
 
 import rankdump
-from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.events import OPEN, Event, EventKind, ProcessGroup
-from rankdump.contract.key import Side
-from rankdump.contract.plan import Content, DumpPlan, Iterations, Output, Selection
-from rankdump.pipeline import Pipeline
-from rankdump.values import Collective, Observation
-from rankdump.wire.events import events_from_wire
+from rankdump._core.events import OPEN_END_POSITION, EventKind, ProcessGroup, RankEvent
+from rankdump._core.plan import (
+    ContentSettings,
+    DumpPlan,
+    IterationSelection,
+    OutputSettings,
+    TensorSelection,
+)
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import CollectiveCall, TensorObservation
+from rankdump._frameworks.arrays import ArraySource
+from rankdump._recorder.pipeline import DumpPipeline
+from rankdump._wire.metadata_messages import events_from_wire
 
 from .conftest import Running, bodies, introduction_of, kinds
 
 ONE = np.ones(1)
 
 
-def a_plan(content: Content | None = None, **selection) -> DumpPlan:
+def a_plan(content: ContentSettings | None = None, **selection) -> DumpPlan:
     return DumpPlan(
-        output=Output("/x"), selection=Selection(**selection), content=content or Content()
+        output=OutputSettings("/x"),
+        selection=TensorSelection(**selection),
+        content=content or ContentSettings(),
     )
 
 
-def started(running: Running, content: Content | None = None, **selection) -> rankdump.Session:
+def started(
+    running: Running, content: ContentSettings | None = None, **selection
+) -> rankdump.Session:
     return rankdump.Session(a_plan(content, **selection), agent=running.address)
 
 
@@ -37,7 +47,7 @@ def spans(running: Running) -> list[tuple[int, int, int]]:
     return [(end.iteration, end.first_position, end.last_position) for end in ends]
 
 
-def events(running: Running) -> list[Event]:
+def events(running: Running) -> list[RankEvent]:
     return [e for batch in bodies(running, "events") for e in events_from_wire(batch).events()]
 
 
@@ -49,7 +59,7 @@ def eventually(condition) -> None:
 
 
 def test_every_event_is_of_the_span_of_its_iteration(running):
-    with started(running, iterations=Iterations("0,2", ((0, 0), (2, 2)))) as session:
+    with started(running, iterations=IterationSelection("0,2", ((0, 0), (2, 2)))) as session:
         for i in range(4):
             session.step(i)
             for name in "abc"[: 1 + i]:
@@ -59,7 +69,7 @@ def test_every_event_is_of_the_span_of_its_iteration(running):
 
 
 def test_the_switch_within_an_iteration_cuts_no_span(running):
-    with started(running, iterations=Iterations("9", ((9, 9),))) as session:
+    with started(running, iterations=IterationSelection("9", ((9, 9),))) as session:
         session.step(0)
         session.dump("Add", "off", "input", 0, ONE)
         for name in "ab":
@@ -75,10 +85,10 @@ def test_the_switch_within_an_iteration_cuts_no_span(running):
 
 
 def test_a_plan_that_keeps_no_events_has_no_spans(running):
-    pipeline = Pipeline(a_plan(trigger="exception"), introduction_of(a_plan()), running.address)
+    pipeline = DumpPipeline(a_plan(trigger="exception"), introduction_of(a_plan()), running.address)
     pipeline.start()
     pipeline.recorder.observe(
-        Observation(0, "Add", "a", Side.INPUT, 0, "", ArraySource(ONE)),
+        TensorObservation(0, "Add", "a", TensorSide.INPUT, 0, "", ArraySource(ONE)),
     )
     pipeline.recorder.finished(pipeline.recorder.started(graph=0, name="a"))
     pipeline.recorder.settled(0, "a", raised=True)
@@ -88,14 +98,14 @@ def test_a_plan_that_keeps_no_events_has_no_spans(running):
     assert events(running) == []
 
 
-def call(sequence: int) -> Collective:
-    return Collective(EventKind.ALL_REDUCE, ProcessGroup("0", (0, 1)), sequence)
+def call(sequence: int) -> CollectiveCall:
+    return CollectiveCall(EventKind.ALL_REDUCE, ProcessGroup("0", (0, 1)), sequence)
 
 
 def test_what_is_open_is_told_while_training_hangs_and_before_its_iteration_ends(
     running, monkeypatch
 ):
-    monkeypatch.setattr("rankdump.trace.OPEN_AFTER_US", 0)
+    monkeypatch.setattr("rankdump._recorder.event_trace.OPEN_AFTER_US", 0)
     with started(running) as session:
         session.step(0)
         pipeline = session._pipeline
@@ -103,13 +113,16 @@ def test_what_is_open_is_told_while_training_hangs_and_before_its_iteration_ends
         recorder = pipeline.recorder
         hangs = recorder.started(graph=0, name="hangs", collective=call(0))
         eventually(lambda: events(running))
-        monkeypatch.setattr("rankdump.trace.OPEN_AFTER_US", 10**12)
+        monkeypatch.setattr("rankdump._recorder.event_trace.OPEN_AFTER_US", 10**12)
         recorder.finished(hangs)
         later = recorder.started(graph=0, name="later", collective=call(1))
         recorder.started(graph=0, name="never")
         session.step(1)
         recorder.finished(later)
-    places = [(e.name, e.iteration, e.position, e.end_position == OPEN) for e in events(running)]
+    places = [
+        (e.name, e.iteration, e.position, e.end_position == OPEN_END_POSITION)
+        for e in events(running)
+    ]
     assert places == [
         ("hangs", 0, 1, True),
         ("hangs", 0, 1, False),
@@ -132,7 +145,7 @@ def test_a_session_that_ends_with_an_error_tells_what_is_open(running):
 
     with pytest.raises(KeyError):
         job()
-    assert [(e.name, e.end_position) for e in events(running)] == [("a", OPEN)]
+    assert [(e.name, e.end_position) for e in events(running)] == [("a", OPEN_END_POSITION)]
     assert spans(running) == []
 
 
@@ -151,8 +164,8 @@ class Slow(ArraySource):
 def test_a_copy_under_way_is_told_as_stall_of_its_rank(running, monkeypatch):
     """Law: it is in the figure of batches that leave meanwhile, of calls that begin after it, and
     of the iteration's end."""
-    monkeypatch.setattr("rankdump.trace.STALL_NEWS_US", 1)
-    monkeypatch.setattr("rankdump.session.frameworks.ArraySource", lambda go: Slow(go))
+    monkeypatch.setattr("rankdump._recorder.event_trace.STALL_REPORT_US", 1)
+    monkeypatch.setattr("rankdump._session.framework_adapters.ArraySource", lambda go: Slow(go))
     go = threading.Event()
     with started(running) as session:
         session.step(0)
@@ -171,7 +184,7 @@ def test_a_copy_under_way_is_told_as_stall_of_its_rank(running, monkeypatch):
 
 
 def test_sending_figures_at_the_end_of_an_iteration_is_stall(running, monkeypatch):
-    session = started(running, Content(saved="statistic"))
+    session = started(running, ContentSettings(saved="statistic"))
     session.step(0)
     session.dump("Add", "a", "input", 0, ONE)
     pipeline = session._pipeline

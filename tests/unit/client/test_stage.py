@@ -6,30 +6,37 @@ import numpy as np
 import pytest
 from suites import record_heads
 
-from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.exchange import RecordHead
-from rankdump.contract.figure_rows import FigureRows, TensorKind
-from rankdump.contract.key import Side, TensorKey
-from rankdump.stage import HEAD_BYTES, ROW_BYTES, Budget, Stage
-from rankdump.values import Placing
+from rankdump._core.record import StatisticRows, TensorKey, TensorKind, TensorSide
+from rankdump._core.recorder_protocol import PlacementResult
+from rankdump._core.session_protocol import RecordHead
+from rankdump._frameworks.arrays import ArraySource
+from rankdump._recorder.staging_buffer import (
+    MIN_RECORD_BYTES,
+    ROW_BYTES,
+    StagingBudget,
+    StagingBuffer,
+)
 
 
 def head(source: ArraySource) -> RecordHead:
-    key = TensorKey(0, "Net", 0, 0, 1, "Add", "Default/Add-op0", Side.OUTPUT, 0)
+    key = TensorKey(0, "Net", 0, 0, 1, "Add", "Default/Add-op0", TensorSide.OUTPUT, 0)
     return record_heads.head_of(key, source.dtype, source.shape, source.byte_count)
 
 
-def rows(count: int) -> FigureRows:
-    kind = TensorKind(0, "Add", "Default/Add-op0", Side.OUTPUT, 0, "uint8", (1000,), 1000)
-    return FigureRows(0, (kind,) * count, tuple(range(count)), ("1",) * count)
+def rows(count: int) -> StatisticRows:
+    kind = TensorKind(0, "Add", "Default/Add-op0", TensorSide.OUTPUT, 0, "uint8", (1000,), 1000)
+    return StatisticRows(0, (kind,) * count, tuple(range(count)), ("1",) * count)
 
 
 def stage(
-    budget: Budget, *, rows: Budget | None = None, placing: Placing = Placing.ELSEWHERE
-) -> Stage:
-    return Stage(
+    budget: StagingBudget,
+    *,
+    rows: StagingBudget | None = None,
+    placing: PlacementResult = PlacementResult.ELSEWHERE,
+) -> StagingBuffer:
+    return StagingBuffer(
         records=budget,
-        rows=rows or Budget(0),
+        rows=rows or StagingBudget(0),
         patience_s=lambda: 0.0,
         place=lambda _head, _source: placing,
     )
@@ -38,7 +45,7 @@ def stage(
 def test_a_staged_tensor_no_longer_follows_the_job():
     array = np.arange(6, dtype="f4").reshape(2, 3)
     source = ArraySource(array)
-    staged = stage(Budget(1 << 20)).keep(head(source), source)
+    staged = stage(StagingBudget(1 << 20)).keep(head(source), source)
     assert staged is not None
     before = array.copy()
     array[:] = -1
@@ -46,11 +53,11 @@ def test_a_staged_tensor_no_longer_follows_the_job():
 
 
 @pytest.mark.parametrize(
-    ("array", "charge"), [(np.zeros(1000, "u1"), 1000), (np.zeros(1, "u1"), HEAD_BYTES)]
+    ("array", "charge"), [(np.zeros(1000, "u1"), 1000), (np.zeros(1, "u1"), MIN_RECORD_BYTES)]
 )
 def test_room_is_what_a_record_takes_until_it_is_let_go(array, charge):
     """Law: a record is never free, or tiny ones without end would fill the memory."""
-    budget, source = Budget(1 << 20), ArraySource(array)
+    budget, source = StagingBudget(1 << 20), ArraySource(array)
     room = stage(budget)
     record = room.keep(head(source), source)
     assert record is not None
@@ -60,14 +67,18 @@ def test_room_is_what_a_record_takes_until_it_is_let_go(array, charge):
 
 
 def test_a_full_buffer_admits_nothing_more():
-    room, source = stage(Budget(8)), ArraySource(np.ones(1))
+    room, source = stage(StagingBudget(8)), ArraySource(np.ones(1))
     assert room.keep(head(source), source)
     assert room.keep(head(source), source) is None
 
 
 def test_rows_have_room_of_their_own():
     """Law: figures leave though records fill their buffer, and are charged until they did."""
-    records, budget, source = Budget(8), Budget(3 * ROW_BYTES), ArraySource(np.ones(1))
+    records, budget, source = (
+        StagingBudget(8),
+        StagingBudget(3 * ROW_BYTES),
+        ArraySource(np.ones(1)),
+    )
     room = stage(records, rows=budget)
     assert room.keep(head(source), source)
     assert room.admit(rows(2))
@@ -76,11 +87,11 @@ def test_rows_have_room_of_their_own():
     assert budget.held_bytes == 3 * ROW_BYTES
     room.release(rows(2))
     room.release(rows(1))
-    assert (budget.held_bytes, records.held_bytes) == (0, HEAD_BYTES)
+    assert (budget.held_bytes, records.held_bytes) == (0, MIN_RECORD_BYTES)
 
 
 def test_a_tensor_larger_than_the_buffer_goes_in_alone():
-    budget = Budget(8)
+    budget = StagingBudget(8)
     assert budget.acquire(100, lambda: 0.0)
     assert not budget.acquire(1, lambda: 0.0)
     budget.release(100)
@@ -88,7 +99,7 @@ def test_a_tensor_larger_than_the_buffer_goes_in_alone():
 
 
 def test_waiting_ends_when_room_is_made():
-    budget = Budget(8)
+    budget = StagingBudget(8)
     assert budget.acquire(8, lambda: 0.0)
     timer = threading.Timer(0.05, budget.release, (8,))
     timer.start()
@@ -105,7 +116,7 @@ class Unreadable(ArraySource):
 
 
 def test_a_copy_that_fails_holds_no_room():
-    budget, source = Budget(1 << 20), Unreadable(np.ones(9))
+    budget, source = StagingBudget(1 << 20), Unreadable(np.ones(9))
     with pytest.raises(ValueError, match="gone"):
         stage(budget).keep(head(source), source)
     assert budget.held_bytes == 0
@@ -114,15 +125,15 @@ def test_a_copy_that_fails_holds_no_room():
 @pytest.mark.parametrize(
     ("placing", "room", "kept"),
     [
-        (Placing.DONE, 0, "straight"),
-        (Placing.ELSEWHERE, 1 << 20, "bytes"),
-        (Placing.ELSEWHERE, 1, None),
-        (Placing.FULL, 1 << 20, None),
+        (PlacementResult.DONE, 0, "straight"),
+        (PlacementResult.ELSEWHERE, 1 << 20, "bytes"),
+        (PlacementResult.ELSEWHERE, 1, None),
+        (PlacementResult.FULL, 1 << 20, None),
     ],
 )
 def test_where_a_tensor_goes(placing, room, kept):
     """Law: the bytes where there is room; a slab that is full is no reason to fill the heap."""
-    budget, source = Budget(HEAD_BYTES + room), ArraySource(np.ones(1000, "u1"))
+    budget, source = StagingBudget(MIN_RECORD_BYTES + room), ArraySource(np.ones(1000, "u1"))
     if room == 1:
         assert budget.acquire(1, lambda: 0.0)
     before = budget.held_bytes

@@ -10,9 +10,15 @@ import pytest
 from suites.configurations import body_of
 
 import rankdump
-from rankdump.contract.key import Side
-from rankdump.contract.plan import DumpPlan, Iterations, Operators, Output, Selection
-from rankdump.pipeline import Pipeline
+from rankdump._core.plan import (
+    DumpPlan,
+    IterationSelection,
+    OperatorSelection,
+    OutputSettings,
+    TensorSelection,
+)
+from rankdump._core.record import TensorSide
+from rankdump._recorder.pipeline import DumpPipeline
 
 from .conftest import Running, bodies, event_names, introduction_of
 
@@ -20,7 +26,7 @@ ONE = np.ones(1)
 
 
 def a_plan(**selection) -> DumpPlan:
-    return DumpPlan(output=Output("/x"), selection=Selection(**selection))
+    return DumpPlan(output=OutputSettings("/x"), selection=TensorSelection(**selection))
 
 
 def started(running: Running, **selection) -> rankdump.Session:
@@ -45,7 +51,7 @@ class Hook:
 
 def test_the_switch_takes_the_place_of_the_iterations(running):
     """Law: from its first use on, what is dumped is what ran while it was on."""
-    with started(running, iterations=Iterations("3", ((3, 3),))) as session:
+    with started(running, iterations=IterationSelection("3", ((3, 3),))) as session:
         for i in range(5):
             session.step(i)
             session.dump("Add", f"a{i}", "input", 0, ONE)
@@ -83,8 +89,8 @@ def test_devices_and_sides_stay_as_planned(running, selection, kept):
 def test_adapters_are_told_at_once(running, monkeypatch):
     """Law: hooks stand only while something is dumped; a switch that changes nothing tells none."""
     hook = Hook()
-    monkeypatch.setattr("rankdump.session.lifetime.hook_of", lambda *_, **__: hook)
-    with started(running, iterations=Iterations("9", ((9, 9),))) as session:
+    monkeypatch.setattr("rankdump._session.rank_session.make_hook", lambda *_, **__: hook)
+    with started(running, iterations=IterationSelection("9", ((9, 9),))) as session:
         session.attach(object())
         session.dump_stop()
         session.dump_start()
@@ -111,11 +117,11 @@ def test_a_run_that_was_switched_off_is_explained(running, caplog):
 
 def test_the_functions_speak_to_the_session_of_the_environment(running, tmp_path, monkeypatch):
     plan_file = tmp_path / "plan.json"
-    monkeypatch.setattr("rankdump.session.default._default", None)
+    monkeypatch.setattr("rankdump._session.default_session._default", None)
     monkeypatch.setenv("RANKDUMP_CONFIG", str(plan_file))
     monkeypatch.setenv("RANKDUMP_AGENT", running.address)
-    plan = a_plan(iterations=Iterations("9", ((9, 9),)))
-    monkeypatch.setattr("rankdump.session.asking.load", lambda *_: (plan, b"{}"))
+    plan = a_plan(iterations=IterationSelection("9", ((9, 9),)))
+    monkeypatch.setattr("rankdump._session.plan_source.load_config_plan", lambda *_: (plan, b"{}"))
     rankdump.dump_start()
     session = rankdump.attach("no model")
     session.dump("Add", "a", "input", 0, ONE)
@@ -127,7 +133,7 @@ def test_the_functions_speak_to_the_session_of_the_environment(running, tmp_path
 
 
 def test_a_session_that_is_off_takes_every_call(monkeypatch):
-    monkeypatch.setattr("rankdump.session.default._default", None)
+    monkeypatch.setattr("rankdump._session.default_session._default", None)
     session = rankdump.Session()
     session.dump_start()
     session.dump_stop()
@@ -149,13 +155,15 @@ def test_set_dump_takes_models_only(target):
 
 @pytest.mark.parametrize("marked", [True, False])
 def test_only_what_was_marked_is_kept(running, caplog, marked):
-    plan = a_plan(operators=Operators(everything=False, marked=True))
-    pipeline = Pipeline(plan, introduction_of(plan), running.address)
+    plan = a_plan(operators=OperatorSelection(everything=False, marked=True))
+    pipeline = DumpPipeline(plan, introduction_of(plan), running.address)
     pipeline.start()
     if marked:
         pipeline.recorder.mark(0, frozenset({"network-Net/a-Add"}))
-    assert pipeline.recorder.wants(0, "Default/network-Net/a-Add/Add-op0", Side.INPUT) is marked
-    assert not pipeline.recorder.wants(0, "Default/network-Net/b-Add/Add-op0", Side.INPUT)
+    assert (
+        pipeline.recorder.wants(0, "Default/network-Net/a-Add/Add-op0", TensorSide.INPUT) is marked
+    )
+    assert not pipeline.recorder.wants(0, "Default/network-Net/b-Add/Add-op0", TensorSide.INPUT)
     pipeline.end_iteration(ran=True)
     pipeline.close()
     assert ("set_dump() marks, and it marked nothing" in caplog.text) is not marked
@@ -199,7 +207,7 @@ def test_what_a_configuration_warns_of_is_said_once_a_job(running, caplog, tmp_p
     assert all("'5-3' runs backwards" in warning for warning in warnings)
 
 
-KERNELS = Operators(
+KERNELS = OperatorSelection(
     everything=False, names=("Default/x-op0",), types=("conv",), patterns=("nothing.*",)
 )
 

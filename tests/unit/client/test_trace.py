@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankdump.contract.events import OPEN, Event, EventColumns, EventKind, ProcessGroup
-from rankdump.trace import OPEN_AFTER_US, STALL_NEWS_US, Trace
-from rankdump.values import Begun, Collective
+from rankdump._core.events import (
+    OPEN_END_POSITION,
+    EventColumns,
+    EventKind,
+    ProcessGroup,
+    RankEvent,
+)
+from rankdump._core.recorder_protocol import CollectiveCall, StartedEvent
+from rankdump._recorder.event_trace import OPEN_AFTER_US, STALL_REPORT_US, EventTrace
 
 GROUP = ProcessGroup("0", (0, 1))
 
@@ -33,21 +39,21 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def trace(clock: Clock) -> Trace:
-    return Trace(clock)
+def trace(clock: Clock) -> EventTrace:
+    return EventTrace(clock)
 
 
-def taken(trace: Trace) -> list[Event]:
+def taken(trace: EventTrace) -> list[RankEvent]:
     columns = trace.take()
     return [] if columns is None else columns.events()
 
 
-def places(trace: Trace) -> list[tuple[str, int, int]]:
+def places(trace: EventTrace) -> list[tuple[str, int, int]]:
     return [(event.name, event.position, event.end_position) for event in taken(trace)]
 
 
-def all_reduce(sequence: int = 3) -> Collective:
-    return Collective(EventKind.ALL_REDUCE, GROUP, sequence, 10, "float32")
+def all_reduce(sequence: int = 3) -> CollectiveCall:
+    return CollectiveCall(EventKind.ALL_REDUCE, GROUP, sequence, 10, "float32")
 
 
 def test_nested_and_overlapping_events_keep_their_places(trace):
@@ -64,7 +70,9 @@ def test_an_event_belongs_to_the_iteration_it_began_in(trace):
     trace.begin_iteration(7)
     early = trace.started(graph=0, name="early", collective=all_reduce())
     assert trace.end_iteration() == (1, 1)
-    assert [(e.name, e.iteration, e.end_position) for e in taken(trace)] == [("early", 7, OPEN)]
+    assert [(e.name, e.iteration, e.end_position) for e in taken(trace)] == [
+        ("early", 7, OPEN_END_POSITION)
+    ]
     for iteration in (8, 9, 10):
         trace.begin_iteration(iteration)
         late = trace.started(graph=0, name="late")
@@ -107,7 +115,7 @@ def test_a_call_that_takes_long_is_told_of_once_and_told_again_when_complete(tra
     assert told is not None
     assert told.groups == (GROUP,)
     (event,) = told.events()
-    assert (event.end_position, event.start_us, event.end_us) == (OPEN, 0, 0)
+    assert (event.end_position, event.start_us, event.end_us) == (OPEN_END_POSITION, 0, 0)
     assert (event.kind, event.group, event.sequence, event.graph) == (
         EventKind.ALL_REDUCE,
         "0",
@@ -122,10 +130,10 @@ def test_a_call_that_takes_long_is_told_of_once_and_told_again_when_complete(tra
 
 def test_a_clock_that_is_set_back_hides_no_call(clock):
     clock.now = 10 * OPEN_AFTER_US
-    trace = Trace(clock)
+    trace = EventTrace(clock)
     trace.started(graph=0, name="a", collective=all_reduce())
     clock.now = 0
-    assert places(trace) == [("a", 1, OPEN)]
+    assert places(trace) == [("a", 1, OPEN_END_POSITION)]
 
 
 def test_a_collective_carries_its_group(trace):
@@ -139,9 +147,9 @@ def test_a_collective_carries_its_group(trace):
 
 
 def test_what_only_the_end_shows(trace):
-    unknown = Collective(EventKind.RECV, GROUP, 0)
+    unknown = CollectiveCall(EventKind.RECV, GROUP, 0)
     begun = trace.started(graph=0, name="from anyone", collective=unknown)
-    known = Collective(EventKind.RECV, GROUP, 4, peer=1)
+    known = CollectiveCall(EventKind.RECV, GROUP, 4, peer=1)
     trace.finished(begun, name="from 1", collective=known)
     (event,) = taken(trace)
     assert (event.name, event.sequence, event.peer) == ("from 1", 4, 1)
@@ -149,7 +157,7 @@ def test_what_only_the_end_shows(trace):
 
 def test_stalls_are_noted_where_calls_begin_and_batches_leave(clock):
     stalled = Clock(5)
-    trace = Trace(clock, stalled_us=stalled)
+    trace = EventTrace(clock, stalled_us=stalled)
     call = trace.started(graph=0, name="call", collective=all_reduce())
     stalled.now = 9
     trace.finished(call)
@@ -163,18 +171,18 @@ def test_stalls_are_noted_where_calls_begin_and_batches_leave(clock):
 def test_a_stall_that_grows_is_told_without_any_event(clock):
     """Who waits for this rank wants to know why it does not come."""
     stalled = Clock(0)
-    trace = Trace(clock, stalled_us=stalled)
-    stalled.now = STALL_NEWS_US - 1
+    trace = EventTrace(clock, stalled_us=stalled)
+    stalled.now = STALL_REPORT_US - 1
     assert trace.take() is None
     stalled.now += 1
     columns = trace.take()
     assert columns is not None
-    assert (len(columns), columns.stalled_us) == (0, STALL_NEWS_US)
+    assert (len(columns), columns.stalled_us) == (0, STALL_REPORT_US)
     assert trace.take() is None
 
 
 def test_a_trace_that_keeps_nothing_still_counts():
-    trace = Trace(keeps=False)
+    trace = EventTrace(keeps=False)
     assert not trace.finished(trace.started(graph=0, name="a"))
     assert trace.take() is None
     assert trace.started(graph=0, name="b").position == 2
@@ -192,7 +200,7 @@ class Reports:
     def take(self, columns: EventColumns | None) -> None:
         for event in [] if columns is None else columns.events():
             assert event.position not in self.complete
-            if event.end_position == OPEN:
+            if event.end_position == OPEN_END_POSITION:
                 assert event.position not in self.open
                 self.open.add(event.position)
             else:
@@ -216,8 +224,8 @@ def test_every_position_is_complete_or_open_by_the_end_of_its_iteration(steps):
     """Law: by the end of an iteration every position of its span is reported, once as complete, or
     once as open and, when it is complete, once more; and always as this iteration's."""
     clock, reports, iteration, last = Clock(), Reports(), 0, 0
-    trace = Trace(clock)
-    running: list[Begun] = []
+    trace = EventTrace(clock)
+    running: list[StartedEvent] = []
     begun_in: dict[int, int] = {}
 
     def end() -> None:
@@ -257,7 +265,7 @@ def test_every_position_is_complete_or_open_by_the_end_of_its_iteration(steps):
 
 def test_threads_lose_no_event_and_share_no_position():
     """Law: whoever takes while others finish, each event is handed over once, at its own place."""
-    trace, events, done = Trace(), [], threading.Event()
+    trace, events, done = EventTrace(), [], threading.Event()
 
     def run(graph: int) -> None:
         for number in range(2000):
@@ -286,11 +294,11 @@ def test_threads_lose_no_event_and_share_no_position():
 
 
 def test_operators_and_collectives_stand_in_one_batch():
-    trace = Trace(clock_us=iter(range(100)).__next__)
-    what = Collective(EventKind.SEND, ProcessGroup("g", (0, 1)), 5, 10, "float32", peer=1)
+    trace = EventTrace(clock_us=iter(range(100)).__next__)
+    what = CollectiveCall(EventKind.SEND, ProcessGroup("g", (0, 1)), 5, 10, "float32", peer=1)
     trace.finished(trace.started(graph=2, name="a"))
     trace.finished(trace.started(graph=0, name="send", collective=what))
     operator, message = taken(trace)
-    assert operator == Event(2, 0, 1, 1, "a", EventKind.OPERATOR, 0, 1)
+    assert operator == RankEvent(2, 0, 1, 1, "a", EventKind.OPERATOR, 0, 1)
     assert (message.kind, message.group, message.sequence) == (EventKind.SEND, "g", 5)
     assert (message.element_count, message.dtype, message.peer) == (10, "float32", 1)

@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 
 import rankdump
-from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.exchange import SessionRequest
-from rankdump.contract.key import Side
-from rankdump.contract.plan import (
-    Content,
-    Delivery,
+from rankdump._core.plan import (
+    ContentSettings,
+    DeliverySettings,
     DumpPlan,
-    Excluded,
-    Operators,
-    Output,
-    Precision,
-    SavedData,
-    Selection,
-    Trigger,
+    OperatorSelection,
+    OutputSettings,
+    SavedDataMode,
+    StatisticPrecision,
+    TensorExclusion,
+    TensorSelection,
+    TriggerMode,
 )
-from rankdump.pipeline import Pipeline
-from rankdump.values import Deferred, Observation
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import DeferredStatistics, TensorObservation
+from rankdump._core.session_protocol import SessionRequest
+from rankdump._frameworks.arrays import ArraySource
+from rankdump._recorder.pipeline import DumpPipeline
 
 from .conftest import Running, bodies, event_names, introduction_of, kinds, rows
 
@@ -34,13 +34,17 @@ GOOD, BAD = np.ones(4, "f4"), np.array([1, np.inf], "f4")
 
 
 def a_plan(
-    trigger: Trigger, *, saved: SavedData = "tensor", buffer_bytes: int = 1 << 20, **selection
+    trigger: TriggerMode,
+    *,
+    saved: SavedDataMode = "tensor",
+    buffer_bytes: int = 1 << 20,
+    **selection,
 ) -> DumpPlan:
     return DumpPlan(
-        output=Output("/x"),
-        selection=Selection(trigger=trigger, **selection),
-        content=Content(saved=saved, kernel_arguments=True),
-        delivery=Delivery(buffer_bytes=buffer_bytes, block_timeout_s=600),
+        output=OutputSettings("/x"),
+        selection=TensorSelection(trigger=trigger, **selection),
+        content=ContentSettings(saved=saved, kernel_arguments=True),
+        delivery=DeliverySettings(buffer_bytes=buffer_bytes, block_timeout_s=600),
     )
 
 
@@ -82,8 +86,12 @@ class Tensor(ArraySource):
         super().copy_into(target)
 
 
-def seen(name: str, side: Side, tensor: ArraySource, slot: int = 0, **fields) -> Observation:
-    return Observation(0, fields.pop("op_type", "Add"), name, side, slot, "", tensor, **fields)
+def seen(
+    name: str, side: TensorSide, tensor: ArraySource, slot: int = 0, **fields
+) -> TensorObservation:
+    return TensorObservation(
+        0, fields.pop("op_type", "Add"), name, side, slot, "", tensor, **fields
+    )
 
 
 # -- overflow
@@ -203,7 +211,7 @@ class Promise:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def read(self, others: Sequence[Deferred]) -> list[tuple[str, ...]]:
+    def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
         names = [each.name for each in others if isinstance(each, Promise)]
         Promise.read_back += names
         return [(name,) for name in names]
@@ -214,19 +222,19 @@ class OnDevice(ArraySource):
         super().__init__(values)
         self.name = name
 
-    def figures(self, items: tuple[str, ...], precision: Precision) -> Promise:
+    def figures(self, items: tuple[str, ...], precision: StatisticPrecision) -> Promise:
         return Promise(self.name)
 
 
 def test_on_the_device_only_figures_of_an_overflow_are_read_back(running):
     Promise.read_back = []
     plan = a_plan("overflow")
-    content = Content(saved="statistic", statistics=("max",), on_device=True)
-    pipeline = Pipeline(replace(plan, content=content), request(), running.address)
+    content = ContentSettings(saved="statistic", statistics=("max",), on_device=True)
+    pipeline = DumpPipeline(replace(plan, content=content), request(), running.address)
     pipeline.start()
     for name, output in [("good", GOOD), ("it", BAD), ("after", GOOD)]:
-        pipeline.recorder.observe(seen(name, Side.INPUT, OnDevice(f"{name} in", GOOD)))
-        pipeline.recorder.observe(seen(name, Side.OUTPUT, OnDevice(f"{name} out", output)))
+        pipeline.recorder.observe(seen(name, TensorSide.INPUT, OnDevice(f"{name} in", GOOD)))
+        pipeline.recorder.observe(seen(name, TensorSide.OUTPUT, OnDevice(f"{name} out", output)))
         pipeline.recorder.settled(0, name)
     assert Promise.read_back == []
     pipeline.end_iteration(ran=True)
@@ -245,7 +253,7 @@ def test_parameters_and_constants_are_no_operators(running):
 @pytest.mark.parametrize("profile", ["ms2.3", "ms2.0"])
 def test_the_gradient_of_a_parameter_is_what_an_operator_wrote(running, profile):
     """Law: an overflow that shows in the gradient of a weight alone is found, whatever its name."""
-    plan = replace(a_plan("overflow"), output=Output("/x", profile=profile))
+    plan = replace(a_plan("overflow"), output=OutputSettings("/x", profile=profile))
     with rankdump.Session(plan, agent=running.address) as session:
         session.dump("Parameter", "Gradients/good.weight", "output", 0, GOOD)
         session.dump("Parameter", "Gradients/conv1.weight", "output", 0, BAD)
@@ -254,11 +262,11 @@ def test_the_gradient_of_a_parameter_is_what_an_operator_wrote(running, profile)
 
 
 def test_arguments_stay_with_their_operator(running):
-    pipeline = Pipeline(a_plan("overflow"), request(), running.address)
+    pipeline = DumpPipeline(a_plan("overflow"), request(), running.address)
     pipeline.start()
     for name, output in [("good", GOOD), ("it", BAD)]:
         pipeline.recorder.arguments(0, "Add", name, {"alpha": "1"})
-        pipeline.recorder.observe(seen(name, Side.OUTPUT, ArraySource(output)))
+        pipeline.recorder.observe(seen(name, TensorSide.OUTPUT, ArraySource(output)))
         pipeline.recorder.settled(0, name)
     pipeline.end_iteration(ran=True)
     pipeline.close()
@@ -267,25 +275,25 @@ def test_arguments_stay_with_their_operator(running):
 
 
 def test_a_tensor_that_cannot_be_judged_is_said(running, caplog):
-    pipeline = Pipeline(a_plan("overflow"), request(), running.address)
+    pipeline = DumpPipeline(a_plan("overflow"), request(), running.address)
     pipeline.start()
     tensor = Tensor(BAD)
     tensor.fails = "finite"
-    pipeline.recorder.observe(seen("it", Side.OUTPUT, tensor))
+    pipeline.recorder.observe(seen("it", TensorSide.OUTPUT, tensor))
     pipeline.end_iteration(ran=True)
     pipeline.close()
     assert "it could not be checked" in caplog.text
 
 
 def test_operators_that_never_settle_are_forgotten_with_their_iteration(running):
-    pipeline = Pipeline(a_plan("overflow"), request(), running.address)
+    pipeline = DumpPipeline(a_plan("overflow"), request(), running.address)
     pipeline.start()
-    pipeline.recorder.observe(seen("x", Side.INPUT, ArraySource(GOOD)))
-    pipeline.recorder.lose(0, "Add", "x", Side.INPUT, 0, "unsupported_sparse")
+    pipeline.recorder.observe(seen("x", TensorSide.INPUT, ArraySource(GOOD)))
+    pipeline.recorder.lose(0, "Add", "x", TensorSide.INPUT, 0, "unsupported_sparse")
     pipeline.end_iteration(ran=True)
     pipeline.begin_iteration(1)
-    pipeline.recorder.observe(seen("x", Side.OUTPUT, ArraySource(BAD)))
-    pipeline.recorder.lose(0, "Add", "x", Side.OUTPUT, 0, "unsupported_sparse")
+    pipeline.recorder.observe(seen("x", TensorSide.OUTPUT, ArraySource(BAD)))
+    pipeline.recorder.lose(0, "Add", "x", TensorSide.OUTPUT, 0, "unsupported_sparse")
     pipeline.end_iteration(ran=True)
     pipeline.close()
     assert found(running) == [("x", "output", 0)]
@@ -347,12 +355,12 @@ def test_without_an_exception_nothing_is_sent(running, caplog):
 
 
 def test_an_exception_that_the_job_survives_is_an_iteration_of_its_own(running):
-    pipeline = Pipeline(a_plan("exception"), request(), running.address)
+    pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
     recorder = pipeline.recorder
     for iteration in range(3):
         pipeline.begin_iteration(iteration)
-        recorder.observe(seen("x", Side.INPUT, ArraySource(GOOD)))
+        recorder.observe(seen("x", TensorSide.INPUT, ArraySource(GOOD)))
         recorder.finished(recorder.started(graph=0, name="x"))
         recorder.settled(0, "x", raised=iteration == 1)
         recorder.settled(0, "x")
@@ -365,14 +373,14 @@ def test_an_exception_that_the_job_survives_is_an_iteration_of_its_own(running):
 
 @pytest.mark.parametrize("reason", ["changed_in_place", "copy_failed", "unsupported_sparse", ""])
 def test_inputs_that_cannot_be_read_any_more_are_counted(running, reason):
-    pipeline = Pipeline(a_plan("exception"), request(), running.address)
+    pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
     tensor = Tensor(GOOD)
-    pipeline.recorder.observe(seen("it", Side.INPUT, tensor))
+    pipeline.recorder.observe(seen("it", TensorSide.INPUT, tensor))
     tensor.is_changed = reason == "changed_in_place"
     tensor.fails = "copy" if reason == "copy_failed" else ""
     if reason == "unsupported_sparse":
-        pipeline.recorder.lose(0, "Add", "it", Side.INPUT, 0, reason)
+        pipeline.recorder.lose(0, "Add", "it", TensorSide.INPUT, 0, reason)
     pipeline.recorder.settled(0, "it", raised=True)
     pipeline.end_iteration(ran=True)
     pipeline.close()
@@ -382,24 +390,24 @@ def test_inputs_that_cannot_be_read_any_more_are_counted(running, reason):
 
 
 def test_outputs_are_not_asked_for_when_inputs_are_what_counts(running):
-    pipeline = Pipeline(a_plan("exception"), request(), running.address)
+    pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
-    assert pipeline.recorder.wants(0, "x", Side.INPUT)
-    assert not pipeline.recorder.wants(0, "x", Side.OUTPUT)
+    assert pipeline.recorder.wants(0, "x", TensorSide.INPUT)
+    assert not pipeline.recorder.wants(0, "x", TensorSide.OUTPUT)
     pipeline.close()
 
 
 @pytest.mark.parametrize("trigger", ["overflow", "exception"])
-def test_operators_of_two_models_may_be_called_alike(running, trigger: Trigger):
+def test_operators_of_two_models_may_be_called_alike(running, trigger: TriggerMode):
     """Law: what becomes of one says nothing about the other, even while both are open."""
-    pipeline = Pipeline(a_plan(trigger), request(), running.address)
+    pipeline = DumpPipeline(a_plan(trigger), request(), running.address)
     pipeline.start()
     recorder = pipeline.recorder
     for graph in (0, 1):
-        observation = seen("it", Side.INPUT, Tensor(GOOD))
+        observation = seen("it", TensorSide.INPUT, Tensor(GOOD))
         recorder.observe(observation._replace(graph=graph))
     for graph, result in ((0, GOOD), (1, BAD)):
-        observation = seen("it", Side.OUTPUT, Tensor(result))
+        observation = seen("it", TensorSide.OUTPUT, Tensor(result))
         recorder.observe(observation._replace(graph=graph))
     for graph in (0, 1):
         recorder.settled(graph, "it", raised=graph == 1)
@@ -411,7 +419,7 @@ def test_operators_of_two_models_may_be_called_alike(running, trigger: Trigger):
 
 def test_tensors_that_are_left_out_are_judged_all_the_same(running):
     """Law: an output that is not kept still tells that its operator overflowed."""
-    left = Operators(without_names=(Excluded("it", ("output0",)),))
+    left = OperatorSelection(without_names=(TensorExclusion("it", ("output0",)),))
     with rankdump.Session(a_plan("overflow", operators=left), agent=running.address) as session:
         run(session, "it", BAD, GOOD)
         run(session, "good", GOOD)
@@ -422,11 +430,11 @@ def test_tensors_that_are_left_out_are_judged_all_the_same(running):
 
 def test_memory_that_is_gone_when_an_operator_raises_is_a_loss(running):
     """Law: what was referred to is looked at again before it is read."""
-    pipeline = Pipeline(a_plan("exception"), request(), running.address)
+    pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
     tensor = Tensor(GOOD)
     tensor.again = lambda: "storage_freed"
-    pipeline.recorder.observe(seen("it", Side.INPUT, tensor))
+    pipeline.recorder.observe(seen("it", TensorSide.INPUT, tensor))
     pipeline.recorder.settled(0, "it", raised=True)
     pipeline.end_iteration(ran=True)
     pipeline.close()

@@ -6,19 +6,19 @@ import uuid
 
 import pytest
 
-from rankdump.contract.exchange import SessionRequest
-from rankdump.identity import Identity, introduction
-from rankdump.pipeline.voice import Voice
-from rankdump.ship import Link
+from rankdump._core.rank_identity import RankIdentity, make_session_request
+from rankdump._core.session_protocol import SessionRequest
+from rankdump._recorder.session_logger import SessionLogger
+from rankdump._transport.connection import LinkState
 
 
 @pytest.fixture
-def voice() -> Voice:
-    return Voice(request_of(Identity()), "unix:/a", 1 << 20)
+def voice() -> SessionLogger:
+    return SessionLogger(request_of(RankIdentity()), "unix:/a", 1 << 20)
 
 
-def request_of(identity: Identity) -> SessionRequest:
-    return introduction(identity, plan_json=b"", config_source=b"")
+def request_of(identity: RankIdentity) -> SessionRequest:
+    return make_session_request(identity, plan_json=b"", config_source=b"")
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -37,7 +37,7 @@ def test_a_message_or_a_matter_is_said_once(voice, caplog):
 
 
 def test_a_script_that_is_always_wrong_does_not_fill_its_log(voice, caplog, monkeypatch):
-    monkeypatch.setattr("rankdump.pipeline.voice._MAX_WARNINGS", 2)
+    monkeypatch.setattr("rankdump._recorder.session_logger._MAX_WARNINGS", 2)
     for number in range(9):
         voice.once(f"fault {number}")
     assert said(caplog) == ["fault 0", "fault 1", "2 different warnings were given: no more are"]
@@ -46,13 +46,17 @@ def test_a_script_that_is_always_wrong_does_not_fill_its_log(voice, caplog, monk
 @pytest.mark.parametrize(
     ("links", "closing", "words"),
     [
-        ([Link.ABSENT, Link.ABSENT], False, ["no agent at unix:/a"]),
-        ([Link.UP, Link.AWAY, Link.AWAY, Link.UP], False, ["lost the agent", "the agent at"]),
-        # A stream ends with its session: what is not told as lost does not come back either.
-        ([Link.UP, Link.AWAY, Link.UP, Link.AWAY], True, []),
-        ([Link.REFUSED], False, ["the agent at unix:/a refused this rank: why"]),
+        ([LinkState.ABSENT, LinkState.ABSENT], False, ["no agent at unix:/a"]),
         (
-            [Link.OPENING, Link.OPENING, Link.UP],
+            [LinkState.UP, LinkState.AWAY, LinkState.AWAY, LinkState.UP],
+            False,
+            ["lost the agent", "the agent at"],
+        ),
+        # A stream ends with its session: what is not told as lost does not come back either.
+        ([LinkState.UP, LinkState.AWAY, LinkState.UP, LinkState.AWAY], True, []),
+        ([LinkState.REFUSED], False, ["the agent at unix:/a refused this rank: why"]),
+        (
+            [LinkState.OPENING, LinkState.OPENING, LinkState.UP],
             False,
             ["the agent at unix:/a has not opened the session (why)", "the agent at unix:/a has"],
         ),
@@ -77,8 +81,8 @@ def test_what_became_of_shared_memory(voice, caplog):
     """Its absence is said once, and what is left in it only when there is something."""
     for reason in ("the agent grants none", "no such file"):
         voice.no_slab(reason)
-    voice.left_in_slab(0, Link.UP)
-    voice.left_in_slab(3, Link.UP)
+    voice.left_in_slab(0, LinkState.UP)
+    voice.left_in_slab(3, LinkState.UP)
     assert said(caplog) == [
         "tensors travel on the stream, in pieces: the agent grants none",
         "3 tensors are left to the agent at unix:/a to write",
@@ -88,8 +92,8 @@ def test_what_became_of_shared_memory(voice, caplog):
 def test_the_sum_of_what_was_lost_says_why_there_is_no_agent(caplog):
     """One line says how much was not dumped and what to install."""
     missing = "none can be started, for click is not installed"
-    voice = Voice(request_of(Identity()), "unix:/a", 1 << 20, missing=missing)
-    voice.link_changed(Link.ABSENT, "no such file", closing=False)
+    voice = SessionLogger(request_of(RankIdentity()), "unix:/a", 1 << 20, missing=missing)
+    voice.link_changed(LinkState.ABSENT, "no such file", closing=False)
     voice.losses({"not_taken_by_agent": 3}, 0)
     first, last = said(caplog)
     assert first.startswith(f"{missing}: training goes on")
@@ -100,10 +104,10 @@ def test_ranks_of_a_host_say_a_thing_once(caplog):
     """What holds for all of them one says; what each has lost each says, with its name."""
     # Claims are names of this machine, where the same test may run from another checkout.
     job = uuid.uuid4().hex
-    ranks = [Identity(rank, 2, rank, job) for rank in range(2)]
-    voices = [Voice(request_of(rank), "unix:/a", 1 << 20) for rank in ranks]
+    ranks = [RankIdentity(rank, 2, rank, job) for rank in range(2)]
+    voices = [SessionLogger(request_of(rank), "unix:/a", 1 << 20) for rank in ranks]
     for voice in voices:
-        for link in (Link.ABSENT, Link.UP, Link.AWAY, Link.UP, Link.AWAY):
+        for link in (LinkState.ABSENT, LinkState.UP, LinkState.AWAY, LinkState.UP, LinkState.AWAY):
             voice.link_changed(link, "why", closing=False)
         voice.once("a fault of the script")
         voice.losses({"buffer_full": 3}, 0)
@@ -117,16 +121,18 @@ def test_ranks_of_a_host_say_a_thing_once(caplog):
         "rank 1: 3 tensors were not dumped: 3 buffer_full",
     ]
     caplog.clear()
-    Voice(request_of(Identity(0, 2, 0, f"not {job}")), "unix:/a", 1).once("a fault of the script")
+    SessionLogger(request_of(RankIdentity(0, 2, 0, f"not {job}")), "unix:/a", 1).once(
+        "a fault of the script"
+    )
     assert said(caplog) == ["a fault of the script"]
     for voice in voices:
         voice.close()
-    Voice(request_of(ranks[1]), "unix:/a", 1).once("a fault of the script")
+    SessionLogger(request_of(ranks[1]), "unix:/a", 1).once("a fault of the script")
     assert len(said(caplog)) == 2
 
 
 def test_what_stands_in_shared_memory_of_an_agent_that_is_gone(voice, caplog):
-    voice.left_in_slab(3, Link.AWAY)
+    voice.left_in_slab(3, LinkState.AWAY)
     assert said(caplog) == [
         "the agent at unix:/a has not come back: 3 tensors stand in its shared memory, and are in "
         "the tree only once it runs again"

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 
 import rankdump
-from rankdump.adapters.arrays import ArraySource
-from rankdump.contract.key import Side
-from rankdump.contract.plan import (
-    Content,
-    Delivery,
+from rankdump._core.plan import (
+    ContentSettings,
+    DeliverySettings,
     DumpPlan,
-    Excluded,
-    Iterations,
-    Operators,
-    Output,
-    SavedData,
-    Selection,
-    Watched,
+    IterationSelection,
+    OperatorSelection,
+    OutputSettings,
+    SavedDataMode,
+    TensorExclusion,
+    TensorSelection,
+    WatchedOperators,
 )
-from rankdump.pipeline import Pipeline
-from rankdump.values import Observation
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import TensorObservation
+from rankdump._frameworks.arrays import ArraySource
+from rankdump._recorder.pipeline import DumpPipeline
 
 from .conftest import Running, bodies, introduction_of, rows
 
@@ -36,15 +36,18 @@ def a_plan(
     layers: tuple[str, ...] = ("a",),
     nodes: tuple[str, ...] = ("c",),
     *,
-    saved: SavedData = "tensor",
+    saved: SavedDataMode = "tensor",
     **selection,
 ) -> DumpPlan:
-    chosen: dict[str, Any] = {"operators": Operators(everything=False), "inputs": False} | selection
+    chosen: dict[str, Any] = {
+        "operators": OperatorSelection(everything=False),
+        "inputs": False,
+    } | selection
     return DumpPlan(
-        output=Output("/x"),
-        selection=Selection(watched=Watched(layers, nodes), **chosen),
-        content=Content(saved=saved),
-        delivery=Delivery(buffer_bytes=1 << 20),
+        output=OutputSettings("/x"),
+        selection=TensorSelection(watched=WatchedOperators(layers, nodes), **chosen),
+        content=ContentSettings(saved=saved),
+        delivery=DeliverySettings(buffer_bytes=1 << 20),
         dialect="acl",
     )
 
@@ -86,7 +89,7 @@ def test_what_another_operator_overwrote_is_seen(running):
         mine[:] = 0
     assert found(running) == [("c", 0, [1, 2]), ("a_To_c", 0, [1, 9])]
     records = bodies(running, "record")
-    assert {(record.op_type, record.side) for record in records} == {("Add", Side.OUTPUT)}
+    assert {(record.op_type, record.side) for record in records} == {("Add", TensorSide.OUTPUT)}
     assert balance(running) == (2, {})
 
 
@@ -154,10 +157,10 @@ def test_models_do_not_watch_each_other(running):
 
 
 def test_references_are_let_go_with_the_iteration(running):
-    pipeline = Pipeline(a_plan(), introduction_of(a_plan()), running.address)
+    pipeline = DumpPipeline(a_plan(), introduction_of(a_plan()), running.address)
     pipeline.start()
     tensor = Fading(ONE)
-    pipeline.recorder.observe(Observation(0, "Add", "c", Side.OUTPUT, 0, "", tensor))
+    pipeline.recorder.observe(TensorObservation(0, "Add", "c", TensorSide.OUTPUT, 0, "", tensor))
     pipeline.recorder.settled(0, "c")
     assert tensor.held == 1
     pipeline.end_iteration(ran=True)
@@ -188,11 +191,11 @@ class Fading(ArraySource):
 def test_a_tensor_that_cannot_be_read_any_more_is_counted(running):
     """Law: expected is what is kept and what is lost, after every layer anew."""
     plan = a_plan(("a", "b"))
-    pipeline = Pipeline(plan, introduction_of(plan), running.address)
+    pipeline = DumpPipeline(plan, introduction_of(plan), running.address)
     pipeline.start()
     recorder, tensor = pipeline.recorder, Fading(ONE)
-    recorder.observe(Observation(0, "Add", "c", Side.OUTPUT, 0, "", tensor))
-    recorder.lose(0, "Add", "c", Side.OUTPUT, 1, "unsupported_sparse")
+    recorder.observe(TensorObservation(0, "Add", "c", TensorSide.OUTPUT, 0, "", tensor))
+    recorder.lose(0, "Add", "c", TensorSide.OUTPUT, 1, "unsupported_sparse")
     recorder.settled(0, "c")
     recorder.settled(0, "a")
     tensor.gone = True
@@ -207,7 +210,7 @@ def test_a_tensor_that_cannot_be_read_any_more_is_counted(running):
 
 
 def test_a_slot_that_is_excluded_is_not_read_again(running):
-    lists = Operators(False, without_names=(Excluded("c", ("output0",)),))
+    lists = OperatorSelection(False, without_names=(TensorExclusion("c", ("output0",)),))
     with started(running, operators=lists) as session:
         out(session, "c", ONE)
         out(session, "c", ONE, 1)
@@ -227,7 +230,7 @@ def test_figures_of_what_is_watched(running):
 
 
 def test_operators_without_end_do_not_hold_memory_without_end(running, monkeypatch):
-    monkeypatch.setattr("rankdump.pipeline.watching._MOST_OPERATORS", 2)
+    monkeypatch.setattr("rankdump._recorder.triggers._MAX_WATCHED_OPERATORS", 2)
     with started(running, ("a",), ("c0", "c1", "c2")) as session:
         for number in range(3):
             out(session, f"c{number}", ONE)
@@ -264,7 +267,7 @@ def test_what_never_ran_is_said(running, caplog, program, notes):
 
 
 def test_the_rest_of_the_plan_counts_too(running):
-    iterations = Iterations("1", ((1, 1),))
+    iterations = IterationSelection("1", ((1, 1),))
     with started(running, iterations=iterations) as session:
         for i in range(3):
             session.step(i)
@@ -276,7 +279,7 @@ def test_the_rest_of_the_plan_counts_too(running):
 def test_stamps_of_one_layer_are_one_where_the_layout_shares_them(running):
     """Law: all that is read after one end of a layer has one time, after the next another."""
     plan = a_plan(("a",), ("c", "e"))
-    output = Output("/x", net_name="", layout="cann", started="20260101000000")
+    output = OutputSettings("/x", net_name="", layout="cann", started="20260101000000")
     with rankdump.Session(replace(plan, output=output), agent=running.address) as session:
         for name in ("c", "e"):
             for slot in (0, 1):

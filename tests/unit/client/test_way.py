@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.exchange import SlabPlace
-from rankdump.ship.way import seen_from_here
+from rankdump._core.session_protocol import SlabPlace
+from rankdump._transport.agent_client import resolve_slab_place
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def mounted(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("form", ["unix:{}/agent.sock", "unix://{}/agent.sock"])
 def test_a_container_sees_the_runtime_folder_elsewhere(mounted: Path, form: str):
     granted = SlabPlace("/run/elsewhere/slabs/session.slab", 4096)
-    found = seen_from_here(granted, form.format(mounted))
+    found = resolve_slab_place(granted, form.format(mounted))
     assert found == SlabPlace(f"{mounted}/slabs/session.slab", 4096)
 
 
@@ -31,10 +31,10 @@ def test_where_the_agent_says_comes_first(mounted: Path, tmp_path: Path):
     own.parent.mkdir()
     own.touch()
     granted = SlabPlace(str(own), 4096)
-    assert seen_from_here(granted, f"unix:{mounted}/agent.sock") == granted
+    assert resolve_slab_place(granted, f"unix:{mounted}/agent.sock") == granted
 
 
 @pytest.mark.parametrize("address", ["unix:/nowhere/agent.sock", "127.0.0.1:4000"])
 def test_a_slab_that_is_nowhere_keeps_its_name(address: str):
     granted = SlabPlace("/run/elsewhere/slabs/session.slab", 4096)
-    assert seen_from_here(granted, address) == granted
+    assert resolve_slab_place(granted, address) == granted

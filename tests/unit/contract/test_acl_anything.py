@@ -8,19 +8,19 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.contract.dialect.acl import parse
-from rankdump.contract.dialect.acl.types import ITEM_KEYS, KEYS
-from rankdump.contract.dialect.acl.words import STATS
-from rankdump.contract.dialect.disk import PathFacts
-from rankdump.contract.dialect.notes import Notes
-from rankdump.contract.dialect.tensorflow import parse_dump_config
-from rankdump.contract.errors import ConfigError
-from rankdump.contract.plan import DumpPlan
-from rankdump.contract.plan_json import plan_from_json, plan_to_json
+from rankdump._config.acl_config import parse_acl_config
+from rankdump._config.acl_section import ACL_KEYS, ITEM_KEYS, STATISTICS_BY_WORD
+from rankdump._config.config_section import ConfigNotes
+from rankdump._config.output_path import PathFacts
+from rankdump._config.tensorflow_config import parse_dump_config
+from rankdump._core.plan import DumpPlan, plan_from_json, plan_to_json
+from rankdump.errors import ConfigError
 from rankdump.tf import DumpConfig
 
 WORDS = ["on", "off", "all", "output", "stats", "op", "watcher", "lite_exception", "0|5-8", "/a"]
-texts = st.sampled_from([*WORDS, *STATS, "A", "1.2.3.4:/x", "input0"]) | st.text(max_size=8)
+texts = st.sampled_from([*WORDS, *STATISTICS_BY_WORD, "A", "1.2.3.4:/x", "input0"]) | st.text(
+    max_size=8
+)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | texts
 entries = st.dictionaries(st.sampled_from(["name", "pos", "begin", "end"]), texts, max_size=3)
 lists = st.lists(texts, max_size=3)
@@ -28,7 +28,7 @@ items = st.dictionaries(
     st.sampled_from([*ITEM_KEYS, "unknown"]), texts | lists | st.lists(entries, max_size=3)
 )
 values = texts | scalars | lists | st.lists(items, max_size=3)
-dumps = st.dictionaries(st.sampled_from([*KEYS, "a\nb"]), values, max_size=6)
+dumps = st.dictionaries(st.sampled_from([*ACL_KEYS, "a\nb"]), values, max_size=6)
 base = {"dump_path": "/a", "dump_level": "op", "dump_op_switch": "on"}
 
 
@@ -54,7 +54,10 @@ def held(parsed: Callable[[], DumpPlan], ending: str = "") -> None:
 def test_a_plan_or_one_line(dump: Any, valid: bool):
     """Whatever stands at the keys."""
     body = {"dump": {**base, **dump} if valid and isinstance(dump, dict) else dump}
-    held(lambda: parse(body, file="a.json", environ={}, notes=Notes(), probe=there), ending=")")
+    held(
+        lambda: parse_acl_config(body, file="a.json", environ={}, notes=ConfigNotes(), probe=there),
+        ending=")",
+    )
 
 
 @given(st.dictionaries(st.sampled_from([*DumpConfig.__dataclass_fields__]), scalars | lists))

@@ -9,9 +9,9 @@ import pytest
 from suites import rows_of_acl, rows_of_acl_errors
 from suites.acl_configurations import AclRow
 
-from rankdump.contract.dialect import load
-from rankdump.contract.dialect.acl.types import ITEM_KEYS, KEYS
-from rankdump.contract.errors import ConfigError
+from rankdump._config.acl_section import ACL_KEYS, ITEM_KEYS
+from rankdump._config.config_file import load_config_plan
+from rankdump.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "acl.json"
 ROWS = [*rows_of_acl_errors.ROWS, *rows_of_acl.ROWS]
@@ -25,7 +25,7 @@ def test_row(tmp_path: Path, row: AclRow):
 
 def test_every_key_is_refused_somewhere():
     refused = {row.refused.rpartition(".")[2].partition("[")[0] for row in rows_of_acl_errors.ROWS}
-    assert {*KEYS, *ITEM_KEYS} <= refused
+    assert {*ACL_KEYS, *ITEM_KEYS} <= refused
 
 
 def test_every_error_of_the_reference_has_its_rows():
@@ -40,7 +40,7 @@ def test_a_folder_that_only_a_shell_would_find(tmp_path: Path, path: str, word: 
     file = tmp_path / "acl.json"
     file.write_text(json.dumps({"dump": {"dump_path": path, "dump_op_switch": "on"}}))
     with pytest.raises(ConfigError) as caught:
-        load(file, {})
+        load_config_plan(file, {})
     ending = f": nothing replaces {word} here" if word else ""
     assert str(caught.value).endswith(f"allowed: a folder that exists{ending} (EP0003)")
 
@@ -50,12 +50,12 @@ def test_a_folder_of_such_a_name_is_one(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "$HOME").mkdir()
     file = tmp_path / "acl.json"
     file.write_text(json.dumps({"dump": {"dump_path": "$HOME", "dump_op_switch": "on"}}))
-    assert load(file, {})[0].output.root == str(tmp_path / "$HOME")
+    assert load_config_plan(file, {})[0].output.root == str(tmp_path / "$HOME")
 
 
 def test_the_example():
     """It says what docs/ascend.md says of it, without a warning."""
-    plan, _ = load(EXAMPLE, {"RANKDUMP_OUTPUT": "/o"})
+    plan, _ = load_config_plan(EXAMPLE, {"RANKDUMP_OUTPUT": "/o"})
     assert plan.warnings == ()
     assert [name for name, _ in plan.selection.models] == ["Encoder", "Head"]
     (excluded,) = plan.selection.models[0][1].without_names

@@ -12,28 +12,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from suites.layout_laws import HOSTILE_NAMES, LayoutLaws, names
 
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.graph import SourceLine
-from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.layout import api_info, api_stacks
-from rankdump.contract.layout.api_name import ApiPlace, place_of, tensor_of
-from rankdump.contract.layout.api_tree import ApiFiles, file_of
-from rankdump.contract.layout.layouts import LAYOUTS
-from rankdump.contract.layout.place import NAME_MAX_BYTES, Place, Stand
-from rankdump.contract.layout.reading import key_of
+from rankdump._core.graph import SourceLine
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._layout import api_files
+from rankdump._layout.api_tree import (
+    ApiFileNames,
+    ApiPlace,
+    parse_api_file_name,
+    parse_place,
+    parse_tensor_name,
+)
+from rankdump._layout.dump_folders import parse_tensor_path
+from rankdump._layout.tree_layouts import LAYOUTS
+from rankdump._layout.tree_paths import MAX_NAME_BYTES, FilePlace, TreeContext
+from rankdump.errors import CorruptedError
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "troubleshooter"
-STAND = Stand("/data/dump")
+STAND = TreeContext("/data/dump")
 LAYOUT = LAYOUTS["api-torch"]
-KEY = TensorKey(3, "Net", 0, 7, 1, "NN_Conv2d", "NN_Conv2d_12_forward", Side.INPUT, 0)
-OLD, NEW = ApiFiles("torch"), ApiFiles("torch", extended=True)
+KEY = TensorKey(3, "Net", 0, 7, 1, "NN_Conv2d", "NN_Conv2d_12_forward", TensorSide.INPUT, 0)
+OLD, NEW = ApiFileNames("torch"), ApiFileNames("torch", extended=True)
 
 
 class TestApi(LayoutLaws):
     """The laws of every layout."""
 
     @staticmethod
-    def place_of(key: TensorKey, suffix: str) -> Place:
+    def place_of(key: TensorKey, suffix: str) -> FilePlace:
         return LAYOUT.place_of(key, STAND, suffix)
 
     @staticmethod
@@ -44,7 +49,7 @@ class TestApi(LayoutLaws):
     def top_of(key: TensorKey) -> str:
         return f"rank{key.rank}/torch_api_dump"
 
-    key_of = key_of
+    key_of = parse_tensor_path
 
 
 @pytest.mark.parametrize(
@@ -60,15 +65,15 @@ class TestApi(LayoutLaws):
 def test_a_tensor_is_named_by_its_place(argument: str, name: str, slot: int):
     """As the real tool names them; marks are no part of a name."""
     place = LAYOUT.place_of(KEY._replace(argument=argument), STAND, ".zst")
-    assert place == Place("rank3/torch_api_dump", f"{name}.zst")
-    read = key_of(place.path)
+    assert place == FilePlace("rank3/torch_api_dump", f"{name}.zst")
+    read = parse_tensor_path(place.path)
     assert read is not None
     assert (read.rank, read.op_type, read.op_name) == (3, "NN_Conv2d", "NN_Conv2d_12_forward")
     assert (read.argument, read.slot) == (argument.partition(":")[0], slot)
 
 
-@given(name=names, path=names, side=st.sampled_from(Side))
-def test_no_place_leaves_the_folder(name: str, path: str, side: Side):
+@given(name=names, path=names, side=st.sampled_from(TensorSide))
+def test_no_place_leaves_the_folder(name: str, path: str, side: TensorSide):
     """Whatever a call or an argument is called."""
     key = KEY._replace(op_name=name, side=side, argument=f"{side.value}.{path}")
     place = LAYOUT.place_of(key, STAND, "")
@@ -77,25 +82,25 @@ def test_no_place_leaves_the_folder(name: str, path: str, side: Side):
     assert "\\" not in place.name
     assert place.name.isprintable()
     assert place.name not in ("", ".", "..")
-    assert len(place.name.encode()) <= NAME_MAX_BYTES
-    assert key_of(f"{place.folder}/{place.mapped_from or place.name}") == LAYOUT.readable(
-        key, STAND
-    )
+    assert len(place.name.encode()) <= MAX_NAME_BYTES
+    assert parse_tensor_path(
+        f"{place.folder}/{place.mapped_from or place.name}"
+    ) == LAYOUT.readable(key, STAND)
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_what_is_no_tensor_has_no_key(name: str):
     """Names without side or suffix."""
-    assert file_of(name) is None
-    assert file_of("NN_Conv2d_0_forward_input..npy") is None
-    assert file_of("_input.npy") is None
+    assert parse_api_file_name(name) is None
+    assert parse_api_file_name("NN_Conv2d_0_forward_input..npy") is None
+    assert parse_api_file_name("_input.npy") is None
 
 
-def line(files: ApiFiles, argument: str, dtype: str, shape, **figures: str) -> str:
-    place = place_of(argument)
+def line(files: ApiFileNames, argument: str, dtype: str, shape, **figures: str) -> str:
+    place = parse_place(argument)
     assert place is not None
     name = f"NN_Conv2d_0_forward_{place.name}"
-    return api_info.line(
+    return api_files.format_info_line(
         files, name=name, step=5, place=place, dtype=dtype, shape=shape, figures=figures
     )
 
@@ -141,7 +146,7 @@ def test_lines_of_other_types():
 @pytest.mark.parametrize("framework", ["torch", "mindspore"])
 def test_types_of_both_frameworks(framework: str, dtype: str):
     """`torch.float32` and `Float32` are the same type."""
-    assert api_info.element_of(api_info.dtype_name(framework, dtype)) == dtype
+    assert api_files.parse_dtype_name(api_files.format_dtype_name(framework, dtype)) == dtype
 
 
 @given(number=st.floats(), dtype=st.sampled_from(["float32", "float64", "int64", "float16"]))
@@ -149,7 +154,7 @@ def test_a_number_comes_back(number: float, dtype: str):
     """Exactly, or as a float32; and every line is one of JSON."""
     text = line(OLD, "input.0", dtype, (1,), max=repr(number), min="1.0")
     assert json.loads(text)[1] == 5
-    found = api_info.parse(text, file="x").figures
+    found = api_files.parse_info_line(text, file="x").figures
     assert ("max" in found) == (not math.isnan(number))
     if dtype == "float64" and not math.isnan(number):
         assert found["max"] == number
@@ -170,8 +175,8 @@ def test_a_number_comes_back(number: float, dtype: str):
 )
 def test_what_is_no_line(text: str):
     """One sentence, with the file."""
-    with pytest.raises(DamagedError, match=r"f\.pkl: no line of an info file"):
-        api_info.parse(text, file="f.pkl")
+    with pytest.raises(CorruptedError, match=r"f\.pkl: no line of an info file"):
+        api_files.parse_info_line(text, file="f.pkl")
 
 
 @pytest.mark.parametrize("tree", ["1.0.17-all", "1.0.17-statistics", "1.0.18-all"])
@@ -183,15 +188,15 @@ def test_golden_lines_and_keys(tree: str):
     (path,) = folder.glob("*_info.*")
     files = NEW if path.suffix == ".csv" else OLD
     for text in path.read_text().splitlines():
-        read = api_info.parse(text, file=str(path))
-        found = tensor_of(read.name)
+        read = api_files.parse_info_line(text, file=str(path))
+        found = parse_tensor_name(read.name)
         assert found is not None
-        again = api_info.line(
+        again = api_files.format_info_line(
             files,
             name=read.name,
             step=read.step,
             place=found[1],
-            dtype=api_info.element_of(read.dtype),
+            dtype=api_files.parse_dtype_name(read.dtype),
             shape=read.shape,
             figures={item: repr(value) for item, value in read.figures.items()},
         )
@@ -199,30 +204,33 @@ def test_golden_lines_and_keys(tree: str):
     stacks = (folder / OLD.stacks).read_text()
     body = json.loads(stacks)
     for key in body:
-        op_name = api_stacks.op_name_of(key)
+        op_name = api_files.parse_stack_key(key)
         assert op_name
-        assert key.startswith("LAYER: ") or api_stacks.key_of("torch", op_name) == key
-    entries = [api_stacks.entry(key, tuple(lines)) for key, lines in body.items()]
+        assert key.startswith("LAYER: ") or api_files.make_stack_key("torch", op_name) == key
+    entries = [api_files.format_stack_entry(key, tuple(lines)) for key, lines in body.items()]
     assert "{\n" + ",\n".join(entries) + "\n}" == stacks
-    assert [key for key in map(api_stacks.key_in, stacks.split("\n")) if key] == list(body)
+    assert [key for key in map(api_files.read_stack_key, stacks.split("\n")) if key] == list(body)
 
 
 def test_keys_of_stacks():
     """Modules by their path; kinds and frameworks without a spelling of their own are plain."""
-    key_of_call = api_stacks.key_of
+    key_of_call = api_files.make_stack_key
     assert key_of_call("torch", "LAYER_blocks.0.conv_forward") == "LAYER: blocks.0.conv forward"
     assert key_of_call("torch", "Torch_matmul_3_forward") == "torch.matmul(3) forward"
     assert key_of_call("torch", "Distributed_all_reduce_0_forward").endswith(
         "_0_forward_stack_info"
     )
     assert key_of_call("mindspore", "NN_Dense_0_forward") == "NN_Dense_0_forward_stack_info"
-    assert api_stacks.op_name_of("LAYER: blocks.0.conv forward") == "LAYER_blocks_0_conv_forward"
-    assert api_stacks.op_name_of("NN_Dense_0_forward_stack_info") == "NN_Dense_0_forward"
     assert (
-        api_stacks.op_name_of("torch.nn.functional.relu(3) forward") == "Functional_relu_3_forward"
+        api_files.parse_stack_key("LAYER: blocks.0.conv forward") == "LAYER_blocks_0_conv_forward"
     )
-    assert api_stacks.op_name_of("something else") == ""
-    line = api_stacks.source_line("File /a, b/net.py, line 8, in forward, \n y = f(x)")
+    assert api_files.parse_stack_key("NN_Dense_0_forward_stack_info") == "NN_Dense_0_forward"
+    assert (
+        api_files.parse_stack_key("torch.nn.functional.relu(3) forward")
+        == "Functional_relu_3_forward"
+    )
+    assert api_files.parse_stack_key("something else") == ""
+    line = api_files.parse_source_line("File /a, b/net.py, line 8, in forward, \n y = f(x)")
     assert line == SourceLine("/a, b/net.py", 8, "forward", "y = f(x)")
-    assert api_stacks.source_line("nothing") is None
-    assert ApiPlace(Side.INPUT, "0").argument == "input.0"
+    assert api_files.parse_source_line("nothing") is None
+    assert ApiPlace(TensorSide.INPUT, "0").argument == "input.0"

@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from rankdump.contract.dtypes import ELEMENT_TYPES, as_held, as_stored, element_type
-from rankdump.contract.errors import UnsupportedError
+from rankdump._core.element_types import (
+    ELEMENT_TYPES,
+    convert_from_stored,
+    convert_to_stored,
+    get_element_type,
+)
+from rankdump.errors import UnsupportedError
 
 FLOAT8 = [
     "float8_e5m2",
@@ -19,7 +24,7 @@ FLOAT8 = [
 
 
 def widened(name: str, raw: np.ndarray) -> np.ndarray:
-    return np.frombuffer(as_stored(name, raw.view(np.uint8).data), "<f4")
+    return np.frombuffer(convert_to_stored(name, raw.view(np.uint8).data), "<f4")
 
 
 def by_torch(name: str, raw: np.ndarray) -> np.ndarray:
@@ -48,23 +53,23 @@ def test_other_types_are_not_copied():
     """Where file and framework agree the view itself is handed on."""
     view = memoryview(bytes(8))
     for name, kind in ELEMENT_TYPES.items():
-        assert (as_stored(name, view) is view) is not kind.widened
+        assert (convert_to_stored(name, view) is view) is not kind.widened
 
 
 @pytest.mark.parametrize("name", sorted(ELEMENT_TYPES))
 def test_sizes(name: str):
     """Sizes are torch's, and a type that is not widened has the same size on disk."""
-    kind = element_type(name)
+    kind = get_element_type(name)
     assert kind.item_bytes == torch.empty(0, dtype=getattr(torch, name)).element_size()
     assert np.dtype(kind.descr).itemsize == (4 if kind.widened else kind.item_bytes)
-    assert as_stored(name, memoryview(b"")).nbytes == 0
+    assert convert_to_stored(name, memoryview(b"")).nbytes == 0
 
 
 def test_odd_element_counts():
     """The stored bytes are those of exactly the elements given."""
     for name in ("bfloat16", "float8_e4m3fn"):
         size = ELEMENT_TYPES[name].item_bytes
-        stored = as_stored(name, memoryview(bytes(3 * size)))
+        stored = convert_to_stored(name, memoryview(bytes(3 * size)))
         assert (stored.nbytes, stored.format, stored.ndim) == (12, "B", 1)
 
 
@@ -72,13 +77,13 @@ def test_odd_element_counts():
 def test_unknown_types(name: str):
     """A type that no file can hold is named in the refusal."""
     with pytest.raises(UnsupportedError, match=repr(name)):
-        element_type(name)
+        get_element_type(name)
 
 
 @pytest.mark.parametrize("name", [*FLOAT8, "bfloat16", "float32", "bool"])
 def test_what_is_stored_is_taken_back(name: str):
     """Bit for bit; of NaNs, which may all be one in the file, one answer for each code."""
-    size = element_type(name).item_bytes
+    size = get_element_type(name).item_bytes
     raw = np.random.default_rng(3).integers(0, 256, 256 * 8, np.uint8)
     raw = np.arange(1 << 16, dtype="<u2").view(np.uint8) if name == "bfloat16" else raw
     codes = raw.view(f"u{size}")
@@ -88,10 +93,10 @@ def test_what_is_stored_is_taken_back(name: str):
         due = [np.where(undefined, code, raw).tobytes() for code in every]
     else:
         due = [codes.tobytes()]
-    found = as_held(name, memoryview(bytes(as_stored(name, raw.data))))
+    found = convert_from_stored(name, memoryview(bytes(convert_to_stored(name, raw.data))))
     assert [bytes(each) for each in found] == due
 
 
 @pytest.mark.parametrize("name", [*FLOAT8, "bfloat16"])
 def test_what_no_element_is_stored_as(name: str):
-    assert as_held(name, memoryview(np.array([1, 1 + 2**-20], "<f4").tobytes())) == ()
+    assert convert_from_stored(name, memoryview(np.array([1, 1 + 2**-20], "<f4").tobytes())) == ()

@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 
-from rankdump.contract import errors
-from rankdump.contract.errors import (
-    MISSING,
+from rankdump import errors
+from rankdump.errors import (
+    MISSING_VALUE,
     ConfigError,
     PermanentError,
     RankdumpError,
@@ -54,7 +54,7 @@ def test_in_the_docstring(kind: type[BaseException]):
             r"a.json: path: 'x\ny' is not allowed; allowed: a folder",
         ),
         (
-            ConfigError("a.json", "path", MISSING, "a folder"),
+            ConfigError("a.json", "path", MISSING_VALUE, "a folder"),
             "a.json: path: missing; allowed: a folder",
         ),
         (ConfigError("a.json", "", None, "JSON"), "a.json: None is not allowed; allowed: JSON"),

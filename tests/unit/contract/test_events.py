@@ -8,14 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.contract.events import COLUMN_TYPES, Event, EventColumns, EventKind, ProcessGroup
+from rankdump._core.events import (
+    EVENT_COLUMN_TYPES,
+    EventColumns,
+    EventKind,
+    ProcessGroup,
+    RankEvent,
+)
 
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)
 times = st.integers(-(2**63), 2**63 - 1)
 words = st.sampled_from(["", "Default/a-op0", "conv1.weight", "\u4e2d", "hccl_world_group"])
 events = st.builds(
-    Event,
+    RankEvent,
     graph=uint32,
     iteration=uint64,
     position=uint64,
@@ -34,7 +40,7 @@ events = st.builds(
 
 
 @given(batch=st.lists(events, max_size=20))
-def test_round_trip(batch: list[Event]):
+def test_round_trip(batch: list[RankEvent]):
     """The events come back in order, equal to the last field."""
     groups = (ProcessGroup("world", (0, 1)),)
     columns = EventColumns.of(batch, groups)
@@ -44,11 +50,11 @@ def test_round_trip(batch: list[Event]):
 
 
 @given(batch=st.lists(events, max_size=20))
-def test_every_column(batch: list[Event]):
+def test_every_column(batch: list[RankEvent]):
     """All columns are there, of one length and of their own type; texts appear once."""
     columns = EventColumns.of(batch)
-    assert list(columns.columns) == list(COLUMN_TYPES)
-    for field, code in COLUMN_TYPES.items():
+    assert list(columns.columns) == list(EVENT_COLUMN_TYPES)
+    for field, code in EVENT_COLUMN_TYPES.items():
         assert columns.columns[field].dtype == code
         assert len(columns.columns[field]) == len(batch)
     assert columns.names[0] == ""
@@ -57,13 +63,13 @@ def test_every_column(batch: list[Event]):
 
 def test_number_out_of_range():
     """A number that its column cannot hold is an error, never another number."""
-    good = Event(0, 0, 0, 0, "a", EventKind.OPERATOR, 0, 0)
+    good = RankEvent(0, 0, 0, 0, "a", EventKind.OPERATOR, 0, 0)
     for field, value in (("graph", -1), ("graph", 2**32), ("position", 2**64), ("peer", 2**31)):
-        fields: dict[str, Any] = {name: getattr(good, name) for name in Event.__slots__} | {
+        fields: dict[str, Any] = {name: getattr(good, name) for name in RankEvent.__slots__} | {
             field: value
         }
         with pytest.raises(OverflowError):
-            EventColumns.of([Event(**fields)])
+            EventColumns.of([RankEvent(**fields)])
 
 
 def test_which_kinds_are_collective():

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.layout import reading
-from rankdump.contract.layout.file_name import FileKind, FileName, parsed, parsed_exception
-from rankdump.contract.layout.folders import Names, folder_at
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._layout import dump_folders
+from rankdump._layout.dump_folders import NameScheme, find_folder
+from rankdump._layout.file_name import FileKind, FileName, parse_exception_name, parse_file_name
 
 NOW = 1795221576504376
 BIN, NPY, TABLE = FileKind.OPERATOR, FileKind.TENSOR, FileKind.TABLE
 
 
 def name_of(name: str) -> FileName:
-    found = parsed(name)
+    found = parse_file_name(name)
     assert found is not None
     return found
 
 
 def key_of(path: str) -> TensorKey:
-    key = reading.key_of(path)
+    key = dump_folders.parse_tensor_path(path)
     assert key is not None
     return key
 
@@ -77,14 +77,14 @@ def test_parts_and_captured_streams():
 def test_npy_files(tail, tensor_format, element):
     """MindSpore's, MSTT's with the element type, msaccucmp's without a format."""
     found = name_of(f"Add.a.2.7.{NOW}.{tail}")
-    assert (found.kind, found.side, found.slot) == (NPY, Side.INPUT, 1)
+    assert (found.kind, found.side, found.slot) == (NPY, TensorSide.INPUT, 1)
     assert (found.tensor_format, found.element) == (tensor_format, element)
 
 
 def test_members_and_overflows():
     """A file of one tensor is a bin file; the state of the cores is no tensor."""
     member = name_of(f"Add.a.2.7.{NOW}.output.3.zst")
-    assert (member.kind, member.side, member.slot) == (FileKind.MEMBER, Side.OUTPUT, 3)
+    assert (member.kind, member.side, member.slot) == (FileKind.MEMBER, TensorSide.OUTPUT, 3)
     for tail in ("", ".zst", ".4.65535.65535.0"):
         found = name_of(f"Opdebug.Node_OpDebug.1.5.{NOW}{tail}")
         assert (found.kind, found.debug) == (FileKind.OVERFLOW, True)
@@ -95,10 +95,14 @@ def test_overflows_as_json():
     """One file for each output; no other operator has such files."""
     for start in (f"Opdebug.Node_OpDebug.1.5.{NOW}", f"Opdebug.Node_OpDebug.1.{NOW}.4.3.2.0"):
         found = name_of(f"{start}.output.1.json")
-        assert (found.kind, found.side, found.slot) == (FileKind.OVERFLOW_JSON, Side.OUTPUT, 1)
+        assert (found.kind, found.side, found.slot) == (
+            FileKind.OVERFLOW_JSON,
+            TensorSide.OUTPUT,
+            1,
+        )
         assert (found.task, found.timestamp_us, found.debug) == (1, NOW, True)
         assert not found.kind.holds_tensors
-        assert reading.key_of(f"20261121175901/5/{start}.output.1.json") is None
+        assert dump_folders.parse_tensor_path(f"20261121175901/5/{start}.output.1.json") is None
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,7 @@ def test_overflows_as_json():
 )
 def test_exceptions(name, op_type, ids):
     """Task and stream stand the other way round in some of their names."""
-    found = parsed_exception(name)
+    found = parse_exception_name(name)
     assert found is not None
     assert (found.op_type, found.task, found.stream, found.timestamp_us) == (op_type, *ids)
     assert found.kind is BIN
@@ -155,34 +159,34 @@ def test_exceptions(name, op_type, ids):
 )
 def test_other_files(name):
     """Whatever else lies about stands for nothing."""
-    assert parsed(name) is None
-    assert parsed_exception(name) is None
+    assert parse_file_name(name) is None
+    assert parse_exception_name(name) is None
 
 
 @pytest.mark.parametrize(
     ("path", "names", "says"),
     [
-        ("rank_3/Net/0/7", Names.RANK, (3, False, "Net", 0, 7)),
-        ("rank_3/Net/0/constants", Names.RANK, (3, False, "Net", 0, None)),
-        ("rank_3/Net/0", Names.NONE, (3, False, "Net", 0, None)),
-        ("20261121175901", Names.NONE, (0, False, "", 0, None)),
-        ("20261121175901/5", Names.CANN, (5, True, "", 0, None)),
-        ("20261121175901/5/9", Names.CANN, (5, True, "", 0, 9)),
-        ("20261121175901/5/2/9", Names.CANN, (5, True, "", 2, 9)),
-        ("20261121175901/5/model", Names.NONE, (5, True, "", 0, None)),
-        ("20261121175901/5/model/2", Names.CANN, (5, True, "model", 2, None)),
-        ("20261121175901/5/model/2/9", Names.CANN, (5, True, "model", 2, 9)),
-        ("20261121175901/5/44/2/9", Names.CANN, (5, True, "44", 2, 9)),
-        ("8/20261121175901/5", Names.CANN, (5, True, "", 0, 8)),
-        ("8/20261121175901/5/9", Names.CANN, (5, True, "", 0, 8)),
-        ("8/20261121175901/5/model/2/9", Names.CANN, (5, True, "model", 2, 8)),
-        ("5", Names.CAPTURED, (5, True, "", 0, None)),
-        ("extra-info/data-dump/5", Names.EXCEPTION, (5, True, "", 0, None)),
+        ("rank_3/Net/0/7", NameScheme.RANK, (3, False, "Net", 0, 7)),
+        ("rank_3/Net/0/constants", NameScheme.RANK, (3, False, "Net", 0, None)),
+        ("rank_3/Net/0", NameScheme.NONE, (3, False, "Net", 0, None)),
+        ("20261121175901", NameScheme.NONE, (0, False, "", 0, None)),
+        ("20261121175901/5", NameScheme.CANN, (5, True, "", 0, None)),
+        ("20261121175901/5/9", NameScheme.CANN, (5, True, "", 0, 9)),
+        ("20261121175901/5/2/9", NameScheme.CANN, (5, True, "", 2, 9)),
+        ("20261121175901/5/model", NameScheme.NONE, (5, True, "", 0, None)),
+        ("20261121175901/5/model/2", NameScheme.CANN, (5, True, "model", 2, None)),
+        ("20261121175901/5/model/2/9", NameScheme.CANN, (5, True, "model", 2, 9)),
+        ("20261121175901/5/44/2/9", NameScheme.CANN, (5, True, "44", 2, 9)),
+        ("8/20261121175901/5", NameScheme.CANN, (5, True, "", 0, 8)),
+        ("8/20261121175901/5/9", NameScheme.CANN, (5, True, "", 0, 8)),
+        ("8/20261121175901/5/model/2/9", NameScheme.CANN, (5, True, "model", 2, 8)),
+        ("5", NameScheme.CAPTURED, (5, True, "", 0, None)),
+        ("extra-info/data-dump/5", NameScheme.EXCEPTION, (5, True, "", 0, None)),
     ],
 )
 def test_folders(path, names, says):
     """Each tree is told by its folders; a step in front says the iteration."""
-    found = folder_at(path)
+    found = find_folder(path)
     assert found is not None
     assert found.names is names
     said = (found.rank, found.device, found.net_name, found.graph, found.iteration)
@@ -212,12 +216,12 @@ def test_folders(path, names, says):
 )
 def test_no_folders(path):
     """Nothing else is looked into."""
-    assert folder_at(path) is None
+    assert find_folder(path) is None
 
 
 def test_a_captured_stream_needs_its_number():
     """A number alone may be any folder: files without one are not taken for a dump."""
-    assert reading.key_of(f"5/Add.a.2.7.{NOW}.output.0") is None
+    assert dump_folders.parse_tensor_path(f"5/Add.a.2.7.{NOW}.output.0") is None
     assert key_of(f"5/Add.a.11.2.7.{NOW}.output.0").iteration == 11
     key = key_of(f"5/Add.a.11.2.7.{NOW}.output.0.ND.npy")
     assert (key.rank, key.iteration) == (5, 11)

@@ -6,12 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.contract.forecast import DiskRoom, Observed, Taken, forecast, planned
-from rankdump.contract.iterations import parse_iterations
+from rankdump._core.forecast import (
+    DiskCapacity,
+    DumpSize,
+    ObservedDump,
+    count_planned_iterations,
+    forecast_dump,
+)
+from rankdump._core.selection import parse_iterations
 
-EACH = Taken(tensors=3, files=4, folders=1, bytes_in=900, bytes_stored=500, disk_bytes=1000)
-ONCE = Taken(files=2, folders=1, bytes_stored=10, disk_bytes=100)
-SEEN = Observed(1, 2, EACH, ONCE)
+EACH = DumpSize(tensors=3, files=4, folders=1, bytes_in=900, bytes_stored=500, disk_bytes=1000)
+ONCE = DumpSize(files=2, folders=1, bytes_stored=10, disk_bytes=100)
+SEEN = ObservedDump(1, 2, EACH, ONCE)
 
 
 @pytest.mark.parametrize(
@@ -21,11 +27,11 @@ SEEN = Observed(1, 2, EACH, ONCE)
 def test_iterations_of_a_plan(text, count):
     iterations = parse_iterations(text)
     assert iterations is not None
-    assert planned(iterations) == count
+    assert count_planned_iterations(iterations) == count
 
 
 def test_ten_iterations():
-    found = forecast(SEEN, 10, DiskRoom(free_bytes=30_000, total_bytes=100_000))
+    found = forecast_dump(SEEN, 10, DiskCapacity(free_bytes=30_000, total_bytes=100_000))
     assert (found.tensors, found.files, found.bytes_in) == (30, 42, 9000)
     assert (found.bytes_stored, found.disk_bytes) == (5010, 10_100)
     assert (found.usable_bytes, found.fitting, found.fits, found.reason) == (20_000, 19, True, "")
@@ -34,24 +40,28 @@ def test_ten_iterations():
 @pytest.mark.parametrize(
     ("room", "reason"),
     [
-        (DiskRoom(20_000, 100_000), "9.86 KiB are needed, and 9.77 KiB may be taken"),
-        (DiskRoom(5, 100_000), "9.86 KiB are needed, and 0 B may be taken"),
-        (DiskRoom(90_000, 100_000, 52, 100), "53 files and folders are needed, and the disk"),
+        (DiskCapacity(20_000, 100_000), "9.86 KiB are needed, and 9.77 KiB may be taken"),
+        (DiskCapacity(5, 100_000), "9.86 KiB are needed, and 0 B may be taken"),
+        (DiskCapacity(90_000, 100_000, 52, 100), "53 files and folders are needed, and the disk"),
     ],
 )
 def test_what_does_not_fit(room, reason):
-    found = forecast(SEEN, 10, room)
+    found = forecast_dump(SEEN, 10, room)
     assert not found.fits
     assert found.reason.startswith(reason)
 
 
 def test_what_takes_nothing_fits_where_nothing_is_left():
-    assert forecast(Observed(1, 1, Taken(), Taken()), 10, DiskRoom(0, 100_000)).fits
-    assert forecast(Observed(1, 1, Taken(), Taken()), 10, DiskRoom(0, 100_000, 0, 100)).fits
+    assert forecast_dump(
+        ObservedDump(1, 1, DumpSize(), DumpSize()), 10, DiskCapacity(0, 100_000)
+    ).fits
+    assert forecast_dump(
+        ObservedDump(1, 1, DumpSize(), DumpSize()), 10, DiskCapacity(0, 100_000, 0, 100)
+    ).fits
 
 
 def test_a_disk_without_a_table_of_files():
-    assert forecast(SEEN, 10, DiskRoom(90_000, 100_000)).fits
+    assert forecast_dump(SEEN, 10, DiskCapacity(90_000, 100_000)).fits
 
 
 @given(
@@ -62,7 +72,7 @@ def test_a_disk_without_a_table_of_files():
     st.floats(0, 0.99),
 )
 def test_as_many_fit_as_it_says(free, total, count, inodes, ratio):
-    room = DiskRoom(free, total, inodes, 1000, ratio)
-    fitting = forecast(SEEN, None, room).fitting
-    assert forecast(SEEN, count, room).fits == (count <= fitting)
-    assert not forecast(SEEN, fitting + 1, room).fits
+    room = DiskCapacity(free, total, inodes, 1000, ratio)
+    fitting = forecast_dump(SEEN, None, room).fitting
+    assert forecast_dump(SEEN, count, room).fits == (count <= fitting)
+    assert not forecast_dump(SEEN, fitting + 1, room).fits

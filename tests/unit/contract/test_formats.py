@@ -10,9 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.contract.errors import DamagedError, UnsupportedError
-from rankdump.contract.formats import Origin, convert, targets_of
-from rankdump.contract.formats.lettered import DEEP, FLAT
+from rankdump._layout.device_formats import (
+    DEEP_ORDERS,
+    FLAT_ORDERS,
+    convert_format,
+    list_target_formats,
+)
+from rankdump._layout.tensor_tiles import OriginalLayout
+from rankdump.errors import CorruptedError, UnsupportedError
 
 DTYPES = ("int8", "float16", "float32", "float64", "complex128", "bool")
 small = st.integers(1, 5)
@@ -124,7 +129,7 @@ def same(found, expected):
     assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize("wanted", FLAT)
+@pytest.mark.parametrize("wanted", FLAT_ORDERS)
 @pytest.mark.parametrize("name", ["NC1HWC0", "FRACTAL_Z"])
 @given(small, channels, small, small, st.sampled_from((8, 16, 32)), dtypes)
 def test_flat(name, wanted, n, c, h, w, c0, dtype):
@@ -132,14 +137,14 @@ def test_flat(name, wanted, n, c, h, w, c0, dtype):
     tensor = values((n, c, h, w), dtype)
     expected = in_order(tensor, wanted)
     device = laid_out(tensor, name, c0)
-    found = convert(device, name, wanted, Origin(expected.shape))
+    found = convert_format(device, name, wanted, OriginalLayout(expected.shape))
     same(found.array, expected)
     assert not found.whole
-    back = convert(expected, wanted, name, Origin(c0=c0))
+    back = convert_format(expected, wanted, name, OriginalLayout(c0=c0))
     same(back.array, device)
 
 
-@pytest.mark.parametrize("wanted", DEEP)
+@pytest.mark.parametrize("wanted", DEEP_ORDERS)
 @pytest.mark.parametrize("name", ["NDC1HWC0", "FRACTAL_Z_3D"])
 @given(small, st.integers(1, 35), small, small, small, st.sampled_from((16, 32)), dtypes)
 def test_deep(name, wanted, n, c, d, h, w, c0, dtype):
@@ -147,15 +152,15 @@ def test_deep(name, wanted, n, c, d, h, w, c0, dtype):
     tensor = values((n, c, d, h, w), dtype)
     expected = in_order(tensor, wanted)
     device = laid_out(tensor, name, c0)
-    same(convert(device, name, wanted, Origin(expected.shape)).array, expected)
-    same(convert(expected, wanted, name, Origin(c0=c0)).array, device)
+    same(convert_format(device, name, wanted, OriginalLayout(expected.shape)).array, expected)
+    same(convert_format(expected, wanted, name, OriginalLayout(c0=c0)).array, device)
 
 
 @given(small, st.integers(1, 35), small, small, small)
 def test_ndc1hwc0_to_nd_is_ncdhw(n, c, d, h, w):
     tensor = values((n, c, d, h, w), "float16")
     device = laid_out(tensor, "NDC1HWC0", 16)
-    same(convert(device, "NDC1HWC0", "ND", Origin(tensor.shape)).array, tensor)
+    same(convert_format(device, "NDC1HWC0", "ND", OriginalLayout(tensor.shape)).array, tensor)
 
 
 @pytest.mark.parametrize("wanted", ["NCHW", "NHWC", "ND"])
@@ -170,8 +175,8 @@ def test_fractal_nz(wanted, lead, h, w, c0, dtype):
     """Matrices, with any number of extents before them."""
     tensor = values((*lead, h, w), dtype)
     device = laid_out(tensor, "FRACTAL_NZ", c0)
-    same(convert(device, "FRACTAL_NZ", wanted, Origin(tensor.shape)).array, tensor)
-    same(convert(tensor, "ND", "FRACTAL_NZ", Origin(c0=c0)).array, device)
+    same(convert_format(device, "FRACTAL_NZ", wanted, OriginalLayout(tensor.shape)).array, tensor)
+    same(convert_format(tensor, "ND", "FRACTAL_NZ", OriginalLayout(c0=c0)).array, device)
 
 
 @given(st.integers(1, 100), st.sampled_from((16, 32)))
@@ -181,8 +186,8 @@ def test_fractal_nz_of_a_vector(length, c0):
     device = np.zeros((ceil(length, c0), 1, 16, c0), "float16")
     for at in range(length):
         device[at // c0, 0, 0, at % c0] = vector[at]
-    same(convert(device, "FRACTAL_NZ", "ND", Origin((length,))).array, vector)
-    same(convert(vector, "ND", "FRACTAL_NZ", Origin(c0=c0)).array, device)
+    same(convert_format(device, "FRACTAL_NZ", "ND", OriginalLayout((length,))).array, vector)
+    same(convert_format(vector, "ND", "FRACTAL_NZ", OriginalLayout(c0=c0)).array, device)
 
 
 @pytest.mark.parametrize("wanted", ["NCHW", "HWCN"])
@@ -208,19 +213,21 @@ def test_grouped_fractal_z(wanted, groups, cin, cout, h, w, c0):
         device=(outer, ceil(e * cout, 16), 16, c0),
     )
     expected = in_order(tensor, wanted)
-    origin = Origin(expected.shape, groups)
-    same(convert(device, "FRACTAL_Z", wanted, origin).array, expected)
-    same(convert(expected, wanted, "FRACTAL_Z", Origin((), groups, c0)).array, device)
+    origin = OriginalLayout(expected.shape, groups)
+    same(convert_format(device, "FRACTAL_Z", wanted, origin).array, expected)
+    same(
+        convert_format(expected, wanted, "FRACTAL_Z", OriginalLayout((), groups, c0)).array, device
+    )
 
 
-@pytest.mark.parametrize("orders", [FLAT, DEEP])
+@pytest.mark.parametrize("orders", [FLAT_ORDERS, DEEP_ORDERS])
 @given(st.data())
 def test_plain_orders(orders, data):
     """Every order into every other, and back."""
     extents = data.draw(st.lists(st.integers(0, 4), min_size=len(orders[0]), max_size=5))
     tensor = values(extents[: len(orders[0])], data.draw(dtypes))
     for source, target in product(orders, orders):
-        found = convert(in_order(tensor, source), source, target).array
+        found = convert_format(in_order(tensor, source), source, target).array
         same(found, in_order(tensor, target))
 
 
@@ -231,15 +238,15 @@ def test_bytes_that_do_not_begin_at_an_element(gap, n, c, w):
     device = laid_out(tensor, "NC1HWC0", 16)
     data = bytearray(gap + device.tobytes())
     view = np.frombuffer(memoryview(data)[len(gap) :], "<f4").reshape(device.shape)
-    same(convert(view, "NC1HWC0", "NCHW", Origin(tensor.shape)).array, tensor)
+    same(convert_format(view, "NC1HWC0", "NCHW", OriginalLayout(tensor.shape)).array, tensor)
     wanted = tensor.transpose(0, 2, 3, 1)
-    same(convert(view, "NC1HWC0", "NHWC", Origin(wanted.shape)).array, wanted.copy())
+    same(convert_format(view, "NC1HWC0", "NHWC", OriginalLayout(wanted.shape)).array, wanted.copy())
 
 
 def test_every_bit_survives():
     """Elements are moved and never computed with: a NaN keeps its payload."""
     bits = np.arange(2 * 2 * 3 * 5 * 16, dtype="<u2") * 7919
-    found = convert(bits.view("<f2").reshape(2, 2, 3, 5, 16), "NC1HWC0", "NCHW").array
+    found = convert_format(bits.view("<f2").reshape(2, 2, 3, 5, 16), "NC1HWC0", "NCHW").array
     expected = bits.reshape(2, 2, 3, 5, 16).transpose(0, 1, 4, 2, 3).reshape(2, 32, 3, 5)
     assert np.array_equal(found.view("<u2"), expected)
 
@@ -262,7 +269,7 @@ DEVICE = np.zeros((2, 2, 3, 5, 16), np.float16)
     ],
 )
 def test_cropping(target, original, shape, whole):
-    found = convert(DEVICE, "NC1HWC0", target, Origin(original))
+    found = convert_format(DEVICE, "NC1HWC0", target, OriginalLayout(original))
     assert (found.array.shape, found.whole) == (shape, whole)
 
 
@@ -288,29 +295,29 @@ def test_cropping(target, original, shape, whole):
     ],
 )
 def test_shapes_that_contradict_the_format(source, shape, target, original, said):
-    with pytest.raises(DamagedError, match=said):
-        convert(np.zeros(shape, np.float16), source, target, Origin(original))
+    with pytest.raises(CorruptedError, match=said):
+        convert_format(np.zeros(shape, np.float16), source, target, OriginalLayout(original))
 
 
 def test_groups_that_contradict_the_shape():
     device = np.zeros((9, 2, 16, 16), np.float16)
-    with pytest.raises(DamagedError, match="3 groups"):
-        convert(device, "FRACTAL_Z", "NCHW", Origin((20, 16, 3, 3), 3))
-    with pytest.raises(DamagedError, match="that takes"):
-        convert(device, "FRACTAL_Z", "NCHW", Origin((20, 16, 3, 3), 2))
+    with pytest.raises(CorruptedError, match="3 groups"):
+        convert_format(device, "FRACTAL_Z", "NCHW", OriginalLayout((20, 16, 3, 3), 3))
+    with pytest.raises(CorruptedError, match="that takes"):
+        convert_format(device, "FRACTAL_Z", "NCHW", OriginalLayout((20, 16, 3, 3), 2))
 
 
 def test_a_format_word_that_contradicts_the_shape():
-    with pytest.raises(DamagedError, match="blocks of 16, its format word says 8"):
-        convert(DEVICE, "NC1HWC0", "NCHW", Origin(c0=8))
+    with pytest.raises(CorruptedError, match="blocks of 16, its format word says 8"):
+        convert_format(DEVICE, "NC1HWC0", "NCHW", OriginalLayout(c0=8))
 
 
 def test_what_is_not_converted():
     """The message names what the source can become."""
     with pytest.raises(UnsupportedError, match=r"to HWCN, but to NCDHW, NDHWC, DHWCN, ND$"):
-        convert(DEVICE, "NDC1HWC0", "HWCN")
+        convert_format(DEVICE, "NDC1HWC0", "HWCN")
     with pytest.raises(UnsupportedError, match="but to nothing"):
-        convert(DEVICE, "FRACTAL_ZZ", "ND")
+        convert_format(DEVICE, "FRACTAL_ZZ", "ND")
 
 
 def test_what_msaccucmp_converts_is_converted():
@@ -324,14 +331,16 @@ def test_what_msaccucmp_converts_is_converted():
         "NDC1HWC0": {"NCDHW", "ND"},
     }
     for source, targets in theirs.items():
-        assert targets <= set(targets_of(source))
+        assert targets <= set(list_target_formats(source))
 
 
 def test_the_same_format_is_only_a_copy():
     array = np.arange(6).reshape(2, 3).T
-    same(convert(array, "FRACTAL_Z_WINO", "FRACTAL_Z_WINO").array, array.copy())
+    same(convert_format(array, "FRACTAL_Z_WINO", "FRACTAL_Z_WINO").array, array.copy())
 
 
 def test_one_byte_elements_have_blocks_of_32():
-    assert convert(np.zeros((1, 5, 2, 2), np.int8), "NCHW", "NC1HWC0").array.shape[-1] == 32
-    assert convert(np.zeros((1, 5, 2, 2), np.float32), "NCHW", "NC1HWC0").array.shape[-1] == 16
+    assert convert_format(np.zeros((1, 5, 2, 2), np.int8), "NCHW", "NC1HWC0").array.shape[-1] == 32
+    assert (
+        convert_format(np.zeros((1, 5, 2, 2), np.float32), "NCHW", "NC1HWC0").array.shape[-1] == 16
+    )

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rankdump.contract.dialect.expression import translated
+from rankdump._config.operator_patterns import translate_expression
 
 # What a program compiled with libstdc++'s std::regex_match answered.
 MATCHED = [
@@ -46,13 +46,13 @@ NOT_MATCHED = [("[]", "a"), ("[]a]", "a]"), ("[a-c-e]", "d"), ("[^[:digit:]]", "
 @pytest.mark.parametrize(("pattern", "text"), MATCHED)
 def test_matched(pattern: str, text: str):
     """What std::regex matches as a whole is matched."""
-    assert re.fullmatch(translated(pattern), text)
+    assert re.fullmatch(translate_expression(pattern), text)
 
 
 @pytest.mark.parametrize(("pattern", "text"), NOT_MATCHED)
 def test_not_matched(pattern: str, text: str):
     """What std::regex does not match is not."""
-    assert not re.fullmatch(translated(pattern), text)
+    assert not re.fullmatch(translate_expression(pattern), text)
 
 
 @pytest.mark.parametrize("name", ["alpha", "digit", "alnum", "upper", "lower", "xdigit", "punct"])
@@ -67,6 +67,6 @@ def test_classes(name: str):
         "xdigit": lambda c: c in "0123456789abcdefABCDEF",
         "punct": lambda c: c.isprintable() and not c.isalnum() and c != " ",
     }
-    expression = re.compile(translated(f"[[:{name}:]]"))
+    expression = re.compile(translate_expression(f"[[:{name}:]]"))
     for code in range(128):
         assert bool(expression.fullmatch(chr(code))) is tests[name](chr(code)), code

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from suites.layout_laws import HOSTILE_NAMES, LayoutLaws
 
-from rankdump.contract.key import Side, TensorKey, sanitised
-from rankdump.contract.layout import mindspore_sync
-from rankdump.contract.layout.profile import PROFILES
-from rankdump.contract.layout.reading import key_of
+from rankdump._core.record import TensorKey, TensorSide, sanitize_name
+from rankdump._layout import tree_paths
+from rankdump._layout.dump_folders import parse_tensor_path
+from rankdump._layout.profile import PROFILES
 
 
 def in_profile(name: str) -> type[LayoutLaws]:
@@ -17,18 +17,18 @@ def in_profile(name: str) -> type[LayoutLaws]:
 
     class Laws(LayoutLaws):
         @staticmethod
-        def place_of(key: TensorKey, suffix: str) -> mindspore_sync.Place:
-            return mindspore_sync.place_of(key, suffix, profile)
+        def place_of(key: TensorKey, suffix: str) -> tree_paths.FilePlace:
+            return tree_paths.make_mindspore_place(key, suffix, profile)
 
         @staticmethod
         def readable(key: TensorKey) -> TensorKey:
-            return mindspore_sync.readable(key, profile)
+            return tree_paths.make_mindspore_readable_key(key, profile)
 
         @staticmethod
         def top_of(key: TensorKey) -> str:
             return f"rank_{key.rank}"
 
-        key_of = key_of
+        key_of = parse_tensor_path
 
     return Laws
 
@@ -53,7 +53,7 @@ KEY = TensorKey(
     timestamp_us=1795221576504376,
     op_type="Conv2D",
     op_name="Default/network-WithLossCell/_backbone-LeNet/conv1-Conv2d/Conv2D-op0",
-    side=Side.INPUT,
+    side=TensorSide.INPUT,
     slot=1,
 )
 PATH = (
@@ -64,13 +64,13 @@ PATH = (
 
 def test_mindspore_name():
     """A record's path is the one MindSpore 2.3 would write."""
-    assert mindspore_sync.place_of(KEY, "").path == PATH
-    assert mindspore_sync.place_of(KEY, ".zst").path == PATH + ".zst"
-    assert key_of(PATH) == mindspore_sync.readable(KEY)
+    assert tree_paths.make_mindspore_place(KEY, "").path == PATH
+    assert tree_paths.make_mindspore_place(KEY, ".zst").path == PATH + ".zst"
+    assert parse_tensor_path(PATH) == tree_paths.make_mindspore_readable_key(KEY)
 
 
 WEIGHT = KEY._replace(
-    op_type="Parameter", op_name="layers.0.conv 1.weight", side=Side.OUTPUT, slot=0
+    op_type="Parameter", op_name="layers.0.conv 1.weight", side=TensorSide.OUTPUT, slot=0
 )
 FOLDER = "rank_3/LeNet/0/2"
 STAMP = KEY.timestamp_us
@@ -105,9 +105,9 @@ STAMP = KEY.timestamp_us
 )
 def test_profiles(profile: str, key: TensorKey, path: str):
     """Each profile spells as its release does; constants stand beside the iterations."""
-    assert mindspore_sync.place_of(key, "", PROFILES[profile]).path == path
-    back = key_of(path)
-    assert back == mindspore_sync.readable(key, PROFILES[profile])
+    assert tree_paths.make_mindspore_place(key, "", PROFILES[profile]).path == path
+    back = parse_tensor_path(path)
+    assert back == tree_paths.make_mindspore_readable_key(key, PROFILES[profile])
 
 
 @pytest.mark.parametrize(
@@ -124,38 +124,38 @@ def test_profiles(profile: str, key: TensorKey, path: str):
 )
 def test_sanitised(raw: str, clean: str):
     """Each character that could trip a path becomes one underscore."""
-    assert sanitised(raw) == clean
+    assert sanitize_name(raw) == clean
 
 
 def test_long_names_map_to_numbers():
     """A name over 255 bytes is a number on disk, the same one each time, and remembered."""
-    long = TensorKey(0, "Net", 0, 0, 1, "T", "x" * 300, Side.OUTPUT, 0)
-    place = mindspore_sync.place_of(long, ".zst")
+    long = TensorKey(0, "Net", 0, 0, 1, "T", "x" * 300, TensorSide.OUTPUT, 0)
+    place = tree_paths.make_mindspore_place(long, ".zst")
     number, dot, rest = place.name.partition(".")
     assert number.isdecimal()
     assert dot + rest == ".npy.zst"
     assert place.mapped_from == f"T.{'x' * 300}.0.0.1.output.0.DefaultFormat.npy.zst"
-    assert place == mindspore_sync.place_of(long, ".zst")
-    assert key_of(place.path) is None
+    assert place == tree_paths.make_mindspore_place(long, ".zst")
+    assert parse_tensor_path(place.path) is None
 
 
 def test_the_limit_is_in_bytes():
     """Exactly 255 bytes still stand under their own name; one more does not."""
     for letter in ("x", "\u00e9"):
-        frame = TensorKey(0, "Net", 0, 0, 1, "T", "_", Side.OUTPUT, 0)
-        spare = 255 - len(mindspore_sync.place_of(frame, "").name) + 1
+        frame = TensorKey(0, "Net", 0, 0, 1, "T", "_", TensorSide.OUTPUT, 0)
+        spare = 255 - len(tree_paths.make_mindspore_place(frame, "").name) + 1
         width = len(letter.encode())
         fits = letter * (spare // width) + "y" * (spare % width)
         for name, mapped in ((fits, False), (fits + "y", True)):
-            key = TensorKey(0, "Net", 0, 0, 1, "T", name, Side.OUTPUT, 0)
-            assert bool(mindspore_sync.place_of(key, "").mapped_from) is mapped
+            key = TensorKey(0, "Net", 0, 0, 1, "T", name, TensorSide.OUTPUT, 0)
+            assert bool(tree_paths.make_mindspore_place(key, "").mapped_from) is mapped
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_hostile_names(name: str):
     """Whatever the operator is called, the file stands in the iteration's folder."""
-    key = TensorKey(0, "Net", 0, 0, 1, name, name, Side.OUTPUT, 0)
-    place = mindspore_sync.place_of(key, "")
+    key = TensorKey(0, "Net", 0, 0, 1, name, name, TensorSide.OUTPUT, 0)
+    place = tree_paths.make_mindspore_place(key, "")
     assert place.folder == "rank_0/Net/0/0"
     assert "/" not in place.name
 
@@ -183,11 +183,11 @@ def test_hostile_names(name: str):
 )
 def test_not_a_tensor(path: str):
     """Anything that place_of would not write stands for no key."""
-    assert key_of(path) is None
+    assert parse_tensor_path(path) is None
 
 
 def test_names_of_other_unicode_tables_are_read():
     """What one Python version found printable is still a name to another."""
-    key = key_of("rank_0/Net/0/0/T.a\u0378b.0.0.1.output.0.DefaultFormat.npy")
+    key = parse_tensor_path("rank_0/Net/0/0/T.a\u0378b.0.0.1.output.0.DefaultFormat.npy")
     assert key is not None
     assert key.op_name == "a\u0378b"

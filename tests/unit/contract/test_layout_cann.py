@@ -7,14 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from suites.layout_laws import HOSTILE_NAMES, LayoutLaws, inherited, keys, names
 
-from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.layout.file_name import FileKind
-from rankdump.contract.layout.folders import folder_at
-from rankdump.contract.layout.layouts import LAYOUTS
-from rankdump.contract.layout.place import NAME_MAX_BYTES, Place, Stand
-from rankdump.contract.layout.reading import file_in, key_in, key_of
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._layout.dump_folders import (
+    find_folder,
+    make_tensor_key,
+    parse_name_in_folder,
+    parse_tensor_path,
+)
+from rankdump._layout.file_name import FileKind
+from rankdump._layout.tree_layouts import LAYOUTS
+from rankdump._layout.tree_paths import MAX_NAME_BYTES, FilePlace, TreeContext
 
-STAND = Stand("/data/dump", device=5, started="20261121175901")
+STAND = TreeContext("/data/dump", device=5, started="20261121175901")
 TOPS = {
     "mindspore-async": "rank_{rank}",
     "cann": "20261121175901/5",
@@ -30,7 +34,7 @@ def in_layout(name: str) -> type[LayoutLaws]:
 
     class Laws(LayoutLaws):
         @staticmethod
-        def place_of(key: TensorKey, suffix: str) -> Place:
+        def place_of(key: TensorKey, suffix: str) -> FilePlace:
             return layout.place_of(key._replace(tensor_format="ND"), STAND, suffix)
 
         @staticmethod
@@ -41,7 +45,7 @@ def in_layout(name: str) -> type[LayoutLaws]:
         def top_of(key: TensorKey) -> str:
             return TOPS[name].format(rank=key.rank, iteration=key.iteration)
 
-        key_of = key_of
+        key_of = parse_tensor_path
 
         @inherited
         @given(key=keys)
@@ -54,16 +58,16 @@ def in_layout(name: str) -> type[LayoutLaws]:
                     (layout.operator_place(key, STAND, f".csv{suffix}"), FileKind.TABLE),
                     (layout.member_place(key, STAND, suffix), FileKind.MEMBER),
                 ):
-                    folder = folder_at(place.folder)
+                    folder = find_folder(place.folder)
                     assert folder is not None
-                    file = file_in(folder, place.mapped_from or place.name)
+                    file = parse_name_in_folder(folder, place.mapped_from or place.name)
                     assert file is not None
                     assert file.kind is kind
-                    assert key_in(folder, file, key.side, key.slot) == read
-                    assert len(place.name.encode()) <= NAME_MAX_BYTES
+                    assert make_tensor_key(folder, file, key.side, key.slot) == read
+                    assert len(place.name.encode()) <= MAX_NAME_BYTES
                     assert "/" not in place.name
                     path = f"{place.folder}/{place.mapped_from or place.name}"
-                    assert key_of(path) == (read if kind is FileKind.MEMBER else None)
+                    assert parse_tensor_path(path) == (read if kind is FileKind.MEMBER else None)
 
     return Laws
 
@@ -92,22 +96,22 @@ class TestCannOpStep(in_layout("cann-op-step")):
 @given(key=keys, net=names, started=names)
 def test_no_name_of_a_model_leaves_the_root(name: str, key: TensorKey, net: str, started: str):
     """Whatever a model is called, and whenever a session claims to have begun."""
-    stand = Stand("/data/dump", 0, started)
+    stand = TreeContext("/data/dump", 0, started)
     layout = LAYOUTS[name]
     key = key._replace(net_name=net, tensor_format=layout.tensor_format(()))
     place = layout.place_of(key, stand, "")
     for part in place.path.split("/"):
         assert part not in ("", ".", "..")
-        assert len(part.encode()) <= NAME_MAX_BYTES
+        assert len(part.encode()) <= MAX_NAME_BYTES
         assert part.isprintable()
-    back = key_of(f"{place.folder}/{place.mapped_from or place.name}")
+    back = parse_tensor_path(f"{place.folder}/{place.mapped_from or place.name}")
     assert back == layout.readable(key, stand)
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_hostile_names_stand_in_their_folder(name: str):
     """An operator's bin file has one name, whatever the operator is called."""
-    key = TensorKey(0, name, 3, 7, 1, name, name, Side.OUTPUT, 0)
+    key = TensorKey(0, name, 3, 7, 1, name, name, TensorSide.OUTPUT, 0)
     place = LAYOUTS["cann"].operator_place(key, STAND, "")
     assert place.folder.count("/") == 4
     assert "/" not in place.name
@@ -115,7 +119,7 @@ def test_hostile_names_stand_in_their_folder(name: str):
 
 def test_long_names_are_cann_hashes():
     """Digits alone as CANN writes them; what is packed says so, under the same digits."""
-    key = TensorKey(0, "Net", 0, 0, 1, "T", "x" * 300, Side.OUTPUT, 0)
+    key = TensorKey(0, "Net", 0, 0, 1, "T", "x" * 300, TensorSide.OUTPUT, 0)
     plain = LAYOUTS["cann"].operator_place(key, STAND, "")
     packed = LAYOUTS["cann"].operator_place(key, STAND, ".zst")
     assert plain.name.isdecimal()
@@ -127,4 +131,4 @@ def test_long_names_are_cann_hashes():
 @given(st.text("rank_0123/.abc-", max_size=60))
 def test_any_path_is_a_key_or_none(path: str):
     """Nothing that is called like a path raises."""
-    assert key_of(path) is None or "input" in path or "output" in path
+    assert parse_tensor_path(path) is None or "input" in path or "output" in path

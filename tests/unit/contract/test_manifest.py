@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.manifest import (
+from rankdump._core.manifest import (
     Manifest,
     ManifestRecord,
     ManifestSession,
-    intact,
-    manifest_name,
+    is_intact,
+    make_manifest_name,
 )
-from rankdump.contract.status import IterationStatus
+from rankdump._core.status import IterationStatus
+from rankdump.errors import CorruptedError
 
 counts = st.integers(0, 2**64 - 1)
 texts = st.text(max_size=20)
@@ -66,15 +66,15 @@ def test_round_trip(manifest: Manifest):
     """Every manifest comes back as it was, whatever operators are called."""
     data = manifest.to_json()
     assert Manifest.from_json(data) == manifest
-    assert intact(data)
-    assert not intact(data.replace(b'"version": 1', b'"version": 2'))
+    assert is_intact(data)
+    assert not is_intact(data.replace(b'"version": 1', b'"version": 2'))
 
 
 def test_a_manifest_of_before_sessions_and_checksums():
     body = json.loads(MANIFEST.to_json())
     del body["crc32"]
     data = json.dumps(body).encode()
-    assert intact(data)
+    assert is_intact(data)
     assert Manifest.from_json(data) == MANIFEST
 
 
@@ -87,7 +87,7 @@ def test_truncated():
     """No prefix of a manifest passes for one."""
     whole = MANIFEST.to_json()
     for length in range(len(whole)):
-        with pytest.raises(DamagedError, match="manifest cannot be read"):
+        with pytest.raises(CorruptedError, match="manifest cannot be read"):
             Manifest.from_json(whole[:length])
 
 
@@ -133,7 +133,7 @@ def test_damaged_fields(path: tuple[Any, ...], value: object):
     for name in path[:-1]:
         inner = inner[name]
     inner[path[-1]] = value
-    with pytest.raises(DamagedError):
+    with pytest.raises(CorruptedError):
         Manifest.from_json(json.dumps(body).encode())
 
 
@@ -148,7 +148,7 @@ def test_manifest_of_before_rows():
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b"\xff", b"[" * 200_000])
 def test_something_else(data: bytes):
     """Any other file is damage."""
-    with pytest.raises(DamagedError):
+    with pytest.raises(CorruptedError):
         Manifest.from_json(data)
 
 
@@ -164,5 +164,5 @@ def test_balance():
 
 def test_name():
     """Two sessions of one tree have manifests of their own."""
-    assert manifest_name(3, "0123456789abcdef") == "iteration_3.0123456789ab.json"
-    assert manifest_name(3, "a" * 32) != manifest_name(3, "b" * 32)
+    assert make_manifest_name(3, "0123456789abcdef") == "iteration_3.0123456789ab.json"
+    assert make_manifest_name(3, "a" * 32) != make_manifest_name(3, "b" * 32)

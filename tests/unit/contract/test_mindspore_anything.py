@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from suites.configurations import ABSENT, body_of
 
-from rankdump.contract.dialect.keys import KEYS
-from rankdump.contract.dialect.mindspore import parse
-from rankdump.contract.dialect.notes import Notes
-from rankdump.contract.errors import ConfigError
-from rankdump.contract.plan import DumpPlan
-from rankdump.contract.plan_json import plan_from_json, plan_to_json
+from rankdump._config.config_section import ConfigNotes
+from rankdump._config.mindspore_config import MINDSPORE_KEYS, parse_mindspore_config
+from rankdump._core.plan import DumpPlan, plan_from_json, plan_to_json
+from rankdump.errors import ConfigError
 
 WORDS = ["all", "0|5-8", "device", "npy", "full", "name-regex([[:alpha:]]+)", "Conv2D-op0", "/a"]
 scalars = (
@@ -32,14 +30,14 @@ expressions = st.text(st.sampled_from(r"ab0-[]^():?*+{},.|\dDpZ=!<P&~:alpha"), m
 
 
 def sections(name: str) -> st.SearchStrategy[dict[str, Any]]:
-    keys = st.sampled_from([*KEYS[name], "unknown", "a\nb"])
+    keys = st.sampled_from([*MINDSPORE_KEYS[name], "unknown", "a\nb"])
     return st.dictionaries(keys, values | st.just(ABSENT), max_size=5)
 
 
 def parsed(common: dict[str, Any], e2e: object) -> DumpPlan | None:
     body = body_of(common=common, e2e=e2e)
     try:
-        return parse(body, file="f.json", environ={}, notes=Notes())
+        return parse_mindspore_config(body, file="f.json", environ={}, notes=ConfigNotes())
     except ConfigError:
         return None
 

@@ -16,18 +16,23 @@ from suites.configurations import (
     refusal,
 )
 
-from rankdump.contract.dialect import load
-from rankdump.contract.errors import MISSING, ConfigError
-from rankdump.contract.plan import DumpPlan, Output, Selection
-from rankdump.contract.plan_json import plan_from_json, plan_to_json
+from rankdump._config.config_file import load_config_plan
+from rankdump._core.plan import (
+    DumpPlan,
+    OutputSettings,
+    TensorSelection,
+    plan_from_json,
+    plan_to_json,
+)
+from rankdump.errors import MISSING_VALUE, ConfigError
 
 
 def test_a_plain_file_gives_the_whole_plan(tmp_path: Path):
     """Every field of the plan follows from the file."""
     plan = load_body(tmp_path, {"common_dump_settings": COMMON, "e2e_dump_settings": E2E})
     assert plan == DumpPlan(
-        output=Output(root="/tmp/dump", net_name="LeNet"),
-        selection=Selection(devices=(0, 1)),
+        output=OutputSettings(root="/tmp/dump", net_name="LeNet"),
+        selection=TensorSelection(devices=(0, 1)),
         dialect="mindspore",
     )
 
@@ -115,7 +120,7 @@ def test_not_json(tmp_path: Path, text: str | bytes, cause: str):
 def test_no_known_dialect(tmp_path: Path, body: object):
     """A document of no dialect is refused with the dialects that are known."""
     error = refusal(tmp_path, body)
-    assert (error.key, error.value) == ("common_dump_settings", MISSING)
+    assert (error.key, error.value) == ("common_dump_settings", MISSING_VALUE)
     assert "MindSpore data_dump.json" in error.allowed
     assert "CANN acl.json" in error.allowed
 
@@ -132,7 +137,7 @@ def test_no_readable_file(tmp_path: Path):
         ("nul\0.json", "null byte"),
     ]:
         with pytest.raises(ConfigError, match=name[:4]) as caught:
-            load(tmp_path / name, {})
+            load_config_plan(tmp_path / name, {})
         assert cause in str(caught.value)
 
 
@@ -146,7 +151,7 @@ def test_mandatory_keys_in_order(tmp_path: Path, index: int):
     """Of several missing keys the first of MindSpore's order is named, before any bad value."""
     kept = dict.fromkeys(MANDATORY[:index], "bad")
     error = refusal(tmp_path, {"common_dump_settings": kept, "e2e_dump_settings": E2E})
-    assert (error.key, error.value) == (f"common_dump_settings.{MANDATORY[index]}", MISSING)
+    assert (error.key, error.value) == (f"common_dump_settings.{MANDATORY[index]}", MISSING_VALUE)
     assert "missing" in str(error)
 
 
@@ -174,7 +179,7 @@ ORDER = [
     ("common_dump_settings.op_debug_mode", 1),
     ("common_dump_settings.saved_data", ""),
     ("common_dump_settings.initial_iteration", -1),
-    ("rankdump.codec", ""),
+    ("rankdump._codec.file_codec", ""),
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from suites import rows_of_common, rows_of_modes, rows_of_selection
 from suites.configuration_row import Row
 
-from rankdump.contract.dialect.keys import KEYS
+from rankdump._config.mindspore_config import MINDSPORE_KEYS
 
 ROWS = [*rows_of_common.ROWS, *rows_of_selection.ROWS, *rows_of_modes.ROWS]
 
@@ -22,7 +22,7 @@ def test_row(tmp_path: Path, row: Row):
 def test_every_key_has_its_rows():
     """No key of either section is without a row that refuses it."""
     refused = {row.refused for row in ROWS}
-    assert {f"{name}.{key}" for name, keys in KEYS.items() for key in keys} <= refused
+    assert {f"{name}.{key}" for name, keys in MINDSPORE_KEYS.items() for key in keys} <= refused
 
 
 def test_every_section_has_its_rows():

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankdump.contract import npy
-from rankdump.contract.dtypes import ELEMENT_TYPES
-from rankdump.contract.errors import DamagedError
+from rankdump._core import npy_format
+from rankdump._core.element_types import ELEMENT_TYPES
+from rankdump.errors import CorruptedError
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = sorted((ROOT / "tests" / "golden" / "npy").glob("*.npy"))
@@ -32,7 +32,7 @@ def stated(data: bytes) -> tuple[str, tuple[int, ...]]:
 
 def check_same_header(path: Path) -> None:
     data = path.read_bytes()
-    made = npy.header(*stated(data))
+    made = npy_format.format_npy_header(*stated(data))
     assert data[: len(made)] == made, path.name
 
 
@@ -64,15 +64,15 @@ def test_array_agrees_with_numpy(path: Path):
     try:
         expected = np.load(io.BytesIO(data))
     except ValueError:
-        with pytest.raises(DamagedError, match="<E2"):
-            npy.array(data)
+        with pytest.raises(CorruptedError, match="<E2"):
+            npy_format.view_npy_array(data)
         return
     if expected.size == 0:
         # MindSpore 2.0.0 wrote four stray bytes behind an empty tensor.
-        with pytest.raises(DamagedError, match="4 bytes of elements, its header says 0"):
-            npy.array(data)
+        with pytest.raises(CorruptedError, match="4 bytes of elements, its header says 0"):
+            npy_format.view_npy_array(data)
         data = data[:-4]
-    found = npy.array(data)
+    found = npy_format.view_npy_array(data)
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
     assert found.tobytes() == expected.tobytes()
@@ -85,15 +85,15 @@ descrs = st.sampled_from(sorted({kind.descr for kind in ELEMENT_TYPES.values()})
 @given(descr=descrs, shape=shapes)
 def test_numpy_reads_what_we_write(descr: str, shape: tuple[int, ...]):
     """Header and elements make a file that numpy and this reader agree on."""
-    head = npy.header(descr, shape)
+    head = npy_format.format_npy_header(descr, shape)
     assert len(head) % 64 == 0
-    parsed = npy.parse_header(head)
+    parsed = npy_format.parse_npy_header(head)
     assert (parsed.descr, parsed.shape, parsed.data_offset) == (descr, shape, len(head))
     elements = bytes(range(256)) * (parsed.data_bytes // 256 + 1)
     data = head + elements[: parsed.data_bytes]
     loaded = np.load(io.BytesIO(data))
     assert loaded.shape == shape
-    assert npy.array(data).tobytes() == loaded.tobytes()
+    assert npy_format.view_npy_array(data).tobytes() == loaded.tobytes()
 
 
 @given(descr=descrs, shape=st.lists(st.integers(0, 4), max_size=4).map(tuple), order=st.booleans())
@@ -102,7 +102,7 @@ def test_we_read_what_numpy_writes(descr: str, shape: tuple[int, ...], order: bo
     source = np.arange(np.prod(shape, dtype=int)).astype(descr).reshape(shape)
     target = io.BytesIO()
     np.save(target, np.array(source, order="F" if order else "C"))
-    found = npy.array(target.getvalue())
+    found = npy_format.view_npy_array(target.getvalue())
     assert found.shape == shape
     assert np.array_equal(found, source)
     assert not found.flags.writeable
@@ -112,14 +112,14 @@ def test_a_header_over_64_kib_is_version_2():
     """The length field of version 1 holds 65,535; more dimensions than that need version 2."""
     readers = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
     for dimensions, version in ((20_000, 1), (40_000, 2)):
-        head = npy.header("<f4", (1,) * dimensions)
+        head = npy_format.format_npy_header("<f4", (1,) * dimensions)
         assert len(head) % 64 == 0
         stream = io.BytesIO(head)
         assert np.lib.format.read_magic(stream) == (version, 0)
         shape, _, _ = readers[version](stream, max_header_size=1 << 20)
         assert shape == (1,) * dimensions
-        with pytest.raises(DamagedError, match="at most 10000 are allowed"):
-            npy.parse_header(head)
+        with pytest.raises(CorruptedError, match="at most 10000 are allowed"):
+            npy_format.parse_npy_header(head)
 
 
 @given(data=st.binary(max_size=300))
@@ -127,8 +127,8 @@ def test_a_header_over_64_kib_is_version_2():
 @example(b"\x93NUMPY")
 def test_random_bytes(data: bytes):
     """Random bytes raise DamagedError and nothing else."""
-    with pytest.raises(DamagedError):
-        npy.array(data)
+    with pytest.raises(CorruptedError):
+        npy_format.view_npy_array(data)
 
 
 def block(text: bytes, version: int = 1) -> bytes:
@@ -152,18 +152,18 @@ def block(text: bytes, version: int = 1) -> bytes:
 def test_random_header_text(text: bytes):
     """Random text behind a true prefix raises DamagedError and nothing else, not even a warning."""
     for version in (1, 2, 3):
-        with pytest.raises(DamagedError):
-            npy.array(block(text, version))
+        with pytest.raises(CorruptedError):
+            npy_format.view_npy_array(block(text, version))
 
 
 @given(data=st.data())
 def test_flipped_bytes(data: st.DataObject):
     """A file with one byte changed reads as some array of the same size or is refused."""
-    whole = bytearray(npy.header("<f4", (3, 2)) + bytes(24))
+    whole = bytearray(npy_format.format_npy_header("<f4", (3, 2)) + bytes(24))
     whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
     try:
-        found = npy.array(bytes(whole))
-    except DamagedError:
+        found = npy_format.view_npy_array(bytes(whole))
+    except CorruptedError:
         return
     assert found.nbytes == 24
 
@@ -198,18 +198,18 @@ FIELDS = "{'descr': %s, 'fortran_order': %s, 'shape': %s, }"
 @pytest.mark.parametrize("spare", [0, 4])
 def test_hostile_fields(text: str, spare: int):
     """A header that lies about its fields is refused."""
-    with pytest.raises(DamagedError):
-        npy.array(block(text.encode()) + bytes(spare))
+    with pytest.raises(CorruptedError):
+        npy_format.view_npy_array(block(text.encode()) + bytes(spare))
 
 
 @given(shape=st.lists(st.integers(0, 2**66), min_size=1, max_size=4).map(tuple))
 def test_huge_shapes_allocate_nothing(shape: tuple[int, ...]):
     """A header may claim any size; memory follows the bytes that are there."""
-    data = npy.header("<f8", shape)
+    data = npy_format.format_npy_header("<f8", shape)
     tracemalloc.start()
     try:
-        assert npy.array(data).size == 0
-    except DamagedError:
+        assert npy_format.view_npy_array(data).size == 0
+    except CorruptedError:
         pass
     finally:
         peak = tracemalloc.get_traced_memory()[1]
@@ -220,17 +220,17 @@ def test_huge_shapes_allocate_nothing(shape: tuple[int, ...]):
 @pytest.mark.parametrize("change", [-4, -1, 1, 4])
 def test_size_is_checked(change: int):
     """Elements that are missing or too many are refused, with both numbers."""
-    data = npy.header("<f4", (2, 3)) + bytes(24 + change)
-    with pytest.raises(DamagedError, match=f"{24 + change} bytes of elements.*says 24"):
-        npy.array(data)
+    data = npy_format.format_npy_header("<f4", (2, 3)) + bytes(24 + change)
+    with pytest.raises(CorruptedError, match=f"{24 + change} bytes of elements.*says 24"):
+        npy_format.view_npy_array(data)
 
 
 def test_header_that_is_cut_off():
     """Every prefix of a file is refused."""
-    data = npy.header("<f4", (2,)) + bytes(8)
+    data = npy_format.format_npy_header("<f4", (2,)) + bytes(8)
     for length in range(len(data)):
-        with pytest.raises(DamagedError):
-            npy.array(data[:length])
+        with pytest.raises(CorruptedError):
+            npy_format.view_npy_array(data[:length])
 
 
 @pytest.mark.parametrize(
@@ -255,6 +255,6 @@ def test_header_that_is_cut_off():
 )
 def test_an_absurd_header_is_said_in_plain_words(data: bytes, said: str):
     """What, where, which value, and what is allowed."""
-    with pytest.raises(DamagedError) as caught:
-        npy.parse_header(data)
+    with pytest.raises(CorruptedError) as caught:
+        npy_format.parse_npy_header(data)
     assert str(caught.value) == said

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.contract import npy
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.npy_forms import form_of
+from rankdump._core import npy_format
+from rankdump._core.npy_format import read_npy_form
+from rankdump.errors import CorruptedError
 
-WORDS = npy.header("<u2", (2, 3))
+WORDS = npy_format.format_npy_header("<u2", (2, 3))
 
 
 def second_version(head: bytes) -> bytes:
@@ -25,36 +25,36 @@ def test_names_of_bfloat16(descr: bytes, version: int):
     """Two-byte words stand in its place, whichever release wrote it."""
     head = WORDS.replace(b"<u2", descr)
     head = second_version(head) if version == 2 else head
-    form = form_of(head + bytes(12))
+    form = read_npy_form(head + bytes(12))
     assert (form.dtype, form.bfloat16, form.header.descr) == ("bfloat16", True, "<u2")
     assert (form.header.data_offset, form.end) == (len(head), len(head) + 12)
-    plain = form_of(WORDS + bytes(12))
+    plain = read_npy_form(WORDS + bytes(12))
     assert (plain.dtype, plain.bfloat16) == ("uint16", False)
-    with pytest.raises(DamagedError, match="'<k2'"):
-        form_of(WORDS.replace(b"<u2", b"<k2") + bytes(12))
+    with pytest.raises(CorruptedError, match="'<k2'"):
+        read_npy_form(WORDS.replace(b"<u2", b"<k2") + bytes(12))
 
 
 @pytest.mark.parametrize("descr", ["<f4", "<E2"])
 def test_stray_bytes(descr: str):
     """Up to one element behind an empty tensor, never behind another."""
-    empty = npy.header(descr, (0, 4))
+    empty = npy_format.format_npy_header(descr, (0, 4))
     for stray in range(9):
-        form = form_of(empty + bytes(stray))
+        form = read_npy_form(empty + bytes(stray))
         assert (form.header.data_bytes, form.end) == (0, len(empty))
-    with pytest.raises(DamagedError, match="9 bytes of elements, its header says 0"):
-        form_of(empty + bytes(9))
-    with pytest.raises(DamagedError, match="13 bytes of elements, its header says 12"):
-        form_of(WORDS + bytes(13))
+    with pytest.raises(CorruptedError, match="9 bytes of elements, its header says 0"):
+        read_npy_form(empty + bytes(9))
+    with pytest.raises(CorruptedError, match="13 bytes of elements, its header says 12"):
+        read_npy_form(WORDS + bytes(13))
 
 
 @given(data=st.binary(max_size=300), at=st.integers(0, 200))
 def test_anything(data: bytes, at: int):
     """Bytes of a good file overwritten anywhere: a form that fits the file, or DamagedError."""
-    good = npy.header("<E2", (3,)) + bytes(6)
+    good = npy_format.format_npy_header("<E2", (3,)) + bytes(6)
     broken = good[:at] + data + good[at + len(data) :]
     try:
-        form = form_of(broken)
-    except DamagedError:
+        form = read_npy_form(broken)
+    except CorruptedError:
         return
     assert form.end - form.header.data_offset == form.header.data_bytes
     assert form.end <= len(broken)
@@ -63,5 +63,5 @@ def test_anything(data: bytes, at: int):
 def test_a_header_longer_than_any():
     """It is refused before it is read."""
     text = b"{" + b" " * (1 << 20)
-    with pytest.raises(DamagedError, match="at most 10000 are allowed"):
-        form_of(b"\x93NUMPY\x02\x00" + len(text).to_bytes(4, "little") + text)
+    with pytest.raises(CorruptedError, match="at most 10000 are allowed"):
+        read_npy_form(b"\x93NUMPY\x02\x00" + len(text).to_bytes(4, "little") + text)

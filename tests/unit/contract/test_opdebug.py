@@ -9,8 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from suites.overflow_files import CORE, ZEROS, new, old
 
-from rankdump.contract.errors import DamagedError, UnsupportedError
-from rankdump.contract.opdebug import OpDebug, Section, opdebug, opdebug_json
+from rankdump._binfile.overflow_record import (
+    OpDebugRecord,
+    OverflowSection,
+    convert_overflow_to_json,
+    parse_overflow_record,
+)
+from rankdump.errors import CorruptedError, UnsupportedError
 
 WORDS = st.lists(st.integers(0, (1 << 64) - 1), min_size=6, max_size=6)
 
@@ -79,12 +84,12 @@ MINDSPORE_TEXT = (
 
 def test_old_layout():
     """Order of keys, hexadecimal texts, indent, and no newline at the end."""
-    assert opdebug_json(old(core=CORE, status=(0, 0, 32))) == OLD_TEXT
+    assert convert_overflow_to_json(old(core=CORE, status=(0, 0, 32))) == OLD_TEXT
 
 
 def test_new_layout():
     """One object in `acc_list`."""
-    assert opdebug_json(new(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 256)) == NEW_TEXT
+    assert convert_overflow_to_json(new(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 256)) == NEW_TEXT
 
 
 @pytest.mark.parametrize(
@@ -100,7 +105,7 @@ def test_units(kind: int, unit: str, names: str, texts: set[int], version: int):
     """Each unit has its own fields; an AI core's status is a list in version 1."""
     keys = ["model_id", "stream_id", "task_id", "task_type", *names.split(), "status"]
     words = [100 + at for at in range(len(keys) + 3)]
-    made = json.loads(opdebug_json(new(kind, *words, version=version)))
+    made = json.loads(convert_overflow_to_json(new(kind, *words, version=version)))
     values: list[object] = [hex(w) if at in texts else w for at, w in enumerate(words)]
     listed = version == 1 and unit == "AIV"
     status = values[len(keys) - 1 :] if listed else values[len(keys) - 1]
@@ -115,24 +120,24 @@ def test_units(kind: int, unit: str, names: str, texts: set[int], version: int):
 @given(dha=WORDS, core=WORDS, status=st.tuples(*[st.integers(0, (1 << 64) - 1)] * 3))
 def test_json_is_read_back(dha: list[int], core: list[int], status: tuple[int, int, int]):
     """A record, its JSON, and MindSpore's sorted line of the same say the same."""
-    record = opdebug(old(dha=dha, core=core, status=status))
-    assert OpDebug.from_json(record.to_json()) == record
+    record = parse_overflow_record(old(dha=dha, core=core, status=status))
+    assert OpDebugRecord.from_json(record.to_json()) == record
     line = json.dumps(json.loads(record.to_json()), sort_keys=True, separators=(",", ":"))
-    again = OpDebug.from_json(line)
+    again = OpDebugRecord.from_json(line)
     assert [dict(s.fields) for s in again.sections] == [dict(s.fields) for s in record.sections]
-    assert again.overflowed == OpDebug.from_json(again.to_json()).overflowed
+    assert again.overflowed == OpDebugRecord.from_json(again.to_json()).overflowed
     assert [s.status for s in again.sections] == [s.status for s in record.sections]
 
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_new_json_is_read_back(version: int):
-    record = opdebug(new(1, *range(14), version=version))
-    assert OpDebug.from_json(record.to_json()) == record
+    record = parse_overflow_record(new(1, *range(14), version=version))
+    assert OpDebugRecord.from_json(record.to_json()) == record
 
 
 def test_mindspores_json():
     """Compact, keys sorted."""
-    (core,) = OpDebug.from_json(MINDSPORE_TEXT).overflowed
+    (core,) = OpDebugRecord.from_json(MINDSPORE_TEXT).overflowed
     assert core.unit == "AI Core"
     assert core.field("task_id") == 12
     assert core.field("kernel_code") == 0xABC
@@ -141,8 +146,8 @@ def test_mindspores_json():
 
 def test_which_sections_overflowed():
     """Any bit of a status counts, and nothing else."""
-    assert opdebug(old(core=CORE)).overflowed == ()
-    both = opdebug(old(dha=CORE, core=CORE, status=(1, 0, 8))).overflowed
+    assert parse_overflow_record(old(core=CORE)).overflowed == ()
+    both = parse_overflow_record(old(dha=CORE, core=CORE, status=(1, 0, 8))).overflowed
     assert [section.unit for section in both] == ["DHA Atomic Add", "AI Core"]
 
 
@@ -161,17 +166,19 @@ def test_which_sections_overflowed():
 )
 def test_meaning(status: tuple[int, ...], meaning: tuple[str, ...]):
     """Bits in words; what is described nowhere stays a number."""
-    assert Section("AIC", (), status).meaning == meaning
+    assert OverflowSection("AIC", (), status).meaning == meaning
 
 
 def test_meaning_of_other_units():
-    assert Section("SDMA", (), (4,)).meaning == ("overflow",)
-    assert Section("L2 Atomic Add", (), (0,)).meaning == ()
+    assert OverflowSection("SDMA", (), (4,)).meaning == ("overflow",)
+    assert OverflowSection("L2 Atomic Add", (), (0,)).meaning == ()
 
 
 def test_unknown_ids():
     """65535 stands for no context and no thread; of a task it is a number."""
-    section = Section("AIC", (("task_id", 65535), ("context_id", 65535), ("thread_id", 2)), (1,))
+    section = OverflowSection(
+        "AIC", (("task_id", 65535), ("context_id", 65535), ("thread_id", 2)), (1,)
+    )
     assert section.field("task_id") == 65535
     assert section.field("context_id") is None
     assert section.field("thread_id") == 2
@@ -192,14 +199,14 @@ def test_unknown_ids():
     ],
 )
 def test_sizes(payload: bytes, message: str):
-    with pytest.raises(DamagedError, match=message):
-        opdebug(payload)
+    with pytest.raises(CorruptedError, match=message):
+        parse_overflow_record(payload)
 
 
 @pytest.mark.parametrize(("version", "kind"), [(2, 0), (0, 4), (1 << 31, 9)])
 def test_later_versions(version: int, kind: int):
     with pytest.raises(UnsupportedError, match=f"version {version} and unit {kind}; known"):
-        opdebug(new(kind, *ZEROS, version=version))
+        parse_overflow_record(new(kind, *ZEROS, version=version))
 
 
 @given(data=st.binary(max_size=60))
@@ -209,8 +216,8 @@ def test_anything(data: bytes):
     """Any bytes are a record or one of the two errors."""
     for payload in (data, b"\x5a\x5a\x5a\x5a" + data, data.ljust(2048, b"\1")):
         try:
-            opdebug(payload).to_json()
-        except (DamagedError, UnsupportedError):
+            parse_overflow_record(payload).to_json()
+        except (CorruptedError, UnsupportedError):
             continue
 
 
@@ -236,10 +243,10 @@ def test_anything(data: bytes):
     ],
 )
 def test_json_that_is_none(text: str, message: str):
-    with pytest.raises(DamagedError, match=message):
-        OpDebug.from_json(text)
+    with pytest.raises(CorruptedError, match=message):
+        OpDebugRecord.from_json(text)
 
 
 def test_json_of_a_later_unit():
     with pytest.raises(UnsupportedError, match="unit 'NPU'; known: AIC"):
-        OpDebug.from_json('{"acc_list": {"acc_type": "NPU"}}')
+        OpDebugRecord.from_json('{"acc_list": {"acc_type": "NPU"}}')

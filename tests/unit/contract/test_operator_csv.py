@@ -6,26 +6,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.figure_rows import TensorKind
-from rankdump.contract.key import Side
-from rankdump.contract.layout import operator_csv
+from rankdump._core.record import TensorKind, TensorSide
+from rankdump._layout import statistic_tables
+from rankdump.errors import CorruptedError
 
 CANN_ITEMS = (
     *("max", "min", "avg", "count", "nan count", "negative inf count", "positive inf count"),
 )
-KIND = TensorKind(0, "Conv2d", "Default/a", Side.OUTPUT, 0, "float32", (4, 50, 50, 16), 640000)
+KIND = TensorKind(
+    0, "Conv2d", "Default/a", TensorSide.OUTPUT, 0, "float32", (4, 50, 50, 16), 640000
+)
 
 
 def test_lines_as_cann_writes_them():
     """Header and row of a sample in CANN's own tests."""
-    assert operator_csv.header(CANN_ITEMS) == (
+    assert statistic_tables.format_operator_header(CANN_ITEMS) == (
         "Input/Output,Index,Data Size,Data Type,Format,Shape,Max Value,Min Value,"
         "Avg Value,Count,Nan Count,Negative Inf Count,Positive Inf Count"
     )
-    assert operator_csv.row(KIND, "NHWC", "1.99999,1,1.50004,160000,0,0,0") == (
-        "Output,0,640000,DT_FLOAT,NHWC,4x50x50x16,1.99999,1,1.50004,160000,0,0,0"
-    )
+    assert statistic_tables.format_operator_line(
+        KIND, "NHWC", "1.99999,1,1.50004,160000,0,0,0"
+    ) == ("Output,0,640000,DT_FLOAT,NHWC,4x50x50x16,1.99999,1,1.50004,160000,0,0,0")
 
 
 @pytest.mark.parametrize(
@@ -39,26 +40,28 @@ def test_lines_as_cann_writes_them():
 )
 def test_types_and_shapes(dtype, shape, spelt):
     """A scalar has a dash; a type without a number of CANN's is undefined."""
-    kind = KIND._replace(side=Side.INPUT, slot=2, dtype=dtype, shape=shape)
-    assert operator_csv.row(kind, "ND", "") == f"Input,2,640000,{spelt}"
+    kind = KIND._replace(side=TensorSide.INPUT, slot=2, dtype=dtype, shape=shape)
+    assert statistic_tables.format_operator_line(kind, "ND", "") == f"Input,2,640000,{spelt}"
 
 
 def test_chosen_figures():
     """The columns are the items in their order, the norm under its own title."""
-    assert operator_csv.header(("count", "min", "l2norm")).endswith(",Shape,Count,Min Value,l2norm")
-    assert operator_csv.header(()).endswith(",Shape")
+    assert statistic_tables.format_operator_header(("count", "min", "l2norm")).endswith(
+        ",Shape,Count,Min Value,l2norm"
+    )
+    assert statistic_tables.format_operator_header(()).endswith(",Shape")
 
 
 @given(
-    sides=st.lists(st.sampled_from(Side), max_size=5),
+    sides=st.lists(st.sampled_from(TensorSide), max_size=5),
     shape=st.lists(st.integers(0, 1 << 62), max_size=6).map(tuple),
 )
 def test_reading_back(sides, shape):
     """What was written comes back, with a header that an interrupted writer repeated."""
     kinds = [KIND._replace(side=side, slot=slot, shape=shape) for slot, side in enumerate(sides)]
-    lines = [operator_csv.header(("max",))] * 2
-    lines += [operator_csv.row(kind, "ND", str(kind.slot)) for kind in kinds]
-    rows = operator_csv.parse("\n".join(lines) + "\n", file="a.csv")
+    lines = [statistic_tables.format_operator_header(("max",))] * 2
+    lines += [statistic_tables.format_operator_line(kind, "ND", str(kind.slot)) for kind in kinds]
+    rows = statistic_tables.parse_operator_table("\n".join(lines) + "\n", file="a.csv")
     assert [(row.side, row.slot, row.shape) for row in rows] == [
         (kind.side, kind.slot, shape) for kind in kinds
     ]
@@ -77,19 +80,20 @@ def test_reading_back(sides, shape):
 )
 def test_damaged_rows_are_named(line):
     """A row that is none is an error with its line."""
-    text = f"{operator_csv.header(('max',))}\n{line}\n"
-    with pytest.raises(DamagedError, match=r"a\.csv, line 2"):
-        operator_csv.parse(text, file="a.csv")
+    text = f"{statistic_tables.format_operator_header(('max',))}\n{line}\n"
+    with pytest.raises(CorruptedError, match=r"a\.csv, line 2"):
+        statistic_tables.parse_operator_table(text, file="a.csv")
 
 
 def test_figures_nobody_has():
     """CANN leaves cells empty where it has no figures of a type."""
-    text = f"{operator_csv.header(('max', 'min'))}\nInput,0,4,DT_COMPLEX64,ND,2,,\n"
-    (row,) = operator_csv.parse(text, file="a.csv")
+    header = statistic_tables.format_operator_header(("max", "min"))
+    text = f"{header}\nInput,0,4,DT_COMPLEX64,ND,2,,\n"
+    (row,) = statistic_tables.parse_operator_table(text, file="a.csv")
     assert row.values == (("Max Value", ""), ("Min Value", ""))
 
 
 def test_another_file():
     """A table of another kind is refused by its first line."""
-    with pytest.raises(DamagedError, match="not an operator's table"):
-        operator_csv.parse("Op Type,Op Name\n", file="a.csv")
+    with pytest.raises(CorruptedError, match="not an operator's table"):
+        statistic_tables.parse_operator_table("Op Type,Op Name\n", file="a.csv")

@@ -9,12 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.contract import outlook
-from rankdump.contract.forecast import planned, times, weighed
-from rankdump.contract.iterations import parse_iterations
-from rankdump.contract.plan import Content, DumpPlan, Output, Selection
-from rankdump.contract.room import DiskStatus, JobNeed, JobUsage
-from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
+from rankdump._core import forecast
+from rankdump._core.forecast import count_planned_iterations, estimate_iteration_size, multiply_size
+from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings, TensorSelection
+from rankdump._core.selection import parse_iterations
+from rankdump._core.status import (
+    DiskStatus,
+    IterationStatus,
+    JobNeed,
+    JobUsage,
+    SessionState,
+    SessionStatus,
+)
 
 GIB = 1 << 30
 SESSION = SessionStatus("llm", "s", 3, 8, 3, "here", 1, SessionState.OPEN)
@@ -27,10 +33,10 @@ def ended(iteration: int, stored: int = 4, **fields: Any) -> IterationStatus:
     return IterationStatus("llm", "s", 3, iteration, **about | fields)
 
 
-def plan_of(text: str, content: Content = Content(), **selection) -> DumpPlan:  # noqa: B008
+def plan_of(text: str, content: ContentSettings = ContentSettings(), **selection) -> DumpPlan:  # noqa: B008
     iterations = parse_iterations(text)
     assert iterations is not None
-    return DumpPlan(Output("/d"), Selection(iterations, **selection), content)
+    return DumpPlan(OutputSettings("/d"), TensorSelection(iterations, **selection), content)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +44,7 @@ def plan_of(text: str, content: Content = Content(), **selection) -> DumpPlan:  
     [("0-99", 3, 96), ("0-99", 99, 0), ("5-8|0|6-9", 6, 3), ("7", -1, 1), ("all", 3, None)],
 )
 def test_what_is_left_of_a_plan(text, after, left):
-    assert planned(plan_of(text).selection.iterations, after=after) == left
+    assert count_planned_iterations(plan_of(text).selection.iterations, after=after) == left
 
 
 class TestOfOneSession:
@@ -46,12 +52,12 @@ class TestOfOneSession:
 
     def test_the_largest_counts(self):
         some = [ended(0), ended(1, 40), ended(2), ended(3, 90, complete=False)]
-        need = outlook.need_of(SESSION, plan_of("0-99"), "/d", some)
-        each = weighed(some[1], tabulated=False)
+        need = forecast.estimate_job_need(SESSION, plan_of("0-99"), "/d", some)
+        each = estimate_iteration_size(some[1], tabulated=False)
         assert need == JobNeed("llm", "/d", 97, 400_000, each.disk_bytes, each.inodes)
 
     def test_without_an_end(self):
-        need = outlook.need_of(SESSION, plan_of("all"), "/d", [ended(0)])
+        need = forecast.estimate_job_need(SESSION, plan_of("all"), "/d", [ended(0)])
         assert need is not None
         assert need.iterations == 0
 
@@ -69,11 +75,13 @@ class TestOfOneSession:
         ids=["nothing", "unended", "over", "empty", "overflow", "lost", "closed"],
     )
     def test_nothing_is_known_or_to_come(self, session, plan, iterations):
-        assert outlook.need_of(session, plan, "/d", iterations) is None
+        assert forecast.estimate_job_need(session, plan, "/d", iterations) is None
 
     def test_rows_of_figures_take_room_as_well(self):
-        bare = outlook.need_of(SESSION, plan_of("0-9"), "/d", [ended(0, 400)])
-        full = outlook.need_of(SESSION, plan_of("0-9", Content("full")), "/d", [ended(0, 400)])
+        bare = forecast.estimate_job_need(SESSION, plan_of("0-9"), "/d", [ended(0, 400)])
+        full = forecast.estimate_job_need(
+            SESSION, plan_of("0-9", ContentSettings("full")), "/d", [ended(0, 400)]
+        )
         assert bare is not None
         assert full is not None
         assert full.disk_bytes > bare.disk_bytes
@@ -85,14 +93,14 @@ def test_needs_of_workers_add_up(sizes, data):
     """Law: it does not matter how the ranks of a job are shared out."""
     needs = [replace(NEED, bytes_stored=each, disk_bytes=each, inodes=each) for each in sizes]
     cut = data.draw(st.integers(0, len(needs)))
-    parts = (outlook.together(needs[:cut]), outlook.together(needs[cut:]))
-    (whole,) = outlook.together(needs)
-    assert outlook.together(each for part in parts for each in part) == (whole,)
+    parts = (forecast.sum_job_needs(needs[:cut]), forecast.sum_job_needs(needs[cut:]))
+    (whole,) = forecast.sum_job_needs(needs)
+    assert forecast.sum_job_needs(each for part in parts for each in part) == (whole,)
     assert whole.bytes_stored == sum(sizes)
 
 
 def test_one_rank_without_an_end_makes_a_job_without_one():
-    (whole,) = outlook.together([NEED, replace(NEED, iterations=0)])
+    (whole,) = forecast.sum_job_needs([NEED, replace(NEED, iterations=0)])
     assert whole.iterations == 0
 
 
@@ -175,15 +183,19 @@ CAPPED = JobUsage("llm", bytes_stored=40 * GIB, limit_bytes=100 * GIB)
     ],
 )
 def test_what_is_said(need, disk, usage, said):
-    assert outlook.findings([need], [disk], usage) == ([said] if said else [])
+    assert forecast.describe_shortages([need], [disk], usage) == ([said] if said else [])
 
 
 def test_jobs_on_one_disk_are_added_up():
     """Each fits alone, and both together do not."""
     disk = replace(DISK, free_bytes=1600 * GIB)
     needs = [replace(NEED, iterations=60), replace(NEED, job_id="other", iterations=60)]
-    assert outlook.findings(needs[:1], [disk], ()) == outlook.findings(needs[1:], [disk], ()) == []
-    assert outlook.findings(needs, [disk], ()) == [
+    assert (
+        forecast.describe_shortages(needs[:1], [disk], ())
+        == forecast.describe_shortages(needs[1:], [disk], ())
+        == []
+    )
+    assert forecast.describe_shortages(needs, [disk], ()) == [
         "jobs llm, other: their iterations to come need 1.29 TiB on the disk of /d, and 1.17 TiB "
         "are free above the floor (agent.keep_free_ratio, agent.keep_free_bytes)"
     ]
@@ -202,10 +214,10 @@ def test_jobs_on_one_disk_are_added_up():
     ],
 )
 def test_what_is_removed_makes_room(need, retain, used, iterations):
-    assert outlook.before_removal(need, retain, used).iterations == iterations
+    assert forecast.limit_need_to_retention(need, retain, used).iterations == iterations
 
 
 def test_times_multiplies_every_number():
-    one = weighed(ended(0, linked=2, bytes_in=7, stall_us=9), tabulated=True)
-    assert times(one, 1) == one
-    assert astuple(times(one, 3)) == tuple(3 * number for number in astuple(one))
+    one = estimate_iteration_size(ended(0, linked=2, bytes_in=7, stall_us=9), tabulated=True)
+    assert multiply_size(one, 1) == one
+    assert astuple(multiply_size(one, 3)) == tuple(3 * number for number in astuple(one))

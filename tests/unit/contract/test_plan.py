@@ -10,25 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.contract.errors import ProtocolError
-from rankdump.contract.plan import (
-    Delivery,
+from rankdump._core.plan import (
+    DeliverySettings,
     DumpPlan,
-    Excluded,
-    Iterations,
-    Operators,
-    Output,
-    Selection,
-    Watched,
+    IterationSelection,
+    OperatorSelection,
+    OutputSettings,
+    TensorExclusion,
+    TensorSelection,
+    WatchedOperators,
+    plan_from_json,
+    plan_to_json,
 )
-from rankdump.contract.plan_json import plan_from_json, plan_to_json
+from rankdump.errors import ProtocolError
 
 texts = st.text(st.characters(exclude_characters="\0"), max_size=20)
 names = st.lists(texts, max_size=3).map(tuple)
 numbers = st.integers(0, 2**64 - 1)
-excluded = st.lists(st.builds(Excluded, texts, names), max_size=2).map(tuple)
+excluded = st.lists(st.builds(TensorExclusion, texts, names), max_size=2).map(tuple)
 operators = st.builds(
-    Operators,
+    OperatorSelection,
     st.booleans(),
     names,
     names,
@@ -42,7 +43,7 @@ operators = st.builds(
 plans = st.builds(
     DumpPlan,
     output=st.builds(
-        Output,
+        OutputSettings,
         root=texts.map("/".__add__),
         net_name=st.from_regex(r"[A-Za-z0-9_-]+", fullmatch=True),
         layout=texts,
@@ -51,19 +52,19 @@ plans = st.builds(
         folder_mode=st.integers(0, 0o777),
     ),
     selection=st.builds(
-        Selection,
+        TensorSelection,
         iterations=st.builds(
-            Iterations, texts, st.none() | st.lists(st.tuples(numbers, numbers)).map(tuple)
+            IterationSelection, texts, st.none() | st.lists(st.tuples(numbers, numbers)).map(tuple)
         ),
         devices=st.none() | st.lists(numbers, max_size=3).map(tuple),
         operators=operators,
         models=st.lists(st.tuples(texts, operators), max_size=2).map(tuple),
-        watched=st.none() | st.builds(Watched, names, names),
+        watched=st.none() | st.builds(WatchedOperators, names, names),
         inputs=st.booleans(),
         outputs=st.booleans(),
     ),
     delivery=st.builds(
-        Delivery,
+        DeliverySettings,
         on_full=st.sampled_from(["block", "drop", "statistic"]),
         block_timeout_s=st.floats(0, 1e6),
         buffer_bytes=numbers,
@@ -80,7 +81,9 @@ def test_round_trip(plan: DumpPlan):
     assert plan_from_json(plan_to_json(plan)) == plan
 
 
-PLAN = DumpPlan(Output("/tmp/x"), Selection(Iterations("1-2", ((1, 2),)), devices=(0,)))
+PLAN = DumpPlan(
+    OutputSettings("/tmp/x"), TensorSelection(IterationSelection("1-2", ((1, 2),)), devices=(0,))
+)
 
 
 @pytest.mark.parametrize(
@@ -175,13 +178,13 @@ def test_any_bytes(data: bytes):
 @pytest.mark.parametrize(
     "operators",
     [
-        Operators(everything=False, patterns=("a" * 1001,)),
-        Operators(everything=False, patterns=("a",) * 1001),
+        OperatorSelection(everything=False, patterns=("a" * 1001,)),
+        OperatorSelection(everything=False, patterns=("a",) * 1001),
     ],
 )
-def test_patterns_are_bounded(operators: Operators):
+def test_patterns_are_bounded(operators: OperatorSelection):
     """They run in the agent: how long one takes depends on how long it is."""
-    plan = dataclasses.replace(PLAN, selection=Selection(operators=operators))
+    plan = dataclasses.replace(PLAN, selection=TensorSelection(operators=operators))
     with pytest.raises(ProtocolError, match="1001"):
         plan_from_json(plan_to_json(plan))
 
@@ -203,7 +206,7 @@ def test_deep_nesting_and_truncation():
 
 def test_iterations_contain():
     """Spans are inclusive at both ends; no spans match nothing; None matches all."""
-    spans = Iterations("0|5-8", ((0, 0), (5, 8)))
+    spans = IterationSelection("0|5-8", ((0, 0), (5, 8)))
     assert [n for n in range(12) if n in spans] == [0, 5, 6, 7, 8]
-    assert 3 not in Iterations("5-3", ())
-    assert 3 in Iterations()
+    assert 3 not in IterationSelection("5-3", ())
+    assert 3 in IterationSelection()

@@ -16,8 +16,8 @@ from suites.configurations import (
     refusal,
 )
 
-from rankdump.contract.errors import ConfigError
-from rankdump.contract.plan import Delivery, DumpPlan, Output
+from rankdump._core.plan import DeliverySettings, DumpPlan, OutputSettings
+from rankdump.errors import ConfigError
 
 
 def load_own(folder: Path, section: object) -> DumpPlan:
@@ -42,10 +42,10 @@ def test_own_section(tmp_path: Path):
             "folder_mode": "770",
         },
     )
-    assert plan.output == Output(
+    assert plan.output == OutputSettings(
         "/tmp/dump", "LeNet", "mindspore-async", "ms2.0", "none", 0o640, 0o770
     )
-    assert plan.delivery == Delivery("drop", 2.0, 4096, "synced", True, False)
+    assert plan.delivery == DeliverySettings("drop", 2.0, 4096, "synced", True, False)
     assert load_own(tmp_path, {}) == load_common(tmp_path)
 
 

@@ -6,28 +6,28 @@ from typing import Any
 
 import pytest
 
-from rankdump.contract.key import Side
-from rankdump.contract.plan import (
+from rankdump._core.plan import (
     DumpPlan,
-    Excluded,
-    Iterations,
-    Operators,
-    Output,
-    Selection,
-    Watched,
+    IterationSelection,
+    OperatorSelection,
+    OutputSettings,
+    TensorExclusion,
+    TensorSelection,
+    WatchedOperators,
 )
-from rankdump.contract.selection import (
-    YES,
-    device_verdict,
-    exclusion_verdict,
-    iteration_verdict,
-    listed_verdict,
-    operator_verdict,
-    side_verdict,
-    spellings,
-    type_in,
-    watch_name,
-    watch_verdict,
+from rankdump._core.record import TensorSide
+from rankdump._core.selection import (
+    ACCEPTED_VERDICT,
+    decide_device,
+    decide_exclusion,
+    decide_iteration,
+    decide_listed_operator,
+    decide_operator,
+    decide_side,
+    decide_watched_operator,
+    extract_op_type,
+    list_spellings,
+    make_watch_name,
 )
 
 CONV = "Default/network-Net/conv1-Conv2d/Conv2D-op0"
@@ -36,8 +36,8 @@ CONV = "Default/network-Net/conv1-Conv2d/Conv2D-op0"
 BLOCK = "Default/network-Net/layer1-Sequential/0-Block/conv-a-Conv2d/Conv2d-op1"
 
 
-def plan(selection: Selection) -> DumpPlan:
-    return DumpPlan(Output("/x"), selection)
+def plan(selection: TensorSelection) -> DumpPlan:
+    return DumpPlan(OutputSettings("/x"), selection)
 
 
 @pytest.mark.parametrize(
@@ -52,22 +52,22 @@ def plan(selection: Selection) -> DumpPlan:
 )
 def test_device(devices: tuple[int, ...] | None, device: int, reason: str):
     """A device is taken when it is listed or when there is no list."""
-    verdict = device_verdict(plan(Selection(devices=devices)), device)
+    verdict = decide_device(plan(TensorSelection(devices=devices)), device)
     assert (verdict.accepted, verdict.reason) == (not reason, reason)
 
 
 @pytest.mark.parametrize(
     ("iterations", "iteration", "reason"),
     [
-        (Iterations(), 10**12, ""),
-        (Iterations("0|2-3", ((0, 0), (2, 3))), 3, ""),
-        (Iterations("0|2-3", ((0, 0), (2, 3))), 1, 'iteration "0|2-3" does not include 1'),
-        (Iterations("5-3", ()), 4, 'iteration "5-3" does not include 4'),
+        (IterationSelection(), 10**12, ""),
+        (IterationSelection("0|2-3", ((0, 0), (2, 3))), 3, ""),
+        (IterationSelection("0|2-3", ((0, 0), (2, 3))), 1, 'iteration "0|2-3" does not include 1'),
+        (IterationSelection("5-3", ()), 4, 'iteration "5-3" does not include 4'),
     ],
 )
-def test_iteration(iterations: Iterations, iteration: int, reason: str):
+def test_iteration(iterations: IterationSelection, iteration: int, reason: str):
     """An iteration is taken when a span holds it; the reason quotes the user's own text."""
-    verdict = iteration_verdict(plan(Selection(iterations=iterations)), iteration)
+    verdict = decide_iteration(plan(TensorSelection(iterations=iterations)), iteration)
     assert (verdict.accepted, verdict.reason) == (not reason, reason)
 
 
@@ -75,53 +75,57 @@ def test_iteration(iterations: Iterations, iteration: int, reason: str):
 @pytest.mark.parametrize("outputs", [True, False])
 def test_side(inputs: bool, outputs: bool):
     """Each side has its own switch."""
-    selected = plan(Selection(inputs=inputs, outputs=outputs))
-    assert side_verdict(selected, Side.INPUT).accepted is inputs
-    assert side_verdict(selected, Side.OUTPUT).accepted is outputs
+    selected = plan(TensorSelection(inputs=inputs, outputs=outputs))
+    assert decide_side(selected, TensorSide.INPUT).accepted is inputs
+    assert decide_side(selected, TensorSide.OUTPUT).accepted is outputs
     if not inputs:
-        assert side_verdict(selected, Side.INPUT).reason == "input_output leaves inputs out"
+        assert decide_side(selected, TensorSide.INPUT).reason == "input_output leaves inputs out"
 
 
 @pytest.mark.parametrize(
     ("operators", "name", "accepted"),
     [
-        (Operators(), "anything", True),
-        (Operators(True, names=("x",)), "anything", True),
-        (Operators(False), CONV, False),
-        (Operators(False, names=(CONV,)), CONV, True),
-        (Operators(False, names=(CONV.lower(),)), CONV, False),
-        (Operators(False, names=("Conv2D-op0",)), CONV, False),
-        (Operators(False, names=(CONV.removesuffix("-op0"),)), CONV, False),
-        (Operators(False, types=("conv",)), CONV, True),
-        (Operators(False, types=("CONV2D",)), CONV, True),
-        (Operators(False, types=("conv",)), "Gradients/a/Conv2DBackpropFilter-op1", True),
-        (Operators(False, types=("op0",)), CONV, False),
-        (Operators(False, types=("network",)), CONV, False),
-        (Operators(False, types=("conv",)), "conv1.weight", True),
-        (Operators(False, types=("conv1",)), CONV, False),
-        (Operators(False, types=("Parameter",)), "conv1.weight", False),
-        (Operators(False, patterns=(".*Conv2D-op[0-9]+",)), CONV, True),
-        (Operators(False, patterns=("Conv2D-op[0-9]+",)), CONV, False),
-        (Operators(False, patterns=("Default",)), CONV, False),
-        (Operators(False, patterns=(".*conv2d-op0",)), CONV, False),
-        (Operators(False, patterns=("conv1.*",)), "conv1.weight", True),
-        (Operators(False, patterns=("a|Default/.*",)), CONV, True),
-        (Operators(False, patterns=("Default/.+",)), CONV, True),
-        (Operators(False, patterns=("Default/.+",)), f"Gradients/{CONV}", False),
-        (Operators(False, patterns=("Default/.+",)), f"Recompute/{CONV}", False),
-        (Operators(False, patterns=("(Gradients/)?Default/.+",)), f"Gradients/{CONV}", True),
-        (Operators(False, patterns=("Gradients/.*",)), f"Gradients/{CONV}", True),
-        (Operators(False, patterns=("Gradients/.*",)), CONV, False),
-        (Operators(False, names=(CONV,)), f"Recompute/{CONV}", True),
-        (Operators(False, names=(f"Gradients/{CONV}",)), f"Gradients/{CONV}", True),
-        (Operators(False, names=(f"Gradients/{CONV}",)), CONV, False),
-        (Operators(False, names=("x",), types=("y",), patterns=("z",)), CONV, False),
-        (Operators(False, names=("x",), types=("conv",), patterns=("z",)), CONV, True),
+        (OperatorSelection(), "anything", True),
+        (OperatorSelection(True, names=("x",)), "anything", True),
+        (OperatorSelection(False), CONV, False),
+        (OperatorSelection(False, names=(CONV,)), CONV, True),
+        (OperatorSelection(False, names=(CONV.lower(),)), CONV, False),
+        (OperatorSelection(False, names=("Conv2D-op0",)), CONV, False),
+        (OperatorSelection(False, names=(CONV.removesuffix("-op0"),)), CONV, False),
+        (OperatorSelection(False, types=("conv",)), CONV, True),
+        (OperatorSelection(False, types=("CONV2D",)), CONV, True),
+        (OperatorSelection(False, types=("conv",)), "Gradients/a/Conv2DBackpropFilter-op1", True),
+        (OperatorSelection(False, types=("op0",)), CONV, False),
+        (OperatorSelection(False, types=("network",)), CONV, False),
+        (OperatorSelection(False, types=("conv",)), "conv1.weight", True),
+        (OperatorSelection(False, types=("conv1",)), CONV, False),
+        (OperatorSelection(False, types=("Parameter",)), "conv1.weight", False),
+        (OperatorSelection(False, patterns=(".*Conv2D-op[0-9]+",)), CONV, True),
+        (OperatorSelection(False, patterns=("Conv2D-op[0-9]+",)), CONV, False),
+        (OperatorSelection(False, patterns=("Default",)), CONV, False),
+        (OperatorSelection(False, patterns=(".*conv2d-op0",)), CONV, False),
+        (OperatorSelection(False, patterns=("conv1.*",)), "conv1.weight", True),
+        (OperatorSelection(False, patterns=("a|Default/.*",)), CONV, True),
+        (OperatorSelection(False, patterns=("Default/.+",)), CONV, True),
+        (OperatorSelection(False, patterns=("Default/.+",)), f"Gradients/{CONV}", False),
+        (OperatorSelection(False, patterns=("Default/.+",)), f"Recompute/{CONV}", False),
+        (
+            OperatorSelection(False, patterns=("(Gradients/)?Default/.+",)),
+            f"Gradients/{CONV}",
+            True,
+        ),
+        (OperatorSelection(False, patterns=("Gradients/.*",)), f"Gradients/{CONV}", True),
+        (OperatorSelection(False, patterns=("Gradients/.*",)), CONV, False),
+        (OperatorSelection(False, names=(CONV,)), f"Recompute/{CONV}", True),
+        (OperatorSelection(False, names=(f"Gradients/{CONV}",)), f"Gradients/{CONV}", True),
+        (OperatorSelection(False, names=(f"Gradients/{CONV}",)), CONV, False),
+        (OperatorSelection(False, names=("x",), types=("y",), patterns=("z",)), CONV, False),
+        (OperatorSelection(False, names=("x",), types=("conv",), patterns=("z",)), CONV, True),
     ],
 )
-def test_operator(operators: Operators, name: str, accepted: bool):
+def test_operator(operators: OperatorSelection, name: str, accepted: bool):
     """Names are exact, types are case-insensitive substrings, expressions match whole names."""
-    verdict = operator_verdict(operators, name)
+    verdict = decide_operator(operators, name)
     assert verdict.accepted is accepted
     assert verdict.reason == ("" if accepted else "kernels do not name it")
 
@@ -142,13 +146,13 @@ def test_operator(operators: Operators, name: str, accepted: bool):
 )
 def test_type_in(name: str, kind: str):
     """The type stands after the last slash, up to the last dash."""
-    assert type_in(name) == kind
+    assert extract_op_type(name) == kind
 
 
 def test_yes_has_no_reason():
     """A reason belongs to a no."""
-    assert YES.accepted
-    assert YES.reason == ""
+    assert ACCEPTED_VERDICT.accepted
+    assert ACCEPTED_VERDICT.reason == ""
 
 
 @pytest.mark.parametrize(
@@ -181,64 +185,66 @@ def test_yes_has_no_reason():
 )
 def test_an_operator_has_several_spellings(name: str, found: list[str]):
     """Law: all that a name may be called follows from the name."""
-    assert spellings(name) == (name, *found)
+    assert list_spellings(name) == (name, *found)
 
 
 @pytest.mark.parametrize("spelt", [True, False])
-@pytest.mark.parametrize("entry", spellings(BLOCK))
+@pytest.mark.parametrize("entry", list_spellings(BLOCK))
 @pytest.mark.parametrize("scope", ["", "Gradients/", "Recompute/"])
 def test_other_spellings_select_only_where_the_plan_allows_them(
     entry: str, spelt: bool, scope: str
 ):
     """Law: MindSpore's `kernels` know the full scope name alone; what belongs to it comes along."""
-    verdict = operator_verdict(Operators(False, (entry,), spelt=spelt), scope + BLOCK)
+    verdict = decide_operator(OperatorSelection(False, (entry,), spelt=spelt), scope + BLOCK)
     assert verdict.accepted is (spelt or entry == BLOCK)
 
 
 def test_a_path_selects_its_module_and_none_inside_it():
-    outer = Operators(False, ("layer1", "layer1.0"), spelt=True)
-    assert not operator_verdict(outer, BLOCK).accepted
-    assert operator_verdict(outer, "Default/network-Net/layer1-Sequential/Seq-op3").accepted
+    outer = OperatorSelection(False, ("layer1", "layer1.0"), spelt=True)
+    assert not decide_operator(outer, BLOCK).accepted
+    assert decide_operator(outer, "Default/network-Net/layer1-Sequential/Seq-op3").accepted
 
 
 def test_a_range_is_known_to_the_rank_alone():
     """Law: by its name alone any operator may lie in a range."""
-    operators = Operators(False, ("a",), ranges=(("b", "c"),))
-    assert operator_verdict(operators, CONV).accepted
-    assert not listed_verdict(operators, CONV).accepted
+    operators = OperatorSelection(False, ("a",), ranges=(("b", "c"),))
+    assert decide_operator(operators, CONV).accepted
+    assert not decide_listed_operator(operators, CONV).accepted
 
 
 @pytest.mark.parametrize(
     ("lists", "name", "side", "slot", "accepted"),
     [
-        ({}, CONV, Side.INPUT, 0, True),
-        ({"without_types": ("Conv2D",)}, CONV, Side.INPUT, 0, False),
-        ({"without_types": ("conv2d",)}, CONV, Side.INPUT, 0, True),
-        ({"without_types": (("Conv2D", "input0"),)}, CONV, Side.INPUT, 0, False),
-        ({"without_types": (("Conv2D", "input0"),)}, CONV, Side.INPUT, 1, True),
-        ({"without_types": (("Conv2D", "input0"),)}, CONV, Side.OUTPUT, 0, True),
-        ({"without_types": (("Conv2D", "input1"),)}, CONV, Side.INPUT, 10, True),
-        ({"without_names": (CONV,)}, CONV, Side.OUTPUT, 3, False),
-        ({"without_names": ("conv1",)}, CONV, Side.OUTPUT, 3, False),
-        ({"without_names": ("conv1",)}, f"Gradients/{CONV}", Side.OUTPUT, 3, False),
-        ({"without_names": (f"Gradients/{CONV}",)}, CONV, Side.OUTPUT, 3, True),
-        ({"without_names": (("conv1", "input0", "output2"),)}, CONV, Side.OUTPUT, 2, False),
-        ({"without_names": (("conv1", "input0", "output2"),)}, CONV, Side.INPUT, 2, True),
+        ({}, CONV, TensorSide.INPUT, 0, True),
+        ({"without_types": ("Conv2D",)}, CONV, TensorSide.INPUT, 0, False),
+        ({"without_types": ("conv2d",)}, CONV, TensorSide.INPUT, 0, True),
+        ({"without_types": (("Conv2D", "input0"),)}, CONV, TensorSide.INPUT, 0, False),
+        ({"without_types": (("Conv2D", "input0"),)}, CONV, TensorSide.INPUT, 1, True),
+        ({"without_types": (("Conv2D", "input0"),)}, CONV, TensorSide.OUTPUT, 0, True),
+        ({"without_types": (("Conv2D", "input1"),)}, CONV, TensorSide.INPUT, 10, True),
+        ({"without_names": (CONV,)}, CONV, TensorSide.OUTPUT, 3, False),
+        ({"without_names": ("conv1",)}, CONV, TensorSide.OUTPUT, 3, False),
+        ({"without_names": ("conv1",)}, f"Gradients/{CONV}", TensorSide.OUTPUT, 3, False),
+        ({"without_names": (f"Gradients/{CONV}",)}, CONV, TensorSide.OUTPUT, 3, True),
+        ({"without_names": (("conv1", "input0", "output2"),)}, CONV, TensorSide.OUTPUT, 2, False),
+        ({"without_names": (("conv1", "input0", "output2"),)}, CONV, TensorSide.INPUT, 2, True),
         # One entry says less than another: all of them count.
-        ({"without_names": (("conv1", "input0"), "conv1")}, CONV, Side.OUTPUT, 1, False),
-        ({"without_names": (("conv1", "output9x"),)}, CONV, Side.OUTPUT, 9, True),
+        ({"without_names": (("conv1", "input0"), "conv1")}, CONV, TensorSide.OUTPUT, 1, False),
+        ({"without_names": (("conv1", "output9x"),)}, CONV, TensorSide.OUTPUT, 9, True),
     ],
 )
-def test_exclusion(lists, name: str, side: Side, slot: int, accepted: bool):
+def test_exclusion(lists, name: str, side: TensorSide, slot: int, accepted: bool):
     """Law: an entry without positions leaves out the whole operator, any other just these."""
     made: dict[str, Any] = {
         key: tuple(
-            Excluded(entry) if isinstance(entry, str) else Excluded(entry[0], entry[1:])
+            TensorExclusion(entry)
+            if isinstance(entry, str)
+            else TensorExclusion(entry[0], entry[1:])
             for entry in entries
         )
         for key, entries in lists.items()
     }
-    verdict = exclusion_verdict(Operators(**made), "Conv2D", name, side, slot)
+    verdict = decide_exclusion(OperatorSelection(**made), "Conv2D", name, side, slot)
     assert verdict.accepted is accepted
     assert bool(verdict.reason) is not accepted
 
@@ -246,12 +252,12 @@ def test_exclusion(lists, name: str, side: Side, slot: int, accepted: bool):
 @pytest.mark.parametrize(
     ("name", "accepted"),
     [
-        (watch_name("a", BLOCK), True),
-        (watch_name(CONV, "b_To_b"), True),
-        (watch_name("a_To_a", "b_To_b"), True),
-        (watch_name("a", "a"), False),
-        (watch_name(BLOCK, BLOCK), False),
-        (watch_name("b_To_b", "a"), False),
+        (make_watch_name("a", BLOCK), True),
+        (make_watch_name(CONV, "b_To_b"), True),
+        (make_watch_name("a_To_a", "b_To_b"), True),
+        (make_watch_name("a", "a"), False),
+        (make_watch_name(BLOCK, BLOCK), False),
+        (make_watch_name("b_To_b", "a"), False),
         (BLOCK, True),
         ("b_To_b", True),
         ("a", False),
@@ -261,13 +267,13 @@ def test_exclusion(lists, name: str, side: Side, slot: int, accepted: bool):
 )
 def test_a_watched_name_is_of_a_node_or_of_a_layer_and_a_node(name: str, accepted: bool):
     """Law: both parts are listed, wherever the name can be cut in two."""
-    watched = Watched(("a", "conv1", "a_To_a"), ("layer1.0.conv-a", "b_To_b"))
-    assert watch_verdict(watched, name).accepted is accepted
+    watched = WatchedOperators(("a", "conv1", "a_To_a"), ("layer1.0.conv-a", "b_To_b"))
+    assert decide_watched_operator(watched, name).accepted is accepted
 
 
 def test_without_layers_every_operator_is_one() -> None:
     """Law: any name before a node's."""
-    watched = Watched((), ("layer1.0.conv-a",))
-    assert watch_verdict(watched, watch_name("x", BLOCK)).accepted
-    assert not watch_verdict(watched, watch_name("x", CONV)).accepted
-    assert not watch_verdict(watched, "x").accepted
+    watched = WatchedOperators((), ("layer1.0.conv-a",))
+    assert decide_watched_operator(watched, make_watch_name("x", BLOCK)).accepted
+    assert not decide_watched_operator(watched, make_watch_name("x", CONV)).accepted
+    assert not decide_watched_operator(watched, "x").accepted

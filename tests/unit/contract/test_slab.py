@@ -15,17 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankdump.contract import slab
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.slab import Memory, format_slab, slab_bytes
-from rankdump.contract.slab_reader import SlabReader
-from rankdump.contract.slab_writer import SlabWriter
+from rankdump._shm import slab_format
+from rankdump._shm.slab_format import SlabMemory, compute_slab_bytes, format_slab
+from rankdump._shm.slab_reader import SlabReader
+from rankdump._shm.slab_writer import SlabWriter
+from rankdump.errors import CorruptedError
 
-SMALL = slab.MIN_RING_BYTES
+SMALL = slab_format.MIN_RING_BYTES
 
 
 def fresh(ring_bytes: int = SMALL) -> memoryview:
-    memory = memoryview(bytearray(slab_bytes(ring_bytes)))
+    memory = memoryview(bytearray(compute_slab_bytes(ring_bytes)))
     format_slab(memory)
     return memory
 
@@ -51,7 +51,7 @@ def drain(reader: SlabReader, *, release: bool = True) -> list[tuple[bytes, byte
 
 def test_what_was_committed_is_read_in_order():
     memory = fresh()
-    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
+    writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
     for number in range(20):
         assert put(writer, b"frame %d" % number, bytes([number]) * number)
     assert drain(reader) == [(b"frame %d" % n, bytes([n]) * n, True) for n in range(20)]
@@ -61,7 +61,7 @@ def test_what_was_committed_is_read_in_order():
 def test_an_unfinished_entry_holds_back_those_after_it():
     """Published in the order of reservations, an abandoned one without its data."""
     memory = fresh()
-    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
+    writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
     first, second = writer.reserve(b"first", 3), writer.reserve(b"second", 3)
     assert first is not None
     assert second is not None
@@ -77,7 +77,7 @@ def test_an_unfinished_entry_holds_back_those_after_it():
 
 def test_room_comes_back_when_it_is_released():
     memory = fresh()
-    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
+    writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
     count = 0
     while put(writer, b"f", bytes(4000)):
         count += 1
@@ -109,7 +109,7 @@ def test_the_ring_is_a_queue(actions):
     """Law: whatever the order of writing, ending, reading and releasing, nothing is lost,
     repeated, changed or overwritten before its release."""
     memory = fresh()
-    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
+    writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
     expected: deque[list] = deque()
     begun: list = []
     held: list = []
@@ -140,7 +140,7 @@ def test_the_ring_is_a_queue(actions):
 
 def test_several_threads_write_and_one_reads():
     memory = fresh(1 << 18)
-    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
+    writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
     found: list[tuple[bytes, bytes, bool]] = []
 
     def write(thread: int) -> None:
@@ -167,14 +167,14 @@ def test_several_threads_write_and_one_reads():
 def test_what_a_dead_rank_had_committed_is_found():
     """Also behind an entry whose copy the death interrupted, and not what an earlier lap left."""
     memory = fresh()
-    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
+    writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
     for _ in range(9):
         assert put(writer, b"old", bytes(10_000))
         drain(reader)
     assert put(writer, b"a", b"1")
     assert writer.reserve(b"torn", 5)
     assert put(writer, b"b", b"2")
-    again = SlabReader(Memory(memory))
+    again = SlabReader(SlabMemory(memory))
     assert [(bytes(e.frame), e.whole) for e in again.remains()] == [
         (b"a", True),
         (b"torn", False),
@@ -184,14 +184,14 @@ def test_what_a_dead_rank_had_committed_is_found():
 
 def test_a_reader_that_comes_later_begins_at_what_was_not_released():
     memory = fresh()
-    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
+    writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
     put(writer, b"a", b"1")
     drain(reader)
     put(writer, b"b", b"2")
     assert drain(reader, release=False) == [(b"b", b"2", True)]
-    assert drain(SlabReader(Memory(memory))) == [(b"b", b"2", True)]
+    assert drain(SlabReader(SlabMemory(memory))) == [(b"b", b"2", True)]
     put(SlabWriter(memory), b"c", b"3")
-    assert drain(SlabReader(Memory(memory))) == [(b"c", b"3", True)]
+    assert drain(SlabReader(SlabMemory(memory))) == [(b"c", b"3", True)]
 
 
 @settings(max_examples=300, deadline=None)
@@ -205,11 +205,11 @@ def test_a_reader_believes_nothing(at: int, garbage: bytes):
     garbage = garbage[: len(memory) - at]
     memory[at : at + len(garbage)] = garbage
     try:
-        reader = SlabReader(Memory(memory))
+        reader = SlabReader(SlabMemory(memory))
         for entry in reader.entries():
             assert len(entry.frame) + entry.data_bytes <= SMALL
             reader.release(entry.end)
-    except DamagedError:
+    except CorruptedError:
         pass
 
 
@@ -222,33 +222,35 @@ def test_an_entry_is_found_by_who_wrote_it():
     for room in rooms:
         assert room is not None
         writer.commit(room)
-    memory[slab.RING_OFFSET + begins[1]] ^= 1
-    reader = SlabReader(Memory(memory))
+    memory[slab_format.RING_OFFSET + begins[1]] ^= 1
+    reader = SlabReader(SlabMemory(memory))
     assert bytes(reader.at(begins[2]).frame) == b"frame 2"
     assert bytes(reader.at(begins[0]).frame) == b"frame 0"
-    for position in (begins[1], begins[0] + slab.ALIGN, begins[2] + SMALL):
-        with pytest.raises(DamagedError):
+    for position in (begins[1], begins[0] + slab_format.ENTRY_ALIGNMENT, begins[2] + SMALL):
+        with pytest.raises(CorruptedError):
             reader.at(position)
 
 
-@pytest.mark.parametrize("length", [0, 100, slab.RING_OFFSET, slab.RING_OFFSET + SMALL])
+@pytest.mark.parametrize(
+    "length", [0, 100, slab_format.RING_OFFSET, slab_format.RING_OFFSET + SMALL]
+)
 def test_a_buffer_that_is_no_slab(length: int):
-    with pytest.raises(DamagedError, match=f"slab of {length} bytes"):
-        SlabReader(Memory(memoryview(bytearray(length))))
+    with pytest.raises(CorruptedError, match=f"slab of {length} bytes"):
+        SlabReader(SlabMemory(memoryview(bytearray(length))))
 
 
 def test_a_slab_of_another_length_than_its_header_says():
     memory = fresh()
     struct.pack_into("<Q", memory, 16, SMALL * 2)
-    with pytest.raises(DamagedError, match="header"):
+    with pytest.raises(CorruptedError, match="header"):
         SlabWriter(memory)
 
 
 _COUNTING_RANK = """
 import mmap, sys
-from rankdump.contract.slab import Memory
-from rankdump.contract.slab_reader import SlabReader
-from rankdump.contract.slab_writer import SlabWriter
+from rankdump._shm.slab_format import Memory
+from rankdump._shm.slab_reader import SlabReader
+from rankdump._shm.slab_writer import SlabWriter
 with open(sys.argv[1], "r+b") as file:
     memory = memoryview(mmap.mmap(file.fileno(), 0))
 writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
@@ -266,7 +268,7 @@ def test_the_other_process_never_sees_a_number_half_written(tmp_path: Path):
     file.write_bytes(bytes(fresh()))
     with file.open("r+b") as opened:
         memory = memoryview(mmap.mmap(opened.fileno(), 0))
-    watcher = SlabReader(Memory(memory))
+    watcher = SlabReader(SlabMemory(memory))
     command = [sys.executable, "-c", _COUNTING_RANK, str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as rank:
         assert rank.stdout is not None
@@ -284,7 +286,7 @@ def test_the_other_process_never_sees_a_number_half_written(tmp_path: Path):
 
 def test_what_was_not_announced_is_left_for_later():
     memory = fresh()
-    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
+    writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
     assert put(writer, b"first", b"1")
     announced = writer.written
     assert put(writer, b"second", b"2")

@@ -10,11 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankdump.contract import slab
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.slab import HEAD, RING_OFFSET, Memory, format_slab, slab_bytes
-from rankdump.contract.slab_reader import Entry, SlabReader
-from rankdump.contract.slab_writer import SlabWriter
+from rankdump._shm import slab_format
+from rankdump._shm.slab_format import (
+    ENTRY_HEAD,
+    RING_OFFSET,
+    SlabMemory,
+    compute_slab_bytes,
+    format_slab,
+)
+from rankdump._shm.slab_reader import SlabEntry, SlabReader
+from rankdump._shm.slab_writer import SlabWriter
+from rankdump.errors import CorruptedError
 
 FRAMES = [(b"frame %d" % n * 9, bytes([n]) * n * 40) for n in range(1, 6)]
 
@@ -24,7 +30,7 @@ def digest_of(_: int, data: memoryview) -> bytes:
 
 
 def fresh() -> memoryview:
-    memory = memoryview(bytearray(slab_bytes(0)))
+    memory = memoryview(bytearray(compute_slab_bytes(0)))
     format_slab(memory)
     return memory
 
@@ -45,13 +51,13 @@ def sealed() -> tuple[memoryview, int]:
     return memory, writer.written
 
 
-def is_right(reader: SlabReader, entry: Entry) -> bool:
+def is_right(reader: SlabReader, entry: SlabEntry) -> bool:
     return not entry.damaged and entry.digest == digest_of(0, reader.data(entry))
 
 
 def test_what_was_sealed_says_what_it_is():
     memory, _ = sealed()
-    reader = SlabReader(Memory(memory))
+    reader = SlabReader(SlabMemory(memory))
     found = list(reader.entries())
     assert [(e.sequence, e.mark) for e in found] == [(n, n + 100) for n in range(5)]
     assert all(e.whole and is_right(reader, e) for e in found)
@@ -63,7 +69,7 @@ def test_one_changed_bit_never_passes_for_what_was_sealed(at: int):
     """Law: an entry is as it was sealed, or it shows; one with a whole head costs no other."""
     memory, _ = sealed()
     memory[RING_OFFSET + at // 8] ^= 1 << at % 8
-    reader, found = SlabReader(Memory(memory)), []
+    reader, found = SlabReader(SlabMemory(memory)), []
     try:
         for entry in reader.entries():
             right = is_right(reader, entry)
@@ -72,7 +78,7 @@ def test_one_changed_bit_never_passes_for_what_was_sealed(at: int):
             assert sent or not right
             if entry.damaged:
                 assert (entry.sequence, entry.mark) == (len(found) - 1, len(found) + 99)
-    except DamagedError:
+    except CorruptedError:
         return
     assert len(found) == len(FRAMES)
 
@@ -87,7 +93,7 @@ def test_what_is_not_sealed_or_has_no_data_is_not_held_against_it():
     assert torn is not None
     writer.abandon(torn)
     writer.seal(writer.written - 1, digest_of)
-    found = list(SlabReader(Memory(memory)).entries())
+    found = list(SlabReader(SlabMemory(memory)).entries())
     assert [(bytes(e.frame), e.digest, e.damaged, e.whole) for e in found] == [
         (b"sealed", b"", False, True),
         (b"not yet", digest_of(0, memoryview(b"2")), False, True),
@@ -99,7 +105,7 @@ def test_room_is_not_used_again_while_its_entry_is_being_sealed():
     """The agent may take and release an entry that was never announced: nobody may write there
     before the seal is on it, and the seal goes on nothing else."""
     memory = fresh()
-    writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
+    writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
     put(writer, b"first", bytes(30_000), 1)
     put(writer, b"second", bytes(30_000), 2)
     hashing, go_on = threading.Event(), threading.Event()
@@ -130,19 +136,19 @@ def test_a_slab_of_version_1_is_read_and_not_written():
     memory = fresh()
     struct.pack_into("<Q", memory, 8, 1)
     for number in range(3):
-        head = struct.pack("<IIQQQ", slab.ENTRY_MAGIC, 2, number * 128, 5, 3)
+        head = struct.pack("<IIQQQ", slab_format.ENTRY_MAGIC, 2, number * 128, 5, 3)
         memory[RING_OFFSET + number * 128 :][:37] = head + b"fr %d!" % number
         memory[RING_OFFSET + number * 128 + 64 :][:3] = b"abc"
     memory[64:72] = struct.pack("<Q", 3 * 128)
-    reader = SlabReader(Memory(memory))
+    reader = SlabReader(SlabMemory(memory))
     found = [(bytes(e.frame), bytes(reader.data(e)), e.whole) for e in reader.entries()]
     assert found == [(b"fr %d!" % n, b"abc", True) for n in range(3)]
-    with pytest.raises(DamagedError, match="version 1: this side writes 2"):
+    with pytest.raises(CorruptedError, match="version 1: this side writes 2"):
         SlabWriter(memory)
     struct.pack_into("<Q", memory, 8, 3)
-    with pytest.raises(DamagedError, match="version 3: this side knows 1 and 2"):
-        SlabReader(Memory(memory))
+    with pytest.raises(CorruptedError, match="version 3: this side knows 1 and 2"):
+        SlabReader(SlabMemory(memory))
 
 
 def test_head_is_one_line():
-    assert HEAD.size == slab.ALIGN
+    assert ENTRY_HEAD.size == slab_format.ENTRY_ALIGNMENT

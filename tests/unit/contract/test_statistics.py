@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rankdump.contract import dtypes, moments, statistics
-from rankdump.contract.errors import UnsupportedError
-from rankdump.contract.statistics import ITEMS, figures
+from rankdump._core import element_types, statistics
+from rankdump._core import statistics as core_statistics
+from rankdump._core.statistics import STATISTIC_TITLES, compute_statistic_texts
+from rankdump.errors import UnsupportedError
 
-ALL = tuple(ITEMS)
-TEN = tuple(item for item in ITEMS if item not in ("md5", "l2norm"))
+ALL = tuple(STATISTIC_TITLES)
+TEN = tuple(item for item in STATISTIC_TITLES if item not in ("md5", "l2norm"))
 INF, NAN = math.inf, math.nan
 
 
@@ -31,7 +32,7 @@ def unsigned_zeros(found: dict[str, str]) -> dict[str, str]:
 
 
 def of(items: tuple[str, ...], array: np.ndarray) -> tuple[str, ...]:
-    return figures(items, array.dtype.name, raw(array))
+    return compute_statistic_texts(items, array.dtype.name, raw(array))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_ten_figures_of_mindspores_golden_file(values: list, expected: str):
     ],
 )
 def test_numbers_are_written_as_streams_of_cpp_write_them(value: float, text: str):
-    assert statistics.number(value) == text
+    assert statistics.format_statistic_number(value) == text
 
 
 def test_boolean_counts_as_zero_and_one():
@@ -92,29 +93,33 @@ def test_boolean_counts_as_zero_and_one():
 def test_md5_is_over_the_elements_as_the_framework_held_them():
     """Of bfloat16 two bytes each, although the file holds four."""
     data = np.array([1.0, -2.0], "f4").view(np.uint16)[1::2].copy()
-    found = figures(("md5", "max", "min"), "bfloat16", raw(data))
+    found = compute_statistic_texts(("md5", "max", "min"), "bfloat16", raw(data))
     assert found == (hashlib.md5(data.tobytes()).hexdigest(), "1", "-2")
 
 
 def test_complex_has_no_figures():
-    assert not statistics.countable("complex64")
+    assert not statistics.has_statistics("complex64")
     with pytest.raises(UnsupportedError, match="complex128"):
-        figures(("max",), "complex128", raw(np.zeros(2, "c16")))
+        compute_statistic_texts(("max",), "complex128", raw(np.zeros(2, "c16")))
 
 
-@pytest.mark.parametrize("name", [n for n in dtypes.ELEMENT_TYPES if n.startswith("float8")])
+@pytest.mark.parametrize("name", [n for n in element_types.ELEMENT_TYPES if n.startswith("float8")])
 def test_eight_bit_floats_are_read_by_their_values(name: str):
     data = np.arange(256, dtype=np.uint8)
-    wide = np.frombuffer(dtypes.as_stored(name, raw(data)), "f4").astype("f8")
+    wide = np.frombuffer(element_types.convert_to_stored(name, raw(data)), "f4").astype("f8")
     nans = int(np.isnan(wide).sum())
     items = ("nan count", "positive zero count", "count")
-    assert figures(items, name, raw(data)) == (str(nans), str(int((wide > 0).sum())), "256")
+    assert compute_statistic_texts(items, name, raw(data)) == (
+        str(nans),
+        str(int((wide > 0).sum())),
+        "256",
+    )
 
 
 NUMERIC = [
     n
-    for n in dtypes.ELEMENT_TYPES
-    if statistics.countable(n) and not dtypes.element_type(n).widened
+    for n in element_types.ELEMENT_TYPES
+    if statistics.has_statistics(n) and not element_types.get_element_type(n).widened
 ]
 
 
@@ -153,7 +158,7 @@ def test_large_tensor_has_the_figures_of_one_pass(monkeypatch: pytest.MonkeyPatc
     rng = np.random.default_rng(7)
     array = rng.normal(size=100_003).astype("f4")
     whole = of(ALL, array)
-    monkeypatch.setattr(moments, "_BLOCK", 1 << 10)
+    monkeypatch.setattr(core_statistics, "_BLOCK_ELEMENTS", 1 << 10)
     assert of(ALL, array) == whole
     for at in (0, 50_000, 100_002):
         broken = array.copy()
@@ -161,12 +166,14 @@ def test_large_tensor_has_the_figures_of_one_pass(monkeypatch: pytest.MonkeyPatc
         assert of(("max", "min", "avg", "l2norm", "nan count"), broken) == ("nan",) * 4 + ("1",)
 
 
-@pytest.mark.parametrize("name", [n for n in dtypes.ELEMENT_TYPES if statistics.countable(n)])
+@pytest.mark.parametrize(
+    "name", [n for n in element_types.ELEMENT_TYPES if statistics.has_statistics(n)]
+)
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_many_tensors_have_the_figures_of_each(name: str, data: st.DataObject):
     """Law: measured together, tensors have the figures that each has by itself."""
-    item_bytes = dtypes.element_type(name).item_bytes
+    item_bytes = element_types.get_element_type(name).item_bytes
     sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
     rest = 1 if name == "bool" else 255
     byte = st.integers(0, rest)
@@ -174,9 +181,9 @@ def test_many_tensors_have_the_figures_of_each(name: str, data: st.DataObject):
         bytes(data.draw(st.lists(byte, min_size=n * item_bytes, max_size=n * item_bytes)))
         for n in sizes
     ]
-    together = statistics.texts_of_many(ALL, name, tensors)
+    together = statistics.compute_statistic_rows(ALL, name, tensors)
     for each, text in zip(tensors, together, strict=True):
-        alone = dict(zip(ALL, figures(ALL, name, memoryview(each)), strict=True))
+        alone = dict(zip(ALL, compute_statistic_texts(ALL, name, memoryview(each)), strict=True))
         found = dict(zip(ALL, text.split(","), strict=True))
         # A sum may differ in its last bit with the order of addition.
         assert float(found.pop("l2norm")) == pytest.approx(float(alone.pop("l2norm")), nan_ok=True)
@@ -188,14 +195,14 @@ def test_many_tensors_have_the_figures_of_each(name: str, data: st.DataObject):
 
 def test_text_is_the_figures_with_commas_between_them():
     data = raw(np.array([1, -2, 2], "f4"))
-    assert statistics.text_of(("max", "min", "l2norm"), "float32", data) == "2,-2,3"
-    assert figures((), "float32", data) == ()
-    assert statistics.texts_of_many((), "float32", [bytes(data)] * 2) == ["", ""]
-    assert statistics.texts_of_many(("count", "max"), "float32", []) == []
+    assert statistics.compute_statistic_row(("max", "min", "l2norm"), "float32", data) == "2,-2,3"
+    assert compute_statistic_texts((), "float32", data) == ()
+    assert statistics.compute_statistic_rows((), "float32", [bytes(data)] * 2) == ["", ""]
+    assert statistics.compute_statistic_rows(("count", "max"), "float32", []) == []
 
 
 def test_tensor_without_elements_has_figures_of_its_own():
-    found = figures(ALL, "float32", memoryview(b""))
+    found = compute_statistic_texts(ALL, "float32", memoryview(b""))
     zeros = dict(zip(ALL, found, strict=True))
     assert (zeros["max"], zeros["min"], zeros["avg"]) == ("-inf", "inf", "nan")
     assert (zeros["count"], zeros["l2norm"]) == ("0", "0")
@@ -206,9 +213,11 @@ def test_many_tensors_of_several_blocks_have_the_figures_of_each(monkeypatch: py
     rng = np.random.default_rng(3)
     tensors = [rng.normal(size=size).astype("f4").tobytes() for size in (5, 60, 9, 200, 1, 1, 64)]
     items = ("max", "min", "l2norm", "avg", "count")
-    alone = [statistics.text_of(items, "float32", memoryview(each)) for each in tensors]
-    monkeypatch.setattr(moments, "_BLOCK", 64)
-    assert statistics.texts_of_many(items, "float32", tensors) == alone
+    alone = [
+        statistics.compute_statistic_row(items, "float32", memoryview(each)) for each in tensors
+    ]
+    monkeypatch.setattr(core_statistics, "_BLOCK_ELEMENTS", 64)
+    assert statistics.compute_statistic_rows(items, "float32", tensors) == alone
 
 
 @pytest.mark.filterwarnings("error")
@@ -238,7 +247,7 @@ def test_many_tensors_have_elements_and_a_type_with_figures():
         ("float32", [b"1234", b""], "tensor 1 of 2 has no elements"),
     ]:
         with pytest.raises(UnsupportedError, match=message):
-            statistics.texts_of_many(("max",), dtype, tensors)
+            statistics.compute_statistic_rows(("max",), dtype, tensors)
 
 
 def test_figures_of_more_than_one_block_are_those_of_the_whole():

@@ -12,12 +12,17 @@ from typing import Any
 
 import pytest
 
-from rankdump.contract.dialect.disk import PathFacts
-from rankdump.contract.dialect.tensorflow import parse_dump_config
-from rankdump.contract.errors import MISSING, ConfigError
-from rankdump.contract.plan import Content, Iterations, Operators
-from rankdump.contract.plan_json import plan_from_json, plan_to_json
-from rankdump.session import Session
+from rankdump._config.output_path import PathFacts
+from rankdump._config.tensorflow_config import parse_dump_config
+from rankdump._core.plan import (
+    ContentSettings,
+    IterationSelection,
+    OperatorSelection,
+    plan_from_json,
+    plan_to_json,
+)
+from rankdump._session.rank_session import Session
+from rankdump.errors import MISSING_VALUE, ConfigError
 from rankdump.tf import DumpConfig
 
 HERE = "/here"
@@ -106,12 +111,12 @@ def test_refused(row: Refused):
         parse_dump_config(values, probe=lambda path: PLACES.get(path, PathFacts(path)))
     error = caught.value
     assert (error.file, error.key) == ("DumpConfig", row.key)
-    assert error.value == (MISSING if values[row.key] is None else values[row.key])
+    assert error.value == (MISSING_VALUE if values[row.key] is None else values[row.key])
     assert row.allowed in error.allowed
     assert str(error).isprintable()
 
 
-EVERY = Operators(spelt=True)
+EVERY = OperatorSelection(spelt=True)
 ACCEPTED: list[tuple[dict[str, Any], dict[str, object]]] = [
     (
         {},
@@ -126,19 +131,23 @@ ACCEPTED: list[tuple[dict[str, Any], dict[str, object]]] = [
             "selection.inputs": False,
             "selection.outputs": True,
             "selection.operators": EVERY,
-            "selection.iterations": Iterations(),
-            "content": Content(),
+            "selection.iterations": IterationSelection(),
+            "content": ContentSettings(),
         },
     ),
     ({"dump_mode": "input"}, {"selection.inputs": True, "selection.outputs": False}),
     ({"dump_mode": "all"}, {"selection.inputs": True, "selection.outputs": True}),
     (
         {"dump_step": "0|5|50-100"},
-        {"selection.iterations": Iterations("0|5|50-100", ((0, 0), (5, 5), (50, 100)))},
+        {"selection.iterations": IterationSelection("0|5|50-100", ((0, 0), (5, 5), (50, 100)))},
     ),
     (
         {"dump_layer": " a/b  c a/b"},
-        {"selection.operators": Operators(everything=False, names=("a/b", "c"), spelt=True)},
+        {
+            "selection.operators": OperatorSelection(
+                everything=False, names=("a/b", "c"), spelt=True
+            )
+        },
     ),
     ({"dump_layer": ""}, {"selection.operators": EVERY}),
     ({"dump_data": "stats"}, {"content.saved": "statistic", "content.tables": "operator"}),
@@ -154,8 +163,8 @@ ACCEPTED: list[tuple[dict[str, Any], dict[str, object]]] = [
             "selection.trigger": "overflow",
             "selection.inputs": True,
             "selection.outputs": True,
-            "selection.operators": Operators(),
-            "content": Content(),
+            "selection.operators": OperatorSelection(),
+            "content": ContentSettings(),
             "output.layout": "cann",
         },
     ),

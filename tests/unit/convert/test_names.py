@@ -8,23 +8,23 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.convert.names import digest, on_disk
+from rankdump._analysis.convert.tensor_file import hash_name, shorten_name
 
 
 def test_the_vector_of_the_reference():
     """ascend-formats.md 2.3."""
-    assert digest("x" * 300) == "8f34175878753437b7192159039844c3"
+    assert hash_name("x" * 300) == "8f34175878753437b7192159039844c3"
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=300))
 def test_it_is_uuid3(name):
-    assert digest(name) == uuid.uuid3(uuid.NAMESPACE_DNS, name).hex
+    assert hash_name(name) == uuid.uuid3(uuid.NAMESPACE_DNS, name).hex
 
 
 def test_limits():
     """254 characters stay; bytes count as well, and a name need not be text."""
-    assert on_disk("n" * 250 + ".npy") == "n" * 250 + ".npy"
-    assert on_disk("n" * 251 + ".npy") == digest("n" * 251 + ".npy") + ".npy"
-    assert on_disk("\u00e9" * 126 + ".npy").endswith(".npy")
-    assert len(on_disk("\u00e9" * 126 + ".npy")) == 36
-    assert len(on_disk(os.fsdecode(b"\xff" * 260 + b".bin"))) == 36
+    assert shorten_name("n" * 250 + ".npy") == "n" * 250 + ".npy"
+    assert shorten_name("n" * 251 + ".npy") == hash_name("n" * 251 + ".npy") + ".npy"
+    assert shorten_name("\u00e9" * 126 + ".npy").endswith(".npy")
+    assert len(shorten_name("\u00e9" * 126 + ".npy")) == 36
+    assert len(shorten_name(os.fsdecode(b"\xff" * 260 + b".bin"))) == 36

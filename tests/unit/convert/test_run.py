@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 from suites.bin_files import file_of, headers
 from suites.converting import NAME, bin_file, blocks, files_of, killed, numbered, tensor
 
-from rankdump.contract.dump_types import DATA_TYPES
-from rankdump.contract.dumpdata import Shape
-from rankdump.contract.formats import TARGETS
-from rankdump.convert import Request, convert, find
-from rankdump.convert import run as run_module
+from rankdump._analysis.convert import conversion as run_module
+from rankdump._analysis.convert.conversion import convert_files
+from rankdump._analysis.convert.folders import find_bin_files
+from rankdump._analysis.convert.request import ConversionRequest
+from rankdump._binfile.header import Shape
+from rankdump._core.cann_types import DATA_TYPES
+from rankdump._layout.device_formats import TARGET_FORMATS
 
 
-def converted(source: Path, out: Path, request: Request, jobs: int = 1):
-    return convert(find(source, out), out, request, jobs=jobs)
+def converted(source: Path, out: Path, request: ConversionRequest, jobs: int = 1):
+    return convert_files(find_bin_files(source, out), out, request, jobs=jobs)
 
 
 @pytest.fixture
@@ -38,12 +40,16 @@ def folder(tmp_path):
 
 def test_processes_convert_the_same(folder, tmp_path, monkeypatch):
     """Whichever process did it: the same files, the same failures."""
-    alone = converted(folder, tmp_path / "alone", Request("NCHW"))
-    monkeypatch.setattr(run_module, "_FILES_EACH", 1)
+    alone = converted(folder, tmp_path / "alone", ConversionRequest("NCHW"))
+    monkeypatch.setattr(run_module, "_FILES_PER_PROCESS", 1)
     seen: list[Path] = []
     out = tmp_path / "pool"
-    found = convert(
-        find(folder, out), out, Request("NCHW"), jobs=2, done=lambda each: seen.append(each.path)
+    found = convert_files(
+        find_bin_files(folder, out),
+        out,
+        ConversionRequest("NCHW"),
+        jobs=2,
+        done=lambda each: seen.append(each.path),
     )
     assert sorted(seen) == sorted(folder.iterdir())
     assert files_of(tmp_path / "alone") == files_of(out)
@@ -56,12 +62,12 @@ def test_processes_convert_the_same(folder, tmp_path, monkeypatch):
 
 def test_a_process_that_dies(folder, tmp_path, monkeypatch):
     """Every file that nobody converted is named, once."""
-    monkeypatch.setattr(run_module, "_FILES_EACH", 1)
+    monkeypatch.setattr(run_module, "_FILES_PER_PROCESS", 1)
     monkeypatch.setattr(run_module, "convert_file", killed)
-    found = converted(folder, tmp_path / "out", Request(), jobs=2)
+    found = converted(folder, tmp_path / "out", ConversionRequest(), jobs=2)
     assert found.failed == sorted(folder.iterdir())
     assert len(found.failures) == 10
-    assert {failure.reason for failure in found.failures} == {run_module._DIED}
+    assert {failure.reason for failure in found.failures} == {run_module._PROCESS_DIED}
 
 
 @pytest.mark.parametrize("kind", DATA_TYPES.values(), ids=lambda kind: kind.name)
@@ -70,7 +76,7 @@ def test_every_element_type(kind, tmp_path):
     payload = numbered((64 * 16,), "uint8")
     part = tensor("output", payload, data_type=kind.number, shape=Shape((64,)))
     (tmp_path / NAME).write_bytes(bin_file(part))
-    found = converted(tmp_path / NAME, tmp_path / "out", Request())
+    found = converted(tmp_path / NAME, tmp_path / "out", ConversionRequest())
     if found.failures:
         assert kind.name in found.failures[0].reason
         assert files_of(tmp_path / "out") == []
@@ -80,8 +86,8 @@ def test_every_element_type(kind, tmp_path):
 
 
 requests = st.builds(
-    Request,
-    target=st.sampled_from(["", *TARGETS]),
+    ConversionRequest,
+    target=st.sampled_from(["", *TARGET_FORMATS]),
     kind=st.sampled_from(["npy", "bin"]),
     shape=st.lists(st.integers(1, 1 << 60), max_size=5).map(tuple),
     side=st.sampled_from(["", "input", "output"]),
@@ -110,14 +116,16 @@ def test_damage_anywhere(tmp_path_factory, data):
     cut = data.draw(st.integers(0, len(whole)))
     folder = tmp_path_factory.mktemp("damage")
     (folder / NAME).write_bytes(whole[:cut] if data.draw(st.booleans()) else whole)
-    converted(folder / NAME, folder / "out", Request(data.draw(st.sampled_from(TARGETS))))
+    converted(
+        folder / NAME, folder / "out", ConversionRequest(data.draw(st.sampled_from(TARGET_FORMATS)))
+    )
 
 
 def test_a_name_that_is_no_text(tmp_path):
     """Names are bytes; they come out as they went in."""
     name = os.fsdecode(b"Op.\xff\xfe,\n.1.2.3")
     (tmp_path / name).write_bytes(bin_file(tensor("output", numbered((3,)))))
-    found = converted(tmp_path, tmp_path / "out", Request())
+    found = converted(tmp_path, tmp_path / "out", ConversionRequest())
     assert not found.failures
     assert files_of(tmp_path / "out") == [f"{name}.output.0.npy"]
 
@@ -126,20 +134,22 @@ def test_placeholders_are_no_tensors(tmp_path):
     """A slot that was not dumped stands in the header without type, shape and size."""
     empty = tensor("output", numbered((0,)), data_type=0, shape=None)
     (tmp_path / NAME).write_bytes(bin_file(empty, tensor("output", numbered((3,)))))
-    found = converted(tmp_path / NAME, tmp_path / "out", Request())
+    found = converted(tmp_path / NAME, tmp_path / "out", ConversionRequest())
     assert (found.tensors, files_of(tmp_path / "out")) == (1, [f"{NAME}.output.1.npy"])
 
 
 def test_an_interrupt_leaves_whole_files_only(folder, tmp_path, monkeypatch):
     """What is in hand is finished, no process stays, nothing half written."""
-    monkeypatch.setattr(run_module, "_FILES_EACH", 1)
+    monkeypatch.setattr(run_module, "_FILES_PER_PROCESS", 1)
     out = tmp_path / "out"
 
     def interrupted(_):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert(find(folder, out), out, Request("NCHW"), jobs=2, done=interrupted)
+        convert_files(
+            find_bin_files(folder, out), out, ConversionRequest("NCHW"), jobs=2, done=interrupted
+        )
     assert multiprocessing.active_children() == []
     assert all(name.endswith(".npy") for name in files_of(out))
     for name in files_of(out):

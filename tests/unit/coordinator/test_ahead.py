@@ -8,13 +8,14 @@ import threading
 import pytest
 from suites.order_jobs import view_of
 
-from rankdump.contract.events import Event, EventColumns, EventKind
-from rankdumpd.coordinator.service import ahead
-from rankdumpd.coordinator.service.ahead import Ahead
-from rankdumpd.coordinator.values import GlobalOrder, IterationView
+from rankdump._core.events import EventColumns, EventKind, RankEvent
+from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.fleet_views import IterationView
+from rankdumpd.coordinator.service import publication
+from rankdumpd.coordinator.service.publication import OrderPremerger
 
 PATIENCE_S = 30
-VIEW = view_of({0: [EventColumns.of([Event(0, 1, 1, 1, "Add", EventKind.OPERATOR, 1, 2)])]})
+VIEW = view_of({0: [EventColumns.of([RankEvent(0, 1, 1, 1, "Add", EventKind.OPERATOR, 1, 2)])]})
 
 
 class Counted:
@@ -23,7 +24,7 @@ class Counted:
     def __init__(self) -> None:
         self.views: list[IterationView] = []
         self.merged = threading.Event()
-        self._merge = ahead.merge
+        self._merge = publication.merge_iteration
 
     def __call__(self, view: IterationView) -> GlobalOrder:
         self.views.append(view)
@@ -34,12 +35,12 @@ class Counted:
 @pytest.fixture
 def merges(monkeypatch) -> Counted:
     counted = Counted()
-    monkeypatch.setattr(ahead, "merge", counted)
+    monkeypatch.setattr(publication, "merge_iteration", counted)
     return counted
 
 
-def merged_ahead(merges: Counted, view: IterationView, *, writing: bool = True) -> Ahead:
-    one = Ahead(lambda _: view)
+def merged_ahead(merges: Counted, view: IterationView, *, writing: bool = True) -> OrderPremerger:
+    one = OrderPremerger(lambda _: view)
     one.writing(writing)
     one.start()
     if writing:
@@ -63,7 +64,7 @@ def test_it_is_merged_once_and_then_handed_over(merges):
         {"iteration": 8},
         {"late": (1,), "late_count": 1},
         {"spans": {0: (1, 2)}},
-        {"events": {0: (EventColumns.of([Event(0, 1, 1, 1, "B", EventKind.OPERATOR, 1, 2)]),)}},
+        {"events": {0: (EventColumns.of([RankEvent(0, 1, 1, 1, "B", EventKind.OPERATOR, 1, 2)]),)}},
     ],
 )
 def test_what_has_changed_is_merged_again(merges, change):
@@ -90,8 +91,8 @@ def test_a_merge_that_fails_ahead_fails_when_it_is_its_turn(monkeypatch):
         tried.set()
         raise IndexError("a bug")
 
-    monkeypatch.setattr(ahead, "merge", broken)
-    one = Ahead(lambda _: VIEW)
+    monkeypatch.setattr(publication, "merge_iteration", broken)
+    one = OrderPremerger(lambda _: VIEW)
     one.writing(True)
     one.start()
     assert tried.wait(PATIENCE_S)

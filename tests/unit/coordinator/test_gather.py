@@ -7,30 +7,38 @@ from typing import Any
 
 import pytest
 
-from rankdump.contract.errors import ExhaustedError
-from rankdump.contract.events import OPEN, Event, EventColumns, EventKind, ProcessGroup
-from rankdump.contract.findings import Finding, FindingKind
-from rankdump.contract.status import (
+from rankdump._core.events import (
+    OPEN_END_POSITION,
+    EventColumns,
+    EventKind,
+    Finding,
+    FindingKind,
+    ProcessGroup,
+    RankEvent,
+)
+from rankdump._core.status import (
+    AgentLoad,
     ClockEstimate,
+    EventSource,
     IterationStatus,
-    Load,
-    RankEvents,
     SessionState,
     SessionStatus,
 )
-from rankdump.contract.timeouts import Timeouts
-from rankdumpd.coordinator import gather as rooms
-from rankdumpd.coordinator.gather import Gather, agents
-from rankdumpd.coordinator.gather.job import MAX_FINDINGS, QUIET_S
-from rankdumpd.coordinator.kept import AgentRow, Row
-from rankdumpd.coordinator.values import (
-    Answer,
-    Book,
+from rankdump._core.timeouts import RankTimeouts
+from rankdump.errors import ExhaustedError
+from rankdumpd.coordinator.fleet_views import (
+    AgentReport,
     IterationView,
-    RankHeard,
-    Report,
-    Settled,
+    PublicationResult,
+    PublishedOffsets,
+    ReportAnswer,
+    ReportedRankCoverage,
 )
+from rankdumpd.coordinator.reports import report_store
+from rankdumpd.coordinator.reports import report_store as rooms
+from rankdumpd.coordinator.reports.job import CLOSED_JOB_TIMEOUT_S, MAX_FINDINGS
+from rankdumpd.coordinator.reports.report_store import ReportStore
+from rankdumpd.coordinator.state.state_rows import AgentRow, StateRow
 
 WORLD = ProcessGroup("world", (0, 1))
 DEADLINE_S = 300.0
@@ -40,13 +48,13 @@ NOW_US = 10**15
 class Agent:
     """Numbers items the way an agent does."""
 
-    def __init__(self, gather: Gather, job: str = "j", world: int = 2, name: str = "") -> None:
+    def __init__(self, gather: ReportStore, job: str = "j", world: int = 2, name: str = "") -> None:
         self.gather, self.job, self.world, self.sequence = gather, job, world, 0
         self.name = name or f"agent of {job}"
 
-    def report(self, *, now_s: float = 0.0, **parts) -> Answer:
+    def report(self, *, now_s: float = 0.0, **parts) -> ReportAnswer:
         roots = parts.pop("roots", {self.job: f"/tree/{self.job}"})
-        report = Report(self.name, 0, roots=roots, **parts)
+        report = AgentReport(self.name, 0, roots=roots, **parts)
         self.sequence += report.items
         sequence = self.sequence if report.items else 0
         return self.gather.take(dataclasses.replace(report, sequence=sequence), now_s=now_s)
@@ -57,13 +65,14 @@ class Agent:
 
     def events(
         self, rank: int, *iterations: int, groups=(), session: str = "", end=None, first: int = 0
-    ) -> tuple[RankEvents, EventColumns]:
+    ) -> tuple[EventSource, EventColumns]:
         events = [
-            Event(0, iteration, at, at if end is None else end, f"Op{at}", EventKind.OPERATOR, at,
-                  at)
+            RankEvent(
+                0, iteration, at, at if end is None else end, f"Op{at}", EventKind.OPERATOR, at, at
+            )
             for at, iteration in enumerate(iterations, first)
-        ]  # fmt: skip
-        return RankEvents(self.job, rank, session), EventColumns.of(events, groups)
+        ]
+        return EventSource(self.job, rank, session), EventColumns.of(events, groups)
 
     def done(self, rank: int, iteration: int, **more) -> IterationStatus:
         name = more.pop("name", f"s{rank}")
@@ -81,8 +90,8 @@ class Agent:
 
 
 @pytest.fixture
-def gather() -> Gather:
-    return Gather(deadline_s=DEADLINE_S)
+def gather() -> ReportStore:
+    return ReportStore(deadline_s=DEADLINE_S)
 
 
 @pytest.fixture
@@ -99,40 +108,42 @@ def names(view: IterationView) -> dict[int, list[str]]:
     }
 
 
-def published(gather: Gather, *, now_s: float = 0.0, **more) -> int | None:
+def published(gather: ReportStore, *, now_s: float = 0.0, **more) -> int | None:
     """Hand out one iteration and settle it; return its number."""
     view = gather.next_ready(now_s=now_s, every=more.pop("every", False))
     if view is None:
         return None
     written = more.pop("written", True)
-    settled = Settled(Book(view.root, {"a": 1}, 1), written, more.pop("findings", ()), "{}")
+    settled = PublicationResult(
+        PublishedOffsets(view.root, {"a": 1}, 1), written, more.pop("findings", ()), "{}"
+    )
     gather.settle(view.job_id, settled)
     return view.iteration
 
 
-def commit(gather: Gather, *, now_s: float = 0.0) -> list[Row]:
+def commit(gather: ReportStore, *, now_s: float = 0.0) -> list[StateRow]:
     rows = gather.changes(now_s=now_s, now_us=NOW_US)
     gather.committed(rows.values())
     return list(rows.values())
 
 
-def remembered(*commits: list[Row]) -> Gather:
+def remembered(*commits: list[StateRow]) -> ReportStore:
     """Return what a new process knows after these rows were written."""
     order = ("AgentRow", "JobRow", "PublishedRow")
     rows = [row for each in commits for row in each]
     rows.sort(key=lambda row: order.index(k) if (k := type(row).__name__) in order else 9)
-    gather = Gather(deadline_s=DEADLINE_S)
+    gather = ReportStore(deadline_s=DEADLINE_S)
     gather.restore(rows, now_s=0.0, now_us=NOW_US)
     return gather
 
 
-def findings(gather: Gather, job: str = "j") -> tuple[Finding, ...]:
+def findings(gather: ReportStore, job: str = "j") -> tuple[Finding, ...]:
     return gather.fleet(now_s=0.0).jobs[job].findings
 
 
 def test_no_more_agents_and_jobs_than_can_be_remembered(gather, monkeypatch) -> None:
     """Who is known already goes on."""
-    monkeypatch.setattr(agents, "MAX_AGENTS", 1)
+    monkeypatch.setattr(report_store, "MAX_AGENTS", 1)
     monkeypatch.setattr(rooms, "MAX_JOBS", 1)
     known = Agent(gather)
     known.report(sessions=(known.session(0),))
@@ -157,7 +168,7 @@ def test_an_iteration_is_ready_when_every_rank_has_finished_it(gather, agent) ->
     assert not view.provisional
     assert gather.next_ready(now_s=29.9) is None
     assert gather.backlog == 1  # until it is settled
-    gather.settle("j", Settled(None, False, (), ""))
+    gather.settle("j", PublicationResult(None, False, (), ""))
     assert gather.backlog == 0
 
 
@@ -197,8 +208,8 @@ def test_a_job_whose_sessions_are_all_closed_does_not_wait(gather) -> None:
     agent = Agent(gather, world=4)
     agent.report(sessions=(agent.session(0),), events=(agent.events(0, 4, 5),))
     agent.report(sessions=(agent.session(0, SessionState.CLOSED),))
-    assert gather.next_ready(now_s=QUIET_S - 0.1) is None
-    assert [published(gather, now_s=QUIET_S) for _ in range(3)] == [4, 5, None]
+    assert gather.next_ready(now_s=CLOSED_JOB_TIMEOUT_S - 0.1) is None
+    assert [published(gather, now_s=CLOSED_JOB_TIMEOUT_S) for _ in range(3)] == [4, 5, None]
 
 
 def test_iterations_come_in_rising_order_unless_one_is_overdue(gather, agent) -> None:
@@ -227,12 +238,12 @@ def test_every_hands_out_what_is_not_complete(gather, agent) -> None:
 
 def test_a_repeated_report_changes_nothing(gather, agent) -> None:
     """Items that have arrived are not taken again; another agent's numbers are its own."""
-    one = Report("a", 7, events=(agent.events(0, 4),))
+    one = AgentReport("a", 7, events=(agent.events(0, 4),))
     assert gather.take(one, now_s=0.0).received == 7
     assert gather.take(one, now_s=0.0).received == 7
-    assert gather.take(Report("a", 3, events=(agent.events(0, 9),)), now_s=0.0).received == 7
-    assert gather.take(Report("a", 0), now_s=0.0).received == 7
-    assert gather.take(Report("b", 3, events=(agent.events(1, 4),)), now_s=0.0).received == 3
+    assert gather.take(AgentReport("a", 3, events=(agent.events(0, 9),)), now_s=0.0).received == 7
+    assert gather.take(AgentReport("a", 0), now_s=0.0).received == 7
+    assert gather.take(AgentReport("b", 3, events=(agent.events(1, 4),)), now_s=0.0).received == 3
     (view,) = gather.unpublished("j")[1]
     assert names(view) == {0: ["Op0"], 1: ["Op0"]}
     assert view.provisional
@@ -293,7 +304,9 @@ def test_a_new_process_does_not_call_complete_what_it_has_not_heard_again(gather
     other.report(sessions=(other.session(1, SessionState.CLOSED),))
     again = remembered(commit(gather))
     assert {each.state for each in again.fleet(now_s=0.0).jobs["j"].sessions} == {
-        SessionState.OPEN, SessionState.CLOSED}  # fmt: skip
+        SessionState.OPEN,
+        SessionState.CLOSED,
+    }
     one = Agent(again)
     one.sequence = one.report().acknowledged
     assert one.sequence == 2
@@ -333,7 +346,7 @@ def test_what_was_published_is_not_published_again(gather, agent) -> None:
     one.report(events=(one.events(0, 4), one.events(1, 4), one.events(0, 5)))
     assert [each.iteration for each in again.unpublished("j")[1]] == [5]
     assert findings(again) == ()
-    assert again.kept("j") == (Book("/tree/j", {"a": 1}, 1), "{}")
+    assert again.kept("j") == (PublishedOffsets("/tree/j", {"a": 1}, 1), "{}")
 
 
 def test_state_that_was_lost_takes_whatever_comes(gather) -> None:
@@ -351,7 +364,7 @@ def test_events_after_publication_are_counted_unless_they_are_repeats(gather, ag
     agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
     agent.report(events=(agent.events(1, 4),))
     assert gather.next_ready(now_s=999.0).late == (1,)
-    gather.settle("j", Settled(Book("/t", {}, 0), True, (), ""))
+    gather.settle("j", PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
     agent.report(events=(agent.events(0, 4), agent.events(1, 4)))
     assert findings(gather) == ()
     agent.report(events=(agent.events(1, 4, 4, 4),))
@@ -373,7 +386,7 @@ def test_what_comes_late_while_it_is_written_is_on_disk_only_with_it(gather, age
     before = commit(gather)
     assert not any(type(row).__name__ in ("PublishedRow", "LateRow") for row in before)
     assert agent.report().acknowledged == 2
-    gather.settle(view.job_id, Settled(Book("/t", {}, 0), True, (), ""))
+    gather.settle(view.job_id, PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
     after = [type(row).__name__ for row in commit(gather)]
     assert sorted(after) == ["AgentRow", "LateRow", "PublishedRow", "SettledRow"]
 
@@ -437,8 +450,8 @@ def test_a_batch_without_events_says_how_long_its_rank_was_held_up(gather, agent
     assert view.events[1][0].groups == (WORLD,)
 
 
-def report_of(job_id: str) -> Report:
-    return Report("any agent", 0, roots={job_id: "/tree"})
+def report_of(job_id: str) -> AgentReport:
+    return AgentReport("any agent", 0, roots={job_id: "/tree"})
 
 
 def test_it_is_crowded_while_one_is_written_and_the_next_is_complete(gather, agent) -> None:
@@ -453,35 +466,42 @@ def test_it_is_crowded_while_one_is_written_and_the_next_is_complete(gather, age
             assert gather.next_ready(now_s=0.0) is not None
     assert gather.crowded(report_of("j"))
     assert not gather.crowded(report_of("another job"))
-    gather.settle("j", Settled(Book("/t", {}, 0), True, (), ""))
+    gather.settle("j", PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
     assert not gather.crowded(report_of("j"))
 
 
 def test_only_iterations_with_something_open_may_have_somebody_waiting(gather, agent) -> None:
     """What has started and is not complete makes an iteration worth a look."""
-    agent.report(events=(agent.events(0, 4), agent.events(0, 5, end=OPEN)))
+    agent.report(events=(agent.events(0, 4), agent.events(0, 5, end=OPEN_END_POSITION)))
     assert [view.iteration for view in gather.waiting(now_s=0.0)] == [5]
 
 
 def test_a_rank_is_known_up_to_its_newest_event_or_what_its_agent_says(gather, agent) -> None:
     """An agent that says that a rank is quiet knows more; of an earlier session it says nothing."""
     agent.report(sessions=(agent.session(0), agent.session(1)))
-    agent.report(events=(agent.events(0, 5, 5, end=OPEN, first=7_000_000),))
+    agent.report(events=(agent.events(0, 5, 5, end=OPEN_END_POSITION, first=7_000_000),))
     assert known(gather) == {0: 6_000_001}
     stalled = dataclasses.replace(EventColumns.of([]), stalled_us=9, sent_us=8_500_000)
-    agent.report(events=((RankEvents("j", 0), stalled),))
+    agent.report(events=((EventSource("j", 0), stalled),))
     assert known(gather) == {0: 7_500_000}
-    agent.report(heard=(RankHeard("j", 0, "s0", 9_000_000), RankHeard("j", 1, "s1", 8_000_000)))
+    agent.report(
+        heard=(
+            ReportedRankCoverage("j", 0, "s0", 9_000_000),
+            ReportedRankCoverage("j", 1, "s1", 8_000_000),
+        )
+    )
     assert known(gather) == {0: 9_000_000, 1: 8_000_000}
     agent.report(sessions=(agent.session(1, name="again"),))
-    agent.report(events=(agent.events(1, 5, end=OPEN, session="again"),))
-    agent.report(heard=(RankHeard("j", 1, "s1", 9_500_000), RankHeard("j", 0, "s0", 1)))
+    agent.report(events=(agent.events(1, 5, end=OPEN_END_POSITION, session="again"),))
+    agent.report(
+        heard=(ReportedRankCoverage("j", 1, "s1", 9_500_000), ReportedRankCoverage("j", 0, "s0", 1))
+    )
     assert known(gather) == {0: 9_000_000, 1: 8_000_000}
     agent.report(sessions=(agent.session(1, SessionState.CLOSED, name="again"),))
-    assert known(gather)[1] == OPEN
+    assert known(gather)[1] == OPEN_END_POSITION
 
 
-def known(gather: Gather) -> dict[int, int]:
+def known(gather: ReportStore) -> dict[int, int]:
     """Up to when each rank is known."""
     (view,) = gather.waiting(now_s=0.0)
     return {rank: heard.until_us for rank, heard in view.heard.items()}
@@ -489,9 +509,12 @@ def known(gather: Gather) -> dict[int, int]:
 
 def test_how_an_agent_stands_is_said_of_its_ranks(gather, agent) -> None:
     """What it has still to report; or since when it says nothing."""
-    agent.report(sessions=(agent.session(0),), held_events=4000, load=Load(17), host="b")
+    agent.report(sessions=(agent.session(0),), held_events=4000, load=AgentLoad(17), host="b")
     agent.report(
-        events=(agent.events(0, 5, end=OPEN, first=5),), held_events=4000, load=Load(17), host="b"
+        events=(agent.events(0, 5, end=OPEN_END_POSITION, first=5),),
+        held_events=4000,
+        load=AgentLoad(17),
+        host="b",
     )
     (view,) = gather.waiting(now_s=1.0)
     assert (
@@ -532,20 +555,27 @@ def test_agents_are_in_the_fleet_with_all_they_said(gather, agent) -> None:
     """Host, load, clock and losses are the newest; connected while a stream is open."""
     gather.connected("a", 1, now_s=1.0)
     clock = ClockEstimate(7, 3, 1, True)
-    report = Report("a", 0, host="h1", load=Load(1, 10, 500, 1000), clock=clock, held_events=4,
-                    lost_events=2)  # fmt: skip
+    report = AgentReport(
+        "a",
+        0,
+        host="h1",
+        load=AgentLoad(1, 10, 500, 1000),
+        clock=clock,
+        held_events=4,
+        lost_events=2,
+    )
     gather.take(report, now_s=1.0)
     (one,) = (a for a in gather.fleet(now_s=3.5).agents if a.agent_id == "a")
     assert (one.host, one.heard_s, one.connected, one.clock) == ("h1", 2.5, True, clock)
-    assert (one.held_events, one.lost_events, one.load) == (4, 2, Load(1, 10, 500, 1000))
+    assert (one.held_events, one.lost_events, one.load) == (4, 2, AgentLoad(1, 10, 500, 1000))
     gather.connected("a", -1, now_s=4.0)
     assert not any(each.connected for each in gather.fleet(now_s=4.0).agents)
 
 
 def test_hints_know_the_limits_and_the_newest_session_of_each_rank(gather, agent) -> None:
     """Timeouts replace those of before, and survive."""
-    timeouts = Timeouts({"HCCL_EXEC_TIMEOUT": "68"})
-    agent.report(timeouts=(("j", 1, Timeouts()), ("j", 1, timeouts)))
+    timeouts = RankTimeouts({"HCCL_EXEC_TIMEOUT": "68"})
+    agent.report(timeouts=(("j", 1, RankTimeouts()), ("j", 1, timeouts)))
     agent.report(sessions=(agent.session(1, name="again"),))
     for each in (gather, remembered(commit(gather))):
         facts = each.facts("j")
@@ -611,7 +641,7 @@ def test_the_order_goes_to_the_tree_of_the_job_that_runs(gather, agent):
     first = gather.next_ready(now_s=0.0)
     assert first is not None
     assert first.root == "/tree/j"
-    gather.settle("j", Settled(Book(first.root, {}, 0), True, (), ""))
+    gather.settle("j", PublicationResult(PublishedOffsets(first.root, {}, 0), True, (), ""))
     again = tuple(agent.session(rank, name=f"again{rank}") for rank in (0, 1))
     events = tuple(agent.events(rank, 0, session=f"again{rank}") for rank in (0, 1))
     done = tuple(agent.done(rank, 0, name=f"again{rank}") for rank in (0, 1))

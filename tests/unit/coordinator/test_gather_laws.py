@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from suites.mortal import Mortal
 from suites.reporting_agent import Job
 
-from rankdump.contract.status import RankEvents, SessionState
-from rankdumpd.coordinator.values import Book, Report, Settled
+from rankdump._core.status import EventSource, SessionState
+from rankdumpd.coordinator.fleet_views import AgentReport, PublicationResult, PublishedOffsets
 
 WORLD = 3
 ITERATIONS = 3
@@ -23,7 +23,7 @@ def items(rank: int) -> list[dict[str, tuple]]:
     found: list[dict[str, tuple]] = [{"sessions": (JOB.session(rank),)}]
     for iteration in range(ITERATIONS):
         events = JOB.events(rank, iteration)
-        found.append({"events": ((RankEvents("j", rank, f"j-s{rank}"), events),)})
+        found.append({"events": ((EventSource("j", rank, f"j-s{rank}"), events),)})
         found.append({"iterations": (JOB.balance(rank, iteration),)})
     return [*found, {"sessions": (JOB.session(rank, SessionState.CLOSED),)}]
 
@@ -45,7 +45,7 @@ class World(Mortal):
                 merged[name] = (*merged.get(name, ()), *values)
         self.sent[rank] += len(parts)
         sequence = self.sent[rank] if parts else 0
-        report = Report(f"a{rank}", sequence, roots={"j": "/tree"}, **merged)
+        report = AgentReport(f"a{rank}", sequence, roots={"j": "/tree"}, **merged)
         self.gather.take(report, now_s=0.0)
 
     def publish(self, *, commits: bool) -> None:
@@ -55,7 +55,9 @@ class World(Mortal):
             book, _ = self.gather.kept("j")
             del self.files[book.position if book else 0 :]
             self.files.append((view.iteration, counts))
-            self.gather.settle("j", Settled(Book("/tree", {}, len(self.files)), True, (), ""))
+            self.gather.settle(
+                "j", PublicationResult(PublishedOffsets("/tree", {}, len(self.files)), True, (), "")
+            )
             if commits:
                 self.commit()
 
@@ -96,5 +98,5 @@ def test_nothing_is_lost_and_nothing_is_double(steps) -> None:
     assert (view.merge.published_iterations, view.merge.pending_iterations) == (ITERATIONS, 0)
     assert view.findings == ()
     for rank, log in enumerate(world.logs):
-        answer = world.gather.take(Report(f"a{rank}", 0), now_s=0.0)
+        answer = world.gather.take(AgentReport(f"a{rank}", 0), now_s=0.0)
         assert answer.acknowledged == answer.received == len(log)

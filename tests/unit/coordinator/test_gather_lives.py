@@ -13,10 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from suites.mortal import Mortal
 
-from rankdump.contract.events import Event, EventColumns, EventKind
-from rankdump.contract.findings import FindingKind
-from rankdump.contract.status import IterationStatus, RankEvents, SessionState, SessionStatus
-from rankdumpd.coordinator.values import Book, Report, Settled
+from rankdump._core.events import EventColumns, EventKind, FindingKind, RankEvent
+from rankdump._core.status import EventSource, IterationStatus, SessionState, SessionStatus
+from rankdumpd.coordinator.fleet_views import AgentReport, PublicationResult, PublishedOffsets
 
 WORLD = 3
 OPERATORS = 2
@@ -38,8 +37,10 @@ def said(rank: int, life: int, iterations: int, *, ends: bool) -> Iterator[dict[
             position = iteration * OPERATORS + at + 1
             place = 0, iteration, position, position
             name = f"life{life}-op{position}"
-            event = Event(*place, name, EventKind.OPERATOR, 1000 * position, 1000 * position + 400)
-            source = RankEvents("j", rank, f"s{rank}.{life}")
+            event = RankEvent(
+                *place, name, EventKind.OPERATOR, 1000 * position, 1000 * position + 400
+            )
+            source = EventSource("j", rank, f"s{rank}.{life}")
             yield {"events": ((source, EventColumns.of([event])),)}
         balance = IterationStatus("j", f"s{rank}.{life}", rank, iteration, True)
         yield {"iterations": (balance,)}
@@ -66,7 +67,7 @@ class World(Mortal):
         """Say the next items of an agent, each in a report."""
         for part in self.logs[rank][self.sent[rank] : self.sent[rank] + count]:
             self.sent[rank] += 1
-            report = Report(f"a{rank}", self.sent[rank], roots={"j": "/tree"}, **part)
+            report = AgentReport(f"a{rank}", self.sent[rank], roots={"j": "/tree"}, **part)
             self.gather.take(report, now_s=0.0)
 
     def publish(self, *, every: bool, most: int = 1000) -> None:
@@ -82,7 +83,9 @@ class World(Mortal):
                     for event in part.events()
                 ]
             )
-            self.gather.settle("j", Settled(Book("/tree", {}, len(self.files)), True, (), ""))
+            self.gather.settle(
+                "j", PublicationResult(PublishedOffsets("/tree", {}, len(self.files)), True, (), "")
+            )
             most -= 1
 
     def late(self) -> Counter[tuple[int, int]]:
@@ -144,7 +147,7 @@ def test_every_operator_is_there_once_or_late(lives, steps) -> None:
         gone[rank, iteration] += count
     assert gone - late == Counter()
     for rank, log in enumerate(world.logs):
-        answer = world.gather.take(Report(f"a{rank}", 0), now_s=0.0)
+        answer = world.gather.take(AgentReport(f"a{rank}", 0), now_s=0.0)
         assert answer.acknowledged == answer.received == len(log)
 
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.timeouts import (
+from rankdump._core.timeouts import (
     HINTS_FILE,
     HintLevel,
     TimeoutHint,
     TimeoutLimit,
-    hints_from_text,
-    hints_to_text,
+    format_hints,
+    parse_hints,
 )
+from rankdump.errors import CorruptedError
 from rankdump.reader import read_hints
-from rankdumpd.coordinator.publish.hint_file import write_hints
+from rankdumpd.coordinator.publish.tree_files import write_hints
 
 LIMIT = TimeoutLimit("timeout of init_process_group", 20_000_000, "process group", (0, 1))
 HINT = TimeoutHint(
@@ -54,18 +54,18 @@ def test_jobs_share_the_file_and_the_last_one_is_read(tmp_path: Path):
         assert write_hints(str(tmp_path), job, [replace(HINT, job_id=job)]) == ""
     assert [hint.job_id for hint in read_hints(tmp_path)] == ["a"]
     assert [hint.job_id for hint in read_hints(tmp_path, "b")] == ["b"]
-    with pytest.raises(DamagedError, match="no hints of job 'c'; known: b, a"):
+    with pytest.raises(CorruptedError, match="no hints of job 'c'; known: b, a"):
         read_hints(tmp_path, "c")
     for number in range(40):
         write_hints(str(tmp_path), f"n{number}", [replace(HINT, job_id=f"n{number}")])
-    assert len(hints_from_text(file_of(tmp_path).read_text())) == 16
+    assert len(parse_hints(file_of(tmp_path).read_text())) == 16
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 7, "hints": []}', "\udcff"])
 def test_a_damaged_file_is_said_and_written_anew(tmp_path: Path, text: str):
     file_of(tmp_path).parent.mkdir()
     file_of(tmp_path).write_text(text, errors="surrogateescape")
-    with pytest.raises(DamagedError, match=HINTS_FILE):
+    with pytest.raises(CorruptedError, match=HINTS_FILE):
         read_hints(tmp_path)
     assert write_hints(str(tmp_path), "j", [HINT]) == ""
     assert read_hints(tmp_path) == (HINT,)
@@ -73,10 +73,10 @@ def test_a_damaged_file_is_said_and_written_anew(tmp_path: Path, text: str):
 
 @pytest.mark.parametrize("field", ["level", "limit", "spread_us", "settings", "job_id"])
 def test_a_hint_that_lacks_something_is_damaged(field: str):
-    whole = json.loads(hints_to_text([HINT]))
+    whole = json.loads(format_hints([HINT]))
     del whole["hints"][0][field]
-    with pytest.raises(DamagedError, match="not a hint"):
-        hints_from_text(json.dumps(whole))
+    with pytest.raises(CorruptedError, match="not a hint"):
+        parse_hints(json.dumps(whole))
 
 
 def test_what_cannot_be_written_is_one_line(tmp_path: Path):
@@ -97,5 +97,5 @@ def test_a_link_in_place_of_the_file_is_replaced_not_followed(tmp_path: Path):
 
 
 def test_nothing_written_is_said(tmp_path: Path):
-    with pytest.raises(DamagedError, match="no hints have been written"):
+    with pytest.raises(CorruptedError, match="no hints have been written"):
         read_hints(tmp_path)

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from suites.limits_of_ranks import PAIR, S, environment, limits, torch
 
-from rankdump.contract.timeouts import Timeouts
-from rankdumpd.coordinator.hints.advice import Advice, advice
-from rankdumpd.coordinator.hints.limits import GroupLimits
+from rankdump._core.timeouts import RankTimeouts
+from rankdumpd.coordinator.hints.assessment import SettingsAdvice, advise_settings
+from rankdumpd.coordinator.hints.timeout_limits import ProcessGroupLimits
 
 
-def advised(found: GroupLimits, waited_s: float, *, sequence: int = 1) -> Advice:
+def advised(found: ProcessGroupLimits, waited_s: float, *, sequence: int = 1) -> SettingsAdvice:
     budget = found.budget(sequence)
     assert budget
-    return advice(found, sequence, limit_us=budget.limit_us, expected_us=int(waited_s * S))
+    return advise_settings(found, sequence, limit_us=budget.limit_us, expected_us=int(waited_s * S))
 
 
 def number(line: str) -> int:
@@ -55,7 +55,7 @@ def test_torch_npu_derives_what_nobody_set():
 def test_process_groups():
     gloo = limits(torch("gloo", 20), framework="torch 2.5")
     assert advised(gloo, 11).settings == ("init_process_group(..., timeout=timedelta(seconds=24))",)
-    part = limits(Timeouts(), framework="torch 2.5", device="CPU", group=PAIR)
+    part = limits(RankTimeouts(), framework="torch 2.5", device="CPU", group=PAIR)
     assert advised(part, 1000).settings == ("new_group(..., timeout=timedelta(seconds=2160))",)
 
 
@@ -79,7 +79,7 @@ def test_in_aiv_mode_another_mode_is_the_way_out():
 
 
 def test_tf_sets_both_in_its_session():
-    timeouts = Timeouts(
+    timeouts = RankTimeouts(
         {"HCCL_EVENT_TIMEOUT": "0"}, limits={"hccl_timeout": 1836.0, "stream_sync_timeout": 1900.0}
     )
     assert advised(limits(timeouts, framework="tensorflow 2.6"), 950).settings == (

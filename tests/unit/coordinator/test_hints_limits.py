@@ -7,19 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from suites.limits_of_ranks import PAIR, WORLD, S, environment, limits, torch
 
-from rankdump.contract.timeouts import VARIABLES, GroupTimeout, Timeouts
-from rankdumpd.coordinator.hints.limits import GroupLimits, group_limits
-from rankdumpd.coordinator.values import JobFacts
+from rankdump._core.timeouts import TIMEOUT_VARIABLES, GroupTimeout, RankTimeouts
+from rankdumpd.coordinator.fleet_views import JobFacts
+from rankdumpd.coordinator.hints.timeout_limits import ProcessGroupLimits, collect_group_limits
 
 PG = "timeout of init_process_group"
 
 
-def seconds(found: GroupLimits, name: str) -> float:
+def seconds(found: ProcessGroupLimits, name: str) -> float:
     (limit,) = {each.limit_us for each in found.listed if each.name == name}
     return limit / S
 
 
-def source(found: GroupLimits, name: str) -> str:
+def source(found: ProcessGroupLimits, name: str) -> str:
     return next(each.source for each in found.listed if each.name == name)
 
 
@@ -53,7 +53,7 @@ def test_aiv_mode_ends_at_1091(text: str, in_force: float):
 
 
 def test_defaults_of_cann():
-    found = limits(Timeouts())
+    found = limits(RankTimeouts())
     assert [seconds(found, f"HCCL_{name}_TIMEOUT") for name in ("EXEC", "EVENT", "CONNECT")] == [
         1836, 1868, 120,
     ]  # fmt: skip
@@ -103,7 +103,7 @@ def test_connecting_covers_the_first_collective_only():
 
 def test_what_tf_says_overrides_the_environment():
     found = limits(
-        Timeouts({"HCCL_EXEC_TIMEOUT": "600"}, limits={"hccl_timeout": 2000.0}),
+        RankTimeouts({"HCCL_EXEC_TIMEOUT": "600"}, limits={"hccl_timeout": 2000.0}),
         framework="tensorflow 1.15",
     )
     assert seconds(found, "hccl_timeout") == 1972
@@ -132,7 +132,7 @@ def test_nccl_strikes_only_where_somebody_looks(variables: dict[str, str], strik
 )
 def test_defaults_of_nccl_by_version(framework: str, beat: int, usual: int):
     """Heartbeats are listed and never the budget: they strike a stuck watchdog."""
-    found = limits(Timeouts(), framework=framework, device="GPU")
+    found = limits(RankTimeouts(), framework=framework, device="GPU")
     assert seconds(found, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC") == beat
     assert "not a late rank" in source(found, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")
     budget = found.budget(1)
@@ -161,7 +161,7 @@ def test_the_tightest_member_is_the_budget_and_is_named():
 
 
 def test_gloo_without_a_word_has_half_an_hour():
-    found = limits(Timeouts(), framework="torch 2.5.0", device="CPU", group=PAIR)
+    found = limits(RankTimeouts(), framework="torch 2.5.0", device="CPU", group=PAIR)
     (limit,) = found.listed
     assert (limit.name, limit.limit_us, limit.source) == (
         "timeout of new_group", 1800 * S, "default of torch",
@@ -169,13 +169,14 @@ def test_gloo_without_a_word_has_half_an_hour():
 
 
 def test_nothing_is_known_of_ranks_that_said_nothing():
-    assert group_limits(WORLD, WORLD.ranks, JobFacts("j")).listed == ()
-    assert limits(Timeouts(), framework="", device="CPU").budget(1) is None
+    assert collect_group_limits(WORLD, WORLD.ranks, JobFacts("j")).listed == ()
+    assert limits(RankTimeouts(), framework="", device="CPU").budget(1) is None
 
 
 def test_limits_a_script_declares_count():
     found = limits(
-        Timeouts(limits={"stream_sync_timeout": 50.0, "op_execute_timeout": 1.0}), framework="tf"
+        RankTimeouts(limits={"stream_sync_timeout": 50.0, "op_execute_timeout": 1.0}),
+        framework="tf",
     )
     budget = found.budget(1)
     assert budget
@@ -184,13 +185,13 @@ def test_limits_a_script_declares_count():
 
 @settings(deadline=None)
 @given(
-    variables=st.dictionaries(st.sampled_from(VARIABLES), st.text(max_size=12)),
+    variables=st.dictionaries(st.sampled_from(TIMEOUT_VARIABLES), st.text(max_size=12)),
     backend=st.sampled_from(["hccl", "nccl", "gloo", "mpi", ""]),
     framework=st.sampled_from(["torch 2.5.0", "torch", "torch x.y", "mindspore", ""]),
 )
 def test_any_text_gives_limits(variables: dict[str, str], backend: str, framework: str):
     """Whatever stands in the environment: every limit is a number of zero or more."""
-    timeouts = Timeouts(variables, (GroupTimeout("w", backend, 5 * S),))
+    timeouts = RankTimeouts(variables, (GroupTimeout("w", backend, 5 * S),))
     for limit in limits(timeouts, framework=framework).listed:
         assert limit.limit_us >= 0
         assert limit.source

@@ -10,10 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from suites.limits_of_ranks import S, session, torch
 
-from rankdump.contract.events import OPEN, Event, EventColumns, EventKind, ProcessGroup
-from rankdump.contract.timeouts import HintLevel, TimeoutHint
-from rankdumpd.coordinator.hints import HintState, hints_of, waiting, warnings
-from rankdumpd.coordinator.values import Heard, IterationView, JobFacts
+from rankdump._core.events import (
+    OPEN_END_POSITION,
+    EventColumns,
+    EventKind,
+    ProcessGroup,
+    RankEvent,
+)
+from rankdump._core.timeouts import HintLevel, TimeoutHint
+from rankdumpd.coordinator.fleet_views import IterationView, JobFacts, RankCoverage
+from rankdumpd.coordinator.hints.assessment import build_hints
+from rankdumpd.coordinator.hints.open_waits import find_open_waits
+from rankdumpd.coordinator.hints.rank_warnings import build_warnings
+from rankdumpd.coordinator.hints.spread_history import HintState
 
 WORLD, PAIR = ProcessGroup("w", (0, 1, 2)), ProcessGroup("p", (0, 1))
 FACTS = JobFacts(
@@ -24,20 +33,20 @@ FACTS = JobFacts(
 T0 = 1_000 * S
 
 
-def event(position: int, start_us: int, *, done: bool = True, **more: Any) -> Event:
+def event(position: int, start_us: int, *, done: bool = True, **more: Any) -> RankEvent:
     """A call that took no time, or one that is open."""
     usual: dict[str, Any] = {"group": "w", "kind": EventKind.ALL_REDUCE, "name": "AllReduce"}
-    return Event(
-        0, 4, position, position if done else OPEN, start_us=start_us, end_us=start_us,
+    return RankEvent(
+        0, 4, position, position if done else OPEN_END_POSITION, start_us=start_us, end_us=start_us,
         **{**usual, **more},
     )  # fmt: skip
 
 
-def operator(position: int, end_us: int, name: str) -> Event:
-    return Event(0, 4, position, position, name, EventKind.OPERATOR, end_us - 5, end_us)
+def operator(position: int, end_us: int, name: str) -> RankEvent:
+    return RankEvent(0, 4, position, position, name, EventKind.OPERATOR, end_us - 5, end_us)
 
 
-def batch(*events: Event, stalled_us: int = 0) -> EventColumns:
+def batch(*events: RankEvent, stalled_us: int = 0) -> EventColumns:
     return replace(EventColumns.of(list(events), (WORLD, PAIR)), stalled_us=stalled_us)
 
 
@@ -47,7 +56,7 @@ def view(events: dict[int, list[EventColumns]], **more: Any) -> IterationView:
     usual: dict[str, Any] = {"excluded": frozenset(), "late": (), "late_count": 0}
     usual["stalls"] = stalls
     # Every rank is heard of without delay, where a test does not say otherwise.
-    usual["heard"] = {rank: Heard(OPEN) for rank in range(3)}
+    usual["heard"] = {rank: RankCoverage(OPEN_END_POSITION) for rank in range(3)}
     return IterationView("j", 4, "/tree", batches, **{**usual, **more})
 
 
@@ -64,7 +73,7 @@ def stuck(waited_s: float, *, stalled_us: int = 0) -> tuple[IterationView, int]:
 
 def test_who_waits_for_whom_and_since_when():
     now = stuck(12)
-    (hint,) = waiting(now[0], FACTS, now[1])
+    (hint,) = find_open_waits(now[0], FACTS, now[1])
     assert (hint.waiting, hint.level, hint.share) == (True, HintLevel.WARNING, 0.6)
     assert (hint.first_rank, hint.last_rank, hint.sequence, hint.iteration) == (0, 1, 7, 4)
     assert hint.settings == ("init_process_group(..., timeout=timedelta(seconds=28))",)
@@ -80,10 +89,10 @@ def test_who_waits_for_whom_and_since_when():
 def test_what_an_agent_has_not_told_yet_is_no_wait():
     """The agent of rank 1 is a minute behind: rank 1 may have come 3.4 s later, and had."""
     now, now_us = stuck(64)
-    behind = Heard(T0 + 5 + int(3.4 * S), "the agent of b has 12,000 events to report")
-    (hint,) = waiting(replace(now, heard={**now.heard, 1: behind}), FACTS, now_us)
+    behind = RankCoverage(T0 + 5 + int(3.4 * S), "the agent of b has 12,000 events to report")
+    (hint,) = find_open_waits(replace(now, heard={**now.heard, 1: behind}), FACTS, now_us)
     assert (hint.waiting, hint.spread_us, hint.level) == (True, int(3.4 * S), HintLevel.OK)
-    assert not warnings([hint])
+    assert not build_warnings([hint])
     for words in (
         "rank 0 has waited 3.4 s or more for rank 1 in all_reduce 'AllReduce', number 7",
         "what rank 1 did in the last 60.6 s is not known: the agent of b has 12,000 events",
@@ -95,9 +104,9 @@ def test_what_an_agent_has_not_told_yet_is_no_wait():
 def test_a_rank_that_hangs_beside_an_agent_that_keeps_up_is_said_in_time():
     """What is known is a few seconds old, and half of 20 s are over."""
     now, now_us = stuck(13)
-    (hint,) = waiting(replace(now, heard={1: Heard(now_us - 3 * S)}), FACTS, now_us)
+    (hint,) = find_open_waits(replace(now, heard={1: RankCoverage(now_us - 3 * S)}), FACTS, now_us)
     assert (hint.spread_us, hint.level) == (10 * S, HintLevel.WARNING)
-    (line,) = warnings([hint]).values()
+    (line,) = build_warnings([hint]).values()
     assert "rank 1 is late: rank 0 has waited 10 s or more, 50 % of the 20 s" in line
 
 
@@ -106,36 +115,36 @@ def test_a_rank_that_hangs_beside_an_agent_that_keeps_up_is_said_in_time():
     [
         ({}, "rank 1 may have come; nothing has been heard of rank 1 so far"),
         (
-            {1: Heard(T0 - S, "the agent of b was last heard 51 s ago")},
+            {1: RankCoverage(T0 - S, "the agent of b was last heard 51 s ago")},
             "rank 1 may have come; what rank 1 did in the last 51.0 s is not known: the agent of b "
             "was last heard 51 s ago",
         ),
     ],
 )
 def test_of_a_rank_whose_agent_is_silent_only_what_is_known_is_said(
-    heard: dict[int, Heard], words: str
+    heard: dict[int, RankCoverage], words: str
 ):
     now, now_us = stuck(50)
-    (hint,) = waiting(replace(now, heard=heard), FACTS, now_us)
+    (hint,) = find_open_waits(replace(now, heard=heard), FACTS, now_us)
     assert (hint.spread_us, hint.level) == (0, HintLevel.OK)
     assert words in hint.reason
     assert "is in all_reduce 'AllReduce', number 7" in hint.reason
-    assert not warnings([hint])
+    assert not build_warnings([hint])
 
 
 def test_who_is_known_to_be_late_is_named_and_not_who_may_have_come():
     """Of rank 1 nothing is heard for long; rank 2 is known not to have come."""
     events = {0: [batch(event(1, T0, done=False))], 1: [], 2: []}
-    heard = {1: Heard(T0 + S), 2: Heard(T0 + 12 * S)}
-    (hint,) = waiting(view(events, heard=heard), FACTS, T0 + 13 * S)
+    heard = {1: RankCoverage(T0 + S), 2: RankCoverage(T0 + 12 * S)}
+    (hint,) = find_open_waits(view(events, heard=heard), FACTS, T0 + 13 * S)
     assert (hint.last_rank, hint.spread_us) == (2, 12 * S)
 
 
 def test_the_part_of_dumping_is_what_the_late_one_was_held_up():
     now = stuck(12, stalled_us=11 * S)
-    assert waiting(now[0], FACTS, now[1])[0].dump_us == 11 * S
+    assert find_open_waits(now[0], FACTS, now[1])[0].dump_us == 11 * S
     now = stuck(12, stalled_us=15 * S)
-    assert waiting(now[0], FACTS, now[1])[0].dump_us == 12 * S
+    assert find_open_waits(now[0], FACTS, now[1])[0].dump_us == 12 * S
 
 
 def test_what_dumping_held_up_on_both_sides_is_not_its_part():
@@ -144,7 +153,7 @@ def test_what_dumping_held_up_on_both_sides_is_not_its_part():
         0: [batch(met, event(2, T0 + 5, done=False, sequence=7, stall_us=4 * S))],
         1: [batch(met, stalled_us=11 * S)],
     }
-    (hint,) = waiting(view(events), FACTS, T0 + 5 + 12 * S)
+    (hint,) = find_open_waits(view(events), FACTS, T0 + 5 + 12 * S)
     assert hint.dump_us == 7 * S
 
 
@@ -154,38 +163,38 @@ def test_a_rank_without_a_call_so_far_counts_from_the_last_merged_one():
         1: [batch(operator(1, T0, "Linear-op0"), stalled_us=9 * S)],
     }
     state = HintState(3, stalls={0: 3 * S, 1: 4 * S})
-    (hint,) = waiting(view(events), FACTS, T0 + 12 * S, state)
+    (hint,) = find_open_waits(view(events), FACTS, T0 + 12 * S, state)
     assert hint.dump_us == 5 * S
 
 
 def test_a_rank_that_is_stuck_in_its_first_tensor_counts_though_it_has_no_event():
     events = {0: [batch(event(1, T0, done=False, sequence=7))]}
     state = HintState(3, stalls={1: 4 * S})
-    (hint,) = waiting(view(events, stalls={1: 15 * S}), FACTS, T0 + 12 * S, state)
+    (hint,) = find_open_waits(view(events, stalls={1: 15 * S}), FACTS, T0 + 12 * S, state)
     assert (hint.last_rank, hint.dump_us) == (1, 11 * S)
     assert "rank 1 has reported nothing of this iteration" in hint.reason
 
 
 def test_nobody_waits_when_all_have_come_or_nothing_is_open():
     met = event(1, T0, sequence=6)
-    assert waiting(view({0: [batch(met)], 1: []}), FACTS, T0 + 50 * S) == ()
+    assert find_open_waits(view({0: [batch(met)], 1: []}), FACTS, T0 + 50 * S) == ()
     running = {rank: [batch(event(1, T0, done=False, sequence=6))] for rank in range(3)}
-    assert waiting(view(running), FACTS, T0 + 50 * S) == ()
+    assert find_open_waits(view(running), FACTS, T0 + 50 * S) == ()
     done = {0: [batch(event(1, T0, done=False, sequence=6)), batch(met)]}
-    assert waiting(view(done), FACTS, T0 + 50 * S) == ()
+    assert find_open_waits(view(done), FACTS, T0 + 50 * S) == ()
     swapped = {0: [batch(met), batch(event(1, T0, done=False, sequence=6))]}
-    assert waiting(view(swapped), FACTS, T0 + 50 * S) == ()
+    assert find_open_waits(view(swapped), FACTS, T0 + 50 * S) == ()
 
 
 def test_ranks_that_the_plan_leaves_out_are_not_waited_for():
     now, now_us = stuck(12)
-    assert waiting(replace(now, excluded=frozenset({1})), FACTS, now_us) == ()
+    assert find_open_waits(replace(now, excluded=frozenset({1})), FACTS, now_us) == ()
 
 
 def test_a_rank_that_reported_nothing_is_named():
     now, now_us = stuck(12)
     silent = replace(now, events={rank: now.events[rank] for rank in (0, 2)})
-    (hint,) = waiting(silent, FACTS, now_us)
+    (hint,) = find_open_waits(silent, FACTS, now_us)
     assert hint.last_rank == 1
     assert "rank 1 has reported nothing of this iteration" in hint.reason
 
@@ -195,7 +204,7 @@ def test_the_one_that_does_not_wait_itself_is_blamed():
     other = ProcessGroup("q", (1, 2))
     inside = replace(batch(event(1, T0, done=False, group="q")), groups=(WORLD, other))
     events = {0: [batch(event(1, T0, done=False))], 1: [inside], 2: []}
-    hints = {hint.group: hint for hint in waiting(view(events), FACTS, T0 + 12 * S)}
+    hints = {hint.group: hint for hint in find_open_waits(view(events), FACTS, T0 + 12 * S)}
     assert {group: hint.last_rank for group, hint in hints.items()} == {"w": 2, "q": 2}
 
 
@@ -204,13 +213,13 @@ def test_messages_wait_for_their_other_end(waits: str, answers: str):
     mine: dict[str, Any] = {"kind": EventKind[waits], "group": "p", "peer": 1, "name": "Message"}
     other: dict[str, Any] = {"kind": EventKind[answers], "group": "p", "peer": 0, "name": "Message"}
     alone = {0: [batch(event(1, T0, done=False, **mine))], 1: [batch(operator(1, T0, "A"))]}
-    (hint,) = waiting(view(alone), FACTS, T0 + 12 * S)
+    (hint,) = find_open_waits(view(alone), FACTS, T0 + 12 * S)
     assert (hint.first_rank, hint.last_rank, hint.kind) == (0, 1, waits.lower())
     both = alone | {1: [batch(event(1, T0, **other))]}
-    assert waiting(view(both), FACTS, T0 + 12 * S) == ()
+    assert find_open_waits(view(both), FACTS, T0 + 12 * S) == ()
     later: dict[str, Any] = {**other, "sequence": 1}
     wrong = alone | {1: [batch(event(1, T0, **later))]}
-    assert len(waiting(view(wrong), FACTS, T0 + 12 * S)) == 1
+    assert len(find_open_waits(view(wrong), FACTS, T0 + 12 * S)) == 1
 
 
 def test_a_wait_that_grows_is_said_a_few_times_only():
@@ -218,7 +227,7 @@ def test_a_wait_that_grows_is_said_a_few_times_only():
     said: dict[str, None] = {}
     for tenth in range(900):
         now, now_us = stuck(tenth / 10)
-        said |= dict.fromkeys(warnings(waiting(now, FACTS, now_us)).values())
+        said |= dict.fromkeys(build_warnings(find_open_waits(now, FACTS, now_us)).values())
     assert 6 <= len(said) <= 12
     assert all(line.startswith("group 'w': rank 1 is late: rank 0 has waited ") for line in said)
     assert next(iter(said)) == (
@@ -233,26 +242,29 @@ def test_a_wait_that_grows_is_said_a_few_times_only():
 def test_laws_of_a_live_hint(waited: float, stalled: int):
     """The part is within the wait, the level follows the share, only what is near is said."""
     now, now_us = stuck(waited, stalled_us=stalled)
-    (hint,) = waiting(now, FACTS, now_us)
+    (hint,) = find_open_waits(now, FACTS, now_us)
     assert 0 <= hint.dump_us <= hint.spread_us
     assert (hint.level is HintLevel.OK) == (hint.share < 0.5) == (not hint.settings)
     assert (hint.level is HintLevel.EXCEEDED) == (hint.share >= 1)
-    assert len(warnings([hint])) == (hint.level is not HintLevel.OK)
+    assert len(build_warnings([hint])) == (hint.level is not HintLevel.OK)
 
 
 def test_hints_of_the_past_and_of_now_go_together():
     now, now_us = stuck(12)
-    hints: tuple[TimeoutHint, ...] = (*hints_of(HintState(), FACTS), *waiting(now, FACTS, now_us))
-    assert len(warnings(hints)) == 1
+    hints: tuple[TimeoutHint, ...] = (
+        *build_hints(HintState(), FACTS),
+        *find_open_waits(now, FACTS, now_us),
+    )
+    assert len(build_warnings(hints)) == 1
 
 
 def test_a_step_is_said_in_the_same_words_whoever_waits():
     """A report that comes later shows that another rank waits for longer: that is no news."""
     now, now_us = stuck(12)
-    (first,) = waiting(now, FACTS, now_us)
-    said = warnings([first])
+    (first,) = find_open_waits(now, FACTS, now_us)
+    said = build_warnings([first])
     other = replace(first, first_rank=2)
-    assert warnings([other]) != said
-    assert warnings([other], said) == said
+    assert build_warnings([other]) != said
+    assert build_warnings([other], said) == said
     for news in ({"last_rank": 2}, {"spread_us": 14 * S}, {"waiting": False}, {"group": "p"}):
-        assert not warnings([replace(other, **news)], said).items() & said.items()
+        assert not build_warnings([replace(other, **news)], said).items() & said.items()

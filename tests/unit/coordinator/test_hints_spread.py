@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 from suites.lockstep import Call, dumped, events
 from suites.order_jobs import view_of
 
-from rankdumpd.coordinator.hints.spread import CallSpread, Program, call_spreads
-from rankdumpd.coordinator.merge import merge
+from rankdumpd.coordinator.hints.spread_history import (
+    CallSpread,
+    RankTimeline,
+    measure_call_spreads,
+)
+from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 
 Pair: TypeAlias = tuple[int, int]
 times = st.integers(0, 1000)
@@ -33,18 +37,18 @@ def jobs(draw: st.DrawFn, *, stalls: st.SearchStrategy[int] = times) -> list[Cal
     return calls
 
 
-def found(calls: list[Call], programs: dict[int, Program] | None = None) -> list[CallSpread]:
-    order = merge(view_of(events(calls), iteration=0))
-    return list(call_spreads(order, {} if programs is None else programs, {}))
+def found(calls: list[Call], programs: dict[int, RankTimeline] | None = None) -> list[CallSpread]:
+    order = merge_iteration(view_of(events(calls), iteration=0))
+    return list(measure_call_spreads(order, {} if programs is None else programs, {}))
 
 
 def told(calls: list[Call]) -> list[tuple[int, int]]:
     """Spread and part of all waits; a send has none."""
-    order = merge(view_of(events(calls), iteration=0))
+    order = merge_iteration(view_of(events(calls), iteration=0))
     kinds = order.calls.columns["kind"]
     return sorted(
         (each.spread_us, each.dump_us)
-        for each in call_spreads(order, {}, {})
+        for each in measure_call_spreads(order, {}, {})
         if kinds[each.call] != 11
     )
 
@@ -107,7 +111,7 @@ def test_buckets_that_overlap_carry_delays_on(rounds: list[tuple[int, int, Pair,
 
 def test_the_sum_of_a_new_session_starts_anew():
     """A lower sum of stalls is not a stall below zero."""
-    programs = {0: Program(stall_us=10_000, delay_us=50), 1: Program(0, 0)}
+    programs = {0: RankTimeline(stall_us=10_000, delay_us=50), 1: RankTimeline(0, 0)}
     (spread,) = found([Call((0, 1), (0, 0), (30, 0))], programs)
     assert (spread.spread_us, spread.dump_us) == (30, 30)
     assert programs[0].stall_us == 30
@@ -120,10 +124,10 @@ def test_a_missing_member_counts_as_long_as_the_others_waited():
     late.columns["end_us"][1] = late.columns["start_us"][1] + 20_000_000
     (kept,) = batches[1]
     batches[1] = [type(kept)(kept.names, kept.groups, {n: c[:1] for n, c in kept.columns.items()})]
-    spread = list(call_spreads(merge(view_of(batches, iteration=0)), {}, {}))[1]
+    spread = list(measure_call_spreads(merge_iteration(view_of(batches, iteration=0)), {}, {}))[1]
     assert (spread.first_rank, spread.last_rank, spread.arrived) == (0, 1, False)
     assert (spread.spread_us, spread.dump_us) == (20_000_000, 0)
-    order = merge(view_of(batches, iteration=0))
+    order = merge_iteration(view_of(batches, iteration=0))
     for stalled_us, part_us in ((7_000_000, 7_000_000), (90_000_000, 20_000_000)):
-        spread = list(call_spreads(order, {}, {1: stalled_us}))[1]
+        spread = list(measure_call_spreads(order, {}, {1: stalled_us}))[1]
         assert (spread.spread_us, spread.dump_us) == (20_000_000, part_us)

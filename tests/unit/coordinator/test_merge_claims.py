@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from suites.order_events import coll, merged, message, op
 
-from rankdump.contract.events import OPEN, Event, EventKind, ProcessGroup
-from rankdump.contract.findings import FindingKind
+from rankdump._core.events import OPEN_END_POSITION, EventKind, FindingKind, ProcessGroup, RankEvent
 
 
 def test_a_call_that_is_not_complete_has_its_member() -> None:
     """Who waits has arrived; who has not come is named, with what it did instead."""
-    waiting = coll(2, 7, end_position=OPEN)
+    waiting = coll(2, 7, end_position=OPEN_END_POSITION)
     result = merged([op(1), waiting], [op(1), op(2, "Default/Stuck-op2")])
     (finding,) = result.findings
     assert (finding.kind, finding.ranks) == (FindingKind.MISSING_MEMBER, (1,))
@@ -25,7 +24,7 @@ def test_a_call_that_is_not_complete_has_its_member() -> None:
 
 def test_what_is_complete_replaces_what_was_not() -> None:
     """In any order, and with times that were corrected differently: no conflict, nobody waits."""
-    begun, done = coll(1, 0, end_position=OPEN), coll(1, 0, start_us=4, end_us=9)
+    begun, done = coll(1, 0, end_position=OPEN_END_POSITION), coll(1, 0, start_us=4, end_us=9)
     for program in ([begun, done], [done, begun], [begun, begun, done, begun]):
         result = merged(program, program)
         assert result.findings == ()
@@ -57,8 +56,8 @@ def test_a_rank_that_waits_elsewhere_is_said_to() -> None:
     trio = ProcessGroup("trio", (0, 1, 2))
     pair = ProcessGroup("pair", (1, 2))
     result = merged(
-        [coll(1, 0, group="trio", end_position=OPEN)],
-        [coll(1, 4, group="pair", end_position=OPEN)],
+        [coll(1, 0, group="trio", end_position=OPEN_END_POSITION)],
+        [coll(1, 4, group="pair", end_position=OPEN_END_POSITION)],
         [op(1)],
         groups=(trio, pair),
     )
@@ -70,10 +69,13 @@ def test_a_rank_that_waits_elsewhere_is_said_to() -> None:
 @pytest.mark.parametrize(
     "calls",
     [
-        (coll(2, 3, end_position=OPEN), coll(2, 5, group="other", end_position=OPEN)),
         (
-            message(2, EventKind.RECV, 1, end_position=OPEN),
-            message(2, EventKind.RECV, 0, end_position=OPEN),
+            coll(2, 3, end_position=OPEN_END_POSITION),
+            coll(2, 5, group="other", end_position=OPEN_END_POSITION),
+        ),
+        (
+            message(2, EventKind.RECV, 1, end_position=OPEN_END_POSITION),
+            message(2, EventKind.RECV, 0, end_position=OPEN_END_POSITION),
         ),
     ],
 )
@@ -135,7 +137,7 @@ def test_stages_of_a_pipeline_run_different_programs() -> None:
     world = ProcessGroup("world", (0, 1, 2, 3))
     first, second = ProcessGroup("dp0", (0, 1)), ProcessGroup("dp1", (2, 3))
 
-    def stage(names: str, group: str, kind: EventKind, peer: int) -> list[Event]:
+    def stage(names: str, group: str, kind: EventKind, peer: int) -> list[RankEvent]:
         return [
             op(1, names[0]),
             message(2, kind, peer),

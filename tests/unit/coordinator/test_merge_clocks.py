@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from suites.order_jobs import Program, on_clocks, view_of
 from suites.order_rules import as_corrected
 
-from rankdump.contract.events import Event, EventColumns, EventKind, ProcessGroup
-from rankdumpd.coordinator.merge import merge
-from rankdumpd.coordinator.values import GlobalOrder
+from rankdump._core.events import EventColumns, EventKind, ProcessGroup, RankEvent
+from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 
 HOUR_US = 3_600_000_000
 OPERATORS = 6
@@ -48,15 +48,15 @@ def rounds(meetings: Meetings, ranks: int, *, noise: int = 0) -> Program:
     return program
 
 
-def event(position: int, name: str, kind: EventKind, start: int, end: int, **more) -> Event:
-    return Event(0, 7, position, position, name, kind, start, end, **more)
+def event(position: int, name: str, kind: EventKind, start: int, end: int, **more) -> RankEvent:
+    return RankEvent(0, 7, position, position, name, kind, start, end, **more)
 
 
 def merged(program: Program, meetings: Meetings, hosts: int = 0) -> GlobalOrder:
     groups = tuple(dict.fromkeys(meetings))
     events = {rank: [EventColumns.of(own, groups)] for rank, own in program.items()}
     clocks = {rank: f"host{rank // hosts}" for rank in program} if hosts else {}
-    return merge(view_of(events, clocks=clocks))
+    return merge_iteration(view_of(events, clocks=clocks))
 
 
 def expect_within_collectives(order: GlobalOrder, program: Program) -> None:
@@ -73,7 +73,7 @@ def expect_within_collectives(order: GlobalOrder, program: Program) -> None:
     ends |= {(r, p): end for call, r, p, end in zip(*lines, strict=True) if call < 0}
     for rank, own in as_corrected(program, order).items():
         left = None
-        before: list[Event] = []
+        before: list[RankEvent] = []
         for each in own:
             if each.kind is EventKind.OPERATOR:
                 before.append(each)

@@ -8,9 +8,8 @@ import pytest
 from suites.order_events import WORLD, coll, merged, message, op
 from suites.order_jobs import view_of
 
-from rankdump.contract.events import EventColumns, EventKind, ProcessGroup
-from rankdump.contract.findings import FindingKind
-from rankdumpd.coordinator.merge import merge
+from rankdump._core.events import EventColumns, EventKind, FindingKind, ProcessGroup
+from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,7 @@ def test_groups_of_one_name_and_other_members_are_different_groups() -> None:
     left, right = ProcessGroup("tp", (0, 1)), ProcessGroup("tp", (3, 2))
     program = [coll(1, 0, group="tp")]
     events = {rank: [EventColumns.of(program, (left if rank < 2 else right,))] for rank in range(4)}
-    result = merge(view_of(events, iteration=3))
+    result = merge_iteration(view_of(events, iteration=3))
     assert [entry.ranks for entry in result.entries()] == [(0, 1), (2, 3)]
     assert result.findings == ()
 
@@ -198,8 +197,8 @@ def test_a_group_that_a_rank_never_declared_is_looked_up_at_the_others() -> None
     """A batch may come without its groups; nobody knowing the group is no fault either."""
     program = [coll(1, 0)]
     bare, full = EventColumns.of(program), EventColumns.of(program, (WORLD,))
-    assert merge(view_of({0: [full], 1: [bare]}, iteration=3)).findings == ()
-    (entry,) = merge(view_of({0: [bare], 1: [bare]}, iteration=3)).entries()
+    assert merge_iteration(view_of({0: [full], 1: [bare]}, iteration=3)).findings == ()
+    (entry,) = merge_iteration(view_of({0: [bare], 1: [bare]}, iteration=3)).entries()
     assert (entry.ranks, entry.missing) == ((0, 1), ())
 
 
@@ -236,7 +235,7 @@ def test_numbers_at_the_edge_of_their_type_do_not_break_the_merge(big) -> None:
 def test_nothing_gives_nothing() -> None:
     """No rank, no batch, no event: an empty order."""
     for events in ({}, {0: []}, {0: [EventColumns.of([])]}):
-        result = merge(view_of(events, iteration=3))
+        result = merge_iteration(view_of(events, iteration=3))
         assert (len(result), list(result.entries()), result.findings) == (0, [], ())
 
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from suites.order_jobs import GROUPS, STEPS, Program, program_view, simulated, skipped, spans_of
 from suites.order_rules import disagreeing
 
-from rankdump.contract.events import Event, EventKind
-from rankdump.contract.findings import FindingKind
-from rankdumpd.coordinator.merge import merge
+from rankdump._core.events import EventKind, FindingKind, RankEvent
+from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 
 Found: TypeAlias = tuple[FindingKind, tuple[int, ...], str, int]
 """Kind, ranks, group and number of a finding."""
@@ -22,19 +21,21 @@ Fault: TypeAlias = Callable[[Program, Any], tuple[Program, list[Found]]]
 """Puts a fault into a program; returns what has to be found."""
 
 
-def pick(program: Program, random: Any, wanted: Callable[[Event], bool]) -> tuple[int, Event]:
+def pick(
+    program: Program, random: Any, wanted: Callable[[RankEvent], bool]
+) -> tuple[int, RankEvent]:
     """Return an event that can be made a fault of."""
     fitting = [(rank, event) for rank, own in program.items() for event in own if wanted(event)]
     assume(fitting)
     return random.choice(fitting)
 
 
-def members(program: Program, rank: int, event: Event) -> tuple[int, ...]:
+def members(program: Program, rank: int, event: RankEvent) -> tuple[int, ...]:
     """Return who takes part in a collective."""
     return next(tuple(sorted(g.ranks)) for g in GROUPS if g.name == event.group and rank in g.ranks)
 
 
-def changed(program: Program, rank: int, event: Event, **to: Any) -> Program:
+def changed(program: Program, rank: int, event: RankEvent, **to: Any) -> Program:
     """Return a program in which an event of a rank is another one."""
     own = [replace(each, **to) if each is event else each for each in program[rank]]
     return {**program, rank: own}
@@ -102,7 +103,7 @@ def circle(program: Program, random: Any) -> tuple[Program, list[Found]]:
         for name in names[::-1] if rank == both[1] else names:
             at = max(event.position for event in program[rank]) + 1
             program[rank].append(
-                Event(0, 7, at, at, "Circle", EventKind.BARRIER, 10**6, 10**6, group=name,
+                RankEvent(0, 7, at, at, "Circle", EventKind.BARRIER, 10**6, 10**6, group=name,
                       sequence=numbers[name])
             )  # fmt: skip
     return program, [(FindingKind.CYCLE, (0, 1, 2, 3), "", -1)]
@@ -142,7 +143,7 @@ def test_a_fault_is_found_as_what_it_is(fault, data, steps, random) -> None:
     program, expected = FAULTS[fault](whole, random)
     # Of what was lost only the rank itself knows that it was there.
     spans = spans_of(whole if fault == "dropped" else program)
-    result = merge(program_view(program, data.draw(st.integers(0, 20)), spans=spans))
+    result = merge_iteration(program_view(program, data.draw(st.integers(0, 20)), spans=spans))
     found = [f for f in result.findings if f.kind is not FindingKind.SEQUENCE_DIFFERENCE]
     for finding, (kind, ranks, group, sequence) in zip(found, expected, strict=True):
         assert (finding.kind, finding.ranks) == (kind, ranks)
@@ -162,6 +163,6 @@ def test_another_operator_is_found_on_the_rank_that_ran_it(what, random) -> None
     program = simulated([(each, 0, 0, False, 1) for each in [*what, "everywhere", "collective"]])
     rank, event = pick(program, random, lambda e: e.kind is EventKind.OPERATOR)
     other = changed(program, rank, event, name="Other")
-    (finding,) = merge(program_view(other, spans=spans_of(other))).findings
+    (finding,) = merge_iteration(program_view(other, spans=spans_of(other))).findings
     assert (finding.kind, finding.ranks) == (FindingKind.SEQUENCE_DIFFERENCE, (rank,))
     assert (finding.name, finding.position) == ("Other", event.position)

@@ -19,10 +19,9 @@ from suites.order_jobs import (
 )
 from suites.order_rules import check, disagreeing
 
-from rankdump.contract.events import OPEN, EventKind
-from rankdump.contract.findings import FindingKind
-from rankdumpd.coordinator.merge import merge
-from rankdumpd.coordinator.values import GlobalOrder
+from rankdump._core.events import OPEN_END_POSITION, EventKind, FindingKind
+from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 
 
 def expect_only_differences(result: GlobalOrder, expected: set[int]) -> None:
@@ -36,7 +35,7 @@ def expect_only_differences(result: GlobalOrder, expected: set[int]) -> None:
 def test_a_run_without_fault_keeps_every_rule(steps, cut, waiting) -> None:
     """Whatever the program and the clocks, rules 1 to 4 hold and nobody is missed."""
     program = simulated(steps, waiting=waiting)
-    result = merge(program_view(program, cut, spans=spans_of(program)))
+    result = merge_iteration(program_view(program, cut, spans=spans_of(program)))
     check(result, program)
     expect_only_differences(result, disagreeing(program))
     assert not result.calls.missing
@@ -51,7 +50,7 @@ def test_ranks_that_do_the_same_report_nothing(steps) -> None:
     world = [("collective", 0, 0, delay, jump) for _, _, _, delay, jump in steps]
     mixed = [pair[i % 2] for i, pair in enumerate(zip(everywhere, world, strict=True))]
     program = simulated(mixed)
-    result = merge(program_view(program, spans=spans_of(program)))
+    result = merge_iteration(program_view(program, spans=spans_of(program)))
     check(result, program)
     assert result.findings == ()
 
@@ -65,13 +64,13 @@ def test_the_order_does_not_depend_on_how_events_come(steps, random) -> None:
     again = {}
     for rank, events in program.items():
         begun = [
-            replace(e, end_position=OPEN, end_us=e.start_us)
+            replace(e, end_position=OPEN_END_POSITION, end_us=e.start_us)
             for e in events
             if random.random() < 0.5
         ]
         mixed = random.sample([*events, *begun], len(events) + len(begun))
         again[rank] = [*batches(rank, mixed, len(mixed) // 2), *once[rank]]
-    one, two = merge(view_of(once)), merge(view_of(again))
+    one, two = merge_iteration(view_of(once)), merge_iteration(view_of(again))
     assert list(one.entries()) == list(two.entries())
     assert one.findings == two.findings
     assert [one.calls.waiting(call) for call in range(len(one.calls))] == [()] * len(one.calls)
@@ -83,7 +82,7 @@ def test_without_a_rank_what_is_left_still_keeps_the_rules(steps, lost) -> None:
     """A rank that reported nothing is named as missing, and the others stay in order."""
     program = simulated(steps)
     program.pop(lost, None)
-    result = merge(program_view(program))
+    result = merge_iteration(program_view(program))
     order = list(result.entries())
     for rank in program:
         names = [e.name for e in order if e.kind is EventKind.OPERATOR and e.ranks == (rank,)]
@@ -107,7 +106,7 @@ def test_lost_events_are_counted_and_nobody_is_called_missing(steps, rank, rando
     lost = random.sample(own, random.randint(0, len(own)))
     rest = {**program, rank: [event for event in own if event not in lost]}
     rest = {each: events for each, events in rest.items() if events}
-    result = merge(program_view(rest, spans=spans))
+    result = merge_iteration(program_view(rest, spans=spans))
     gaps = [finding for finding in result.findings if finding.kind is FindingKind.GAP]
     assert [gap.ranks for gap in gaps] == [(rank,)] * bool(lost)
     for gap in gaps:
@@ -147,7 +146,7 @@ def test_no_clock_breaks_a_rule(steps, clocks, cut) -> None:
 
     program = simulated(steps, lockstep=True)
     hosts = {rank: f"host{rank // 2}" for rank in program}
-    result = merge(program_view(on_clocks(program, clock), cut, clocks=hosts))
+    result = merge_iteration(program_view(on_clocks(program, clock), cut, clocks=hosts))
     check(result, program)
     expect_only_differences(result, disagreeing(program))
     assert set(result.skews) <= set(hosts.values())
@@ -158,7 +157,7 @@ def test_the_order_of_many_events_is_that_of_a_plain_sort() -> None:
     random = randomness.Random(5)
     steps = [("operator", rank, 0, False, random.choice([0, 1, 3])) for rank in range(4)] * 60_000
     program = simulated(steps)
-    result = merge(program_view(program, 10_000))
+    result = merge_iteration(program_view(program, 10_000))
     plain = sorted(
         (event.start_us, rank, event.position) for rank, own in program.items() for event in own
     )

@@ -11,33 +11,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.events import EventKind
-from rankdump.contract.findings import Finding, FindingKind
-from rankdump.contract.order import (
-    COLUMNS,
-    finding_from_line,
-    finding_to_line,
-    from_line,
-    graph_and_tag,
-    order_file,
-    tag_of,
-    tagged,
-    to_line,
+from rankdump._core.events import EventKind, Finding, FindingKind
+from rankdump._core.execution_order import (
+    ORDER_COLUMNS,
+    add_job_tag,
+    format_finding_line,
+    format_order_line,
+    make_job_tag,
+    make_order_file_name,
+    parse_finding_line,
+    parse_order_file_name,
+    parse_order_line,
 )
-from rankdump.contract.status import OrderEntry
+from rankdump._core.status import OrderEntry
+from rankdump.errors import CorruptedError
 
 
 def test_job_ids_that_look_alike_in_a_file_name_do_not_share_one() -> None:
     """What sanitising makes equal, the digest keeps apart; every name says graph and job."""
-    tags = [tag_of(job) for job in ("a_b", "a/b", "a.b", "a b", "\u00e9" * 99)]
-    names = [tagged(order_file(3), tag) for tag in tags]
+    tags = [make_job_tag(job) for job in ("a_b", "a/b", "a.b", "a b", "\u00e9" * 99)]
+    names = [add_job_tag(make_order_file_name(3), tag) for tag in tags]
     assert len(set(names)) == len(names)
     assert names[0] == "execution_order_graph_3.a_b.csv"
-    assert [graph_and_tag(name) for name in names] == [(3, tag) for tag in tags]
-    assert graph_and_tag(order_file(12)) == (12, "")
-    for other in ("execution_order.csv", "execution_order_graph_x.csv", order_file(1, "trace")):
-        assert graph_and_tag(other) is None
+    assert [parse_order_file_name(name) for name in names] == [(3, tag) for tag in tags]
+    assert parse_order_file_name(make_order_file_name(12)) == (12, "")
+    for other in (
+        "execution_order.csv",
+        "execution_order_graph_x.csv",
+        make_order_file_name(1, "trace"),
+    ):
+        assert parse_order_file_name(other) is None
 
 
 NUMBERS = st.integers(0, 2**64 - 1)
@@ -67,14 +70,14 @@ ENTRIES = st.builds(
 @given(ENTRIES)
 def test_a_line_reads_back_as_its_entry(entry) -> None:
     """from_line is the inverse of to_line, and any reader of CSV sees the same fields."""
-    line = to_line(entry)
-    assert from_line(line) == entry
+    line = format_order_line(entry)
+    assert parse_order_line(line) == entry
     (cells,) = csv.reader([line], strict=True)
-    row = dict(zip(COLUMNS, cells, strict=True))
+    row = dict(zip(ORDER_COLUMNS, cells, strict=True))
     assert (row["name"], row["group"], row["kind"]) == (entry.name, entry.group, entry.kind.name)
 
 
-GOOD = to_line(OrderEntry(1, 0, 0, (0,), "n", EventKind.OPERATOR))
+GOOD = format_order_line(OrderEntry(1, 0, 0, (0,), "n", EventKind.OPERATOR))
 
 
 @pytest.mark.parametrize(
@@ -93,30 +96,30 @@ GOOD = to_line(OrderEntry(1, 0, 0, (0,), "n", EventKind.OPERATOR))
 def test_a_bad_line_is_damaged_and_named(column, value) -> None:
     """Any field that cannot be is a DamagedError that says which line."""
     cells = GOOD.rstrip("\n").split(",")
-    cells[COLUMNS.index(column)] = value
-    with pytest.raises(DamagedError, match="is no line of an execution order"):
-        from_line(",".join(cells) + "\n")
+    cells[ORDER_COLUMNS.index(column)] = value
+    with pytest.raises(CorruptedError, match="is no line of an execution order"):
+        parse_order_line(",".join(cells) + "\n")
 
 
 def test_a_line_cut_short_is_damaged() -> None:
     """Fields that are not there, or too many."""
     for line in ("", "1,2\n", GOOD[:-1] + ",1\n", "[1]\n"):
-        with pytest.raises(DamagedError):
-            from_line(line)
-        with pytest.raises(DamagedError):
-            finding_from_line(line)
+        with pytest.raises(CorruptedError):
+            parse_order_line(line)
+        with pytest.raises(CorruptedError):
+            parse_finding_line(line)
 
 
 def test_the_page_names_every_column_and_finding() -> None:
     """docs/order.md is what people read; a column or kind that it leaves out is not documented."""
     page = (Path(__file__).parents[3] / "docs" / "order.md").read_text()
     rows = set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
-    assert rows == {*COLUMNS, *(kind.value for kind in FindingKind)}
+    assert rows == {*ORDER_COLUMNS, *(kind.value for kind in FindingKind)}
 
 
 def test_an_entry_of_every_kind_has_its_own_word() -> None:
     """No two kinds share a word in the file."""
-    lines = [to_line(replace(from_line(GOOD), kind=kind)) for kind in EventKind]
+    lines = [format_order_line(replace(parse_order_line(GOOD), kind=kind)) for kind in EventKind]
     assert len({line.split(",")[3] for line in lines}) == len(EventKind)
 
 
@@ -136,6 +139,6 @@ def test_an_entry_of_every_kind_has_its_own_word() -> None:
 )
 def test_a_finding_reads_back_from_its_line(finding) -> None:
     """One line, whatever its texts hold."""
-    line = finding_to_line(finding)
+    line = format_finding_line(finding)
     assert line.count("\n") == 1
-    assert finding_from_line(line) == finding
+    assert parse_finding_line(line) == finding

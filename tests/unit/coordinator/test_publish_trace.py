@@ -13,13 +13,20 @@ from hypothesis import strategies as st
 from suites.merged import merged
 from suites.trace_schema import checked_trace, flows_of, slices_of
 
-from rankdump.contract.events import OPEN, Event, EventKind, ProcessGroup
-from rankdump.contract.order import ORDER_FOLDER, order_file, trace_file
-from rankdumpd.coordinator.publish import Publisher
-from rankdumpd.coordinator.publish.files import write_whole
-from rankdumpd.coordinator.publish.lanes import apart, nested
-from rankdumpd.coordinator.publish.trace import trace_lines
-from rankdumpd.coordinator.values import GlobalOrder
+from rankdump._core.events import OPEN_END_POSITION, EventKind, ProcessGroup, RankEvent
+from rankdump._core.execution_order import (
+    GLOBAL_ORDER_FOLDER,
+    make_order_file_name,
+    make_trace_file_name,
+)
+from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.publish.order_trace import (
+    assign_nested_lanes,
+    assign_separate_lanes,
+    format_trace,
+)
+from rankdumpd.coordinator.publish.publisher import OrderPublisher
+from rankdumpd.coordinator.publish.tree_files import write_whole_file
 
 EPOCH_US = 1_700_000_000_000_000
 WORLD = ProcessGroup("world", (0, 1, 2))
@@ -27,21 +34,21 @@ WORLD = ProcessGroup("world", (0, 1, 2))
 
 def traced(folder: Path, order: GlobalOrder, graph: int = 0) -> list[dict[str, Any]]:
     """The checked events of a graph's trace."""
-    path = folder / trace_file(3)
-    write_whole(path, trace_lines(order, graph, 40))
+    path = folder / make_trace_file_name(3)
+    write_whole_file(path, format_trace(order, graph, 40))
     return checked_trace(path)
 
 
 def operator(at: int, start: int, end: int, *, name: str = "Add", graph: int = 0, stream: int = 0):
     span = (EPOCH_US + start, EPOCH_US + end)
-    return Event(graph, 3, at, at, name, EventKind.OPERATOR, *span, stream=stream)
+    return RankEvent(graph, 3, at, at, name, EventKind.OPERATOR, *span, stream=stream)
 
 
 def call(
     at: int, start: int, end: int, *, kind: EventKind = EventKind.ALL_REDUCE, sequence: int = 1,
     peer: int = -1, end_position: int | None = None, stream: int = 0,
-) -> Event:  # fmt: skip
-    return Event(
+) -> RankEvent:  # fmt: skip
+    return RankEvent(
         0, 3, at, at if end_position is None else end_position, kind.name.title(), kind,
         EPOCH_US + start, EPOCH_US + end, group="world", sequence=sequence, peer=peer,
         element_count=8, dtype="float32", stall_us=5, stream=stream,
@@ -80,7 +87,7 @@ def test_members_of_a_collective_are_joined_in_the_order_they_came(tmp_path) -> 
 def test_who_is_waited_for_is_marked(tmp_path) -> None:
     """A call that misses a member says whom; one that hangs is drawn until the end."""
     events = {
-        0: [call(1, 10, 10, end_position=OPEN)],
+        0: [call(1, 10, 10, end_position=OPEN_END_POSITION)],
         1: [call(1, 20, 25)],
         2: [operator(1, 0, 400)],
     }
@@ -121,22 +128,22 @@ def test_graphs_have_a_trace_each_and_one_time(tmp_path) -> None:
     """Times count from the iteration's first event, in whatever graph it was."""
     order = merged({0: [operator(1, 0, 5), operator(2, 100, 110, graph=6)]}, (), 3)
     assert [event["ts"] for event in slices_of(traced(tmp_path, order, 6), "operator")] == [100]
-    book, problem = Publisher().append(order, job_id="j", root=str(tmp_path), book=None)
+    book, problem = OrderPublisher().append(order, job_id="j", root=str(tmp_path), book=None)
     assert (problem, book is None) == ("", False)
     for graph in (0, 6):
-        folder = tmp_path / ORDER_FOLDER / order_file(graph, "trace")
-        assert checked_trace(folder / trace_file(3))
+        folder = tmp_path / GLOBAL_ORDER_FOLDER / make_order_file_name(graph, "trace")
+        assert checked_trace(folder / make_trace_file_name(3))
 
 
 def test_a_large_iteration_has_no_trace_and_that_is_said_once(tmp_path, caplog) -> None:
     """Viewers do not open more; the files of lines are whole."""
-    publisher = Publisher(trace_events=1)
+    publisher = OrderPublisher(trace_events=1)
     book = None
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             order = merged({0: [operator(1, 0, 5), operator(2, 5, 6)]}, (), 3)
             book, _ = publisher.append(order, job_id="j", root=str(tmp_path), book=book)
-    assert not list((tmp_path / ORDER_FOLDER).glob("*.trace"))
+    assert not list((tmp_path / GLOBAL_ORDER_FOLDER).glob("*.trace"))
     assert caplog.text.count("no trace of iterations with more than 1 events") == 1
     assert book is not None
     assert book.position == 6
@@ -151,7 +158,10 @@ def test_lanes_keep_apart_what_overlaps(spans) -> None:
     """In one lane of calls nothing overlaps; of operators nothing but what nests."""
     start, length, track = (np.array([span[at] for span in spans], "i8") for at in range(3))
     end = start + length
-    for lanes, nests in ((apart(track, start, end), False), (nested(track, start, end), True)):
+    for lanes, nests in (
+        (assign_separate_lanes(track, start, end), False),
+        (assign_nested_lanes(track, start, end), True),
+    ):
         for lane in {*zip(track.tolist(), lanes.tolist(), strict=True)}:
             own = [
                 (low, high)
@@ -167,9 +177,9 @@ def test_lanes_keep_apart_what_overlaps(spans) -> None:
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> dict[int, list[Event]]:
+def programs(draw: st.DrawFn) -> dict[int, list[RankEvent]]:
     """Ranks that run operators and calls on two streams, some of them asynchronous or open."""
-    events: dict[int, list[Event]] = {}
+    events: dict[int, list[RankEvent]] = {}
     for rank in (0, 1, 2):
         clock, of = draw(st.integers(0, 9)), []
         for at in range(1, draw(st.integers(2, 12))):
@@ -179,8 +189,8 @@ def programs(draw: st.DrawFn) -> dict[int, list[Event]]:
                 of.append(operator(at, clock, clock + took, stream=stream, graph=choice % 2))
             else:
                 kind = (EventKind.BARRIER, EventKind.SEND, EventKind.RECV)[choice - 3]
-                ends = draw(st.sampled_from([at, at + 2, OPEN]))
-                over = clock if ends == OPEN else clock + took
+                ends = draw(st.sampled_from([at, at + 2, OPEN_END_POSITION]))
+                over = clock if ends == OPEN_END_POSITION else clock + took
                 peer = -1 if choice == 3 else (rank + 1) % 3
                 of.append(
                     call(
@@ -217,7 +227,7 @@ def test_any_program_gives_a_trace_that_keeps_the_rules(tmp_path_factory, progra
 def test_blocks_do_not_show(tmp_path, monkeypatch, size) -> None:
     """However many events are written at once, the trace is the same."""
     order = merged({rank: [operator(n, n, n + 1) for n in range(1, 9)] for rank in (0, 1)}, (), 3)
-    whole = b"".join(trace_lines(order, 0, 0))
-    monkeypatch.setattr("rankdumpd.coordinator.publish.trace._BLOCK", size)
-    monkeypatch.setattr("rankdumpd.coordinator.publish.blocks._SCAN", size)
-    assert b"".join(trace_lines(order, 0, 0)) == whole
+    whole = b"".join(format_trace(order, 0, 0))
+    monkeypatch.setattr("rankdumpd.coordinator.publish.order_trace._BLOCK_OPERATORS", size)
+    monkeypatch.setattr("rankdumpd.coordinator.publish.order_lines._SCAN_ROWS", size)
+    assert b"".join(format_trace(order, 0, 0)) == whole

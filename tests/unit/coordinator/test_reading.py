@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from rankdump.contract.errors import ProtocolError
-from rankdump.contract.events import OPEN, Event, EventColumns, EventKind
-from rankdump.contract.status import ClockEstimate, RankEvents
-from rankdump.contract.timeouts import GroupTimeout, Timeouts
-from rankdump.wire.convert import timeouts_to_wire
-from rankdump.wire.events import events_to_wire
+from rankdump._core.events import OPEN_END_POSITION, EventColumns, EventKind, RankEvent
+from rankdump._core.status import ClockEstimate, EventSource
+from rankdump._core.timeouts import GroupTimeout, RankTimeouts
+from rankdump._wire.metadata_messages import events_to_wire
+from rankdump._wire.session_messages import timeouts_to_wire
+from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import coordinator_pb2, events_pb2, status_pb2
-from rankdumpd.coordinator.gather import Reader, reading
-from rankdumpd.coordinator.gather.reading import MAX_TEXTS
-from rankdumpd.coordinator.values import Report
+from rankdumpd.coordinator.fleet_views import AgentReport
+from rankdumpd.coordinator.reports import report_reader
+from rankdumpd.coordinator.reports.report_reader import MAX_TEXTS, ReportReader
 
 SESSION_OPEN = status_pb2.SESSION_STATE_OPEN
 UNHEARD_OF = bytes([200])
@@ -25,7 +25,7 @@ TOO_LARGE = 1 << 63
 def batch(*names: str) -> EventColumns:
     """Return operators of those names, one after the other."""
     events = [
-        Event(0, 0, at, at, name, EventKind.OPERATOR, 10 * at, 10 * at + 5)
+        RankEvent(0, 0, at, at, name, EventKind.OPERATOR, 10 * at, 10 * at + 5)
         for at, name in enumerate(names)
     ]
     return EventColumns.of(events)
@@ -50,13 +50,15 @@ def wire_report(**changes) -> coordinator_pb2.ReportRequest:
     return coordinator_pb2.ReportRequest(**(parts | changes))
 
 
-def read(**changes) -> Report:
-    return Reader().read(wire_report(**changes))
+def read(**changes) -> AgentReport:
+    return ReportReader().read(wire_report(**changes))
 
 
 def test_a_report_comes_off_the_wire_whole() -> None:
     """Every part of a message is in the value."""
-    timeouts = Timeouts({"HCCL_EXEC_TIMEOUT": "68"}, (GroupTimeout("g", "gloo", 5),), {"x": 1.5})
+    timeouts = RankTimeouts(
+        {"HCCL_EXEC_TIMEOUT": "68"}, (GroupTimeout("g", "gloo", 5),), {"x": 1.5}
+    )
     report = read(
         load=status_pb2.Load(queued_records=4),
         clock=coordinator_pb2.ClockEstimate(offset_us=3, error_us=4, steps=5, known=True),
@@ -75,13 +77,13 @@ def test_a_report_comes_off_the_wire_whole() -> None:
     assert (report.host, report.held_events, report.lost_events) == ("h", 6, 7)
     assert report.items == 4
     ((source, columns),) = report.events
-    assert source == RankEvents("j", 0, "s")
+    assert source == EventSource("j", 0, "s")
     assert [event.name for event in columns.events()] == ["Op"]
 
 
 def test_texts_are_said_once_a_stream_and_shared() -> None:
     """Batches point into the texts of their stream; a list grows, and a new one leaves the old."""
-    reader = Reader()
+    reader = ReportReader()
 
     def columns(first: int, *texts: str, names: tuple[str, ...]) -> EventColumns:
         message = events_to_wire(batch(*names), names=False)
@@ -112,13 +114,13 @@ def test_texts_are_said_once_a_stream_and_shared() -> None:
 )
 def test_times_are_those_of_the_coordinator(offset_us, error_us, known, applied) -> None:
     """An offset that may be none is not applied; what has not ended stays open."""
-    event = Event(0, 0, 1, OPEN, "x", EventKind.BARRIER, 100, 100, group="g")
+    event = RankEvent(0, 0, 1, OPEN_END_POSITION, "x", EventKind.BARRIER, 100, 100, group="g")
     events = [of_rank(events_to_wire(EventColumns.of([event])))]
     clock = coordinator_pb2.ClockEstimate(offset_us=offset_us, error_us=error_us, known=known)
     (_, columns), *_ = read(events=events, clock=clock).events
     (found,) = columns.events()
     assert (found.start_us, found.end_us) == (100 + applied, 100 + applied)
-    assert found.end_position == OPEN
+    assert found.end_position == OPEN_END_POSITION
 
 
 @pytest.mark.parametrize(
@@ -198,8 +200,8 @@ def test_texts_of_a_report_are_bounded() -> None:
 
 def test_all_texts_of_a_stream_are_bounded(monkeypatch) -> None:
     """However they are spread over its messages."""
-    monkeypatch.setattr(reading, "MAX_TEXT_CHARACTERS", 10)
-    reader = Reader()
+    monkeypatch.setattr(report_reader, "MAX_TEXT_CHARACTERS", 10)
+    reader = ReportReader()
     reader.read(wire_report(texts=coordinator_pb2.Texts(first=1, texts=["x" * 10])))
     reader.read(wire_report(texts=coordinator_pb2.Texts(first=0, texts=["", "x" * 10])))
     with pytest.raises(ProtocolError, match="11 characters of texts"):
@@ -208,7 +210,7 @@ def test_all_texts_of_a_stream_are_bounded(monkeypatch) -> None:
 
 def test_a_stream_belongs_to_one_agent() -> None:
     """Numbers of another agent on it would acknowledge what was never said."""
-    reader = Reader()
+    reader = ReportReader()
     reader.read(wire_report())
     with pytest.raises(ProtocolError, match="another's stream"):
         reader.read(wire_report(agent_id="b"))

@@ -8,59 +8,59 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.errors import ConfigError, DamagedError, UnavailableError
-from rankdump.contract.findings import Finding, FindingKind
-from rankdump.contract.status import IterationStatus, SessionState, SessionStatus
-from rankdump.contract.timeouts import GroupTimeout, Timeouts
-from rankdumpd.coordinator.kept import (
+from rankdump._core.events import Finding, FindingKind
+from rankdump._core.status import IterationStatus, SessionState, SessionStatus
+from rankdump._core.timeouts import GroupTimeout, RankTimeouts
+from rankdump.errors import ConfigError, CorruptedError, UnavailableError
+from rankdumpd.coordinator.fleet_views import PublishedOffsets
+from rankdumpd.coordinator.service.coordinator import JobCoordinator
+from rankdumpd.coordinator.state.state_file import CoordinatorState
+from rankdumpd.coordinator.state.state_rows import (
     AgentRow,
     BalanceRow,
     FindingRow,
+    JobResultRow,
     JobRow,
-    LateRow,
-    PublishedRow,
-    Row,
-    SessionRow,
-    SettledRow,
-    TimeoutsRow,
+    LateEventsRow,
+    PublishedIterationRow,
+    RankTimeoutsRow,
+    SessionStatusRow,
+    StateRow,
 )
-from rankdumpd.coordinator.service import Coordinator
-from rankdumpd.coordinator.state import State
-from rankdumpd.coordinator.values import Book
 from rankdumpd.settings import CoordinatorSettings
 
 LARGEST = (1 << 63) - 1
 
 
-def session(name: str, job: str = "j", **more) -> SessionRow:
+def session(name: str, job: str = "j", **more) -> SessionStatusRow:
     state = more.pop("state", SessionState.LOST)
     status = SessionStatus(job, name, 0, 2, 0, "h", 1, state, notes=("é\n",), **more)
-    return SessionRow(status, "a", LARGEST, 5)
+    return SessionStatusRow(status, "a", LARGEST, 5)
 
 
-def rows_of(job: str) -> list[Row]:
+def rows_of(job: str) -> list[StateRow]:
     status = IterationStatus(
         job, f"s{job}", 0, LARGEST, True, dropped={"full": 2}, stall_us=1 << 64
     )
-    limits = Timeouts({"HCCL_EXEC_TIMEOUT": "68"}, (GroupTimeout("g", "gloo", 5),), {"l": 1.5})
+    limits = RankTimeouts({"HCCL_EXEC_TIMEOUT": "68"}, (GroupTimeout("g", "gloo", 5),), {"l": 1.5})
     finding = Finding(FindingKind.GAP, 4, "a sentence", ranks=(1, 2), group="g", provisional=True)
     return [
         AgentRow("a", "h", 3, 5),
         JobRow(job, ("/t", "/u"), 1, 2),
-        PublishedRow(job, 0, 4, 10, None, {}),
-        PublishedRow(job, 1, 4, 10, (0, 1), {3: 99}, 1, {3: 2}),
-        LateRow(job, 0, 5, 3, 7),
+        PublishedIterationRow(job, 0, 4, 10, None, {}),
+        PublishedIterationRow(job, 1, 4, 10, (0, 1), {3: 99}, 1, {3: 2}),
+        LateEventsRow(job, 0, 5, 3, 7),
         session(f"s{job}", job),
         BalanceRow(status, "a", 3),
-        TimeoutsRow(job, 0, limits),
+        RankTimeoutsRow(job, 0, limits),
         FindingRow(job, 0, finding),
-        SettledRow(job, Book("/t", {"a.csv": 5}, 7), '{"x": 1}', 0),
+        JobResultRow(job, PublishedOffsets("/t", {"a.csv": 5}, 7), '{"x": 1}', 0),
     ]
 
 
 @pytest.fixture
 def state(tmp_path):
-    state = State(tmp_path)
+    state = CoordinatorState(tmp_path)
     yield state
     state.close()
 
@@ -73,7 +73,7 @@ def test_every_kind_of_row_is_read_back_as_it_was(state, tmp_path) -> None:
     assert list(state.rows()) == rows_of("j")
     state.close()
     state.close()
-    again = State(tmp_path)
+    again = CoordinatorState(tmp_path)
     assert list(again.rows()) == rows_of("j")
     again.close()
 
@@ -82,12 +82,12 @@ def test_a_later_row_replaces_an_earlier_one_and_keeps_its_place(state) -> None:
     """Sessions stay in the order in which they began, whatever becomes of them."""
     state.write([session("b"), session("a")])
     closed = session("b", state=SessionState.CLOSED)
-    state.write([closed, SettledRow("j", None, "", 1)])
-    state.write([SettledRow("j", Book("/t", {}, 0), "x", 2)])
+    state.write([closed, JobResultRow("j", None, "", 1)])
+    state.write([JobResultRow("j", PublishedOffsets("/t", {}, 0), "x", 2)])
     assert list(state.rows()) == [
         closed,
         session("a"),
-        SettledRow("j", Book("/t", {}, 0), "x", 2),
+        JobResultRow("j", PublishedOffsets("/t", {}, 0), "x", 2),
     ]
 
 
@@ -122,27 +122,27 @@ def test_all_rows_or_none(state) -> None:
 def test_a_state_has_one_owner_and_a_version(state, tmp_path) -> None:
     """A second process, a later version and a folder that is none are each said in one line."""
     with pytest.raises(ConfigError, match="no other coordinator"):
-        State(tmp_path)
+        CoordinatorState(tmp_path)
     state.close()
     with sqlite3.connect(tmp_path / "coordinator.sqlite") as base:
         base.execute("PRAGMA user_version = 99")
     base.close()
     with pytest.raises(ConfigError, match="user_version"):
-        State(tmp_path)
+        CoordinatorState(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"coordinator\.state_dir"):
-        State(Path(tmp_path / "file" / "folder"))
+        CoordinatorState(Path(tmp_path / "file" / "folder"))
     (tmp_path / "coordinator.sqlite").write_bytes(b"no database" * 1000)
-    with pytest.raises(DamagedError, match=r"coordinator\.state_dir"):
-        State(tmp_path)
+    with pytest.raises(CorruptedError, match=r"coordinator\.state_dir"):
+        CoordinatorState(tmp_path)
 
 
 def test_a_state_of_the_version_before_is_taken_over(tmp_path) -> None:
     """Where all ranks had started over together, their lives were numbered as runs are; of a
     session only the last report was known.
     """
-    row = PublishedRow("j", 2, 4, 10, None, {})
-    state = State(tmp_path)
+    row = PublishedIterationRow("j", 2, 4, 10, None, {})
+    state = CoordinatorState(tmp_path)
     state.write([row, session("s")])
     state._base.executescript(
         "ALTER TABLE published DROP COLUMN start; ALTER TABLE published DROP COLUMN starts;"
@@ -150,7 +150,7 @@ def test_a_state_of_the_version_before_is_taken_over(tmp_path) -> None:
     )
     state.close()
     for _ in range(2):
-        again = State(tmp_path)
+        again = CoordinatorState(tmp_path)
         begun = dataclasses.replace(session("s"), first=LARGEST)
         assert list(again.rows()) == [dataclasses.replace(row, start=2), begun]
         again.close()
@@ -160,7 +160,7 @@ def test_a_row_that_cannot_be_read_is_said_in_one_line(state) -> None:
     """Going on without it would publish again what is published."""
     state.write(rows_of("j"))
     state._base.execute("UPDATE settled SET book = 'torn'")
-    with pytest.raises(DamagedError, match=r"coordinator\.sqlite cannot be read"):
+    with pytest.raises(CorruptedError, match=r"coordinator\.sqlite cannot be read"):
         list(state.rows())
 
 
@@ -184,9 +184,9 @@ def test_a_coordinator_says_in_one_line_that_its_state_is_damaged(state, tmp_pat
     state.write([BalanceRow(IterationStatus("j", "sj", 0, 3, True), "a", 3)])
     state._base.execute(f"UPDATE {change}")
     state.close()
-    coordinator = Coordinator(CoordinatorSettings(state_dir=str(tmp_path)))
+    coordinator = JobCoordinator(CoordinatorSettings(state_dir=str(tmp_path)))
     try:
-        with pytest.raises(DamagedError, match=r"^coordinator\.sqlite "):
+        with pytest.raises(CorruptedError, match=r"^coordinator\.sqlite "):
             coordinator.start()
     finally:
         coordinator.stop()

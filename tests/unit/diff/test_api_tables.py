@@ -7,26 +7,32 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.errors import ExhaustedError
-from rankdump.contract.key import Side, TensorKey
-from rankdump.diff.api_tables import ApiTable, ApiTables, as_csv, from_report, write
-from rankdump.diff.values import (
-    CONSTANTS,
-    Measures,
-    Outcome,
-    Report,
-    Row,
-    Settings,
-    Tensor,
-    TensorPair,
-    Verdict,
+from rankdump._analysis.compare.api_tables import (
+    ApiTable,
+    ApiTableSet,
+    build_api_tables,
+    format_csv,
+    write_api_tables,
 )
+from rankdump._analysis.compare.report import (
+    CONSTANTS_ITERATION,
+    ComparisonReport,
+    ComparisonRow,
+    ComparisonSettings,
+    DifferenceMeasures,
+    DumpedTensor,
+    PairOutcome,
+    TensorPair,
+    TensorVerdict,
+)
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump.errors import ExhaustedError
 from rankdump.reader import Entry
 
 MAPPING = ApiTable(
     ("ORIGIN NET (pytorch)", "TARGET NET (pytorch)"), (("", "one\ntwo"), ('q"', "b"))
 )
-MEASURES = Measures(
+MEASURES = DifferenceMeasures(
     count=8,
     unequal=1,
     max_absolute=0.123456,
@@ -46,25 +52,27 @@ MEASURES = Measures(
 
 
 def entry(name: str) -> Entry:
-    key = TensorKey(0, "", 0, 0, 0, "NN_Linear", name, Side.INPUT, 0)
+    key = TensorKey(0, "", 0, 0, 0, "NN_Linear", name, TensorSide.INPUT, 0)
     return Entry(Path("/dump"), f"rank0/torch_api_dump/{name}.npy", key, 1)
 
 
-def row(name: str, outcome: Outcome, argument: str = "input.0", *, partner: bool = True) -> Row:
-    side = Side.OUTPUT if argument.startswith("output") else Side.INPUT
-    tensor = Tensor(side, 0, argument, "float32", (2, 4), entry=entry(name))
+def row(
+    name: str, outcome: PairOutcome, argument: str = "input.0", *, partner: bool = True
+) -> ComparisonRow:
+    side = TensorSide.OUTPUT if argument.startswith("output") else TensorSide.INPUT
+    tensor = DumpedTensor(side, 0, argument, "float32", (2, 4), entry=entry(name))
     backward = name.endswith("backward")
     pair = TensorPair(tensor, tensor if partner else None)
     name_b = name if partner else ""
-    return Row(0, 3, 7, "exact", "NN_Linear", name, name_b, backward, pair, outcome)
+    return ComparisonRow(0, 3, 7, "exact", "NN_Linear", name, name_b, backward, pair, outcome)
 
 
-def report(*rows: Row) -> Report:
-    return Report("a", "b", Settings(), rows)
+def report(*rows: ComparisonRow) -> ComparisonReport:
+    return ComparisonReport("a", "b", ComparisonSettings(), rows)
 
 
 def test_fields_are_quoted_and_an_empty_line_ends_the_file():
-    assert as_csv(MAPPING) == (
+    assert format_csv(MAPPING) == (
         '"ORIGIN NET (pytorch)","TARGET NET (pytorch)"\n"","one\ntwo"\n"q""","b"\n\n'
     )
 
@@ -72,39 +80,43 @@ def test_fields_are_quoted_and_an_empty_line_ends_the_file():
 def test_files_of_a_step_are_the_users_alone_and_what_was_there_gives_way(tmp_path):
     folder = tmp_path / "deep" / "out"
     long = ApiTable(MAPPING.titles, MAPPING.rows * 9)
-    names = [path.name for path in write([ApiTables(long, long, long)], folder, 4)]
+    names = [path.name for path in write_api_tables([ApiTableSet(long, long, long)], folder, 4)]
     assert names == [
         "ts_api_mapping_4.csv",
         "ts_api_forward_compare_4.csv",
         "ts_api_backward_compare_4.csv",
     ]
-    assert [path.name for path in write([ApiTables(MAPPING, MAPPING)], folder, 4)] == names[:2]
-    assert (folder / names[0]).read_text() == as_csv(MAPPING)
+    assert [
+        path.name for path in write_api_tables([ApiTableSet(MAPPING, MAPPING)], folder, 4)
+    ] == names[:2]
+    assert (folder / names[0]).read_text() == format_csv(MAPPING)
     assert {path.name for path in folder.iterdir()} == set(names[:2])
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / names[0]).stat().st_mode & 0o777 == 0o600
 
 
 def test_ranks_have_files_of_their_own(tmp_path):
-    tables = [ApiTables(MAPPING, rank=rank) for rank in (0, 12)]
-    names = [path.name for path in write(tables, tmp_path, 0)]
+    tables = [ApiTableSet(MAPPING, rank=rank) for rank in (0, 12)]
+    names = [path.name for path in write_api_tables(tables, tmp_path, 0)]
     assert names == ["ts_api_mapping_0.csv", "ts_api_mapping_rank12_0.csv"]
 
 
 def test_a_folder_that_cannot_be_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ExhaustedError, match="file"):
-        write([ApiTables(MAPPING)], tmp_path / "file" / "out", 0)
+        write_api_tables([ApiTableSet(MAPPING)], tmp_path / "file" / "out", 0)
 
 
 def test_a_report_is_rounded_and_means_are_over_all_elements(tmp_path):
-    found = from_report(
+    found = build_api_tables(
         report(
-            row("LAYER_fc_forward", Outcome(Verdict.EQUAL), "input"),
-            row("NN_Linear_2_forward", Outcome(Verdict.DIFFERENT, measures=MEASURES)),
-            row("NN_Linear_2_forward", Outcome(Verdict.EQUAL), "output"),
-            row("NN_Linear_3_forward", Outcome(Verdict.UNMATCHED), "output", partner=False),
-            row("NN_Linear_2_backward", Outcome(Verdict.SHAPE), "input"),
+            row("LAYER_fc_forward", PairOutcome(TensorVerdict.EQUAL), "input"),
+            row("NN_Linear_2_forward", PairOutcome(TensorVerdict.DIFFERENT, measures=MEASURES)),
+            row("NN_Linear_2_forward", PairOutcome(TensorVerdict.EQUAL), "output"),
+            row(
+                "NN_Linear_3_forward", PairOutcome(TensorVerdict.UNMATCHED), "output", partner=False
+            ),
+            row("NN_Linear_2_backward", PairOutcome(TensorVerdict.SHAPE), "input"),
         )
     )
     assert list(found) == [3]
@@ -125,15 +137,17 @@ def test_a_report_is_rounded_and_means_are_over_all_elements(tmp_path):
         ("NN_Linear_3_forward_output", "", "(2, 4)", "", "False", "0.00%", "nan", "nan, nan"),
     )
     assert tables.backward.rows[0][4] == "Shape is inconsistent"
-    written = write(found[3], tmp_path, 3)
+    written = write_api_tables(found[3], tmp_path, 3)
     with written[1].open(newline="") as file:
         assert len(next(csv.reader(file))) == 8
 
 
 def test_a_report_of_figures_and_of_other_trees():
-    plain = row("conv1/Conv2D-op3", Outcome(Verdict.DIFFERENT, figures={"max": 1.5, "avg": 0.25}))
+    plain = row(
+        "conv1/Conv2D-op3", PairOutcome(TensorVerdict.DIFFERENT, figures={"max": 1.5, "avg": 0.25})
+    )
     bare = plain.pair.a._replace(entry=None, argument="") if plain.pair.a else None
-    found = from_report(report(plain._replace(pair=TensorPair(bare, bare))))
+    found = build_api_tables(report(plain._replace(pair=TensorPair(bare, bare))))
     (tables,) = found[3]
     assert tables.forward == ApiTable(
         ("ORIGIN NET", "TARGET NET", "shape of orig", "shape of target", "max, min, mean diffs"),
@@ -143,5 +157,9 @@ def test_a_report_of_figures_and_of_other_trees():
 
 
 def test_constants_belong_to_no_step():
-    constant = row("weight/Parameter-op0", Outcome(Verdict.EQUAL))._replace(iteration=CONSTANTS)
-    assert list(from_report(report(constant, row("fc/Dense-op0", Outcome(Verdict.EQUAL))))) == [3]
+    constant = row("weight/Parameter-op0", PairOutcome(TensorVerdict.EQUAL))._replace(
+        iteration=CONSTANTS_ITERATION
+    )
+    assert list(
+        build_api_tables(report(constant, row("fc/Dense-op0", PairOutcome(TensorVerdict.EQUAL))))
+    ) == [3]

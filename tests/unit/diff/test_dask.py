@@ -10,13 +10,22 @@ import pytest
 from distributed import KilledWorker, LocalCluster
 from suites.pairs_of_tensors import pair, path_of
 
-from rankdump.contract.errors import ConfigError, UnavailableError, UnsupportedError
-from rankdump.diff import groups
-from rankdump.diff.dask import _NEEDS, _answers, _explained
-from rankdump.diff.pool import outcomes
-from rankdump.diff.values import Outcome, Settings, TensorPair, Verdict
+from rankdump._analysis.compare import pair_comparison
+from rankdump._analysis.compare.compare_pool import compare_pairs
+from rankdump._analysis.compare.dask_cluster import (
+    _WORKER_REQUIREMENTS,
+    _explain_missing_file,
+    _get_task_outcomes,
+)
+from rankdump._analysis.compare.report import (
+    ComparisonSettings,
+    PairOutcome,
+    TensorPair,
+    TensorVerdict,
+)
+from rankdump.errors import ConfigError, UnavailableError, UnsupportedError
 
-SETTINGS = Settings(msaccucmp=True)
+SETTINGS = ComparisonSettings(msaccucmp=True)
 
 
 @pytest.fixture
@@ -33,8 +42,8 @@ def pairs(tmp_path):
 
 def test_two_workers(pairs, tmp_path, monkeypatch):
     """The same list as from one process, also when this one stands in another folder."""
-    monkeypatch.setattr(groups, "_PAIRS", 3)
-    here = outcomes(pairs, SETTINGS, processes=1)
+    monkeypatch.setattr(pair_comparison, "_MAX_GROUP_PAIRS", 3)
+    here = compare_pairs(pairs, SETTINGS, processes=1)
     monkeypatch.chdir("/")
     told = []
     started: Any = LocalCluster(
@@ -42,7 +51,7 @@ def test_two_workers(pairs, tmp_path, monkeypatch):
     )
     with started as cluster:
         monkeypatch.chdir(tmp_path)
-        found = outcomes(
+        found = compare_pairs(
             [TensorPair(_from_here(each.a), _from_here(each.b)) for each in pairs],
             SETTINGS,
             dask=str(cluster.scheduler_address),
@@ -60,25 +69,27 @@ def _from_here(tensor):
 
 
 def test_nobody_answers(pairs, monkeypatch):
-    monkeypatch.setattr("rankdump.diff.dask._PATIENCE_S", 0.2)
+    monkeypatch.setattr("rankdump._analysis.compare.dask_cluster._CONNECT_TIMEOUT_S", 0.2)
     with pytest.raises(UnavailableError, match="no Dask scheduler answers at tcp"):
-        outcomes(pairs, SETTINGS, dask="tcp://127.0.0.1:1")
+        compare_pairs(pairs, SETTINGS, dask="tcp://127.0.0.1:1")
 
 
 def test_without_the_library(pairs, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ConfigError, match=r"pip install 'rankdump\[dask\]'"):
-        outcomes(pairs, SETTINGS, dask="tcp://127.0.0.1:1")
+        compare_pairs(pairs, SETTINGS, dask="tcp://127.0.0.1:1")
 
 
 def test_a_worker_without_the_trees(pairs):
     """A file that is here and not there is no damage of the tree."""
-    missing = Outcome(Verdict.UNREADABLE, ("x: cannot be read: No such file or directory",))
-    assert _explained(missing, pairs[0]).findings[-1] == _NEEDS
+    missing = PairOutcome(
+        TensorVerdict.UNREADABLE, ("x: cannot be read: No such file or directory",)
+    )
+    assert _explain_missing_file(missing, pairs[0]).findings[-1] == _WORKER_REQUIREMENTS
     path_of(pairs[0].a).unlink()
-    assert _explained(missing, pairs[0]) == missing
-    damaged = Outcome(Verdict.UNREADABLE, ("x: not an npy file",))
-    assert _explained(damaged, pairs[1]) == damaged
+    assert _explain_missing_file(missing, pairs[0]) == missing
+    damaged = PairOutcome(TensorVerdict.UNREADABLE, ("x: not an npy file",))
+    assert _explain_missing_file(damaged, pairs[1]) == damaged
 
 
 class Failed:
@@ -96,12 +107,12 @@ def test_a_task_that_kills_workers(pairs):
     nobody: Any = None
     killed = Failed(KilledWorker("compare_group-1", nobody, 3))
     group = list(enumerate(pairs[:2]))
-    assert _answers(killed, group) is None
-    [(place, outcome)] = _answers(killed, group[:1]) or []
-    assert (place, outcome.verdict) == (0, Verdict.UNREADABLE)
+    assert _get_task_outcomes(killed, group) is None
+    [(place, outcome)] = _get_task_outcomes(killed, group[:1]) or []
+    assert (place, outcome.verdict) == (0, TensorVerdict.UNREADABLE)
 
 
 def test_a_worker_without_rankdump(pairs):
     missing = Failed(ModuleNotFoundError("No module named 'rankdump'"))
     with pytest.raises(UnsupportedError, match="cannot compare: No module named 'rankdump'; Dask"):
-        _answers(missing, list(enumerate(pairs)))
+        _get_task_outcomes(missing, list(enumerate(pairs)))

@@ -5,7 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.diff.flow import FlowCall, Span, aligned, match, shared_name
+from rankdump._analysis.compare.api_pairing import (
+    CallSpan,
+    FlowCall,
+    align_shapes,
+    pair_api_calls,
+    unify_api_name,
+)
 
 SHAPES = st.sampled_from([(2, 3), (2, 8), (4,), ()])
 CALLS = st.builds(
@@ -22,13 +28,13 @@ def call(name: str, *outputs: int, kind: str = "functional") -> FlowCall:
     return FlowCall(name, f"{kind}_{name}", ((2,),), tuple((extent,) for extent in outputs))
 
 
-def shown(spans: list[Span]) -> list[tuple[list[int], list[int]]]:
+def shown(spans: list[CallSpan]) -> list[tuple[list[int], list[int]]]:
     return [(list(span.a), list(span.b)) for span in spans]
 
 
 @given(PROGRAMS, PROGRAMS)
 def test_every_call_is_in_one_span_and_order_stays(a, b):
-    spans = match(a, b)
+    spans = pair_api_calls(a, b)
     assert [at for span in spans for at in span.a] == list(range(len(a)))
     assert [at for span in spans for at in span.b] == list(range(len(b)))
     assert all(span.a or span.b for span in spans)
@@ -36,16 +42,16 @@ def test_every_call_is_in_one_span_and_order_stays(a, b):
 
 @given(PROGRAMS)
 def test_a_program_pairs_with_itself_call_by_call(program):
-    assert all(span.a == span.b for span in match(program, program))
+    assert all(span.a == span.b for span in pair_api_calls(program, program))
     certain = [call("first", 7), *program]
-    assert match(certain, certain)[0] == Span(range(1), range(1))
+    assert pair_api_calls(certain, certain)[0] == CallSpan(range(1), range(1))
 
 
 @given(PROGRAMS, st.data())
 def test_a_call_of_a_new_kind_has_no_partner_and_disturbs_no_other(program, data):
     place = data.draw(st.integers(0, len(program)))
     a = [FlowCall(f"layer{number}", f"nn_layer{number}") for number in range(len(program))]
-    spans = match(a, [*a[:place], call("new", 5), *a[place:]])
+    spans = pair_api_calls(a, [*a[:place], call("new", 5), *a[place:]])
     alone = [span for span in spans if not span.a]
     assert [list(span.b) for span in alone] == [[place]]
     assert all(len(span.a) == len(span.b) == 1 for span in spans if span.a)
@@ -54,13 +60,17 @@ def test_a_call_of_a_new_kind_has_no_partner_and_disturbs_no_other(program, data
 def test_the_same_call_is_found_whatever_its_number_and_place():
     a = [call("conv", 3, kind="nn"), call("relu", 4), call("add", 5)]
     b = [call("relu", 4), call("sigmoid", 6), call("add", 5)]
-    assert shown(match(a, b)) == [([0], []), ([1], [0]), ([], [1]), ([2], [2])]
+    assert shown(pair_api_calls(a, b)) == [([0], []), ([1], [0]), ([], [1]), ([2], [2])]
 
 
 def test_a_class_is_an_anchor_before_a_function_before_a_method():
     """The later pairs cross the earlier: only one of two can stand."""
     nn, function = call("Linear", 3, kind="nn"), call("linear", 3)
-    assert shown(match([nn, function], [function, nn])) == [([], [0]), ([0], [1]), ([1], [])]
+    assert shown(pair_api_calls([nn, function], [function, nn])) == [
+        ([], [0]),
+        ([0], [1]),
+        ([1], []),
+    ]
 
 
 def test_what_stands_for_each_other_between_anchors_begins_and_ends_alike():
@@ -69,37 +79,37 @@ def test_what_stands_for_each_other_between_anchors_begins_and_ends_alike():
     silu = FlowCall("silu", "functional_silu", ((2,),), ((2,),))
     sigmoid = FlowCall("sigmoid", "functional_sigmoid", ((2,),), ((9,),))
     mul = FlowCall("mul", "tensor_mul", ((9,), (2,)), ((2,),))
-    found = shown(match([first, silu, last], [first, sigmoid, mul, last]))
+    found = shown(pair_api_calls([first, silu, last], [first, sigmoid, mul, last]))
     assert found == [([0], [0]), ([1], [1, 2]), ([2], [3])]
 
 
 def test_one_side_without_calls():
-    assert shown(match([], [call("relu", 2)])) == [([], [0])]
-    assert match([], []) == []
+    assert shown(pair_api_calls([], [call("relu", 2)])) == [([], [0])]
+    assert pair_api_calls([], []) == []
 
 
 def test_sizes_beyond_a_float_are_no_error():
     many = FlowCall("cat", "functional_cat", ((1 << 20, 1 << 20),) * 20, ((1 << 40,) * 12,))
-    assert shown(match([many], [many])) == [([0], [0])]
+    assert shown(pair_api_calls([many], [many])) == [([0], [0])]
 
 
 @given(st.lists(SHAPES, max_size=6), st.lists(SHAPES, max_size=6))
 def test_tensors_pair_in_order_and_only_with_their_shape(a, b):
-    pairs = aligned(a, b)
+    pairs = align_shapes(a, b)
     assert [at for at, _ in pairs if at is not None] == list(range(len(a)))
     assert [at for _, at in pairs if at is not None] == list(range(len(b)))
     assert all(a[one] == b[other] for one, other in pairs if None not in (one, other))
 
 
 def test_a_tensor_more_on_one_side():
-    assert aligned([(2,), (3,)], [(2,), (9,), (3,)]) == [(0, 0), (None, 1), (1, 2)]
-    assert aligned([(2,), (2,)], [(2,)]) == [(0, 0), (1, None)]
-    assert aligned([], [(2,)]) == [(None, 0)]
+    assert align_shapes([(2,), (3,)], [(2,), (9,), (3,)]) == [(0, 0), (None, 1), (1, 2)]
+    assert align_shapes([(2,), (2,)], [(2,)]) == [(0, 0), (1, None)]
+    assert align_shapes([], [(2,)]) == [(None, 0)]
 
 
 def test_names_across_frameworks():
-    assert shared_name("pytorch", "Torch", "sub") == "functional_subtract"
-    assert shared_name("pytorch", "NN", "Linear") == shared_name("mindspore", "NN", "Dense")
-    assert shared_name("mindtorch", "Torch", "abs") == "functional_abs"
-    assert shared_name("pytorch", "Torch", "of_the_user") == "torch_of_the_user"
-    assert shared_name("mindspore", "Torch", "abs") == "torch_abs"
+    assert unify_api_name("pytorch", "Torch", "sub") == "functional_subtract"
+    assert unify_api_name("pytorch", "NN", "Linear") == unify_api_name("mindspore", "NN", "Dense")
+    assert unify_api_name("mindtorch", "Torch", "abs") == "functional_abs"
+    assert unify_api_name("pytorch", "Torch", "of_the_user") == "torch_of_the_user"
+    assert unify_api_name("mindspore", "Torch", "abs") == "torch_abs"

@@ -27,11 +27,17 @@ from suites.diff_reports import (
     suspect,
 )
 
-from rankdump.cli.text import label
-from rankdump.diff.html import page
-from rankdump.diff.html.columns import Scale, axis_of, operator_columns, point_columns, scale_of
-from rankdump.diff.summary import operators
-from rankdump.diff.values import CONSTANTS, Outcome, Verdict
+from rankdump._analysis.compare.html_columns import (
+    ErrorScale,
+    build_error_scale,
+    build_execution_axis,
+    build_operator_columns,
+    build_point_columns,
+)
+from rankdump._analysis.compare.html_page import render_page
+from rankdump._analysis.compare.report import CONSTANTS_ITERATION, PairOutcome, TensorVerdict
+from rankdump._analysis.compare.report_summary import summarize_operators
+from rankdump._cli.text_format import format_scope_name
 
 
 class Elements(HTMLParser):
@@ -91,7 +97,7 @@ def plain(values):
 
 @pytest.fixture(scope="module")
 def text():
-    return page(report(), label)
+    return render_page(report(), format_scope_name)
 
 
 def test_nothing_is_fetched(text):
@@ -131,7 +137,7 @@ def test_the_data_is_in_it(text):
 
 def test_only_so_much_is_drawn_and_that_is_said():
     rows = layered(range(20))
-    small = page(report(rows), label, most=110)
+    small = render_page(report(rows), format_scope_name, most=110)
     verdicts = columns(small, "matched by")["verdict"]
     assert len(verdicts) == 110
     assert verdicts.count("different") == 100
@@ -146,11 +152,11 @@ def test_names_are_text_and_nothing_else():
     """A dump's names come from anywhere; none of them may run."""
     bad = '</script><img src="http://evil.example/x" onerror="alert(1)">$$x$$'
     rows = [
-        row(0, "output.0", outcome(Verdict.DIFFERENT, 0.5, bad), name=bad),
-        row(1, "output.0", Outcome(Verdict.UNMATCHED), name=bad, only="b"),
+        row(0, "output.0", outcome(TensorVerdict.DIFFERENT, 0.5, bad), name=bad),
+        row(1, "output.0", PairOutcome(TensorVerdict.UNMATCHED), name=bad, only="b"),
     ]
     blamed = origin(suspect(0, name_a=bad, name_b=bad, reason=bad))
-    made = page(report(rows, a=bad, origins=(blamed,), notes=(bad,)), str)
+    made = render_page(report(rows, a=bad, origins=(blamed,), notes=(bad,)), str)
     assert all(tag != "img" for tag, _ in Elements(made).found)
     assert columns(made, "matched by")["operator"][0] == bad
 
@@ -161,42 +167,42 @@ def test_names_are_text_and_nothing_else():
         agreeing(),
         report([], origins=(), rank_origins=()),
         report(
-            [row(0, "output.0", Outcome(Verdict.SHAPE), iteration=CONSTANTS)],
+            [row(0, "output.0", PairOutcome(TensorVerdict.SHAPE), iteration=CONSTANTS_ITERATION)],
             origins=(origin(kind="nonfinite", side="b", why="no order"),),
         ),
-        report([row(0, "output.0", Outcome(Verdict.DIFFERENT, figures={"max": 0.5}))]),
+        report([row(0, "output.0", PairOutcome(TensorVerdict.DIFFERENT, figures={"max": 0.5}))]),
     ],
     ids=["agreeing", "empty", "odd", "figures"],
 )
 def test_reports_without_numbers(made, caplog):
     """The library has nothing to complain about either."""
-    said = " ".join(Elements(page(made, label)).data)
+    said = " ".join(Elements(render_page(made, format_scope_name)).data)
     assert "Every call has a partner." in said
     assert not caplog.records
 
 
 def test_the_scale_has_room_for_all():
-    scale = scale_of([1e-7, 0.02, 0.0, NAN])
-    assert scale == Scale(-7, -1)
+    scale = build_error_scale([1e-7, 0.02, 0.0, NAN])
+    assert scale == ErrorScale(-7, -1)
     assert scale.at(0.0) == -8
     assert scale.at(NAN) == scale.at(float("inf")) == 0
     assert scale.labels[-8] == "0"
-    assert scale_of([]) == Scale(-6, 0)
+    assert build_error_scale([]) == ErrorScale(-6, 0)
 
 
 def test_nobody_else_loads_the_library():
     """It takes half a second, which a comparison without a page does not pay."""
-    code = "import sys, rankdump.cli.diff_report; sys.exit('bokeh' in sys.modules)"
+    code = "import sys, rankdump._cli.diff_report; sys.exit('bokeh' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_nan_beside_what_agrees_is_not_drawn_as_zero():
     """An operator with equal inputs whose output is nothing but NaN stands where no number does."""
-    nothing = replace(outcome(Verdict.NAN), measures=replace(measures(), max_absolute=NAN))
+    nothing = replace(outcome(TensorVerdict.NAN), measures=replace(measures(), max_absolute=NAN))
     rows = [row(0, "input.0", outcome()), row(0, "output.0", nothing)]
-    called = operators(rows)
-    scale = scale_of([each.error for each in called])
-    points = point_columns(called, scale, axis_of(called))
+    called = summarize_operators(rows)
+    scale = build_error_scale([each.error for each in called])
+    points = build_point_columns(called, scale, build_execution_axis(called))
     assert points["y"] == [scale.unknown]
     assert points["error"] == ["-"]
-    assert operator_columns(called, str)["error"] != [0.0]
+    assert build_operator_columns(called, str)["error"] != [0.0]

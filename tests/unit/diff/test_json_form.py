@@ -11,16 +11,23 @@ from pathlib import Path
 import jsonschema
 from suites.diff_reports import LAYERS, agreeing, layered, origin, outcome, report, row, suspect
 
-from rankdump.contract.key import Side, TensorKey
-from rankdump.diff.json_form import text
-from rankdump.diff.values import CONSTANTS, Measures, Outcome, Tensor, TensorPair, Verdict
+from rankdump._analysis.compare.report import (
+    CONSTANTS_ITERATION,
+    DifferenceMeasures,
+    DumpedTensor,
+    PairOutcome,
+    TensorPair,
+    TensorVerdict,
+)
+from rankdump._analysis.compare.report_json import serialize_report
+from rankdump._core.record import TensorKey, TensorSide
 from rankdump.reader import Entry
 
 PAGE = Path(__file__).parents[3] / "docs" / "comparing.md"
 NUMBER = {"type": ["number", "null"]}
 NUMBERS = {"type": "object", "additionalProperties": NUMBER}
 TEXTS = {"type": "array", "items": {"type": "string"}}
-WORDS = [verdict.value for verdict in Verdict]
+WORDS = [verdict.value for verdict in TensorVerdict]
 
 
 def exactly(**properties):
@@ -74,7 +81,7 @@ TENSOR = {
     ]
 }
 MEASURES = exactly(
-    **{field.name: NUMBER for field in fields(Measures)}, close_share={"type": "number"}
+    **{field.name: NUMBER for field in fields(DifferenceMeasures)}, close_share={"type": "number"}
 )
 SCHEMA = exactly(
     version={"const": 1},
@@ -119,13 +126,15 @@ def parsed(made):
     def refuse(token):
         raise AssertionError(f"{token} is not JSON")
 
-    return json.loads("".join(text(made)), parse_constant=refuse)
+    return json.loads("".join(serialize_report(made)), parse_constant=refuse)
 
 
 def test_the_schema():
     """Every kind of report has the same keys, and no other."""
-    only = row(6, "output.0", Outcome(Verdict.UNMATCHED), only="b")
-    odd = Outcome(Verdict.NAN, ("3 NaN in a",), None, {"max": math.nan}, {"X": math.inf}, True)
+    only = row(6, "output.0", PairOutcome(TensorVerdict.UNMATCHED), only="b")
+    odd = PairOutcome(
+        TensorVerdict.NAN, ("3 NaN in a",), None, {"max": math.nan}, {"X": math.inf}, True
+    )
     ambiguous = origin(suspect(), suspect(4), why="two ranks disagree")
     for made in (
         report(),
@@ -150,7 +159,7 @@ def test_it_is_the_whole_report():
 
 def test_numbers_are_exact_and_what_is_none_is_null():
     error = 0.1 + 0.2
-    result = outcome(Verdict.DIFFERENT, error)
+    result = outcome(TensorVerdict.DIFFERENT, error)
     assert result.measures is not None
     far = replace(result.measures, max_relative=math.inf)
     (found,) = parsed(report([row(0, "output.0", replace(result, measures=far))]))["rows"]
@@ -161,9 +170,11 @@ def test_numbers_are_exact_and_what_is_none_is_null():
 
 
 def test_a_tensor_says_where_it_is():
-    key = TensorKey(0, "Net", 0, 3, 1, "Linear", "fc", Side.OUTPUT, 1)
+    key = TensorKey(0, "Net", 0, 3, 1, "Linear", "fc", TensorSide.OUTPUT, 1)
     entry = Entry(Path("/tree"), "rank_0/Net/0/3/fc.bin", key, 80, member="output.1")
-    held = Tensor(Side.OUTPUT, 1, "output.1", "bfloat16", None, "abc", entry, {"max": 2.5})
+    held = DumpedTensor(
+        TensorSide.OUTPUT, 1, "output.1", "bfloat16", None, "abc", entry, {"max": 2.5}
+    )
     made = row(0, "output.1", outcome())._replace(pair=TensorPair(held, None))
     (found,) = parsed(report([made]))["rows"]
     assert found["a"] == {
@@ -180,8 +191,8 @@ def test_a_tensor_says_where_it_is():
 
 def test_constants_belong_to_no_iteration():
     made = report(
-        [row(0, "output.0", outcome(Verdict.DIFFERENT, 1.0), iteration=CONSTANTS)],
-        origins=(origin(suspect(iteration=CONSTANTS)),),
+        [row(0, "output.0", outcome(TensorVerdict.DIFFERENT, 1.0), iteration=CONSTANTS_ITERATION)],
+        origins=(origin(suspect(iteration=CONSTANTS_ITERATION)),),
     )
     found = parsed(made)
     assert found["rows"][0]["iteration"] is None
@@ -190,7 +201,7 @@ def test_constants_belong_to_no_iteration():
 
 def test_one_row_a_line():
     """So a line of a large report can be looked for, and cut out."""
-    lines = "".join(text(report())).splitlines()
+    lines = "".join(serialize_report(report())).splitlines()
     rows = [line.strip().rstrip(",") for line in lines if line.startswith('  {"rank"')]
     assert [json.loads(line)["place"] for line in rows] == [r.place for r in layered()]
 

@@ -13,15 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from rankdump.contract.dtypes import ELEMENT_TYPES, as_stored
-from rankdump.diff.measures import measure, msaccucmp, room
-from rankdump.diff.values import Measures, Tolerances
+from rankdump._analysis.compare import tensor_blocks
+from rankdump._analysis.compare.msaccucmp_measures import compute_msaccucmp_measures
+from rankdump._analysis.compare.report import DifferenceMeasures, ElementTolerances
+from rankdump._analysis.compare.tensor_measures import measure_difference
+from rankdump._core.element_types import ELEMENT_TYPES, convert_to_stored
 
 PLAIN = [name for name, each in ELEMENT_TYPES.items() if not each.widened]
 WIDENED = [name for name, each in ELEMENT_TYPES.items() if each.widened]
 
 
-def plainly(a, b, tolerances: Tolerances) -> Measures:
+def plainly(a, b, tolerances: ElementTolerances) -> DifferenceMeasures:
     """The same measures, written down as their definitions say, with whole arrays."""
     if "c" in (a.dtype.kind, b.dtype.kind):
         a, b = (each.astype(np.complex128).view(np.float64) for each in (a, b))
@@ -36,7 +38,7 @@ def plainly(a, b, tolerances: Tolerances) -> Measures:
     unequal = ~(d <= tolerances.atol + tolerances.rtol * size)
     relative = d[size > 0] / size[size > 0]
     norms = math.sqrt(x @ x), math.sqrt(y @ y)
-    return Measures(
+    return DifferenceMeasures(
         count=count,
         unequal=odd + int(unequal.sum()),
         max_absolute=largest(d),
@@ -89,8 +91,10 @@ def precision(a, b) -> float:
     return IN_FLOAT32 if {str(a.dtype), str(b.dtype)} <= {"float32", "float16"} else EXACTLY
 
 
-def check(found: Measures, expected: Measures, precision: float = EXACTLY) -> None:
-    for each in fields(Measures):
+def check(
+    found: DifferenceMeasures, expected: DifferenceMeasures, precision: float = EXACTLY
+) -> None:
+    for each in fields(DifferenceMeasures):
         got, wanted = getattr(found, each.name), getattr(expected, each.name)
         rel = EXACTLY if each.name == "kl_divergence" else precision
         # Terms of a divergence cancel each other.
@@ -130,7 +134,7 @@ def pairs(dtype_a: str, dtype_b: str):
 
 
 tolerances = st.builds(
-    Tolerances,
+    ElementTolerances,
     rtol=st.sampled_from([0.0, 1e-4, 0.5]),
     atol=st.sampled_from([0.0, 1e-4, 2.0]),
     equal_nan=st.booleans(),
@@ -146,7 +150,7 @@ def test_every_type_as_in_float64(dtype, data):
     wanted = data.draw(tolerances)
     with np.errstate(all="ignore"):
         expected = plainly(a, b, wanted)
-    check(measure(a, b, wanted).measures, expected, precision(a, b))
+    check(measure_difference(a, b, wanted).measures, expected, precision(a, b))
 
 
 @given(st.data(), st.sampled_from(PLAIN), st.sampled_from(PLAIN))
@@ -154,12 +158,14 @@ def test_types_that_differ(data, dtype_a, dtype_b):
     """Whichever two meet: as numbers, not as bytes."""
     a, b = data.draw(pairs(dtype_a, dtype_b))
     with np.errstate(all="ignore"):
-        expected = plainly(a, b, Tolerances())
-    check(measure(a, b, Tolerances()).measures, expected, precision(a, b))
+        expected = plainly(a, b, ElementTolerances())
+    check(measure_difference(a, b, ElementTolerances()).measures, expected, precision(a, b))
 
 
-def of(a, b, **tolerances) -> Measures:
-    return measure(np.asarray(a), np.asarray(b), Tolerances(**tolerances)).measures
+def of(a, b, **tolerances) -> DifferenceMeasures:
+    return measure_difference(
+        np.asarray(a), np.asarray(b), ElementTolerances(**tolerances)
+    ).measures
 
 
 @given(st.data(), st.sampled_from([1e-4, 1e-29, 0.3]), st.sampled_from([0.0, 1e-4, 1e-30, 1.0]))
@@ -184,7 +190,7 @@ def test_float32_sums_are_as_good_as_they_say(size, value, off):
     a = np.full(size, value, np.float32)
     b = a * np.float32(1 + off)
     b[::3] = -b[::3]
-    check(of(a, b), plainly(a, b, Tolerances()), IN_FLOAT32)
+    check(of(a, b), plainly(a, b, ElementTolerances()), IN_FLOAT32)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-22, 1e-10, 1e10, 1e19, 1e30])
@@ -192,13 +198,20 @@ def test_float32_of_any_size(scale):
     """What is too small or too large to be squared in float32 is not."""
     numbers = np.random.default_rng(0).standard_normal((2, 2000)).astype(np.float32)
     a, b = numbers * np.float32(scale)
-    check(of(a, b), plainly(a, b, Tolerances()), IN_FLOAT32)
+    check(of(a, b), plainly(a, b, ElementTolerances()), IN_FLOAT32)
     b[::2] = 0
     tiny = b / np.float32(1e7)
-    check(of(a, tiny), plainly(a, tiny, Tolerances()), IN_FLOAT32)
+    check(of(a, tiny), plainly(a, tiny, ElementTolerances()), IN_FLOAT32)
 
 
-@pytest.mark.parametrize("size", [room.BLOCK - 1, room.BLOCK, 2 * room.BLOCK + 3])
+@pytest.mark.parametrize(
+    "size",
+    [
+        tensor_blocks.BLOCK_NUMBERS - 1,
+        tensor_blocks.BLOCK_NUMBERS,
+        2 * tensor_blocks.BLOCK_NUMBERS + 3,
+    ],
+)
 @pytest.mark.parametrize("floor", [-9.0, 0.0, 0.5])
 def test_several_blocks(size, floor):
     """Where a tensor ends says nothing of what it holds; zeros and signs take ways of their own."""
@@ -208,15 +221,18 @@ def test_several_blocks(size, floor):
     b[: size // 3] = a[: size // 3]
     b[5] = a[-1] = math.nan
     with np.errstate(all="ignore"):
-        check(of(a, b), plainly(a, b, Tolerances()), precision(a, b))
-    assert measure(a, b, Tolerances()).first_apart == 5
+        check(of(a, b), plainly(a, b, ElementTolerances()), precision(a, b))
+    assert measure_difference(a, b, ElementTolerances()).first_apart == 5
 
 
 def test_the_last_place_that_is_apart():
-    a = np.zeros((3, room.BLOCK), np.complex64)
+    a = np.zeros((3, tensor_blocks.BLOCK_NUMBERS), np.complex64)
     b = a.copy()
     b[2, 7] = complex(0, math.inf)
-    assert measure(a, b, Tolerances()).first_apart == 2 * room.BLOCK + 7
+    assert (
+        measure_difference(a, b, ElementTolerances()).first_apart
+        == 2 * tensor_blocks.BLOCK_NUMBERS + 7
+    )
 
 
 def test_halves_whose_sums_are_too_large_for_them():
@@ -262,10 +278,10 @@ def test_whole_numbers_of_64_bits(a, b, distance):
 def test_equal_tensors():
     """A vector is at cosine 1 from itself, not just below; numbers and bytes are told apart."""
     a = np.random.default_rng(0).standard_normal(1000, np.float32)
-    found = measure(a, a.copy(), Tolerances())
+    found = measure_difference(a, a.copy(), ElementTolerances())
     assert found.same_bytes
     assert (found.measures.cosine, found.measures.unequal) == (1.0, 0)
-    wide = measure(a, a.astype(np.float64), Tolerances())
+    wide = measure_difference(a, a.astype(np.float64), ElementTolerances())
     assert not wide.same_bytes
     assert (wide.measures.cosine, wide.measures.max_absolute) == (1.0, 0.0)
     nothing = of(np.zeros(3), np.zeros(3))
@@ -285,14 +301,18 @@ def test_order_of_elements_in_memory():
 @pytest.mark.parametrize("dtype", WIDENED)
 def test_a_wider_type_on_narrow_terms(dtype):
     """What is rounded from a value is close to it; two steps of the narrow type away is not."""
-    every = np.frombuffer(as_stored(dtype, np.arange(1 << 16, dtype="<u2").data.cast("B")), "<f4")
+    every = np.frombuffer(
+        convert_to_stored(dtype, np.arange(1 << 16, dtype="<u2").data.cast("B")), "<f4"
+    )
     values = np.unique(every[np.isfinite(every) & (every > 0.01) & (every < 100)])
     step = np.diff(values)
     narrow, wide = values[1:-1], values[1:-1] + step[1:] * np.float32(0.4)
-    found = measure(narrow, wide, Tolerances(), dtype_a=dtype, dtype_b="float32")
+    found = measure_difference(narrow, wide, ElementTolerances(), dtype_a=dtype, dtype_b="float32")
     assert (found.terms, found.measures.unequal) == (dtype, 0)
     assert found.measures.max_absolute == 0.0
-    far = measure(values[:-4], values[4:], Tolerances(), dtype_a="float32", dtype_b=dtype)
+    far = measure_difference(
+        values[:-4], values[4:], ElementTolerances(), dtype_a="float32", dtype_b=dtype
+    )
     assert far.measures.close_share < 0.1
 
 
@@ -300,11 +320,13 @@ def test_narrow_types_keep_what_they_cannot_hold():
     """NaN and infinity stay; what lies beyond the largest value of a type is not close to it."""
     odd = np.array([math.nan, math.inf, -math.inf, 1e38], np.float32)
     for dtype in WIDENED:
-        found = measure(odd, odd.copy(), Tolerances(), dtype_a=dtype, dtype_b="float32").measures
+        found = measure_difference(
+            odd, odd.copy(), ElementTolerances(), dtype_a=dtype, dtype_b="float32"
+        ).measures
         assert (found.nonfinite_a, found.nonfinite_b) == (3, 3)
     largest = np.array([448], np.float32)
-    beyond = measure(
-        largest, np.array([1000], np.float32), Tolerances(), dtype_a="float8_e4m3fn"
+    beyond = measure_difference(
+        largest, np.array([1000], np.float32), ElementTolerances(), dtype_a="float8_e4m3fn"
     ).measures
     assert beyond.unequal == 1
 
@@ -316,20 +338,26 @@ def test_memory_is_that_of_the_pair(dtype):
     b = a + a.dtype.type(1)
     tracemalloc.start()
     try:
-        measure(a, b, Tolerances(), dtype_a=dtype, dtype_b="float32" if dtype == "bfloat16" else "")
-        msaccucmp(a, b)
+        measure_difference(
+            a,
+            b,
+            ElementTolerances(),
+            dtype_a=dtype,
+            dtype_b="float32" if dtype == "bfloat16" else "",
+        )
+        compute_msaccucmp_measures(a, b)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 16 * room.BLOCK * 8
+    assert peak < 16 * tensor_blocks.BLOCK_NUMBERS * 8
 
 
 def test_threads_measure_side_by_side():
     """Each has memory of its own to work in."""
     numbers = np.random.default_rng(0).standard_normal((8, 50_000))
 
-    def one(at: int) -> Measures:
-        return measure(numbers[at], numbers[at - 1], Tolerances()).measures
+    def one(at: int) -> DifferenceMeasures:
+        return measure_difference(numbers[at], numbers[at - 1], ElementTolerances()).measures
 
     with ThreadPoolExecutor(4, thread_name_prefix="rankdump-test") as pool:
         assert list(map(repr, pool.map(one, range(8)))) == [repr(one(at)) for at in range(8)]

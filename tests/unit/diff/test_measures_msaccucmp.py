@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.diff.measures import msaccucmp
-from rankdump.diff.measures.msaccucmp import NAMES
+from rankdump._analysis.compare.msaccucmp_measures import (
+    MSACCUCMP_NAMES,
+    compute_msaccucmp_measures,
+)
 
 FLOOR = float(np.finfo(np.float32).eps)
 
@@ -48,32 +50,38 @@ values = st.lists(st.integers(-40, 40).map(lambda number: number / 8), min_size=
 @given(values, values)
 def test_formulas(left, right):
     x, y = np.array(left), np.array(right)
-    found = msaccucmp(x, y)
-    assert tuple(found) == NAMES
+    found = compute_msaccucmp_measures(x, y)
+    assert tuple(found) == MSACCUCMP_NAMES
     for name, expected in plainly(x, y).items():
         assert found[name] == pytest.approx(expected, rel=1e-9, abs=1e-12), name
 
 
 def test_cosine():
-    assert msaccucmp(np.array([3.0]), np.array([-4.0]))["CosineSimilarity"] == 1.0
-    assert msaccucmp(np.zeros(2), np.zeros(2))["CosineSimilarity"] == 1.0
-    assert math.isnan(msaccucmp(np.zeros(2), np.ones(2))["CosineSimilarity"])
-    assert msaccucmp(np.array([1.0, 0]), np.array([0, 2.0]))["CosineSimilarity"] == 0.0
-    assert msaccucmp(np.array([1.0, 1]), np.array([2, 2.0]))["CosineSimilarity"] <= 1.0
+    assert compute_msaccucmp_measures(np.array([3.0]), np.array([-4.0]))["CosineSimilarity"] == 1.0
+    assert compute_msaccucmp_measures(np.zeros(2), np.zeros(2))["CosineSimilarity"] == 1.0
+    assert math.isnan(compute_msaccucmp_measures(np.zeros(2), np.ones(2))["CosineSimilarity"])
+    assert (
+        compute_msaccucmp_measures(np.array([1.0, 0]), np.array([0, 2.0]))["CosineSimilarity"]
+        == 0.0
+    )
+    assert (
+        compute_msaccucmp_measures(np.array([1.0, 1]), np.array([2, 2.0]))["CosineSimilarity"]
+        <= 1.0
+    )
 
 
 def test_small_deviations_are_none():
-    found = msaccucmp(np.array([0.0001, 0.0002]), np.array([1.0, 2.0]))
+    found = compute_msaccucmp_measures(np.array([0.0001, 0.0002]), np.array([1.0, 2.0]))
     assert (found["StandardDeviation.mean_a"], found["StandardDeviation.std_a"]) == (0.0, 0.0)
     assert found["StandardDeviation.std_b"] == 0.5
 
 
 def test_what_has_no_measures():
-    bools = msaccucmp(np.array([True, False]), np.array([True, True]))
+    bools = compute_msaccucmp_measures(np.array([True, False]), np.array([True, True]))
     known = {name for name, value in bools.items() if not math.isnan(value)}
     assert known == {"CosineSimilarity", "RelativeEuclideanDistance"}
     ones = np.ones(2)
     for odd in (np.array([1, math.nan]), np.array([1, math.inf]), np.array([1e300, 1]), ones * 1j):
         for pair in ((odd, ones), (ones, odd)):
-            assert all(map(math.isnan, msaccucmp(*pair).values()))
-    assert all(map(math.isnan, msaccucmp(np.zeros(0), np.zeros(0)).values()))
+            assert all(map(math.isnan, compute_msaccucmp_measures(*pair).values()))
+    assert all(map(math.isnan, compute_msaccucmp_measures(np.zeros(0), np.zeros(0)).values()))

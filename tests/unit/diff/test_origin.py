@@ -7,27 +7,40 @@ from dataclasses import replace
 from suites.diff_programs import rows
 from suites.diff_reports import measures
 
-from rankdump.diff.origin import Found, found_on_ranks
-from rankdump.diff.origin_ranks import Meeting, Merged, origin_of, sender, whole
-from rankdump.diff.origin_rows import DIFFERENCE, NONFINITE, Question
-from rankdump.diff.origin_weights import weights
-from rankdump.diff.values import (
-    CONSTANTS,
-    Origin,
-    Outcome,
-    Row,
-    Suspect,
+from rankdump._analysis.compare.job_origin import (
+    MergedCallOrder,
+    RankExchange,
+    convert_rank_origin,
+    find_job_origin,
+    find_sender,
+)
+from rankdump._analysis.compare.rank_origin import (
+    DIFFERENCE_QUESTION,
+    NONFINITE_QUESTIONS,
+    OriginQuestion,
+    RankOrigin,
+    describe_differing_weights,
+    find_rank_origins,
+)
+from rankdump._analysis.compare.report import (
+    CONSTANTS_ITERATION,
+    ComparisonRow,
+    DivergenceOrigin,
+    PairOutcome,
+    SuspectCall,
     TensorPair,
-    Verdict,
+    TensorVerdict,
 )
 
 
-def found_of(text: str, question: Question = DIFFERENCE, **more) -> Found:
-    (found,) = found_on_ranks(rows(text, **more), question)
+def found_of(text: str, question: OriginQuestion = DIFFERENCE_QUESTION, **more) -> RankOrigin:
+    (found,) = find_rank_origins(rows(text, **more), question)
     return found
 
 
-def start(text: str, question: Question = DIFFERENCE, **more) -> tuple[list[str], bool]:
+def start(
+    text: str, question: OriginQuestion = DIFFERENCE_QUESTION, **more
+) -> tuple[list[str], bool]:
     """The suspects, and whether it is certain."""
     found = found_of(text, question, **more)
     return [step.row.name_a or step.row.name_b for step in found.steps], not found.why
@@ -38,7 +51,7 @@ def test_the_first_call_with_equal_inputs_and_different_outputs():
 
 
 def test_nothing_differs():
-    assert found_on_ranks(rows("a<= a>= b<= b>="), DIFFERENCE) == []
+    assert find_rank_origins(rows("a<= a>= b<= b>="), DIFFERENCE_QUESTION) == []
 
 
 def test_of_calls_inside_each_other_it_is_the_innermost():
@@ -110,29 +123,29 @@ def test_a_dump_of_inputs_alone_has_two_candidates():
 
 def test_the_first_iteration_counts_and_constants_only_when_nothing_else_differs():
     later = [*rows("a<= a>!", iteration=5), *rows("b<= b>!", iteration=2)]
-    constant = rows("mask>!", iteration=CONSTANTS, types={"mask": "Parameter"})
-    (found,) = found_on_ranks([*constant, *later], DIFFERENCE)
+    constant = rows("mask>!", iteration=CONSTANTS_ITERATION, types={"mask": "Parameter"})
+    (found,) = find_rank_origins([*constant, *later], DIFFERENCE_QUESTION)
     assert (found.first.iteration, found.first.name_a) == (2, "b")
-    (found,) = found_on_ranks(constant, DIFFERENCE)
+    (found,) = find_rank_origins(constant, DIFFERENCE_QUESTION)
     assert found.first.name_a == "mask"
 
 
 def test_nonfinite_values_have_an_origin_on_each_side():
     text = "a<= a>= b<= b>= c<= c>="
     bad = {"b>": True, "c<": True, "c>": True}
-    for question in NONFINITE:
+    for question in NONFINITE_QUESTIONS:
         assert start(text, question, nonfinite=bad) == (["b"], True)
-    assert found_on_ranks(rows(text, nonfinite=bad), DIFFERENCE) == []
+    assert find_rank_origins(rows(text, nonfinite=bad), DIFFERENCE_QUESTION) == []
 
 
 def test_inputs_not_known_to_be_finite_make_it_less_certain_and_are_named():
-    found = found_of("a<= a>= b<= b>!", NONFINITE[1], nonfinite={"b<": None, "b>": True})
+    found = found_of("a<= a>= b<= b>!", NONFINITE_QUESTIONS[1], nonfinite={"b<": None, "b>": True})
     assert found.why == "whether input.0 was finite is not known"
     assert [row.place for row in found.unknown] == ["input.0"]
 
 
 def test_nonfinite_inputs_from_outside():
-    found = found_of("a<= a>=", NONFINITE[0], nonfinite={"a<": True, "a>": True})
+    found = found_of("a<= a>=", NONFINITE_QUESTIONS[0], nonfinite={"a<": True, "a>": True})
     assert found.outside
     assert found.reasons[0].startswith("its inputs are not finite already")
 
@@ -140,9 +153,9 @@ def test_nonfinite_inputs_from_outside():
 MASKED = "net<= net<= a<= a<= a>= b<= b<= b>= net>="
 
 
-def masked(**nonfinite: bool) -> list[Row]:
+def masked(**nonfinite: bool) -> list[ComparisonRow]:
     """The second input of each call is one mask, which is infinite where nobody may look."""
-    found: list[Row] = []
+    found: list[ComparisonRow] = []
     for row in rows(MASKED):
         tensor = row.pair.a
         assert tensor is not None
@@ -159,23 +172,25 @@ def masked(**nonfinite: bool) -> list[Row]:
 
 def test_a_mask_is_no_origin():
     """Law: infinity that comes in and does nothing does not hide who made a NaN later."""
-    assert found_on_ranks(masked(), NONFINITE[0]) == []
-    (found,) = found_on_ranks(masked(b=True, net=True), NONFINITE[0])
+    assert find_rank_origins(masked(), NONFINITE_QUESTIONS[0]) == []
+    (found,) = find_rank_origins(masked(b=True, net=True), NONFINITE_QUESTIONS[0])
     assert (found.first.name_a, found.outside) == ("b", False)
 
 
 def test_data_that_are_not_finite_are_no_mask():
-    (found,) = found_on_ranks(masked(a=True, b=True, net=True), NONFINITE[0])
+    (found,) = find_rank_origins(masked(a=True, b=True, net=True), NONFINITE_QUESTIONS[0])
     assert (found.first.name_a, found.outside) == ("net", True)
 
 
-def joined(rows_of_ranks: list[Row], merged: Merged | None = None) -> Origin:
-    found = found_on_ranks(rows_of_ranks, DIFFERENCE)
+def joined(
+    rows_of_ranks: list[ComparisonRow], merged: MergedCallOrder | None = None
+) -> DivergenceOrigin:
+    found = find_rank_origins(rows_of_ranks, DIFFERENCE_QUESTION)
     firsts = [
-        Suspect(f.first.rank, f.first.iteration, 0, "", f.first.name_a, "", False, "r")
+        SuspectCall(f.first.rank, f.first.iteration, 0, "", f.first.name_a, "", False, "r")
         for f in found
     ]
-    origin = whole(found, merged or Merged(), firsts)
+    origin = find_job_origin(found, merged or MergedCallOrder(), firsts)
     assert origin is not None
     return origin
 
@@ -193,7 +208,7 @@ def test_different_calls_on_different_ranks_are_ambiguous():
     assert not origin.certain
     assert {s.name_a for s in origin.suspects} == {"a", "b"}
     places = {(0, 0, "b"): 3, (1, 0, "a"): 7}
-    assert [s.rank for s in joined(two, Merged(places)).suspects] == [0, 1]
+    assert [s.rank for s in joined(two, MergedCallOrder(places)).suspects] == [0, 1]
 
 
 def test_an_earlier_iteration_goes_before_any_order():
@@ -218,19 +233,19 @@ def test_the_merged_order_knows_collectives_that_were_not_dumped():
     two = [*rows("a<= a>= b<! b>!"), *rows("a<= a>! b<! b>!", rank=1)]
     places = {(0, 0, "a"): 0, (1, 0, "a"): 1, (0, 0, "b"): 5, (1, 0, "b"): 6}
     both = frozenset((0, 1))
-    merged = Merged(places, (Meeting(0, 3, both, both),))
+    merged = MergedCallOrder(places, (RankExchange(0, 3, both, both),))
     assert joined(two, merged).suspects[0].rank == 1
-    found = found_on_ranks(two, DIFFERENCE)
-    assert [sender(each, found, merged) for each in found] == [1, None]
+    found = find_rank_origins(two, DIFFERENCE_QUESTION)
+    assert [find_sender(each, found, merged) for each in found] == [1, None]
 
 
 def test_a_message_goes_one_way():
     two = [*rows("a<= a>= b<! b>!"), *rows("a<= a>! c<! c>!", rank=1)]
     places = {(0, 0, "b"): 5, (1, 0, "a"): 1}
-    there = Meeting(0, 3, frozenset((1,)), frozenset((0,)))
-    back = Meeting(0, 3, frozenset((0,)), frozenset((1,)))
-    assert joined(two, Merged(places, (there,))).certain
-    assert not joined(two, Merged(places, (back,))).certain
+    there = RankExchange(0, 3, frozenset((1,)), frozenset((0,)))
+    back = RankExchange(0, 3, frozenset((0,)), frozenset((1,)))
+    assert joined(two, MergedCallOrder(places, (there,))).certain
+    assert not joined(two, MergedCallOrder(places, (back,))).certain
 
 
 def test_gradients_of_parameters_are_shared_by_ranks():
@@ -248,12 +263,17 @@ FC = "Default/network-Net/fc-Linear/Linear-op0"
 def test_a_weight_that_differs_is_named():
     types = {"fc.weight": "Parameter", "other.weight": "Parameter"}
     mine = rows(f"{FC}<= {FC}>! fc.weight>! other.weight>!", types=types, iteration=1)
-    (found,) = found_on_ranks(mine, DIFFERENCE)
-    assert weights(found, mine) == "; its parameter fc.weight differs too (read after the step)"
+    (found,) = find_rank_origins(mine, DIFFERENCE_QUESTION)
+    assert (
+        describe_differing_weights(found, mine)
+        == "; its parameter fc.weight differs too (read after the step)"
+    )
     before = rows("fc.weight>=", types=types, iteration=0)
-    assert "after the step" in weights(found, [*before, *mine])
+    assert "after the step" in describe_differing_weights(found, [*before, *mine])
     used = rows("fc.weight>!", types=types, iteration=0)
-    assert weights(found, [*used, *mine]) == "; its parameter fc.weight differs too"
+    assert (
+        describe_differing_weights(found, [*used, *mine]) == "; its parameter fc.weight differs too"
+    )
 
 
 def test_a_call_of_an_api_is_told_by_its_layer():
@@ -263,8 +283,8 @@ def test_a_call_of_an_api_is_told_by_its_layer():
 
 def test_an_origin_of_one_rank_keeps_its_candidates():
     found = found_of("a<= b<= c<! d<!")
-    suspects = tuple(Suspect(0, 0, 0, "", n, "", False, "") for n in "bc")
-    origin = origin_of(found, suspects)
+    suspects = tuple(SuspectCall(0, 0, 0, "", n, "", False, "") for n in "bc")
+    origin = convert_rank_origin(found, suspects)
     assert (origin.certain, len(origin.suspects)) == (False, 2)
     assert origin.why
 
@@ -273,6 +293,6 @@ def test_one_place_is_one():
     """Numbers and their nouns agree."""
     inputs, outputs = rows("a<= a>!")
     for count, words in ((1, "at 1 place"), (2, "at 2 places")):
-        apart = Outcome(Verdict.NAN, measures=replace(measures(), nonfinite_apart=count))
-        (found,) = found_on_ranks([inputs, outputs._replace(outcome=apart)], DIFFERENCE)
+        apart = PairOutcome(TensorVerdict.NAN, measures=replace(measures(), nonfinite_apart=count))
+        (found,) = find_rank_origins([inputs, outputs._replace(outcome=apart)], DIFFERENCE_QUESTION)
         assert found.reasons[0].endswith(f"is NaN or infinite on one side alone {words}")

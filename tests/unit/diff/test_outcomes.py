@@ -8,23 +8,29 @@ import numpy as np
 import pytest
 from suites.pairs_of_tensors import pair, path_of, tensor
 
-from rankdump.contract.key import Side
-from rankdump.diff import outcomes as module
-from rankdump.diff.outcomes import outcome_of
-from rankdump.diff.values import Settings, Tensor, TensorPair, Tolerances, Verdict
+from rankdump._analysis.compare import pair_comparison as module
+from rankdump._analysis.compare.pair_comparison import compare_pair
+from rankdump._analysis.compare.report import (
+    ComparisonSettings,
+    DumpedTensor,
+    ElementTolerances,
+    TensorPair,
+    TensorVerdict,
+)
+from rankdump._core.record import TensorSide
 
-SETTINGS = Settings()
+SETTINGS = ComparisonSettings()
 ONES = np.ones((2, 3), np.float32)
 NAN, INF = math.nan, math.inf
 
 
-def verdict(folder, a, b, settings: Settings = SETTINGS, codec: str = "none"):
-    return outcome_of(pair(folder, "x", np.asarray(a), np.asarray(b), codec=codec), settings)
+def verdict(folder, a, b, settings: ComparisonSettings = SETTINGS, codec: str = "none"):
+    return compare_pair(pair(folder, "x", np.asarray(a), np.asarray(b), codec=codec), settings)
 
 
-def figures(**known: float) -> Tensor:
+def figures(**known: float) -> DumpedTensor:
     named = {name.replace("_", " "): value for name, value in known.items()}
-    return Tensor(Side.OUTPUT, 0, "", "float32", (4,), figures=named)
+    return DumpedTensor(TensorSide.OUTPUT, 0, "", "float32", (4,), figures=named)
 
 
 def test_known_digests_open_no_file(tmp_path):
@@ -33,9 +39,12 @@ def test_known_digests_open_no_file(tmp_path):
     b = tensor(tmp_path, "b", ONES, digest=True)
     for each in (a, b):
         path_of(each).unlink()
-    assert outcome_of(TensorPair(a, b), Settings()).verdict is Verdict.EQUAL
+    assert compare_pair(TensorPair(a, b), ComparisonSettings()).verdict is TensorVerdict.EQUAL
     for other in (b._replace(dtype="int32"), b._replace(digest="0" * 32), b._replace(shape=None)):
-        assert outcome_of(TensorPair(a, other), Settings()).verdict is Verdict.UNREADABLE
+        assert (
+            compare_pair(TensorPair(a, other), ComparisonSettings()).verdict
+            is TensorVerdict.UNREADABLE
+        )
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
@@ -43,27 +52,27 @@ def test_verdicts(codec, tmp_path):
     def found(a, b):
         return verdict(tmp_path, a, b, codec=codec).verdict
 
-    assert found(ONES, ONES) is Verdict.EQUAL
-    assert found(ONES, ONES * np.float32(1.00001)) is Verdict.CLOSE
-    assert found(ONES, ONES * 2) is Verdict.DIFFERENT
-    assert found(np.array([0.0], np.float32), np.array([-0.0], np.float32)) is Verdict.EQUAL
-    assert found(np.zeros((0, 3)), np.zeros((0, 3))) is Verdict.EQUAL
-    assert found(np.float64(1.5), np.float64(1.5)) is Verdict.EQUAL
-    assert found(np.float64(1.5), np.float64(2.5)) is Verdict.DIFFERENT
-    assert found([True, False], [True, True]) is Verdict.DIFFERENT
+    assert found(ONES, ONES) is TensorVerdict.EQUAL
+    assert found(ONES, ONES * np.float32(1.00001)) is TensorVerdict.CLOSE
+    assert found(ONES, ONES * 2) is TensorVerdict.DIFFERENT
+    assert found(np.array([0.0], np.float32), np.array([-0.0], np.float32)) is TensorVerdict.EQUAL
+    assert found(np.zeros((0, 3)), np.zeros((0, 3))) is TensorVerdict.EQUAL
+    assert found(np.float64(1.5), np.float64(1.5)) is TensorVerdict.EQUAL
+    assert found(np.float64(1.5), np.float64(2.5)) is TensorVerdict.DIFFERENT
+    assert found([True, False], [True, True]) is TensorVerdict.DIFFERENT
 
 
 def test_no_partner(tmp_path):
     alone = tensor(tmp_path, "a", ONES)
     for each in (TensorPair(alone, None), TensorPair(None, alone)):
-        found = outcome_of(each, Settings())
-        assert (found.verdict, found.measures) == (Verdict.UNMATCHED, None)
+        found = compare_pair(each, ComparisonSettings())
+        assert (found.verdict, found.measures) == (TensorVerdict.UNMATCHED, None)
 
 
 def test_nan_at_other_places(tmp_path):
     a, b = np.array([[1, NAN], [INF, 1]], np.float32), np.array([[1, 1], [-INF, NAN]], np.float32)
     found = verdict(tmp_path, a, b)
-    assert found.verdict is Verdict.NAN
+    assert found.verdict is TensorVerdict.NAN
     assert (found.nonfinite_a, found.nonfinite_b) == (True, True)
     assert found.findings == (
         "NaN or infinity differs at 3 of 4 places (2 in a, 2 in b), first at [0, 1]",
@@ -73,25 +82,28 @@ def test_nan_at_other_places(tmp_path):
 def test_nan_at_the_same_places(tmp_path):
     """It counts as `equal_nan` says, but the same bytes are the same bytes."""
     a, b = np.array([NAN, INF, 1], np.float32), np.array([NAN, INF, 1.00001], np.float32)
-    assert verdict(tmp_path, a, a).verdict is Verdict.EQUAL
+    assert verdict(tmp_path, a, a).verdict is TensorVerdict.EQUAL
     found = verdict(tmp_path, a, b)
-    assert found.verdict is Verdict.DIFFERENT
+    assert found.verdict is TensorVerdict.DIFFERENT
     assert found.findings == ("NaN on both sides at 1 place, which counts as unequal",)
-    lenient = Settings(Tolerances(equal_nan=True))
-    assert verdict(tmp_path, a, b, lenient).verdict is Verdict.CLOSE
-    assert verdict(tmp_path, [INF], np.array([INF], np.float32)).verdict is Verdict.EQUAL
+    lenient = ComparisonSettings(ElementTolerances(equal_nan=True))
+    assert verdict(tmp_path, a, b, lenient).verdict is TensorVerdict.CLOSE
+    assert verdict(tmp_path, [INF], np.array([INF], np.float32)).verdict is TensorVerdict.EQUAL
 
 
 def test_shapes(tmp_path):
     """Extents of 1 do not count, nor how the same elements are folded when one side is flat."""
     found = verdict(tmp_path, ONES, ONES.reshape(1, 2, 1, 3))
-    assert found.verdict is Verdict.EQUAL
+    assert found.verdict is TensorVerdict.EQUAL
     assert found.findings == ("shape [2, 3] against [1, 2, 1, 3], compared without extents of 1",)
     found = verdict(tmp_path, ONES, ONES.reshape(6))
     assert found.findings == ("shape [2, 3] against [6], compared element by element",)
     found = verdict(tmp_path, ONES, ONES.T)
-    assert (found.verdict, found.findings) == (Verdict.SHAPE, ("shape [2, 3] against [3, 2]",))
-    assert verdict(tmp_path, ONES, ONES[0]).verdict is Verdict.SHAPE
+    assert (found.verdict, found.findings) == (
+        TensorVerdict.SHAPE,
+        ("shape [2, 3] against [3, 2]",),
+    )
+    assert verdict(tmp_path, ONES, ONES[0]).verdict is TensorVerdict.SHAPE
 
 
 def test_shapes_that_only_the_files_know(tmp_path):
@@ -99,14 +111,20 @@ def test_shapes_that_only_the_files_know(tmp_path):
     assert each.a is not None
     assert each.b is not None
     unsaid = TensorPair(each.a._replace(shape=None), each.b._replace(shape=None, dtype=""))
-    found = outcome_of(unsaid, Settings())
-    assert (found.verdict, found.findings) == (Verdict.SHAPE, ("shape [1, 2] against [1, 3]",))
+    found = compare_pair(unsaid, ComparisonSettings())
+    assert (found.verdict, found.findings) == (
+        TensorVerdict.SHAPE,
+        ("shape [1, 2] against [1, 3]",),
+    )
     assert (found.nonfinite_a, found.nonfinite_b) == (True, False)
 
 
 def test_types_that_differ(tmp_path):
     found = verdict(tmp_path, np.array([1, 2], np.float32), np.array([1, 2], np.int64))
-    assert (found.verdict, found.findings) == (Verdict.EQUAL, ("dtype float32 against int64",))
+    assert (found.verdict, found.findings) == (
+        TensorVerdict.EQUAL,
+        ("dtype float32 against int64",),
+    )
 
 
 def test_bfloat16_on_its_own_terms(tmp_path):
@@ -114,56 +132,61 @@ def test_bfloat16_on_its_own_terms(tmp_path):
     exact = np.array([0.1, 3.14159, -7.77], np.float32)
     short = np.array([0.10009765625, 3.140625, -7.78125], np.float32)
     a = tensor(tmp_path, "a", short, dtype="bfloat16")
-    found = outcome_of(TensorPair(a, tensor(tmp_path, "b", exact)), Settings())
-    assert found.verdict is Verdict.CLOSE
+    found = compare_pair(TensorPair(a, tensor(tmp_path, "b", exact)), ComparisonSettings())
+    assert found.verdict is TensorVerdict.CLOSE
     assert found.findings == ("dtype bfloat16 against float32, compared as bfloat16",)
     further = tensor(tmp_path, "c", exact * np.float32(1.01))
-    assert outcome_of(TensorPair(further, a), Settings()).verdict is Verdict.DIFFERENT
+    assert (
+        compare_pair(TensorPair(further, a), ComparisonSettings()).verdict
+        is TensorVerdict.DIFFERENT
+    )
     same = tensor(tmp_path, "d", exact, dtype="bfloat16")
-    assert outcome_of(TensorPair(a, same), Settings()).verdict is Verdict.DIFFERENT
+    assert (
+        compare_pair(TensorPair(a, same), ComparisonSettings()).verdict is TensorVerdict.DIFFERENT
+    )
 
 
 def test_unreadable(tmp_path):
     each = pair(tmp_path, "x", ONES, ONES)
     path_of(each.b).write_bytes(b"not an npy file")
-    found = outcome_of(each, Settings())
-    assert found.verdict is Verdict.UNREADABLE
+    found = compare_pair(each, ComparisonSettings())
+    assert found.verdict is TensorVerdict.UNREADABLE
     assert found.findings[0].startswith(f"{path_of(each.b)}: not an npy file")
     path_of(each.b).unlink()
-    assert "cannot be read" in outcome_of(each, Settings()).findings[0]
+    assert "cannot be read" in compare_pair(each, ComparisonSettings()).findings[0]
 
 
 def test_no_memory(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise MemoryError
 
-    monkeypatch.setattr(module, "measure", full)
+    monkeypatch.setattr(module, "measure_difference", full)
     found = verdict(tmp_path, ONES, ONES * 2)
-    assert found.verdict is Verdict.UNREADABLE
+    assert found.verdict is TensorVerdict.UNREADABLE
     assert found.findings[0].startswith("no memory for the two: ")
 
 
 def test_figures_alone():
     def found(a, b):
-        return outcome_of(TensorPair(a, b), SETTINGS)
+        return compare_pair(TensorPair(a, b), SETTINGS)
 
     one = figures(max=1.0, min=-1.0, avg=0.5)
-    assert found(one, one).verdict is Verdict.EQUAL
+    assert found(one, one).verdict is TensorVerdict.EQUAL
     near = found(one, figures(max=1.0001, min=-1.0, l2norm=3.0))
-    assert near.verdict is Verdict.CLOSE
+    assert near.verdict is TensorVerdict.CLOSE
     assert near.figures == {"max": pytest.approx(0.0001), "min": 0.0}
-    assert found(one, figures(avg=0.6)).verdict is Verdict.DIFFERENT
+    assert found(one, figures(avg=0.6)).verdict is TensorVerdict.DIFFERENT
     odd = found(one, figures(max=NAN, min=NAN, avg=NAN))
-    assert (odd.verdict, odd.nonfinite_a, odd.nonfinite_b) == (Verdict.NAN, False, True)
-    assert found(figures(max=INF), figures(max=INF)).verdict is Verdict.EQUAL
+    assert (odd.verdict, odd.nonfinite_a, odd.nonfinite_b) == (TensorVerdict.NAN, False, True)
+    assert found(figures(max=INF), figures(max=INF)).verdict is TensorVerdict.EQUAL
 
 
 def test_nothing_known():
     """Neither figure is a number: they say nothing of whether the tensors agree."""
     blank = figures(max=NAN, min=NAN, avg=NAN)
     for a, b in ((blank, blank), (figures(), figures()), (figures(max=1.0), figures(avg=1.0))):
-        found = outcome_of(TensorPair(a, b), Settings())
-        assert found.verdict is Verdict.UNKNOWN
+        found = compare_pair(TensorPair(a, b), ComparisonSettings())
+        assert found.verdict is TensorVerdict.UNKNOWN
         assert found.findings == ("neither elements nor figures are known on both sides",)
 
 
@@ -171,10 +194,13 @@ def test_elements_beside_figures(tmp_path):
     """The side that has elements is measured for the figures of the other."""
     full = tensor(tmp_path, "a", np.array([3, -4, 0, 0], np.float32))
     rows = figures(max=3.0, min=-4.0, avg=-0.25, l2norm=5.0, nan_count=0)
-    assert outcome_of(TensorPair(full, rows), Settings()).verdict is Verdict.EQUAL
-    assert outcome_of(TensorPair(rows, full), Settings()).verdict is Verdict.EQUAL
+    assert compare_pair(TensorPair(full, rows), ComparisonSettings()).verdict is TensorVerdict.EQUAL
+    assert compare_pair(TensorPair(rows, full), ComparisonSettings()).verdict is TensorVerdict.EQUAL
     complex_one = tensor(tmp_path, "c", np.array([1j] * 4, np.complex64))
-    assert outcome_of(TensorPair(complex_one, rows), Settings()).verdict is Verdict.UNKNOWN
+    assert (
+        compare_pair(TensorPair(complex_one, rows), ComparisonSettings()).verdict
+        is TensorVerdict.UNKNOWN
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,10 +215,13 @@ def test_elements_beside_figures(tmp_path):
     ],
 )
 def test_what_figures_say_of_nonfinite(known, nonfinite):
-    assert outcome_of(TensorPair(figures(**known), None), Settings()).nonfinite_a is nonfinite
+    assert (
+        compare_pair(TensorPair(figures(**known), None), ComparisonSettings()).nonfinite_a
+        is nonfinite
+    )
 
 
 def test_msaccucmp_on_request(tmp_path):
     assert verdict(tmp_path, ONES, ONES * 2).extra == {}
-    found = verdict(tmp_path, ONES, ONES * 2, Settings(msaccucmp=True))
+    found = verdict(tmp_path, ONES, ONES * 2, ComparisonSettings(msaccucmp=True))
     assert found.extra["MaxRelativeError"] == 0.5

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.diff.pairing import common as module
-from rankdump.diff.pairing.common import common
+from rankdump._analysis.compare import call_pairing as module
+from rankdump._analysis.compare.call_pairing import find_common_subsequence
 
 TOKENS = st.lists(st.sampled_from("abcd"), max_size=24)
 
@@ -29,8 +29,8 @@ def textbook(a: list[str], b: list[str]) -> int:
 def test_it_is_common_rising_and_as_long_as_can_be(kept, a, b):
     """Law: whether a table is kept whole or solved by halves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_SMALL_CELLS", kept)
-        found = common(a, b)
+        patch.setattr(module, "_MAX_TABLE_CELLS", kept)
+        found = find_common_subsequence(a, b)
     assert all(a[i] == b[j] for i, j in found)
     assert all(i < k and j < m for (i, j), (k, m) in pairwise(found))
     assert len(found) == textbook(a, b)
@@ -42,4 +42,4 @@ def test_long_programs_are_no_square(tmp_path):
     b = [
         token for at, token in enumerate(a) for token in ([token, -1] if at % 100 == 0 else [token])
     ]
-    assert len(common(a, b)) == len(a)
+    assert len(find_common_subsequence(a, b)) == len(a)

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from suites.diff_programs import call, tensor
 
-from rankdump.contract.key import Side
-from rankdump.diff.places import tensor_pairs
-from rankdump.diff.values import Call, PairedCalls, Tensor
+from rankdump._analysis.compare.report import CallPair, DumpedCall, DumpedTensor
+from rankdump._analysis.compare.tensor_pairing import pair_call_tensors
+from rankdump._core.record import TensorSide
 
 
-def of(*inputs: Tensor) -> Call:
-    return Call(0, "Op", "op", inputs)
+def of(*inputs: DumpedTensor) -> DumpedCall:
+    return DumpedCall(0, "Op", "op", inputs)
 
 
-def slots(a: Call | None, b: Call | None) -> list[tuple[int | None, int | None]]:
-    pairs = tensor_pairs(PairedCalls(a, b))
+def slots(a: DumpedCall | None, b: DumpedCall | None) -> list[tuple[int | None, int | None]]:
+    pairs = pair_call_tensors(CallPair(a, b))
     return [(pair.a and pair.a.slot, pair.b and pair.b.slot) for pair in pairs]
 
 
-def named(slot: int, argument: str, shape: tuple[int, ...] | None = (2, 3)) -> Tensor:
-    return tensor(Side.INPUT, slot, argument=argument, shape=shape)
+def named(slot: int, argument: str, shape: tuple[int, ...] | None = (2, 3)) -> DumpedTensor:
+    return tensor(TensorSide.INPUT, slot, argument=argument, shape=shape)
 
 
 def test_sides_are_apart_and_inputs_come_first():
     one = call("x", inputs=[(1,), (2,)], outputs=[(3,)])
-    pairs = tensor_pairs(PairedCalls(one, one))
+    pairs = pair_call_tensors(CallPair(one, one))
     assert [pair.a and pair.a.place for pair in pairs] == ["input.0", "input.1", "output.0"]
     assert all(pair.a == pair.b for pair in pairs)
 
@@ -47,8 +47,8 @@ def test_marks_of_an_argument_do_not_part_it():
 
 
 def test_without_arguments_slots_decide_whatever_the_shapes():
-    a = of(tensor(Side.INPUT, 0, shape=(2,)), tensor(Side.INPUT, 1, shape=(3,)))
-    b = of(tensor(Side.INPUT, 0, shape=(9,)), tensor(Side.INPUT, 1, shape=None))
+    a = of(tensor(TensorSide.INPUT, 0, shape=(2,)), tensor(TensorSide.INPUT, 1, shape=(3,)))
+    b = of(tensor(TensorSide.INPUT, 0, shape=(9,)), tensor(TensorSide.INPUT, 1, shape=None))
     assert slots(a, b) == [(0, 0), (1, 1)]
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from suites.pairs_of_tensors import pair, path_of, tensor
 
-from rankdump.diff import crew, groups, pool, worker
-from rankdump.diff.outcomes import outcome_of
-from rankdump.diff.pool import outcomes
-from rankdump.diff.values import Settings, TensorPair, Verdict
+from rankdump._analysis.compare import compare_pool, pair_comparison
+from rankdump._analysis.compare.compare_pool import compare_pairs
+from rankdump._analysis.compare.pair_comparison import compare_pair
+from rankdump._analysis.compare.report import ComparisonSettings, TensorPair, TensorVerdict
 
-SETTINGS = Settings()
+SETTINGS = ComparisonSettings()
 
 
 @pytest.fixture
@@ -37,14 +37,14 @@ def pairs(tmp_path):
 @pytest.fixture
 def many_small_groups(monkeypatch):
     """As if each pair were a gigabyte."""
-    monkeypatch.setattr(groups, "_PAIRS", 2)
-    monkeypatch.setattr(pool, "_PAIRS_EACH", 1)
+    monkeypatch.setattr(pair_comparison, "_MAX_GROUP_PAIRS", 2)
+    monkeypatch.setattr(compare_pool, "_MIN_PAIRS_PER_WORKER", 1)
 
 
 @pytest.fixture
 def workers_only(many_small_groups, monkeypatch):
     """This process compares nothing itself."""
-    monkeypatch.setattr(crew.Crew, "_work_here", lambda self, busy: busy)
+    monkeypatch.setattr(compare_pool.ComparePool, "_work_here", lambda self, busy: busy)
 
 
 def shown(found):
@@ -53,21 +53,21 @@ def shown(found):
 
 
 def test_small_jobs_start_no_process(pairs, monkeypatch):
-    monkeypatch.setattr(crew, "Worker", None)
-    alone = [outcome_of(each, SETTINGS) for each in pairs]
-    assert shown(outcomes(pairs, SETTINGS, processes=8)) == shown(alone)
+    monkeypatch.setattr(compare_pool, "CompareWorker", None)
+    alone = [compare_pair(each, SETTINGS) for each in pairs]
+    assert shown(compare_pairs(pairs, SETTINGS, processes=8)) == shown(alone)
     assert {each.verdict for each in alone} >= {
-        Verdict.EQUAL,
-        Verdict.DIFFERENT,
-        Verdict.UNMATCHED,
-        Verdict.UNREADABLE,
+        TensorVerdict.EQUAL,
+        TensorVerdict.DIFFERENT,
+        TensorVerdict.UNMATCHED,
+        TensorVerdict.UNREADABLE,
     }
 
 
 def test_workers_give_the_same(pairs, workers_only):
     told = []
-    found = outcomes(pairs, SETTINGS, processes=3, progress=lambda *done: told.append(done))
-    assert shown(found) == shown(outcome_of(each, SETTINGS) for each in pairs)
+    found = compare_pairs(pairs, SETTINGS, processes=3, progress=lambda *done: told.append(done))
+    assert shown(found) == shown(compare_pair(each, SETTINGS) for each in pairs)
     assert [total for _, total in told] == [40] * len(told)
     counts = [done for done, _ in told]
     assert counts == sorted(counts)
@@ -75,35 +75,35 @@ def test_workers_give_the_same(pairs, workers_only):
 
 
 def test_this_process_works_beside_them(pairs, many_small_groups):
-    found = outcomes(pairs, SETTINGS, processes=2)
-    assert shown(found) == shown(outcome_of(each, SETTINGS) for each in pairs)
+    found = compare_pairs(pairs, SETTINGS, processes=2)
+    assert shown(found) == shown(compare_pair(each, SETTINGS) for each in pairs)
 
 
 def test_a_worker_that_dies(pairs, tmp_path, workers_only, monkeypatch):
     """The pair that killed it is unreadable; those that were with it are compared again."""
-    monkeypatch.setattr(worker, "SERVE", "from suites.dying_worker import serve")
+    monkeypatch.setattr(compare_pool, "SERVE_IMPORT", "from suites.dying_worker import serve")
     ones = np.ones(4, np.float32)
     pairs[20] = pair(tmp_path, "killer", ones, ones * 2)
-    found = outcomes(pairs, SETTINGS, processes=2)
-    assert found[20].verdict is Verdict.UNREADABLE
-    assert found[20].findings == (groups._DIED,)
+    found = compare_pairs(pairs, SETTINGS, processes=2)
+    assert found[20].verdict is TensorVerdict.UNREADABLE
+    assert found[20].findings == (pair_comparison._WORKER_DIED,)
     del pairs[20], found[20]
-    assert shown(found) == shown(outcome_of(each, SETTINGS) for each in pairs)
+    assert shown(found) == shown(compare_pair(each, SETTINGS) for each in pairs)
 
 
 def test_workers_that_never_start(pairs, many_small_groups, monkeypatch, capfd):
     """This process does it all then, and the reason is on stderr."""
-    monkeypatch.setattr(worker, "SERVE", "from suites.dying_worker import nothing")
-    found = outcomes(pairs, SETTINGS, processes=3)
-    assert shown(found) == shown(outcome_of(each, SETTINGS) for each in pairs)
+    monkeypatch.setattr(compare_pool, "SERVE_IMPORT", "from suites.dying_worker import nothing")
+    found = compare_pairs(pairs, SETTINGS, processes=3)
+    assert shown(found) == shown(compare_pair(each, SETTINGS) for each in pairs)
     assert "cannot import name 'nothing'" in capfd.readouterr().err
 
 
 def test_an_error_of_ours_is_raised(pairs, workers_only, monkeypatch):
     """What is no fault of a file ends the comparison, whichever process met it."""
-    monkeypatch.setattr(worker, "SERVE", "from suites.failing_worker import serve")
+    monkeypatch.setattr(compare_pool, "SERVE_IMPORT", "from suites.failing_worker import serve")
     with pytest.raises(ZeroDivisionError):
-        outcomes(pairs, SETTINGS, processes=2)
+        compare_pairs(pairs, SETTINGS, processes=2)
 
 
 def test_an_interrupt_ends_the_workers(pairs, workers_only):
@@ -120,9 +120,9 @@ def test_an_interrupt_ends_the_workers(pairs, workers_only):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        outcomes(pairs, SETTINGS, processes=3, progress=interrupt)
+        compare_pairs(pairs, SETTINGS, processes=3, progress=interrupt)
     assert not [each for each in threading.enumerate() if each.name.startswith("rankdump")]
 
 
 def test_nothing_to_compare():
-    assert outcomes([], SETTINGS) == []
+    assert compare_pairs([], SETTINGS) == []

@@ -7,11 +7,11 @@ import pytest
 from suites.tree_builder import TreeBuilder
 
 from rankdump import reader
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.key import Side
-from rankdump.contract.layout.profile import PROFILES
-from rankdump.diff.programs import programs_of
-from rankdump.diff.values import CONSTANTS, Program
+from rankdump._analysis.compare.programs import read_programs
+from rankdump._analysis.compare.report import CONSTANTS_ITERATION, DumpedProgram
+from rankdump._core.record import TensorSide
+from rankdump._layout.profile import PROFILES
+from rankdump.errors import CorruptedError
 
 CONV = "Default/network-Net/conv1-Conv2d/Conv2d-op0"
 FC = "Default/network-Net/fc-Linear/Linear-op0"
@@ -20,12 +20,12 @@ ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 def written(tree: TreeBuilder, *names: str, rank: int = 0, iteration: int = 0, **more) -> None:
     for name in names:
-        tree.tensor(rank, iteration, name, ARRAY, side=Side.INPUT, **more)
+        tree.tensor(rank, iteration, name, ARRAY, side=TensorSide.INPUT, **more)
         tree.tensor(rank, iteration, name, -ARRAY, **more)
 
 
-def only(tree: TreeBuilder) -> Program:
-    (program,) = programs_of(reader.open(tree.root))
+def only(tree: TreeBuilder) -> DumpedProgram:
+    (program,) = read_programs(reader.open(tree.root))
     return program
 
 
@@ -49,7 +49,7 @@ def test_calls_stand_in_the_order_in_which_they_ran(tmp_path, profile):
 def test_an_outer_module_begins_before_what_is_in_it_and_ends_behind_it(tmp_path):
     tree = TreeBuilder(tmp_path)
     outer = "Default/network-Net/Net-op0"
-    tree.tensor(0, 0, outer, ARRAY, side=Side.INPUT)
+    tree.tensor(0, 0, outer, ARRAY, side=TensorSide.INPUT)
     written(tree, CONV)
     tree.tensor(0, 0, outer, ARRAY)
     tree.complete(0, 0)
@@ -84,9 +84,9 @@ def test_each_rank_and_iteration_is_a_program_and_constants_are_one(tmp_path):
         for iteration in (0, 3):
             written(tree, CONV, rank=rank, iteration=iteration)
         tree.tensor(rank, 0, "mask", np.eye(2), op_type="Parameter", constant=True)
-    programs = programs_of(reader.open(tree.root))
+    programs = read_programs(reader.open(tree.root))
     assert [(p.rank, p.iteration) for p in programs] == [
-        (rank, iteration) for rank in (0, 1) for iteration in (CONSTANTS, 0, 3)
+        (rank, iteration) for rank in (0, 1) for iteration in (CONSTANTS_ITERATION, 0, 3)
     ]
 
 
@@ -103,7 +103,7 @@ def test_a_tensor_with_a_row_is_one_tensor_with_figures(tmp_path):
 
 def test_rows_alone_make_calls_too(tmp_path):
     tree = TreeBuilder(tmp_path)
-    tree.row(0, 0, CONV, ARRAY, side=Side.INPUT)
+    tree.row(0, 0, CONV, ARRAY, side=TensorSide.INPUT)
     tree.row(0, 0, CONV, ARRAY)
     tree.complete(0, 0)
     (call,) = only(tree).calls
@@ -116,7 +116,7 @@ def test_filters_of_the_dump_are_kept(tmp_path):
     tree = TreeBuilder(tmp_path)
     written(tree, CONV, FC)
     dump = reader.open(tree.root).where(operator="Linear", side="input")
-    (program,) = programs_of(dump)
+    (program,) = read_programs(dump)
     assert [t.place for c in program.calls for t in c.tensors] == ["input.0"]
 
 
@@ -127,8 +127,8 @@ def test_a_damaged_table_costs_figures_and_is_said(tmp_path):
     table.write_bytes(table.read_bytes()[:-5])
     dump = reader.open(tree.root)
     problems: list[str] = []
-    (program,) = programs_of(dump, problems)
+    (program,) = read_programs(dump, problems)
     assert len(program.calls[0].tensors) == 2
     assert [text for text in problems if "statistic.csv" in text]
-    with pytest.raises(DamagedError, match="no end"):
-        programs_of(dump)
+    with pytest.raises(CorruptedError, match="no end"):
+        read_programs(dump)

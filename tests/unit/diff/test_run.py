@@ -13,10 +13,15 @@ from suites.tree_builder import TreeBuilder
 
 import rankdump
 from rankdump import reader
-from rankdump.contract.errors import ConfigError, DamagedError
-from rankdump.contract.key import Side
-from rankdump.diff.matching import programs_in_pairs
-from rankdump.diff.values import CONSTANTS, Program, Report, Verdict
+from rankdump._analysis.compare.report import (
+    CONSTANTS_ITERATION,
+    ComparisonReport,
+    DumpedProgram,
+    TensorVerdict,
+)
+from rankdump._analysis.compare.tensor_pairing import pair_programs
+from rankdump._core.record import TensorSide
+from rankdump.errors import ConfigError, CorruptedError
 
 CONV = "Default/network-Net/conv1-Conv2d/Conv2d-op0"
 ACT = "Default/network-Net/act-ReLU/ReLU-op0"
@@ -50,7 +55,7 @@ def grown(
         for iteration in iterations:
             array = START + rank + iteration
             for name, weight in ((CONV, scale), (ACT, 1.0), (FC, 2.0)):
-                write(rank, iteration, name, array, side=Side.INPUT)
+                write(rank, iteration, name, array, side=TensorSide.INPUT)
                 array = array * np.float32(weight)
                 if bad is not None and name == CONV:
                     array[0, 1] = bad
@@ -64,7 +69,7 @@ def one(tmp_path) -> Path:
     return grown(tmp_path / "one")
 
 
-def verdicts(report: Report) -> set[Verdict]:
+def verdicts(report: ComparisonReport) -> set[TensorVerdict]:
     return {row.outcome.verdict for row in report.rows}
 
 
@@ -72,7 +77,7 @@ def test_a_dump_agrees_with_itself(one):
     report = rankdump.compare(one, one)
     assert (report.agrees, report.origins, report.notes) == (True, (), ())
     assert len(report.rows) == 2 * 2 * 6
-    assert verdicts(report) == {Verdict.EQUAL}
+    assert verdicts(report) == {TensorVerdict.EQUAL}
 
 
 def test_rows_stand_by_iteration_then_in_order_with_ranks_side_by_side(one):
@@ -109,7 +114,7 @@ def test_nonfinite_values_that_both_have_are_followed_back(tmp_path):
     one = grown(tmp_path / "one", bad=np.inf, ranks=(0,), iterations=(0,))
     two = TreeBuilder(tmp_path / "two")
     for entry in reader.open(one).tensors():
-        last = entry.op_name == FC and entry.key.side is Side.OUTPUT
+        last = entry.op_name == FC and entry.key.side is TensorSide.OUTPUT
         array = reader.load(entry) + np.float32(last)
         two.tensor(0, 0, entry.op_name, array, side=entry.key.side)
     two.complete(0, 0)
@@ -128,8 +133,8 @@ def test_a_mask_that_both_have_does_not_hide_a_nan(tmp_path):
     trees = [TreeBuilder(tmp_path / name) for name in "ab"]
     for tree, end in zip(trees, (1.0, np.nan), strict=True):
         for name, result in ((CONV, START), (ACT, START * np.float32(end))):
-            tree.tensor(0, 0, name, START, side=Side.INPUT)
-            tree.tensor(0, 0, name, mask, side=Side.INPUT, slot=1)
+            tree.tensor(0, 0, name, START, side=TensorSide.INPUT)
+            tree.tensor(0, 0, name, mask, side=TensorSide.INPUT, slot=1)
             tree.tensor(0, 0, name, result)
         tree.complete(0, 0)
     report = rankdump.compare(*(tree.root for tree in trees))
@@ -162,7 +167,7 @@ def test_what_one_side_lacks_is_noted(one, tmp_path):
         "only a has iteration 1 of rank 1",
     )
     assert not report.agrees
-    assert verdicts(report) == {Verdict.EQUAL}
+    assert verdicts(report) == {TensorVerdict.EQUAL}
 
 
 def test_the_mark_of_a_layer_that_one_side_lacks_is_no_difference(tmp_path):
@@ -203,10 +208,10 @@ def test_what_is_retired_is_never_paired_with_another(a, b, gone_a, gone_b, pair
     def places(text: str) -> list[tuple[int, int]]:
         return [(int(rank), int(iteration)) for rank, iteration in text.split()]
 
-    one, two = ([Program(*place, ()) for place in places(text)] for text in (a, b))
+    one, two = ([DumpedProgram(*place, ()) for place in places(text)] for text in (a, b))
     notes: list[str] = []
     gone = {"gone_a": places(gone_a), "gone_b": places(gone_b)}
-    found = programs_in_pairs(one, two, notes, **gone)
+    found = pair_programs(one, two, notes, **gone)
     told = [f"{p.rank}{p.iteration}-{q.rank}{q.iteration}" for p, q in found]
     assert told == pairs.split()
     assert "; ".join(notes).startswith(says)
@@ -234,7 +239,7 @@ def test_a_file_that_cannot_be_read_is_a_row(one, tmp_path):
     entry = reader.open(other).tensors(operator=ACT, side="output")[0]
     entry.path.write_bytes(b"no array")
     report = rankdump.compare(one, other)
-    assert Verdict.UNREADABLE in verdicts(report)
+    assert TensorVerdict.UNREADABLE in verdicts(report)
     assert any(entry.relative in note for note in report.notes)
     assert report.origins[0].suspects[0].name_a == CONV
 
@@ -246,7 +251,10 @@ def test_constants_are_compared_and_are_no_iteration(tmp_path):
         tree.tensor(0, 4, CONV, START)
         tree.complete(0, 4)
     report = rankdump.compare(*(tree.root for tree in trees))
-    assert [(row.iteration, row.name_a) for row in report.rows] == [(CONSTANTS, "mask"), (4, CONV)]
+    assert [(row.iteration, row.name_a) for row in report.rows] == [
+        (CONSTANTS_ITERATION, "mask"),
+        (4, CONV),
+    ]
     assert report.origins[0].suspects[0].name_a == "mask"
 
 
@@ -271,12 +279,12 @@ def test_a_bad_setting_is_one_line(one, given, says):
 
 
 def test_nothing_to_compare_is_one_line(one, tmp_path):
-    with pytest.raises(DamagedError, match="no tensor has operator 'nope'"):
+    with pytest.raises(CorruptedError, match="no tensor has operator 'nope'"):
         rankdump.compare(one, one, operator="nope")
     other = grown(tmp_path / "other", ranks=(2, 3))
-    with pytest.raises(DamagedError, match="no rank and iteration that both have"):
+    with pytest.raises(CorruptedError, match="no rank and iteration that both have"):
         rankdump.compare(one, other)
-    with pytest.raises(DamagedError, match="no such folder"):
+    with pytest.raises(CorruptedError, match="no such folder"):
         rankdump.compare(one, tmp_path / "nowhere")
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.contract.dump_types import DATA_TYPES
-from rankdump.contract.dumpdata import OpInput, OpOutput, Shape
-from rankdump.contract.errors import DamagedError, UnsupportedError
-from rankdump.dumpdata import array, type_name
+from rankdump._binfile.bin_file import get_type_name, read_payload_array
+from rankdump._binfile.header import OpInput, OpOutput, Shape
+from rankdump._core.cann_types import DATA_TYPES
+from rankdump.errors import CorruptedError, UnsupportedError
 
 NUMBER = {kind.name: kind.number for kind in DATA_TYPES.values()}
 PLAIN = {
@@ -44,7 +44,7 @@ DECODED = (
 
 def of(name: str, shape: tuple[int, ...], data: bytes):
     """The array of an input of that type."""
-    return array(OpInput(NUMBER[name], 2, Shape(shape), size=len(data)), data)
+    return read_payload_array(OpInput(NUMBER[name], 2, Shape(shape), size=len(data)), data)
 
 
 def test_every_type_has_an_answer():
@@ -181,9 +181,9 @@ def test_refused(name: str):
 @pytest.mark.parametrize("number", [43, 1000, -1, -(1 << 31)])
 def test_unknown_type(number: int):
     """A number of a newer release is named, too."""
-    assert type_name(number) == str(number)
+    assert get_type_name(number) == str(number)
     with pytest.raises(UnsupportedError, match=f"type {number} cannot"):
-        array(OpOutput(number, 2, Shape((1,))), bytes(8))
+        read_payload_array(OpOutput(number, 2, Shape((1,))), bytes(8))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_unknown_type(number: int):
 def test_shapes(shape: tuple[int, ...] | None, size: int, due: tuple[int, ...]):
     """A scalar has one extent, what stands behind the last element is dropped."""
     part = OpOutput(1, 2, None if shape is None else Shape(shape), size=size)
-    made = array(part, bytes(size))
+    made = read_payload_array(part, bytes(size))
     assert made.shape == due
     assert made.dtype == np.float32
 
@@ -224,6 +224,6 @@ def test_shapes(shape: tuple[int, ...] | None, size: int, due: tuple[int, ...]):
 )
 def test_shapes_that_cannot_be(name: str, shape: tuple[int, ...], size: int):
     """Too few bytes, and shapes that no array can have."""
-    with pytest.raises(DamagedError) as error:
+    with pytest.raises(CorruptedError) as error:
         of(name, shape, bytes(size))
     assert len(str(error.value)) < 2000

@@ -15,12 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from suites.bin_files import GOLDEN, file_of, headers, operator, packed_file_of
 
-import rankdump.dumpdata.source as source_module
-from rankdump.codec import ZstdCodec
-from rankdump.contract.dumpdata import DumpData, OpBuffer, OpInput, OpOutput, Shape, Workspace
-from rankdump.contract.errors import DamagedError, EmptyFileError
-from rankdump.dumpdata import BinFile, open_bin, open_header, parse
-from rankdump.dumpdata.source import OnDisk, Packed
+from rankdump._binfile import bin_file as source_module
+from rankdump._binfile.bin_file import (
+    BinFile,
+    DiskSource,
+    PackedSource,
+    open_bin_file,
+    parse_bin_file,
+    read_bin_header,
+)
+from rankdump._binfile.header import DumpData, OpBuffer, OpInput, OpOutput, Shape, Workspace
+from rankdump._codec.file_codec import ZstdCodec
+from rankdump.errors import CorruptedError, EmptyFileError
 
 
 def contents(found: BinFile) -> list[tuple[str, int, bytes]]:
@@ -43,7 +49,7 @@ def test_order_of_payloads():
         buffer=(OpBuffer(size=1),),
         space=(Workspace(size=2),),
     )
-    assert contents(parse(memoryview(file_of(header, [b"abbcccdee"])))) == [
+    assert contents(parse_bin_file(memoryview(file_of(header, [b"abbcccdee"])))) == [
         ("input", 0, b"a"),
         ("input", 1, b"bb"),
         ("output", 0, b"ccc"),
@@ -59,7 +65,7 @@ def test_every_way_of_storing_gives_the_same(
     """Plain, in our frames, in one frame, in frames cut anywhere: the same header and payloads."""
     parts = (*header.input, *header.output, *header.buffer, *header.space)
     plain = file_of(header, [seed[: part.size] for part in parts])
-    due = parse(memoryview(plain))
+    due = parse_bin_file(memoryview(plain))
     pieces = [plain[: len(plain) // 3], b"", plain[len(plain) // 3 :]]
     frames = b"".join(b"".join(ZstdCodec().encode([piece])) for piece in pieces)
     folder = tmp_path_factory.mktemp("bin")
@@ -70,8 +76,8 @@ def test_every_way_of_storing_gives_the_same(
         ("cut.zst", frames),
     ):
         path = written(folder, name, data)
-        found = open_bin(path)
-        assert found.header == due.header == open_header(path)
+        found = open_bin_file(path)
+        assert found.header == due.header == read_bin_header(path)
         assert contents(found) == contents(due)
 
 
@@ -87,8 +93,8 @@ def test_placeholders(kind: type[OpInput | OpOutput]):
 
 def test_trailing_bytes_are_passed_over(tmp_path: Path):
     """What stands behind the last payload is nobody's."""
-    found = open_bin(written(tmp_path, "a", GOLDEN + b"more"))
-    assert contents(found) == contents(parse(memoryview(GOLDEN)))
+    found = open_bin_file(written(tmp_path, "a", GOLDEN + b"more"))
+    assert contents(found) == contents(parse_bin_file(memoryview(GOLDEN)))
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", GOLDEN[:7], GOLDEN[:8]])
@@ -96,7 +102,7 @@ def test_empty(tmp_path: Path, data: bytes):
     """Up to eight bytes are no file, which is its own kind of damage."""
     for name, stored in (("a", data), ("a.zst", b"".join(ZstdCodec().encode([data])))):
         path = written(tmp_path, name, stored)
-        for opens in (open_bin, open_header):
+        for opens in (open_bin_file, read_bin_header):
             with pytest.raises(EmptyFileError, match=f"^{path}: empty: {len(data)} bytes"):
                 opens(path)
 
@@ -104,21 +110,23 @@ def test_empty(tmp_path: Path, data: bytes):
 def test_a_header_alone(tmp_path: Path):
     """An operator without tensors is a file, too."""
     path = written(tmp_path, "a", file_of(DumpData(op_name="x"), []))
-    assert open_bin(path).payloads == ()
-    assert open_header(path).op_name == "x"
+    assert open_bin_file(path).payloads == ()
+    assert read_bin_header(path).op_name == "x"
 
 
 def test_one_payload_is_read_alone(tmp_path: Path):
     """Damage to one payload of a packed file does not touch the others."""
     plain = operator(b"a" * 999, os.urandom(500), b"c" * 999)
     packed = bytearray(packed_file_of(plain))
-    middle = packed.index(parse(memoryview(plain)).bytes_of(parse(memoryview(plain)).payloads[1]))
+    middle = packed.index(
+        parse_bin_file(memoryview(plain)).bytes_of(parse_bin_file(memoryview(plain)).payloads[1])
+    )
     packed[middle + 250] ^= 1
-    found = open_bin(written(tmp_path, "a.zst", bytes(packed)))
+    found = open_bin_file(written(tmp_path, "a.zst", bytes(packed)))
     first, second, third = found.payloads
     assert found.bytes_of(first) == b"a" * 999
     assert found.bytes_of(third) == b"c" * 999
-    with pytest.raises(DamagedError, match=r"a\.zst: damaged: zstd frame cannot be read"):
+    with pytest.raises(CorruptedError, match=r"a\.zst: damaged: zstd frame cannot be read"):
         found.bytes_of(second)
 
 
@@ -134,17 +142,17 @@ def test_a_header_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             return data
 
     @contextmanager
-    def counted(disk: OnDisk):
+    def counted(disk: DiskSource):
         with Counted(disk.path) as file:
             yield file
 
-    monkeypatch.setattr(OnDisk, "open", counted)
+    monkeypatch.setattr(DiskSource, "open", counted)
     for name, data in (("a", plain), ("a.zst", packed_file_of(plain))):
         path = written(tmp_path, name, data)
         seen.clear()
-        assert open_header(path).op_name == "a/b"
+        assert read_bin_header(path).op_name == "a/b"
         assert 0 < sum(seen) < 500
-        assert len(open_bin(path).payloads) == 2
+        assert len(open_bin_file(path).payloads) == 2
         assert sum(seen) < 2000
 
 
@@ -152,12 +160,12 @@ def test_a_large_frame_is_not_unpacked_for_its_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Of a file in one frame only so much is unpacked."""
-    monkeypatch.setattr(source_module, "_START_BYTES", 1000)
+    monkeypatch.setattr(source_module, "_MAX_START_BYTES", 1000)
     path = written(tmp_path, "a.zst", b"".join(ZstdCodec().encode([operator(bytes(1 << 20))])))
-    assert open_header(path).op_name == "a/b"
+    assert read_bin_header(path).op_name == "a/b"
     long = operator(b"x", dfx_message="long " * 1000)
     path = written(tmp_path, "b.zst", b"".join(ZstdCodec().encode([long])))
-    assert open_header(path).dfx_message == "long " * 1000
+    assert read_bin_header(path).dfx_message == "long " * 1000
 
 
 @pytest.mark.parametrize("name", ["a", "a.zst"])
@@ -166,23 +174,23 @@ def test_a_file_that_changed(tmp_path: Path, name: str):
     plain = operator(b"abc")
     data = packed_file_of(plain) if name == "a.zst" else plain
     path = written(tmp_path, name, data)
-    found = open_bin(path)
+    found = open_bin_file(path)
     path.write_bytes(data + b"x")
-    with pytest.raises(DamagedError, match=f"^{path}: changed while it was read"):
+    with pytest.raises(CorruptedError, match=f"^{path}: changed while it was read"):
         found.bytes_of(found.payloads[0])
     path.unlink()
-    with pytest.raises(DamagedError, match=f"^{path}: cannot be read: No such file"):
+    with pytest.raises(CorruptedError, match=f"^{path}: cannot be read: No such file"):
         found.bytes_of(found.payloads[0])
 
 
 def test_what_is_no_file(tmp_path: Path):
     """A folder, a pipe that nobody writes to, a name that is nobody's."""
     os.mkfifo(tmp_path / "pipe")
-    for opens in (open_bin, open_header):
+    for opens in (open_bin_file, read_bin_header):
         for path in (tmp_path, tmp_path / "pipe"):
-            with pytest.raises(DamagedError, match=f"^{path}: no regular file"):
+            with pytest.raises(CorruptedError, match=f"^{path}: no regular file"):
                 opens(path)
-        with pytest.raises(DamagedError, match="missing: cannot be read: No such file"):
+        with pytest.raises(CorruptedError, match="missing: cannot be read: No such file"):
             opens(tmp_path / "missing")
 
 
@@ -195,9 +203,9 @@ def test_a_size_without_bytes(tmp_path: Path, which: str, size: int):
     parts = (kinds[which](size=3), kinds[which](size=size))
     header = replace(DumpData(), **{which: parts})
     path = written(tmp_path, "a", file_of(header, [b"abc"]))
-    for opens in (open_bin, open_header):
+    for opens in (open_bin_file, read_bin_header):
         with pytest.raises(
-            DamagedError, match=f"a: damaged: by its header {word} 1 of {size} bytes ends at byte"
+            CorruptedError, match=f"a: damaged: by its header {word} 1 of {size} bytes ends at byte"
         ):
             opens(path)
 
@@ -205,8 +213,8 @@ def test_a_size_without_bytes(tmp_path: Path, which: str, size: int):
 def test_sizes_that_add_up_to_nothing(tmp_path: Path):
     """A sum that would be 3 in 64 bits is not 3."""
     header = DumpData(output=(OpOutput(size=(1 << 64) - 1), OpOutput(size=4)))
-    with pytest.raises(DamagedError, match="output 0 of 18446744073709551615 bytes"):
-        open_bin(written(tmp_path, "a", file_of(header, [b"abc"])))
+    with pytest.raises(CorruptedError, match="output 0 of 18446744073709551615 bytes"):
+        open_bin_file(written(tmp_path, "a", file_of(header, [b"abc"])))
 
 
 def test_a_packed_size_that_cannot_be(tmp_path: Path):
@@ -214,15 +222,15 @@ def test_a_packed_size_that_cannot_be(tmp_path: Path):
     header = DumpData(output=(OpOutput(size=1 << 40),))
     packed = b"".join(ZstdCodec().encode([file_of(header, [])]))
     path = written(tmp_path, "a.zst", packed)
-    with pytest.raises(DamagedError, match="output 0 of 1099511627776 bytes"):
-        open_header(path)
+    with pytest.raises(CorruptedError, match="output 0 of 1099511627776 bytes"):
+        read_bin_header(path)
 
 
 def test_frames_are_unpacked_once(tmp_path: Path):
     """Of a file that is one frame the payloads do not cost a frame each."""
     plain = operator(b"a" * 99, b"b" * 99)
-    found = open_bin(written(tmp_path, "a.zst", b"".join(ZstdCodec().encode([plain]))))
-    assert isinstance(found.source, Packed)
+    found = open_bin_file(written(tmp_path, "a.zst", b"".join(ZstdCodec().encode([plain]))))
+    assert isinstance(found.source, PackedSource)
     first, second = (found.bytes_of(payload) for payload in found.payloads)
     assert first.obj is second.obj
 
@@ -242,8 +250,8 @@ def test_an_absurd_header_is_said_in_plain_words(tmp_path: Path):
     """Which file, what it says, and what is there."""
     path = tmp_path / "a"
     path.write_bytes((8459004121934077987).to_bytes(8, "little") + bytes(100))
-    with pytest.raises(DamagedError) as caught:
-        open_bin(path)
+    with pytest.raises(CorruptedError) as caught:
+        open_bin_file(path)
     assert str(caught.value) == (
         f"{path}: damaged, or no bin file: its first 8 bytes say that a header of "
         f"8459004121934077987 bytes follows, at most 100 are there"

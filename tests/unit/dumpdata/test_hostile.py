@@ -13,9 +13,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from suites.bin_files import GOLDEN, headers, operator, packed_file_of
 
-from rankdump.contract.dumpdata import DumpData, OpInput, OpOutput
-from rankdump.contract.errors import DamagedError, UnsupportedError
-from rankdump.dumpdata import array, head, open_bin, open_header, parse
+from rankdump._binfile.bin_file import (
+    open_bin_file,
+    parse_bin_file,
+    read_bin_header,
+    read_payload_array,
+    serialize_bin_head,
+)
+from rankdump._binfile.header import DumpData, OpInput, OpOutput
+from rankdump.errors import CorruptedError, UnsupportedError
 
 OPERATOR = operator(b"abcdefgh" * 200, bytes(3000), bytes(range(256)) * 4)
 SEEDS = {
@@ -31,12 +37,12 @@ ROOM_BYTES = 1 << 20
 def survives(path: Path, data: bytes) -> bool:
     """Whether a file could be opened; what cannot be is damage, and nothing else."""
     path.write_bytes(data)
-    text = damage(open_bin, path) or damage(everything, path)
+    text = damage(open_bin_file, path) or damage(everything, path)
     if text:
         assert text.startswith(f"{path}: ")
         assert len(text) < 1000
     else:
-        open_header(path)
+        read_bin_header(path)
     return not text
 
 
@@ -44,20 +50,20 @@ def damage(opens: Callable[[Path], object], path: Path) -> str:
     """What a reader says is wrong with a file; any other error is a failure."""
     try:
         opens(path)
-    except DamagedError as error:
+    except CorruptedError as error:
         return str(error)
     return ""
 
 
 def everything(path: Path) -> None:
     """Do with a file whatever can be done with one."""
-    found = open_bin(path)
+    found = open_bin_file(path)
     for payload in found.payloads:
         data = found.bytes_of(payload)
         assert len(data) == payload.part.size
         if isinstance(payload.part, OpInput | OpOutput):
-            with suppress(UnsupportedError, DamagedError):
-                array(payload.part, data)
+            with suppress(UnsupportedError, CorruptedError):
+                read_payload_array(payload.part, data)
 
 
 @pytest.mark.parametrize("name", SEEDS)
@@ -106,8 +112,8 @@ def test_anything(data: bytes):
     """Random bytes, alone and as a header whose length is right."""
     for whole in (data, len(data).to_bytes(8, "little") + data):
         try:
-            found = parse(memoryview(whole))
-        except DamagedError:
+            found = parse_bin_file(memoryview(whole))
+        except CorruptedError:
             continue
         assert sum(p.part.size for p in found.payloads) <= len(whole)
 
@@ -117,12 +123,12 @@ def test_sizes_are_believed_only_where_they_fit(header: DumpData):
     """A header alone is a file only where its payloads are empty."""
     wanted = sum(part.size for part in (*header.input, *header.output))
     wanted += sum(part.size for part in (*header.buffer, *header.space))
-    whole = head(header)
+    whole = serialize_bin_head(header)
     if wanted:
-        with pytest.raises(DamagedError):
-            parse(memoryview(whole))
+        with pytest.raises(CorruptedError):
+            parse_bin_file(memoryview(whole))
     else:
-        assert parse(memoryview(whole)).header == header
+        assert parse_bin_file(memoryview(whole)).header == header
 
 
 @pytest.mark.parametrize(
@@ -133,24 +139,24 @@ def test_sizes_are_believed_only_where_they_fit(header: DumpData):
 def test_depth(tag: bytes):
     """Messages in messages and groups in groups, a hundred thousand deep."""
     body = tag * 100_000
-    with pytest.raises(DamagedError):
-        parse(memoryview(len(body).to_bytes(8, "little") + body))
+    with pytest.raises(CorruptedError):
+        parse_bin_file(memoryview(len(body).to_bytes(8, "little") + body))
 
 
 @pytest.mark.parametrize("name", ["claim", "claim.zst"])
 def test_claims_are_no_allocations(tmp_path: Path, name: str):
     """A file of a hundred bytes that says a terabyte costs a hundred bytes."""
     header = DumpData(output=(OpOutput(4, 2, size=1 << 40), OpOutput(4, 2, size=1 << 62)))
-    plain = head(header) + bytes(40)
+    plain = serialize_bin_head(header) + bytes(40)
     path = tmp_path / name
     frame = b"\x28\xb5\x2f\xfd\xe0" + (60 << 30).to_bytes(8, "little") + b"\x03\x00\x00\x00"
     path.write_bytes(plain if name == "claim" else frame)
     tracemalloc.start()
     try:
-        with pytest.raises(DamagedError):
-            open_bin(path)
-        with pytest.raises(DamagedError):
-            open_header(path)
+        with pytest.raises(CorruptedError):
+            open_bin_file(path)
+        with pytest.raises(CorruptedError):
+            read_bin_header(path)
         assert tracemalloc.get_traced_memory()[1] < ROOM_BYTES
     finally:
         tracemalloc.stop()

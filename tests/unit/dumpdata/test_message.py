@@ -12,12 +12,20 @@ from google.protobuf import json_format
 from hypothesis import given
 from suites.bin_files import GOLDEN, headers
 
-from rankdump.contract.dumpdata import DumpData, OpInput, OpOutput, OriginalOp, Shape
-from rankdump.contract.errors import DamagedError
-from rankdump.dumpdata import head, header_json, parse
-from rankdump.dumpdata.message import from_bytes, to_bytes
+from rankdump._binfile.bin_file import parse_bin_file, serialize_bin_head
+from rankdump._binfile.header import (
+    MAX_HEADER_FIELDS,
+    DumpData,
+    OpInput,
+    OpOutput,
+    OriginalOp,
+    Shape,
+    format_header_json,
+    parse_bin_header,
+    serialize_bin_header,
+)
 from rankdump.dumpdata.v1 import dump_data_pb2
-from rankdump.dumpdata.weight import MAX_FIELDS
+from rankdump.errors import CorruptedError
 
 GOLDEN_HEADER = DumpData(
     dump_time=1612439563338021,
@@ -29,9 +37,9 @@ GOLDEN_HEADER = DumpData(
 
 def test_golden_vector():
     """The reference's file, byte for byte, both ways."""
-    found = parse(memoryview(GOLDEN))
+    found = parse_bin_file(memoryview(GOLDEN))
     assert found.header == GOLDEN_HEADER
-    assert head(GOLDEN_HEADER) == GOLDEN[:67]
+    assert serialize_bin_head(GOLDEN_HEADER) == GOLDEN[:67]
     first, second = found.payloads
     assert (first.kind, first.index, first.offset, first.end) == ("input", 0, 67, 75)
     assert (second.kind, second.index, second.offset, second.end) == ("output", 0, 75, 83)
@@ -42,10 +50,10 @@ def test_golden_vector():
 @given(header=headers)
 def test_identity(header: DumpData):
     """Written and read a header is itself; read and written again so are its bytes."""
-    written = to_bytes(header)
-    read = from_bytes(written)
+    written = serialize_bin_header(header)
+    read = parse_bin_header(written)
     assert read == header
-    assert to_bytes(read) == written
+    assert serialize_bin_header(read) == written
 
 
 def test_unknown_everywhere():
@@ -60,21 +68,21 @@ def test_unknown_everywhere():
         input=(OpInput(1 << 30, extra=later),),
         extra=later,
     )
-    assert from_bytes(to_bytes(header)) == header
+    assert parse_bin_header(serialize_bin_header(header)) == header
 
 
 def test_fields_of_another_wire_type_stay():
     """What has a known number and is no such field is nobody's, and stays as well."""
     as_text = bytes([0x12, 0x01, 0x41])  # dump_time, as bytes
-    assert from_bytes(as_text).extra == as_text
-    assert to_bytes(from_bytes(as_text)) == as_text
+    assert parse_bin_header(as_text).extra == as_text
+    assert serialize_bin_header(parse_bin_header(as_text)) == as_text
 
 
 @given(header=headers)
 def test_json_is_protobufs(header: DumpData):
     """The rendering is that of protobuf's own, whose option has two names in its releases."""
-    message = dump_data_pb2.DumpData.FromString(to_bytes(header))
-    made = json.loads(header_json(header))
+    message = dump_data_pb2.DumpData.FromString(serialize_bin_header(header))
+    made = json.loads(format_header_json(header))
     render: Any = partial(json_format.MessageToDict, message, preserving_proto_field_name=True)
     newer, older = "always_print_fields_with_no_presence", "including_default_value_fields"
     names = signature(json_format.MessageToDict).parameters
@@ -84,7 +92,7 @@ def test_json_is_protobufs(header: DumpData):
 
 def test_json_of_the_golden_vector():
     """Names as in the message, 64 bits as text, defaults too."""
-    text = header_json(GOLDEN_HEADER)
+    text = format_header_json(GOLDEN_HEADER)
     made = json.loads(text)
     assert list(made)[:4] == ["version", "dump_time", "output", "input"]
     assert made["dump_time"] == "1612439563338021"
@@ -106,17 +114,20 @@ def test_json_of_the_golden_vector():
 @pytest.mark.parametrize(
     "data",
     [
-        b"\x22\x00" * (MAX_FIELDS + 1),  # inputs
-        b"\x1a\xc0\x9a\x0c" + b"\x52\x00" * 100_000 + b"\x1a\x00" * MAX_FIELDS,  # ranges, outputs
-        b"\x1a\x84\x80\x20\x1a\x81\x80\x20\x0a\xfe\xff\x1f" + b"\1" * (MAX_FIELDS * 2),  # extents
-        b"\xa3\x06" + b"\x22\x00" * (MAX_FIELDS + 1) + b"\xa4\x06",  # inside a group
+        b"\x22\x00" * (MAX_HEADER_FIELDS + 1),  # inputs
+        b"\x1a\xc0\x9a\x0c"
+        + b"\x52\x00" * 100_000
+        + b"\x1a\x00" * MAX_HEADER_FIELDS,  # ranges, outputs
+        b"\x1a\x84\x80\x20\x1a\x81\x80\x20\x0a\xfe\xff\x1f"
+        + b"\1" * (MAX_HEADER_FIELDS * 2),  # extents
+        b"\xa3\x06" + b"\x22\x00" * (MAX_HEADER_FIELDS + 1) + b"\xa4\x06",  # inside a group
     ],
     ids=["inputs", "ranges", "extents", "group"],
 )
 def test_too_many_fields(data: bytes):
     """A header of hardly anything but fields is refused before it is made."""
-    with pytest.raises(DamagedError, match=f"more than {MAX_FIELDS} fields"):
-        from_bytes(data)
+    with pytest.raises(CorruptedError, match=f"more than {MAX_HEADER_FIELDS} fields"):
+        parse_bin_header(data)
 
 
 def test_a_large_header_of_an_operator():
@@ -125,4 +136,4 @@ def test_a_large_header_of_an_operator():
         input=tuple(OpInput(1, 2, Shape((n, 2, 3, 4)), size=96 * n) for n in range(3000)),
         dfx_message="a line of the log\n" * 100_000,
     )
-    assert from_bytes(to_bytes(header)) == header
+    assert parse_bin_header(serialize_bin_header(header)) == header

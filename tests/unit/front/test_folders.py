@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from rankdumpd.group_folder import make_folder
+from rankdumpd.server.state_files import make_group_folder
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_every_folder_on_the_way_has_the_mode_of_the_sockets_folder(tmp_path: Path, umask: int):
     before = os.umask(umask)
     try:
-        make_folder(tmp_path / "run" / "worker-0", -1)
-        make_folder(tmp_path / "run" / "worker-0", -1)
+        make_group_folder(tmp_path / "run" / "worker-0", -1)
+        make_group_folder(tmp_path / "run" / "worker-0", -1)
     finally:
         os.umask(before)
     for folder in (tmp_path / "run", tmp_path / "run" / "worker-0"):
@@ -25,5 +25,5 @@ def test_every_folder_on_the_way_has_the_mode_of_the_sockets_folder(tmp_path: Pa
 
 def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path):
     (tmp_path / "run").mkdir(mode=0o755)
-    make_folder(tmp_path / "run", -1)
+    make_group_folder(tmp_path / "run", -1)
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o755

@@ -14,21 +14,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankdump.contract.errors import ConfigError
-from rankdump.contract.exchange import SessionRequest
-from rankdumpd.agent.ledger import Ledger
-from rankdumpd.agent.ledger.connection import sole_owner
-from rankdumpd.front import homes
-from rankdumpd.front.homes import Home, bring_home
-from rankdumpd.front.sharding import worker_of
+from rankdump._core.session_protocol import SessionRequest
+from rankdump.errors import ConfigError
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.ledger.database import lock_ledger_folder
+from rankdumpd.workers import session_migration
+from rankdumpd.workers.session_migration import StatePaths, migrate_sessions, select_worker
 
 RANKS = range(6)
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path / "state", tmp_path / "run")
-    guard = sole_owner(home.state_dir)
+def agent(tmp_path: Path) -> Iterator[StatePaths]:
+    home = StatePaths(tmp_path / "state", tmp_path / "run")
+    guard = lock_ledger_folder(home.state_dir)
     yield home
     os.close(guard)
 
@@ -49,10 +48,10 @@ def request(rank: int) -> SessionRequest:
     )
 
 
-def fill(home: Home, ranks=RANKS) -> None:
+def fill(home: StatePaths, ranks=RANKS) -> None:
     """Leave what an agent leaves that was killed: unfinished sessions, and their slabs."""
     # Elsewhere first: the lock of the folder itself is held by whoever calls.
-    ledger = Ledger(home.state_dir / "making")
+    ledger = AgentLedger(home.state_dir / "making")
     for rank in ranks:
         ledger.open_session(request(rank))
     ledger.close()
@@ -69,7 +68,7 @@ def fill(home: Home, ranks=RANKS) -> None:
         (home.slabs / f"s{rank}.slab").write_bytes(b"slab%d" % rank)
 
 
-def log_of(home: Home) -> list[tuple[int, str, int]]:
+def log_of(home: StatePaths) -> list[tuple[int, str, int]]:
     """Return what a coordinator is still to be told: numbers, sessions and frames."""
     if not home.ledger.exists():
         return []
@@ -78,7 +77,7 @@ def log_of(home: Home) -> list[tuple[int, str, int]]:
         return base.execute(query).fetchall()
 
 
-def fill_log(home: Home, items: list[tuple[str, int]]) -> None:
+def fill_log(home: StatePaths, items: list[tuple[str, int]]) -> None:
     with contextlib.closing(sqlite3.connect(home.ledger)) as base, base:
         base.executemany(
             "INSERT INTO log (session_id, sequence, kind, events, bytes, body)"
@@ -87,7 +86,7 @@ def fill_log(home: Home, items: list[tuple[str, int]]) -> None:
         )
 
 
-def found(home: Home) -> set[int]:
+def found(home: StatePaths) -> set[int]:
     """Return the ranks whose rows are all here, and nobody else's."""
     if not home.ledger.exists():
         return set()
@@ -99,22 +98,22 @@ def found(home: Home) -> set[int]:
     return ranks
 
 
-def check(agent: Home, workers: int) -> None:
+def check(agent: StatePaths, workers: int) -> None:
     """Everything is where the law says, once."""
     for index in range(8):
         home = agent.worker(index)
-        law = {rank for rank in RANKS if worker_of("job", rank, workers) == index}
+        law = {rank for rank in RANKS if select_worker("job", rank, workers) == index}
         assert found(home) == (law if workers > 1 and index < workers else set())
     assert found(agent) == (set(RANKS) if workers == 1 else set())
     for rank in RANKS:
-        home = agent if workers == 1 else agent.worker(worker_of("job", rank, workers))
+        home = agent if workers == 1 else agent.worker(select_worker("job", rank, workers))
         assert home.slabs is not None
         assert (home.slabs / f"s{rank}.slab").read_bytes() == b"slab%d" % rank
     assert len(list((agent.state_dir.parent / "run").rglob("*.slab"))) == len(RANKS)
 
 
-def move(agent: Home, workers: int) -> None:
-    bring_home(agent, workers, group=-1, patience_s=0)
+def move(agent: StatePaths, workers: int) -> None:
+    migrate_sessions(agent, workers, group=-1, patience_s=0)
 
 
 @settings(
@@ -124,8 +123,8 @@ def move(agent: Home, workers: int) -> None:
 def test_any_number_after_any_other(tmp_path_factory, numbers: list[int]):
     """Law: whatever the numbers of workers were, every session stands where the law says, whole."""
     folder = tmp_path_factory.mktemp("agent")
-    agent = Home(folder / "state", folder / "run")
-    guard = sole_owner(agent.state_dir)
+    agent = StatePaths(folder / "state", folder / "run")
+    guard = lock_ledger_folder(agent.state_dir)
     fill(agent)
     for workers in numbers:
         move(agent, workers)
@@ -134,11 +133,11 @@ def test_any_number_after_any_other(tmp_path_factory, numbers: list[int]):
 
 
 @pytest.mark.parametrize("crash", ["_move_rows", "_delete_rows", "_move_slabs"])
-def test_a_crash_on_the_way_does_no_harm(agent: Home, monkeypatch, crash):
+def test_a_crash_on_the_way_does_no_harm(agent: StatePaths, monkeypatch, crash):
     """The next start goes on, even with another number."""
     fill(agent)
     with monkeypatch.context() as patch:
-        patch.setattr(homes, crash, _die)
+        patch.setattr(session_migration, crash, _die)
         with pytest.raises(KeyboardInterrupt):
             move(agent, 2)
     move(agent, 3)
@@ -153,14 +152,14 @@ def _die(*_arguments: object) -> None:
 
 @pytest.mark.parametrize("crash", ["", "_delete_rows"])
 def test_what_is_not_reported_moves_in_its_order_and_gets_new_numbers(
-    agent: Home, monkeypatch, crash
+    agent: StatePaths, monkeypatch, crash
 ):
     """Numbers of another log may be taken, so a session's items are numbered anew, each once."""
     fill(agent)
     fill_log(agent, [(f"s{rank}", number) for number in (3, 1, 2) for rank in RANKS])
     if crash:
         with monkeypatch.context() as patch:
-            patch.setattr(homes, crash, _die)
+            patch.setattr(session_migration, crash, _die)
             with pytest.raises(KeyboardInterrupt):
                 move(agent, 2)
     for workers in (2, 3, 1):
@@ -174,35 +173,35 @@ def test_what_is_not_reported_moves_in_its_order_and_gets_new_numbers(
     assert min(number for number, _, _ in log_of(agent)) > 3 * len(RANKS)
 
 
-def test_a_session_keeps_its_secret(agent: Home):
+def test_a_session_keeps_its_secret(agent: StatePaths):
     """Who opened it resumes it, whichever worker it has come to."""
-    ledger = Ledger(agent.state_dir / "making")
+    ledger = AgentLedger(agent.state_dir / "making")
     ledger.open_session(dataclasses.replace(request(0), secret=b"digest"))
     ledger.close()
     (agent.state_dir / "making" / "ledger.sqlite").rename(agent.ledger)
     move(agent, 3)
-    at = Ledger(agent.worker(worker_of("job", 0, 3)).state_dir)
+    at = AgentLedger(agent.worker(select_worker("job", 0, 3)).state_dir)
     row = at.find("s0")
     at.close()
     assert row is not None
     assert row.request.secret == b"digest"
 
 
-def test_nothing_to_do_makes_no_tables(agent: Home):
+def test_nothing_to_do_makes_no_tables(agent: StatePaths):
     move(agent, 2)
     assert not agent.worker(0).ledger.exists()
     assert not (agent.state_dir.parent / "run").exists()
 
 
-def test_a_worker_that_still_runs_keeps_its_ledger(agent: Home):
-    guard = sole_owner(agent.worker(1).state_dir)
+def test_a_worker_that_still_runs_keeps_its_ledger(agent: StatePaths):
+    guard = lock_ledger_folder(agent.worker(1).state_dir)
     with pytest.raises(ConfigError, match="no other agent uses"):
         move(agent, 2)
     os.close(guard)
     move(agent, 2)
 
 
-def test_a_session_that_cannot_be_read_keeps_nobody_out(agent: Home):
+def test_a_session_that_cannot_be_read_keeps_nobody_out(agent: StatePaths):
     fill(agent)
     with contextlib.closing(sqlite3.connect(agent.ledger)) as base, base:
         base.execute("UPDATE sessions SET request = ? WHERE session_id = 's0'", (json.dumps([]),))
@@ -210,7 +209,7 @@ def test_a_session_that_cannot_be_read_keeps_nobody_out(agent: Home):
     assert {r for index in range(2) for r in found(agent.worker(index))} == set(RANKS) - {0}
 
 
-def test_a_move_that_fails_is_one_line(agent: Home):
+def test_a_move_that_fails_is_one_line(agent: StatePaths):
     """Rather no agent than one that forgets what it owes."""
     fill(agent)
     agent.worker(0).ledger.mkdir(parents=True)
@@ -220,21 +219,21 @@ def test_a_move_that_fails_is_one_line(agent: Home):
     assert found(agent) | found(agent.worker(1)) == set(RANKS)
 
 
-def pins_of(home: Home) -> set[str]:
+def pins_of(home: StatePaths) -> set[str]:
     with contextlib.closing(sqlite3.connect(home.ledger)) as base:
         return {job_id for (job_id,) in base.execute("SELECT job_id FROM pins")}
 
 
-def test_pins_are_everywhere_and_nowhere_that_is_left(agent: Home):
+def test_pins_are_everywhere_and_nowhere_that_is_left(agent: StatePaths):
     """Every worker knows what is pinned, whoever was told; who is gone brings nothing back."""
     fill(agent)
     with contextlib.closing(sqlite3.connect(agent.ledger)) as base, base:
         base.execute("INSERT INTO pins VALUES ('job', 1)")
-    bring_home(agent, 2, group=-1, patience_s=0)
+    migrate_sessions(agent, 2, group=-1, patience_s=0)
     assert [pins_of(agent.worker(index)) for index in range(2)] == [{"job"}, {"job"}]
     assert pins_of(agent) == set()
     for index in range(2):
         with contextlib.closing(sqlite3.connect(agent.worker(index).ledger)) as base, base:
             base.execute("DELETE FROM pins")
-    bring_home(agent, 1, group=-1, patience_s=0)
+    migrate_sessions(agent, 1, group=-1, patience_s=0)
     assert pins_of(agent) == set()

@@ -4,52 +4,61 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankdump.contract import outlook
-from rankdump.contract.room import DiskStatus, JobNeed, JobUsage, LedgerStatus
-from rankdump.contract.status import IterationStatus, Load, SessionState, SessionStatus, StatusView
-from rankdumpd.front.merged import merged
+from rankdump._core import forecast
+from rankdump._core.status import (
+    AgentLoad,
+    DiskStatus,
+    IterationStatus,
+    JobNeed,
+    JobUsage,
+    LedgerStatus,
+    SessionState,
+    SessionStatus,
+    StatusView,
+)
+from rankdumpd.workers.clients import merge_views
 
 
-def view(rank: int, *, root: str, load: Load, findings: tuple[str, ...] = ()) -> StatusView:
+def view(rank: int, *, root: str, load: AgentLoad, findings: tuple[str, ...] = ()) -> StatusView:
     session = SessionStatus("job", f"s{rank}", rank, 2, rank, "here", 1, SessionState.OPEN)
     iteration = IterationStatus("job", f"s{rank}", rank, 0, complete=True)
     return StatusView((session,), (iteration,), load, (root,), findings)
 
 
 def test_every_rank_is_there_and_every_sentence_once():
-    one = view(0, root="/a", load=Load(1, 10, 50, 100), findings=("same", "one"))
-    two = view(1, root="/a", load=Load(2, 20, 40, 90), findings=("same",))
-    both = merged([one, two], ["own", "same"])
+    one = view(0, root="/a", load=AgentLoad(1, 10, 50, 100), findings=("same", "one"))
+    two = view(1, root="/a", load=AgentLoad(2, 20, 40, 90), findings=("same",))
+    both = merge_views([one, two], ["own", "same"])
     assert [s.rank for s in both.sessions] == [0, 1]
     assert [i.rank for i in both.iterations] == [0, 1]
-    assert both.load == Load(3, 30, 40, 90)
+    assert both.load == AgentLoad(3, 30, 40, 90)
     assert both.roots == ("/a",)
     assert both.findings == ("same", "one", "own")
 
 
 def test_a_worker_without_a_tree_says_nothing_of_disks():
-    used = view(0, root="/a", load=Load(0, 0, 50, 100))
-    assert merged([StatusView(), used], ()).load == Load(0, 0, 50, 100)
-    assert merged([StatusView()], ()).load == Load()
+    used = view(0, root="/a", load=AgentLoad(0, 0, 50, 100))
+    assert merge_views([StatusView(), used], ()).load == AgentLoad(0, 0, 50, 100)
+    assert merge_views([StatusView()], ()).load == AgentLoad()
 
 
 def worker(rank: int, *, used: int) -> StatusView:
     """A worker with half of a cap of 1000 bytes, and a rank that needs 10 times 60 more."""
     need = JobNeed("job", "/a", iterations=10, bytes_stored=60, disk_bytes=60, inodes=2)
     known = replace(
-        view(rank, root="/a", load=Load()),
+        view(rank, root="/a", load=AgentLoad()),
         needs=(need,),
         disks=(DiskStatus("/a", 800, 2000, used_bytes=used),),
         usage=(JobUsage("job", used, limit_bytes=500),),
         ledger=LedgerStatus(f"/state/worker-{rank}", 10 + rank, 70 - rank, 100),
     )
-    said = outlook.findings(known.needs, known.disks, known.usage)
+    said = forecast.describe_shortages(known.needs, known.disks, known.usage)
     return replace(known, findings=tuple(said))
 
 
 def test_what_workers_need_adds_up():
     """On the disk each fits alone: only the front sees that both do not."""
-    both = merged([worker(0, used=0), worker(1, used=0)], ())
+    both = merge_views([worker(0, used=0), worker(1, used=0)], ())
     assert both.needs == (JobNeed("job", "/a", 10, 120, 120, 4),)
     assert both.findings == (
         "job job: 10 more iterations need 1.17 KiB on the disk of /a, and 800 B are free: 6 fit",
@@ -62,12 +71,12 @@ def test_a_worker_whose_own_part_is_too_small_is_heard():
     """Together there would be room, and ranks are not where it is."""
     other = replace(worker(1, used=0), needs=(), findings=(), disks=())
     one = worker(0, used=0)
-    both = merged([one, other], ())
+    both = merge_views([one, other], ())
     assert both.findings == one.findings != ()
 
 
 def test_ledgers_of_workers_are_one():
     """With the room of the fullest, should they be on several disks."""
-    both = merged([worker(0, used=0), worker(1, used=0)], ())
+    both = merge_views([worker(0, used=0), worker(1, used=0)], ())
     assert both.ledger == LedgerStatus("/state", 21, 69, 100)
-    assert merged([StatusView()], ()).ledger == LedgerStatus()
+    assert merge_views([StatusView()], ()).ledger == LedgerStatus()

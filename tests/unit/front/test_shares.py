@@ -5,23 +5,23 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdumpd.front.shares import beside, redirect_to, share_of
 from rankdumpd.settings import (
     AgentSettings,
+    DaemonSettings,
     LogSettings,
-    Settings,
     TlsSettings,
-    environment,
-    load,
-    without_settings,
+    build_environment,
+    load_settings,
+    strip_settings,
 )
+from rankdumpd.workers.supervisor import build_redirect, build_worker_address, build_worker_settings
 
 MIB = 1 << 20
 
 
 def shares(settings: AgentSettings, *, memory_bytes: int, cores: int) -> list[AgentSettings]:
     return [
-        share_of(
+        build_worker_settings(
             settings,
             index,
             state_dir=f"/s/{index}",
@@ -68,15 +68,15 @@ def test_the_rest_is_the_same_for_all():
 
 
 def test_where_a_worker_listens_and_how_a_rank_is_told():
-    assert beside("unix:/run/a.sock", 3) == "unix:/run/a.sock.3"
-    assert beside("[::1]:7420", 3) == "[::1]:0"
-    assert redirect_to("unix:/run/a.sock.3") == "a.sock.3"
-    assert redirect_to("[::1]:41321") == "41321"
+    assert build_worker_address("unix:/run/a.sock", 3) == "unix:/run/a.sock.3"
+    assert build_worker_address("[::1]:7420", 3) == "[::1]:0"
+    assert build_redirect("unix:/run/a.sock.3") == "a.sock.3"
+    assert build_redirect("[::1]:41321") == "41321"
 
 
 def test_settings_reach_another_process_through_its_environment():
     """Law: what a front decided is what its worker reads, whatever else was in the environment."""
-    mine = Settings(
+    mine = DaemonSettings(
         agent=AgentSettings(
             listen="unix:/a b.sock", state_dir='/x "y"', workers=2, drain_timeout_s=0.25
         ),
@@ -84,6 +84,6 @@ def test_settings_reach_another_process_through_its_environment():
         log=LogSettings(format="json"),
     )
     outer = {"PATH": "/bin", "RANKDUMPD_AGENT__LISTEN": "x", "RANKDUMPD_COORDINATOR__LISTEN": "y"}
-    inherited = without_settings(outer)
+    inherited = strip_settings(outer)
     assert inherited == {"PATH": "/bin"}
-    assert load(None, inherited | environment(mine)) == mine
+    assert load_settings(None, inherited | build_environment(mine)) == mine

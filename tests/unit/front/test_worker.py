@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.errors import UnavailableError
-from rankdumpd.front.worker import Worker
+from rankdump.errors import UnavailableError
+from rankdumpd.workers.worker_process import WorkerProcess
 
 WAIT_S = 60
 
@@ -22,14 +22,14 @@ def environ(socket_folder: Path) -> Mapping[str, str]:
 
 
 @pytest.fixture
-def worker(socket_folder: Path, environ) -> Iterator[Worker]:
-    worker = Worker(7, folder=socket_folder, environ=environ)
+def worker(socket_folder: Path, environ) -> Iterator[WorkerProcess]:
+    worker = WorkerProcess(7, folder=socket_folder, environ=environ)
     yield worker
     worker.stop()
     worker.stop()
 
 
-def test_from_start_to_end(worker: Worker, socket_folder: Path):
+def test_from_start_to_end(worker: WorkerProcess, socket_folder: Path):
     worker.start()
     worker.wait_ready()
     assert worker.address == f"unix:{socket_folder}/a.sock"
@@ -41,7 +41,9 @@ def test_from_start_to_end(worker: Worker, socket_folder: Path):
 
 
 def test_one_that_cannot_start_is_not_tried_for_ever(socket_folder: Path, environ):
-    worker = Worker(0, folder=socket_folder, environ=environ | {"RANKDUMPD_AGENT__LISTEN": "x"})
+    worker = WorkerProcess(
+        0, folder=socket_folder, environ=environ | {"RANKDUMPD_AGENT__LISTEN": "x"}
+    )
     worker.start()
     with pytest.raises(UnavailableError, match="worker 0 does not start: it ended with code 2"):
         worker.wait_ready()
@@ -49,33 +51,33 @@ def test_one_that_cannot_start_is_not_tried_for_ever(socket_folder: Path, enviro
 
 
 def test_one_that_cannot_even_be_run_says_why(socket_folder: Path, environ):
-    worker = Worker(0, folder=socket_folder / "none", environ=environ)
+    worker = WorkerProcess(0, folder=socket_folder / "none", environ=environ)
     worker.start()
     with pytest.raises(UnavailableError, match="could not be run:"):
         worker.wait_ready()
     worker.stop()
 
 
-def test_one_that_is_killed_while_it_drains_has_left_something(worker: Worker, monkeypatch):
+def test_one_that_is_killed_while_it_drains_has_left_something(worker: WorkerProcess, monkeypatch):
     worker.start()
     worker.wait_ready()
     process = worker._process
     assert process is not None
-    monkeypatch.setattr("rankdumpd.leash.ask_to_drain", lambda _process: None)
+    monkeypatch.setattr("rankdumpd.server.worker_pipe.request_drain", lambda _process: None)
     worker.ask_to_drain()
     process.send_signal(signal.SIGKILL)
     assert worker.wait_over(WAIT_S) == 1
 
 
-def test_one_that_hangs_is_killed(worker: Worker, monkeypatch):
+def test_one_that_hangs_is_killed(worker: WorkerProcess, monkeypatch):
     worker.start()
     worker.wait_ready()
     assert worker._process is not None
     worker._process.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr("rankdumpd.front.worker._KILL_AFTER_S", 0.1)
+    monkeypatch.setattr("rankdumpd.workers.worker_process._KILL_AFTER_S", 0.1)
     worker.stop()
     assert worker.wait_over(WAIT_S) == 1
 
 
-def test_never_started(worker: Worker):
+def test_never_started(worker: WorkerProcess):
     """The fixture stops it; so does a front that fails before its workers run."""

@@ -16,10 +16,11 @@ from suites.flips import flipped
 from suites.native_tree import write_tree
 from suites.tree_builder import TreeBuilder
 
-from rankdump.cli.commands import answer
-from rankdump.contract.errors import DamagedError
-from rankdump.fsck import Kind, check_tree, mend
-from rankdump.fsck.repair import OLD_S
+from rankdump._analysis.fsck.damage import DamageKind
+from rankdump._analysis.fsck.repair import MIN_UNWRITTEN_AGE_S, repair_tree
+from rankdump._analysis.fsck.tree_check import check_tree
+from rankdump._cli.command_group import run_command_line
+from rankdump.errors import CorruptedError
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden"
 TYPES = ("float32", "float16", "int64", "uint8", "bool", "complex64")
@@ -55,7 +56,7 @@ def test_every_flip_is_found(tensors, data):
         at = data.draw(st.integers(0, path.stat().st_size - 1))
         with flipped(path, at, data.draw(st.integers(1, 255))):
             (damage,) = check_tree(root, workers=1).damages
-        assert (damage.kind, damage.path) == (Kind.TORN, str(path.relative_to(root)))
+        assert (damage.kind, damage.path) == (DamageKind.TORN, str(path.relative_to(root)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -82,7 +83,7 @@ def test_what_is_mended_stays_mended(tensors, data):
                 case _:
                     path.with_name("notes").write_text("mine")
         before = {each.name for each in root.rglob("*")}
-        left = mend(root, check_tree(root, workers=1))
+        left = repair_tree(root, check_tree(root, workers=1))
         assert check_tree(root, workers=1).damages == left.damages
         gone = before - {each.name for each in root.rglob("*")}
         assert all(name.startswith(".") for name in gone)
@@ -96,7 +97,7 @@ def test_every_flip_of_a_manifest_is_found(tmp_path):
     for at in range(0, end, 7):
         with flipped(path, at, 1 + at % 255):
             damages = check_tree(tmp_path, workers=1).damages
-        assert relative in {each.path for each in damages if each.kind is Kind.MANIFEST}, at
+        assert relative in {each.path for each in damages if each.kind is DamageKind.MANIFEST}, at
 
 
 def test_links_are_not_followed(tmp_path):
@@ -114,7 +115,7 @@ def test_links_are_not_followed(tmp_path):
     (root / "rank_0/.dump_metadata/manifest/iteration_4.x.json").symlink_to(outside / "secret")
     (root / "rank_0/.dump_metadata/config.json").symlink_to(outside / "secret")
     report = check_tree(root, workers=1)
-    assert {each.kind for each in report.damages} == {Kind.FOREIGN}
+    assert {each.kind for each in report.damages} == {DamageKind.FOREIGN}
     assert len(report.damages) == 6
     assert report.files == 1
     assert not target.exists()
@@ -126,14 +127,14 @@ def test_leftovers_of_who_cannot_be_asked(tmp_path, monkeypatch):
     young, old = first.with_name(".a.tmp"), first.with_name(".b.tmp")
     for path in (young, old):
         path.write_bytes(b"half")
-    long_ago = young.stat().st_mtime - OLD_S - 1
+    long_ago = young.stat().st_mtime - MIN_UNWRITTEN_AGE_S - 1
     os.utime(old, (long_ago, long_ago))
 
     def refuse(*_):
         raise PermissionError(13, "not the owner")
 
-    monkeypatch.setattr("rankdump.fsck.repair.fcntl.fcntl", refuse)
-    left = mend(tmp_path, check_tree(tmp_path, workers=1))
+    monkeypatch.setattr("rankdump._analysis.fsck.repair.fcntl.fcntl", refuse)
+    left = repair_tree(tmp_path, check_tree(tmp_path, workers=1))
     assert ([each.path[-6:] for each in left.damages], young.exists()) == ([".a.tmp"], True)
     assert not old.exists()
 
@@ -145,7 +146,7 @@ def test_removal_that_was_cut(tmp_path):
     path.rename(path.with_name(f".{path.name}"))
     report = check_tree(tmp_path, workers=1)
     (damage,) = report.damages
-    assert (damage.kind, damage.mendable) == (Kind.LEFTOVER, False)
+    assert (damage.kind, damage.mendable) == (DamageKind.LEFTOVER, False)
 
 
 def test_tables(tmp_path):
@@ -156,11 +157,11 @@ def test_tables(tmp_path):
     assert check_tree(tmp_path, workers=1).damages == ()
     whole = table.read_bytes()
     table.write_bytes(whole[:-1])
-    assert {each.kind for each in check_tree(tmp_path, workers=1).damages} >= {Kind.TORN}
+    assert {each.kind for each in check_tree(tmp_path, workers=1).damages} >= {DamageKind.TORN}
     table.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 1])
     (damage,) = check_tree(tmp_path, workers=1).damages
     assert (damage.kind, damage.text) == (
-        Kind.MISSING,
+        DamageKind.MISSING,
         "it names 3 rows of tables, which have 2",
     )
 
@@ -183,20 +184,20 @@ def test_without_manifests_nothing_counts_as_checked(tmp_path, capsys):
     write_tree(tmp_path)
     report = check_tree(tmp_path, workers=1)
     assert (report.damages, report.checked) == ((), False)
-    assert answer(["fsck", str(tmp_path)]) == 1
+    assert run_command_line(["fsck", str(tmp_path)]) == 1
     *_, why, last = capsys.readouterr().out.splitlines()
     assert why.startswith("no manifest: nothing says which files should be here")
     assert "no tensor was checked" in last
     assert f"of {report.looked_at} files only the names were looked at" in last
     assert "nothing is wrong" not in last
-    assert answer(["fsck", str(tmp_path), "--json"]) == 1
+    assert run_command_line(["fsck", str(tmp_path), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["clean"] is False
 
 
 def test_a_folder_without_a_dump_is_an_error(tmp_path, capsys):
     """An empty folder, and one with files of somebody else."""
     for _ in range(2):
-        assert answer(["fsck", str(tmp_path)]) == 1
+        assert run_command_line(["fsck", str(tmp_path)]) == 1
         captured = capsys.readouterr()
         assert (captured.out, captured.err.count("\n")) == ("", 1)
         assert f"{tmp_path}: nothing of a dump is here" in captured.err
@@ -216,14 +217,14 @@ def test_hard_links_are_read_once(tmp_path, capsys):
     report = check_tree(tmp_path, workers=1)
     assert (report.files, report.names, report.digests, report.damages) == (1, 3, 3, ())
     assert report.bytes_read == first.stat().st_size
-    assert answer(["fsck", str(tmp_path)]) == 0
+    assert run_command_line(["fsck", str(tmp_path)]) == 0
     assert "1 file read" in capsys.readouterr().out
     with flipped(first, 20, 1):
         assert len(check_tree(tmp_path, workers=1).damages) == 3
 
 
 def test_a_root_that_cannot_be_read(tmp_path):
-    with pytest.raises(DamagedError, match="cannot be read"):
+    with pytest.raises(CorruptedError, match="cannot be read"):
         check_tree(tmp_path / "none", workers=1)
 
 
@@ -244,6 +245,6 @@ def test_a_long_name_without_its_file(tmp_path):
     (folder / "436493186.npy").write_bytes(b"x")
     (folder / "mapping.csv").write_text(f"436493186.npy,{full}\n591914022.npy,{full}\n")
     (damage,) = check_tree(tmp_path, workers=1).damages
-    assert (damage.kind, damage.path) == (Kind.MISSING, "rank_0/Net/0/0/591914022.npy")
+    assert (damage.kind, damage.path) == (DamageKind.MISSING, "rank_0/Net/0/0/591914022.npy")
     (folder / "591914022.npy.zst").write_bytes(b"x")
     assert check_tree(tmp_path, workers=1).damages == ()

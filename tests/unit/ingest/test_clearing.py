@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rankdumpd.ingest.clearing import SETTLED_S, Clearing
-from rankdumpd.ingest.source import Source
-from rankdumpd.ingest.values import Kind, Taken
+from rankdumpd.ingest.dump_file import DumpFileKind, IngestedFile
+from rankdumpd.ingest.engine import REMOVAL_DELAY_S, SourceCleaner
+from rankdumpd.ingest.folder import IngestFolder
 
 
 class Removed:
@@ -26,11 +26,11 @@ def cleared(tmp_path: Path):
     """A clearing with a clock of our own, one file that was taken, and the state."""
     path = tmp_path / "a.npy"
     path.write_bytes(b"x")
-    source, state, now = Source(tmp_path), Removed(), [path.stat().st_ctime]
-    clearing = Clearing(source, state, lambda _: True, clock=lambda: now[0])  # type: ignore[arg-type]
+    source, state, now = IngestFolder(tmp_path), Removed(), [path.stat().st_ctime]
+    clearing = SourceCleaner(source, state, lambda _: True, clock=lambda: now[0])  # type: ignore[arg-type]
     stamp = source.stamp("a.npy")
     assert stamp
-    taken = Taken("a.npy", Kind.NPY, stamp, "digest", "a.npy", stamp, False, ())
+    taken = IngestedFile("a.npy", DumpFileKind.NPY, stamp, "digest", "a.npy", stamp, False, ())
     yield clearing, taken, state, now, path
     source.close()
 
@@ -40,11 +40,11 @@ def test_a_young_file_waits(cleared):
     clearing, taken, state, now, path = cleared
     assert clearing.remove([taken]) == clearing.remove([taken]) == 0
     assert path.exists()
-    now[0] += SETTLED_S + 0.1
+    now[0] += REMOVAL_DELAY_S + 0.1
     assert clearing.remove(()) == 1
     assert not path.exists()
     assert state.paths == ["a.npy"]
-    now[0] += SETTLED_S + 0.1
+    now[0] += REMOVAL_DELAY_S + 0.1
     assert clearing.remove(()) == 0
 
 
@@ -53,7 +53,7 @@ def test_the_end_waits_for_what_is_young(cleared):
     clearing.remove([taken])
 
     def wait(seconds: float) -> None:
-        assert seconds <= SETTLED_S
+        assert seconds <= REMOVAL_DELAY_S
         now[0] += seconds + 0.1
 
     assert clearing.remove_young(wait) == 1

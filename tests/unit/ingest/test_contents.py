@@ -9,32 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from suites.native_tree import LONG, bin_bytes, npy_bytes, tensor_name
 
-from rankdump.contract.errors import DamagedError
-from rankdumpd.ingest.contents import examine, kind_of
-from rankdumpd.ingest.values import Kind
+from rankdump.errors import CorruptedError
+from rankdumpd.ingest.dump_file import DumpFileKind, classify_file, examine_file
 
 KINDS = {
-    tensor_name("a", 1): Kind.NPY,
-    LONG: Kind.NPY,
-    "12345.npy": Kind.NPY,
-    "a.npy.zst": Kind.PACKED,
-    "Add.net_Add.3.1.1700000000000900": Kind.BIN,
-    "Add.net_Add.3.1700000000000900": Kind.BIN,
-    "Add.net_Add.3.1.1700000000000900.4.1.2.0": Kind.BIN,
-    "Add.net_Add.3.1.1700000000000900.output.0": Kind.BIN,
-    "Opdebug.Node_OpDebug.1.2.1700000000000900": Kind.BIN,
-    "5577293430985752569": Kind.BIN,
-    "statistic.csv": Kind.PLAIN,
-    "mapping.csv": Kind.PLAIN,
-    "MatMul.Default_a.json": Kind.PLAIN,
-    "ms_output_trace_code_graph_0.ir": Kind.PLAIN,
-    "noname": Kind.PLAIN,
-    ".5": Kind.PLAIN,
+    tensor_name("a", 1): DumpFileKind.NPY,
+    LONG: DumpFileKind.NPY,
+    "12345.npy": DumpFileKind.NPY,
+    "a.npy.zst": DumpFileKind.PACKED,
+    "Add.net_Add.3.1.1700000000000900": DumpFileKind.BIN,
+    "Add.net_Add.3.1700000000000900": DumpFileKind.BIN,
+    "Add.net_Add.3.1.1700000000000900.4.1.2.0": DumpFileKind.BIN,
+    "Add.net_Add.3.1.1700000000000900.output.0": DumpFileKind.BIN,
+    "Opdebug.Node_OpDebug.1.2.1700000000000900": DumpFileKind.BIN,
+    "5577293430985752569": DumpFileKind.BIN,
+    "statistic.csv": DumpFileKind.PLAIN,
+    "mapping.csv": DumpFileKind.PLAIN,
+    "MatMul.Default_a.json": DumpFileKind.PLAIN,
+    "ms_output_trace_code_graph_0.ir": DumpFileKind.PLAIN,
+    "noname": DumpFileKind.PLAIN,
+    ".5": DumpFileKind.PLAIN,
 }
 
 
 def test_kinds():
-    assert {name: kind_of(name) for name in KINDS} == KINDS
+    assert {name: classify_file(name) for name in KINDS} == KINDS
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,7 @@ def test_kinds():
     ],
 )
 def test_arrays(data: bytes, dtype: str, shape: tuple[int, ...], elements: bytes):
-    content = examine("a.npy", memoryview(data))
+    content = examine_file("a.npy", memoryview(data))
     (member,) = content.members
     assert (member.dtype, member.shape, member.bytes_in) == (dtype, shape, len(elements))
     assert member.digest == xxhash.xxh3_128_hexdigest(elements)
@@ -57,7 +56,7 @@ def test_arrays(data: bytes, dtype: str, shape: tuple[int, ...], elements: bytes
 
 def test_a_bin_file_is_all_of_its_frames():
     data = bin_bytes(np.ones(3, np.float32), np.ones(0, np.float32), trailing=b"xyz")
-    content = examine("a.b.1.2.3", memoryview(data))
+    content = examine_file("a.b.1.2.3", memoryview(data))
     assert b"".join(content.frames) == data
     assert [member.name for member in content.members] == ["input.0", "output.0"]
 
@@ -69,7 +68,7 @@ def test_anything_is_whole_or_damaged(name: str, data: bytes, cut: int, at: int)
     good = npy_bytes(np.arange(9)) if name == "a.npy" else bin_bytes(np.arange(9), np.arange(2))
     broken = (good[:at] + data + good[at + len(data) :])[:cut]
     try:
-        whole = b"".join(examine(name, memoryview(broken)).frames)
-    except DamagedError:
+        whole = b"".join(examine_file(name, memoryview(broken)).frames)
+    except CorruptedError:
         return
     assert whole == broken

@@ -24,10 +24,10 @@ from suites.native_tree import (
 
 import rankdump
 from rankdump import reader
-from rankdump.contract.errors import ConfigError
-from rankdump.contract.manifest import Manifest
-from rankdumpd.ingest.run import Run
-from rankdumpd.ingest.values import Counts, Task
+from rankdump._core.manifest import Manifest
+from rankdump.errors import ConfigError
+from rankdumpd.ingest.dump_file import IngestCounts, IngestTask
+from rankdumpd.ingest.runner import IngestRun
 
 FOLDER = "rank_0/Net/0/0"
 
@@ -40,10 +40,12 @@ class Host:
         self.source.mkdir()
         self.said: list[str] = []
 
-    def ingest(self, *, delete: bool = False, codec: str = "zstd") -> Counts:
+    def ingest(self, *, delete: bool = False, codec: str = "zstd") -> IngestCounts:
         self.said = []
-        task = Task(self.source, self.tree, delete=delete, clear=delete, codec=codec, threads=2)
-        run = Run(task, say=self.said.append)
+        task = IngestTask(
+            self.source, self.tree, delete=delete, clear=delete, codec=codec, threads=2
+        )
+        run = IngestRun(task, say=self.said.append)
         assert run.run()
         return run.counts
 
@@ -371,19 +373,19 @@ def test_folders_within_each_other_are_refused(host: Host):
     ):
         source.mkdir(exist_ok=True)
         with pytest.raises(ConfigError, match="outside of"):
-            Run(Task(source, tree), say=print)
+            IngestRun(IngestTask(source, tree), say=print)
 
 
 def test_two_at_once_are_refused(host: Host):
-    first = Run(Task(host.source, host.tree), say=print)
+    first = IngestRun(IngestTask(host.source, host.tree), say=print)
     with pytest.raises(ConfigError, match="no other ingest uses"):
-        Run(Task(host.source, host.tree), say=print)
+        IngestRun(IngestTask(host.source, host.tree), say=print)
     assert first.run()
     host.ingest()
 
 
 def test_a_large_file_is_mapped(host: Host, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rankdumpd.ingest.taking.MAPPED_BYTES", 1000)
+    monkeypatch.setattr("rankdumpd.ingest.file_copy.MIN_MAPPED_BYTES", 1000)
     files = write_tree(host.source)
     assert host.ingest(delete=True).failed == 0
     assert stored(host.tree) == files
@@ -396,7 +398,7 @@ def test_a_full_disk_is_said_and_nothing_is_lost(host: Host, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("rankdumpd.agent.tree.os.write", full)
+        patched.setattr("rankdumpd.agent.storage.tree.os.write", full)
         counts = host.ingest(delete=True)
         assert (counts.files, counts.failed, counts.removed) == (0, len(files), 0)
         assert "No space left" in host.said[0]

@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 from suites.native_tree import npy_bytes, stored, tensor_name, write_file, write_tree
 
-from rankdump.contract.errors import UnavailableError
-from rankdumpd.ingest import inotify, settled
-from rankdumpd.ingest.engine import Engine
-from rankdumpd.ingest.follow import QUIET_S, Follower
-from rankdumpd.ingest.inotify import Event
-from rankdumpd.ingest.run import Run
-from rankdumpd.ingest.service import IngestRoom
-from rankdumpd.ingest.settled import YOUNG_S
-from rankdumpd.ingest.values import Candidate, Task
+from rankdump.errors import UnavailableError
+from rankdumpd.ingest import file_copy, folder_watch
+from rankdumpd.ingest.dump_file import CandidateFile, IngestTask
+from rankdumpd.ingest.engine import IngestEngine
+from rankdumpd.ingest.file_copy import SETTLE_TIME_S
+from rankdumpd.ingest.folder_watch import SWEEP_INTERVAL_S, FolderFollower, InotifyEvent
+from rankdumpd.ingest.runner import IngestComponent, IngestRun
 
 DATA = npy_bytes(np.arange(5000.0))
 FOLDER = "rank_0/Net/0/0"
@@ -33,9 +31,9 @@ class Rig:
         self.now_s = 100.0
         self.said: list[str] = []
         self.stopped = False
-        task = Task(self.source, self.tree, threads=2)
-        self.engine = Engine(task, say=self.said.append, stopping=lambda: False)
-        self.follower = Follower(
+        task = IngestTask(self.source, self.tree, threads=2)
+        self.engine = IngestEngine(task, say=self.said.append, stopping=lambda: False)
+        self.follower = FolderFollower(
             self.engine, stopping=lambda: self.stopped, until_idle_s=None, clock=lambda: self.now_s
         )
 
@@ -86,7 +84,7 @@ def test_new_folders_with_all_that_is_in_them(rig: Rig):
     files = write_tree(rig.source)
     tensors = {name for name in files if name.endswith(".npy") or "Add." in name}
     assert rig.look() == tensors
-    assert rig.look(YOUNG_S) == set(files)
+    assert rig.look(SETTLE_TIME_S) == set(files)
     assert stored(rig.tree) == files
 
 
@@ -96,7 +94,7 @@ def test_a_file_that_is_heard_of_twice(rig: Rig):
     names = [f"{number}.npy" for number in range(200)]
     for name in names:
         write_file(rig.source / name, npy_bytes(np.arange(2000) + len(name)))
-    rig.engine.take([Candidate(name, closed=True) for name in names for _ in range(3)])
+    rig.engine.take([CandidateFile(name, closed=True) for name in names for _ in range(3)])
     assert rig.engine.counts.files == len(names)
     assert rig.look() == set(names)
     assert rig.said == []
@@ -123,12 +121,12 @@ def test_tables_are_copied_when_they_rest(rig: Rig):
     for row in ("a\n", "b\n", "c\n"):
         with (rig.source / "statistic.csv").open("a") as file:
             file.write(row)
-        assert rig.look(YOUNG_S / 2) == set()
-    assert rig.look(YOUNG_S) == {"statistic.csv"}
+        assert rig.look(SETTLE_TIME_S / 2) == set()
+    assert rig.look(SETTLE_TIME_S) == {"statistic.csv"}
     with (rig.source / "statistic.csv").open("a") as file:
         file.write("d\n")
     rig.look()
-    rig.look(YOUNG_S)
+    rig.look(SETTLE_TIME_S)
     assert stored(rig.tree) == {"statistic.csv": b"a\nb\nc\nd\n"}
 
 
@@ -136,12 +134,12 @@ def test_lost_events_are_made_up_for(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     """The kernel's queue ran over: everything is listed again."""
     rig.follower.begin()
     files = write_tree(rig.source)
-    lost = [Event(-1, inotify.LOST, "")]
+    lost = [InotifyEvent(-1, folder_watch.QUEUE_OVERFLOW_EVENT, "")]
     with monkeypatch.context() as patched:
-        patched.setattr(inotify.Inotify, "read", lambda _self: lost)
+        patched.setattr(folder_watch.InotifyQueue, "read", lambda _self: lost)
         rig.look()
     rig.look()  # what the kernel did keep
-    rig.look(YOUNG_S)
+    rig.look(SETTLE_TIME_S)
     assert stored(rig.tree) == files
     write_file(rig.source / FOLDER / tensor_name("later", 50), DATA)
     assert f"{FOLDER}/{tensor_name('later', 50)}" in rig.look()
@@ -169,18 +167,18 @@ def test_where_the_kernel_cannot_tell(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     """Without leases: who was seen closing is believed; what is found has to rest, and be whole."""
 
     def refuse(_descriptor: int, command: int, *_args: object) -> int:
-        if command == settled.fcntl.F_SETLEASE:
+        if command == file_copy.fcntl.F_SETLEASE:
             raise OSError(22, "Invalid argument")
         return 0
 
-    monkeypatch.setattr(settled.fcntl, "fcntl", refuse)
+    monkeypatch.setattr(file_copy.fcntl, "fcntl", refuse)
     write_file(rig.source / "found.npy", DATA)
     write_file(rig.source / "half.npy", DATA[:-1])
     rig.follower.begin()
     assert rig.look() == set()
     write_file(rig.source / "closed.npy", DATA)
     assert rig.look() == {"closed.npy"}
-    assert rig.look(YOUNG_S) == {"closed.npy", "found.npy"}
+    assert rig.look(SETTLE_TIME_S) == {"closed.npy", "found.npy"}
     assert [line.split(":")[0] for line in rig.said] == ["half.npy"]
 
 
@@ -204,7 +202,7 @@ def test_an_iteration_is_indexed_when_the_next_begins(rig: Rig):
     write_file(rig.source / "rank_0/Net/0/1" / tensor_name("a", 2), DATA)
     rig.look()
     assert [path.name.split(".")[0] for path in folder.iterdir()] == ["iteration_0"]
-    rig.look(QUIET_S)
+    rig.look(SWEEP_INTERVAL_S)
     assert sorted(path.name.split(".")[0] for path in folder.iterdir()) == [
         "iteration_0",
         "iteration_1",
@@ -219,10 +217,10 @@ def test_what_failed_is_tried_again(rig: Rig, monkeypatch: pytest.MonkeyPatch):
 
     rig.follower.begin()
     with monkeypatch.context() as patched:
-        patched.setattr("rankdumpd.agent.tree.os.write", full)
+        patched.setattr("rankdumpd.agent.storage.tree.os.write", full)
         write_file_unpatched(rig.source / "a.npy")
         assert rig.look() == set()
-    assert rig.look(QUIET_S) == {"a.npy"}
+    assert rig.look(SWEEP_INTERVAL_S) == {"a.npy"}
     assert rig.engine.counts.failed == 0
 
 
@@ -246,13 +244,13 @@ def test_hard_links_are_found_in_the_end(rig: Rig, tmp_path: Path):
     write_file(tmp_path / "elsewhere", DATA)
     (rig.source / "a.npy").hardlink_to(tmp_path / "elsewhere")
     assert rig.look() == set()
-    assert rig.look(QUIET_S) == {"a.npy"}
+    assert rig.look(SWEEP_INTERVAL_S) == {"a.npy"}
 
 
 def test_it_ends_when_nothing_comes(tmp_path: Path):
     source, tree = tmp_path / "source", tmp_path / "tree"
     files = write_tree(source)
-    run = Run(Task(source, tree, delete=True, clear=True), say=print, until_idle_s=0.05)
+    run = IngestRun(IngestTask(source, tree, delete=True, clear=True), say=print, until_idle_s=0.05)
     assert run.run()
     assert stored(tree) == files
     assert list(source.iterdir()) == []
@@ -262,7 +260,7 @@ def test_it_ends_when_asked(tmp_path: Path):
     """After a last look, whatever events there were."""
     source, tree = tmp_path / "source", tmp_path / "tree"
     source.mkdir()
-    run = Run(Task(source, tree), say=print, follow=True)
+    run = IngestRun(IngestTask(source, tree), say=print, follow=True)
     thread = threading.Thread(target=run.run)
     thread.start()
     files = write_tree(source)
@@ -277,7 +275,7 @@ def test_the_room_waits_for_its_folder(tmp_path: Path, caplog: pytest.LogCapture
     """An agent is there before the first job: that is said once, and tried again."""
     caplog.set_level("INFO")
     source, tree = tmp_path / "source", tmp_path / "tree"
-    room = IngestRoom(Task(source, tree, delete=True), retry_s=0.01, tell_s=0.01)
+    room = IngestComponent(IngestTask(source, tree, delete=True), retry_s=0.01, tell_s=0.01)
     room.start()
     wait_for(lambda: "cannot take over" in caplog.text)
     files = write_tree(source)
@@ -297,15 +295,15 @@ def test_the_room_outlives_its_troubles(
     """An error of this program is logged, and the ingest begun again."""
     source, tree = tmp_path / "source", tmp_path / "tree"
     files = write_tree(source)
-    look, failures = Follower.begin, iter([True])
+    look, failures = FolderFollower.begin, iter([True])
 
-    def begin(self: Follower) -> None:
+    def begin(self: FolderFollower) -> None:
         if next(failures, False):
             raise RuntimeError("a mistake")
         look(self)
 
-    monkeypatch.setattr(Follower, "begin", begin)
-    room = IngestRoom(Task(source, tree), retry_s=0.01)
+    monkeypatch.setattr(FolderFollower, "begin", begin)
+    room = IngestComponent(IngestTask(source, tree), retry_s=0.01)
     room.start()
     wait_for(lambda: "a mistake" in caplog.text)
     wait_for(lambda: tree.exists() and len(stored(tree)) > 0)
@@ -314,7 +312,7 @@ def test_the_room_outlives_its_troubles(
 
 
 def test_a_room_that_never_began(tmp_path: Path):
-    room = IngestRoom(Task(tmp_path / "source", tmp_path / "tree"))
+    room = IngestComponent(IngestTask(tmp_path / "source", tmp_path / "tree"))
     assert room.drain(0) == 0
     room.stop()
     room.stop()

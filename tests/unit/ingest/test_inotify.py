@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from rankdump.contract.errors import ExhaustedError
-from rankdumpd.ingest import inotify
-from rankdumpd.ingest.inotify import Event, Inotify, parse
+from rankdump.errors import ExhaustedError
+from rankdumpd.ingest import folder_watch
+from rankdumpd.ingest.folder_watch import InotifyEvent, InotifyQueue, parse_inotify_events
 
 
 @pytest.fixture
-def watched() -> Iterator[Inotify]:
-    events = Inotify()
+def watched() -> Iterator[InotifyQueue]:
+    events = InotifyQueue()
     yield events
     events.close()
 
 
-def watch(events: Inotify, folder: Path) -> int:
+def watch(events: InotifyQueue, folder: Path) -> int:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         return events.watch(descriptor)
@@ -30,7 +30,7 @@ def watch(events: Inotify, folder: Path) -> int:
         os.close(descriptor)
 
 
-def test_closed_and_moved_files_and_new_folders(watched: Inotify, tmp_path: Path):
+def test_closed_and_moved_files_and_new_folders(watched: InotifyQueue, tmp_path: Path):
     """A file is heard of when its writer closes it, not when it is made, read or made read-only."""
     number = watch(watched, tmp_path)
     with (tmp_path / "a").open("w") as file:
@@ -41,35 +41,40 @@ def test_closed_and_moved_files_and_new_folders(watched: Inotify, tmp_path: Path
     (tmp_path / "b").symlink_to("a")
     (tmp_path / "a").rename(tmp_path / "c")
     (tmp_path / "d").mkdir()
-    assert created == [Event(number, inotify.CREATED, "a")]
+    assert created == [InotifyEvent(number, folder_watch.CREATE_EVENT, "a")]
     assert watched.read() == [
-        Event(number, inotify.CLOSED, "a"),
-        Event(number, inotify.CREATED, "b"),
-        Event(number, inotify.MOVED_HERE, "c"),
-        Event(number, inotify.CREATED | inotify.FOLDER, "d"),
+        InotifyEvent(number, folder_watch.CLOSE_WRITE_EVENT, "a"),
+        InotifyEvent(number, folder_watch.CREATE_EVENT, "b"),
+        InotifyEvent(number, folder_watch.MOVED_TO_EVENT, "c"),
+        InotifyEvent(number, folder_watch.CREATE_EVENT | folder_watch.IS_FOLDER_EVENT, "d"),
     ]
     assert watched.read() == []
 
 
-def test_a_folder_has_one_number_wherever_it_stands(watched: Inotify, tmp_path: Path):
+def test_a_folder_has_one_number_wherever_it_stands(watched: InotifyQueue, tmp_path: Path):
     (tmp_path / "a").mkdir()
     number = watch(watched, tmp_path / "a")
     (tmp_path / "a").rename(tmp_path / "b")
     assert watch(watched, tmp_path / "b") == number
     (tmp_path / "b").rmdir()
-    assert [event.mask & inotify.GONE for event in watched.read()] == [inotify.GONE]
+    assert [event.mask & folder_watch.WATCH_REMOVED_EVENT for event in watched.read()] == [
+        folder_watch.WATCH_REMOVED_EVENT
+    ]
 
 
 def test_lost_events_and_names_that_are_no_text():
     """As the kernel hands them over."""
     head = struct.Struct("iIII")
-    data = head.pack(3, inotify.CLOSED, 0, 16) + b"\xffa".ljust(16, b"\0")
-    data += head.pack(-1, inotify.LOST, 0, 0)
-    assert parse(data) == [Event(3, inotify.CLOSED, "\udcffa"), Event(-1, inotify.LOST, "")]
+    data = head.pack(3, folder_watch.CLOSE_WRITE_EVENT, 0, 16) + b"\xffa".ljust(16, b"\0")
+    data += head.pack(-1, folder_watch.QUEUE_OVERFLOW_EVENT, 0, 0)
+    assert parse_inotify_events(data) == [
+        InotifyEvent(3, folder_watch.CLOSE_WRITE_EVENT, "\udcffa"),
+        InotifyEvent(-1, folder_watch.QUEUE_OVERFLOW_EVENT, ""),
+    ]
 
 
 def test_too_many_watches_name_the_limit(
-    watched: Inotify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watched: InotifyQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(watched, "_libc", _Refusing(errno.ENOSPC))
     with pytest.raises(ExhaustedError, match=r"fs\.inotify\.max_user_watches"):
@@ -90,6 +95,6 @@ class _Refusing:
         return -1
 
 
-def test_closing_twice(watched: Inotify):
+def test_closing_twice(watched: InotifyQueue):
     watched.close()
     watched.close()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rankdumpd.agent.values import Stamp
-from rankdumpd.ingest.settled import YOUNG_S, Waiting, leased
+from rankdumpd.agent.records import FileStamp
+from rankdumpd.ingest.file_copy import SETTLE_TIME_S, SettlingFiles, hold_read_lease
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def file(tmp_path: Path) -> Path:
 def test_nobody_writes(file: Path):
     descriptor = os.open(file, os.O_RDONLY)
     for _ in range(2):
-        with leased(descriptor) as free:
+        with hold_read_lease(descriptor) as free:
             assert free is True
     os.close(descriptor)
     file.write_bytes(b"")  # it was given back
@@ -35,7 +35,7 @@ def test_nobody_writes(file: Path):
 def test_somebody_writes(file: Path):
     """Another process, too."""
     descriptor = os.open(file, os.O_RDONLY)
-    with file.open("ab"), leased(descriptor) as free:
+    with file.open("ab"), hold_read_lease(descriptor) as free:
         assert free is False
     script = f"import sys; f = open({str(file)!r}, 'ab'); print('open', flush=True); input()"
     writer = subprocess.Popen(
@@ -43,10 +43,10 @@ def test_somebody_writes(file: Path):
     )
     assert writer.stdout is not None
     writer.stdout.readline()
-    with leased(descriptor) as free:
+    with hold_read_lease(descriptor) as free:
         assert free is False
     writer.communicate(b"\n")
-    with leased(descriptor) as free:
+    with hold_read_lease(descriptor) as free:
         assert free is True
     os.close(descriptor)
 
@@ -62,7 +62,7 @@ def test_a_writer_waits_until_it_is_given_back(file: Path):
             opened.set()
 
     thread = threading.Thread(target=write)
-    with leased(descriptor) as free:
+    with hold_read_lease(descriptor) as free:
         assert free
         thread.start()
         assert not opened.wait(0.2)
@@ -81,20 +81,23 @@ def test_where_there_are_no_leases(file: Path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     descriptor = os.open(file, os.O_RDONLY)
-    with leased(descriptor) as free:
+    with hold_read_lease(descriptor) as free:
         assert free is None
     os.close(descriptor)
 
 
 def test_waiting_until_nothing_has_changed():
     """A file is ripe once it was the same for long enough; one that changes waits on."""
-    waiting, now = Waiting(), {"a": Stamp(1, 1, 1), "b": Stamp(2, 1, 1), "c": Stamp(3, 1, 1)}
+    waiting, now = (
+        SettlingFiles(),
+        {"a": FileStamp(1, 1, 1), "b": FileStamp(2, 1, 1), "c": FileStamp(3, 1, 1)},
+    )
     for path, stamp in now.items():
         waiting.add(path, stamp, 10.0)
     waiting.add("a", now["a"], 11.0)  # the same: it has waited since 10
-    assert waiting.due_s() == 10.0 + YOUNG_S
+    assert waiting.due_s() == 10.0 + SETTLE_TIME_S
     assert waiting.take(11.9, now.get) == []
-    now["b"] = Stamp(2, 5, 2)
+    now["b"] = FileStamp(2, 5, 2)
     del now["c"]
     assert [c.path for c in waiting.take(12.0, now.get) if c.aged] == ["a"]
     assert [c.path for c in waiting.take(14.0, now.get)] == ["b"]
@@ -102,8 +105,8 @@ def test_waiting_until_nothing_has_changed():
 
 
 def test_waiting_after_each_event():
-    waiting = Waiting()
+    waiting = SettlingFiles()
     waiting.touch("table.csv", 1.0)
     waiting.touch("table.csv", 2.5)
-    assert waiting.take(3.5, lambda _path: Stamp(1, 1, 1)) == []
-    assert [c.path for c in waiting.take(4.5, lambda _path: Stamp(1, 2, 3))] == ["table.csv"]
+    assert waiting.take(3.5, lambda _path: FileStamp(1, 1, 1)) == []
+    assert [c.path for c in waiting.take(4.5, lambda _path: FileStamp(1, 2, 3))] == ["table.csv"]

@@ -7,24 +7,30 @@ from pathlib import Path
 import pytest
 from suites.api_dumps import Line, call, gradient, write_dump
 
-from rankdump.contract.errors import DamagedError
-from rankdump.migrator.comparing.info import InfoTensor, read
-from rankdump.migrator.comparing.steps import Step, counted_steps, guessed_steps, paired
+from rankdump._compat.tensor_pairs import (
+    ApiDumpStep,
+    ApiInfoTensor,
+    group_counted_steps,
+    guess_steps,
+    pair_steps,
+    read_dump_info,
+)
+from rankdump.errors import CorruptedError
 
 
-def tensors(lines: list[Line], tmp_path: Path) -> tuple[InfoTensor, ...]:
+def tensors(lines: list[Line], tmp_path: Path) -> tuple[ApiInfoTensor, ...]:
     write_dump(tmp_path, lines, npy=False)
-    return read(tmp_path / "rank0" / "torch_api_dump_info.pkl").tensors
+    return read_dump_info(tmp_path / "rank0" / "torch_api_dump_info.pkl").tensors
 
 
-def names(steps: list[Step]) -> list[tuple[str, ...]]:
+def names(steps: list[ApiDumpStep]) -> list[tuple[str, ...]]:
     return [step.names for step in steps]
 
 
 @pytest.mark.parametrize("info", ["pkl", "csv"])
 def test_both_lengths_of_lines(info, tmp_path):
     write_dump(tmp_path, call("NN_Conv2d_0"), info=info)
-    found = read(tmp_path / "rank0" / f"torch_api_dump_info.{info}")
+    found = read_dump_info(tmp_path / "rank0" / f"torch_api_dump_info.{info}")
     assert [tensor.name for tensor in found.tensors] == [
         "NN_Conv2d_0_forward_input.0",
         "NN_Conv2d_0_forward_output",
@@ -37,7 +43,7 @@ def test_both_lengths_of_lines(info, tmp_path):
 def test_a_line_that_its_writer_did_not_finish_is_left_out_and_said(tmp_path):
     path = tmp_path / "info.pkl"
     path.write_text(call("NN_Conv2d_0")[0].text() + '\n["NN_Conv2d_0_forw')
-    found = read(path)
+    found = read_dump_info(path)
     assert len(found.tensors) == 1
     assert found.notes == (
         f"{path}: its last line has no end: '[\"NN_Conv2d_0_forw'; it is left out",
@@ -47,13 +53,13 @@ def test_a_line_that_its_writer_did_not_finish_is_left_out_and_said(tmp_path):
 def test_a_name_of_no_api_is_left_out_and_said(tmp_path):
     path = tmp_path / "info.pkl"
     path.write_text(Line("something_else").text() + "\n")
-    assert "something_else" in read(path).notes[0]
+    assert "something_else" in read_dump_info(path).notes[0]
 
 
 def test_a_last_line_without_an_end_of_line_counts(tmp_path):
     path = tmp_path / "info.pkl"
     path.write_text("\n".join(line.text() for line in call("NN_Conv2d_0")))
-    found = read(path)
+    found = read_dump_info(path)
     assert (len(found.tensors), found.notes) == (2, ())
 
 
@@ -63,11 +69,11 @@ def test_a_last_line_without_an_end_of_line_counts(tmp_path):
 def test_a_damaged_line_is_named(line, tmp_path):
     path = tmp_path / "info.pkl"
     path.write_text(f"{line}\n")
-    with pytest.raises(DamagedError, match=r"info\.pkl, line 1"):
-        read(path)
+    with pytest.raises(CorruptedError, match=r"info\.pkl, line 1"):
+        read_dump_info(path)
     path.write_bytes(b'\n["NN_\xff_0", 1, [], "", [], []]\n')
-    with pytest.raises(DamagedError, match=r"info\.pkl, line 2"):
-        read(path)
+    with pytest.raises(CorruptedError, match=r"info\.pkl, line 2"):
+        read_dump_info(path)
 
 
 def test_a_first_gradient_ends_a_step_of_the_tools(tmp_path):
@@ -84,14 +90,14 @@ def test_a_first_gradient_ends_a_step_of_the_tools(tmp_path):
         ],
         tmp_path,
     )
-    steps = guessed_steps(found, "pytorch")
+    steps = guess_steps(found, "pytorch")
     assert names(steps) == [("NN_Conv2d_0", "NN_ReLU_0"), ("NN_Conv2d_1",)]
     assert [step.number for step in steps] == [None, None]
 
 
 def test_without_gradients_all_is_one_step(tmp_path):
     found = tensors([*call("NN_Conv2d_0"), *call("NN_Conv2d_1")], tmp_path)
-    assert names(guessed_steps(found, "pytorch")) == [("NN_Conv2d_0", "NN_Conv2d_1")]
+    assert names(guess_steps(found, "pytorch")) == [("NN_Conv2d_0", "NN_Conv2d_1")]
 
 
 def test_counted_steps_stay_whole_through_accumulation_evaluation_and_recomputation(tmp_path):
@@ -106,36 +112,36 @@ def test_counted_steps_stay_whole_through_accumulation_evaluation_and_recomputat
         ],
         tmp_path,
     )
-    steps = counted_steps(found, "pytorch")
+    steps = group_counted_steps(found, "pytorch")
     assert names(steps) == [("NN_Conv2d_0", "NN_Conv2d_1"), ("NN_Conv2d_3",)]
     assert [step.number for step in steps] == [4, 5]
-    assert names(counted_steps(found, "pytorch", recomputed=True)) == [("NN_Conv2d_2",)]
+    assert names(group_counted_steps(found, "pytorch", recomputed=True)) == [("NN_Conv2d_2",)]
 
 
 def test_calls_of_two_threads_that_interleave_are_two(tmp_path):
     first, second = call("NN_Conv2d_0"), call("NN_Conv2d_1")
     mixed = [first[0], second[0], first[1], second[1]]
-    (step,) = guessed_steps(tensors(mixed, tmp_path), "pytorch")
+    (step,) = guess_steps(tensors(mixed, tmp_path), "pytorch")
     assert step.names == ("NN_Conv2d_0", "NN_Conv2d_1")
     assert [(each.inputs, each.outputs) for each in step.calls] == [(((2, 3),), ((2, 3),))] * 2
 
 
 def test_a_layer_that_is_called_again_is_a_call_again(tmp_path):
     mark = Line("LAYER_fc_forward_input")
-    (step,) = guessed_steps(tensors([mark, *call("NN_Linear_0"), mark], tmp_path), "pytorch")
+    (step,) = guess_steps(tensors([mark, *call("NN_Linear_0"), mark], tmp_path), "pytorch")
     assert step.names == ("LAYER_fc", "NN_Linear_0", "LAYER_fc")
 
 
 def test_steps_pair_by_number_where_both_counted_else_by_order():
-    def steps(*numbers: int | None) -> list[Step]:
-        return [Step(number, (), ()) for number in numbers]
+    def steps(*numbers: int | None) -> list[ApiDumpStep]:
+        return [ApiDumpStep(number, (), ()) for number in numbers]
 
-    pairs, said = paired(steps(3, 4, 5), steps(4, 5, 6))
+    pairs, said = pair_steps(steps(3, 4, 5), steps(4, 5, 6))
     assert [one.number for one, _ in pairs] == [other.number for _, other in pairs] == [4, 5]
     assert said == "steps of one side only are left out: 3, 6"
-    pairs, said = paired(steps(0, 1), steps(7, 8))
+    pairs, said = pair_steps(steps(0, 1), steps(7, 8))
     assert [(one.number, other.number) for one, other in pairs] == [(0, 7), (1, 8)]
     assert not said
-    pairs, said = paired(steps(None, None, None), steps(None))
+    pairs, said = pair_steps(steps(None, None, None), steps(None))
     assert len(pairs) == 1
     assert said == "3 steps in origin_path, 1 in target_path: the first 1 are compared"

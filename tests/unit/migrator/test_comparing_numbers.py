@@ -9,14 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump.diff.values import Tolerances
-from rankdump.migrator.comparing.numbers import cut, differences, numbers
+from rankdump._analysis.compare.report import ElementTolerances
+from rankdump._compat.comparison_tables import (
+    compare_elements,
+    format_statistic_differences,
+    truncate_number,
+)
 
-TOLERANCES = Tolerances()
+TOLERANCES = ElementTolerances()
 
 
-def cells(a: object, b: object, tolerances: Tolerances = TOLERANCES) -> tuple[str, ...]:
-    return numbers(np.asarray(a), np.asarray(b), tolerances).cells
+def cells(a: object, b: object, tolerances: ElementTolerances = TOLERANCES) -> tuple[str, ...]:
+    return compare_elements(np.asarray(a), np.asarray(b), tolerances).cells
 
 
 def test_mean_and_largest_are_over_unequal_elements_and_cut_off():
@@ -44,7 +48,7 @@ def test_shapes_that_differ():
 def test_nan_equals_nan_only_on_request():
     tensor = [1.0, math.nan]
     assert cells(tensor, tensor)[:2] == ("False", "50.00%")
-    tolerant = Tolerances(equal_nan=True)
+    tolerant = ElementTolerances(equal_nan=True)
     assert cells(tensor, tensor, tolerant) == ("True", "100.00%", "nan", "nan, nan")
 
 
@@ -67,15 +71,18 @@ def test_half_floats_and_complex_numbers_which_the_tool_fails_on():
 
 
 def test_differences_of_figures():
-    assert differences((1.0, -1.0, math.nan), (0.5, -2.0, 1.0)) == "0.50000, 1.00000, nan"
+    assert (
+        format_statistic_differences((1.0, -1.0, math.nan), (0.5, -2.0, 1.0))
+        == "0.50000, 1.00000, nan"
+    )
 
 
 @given(st.floats(-1e6, 1e6))
 def test_cutting_never_goes_away_from_nothing(number):
-    assert abs(cut(number, 5)) <= abs(number) + 1e-9
-    assert abs(number - cut(number, 5)) < 1.1e-5
+    assert abs(truncate_number(number, 5)) <= abs(number) + 1e-9
+    assert abs(number - truncate_number(number, 5)) < 1.1e-5
 
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf, 1e305, np.float32(3e38)])
 def test_what_is_too_large_to_cut_stays(number):
-    assert cut(number, 5) == number
+    assert truncate_number(number, 5) == number

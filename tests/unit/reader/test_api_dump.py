@@ -12,9 +12,9 @@ import pytest
 
 import rankdump
 from rankdump import reader
-from rankdump.cli.commands import answer
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.key import Side
+from rankdump._cli.command_group import run_command_line
+from rankdump._core.record import TensorSide
+from rankdump.errors import CorruptedError
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "troubleshooter"
 TREES = {
@@ -84,9 +84,9 @@ def test_a_call_of_the_real_tool():
     dump = reader.open(golden("1.0.17-all"))
     call = dump.tensors(operator="Tensor___add___0_forward")
     assert [(entry.key.side, entry.key.slot) for entry in call] == [
-        (Side.INPUT, 0),
-        (Side.INPUT, 1),
-        (Side.OUTPUT, 0),
+        (TensorSide.INPUT, 0),
+        (TensorSide.INPUT, 1),
+        (TensorSide.OUTPUT, 0),
     ]
     frame = dump.sources["Tensor___add___0_forward"][-1]
     assert (frame.line, frame.code) == (9, "return F.relu(x + y)")
@@ -119,10 +119,10 @@ def test_a_file_without_a_line_comes_last(tmp_path):
         "Torch_a_0_backward",
         "Torch_a_1_forward",
     ]
-    with pytest.raises(DamagedError, match="its last line has no end"):
+    with pytest.raises(CorruptedError, match="its last line has no end"):
         dump.statistics()
     (root / "rank0/torch_api_dump_stack.json").write_text("{")
-    with pytest.raises(DamagedError, match="no stack file"):
+    with pytest.raises(CorruptedError, match="no stack file"):
         _ = dump.sources
 
 
@@ -151,7 +151,7 @@ def test_nothing_is_unpickled(tmp_path):
     """What looks like a pickle is a line that is none."""
     root = tree(tmp_path, [("Torch_a_0_forward_input.0", 1)])
     (root / "rank0/torch_api_dump_info.pkl").write_bytes(b"\x80\x04cos\nsystem\n(S'false'\ntR.\n")
-    with pytest.raises(DamagedError, match="no line of an info file"):
+    with pytest.raises(CorruptedError, match="no line of an info file"):
         rankdump.open(root).statistics()
 
 
@@ -165,5 +165,5 @@ def test_commands(command, tmp_path, capsys, monkeypatch):
         "find-source": [str(root), "net.py:9"],
     }.get(command, [str(root), "--op", "Functional_relu_0*"])
     monkeypatch.setenv("COLUMNS", "200")
-    assert answer([command, *arguments]) in (0, 1)
+    assert run_command_line([command, *arguments]) in (0, 1)
     assert "Functional_relu_0_forward" in capsys.readouterr().out

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankdump.contract.status import SessionState
+from rankdump._core.status import SessionState
 from rankdump.reader import damaged, findings, status, walk
 
 ONES = np.ones(4, np.float32)

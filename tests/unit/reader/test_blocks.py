@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from suites.pairs_of_tensors import entry_of, tensor
 
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.manifest import ManifestRecord
+from rankdump._core.manifest import ManifestRecord
+from rankdump.errors import CorruptedError
 from rankdump.reader import Entry, FileElements, load, opened
 
 
@@ -51,9 +51,9 @@ def test_damage_is_what_loading_says(tmp_path):
     bad = [entry._replace(record=record)]
     bad += [entry_of(tmp_path / name) for name in ("half.npy", "none.npy", "gone.npy")]
     for each in bad:
-        with pytest.raises(DamagedError) as loaded:
+        with pytest.raises(CorruptedError) as loaded:
             load(each)
-        with pytest.raises(DamagedError) as found, opened(each):
+        with pytest.raises(CorruptedError) as found, opened(each):
             pass
         assert str(found.value) == str(loaded.value)
 
@@ -64,7 +64,7 @@ def test_a_file_that_is_cut_meanwhile(tmp_path):
         assert isinstance(found, FileElements)
         os.truncate(entry.path, entry.path.stat().st_size - 8)
         assert found.part(0, 98, memoryview(bytearray(400))).sum() == 98
-        with pytest.raises(DamagedError, match="cut while it was read"):
+        with pytest.raises(CorruptedError, match="cut while it was read"):
             found.part(90, 10, memoryview(bytearray(400)))
 
 

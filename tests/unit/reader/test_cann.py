@@ -16,14 +16,14 @@ from suites.cann_trees import STARTED, CannTree, bin_parts, write
 from suites.tree_builder import TreeBuilder
 
 from rankdump import reader
-from rankdump.contract import npy
-from rankdump.contract.dumpdata import DumpData, OpInput, OpOutput, Shape
-from rankdump.contract.errors import DamagedError, UnsupportedError
-from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.layout.layouts import LAYOUTS as KNOWN
-from rankdump.contract.manifest import Manifest
-from rankdump.dumpdata import head
-from rankdump.fsck import check_tree
+from rankdump._analysis.fsck.tree_check import check_tree
+from rankdump._binfile.bin_file import serialize_bin_head
+from rankdump._binfile.header import DumpData, OpInput, OpOutput, Shape
+from rankdump._core import npy_format
+from rankdump._core.manifest import Manifest
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._layout.tree_layouts import LAYOUTS as KNOWN
+from rankdump.errors import CorruptedError, UnsupportedError
 from rankdump.reader import Query, Survey, damaged, findings, load, locate, status, walk
 
 NAME = "Default/network-Net/fc.1/Add-op0"
@@ -49,7 +49,7 @@ def test_members_are_tensors(tmp_path, layout, complete, packed):
     assert {entry.path for entry in found.entries} == {path}
     first, second, third = found.entries
     assert (first.op_name, first.op_type, first.key.op_name) == (NAME, "Add", FLAT)
-    assert (third.key.side, third.key.slot) == (Side.OUTPUT, 1)
+    assert (third.key.side, third.key.slot) == (TensorSide.OUTPUT, 1)
     told = complete or layout == "mindspore-async"
     assert first.key.rank == (9 if told else 1)
     assert first.key.iteration == (4 if complete or layout != "cann-op" else 0)
@@ -82,7 +82,9 @@ def test_headers_are_read_only_where_no_manifest_speaks(tmp_path, monkeypatch):
     tree = CannTree(tmp_path)
     tree.operator(0, NAME, {0: ONES}, {0: HALF})
     tree.complete(0)
-    monkeypatch.setattr("rankdump.reader.files.described", lambda path: pytest.fail(str(path)))
+    monkeypatch.setattr(
+        "rankdump._analysis.reader.tree_files.described", lambda path: pytest.fail(str(path))
+    )
     assert len(walk(tmp_path).entries) == 2
 
 
@@ -106,10 +108,10 @@ def test_joined_and_single_files_are_one_tensor(tmp_path, packed):
     tree = CannTree(tmp_path, packed=packed)
     path = tree.operator(0, NAME, {0: ONES}, {0: HALF})
     key = tree.key(0, NAME)._replace(timestamp_us=tree.clock_us - 10)
-    tree.single(key, Side.INPUT, 0, ONES)
-    tree.single(key, Side.OUTPUT, 0, HALF)
+    tree.single(key, TensorSide.INPUT, 0, ONES)
+    tree.single(key, TensorSide.OUTPUT, 0, HALF)
     other = tree.key(0, "Default/Mul-op1")
-    lone = tree.single(other, Side.OUTPUT, 2, ONES)
+    lone = tree.single(other, TensorSide.OUTPUT, 2, ONES)
     found = walk(tmp_path)
     assert found.problems == ()
     assert [entry.path for entry in found.entries] == [path, path, lone]
@@ -127,7 +129,7 @@ def test_manifests_may_name_single_files(tmp_path):
     tree = CannTree(tmp_path)
     path = tree.operator(0, NAME, {0: ONES}, {})
     key = tree.key(0, NAME)._replace(timestamp_us=tree.clock_us - 10)
-    lone = tree.single(key, Side.INPUT, 0, ONES)
+    lone = tree.single(key, TensorSide.INPUT, 0, ONES)
     path.unlink()
     relative, size = str(lone.relative_to(tmp_path)), lone.stat().st_size
     tree.records[0] = [tree.records[0][0]._replace(path=relative, bytes_stored=size)]
@@ -255,7 +257,7 @@ def test_a_cut_file_is_a_problem(tmp_path, cut, packed):
     assert len(found.entries) == 1
     (problem,) = found.problems
     assert path.name in problem
-    with pytest.raises(DamagedError, match=path.name):
+    with pytest.raises(CorruptedError, match=path.name):
         locate(path)
 
 
@@ -266,7 +268,7 @@ def test_a_cut_payload_is_found_by_its_size_or_its_loading(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole[:-3])
     for entry in walk(tmp_path).entries:
-        with pytest.raises(DamagedError, match=path.name):
+        with pytest.raises(CorruptedError, match=path.name):
             load(entry)
     tree.complete(0)
     (problem,) = walk(tmp_path).problems
@@ -286,7 +288,7 @@ def test_a_manifest_that_lies_about_a_member(tmp_path, member):
     tree.records[0] = [tree.records[0][0]._replace(member="input.7")]
     tree.complete(0)
     (entry,) = walk(tmp_path).entries
-    with pytest.raises(DamagedError, match=r"no input\.7 in it"):
+    with pytest.raises(CorruptedError, match=r"no input\.7 in it"):
         load(entry)
 
 
@@ -298,7 +300,7 @@ def test_another_shape_than_the_manifest_says(tmp_path):
     tree.records[0][0] = wrong
     tree.complete(0)
     first, second = walk(tmp_path).entries
-    with pytest.raises(DamagedError, match=r"\(2, 3\).*\(3, 2\)"):
+    with pytest.raises(CorruptedError, match=r"\(2, 3\).*\(3, 2\)"):
         load(first)
     assert (load(second).shape, float(load(second))) == ((), 2.5)
 
@@ -307,7 +309,10 @@ def test_what_is_no_number_is_listed_and_not_loaded(tmp_path):
     """Strings have a header, no array and no figures; they are no damage."""
     text = OpInput(13, 2, Shape((2,)), size=5)
     bytes_8 = OpOutput(0, 2, Shape((4,)), size=4)
-    parts = [head(DumpData(op_name="a/b", input=(text,), output=(bytes_8,))), b"helloabcd"]
+    parts = [
+        serialize_bin_head(DumpData(op_name="a/b", input=(text,), output=(bytes_8,))),
+        b"helloabcd",
+    ]
     path = write(tmp_path / STARTED / "0" / "Print.a_b.1.2.1795221576504376", parts)
     first, second = walk(tmp_path).entries
     assert reader.facts(first).dtype == "string"
@@ -321,7 +326,7 @@ def test_what_is_no_number_is_listed_and_not_loaded(tmp_path):
 def test_a_type_without_a_number_is_known_by_its_manifest(tmp_path):
     """8-bit floats of which CANN has no kind lie as plain bytes."""
     part = OpInput(0, 2, Shape((1, 2)), size=2)
-    parts = [head(DumpData(op_name=NAME, input=(part,))), bytes([0x40, 0x80])]
+    parts = [serialize_bin_head(DumpData(op_name=NAME, input=(part,))), bytes([0x40, 0x80])]
     tree = CannTree(tmp_path)
     path = tree.operator(0, NAME, {0: ONES}, {})
     write(path, parts)
@@ -399,7 +404,7 @@ def test_statistic_csv_of_a_device(tmp_path):
         'Add,a_b,7,3,1795221576504376,Input,0,24,float32,ND,"(2,3)",1,abc,\n'
     )
     (row,) = reader.open(tmp_path).statistics()
-    assert (row.key.side, row.key.stream, row.shape) == (Side.INPUT, 3, (2, 3))
+    assert (row.key.side, row.key.stream, row.shape) == (TensorSide.INPUT, 3, (2, 3))
     assert (row.number("max"), row.values["MD5"]) == (1, "abc")
 
 
@@ -407,7 +412,7 @@ def test_npy_files_in_a_device_folder(tmp_path):
     """MindSpore's with a format, MSTT's with an element type."""
     folder = tmp_path / STARTED / "0" / "Net" / "1" / "2"
     folder.mkdir(parents=True)
-    data = npy.header("<f4", ONES.shape) + ONES.tobytes()
+    data = npy_format.format_npy_header("<f4", ONES.shape) + ONES.tobytes()
     for tail in ("input.0.ND.npy", "input.1.NCHW.bfloat16.npy"):
         (folder / f"Add.a_b.7.3.1795221576504376.{tail}").write_bytes(data)
     first, second = walk(tmp_path).entries
@@ -421,7 +426,7 @@ def test_records_of_npy_files_may_have_a_member(tmp_path):
     tree = CannTree(tmp_path, "cann-op", device=1, rank=4)
     key = tree.key(3, NAME)._replace(slot=2, tensor_format="ND")
     place = CANN_OP.place_of(key, tree.stand, "")
-    data = npy.header("<f4", ONES.shape) + ONES.tobytes()
+    data = npy_format.format_npy_header("<f4", ONES.shape) + ONES.tobytes()
     write(tmp_path / place.path, [data])
     tree.remember(key, place.path, "input.2", ONES, len(data))
     tree.complete(3, world_size=0)
@@ -438,9 +443,9 @@ def test_load_by_key(tmp_path):
     tree.operator(0, NAME, {0: ONES}, {0: HALF})
     tree.operator(0, "aclnnMul_3", {0: -ONES}, {})
     dump = reader.open(tmp_path)
-    key = TensorKey(1, "Net", 1, 0, 0, "Add", NAME, Side.OUTPUT, 0)
+    key = TensorKey(1, "Net", 1, 0, 0, "Add", NAME, TensorSide.OUTPUT, 0)
     np.testing.assert_array_equal(dump.load(key), HALF)
-    kernel = key._replace(op_type="aclnnMul_3", op_name="aclnnMul_3", side=Side.INPUT)
+    kernel = key._replace(op_type="aclnnMul_3", op_name="aclnnMul_3", side=TensorSide.INPUT)
     np.testing.assert_array_equal(dump.load(kernel), -ONES)
 
 
@@ -469,11 +474,11 @@ def test_what_is_opened_below_the_root(tmp_path):
     """The message names all trees, and the folder that was probably meant."""
     tree = CannTree(tmp_path / "dump")
     path = tree.operator(0, NAME, {0: ONES}, {})
-    with pytest.raises(DamagedError, match=r"rank_0.*YYYYmmddHHMMSS.*extra-info") as raised:
+    with pytest.raises(CorruptedError, match=r"rank_0.*YYYYmmddHHMMSS.*extra-info") as raised:
         reader.open(tmp_path)
     assert "did you mean" not in str(raised.value)
     for folder in list(path.parents)[:4]:
-        with pytest.raises(DamagedError, match=rf"did you mean {tmp_path}/dump\?"):
+        with pytest.raises(CorruptedError, match=rf"did you mean {tmp_path}/dump\?"):
             reader.open(folder)
     assert len(reader.open(tmp_path / "dump").tensors()) == 1
 
@@ -530,9 +535,9 @@ def test_whatever_lies_about(items):
         found = walk(Path(root))
         for entry in found.entries:
             assert entry.path.resolve().is_relative_to(Path(root).resolve())
-            with contextlib.suppress(DamagedError, UnsupportedError):
+            with contextlib.suppress(CorruptedError, UnsupportedError):
                 load(entry)
-            with contextlib.suppress(DamagedError):
+            with contextlib.suppress(CorruptedError):
                 assert entry.key in {each.key for each in locate(entry.path)}
         list(Survey(found, Query()))
         findings(found)

@@ -15,13 +15,13 @@ import pytest
 from suites.cann_trees import CannTree
 from suites.tree_builder import TreeBuilder
 
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.key import Side
-from rankdump.contract.layout.mindspore_sync import MANIFEST_FOLDER
-from rankdump.contract.plan import Iterations
+from rankdump._analysis.reader.tree import Entries
+from rankdump._core.plan import IterationSelection
+from rankdump._core.record import TensorSide
+from rankdump._layout.tree_paths import MANIFEST_FOLDER
+from rankdump.errors import CorruptedError
 from rankdump.reader import Query, Tree, findings, observe, status, walk
 from rankdump.reader import open as open_dump
-from rankdump.reader.columns import Entries
 
 ONES = np.ones((2, 3), np.float32)
 OPENED = """
@@ -31,7 +31,7 @@ def hook(event, arguments):
     if event == "open" and isinstance(arguments[0], str) and arguments[0].startswith(root + "/"):
         opened.append(arguments[0][len(root) + 1:])
 sys.addaudithook(hook)
-from rankdump.cli.commands import answer
+from rankdump._cli.command_group import answer
 code = answer(sys.argv[1:])
 json.dump([code, opened], sys.stderr)
 """
@@ -44,7 +44,7 @@ def grown(root: Path, ranks: int = 2, iterations: int = 4, operators: int = 2) -
         for iteration in range(iterations):
             for at in range(operators):
                 name = f"Default/network-Net/layers-{at}/Linear-op{at}"
-                tree.tensor(rank, iteration, name, ONES, side=Side.INPUT, codec="none")
+                tree.tensor(rank, iteration, name, ONES, side=TensorSide.INPUT, codec="none")
                 tree.tensor(rank, iteration, name, -ONES, codec="none")
             if not iteration:
                 tree.tensor(rank, 0, "mask", np.eye(2), op_type="Parameter", constant=True)
@@ -101,7 +101,7 @@ def test_a_part_of_a_dump_is_read_when_it_is_asked_for(tmp_path, monkeypatch):
         asked.append(queries)
         return walk(root, *queries, job_id=job_id)
 
-    monkeypatch.setattr("rankdump.reader.dump.walk", counted)
+    monkeypatch.setattr("rankdump._analysis.reader.dump.walk", counted)
     dump = open_dump(tree.root)
     part = dump.where(rank=1)
     assert asked == []
@@ -168,7 +168,7 @@ def test_a_forecast_asks_no_file_for_what_its_manifest_says(tmp_path):
     assert observe(tree.root) == expected
     shutil.rmtree(tree.root / "rank_0" / MANIFEST_FOLDER)
     shutil.rmtree(tree.root / "rank_1" / MANIFEST_FOLDER)
-    with pytest.raises(DamagedError, match="complete"):
+    with pytest.raises(CorruptedError, match="complete"):
         observe(tree.root)
 
 
@@ -191,9 +191,9 @@ QUERIES = [
     Query(rank=1),
     Query(rank=7),
     Query(graph=1),
-    Query(iterations=Iterations("3", ((3, 3),))),
-    Query(rank=0, iterations=Iterations("0-1", ((0, 1),))),
-    Query(rank=1, graph=1, iterations=Iterations("2", ((2, 2),))),
+    Query(iterations=IterationSelection("3", ((3, 3),))),
+    Query(rank=0, iterations=IterationSelection("0-1", ((0, 1),))),
+    Query(rank=1, graph=1, iterations=IterationSelection("2", ((2, 2),))),
 ]
 
 
@@ -224,7 +224,10 @@ def test_findings_are_about_what_was_asked_for(tmp_path):
     tree = grown(tmp_path)
     tree.tensor(1, 4, "Default/a-A/A-op0", ONES)
     shutil.rmtree(tree.root / "rank_0" / "Net")
-    assert findings(walk(tree.root, Query(rank=1, iterations=Iterations("2", ((2, 2),))))) == ()
+    assert (
+        findings(walk(tree.root, Query(rank=1, iterations=IterationSelection("2", ((2, 2),)))))
+        == ()
+    )
     (unfinished,) = findings(walk(tree.root, Query(rank=1)))
     assert "iteration 4" in unfinished
 

@@ -10,9 +10,9 @@ import pytest
 from suites.tree_builder import TreeBuilder
 
 from rankdump import reader
-from rankdump.contract.errors import ConfigError, DamagedError
-from rankdump.contract.key import Side, TensorKey
-from rankdump.contract.layout.profile import PROFILES
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._layout.profile import PROFILES
+from rankdump.errors import ConfigError, CorruptedError
 
 CONV = "Default/network-Net/conv1-Conv2d/Conv2d-op0"
 LINEAR = "Default/network-Net/fc-Linear/Linear-op0"
@@ -38,7 +38,7 @@ def grown(root: Path, profile: str = "ms2.3", codec: str = "zstd") -> TreeBuilde
             seed = rank * 10 + iteration
             for at, name in enumerate((CONV, LINEAR, GRADIENT)):
                 array = np.full((2, 3), seed + at, np.float32)
-                tree.tensor(rank, iteration, name, array, side=Side.INPUT, codec=codec)
+                tree.tensor(rank, iteration, name, array, side=TensorSide.INPUT, codec=codec)
                 tree.tensor(rank, iteration, name, -array, codec=codec)
             if iteration == 0:
                 tree.tensor(rank, 0, "mask", np.eye(2), op_type="Parameter", constant=True)
@@ -124,20 +124,20 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
 def test_load_by_key(tmp_path, profile):
     """A key may have the operator's raw name, whatever the files are called."""
     dump = reader.open(grown(tmp_path, profile).root)
-    raw = TensorKey(1, "Net", 0, 3, 0, "Linear", LINEAR, Side.INPUT, 0)
+    raw = TensorKey(1, "Net", 0, 3, 0, "Linear", LINEAR, TensorSide.INPUT, 0)
     if profile == "ms2.0":
         # Two operators share the last component here; in a real tree names are unique.
         raw = raw._replace(op_type="Conv2d", op_name=CONV)
     expected = 13.0 if profile == "ms2.0" else 14.0
     assert (dump.load(raw) == expected).all()
-    with pytest.raises(DamagedError, match=r"no tensor input 9 of .* in rank 1, graph 0"):
+    with pytest.raises(CorruptedError, match=r"no tensor input 9 of .* in rank 1, graph 0"):
         dump.load(raw._replace(slot=9))
 
 
 def test_the_newest_of_two_runs_counts(tmp_path):
     """A second run in the same tree adds files; a key means the newest, its stamp an exact one."""
     tree = grown(tmp_path)
-    tree.tensor(0, 0, CONV, np.full((2, 3), 99, np.float32), side=Side.INPUT)
+    tree.tensor(0, 0, CONV, np.full((2, 3), 99, np.float32), side=TensorSide.INPUT)
     dump = reader.open(tree.root)
     old, new = dump.tensors(rank=0, iteration=0, operator=CONV, side="input")
     assert (dump.load(old.key._replace(timestamp_us=0)) == 99).all()
@@ -149,7 +149,7 @@ def test_rows_know_their_operators(tmp_path):
     """Rows of the tables come with raw names, filtered like tensors."""
     tree = TreeBuilder(tmp_path)
     tree.row(0, 1, CONV, np.array([3.0, -4.0], np.float32))
-    tree.row(0, 2, LINEAR, np.array([1], np.int32), side=Side.INPUT, slot=2)
+    tree.row(0, 2, LINEAR, np.array([1], np.int32), side=TensorSide.INPUT, slot=2)
     for iteration in (1, 2):
         tree.complete(0, iteration, world_size=1)
     dump = reader.open(tmp_path)
@@ -172,10 +172,10 @@ def test_sources_are_the_recorded_stacks(tmp_path):
 
 def test_what_is_no_tree_is_said_in_one_line(tmp_path):
     """The path, what was expected, and the folder that was probably meant."""
-    with pytest.raises(DamagedError, match="no such folder; expected one that holds rank_0"):
+    with pytest.raises(CorruptedError, match="no such folder; expected one that holds rank_0"):
         reader.open(tmp_path / "nowhere")
-    with pytest.raises(DamagedError, match="not a dump tree: no folder rank_0"):
+    with pytest.raises(CorruptedError, match="not a dump tree: no folder rank_0"):
         reader.open(tmp_path)
     root = grown(tmp_path).root
-    with pytest.raises(DamagedError, match=f"did you mean {re.escape(str(root))}"):
+    with pytest.raises(CorruptedError, match=f"did you mean {re.escape(str(root))}"):
         reader.open(root / "rank_0")

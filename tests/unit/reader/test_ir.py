@@ -7,13 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.graph import Graph, GraphNode, SourceLine
-from rankdump.contract.key import one_line
-from rankdump.contract.layout.profile import PROFILES
+from rankdump._analysis.reader.source_lines import parse_ir_operators, read_ir_operators
+from rankdump._core.graph import GraphNode, OperatorGraph, SourceLine
+from rankdump._core.record import sanitize_line
+from rankdump._layout.profile import PROFILES
+from rankdump.errors import CorruptedError
 from rankdump.reader import Frame, Search, graph_files, named, walk
-from rankdump.reader.ir import operators, parsed
-from rankdumpd.agent.draw import drawings
+from rankdumpd.agent.storage.graph_files import render_graph
 
 SCOPE = "Default/network-Net/conv1-Conv2d"
 TEXT = f"""# IR entry: @kernel_graph0
@@ -42,7 +42,7 @@ ONES = np.ones(2, np.float32)
 
 def test_operators_and_their_lines():
     """Types lose the prefix of 2.7, names are whole, every form of a line is read."""
-    conv, relu, depend = parsed(TEXT.splitlines(keepends=True))
+    conv, relu, depend = parse_ir_operators(TEXT.splitlines(keepends=True))
     assert [o.op_type for o in (conv, relu, depend)] == ["Conv2D", "ReLU", "Depend"]
     assert conv.op_name == f"{SCOPE}/Conv2D-op1"
     assert conv.frames[0] == Frame("/job/train.py", 20, 30, "def construct(self, x, y):")
@@ -59,7 +59,7 @@ def test_operators_and_their_lines():
 @example("  %0(a) = Op(\n      # In file a:99999999999999999999/x/\n")
 def test_any_text_is_read_without_an_error(text):
     """What is not understood is passed over."""
-    assert all(operator.op_name for operator in parsed(text.split("\n")))
+    assert all(operator.op_name for operator in parse_ir_operators(text.split("\n")))
 
 
 lines = st.builds(
@@ -78,20 +78,20 @@ def test_what_our_agent_draws_is_read_back(stacks, profile):
         GraphNode(f"Default/a-A/A-op{at}", "A", ("", "x)"), (), {"b": "(1)"}, tuple(stack))
         for at, stack in enumerate(stacks)
     )
-    files = drawings(Graph(3, nodes), PROFILES[profile])
+    files = render_graph(OperatorGraph(3, nodes), PROFILES[profile])
     text = files["ms_output_trace_code_graph_3.ir"].decode()
-    found = list(parsed(text.split("\n")))
+    found = list(parse_ir_operators(text.split("\n")))
     assert [operator.op_name for operator in found] == [node.name for node in nodes]
     for operator, node in zip(found, nodes, strict=True):
         assert [(f.file, f.line, f.code) for f in operator.frames] == [
-            (source.file, source.line, one_line(source.code).strip()) for source in node.source
+            (source.file, source.line, sanitize_line(source.code).strip()) for source in node.source
         ]
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
     """The error names it."""
-    with pytest.raises(DamagedError, match=r"gone\.ir: cannot be read"):
-        list(operators(tmp_path / "gone.ir"))
+    with pytest.raises(CorruptedError, match=r"gone\.ir: cannot be read"):
+        list(read_ir_operators(tmp_path / "gone.ir"))
 
 
 def asked(tree, question):

@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.key import Side
-from rankdump.contract.layout import statistic_csv
-from rankdump.contract.layout.profile import PROFILES
+from rankdump._analysis.reader.statistic_tables import TableRecords, read_table_rows
+from rankdump._core.record import TensorSide
+from rankdump._layout import statistic_tables
+from rankdump._layout.profile import PROFILES
+from rankdump.errors import CorruptedError
 from rankdump.reader import Query, Survey, damaged, findings, load, locate, status, walk
 from rankdump.reader import open as open_dump
-from rankdump.reader.tables import Recorded, rows
 
 ONES = np.ones((2, 3), np.float32)
 NAN = np.array([np.nan, 1.0], np.float32)
@@ -51,12 +51,12 @@ def test_tables_and_arguments_are_known_files(tree):
 
 def test_a_record_without_a_path_is_a_row(tree):
     """What was kept as figures alone is not a missing file, and its rank is not empty."""
-    tree.row(0, 0, "Default/network-Net/a-A/A-op0", ONES, side=Side.INPUT)
+    tree.row(0, 0, "Default/network-Net/a-A/A-op0", ONES, side=TensorSide.INPUT)
     tree.complete(0, 0, world_size=1)
     found = walk(tree.root)
     assert found.entries == ()
     assert found.problems == findings(found) == ()
-    (row,) = rows(found.tables[0], Recorded(found.root))
+    (row,) = read_table_rows(found.tables[0], TableRecords(found.root))
     assert row.op_name == "Default/network-Net/a-A/A-op0"
     assert row.key.op_name == "Default_network-Net_a-A_A-op0"
     assert (row.dtype, row.shape, row.data_bytes) == ("float32", (2, 3), 24)
@@ -81,7 +81,7 @@ def test_rows_of_constants_belong_to_no_iteration(tree):
 def test_a_table_with_other_columns_is_one_more(tree):
     """Rows of a second job stand beside those of the first."""
     table = tree.row(0, 0, "Default/a-A/A-op0", ONES)
-    table.rename(table.with_name(statistic_csv.beside("other")))
+    table.rename(table.with_name(statistic_tables.make_second_table_name("other")))
     tree.items = ("max",)
     tree.row(0, 0, "Default/b-B/B-op0", ONES)
     tree.complete(0, 0, world_size=1)
@@ -119,7 +119,7 @@ def test_what_the_columns_tell(tree, items, values, finite):
     tree.items = items
     tree.row(0, 0, "Default/a-A/A-op0", values)
     found = walk(tree.root)
-    (row,) = rows(found.tables[0], Recorded(found.root))
+    (row,) = read_table_rows(found.tables[0], TableRecords(found.root))
     assert row.finite is finite
 
 
@@ -129,7 +129,7 @@ def test_null_is_no_number(tree):
     path = tree.row(0, 0, "Default/a-A/A-op0", NAN)
     path.write_text(path.read_text().replace("nan,nan,nan", "null,null,null"))
     found = walk(tree.root)
-    (row,) = rows(found.tables[0], Recorded(found.root))
+    (row,) = read_table_rows(found.tables[0], TableRecords(found.root))
     assert row.number("max") is None
     assert row.finite is False
 
@@ -143,8 +143,8 @@ def test_a_torn_table_names_its_line(tree, tail, words):
     path = tree.row(0, 0, "Default/a-A/A-op0", ONES)
     path.write_text(path.read_text() + tail)
     found = walk(tree.root)
-    with pytest.raises(DamagedError, match=rf"statistic\.csv.*{words}"):
-        list(rows(found.tables[0], Recorded(found.root)))
+    with pytest.raises(CorruptedError, match=rf"statistic\.csv.*{words}"):
+        list(read_table_rows(found.tables[0], TableRecords(found.root)))
     survey = Survey(found, Query())
     assert len(list(survey)) == (not tail.endswith("\n"))
     assert len(survey.problems) == 1
@@ -171,5 +171,5 @@ def test_stray_bytes_behind_an_empty_tensor(tree, stray, whole):
     if whole:
         assert load(entry).shape == (0,)
     else:
-        with pytest.raises(DamagedError, match="9 bytes"):
+        with pytest.raises(CorruptedError, match="9 bytes"):
             load(entry)

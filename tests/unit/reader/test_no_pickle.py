@@ -11,8 +11,8 @@ import pytest
 
 import rankdump
 from rankdump import reader
-from rankdump.cli.commands import answer
-from rankdump.contract.errors import DamagedError
+from rankdump._cli.command_group import run_command_line
+from rankdump.errors import CorruptedError
 
 SOURCES = sorted(Path(rankdump.__file__).parent.rglob("*.py"))
 UNSAFE = {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal", "cloudpickle"}
@@ -48,13 +48,13 @@ def test_the_trap_works(trapped, tmp_path):
 def test_no_reader_springs_it(trapped, tree, tmp_path):
     """Every way to read a tree refuses the file, or passes it by."""
     dump = reader.open(tree.root)
-    with pytest.raises(DamagedError):
+    with pytest.raises(CorruptedError):
         dump.load(dump.tensors()[0])
-    with pytest.raises(DamagedError):
+    with pytest.raises(CorruptedError):
         reader.load_file(trapped)
     for command in ("ls", "stats"):
-        assert answer([command, str(tree.root)]) == 1
-    assert answer(["show", str(trapped)]) == 1
+        assert run_command_line([command, str(tree.root)]) == 1
+    assert run_command_line(["show", str(trapped)]) == 1
     assert not (tmp_path / "sprung").exists()
 
 
@@ -62,7 +62,7 @@ def test_a_bare_pickle_is_damage(tree, tmp_path):
     """Neither is a file without any header run."""
     path = tree.tensor(0, 0, "Default/a-A/A-op0", np.ones(1), codec="none")
     path.write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
-    with pytest.raises(DamagedError, match="not an npy file"):
+    with pytest.raises(CorruptedError, match="not an npy file"):
         reader.load_file(path)
     assert not (tmp_path / "sprung").exists()
 

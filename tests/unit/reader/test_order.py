@@ -4,20 +4,19 @@ import os
 
 import pytest
 
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.events import EventKind
-from rankdump.contract.findings import Finding, FindingKind
-from rankdump.contract.order import (
-    HEADER,
-    ORDER_FOLDER,
-    finding_to_line,
-    order_file,
-    tag_of,
-    tagged,
-    to_line,
+from rankdump._core.events import EventKind, Finding, FindingKind
+from rankdump._core.execution_order import (
+    GLOBAL_ORDER_FOLDER,
+    ORDER_HEADER,
+    add_job_tag,
+    format_finding_line,
+    format_order_line,
+    make_job_tag,
+    make_order_file_name,
 )
-from rankdump.contract.plan import Iterations
-from rankdump.contract.status import OrderEntry
+from rankdump._core.plan import IterationSelection
+from rankdump._core.status import OrderEntry
+from rankdump.errors import CorruptedError
 from rankdump.reader import read_order
 
 ENTRIES = (
@@ -29,21 +28,21 @@ FINDING = Finding(FindingKind.GAP, 3, "iteration 3: 2 events of rank 1 were lost
 
 
 def write(root, entries, name="execution_order_graph_0.csv", age_s=0):
-    path = root / ORDER_FOLDER / name
+    path = root / GLOBAL_ORDER_FOLDER / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(HEADER + "".join(map(to_line, entries)))
+    path.write_text(ORDER_HEADER + "".join(map(format_order_line, entries)))
     os.utime(path, (1e9 - age_s, 1e9 - age_s))
     return path
 
 
 def test_what_was_published_comes_back(tmp_path):
     """Entries of all graphs survive the files, by position, and so do the findings."""
-    paths = (write(tmp_path, ENTRIES), write(tmp_path, ELSEWHERE, order_file(4)))
-    (tmp_path / ORDER_FOLDER / "findings.jsonl").write_text(finding_to_line(FINDING))
+    paths = (write(tmp_path, ENTRIES), write(tmp_path, ELSEWHERE, make_order_file_name(4)))
+    (tmp_path / GLOBAL_ORDER_FOLDER / "findings.jsonl").write_text(format_finding_line(FINDING))
     published = read_order(tmp_path)
     assert tuple(published.entries()) == (*ENTRIES, *ELSEWHERE)
     assert tuple(published.entries(graph=4)) == ELSEWHERE
-    assert tuple(published.entries(iterations=Iterations("2", ((2, 2),)))) == (
+    assert tuple(published.entries(iterations=IterationSelection("2", ((2, 2),)))) == (
         ENTRIES[1],
         *ELSEWHERE,
     )
@@ -54,10 +53,10 @@ def test_what_was_published_comes_back(tmp_path):
 def test_the_latest_job_counts_unless_one_is_named(tmp_path):
     """Of several jobs in one tree the one published last is read, with its own findings."""
     write(tmp_path, ENTRIES, age_s=100)
-    folder = tmp_path / ORDER_FOLDER
+    folder = tmp_path / GLOBAL_ORDER_FOLDER
     (folder / "execution_order.job").write_text("j1")
-    (folder / "findings.jsonl").write_text(finding_to_line(FINDING))
-    write(tmp_path, ENTRIES[:1], tagged(order_file(0), tag_of("j2")))
+    (folder / "findings.jsonl").write_text(format_finding_line(FINDING))
+    write(tmp_path, ENTRIES[:1], add_job_tag(make_order_file_name(0), make_job_tag("j2")))
     published = read_order(tmp_path)
     assert tuple(published.entries()) == ENTRIES[:1]
     assert published.findings == ()
@@ -66,7 +65,7 @@ def test_the_latest_job_counts_unless_one_is_named(tmp_path):
     assert tuple(first.entries()) == ENTRIES
     assert first.findings == (FINDING,)
     assert first.others == ("execution_order_graph_0.j2.csv",)
-    with pytest.raises(DamagedError, match="nothing of job 'j3'"):
+    with pytest.raises(CorruptedError, match="nothing of job 'j3'"):
         read_order(tmp_path, job_id="j3")
 
 
@@ -82,7 +81,7 @@ def test_what_is_no_file_is_no_order(tmp_path):
 
 def test_no_order_is_said(tmp_path):
     """A tree without an order is an error with the path, not an empty order."""
-    with pytest.raises(DamagedError, match=r"execution_order_graph_0\.csv: not there"):
+    with pytest.raises(CorruptedError, match=r"execution_order_graph_0\.csv: not there"):
         read_order(tmp_path)
 
 
@@ -102,34 +101,34 @@ def test_a_bad_line_is_named(tmp_path, text):
     path = write(tmp_path, ENTRIES)
     with path.open("a", errors="surrogateescape") as file:
         file.write(text)
-    with pytest.raises(DamagedError, match=r"execution_order_graph_0\.csv"):
-        list(read_order(tmp_path).entries(iterations=Iterations()))
+    with pytest.raises(CorruptedError, match=r"execution_order_graph_0\.csv"):
+        list(read_order(tmp_path).entries(iterations=IterationSelection()))
 
 
 def test_other_columns_and_bad_findings_are_damage(tmp_path):
     """A file of another form is not read as if it were ours."""
     path = write(tmp_path, ENTRIES)
-    (tmp_path / ORDER_FOLDER / "findings.jsonl").write_text('{"kind": "gap"}\n')
-    with pytest.raises(DamagedError, match=r"findings\.jsonl, line 1"):
+    (tmp_path / GLOBAL_ORDER_FOLDER / "findings.jsonl").write_text('{"kind": "gap"}\n')
+    with pytest.raises(CorruptedError, match=r"findings\.jsonl, line 1"):
         read_order(tmp_path)
-    (tmp_path / ORDER_FOLDER / "findings.jsonl").unlink()
+    (tmp_path / GLOBAL_ORDER_FOLDER / "findings.jsonl").unlink()
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(DamagedError, match="no header"):
+    with pytest.raises(CorruptedError, match="no header"):
         list(read_order(tmp_path).entries())
 
 
 def test_without_an_order_it_says_what_there_is(tmp_path):
     """A tree that MindSpore wrote has the order of each rank; any tree has what each rank ran."""
-    with pytest.raises(DamagedError, match=r"no order has been published$"):
+    with pytest.raises(CorruptedError, match=r"no order has been published$"):
         read_order(tmp_path)
-    with pytest.raises(DamagedError, match=r"no order has been published$"):
+    with pytest.raises(CorruptedError, match=r"no order has been published$"):
         read_order(tmp_path / "never-made")
     (tmp_path / "rank_0").mkdir()
-    with pytest.raises(DamagedError, match="rankdump ls lists the tensors of each rank"):
+    with pytest.raises(CorruptedError, match="rankdump ls lists the tensors of each rank"):
         read_order(tmp_path)
     for rank in (0, 1):
         folder = tmp_path / f"rank_{rank}" / "execution_order"
         folder.mkdir(parents=True)
         (folder / "ms_execution_order_graph_0.csv").write_text("NodeExecutionOrder\n")
-    with pytest.raises(DamagedError, match="in 2 files such as rank_0/execution_order/ms_"):
+    with pytest.raises(CorruptedError, match="in 2 files such as rank_0/execution_order/ms_"):
         read_order(tmp_path)

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankdump.cli.commands import answer
-from rankdump.contract.errors import DamagedError
-from rankdump.contract.key import Side
-from rankdump.fsck import Kind, check_tree
+from rankdump._analysis.fsck.damage import DamageKind
+from rankdump._analysis.fsck.tree_check import check_tree
+from rankdump._cli.command_group import run_command_line
+from rankdump._core.record import TensorSide
+from rankdump.errors import CorruptedError
 from rankdump.reader import load, locate, ranges, walk
 
 ONES = np.ones((2, 3), np.float32)
@@ -35,7 +36,7 @@ def test_entries_come_by_rank_iteration_and_time(tree):
     tree.tensor(10, 0, "Default/a-Z/Z-op0", ONES)
     tree.tensor(2, 10, "Default/b-A/A-op1", ONES)
     tree.tensor(2, 9, "Default/c-Z/Z-op0", ONES)
-    tree.tensor(2, 9, "Default/c-A/A-op0", ONES, side=Side.INPUT)
+    tree.tensor(2, 9, "Default/c-A/A-op0", ONES, side=TensorSide.INPUT)
     found = walk(tree.root)
     assert [(e.key.rank, e.key.iteration, e.key.op_type) for e in found.entries] == [
         (2, 9, "Z"),
@@ -79,16 +80,16 @@ def test_a_long_name_without_its_file_is_said_once(tree, capsys, complete):
     gone = tree.tensor(0, 0, f"{name}/MatMul-op2", ONES, codec="none")
     if complete:
         tree.complete(0, 0, world_size=1)
-    assert answer(["ls", str(tree.root)]) == 0
+    assert run_command_line(["ls", str(tree.root)]) == 0
     gone.unlink()
     (problem,) = walk(tree.root).problems
     by = "a manifest" if complete else "mapping.csv"
     assert problem == f"{gone.relative_to(tree.root)}: named by {by}, not there"
-    assert answer(["ls", str(tree.root)]) == 1
+    assert run_command_line(["ls", str(tree.root)]) == 1
     said = capsys.readouterr()
     assert (said.out + said.err).count(problem) == 1
     (damage,) = [each for each in check_tree(tree.root, workers=1).damages if "/Net/" in each.path]
-    assert (damage.kind, damage.path) == (Kind.MISSING, str(gone.relative_to(tree.root)))
+    assert (damage.kind, damage.path) == (DamageKind.MISSING, str(gone.relative_to(tree.root)))
     assert locate(kept)[0].op_name
 
 
@@ -226,7 +227,7 @@ def test_damage_is_a_damaged_error(tree, codec, damage):
     if changed == whole:
         np.testing.assert_array_equal(load(entry), ONES)
     else:
-        with pytest.raises(DamagedError, match=r"A-op0.*npy"):
+        with pytest.raises(CorruptedError, match=r"A-op0.*npy"):
             load(entry)
 
 
@@ -237,7 +238,7 @@ def test_a_file_larger_than_its_manifest_says_is_damaged(tree):
     bomb = tree.tensor(1, 0, "Default/a-A/A-op0", np.zeros(1 << 20, np.float32))
     path.write_bytes(bomb.read_bytes())
     (entry, _) = walk(tree.root).entries
-    with pytest.raises(DamagedError, match="at most"):
+    with pytest.raises(CorruptedError, match="at most"):
         load(entry)
 
 
@@ -247,7 +248,7 @@ def test_another_shape_than_the_manifest_says_is_damaged(tree):
     tree.complete(0, 0)
     other = tree.tensor(0, 1, "Default/a-A/A-op0", ONES.reshape(3, 2), codec="none")
     path.write_bytes(other.read_bytes())
-    with pytest.raises(DamagedError, match=r"\(3, 2\).*\(2, 3\)"):
+    with pytest.raises(CorruptedError, match=r"\(3, 2\).*\(2, 3\)"):
         load(walk(tree.root).entries[0])
 
 
@@ -256,5 +257,5 @@ def test_objects_are_never_unpickled(tree):
     path = tree.tensor(0, 0, "Default/a-A/A-op0", ONES, codec="none")
     with path.open("wb") as file:
         np.save(file, np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(DamagedError):
+    with pytest.raises(CorruptedError):
         load(walk(tree.root).entries[0])

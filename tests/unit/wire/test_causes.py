@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from suites.authorities import Authority
 
-from rankdump.contract.errors import UnavailableError
-from rankdump.wire.causes import explained
-from rankdump.wire.channel import Credentials
+from rankdump._wire.channel import TlsCredentials, explain_unavailable
+from rankdump.errors import UnavailableError
 
 ADDRESS = "127.0.0.1:7421"
 NEVER = "failed to connect to all addresses; last error: "
@@ -28,13 +27,13 @@ OTHER_HOST = "its certificate is for another host than this address names"
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
+def own(tmp_path_factory: pytest.TempPathFactory) -> TlsCredentials:
     """A certificate with which nothing is wrong."""
     return Authority(tmp_path_factory.mktemp("causes") / "ca").issue("ann", "operator")
 
 
-def said(text: str, credentials: Credentials | None) -> str:
-    return str(explained(UnavailableError(text), ADDRESS, credentials))
+def said(text: str, credentials: TlsCredentials | None) -> str:
+    return str(explain_unavailable(UnavailableError(text), ADDRESS, credentials))
 
 
 @pytest.mark.parametrize(
@@ -66,14 +65,14 @@ def said(text: str, credentials: Credentials | None) -> str:
         ("Deadline Exceeded", "Deadline Exceeded"),
     ],
 )
-def test_with_a_certificate_that_is_right(own: Credentials, text: str, cause: str):
+def test_with_a_certificate_that_is_right(own: TlsCredentials, text: str, cause: str):
     """What is wrong is then the server's, or what the server thinks of it."""
     assert said(text, own) == cause.format(**dataclasses.asdict(own))
 
 
 @pytest.mark.parametrize("text", [CLOSED, RESET])
-@pytest.mark.parametrize("credentials", [None, Credentials()])
-def test_without_one(text: str, credentials: Credentials | None):
+@pytest.mark.parametrize("credentials", [None, TlsCredentials()])
+def test_without_one(text: str, credentials: TlsCredentials | None):
     assert said(text, credentials).startswith("it closes connections in the clear: it may want")
     assert said(f"{NEVER}{REFUSED}", credentials) == "Connection refused"
 
@@ -88,12 +87,12 @@ def test_the_own_certificate_comes_first(tmp_path: Path):
     assert said(CLOSED, gone).endswith("No such file or directory")
 
 
-def test_a_socket_needs_no_explanation(own: Credentials):
+def test_a_socket_needs_no_explanation(own: TlsCredentials):
     text = f"{NEVER}UNAVAILABLE: unix:/run/a.sock: Socket closed"
-    error = explained(UnavailableError(text), "unix:/run/a.sock", own)
+    error = explain_unavailable(UnavailableError(text), "unix:/run/a.sock", own)
     assert str(error) == "Socket closed"
 
 
-def test_a_connection_that_broke_is_no_matter_of_certificates(own: Credentials):
+def test_a_connection_that_broke_is_no_matter_of_certificates(own: TlsCredentials):
     """It stood before: what was believed then is believed."""
     assert said("Socket closed", own) == "Socket closed"

@@ -22,20 +22,20 @@ from suites.travel import (
     uint64,
 )
 
-from rankdump.contract.dtypes import ELEMENT_TYPES
-from rankdump.contract.errors import ProtocolError
-from rankdump.contract.events import COLUMN_TYPES, Event, EventColumns, EventKind, ProcessGroup
-from rankdump.contract.exchange import (
-    RecordHead,
-    SessionEnd,
-    SessionGrant,
-    SessionRequest,
+from rankdump._core.element_types import ELEMENT_TYPES
+from rankdump._core.events import (
+    EVENT_COLUMN_TYPES,
+    EventColumns,
+    EventKind,
+    ProcessGroup,
+    RankEvent,
 )
-from rankdump.contract.figure_rows import MAX_ROWS, FigureRows, TensorKind
-from rankdump.contract.key import Side, TensorKey
-from rankdump.wire import convert, kinds
-from rankdump.wire.events import events_from_wire, events_to_wire
-from rankdump.wire.limits import LIMIT
+from rankdump._core.record import MAX_FRAME_ROWS, StatisticRows, TensorKey, TensorKind, TensorSide
+from rankdump._core.session_protocol import RecordHead, SessionEnd, SessionGrant, SessionRequest
+from rankdump._wire import session_messages
+from rankdump._wire.message_fields import NUMBER_LIMIT
+from rankdump._wire.metadata_messages import events_from_wire, events_to_wire
+from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2, events_pb2
 
 # sessions
@@ -45,10 +45,10 @@ requests = st.builds(
     job_id=lines.filter(bool),
     session_id=names,
     rank=st.just(0),
-    world_size=st.integers(1, convert.MAX_WORLD_SIZE),
+    world_size=st.integers(1, session_messages.MAX_WORLD_SIZE),
     device=uint32,
     host=lines,
-    pid=st.integers(0, LIMIT - 1),
+    pid=st.integers(0, NUMBER_LIMIT - 1),
     framework=lines,
     device_target=lines,
     plan_json=blobs,
@@ -60,8 +60,8 @@ requests = st.builds(
 @given(request=requests)
 def test_session_request(request: SessionRequest):
     """An introduction comes back as it was."""
-    message = sent(convert.session_request_to_wire(request), agent_pb2.OpenSessionRequest)
-    assert convert.session_request_from_wire(message) == request
+    message = sent(session_messages.session_request_to_wire(request), agent_pb2.OpenSessionRequest)
+    assert session_messages.session_request_from_wire(message) == request
 
 
 @pytest.mark.parametrize(
@@ -87,29 +87,29 @@ def test_hostile_session_request(fields: dict[str, Any], cause: str):
     """An introduction that contradicts itself is refused with its numbers."""
     good: dict[str, Any] = {"job_id": "j", "session_id": "s", "rank": 0, "world_size": 2}
     with pytest.raises(ProtocolError, match=cause):
-        convert.session_request_from_wire(agent_pb2.OpenSessionRequest(**(good | fields)))
+        session_messages.session_request_from_wire(agent_pb2.OpenSessionRequest(**(good | fields)))
 
 
 @given(grant=st.builds(SessionGrant, blobs, uint64, uint64, texts, redirect=texts))
 def test_session_grant(grant: SessionGrant):
     """An answer comes back as it was."""
-    message = sent(convert.session_grant_to_wire(grant), agent_pb2.OpenSessionResponse)
-    assert convert.session_grant_from_wire(message) == grant
+    message = sent(session_messages.session_grant_to_wire(grant), agent_pb2.OpenSessionResponse)
+    assert session_messages.session_grant_from_wire(message) == grant
 
 
 # records and rows of figures
 
-counts = st.integers(0, LIMIT - 1)
+counts = st.integers(0, NUMBER_LIMIT - 1)
 other_types = texts.filter(lambda name: name not in ELEMENT_TYPES)
 tensor_kinds = st.builds(
     TensorKind,
     graph=uint32,
     op_type=texts,
     op_name=texts,
-    side=st.sampled_from(Side),
+    side=st.sampled_from(TensorSide),
     slot=uint32,
     dtype=other_types,
-    shape=st.lists(counts, max_size=kinds.MAX_DIMENSIONS).map(tuple),
+    shape=st.lists(counts, max_size=session_messages.MAX_TENSOR_DIMENSIONS).map(tuple),
     byte_count=counts,
     argument=texts,
     constant=st.booleans(),
@@ -120,11 +120,11 @@ tensor_kinds = st.builds(
 @given(kind=tensor_kinds)
 def test_kind(kind: TensorKind):
     """What is the same in every iteration comes back, from the same bytes each time."""
-    data = kinds.kind_to_wire(kind)
-    assert kinds.kind_from_wire(data) == kind
-    kinds._nameless.cache_clear()
-    kinds._named.cache_clear()
-    assert kinds.kind_to_wire(kind) == data
+    data = session_messages.kind_to_wire(kind)
+    assert session_messages.kind_from_wire(data) == kind
+    session_messages._serialize_nameless.cache_clear()
+    session_messages._serialize_name.cache_clear()
+    assert session_messages.kind_to_wire(kind) == data
 
 
 heads = st.builds(
@@ -143,8 +143,8 @@ heads = st.builds(
 @given(head=heads, data=blobs)
 def test_record(head: RecordHead, data: bytes):
     """A record's head and first bytes come back; rank and net name are the session's own."""
-    message = sent(convert.record_to_wire(head, data), agent_pb2.Record)
-    assert convert.record_from_wire(message, rank=3, net_name="Net") == head
+    message = sent(session_messages.record_to_wire(head, data), agent_pb2.Record)
+    assert session_messages.record_from_wire(message, rank=3, net_name="Net") == head
     assert message.data == data
 
 
@@ -159,9 +159,9 @@ def test_figure_rows(
 ):
     """Rows come back in their order."""
     columns = tuple(zip(*rows, strict=True)) or ((), (), ())
-    sent_rows = FigureRows(iteration, *columns, switched_on=switched_on, degraded=degraded)
-    message = sent(convert.figure_rows_to_wire(sent_rows), agent_pb2.FigureRows)
-    assert convert.figure_rows_from_wire(message) == sent_rows
+    sent_rows = StatisticRows(iteration, *columns, switched_on=switched_on, degraded=degraded)
+    message = sent(session_messages.statistic_rows_to_wire(sent_rows), agent_pb2.FigureRows)
+    assert session_messages.statistic_rows_from_wire(message) == sent_rows
 
 
 def a_kind(**fields: Any) -> bytes:
@@ -192,10 +192,10 @@ def a_kind(**fields: Any) -> bytes:
 def test_hostile_kind(data: bytes, cause: str):
     """A kind that contradicts itself is refused, in a record and in rows."""
     with pytest.raises(ProtocolError, match=cause):
-        convert.record_from_wire(agent_pb2.Record(kind=data), rank=0, net_name="Net")
+        session_messages.record_from_wire(agent_pb2.Record(kind=data), rank=0, net_name="Net")
     rows = agent_pb2.FigureRows(kinds=[data], timestamps_us=[1], figures=["1"])
     with pytest.raises(ProtocolError, match=cause):
-        convert.figure_rows_from_wire(rows)
+        session_messages.statistic_rows_from_wire(rows)
 
 
 @pytest.mark.parametrize("fields", [{"iteration": 1 << 63}, {"timestamp_us": 1 << 63}])
@@ -203,7 +203,7 @@ def test_hostile_record(fields: dict[str, Any]):
     """Numbers from the wire end in signed columns."""
     message = agent_pb2.Record(kind=a_kind(), **fields)
     with pytest.raises(ProtocolError, match="number over"):
-        convert.record_from_wire(message, rank=0, net_name="Net")
+        session_messages.record_from_wire(message, rank=0, net_name="Net")
 
 
 @pytest.mark.parametrize(
@@ -219,30 +219,30 @@ def test_hostile_figure_rows(fields: dict[str, Any], cause: str):
     """Columns of different lengths are refused, and numbers that fit no column."""
     good: dict[str, Any] = {"kinds": [a_kind()], "timestamps_us": [1], "figures": ["1"]}
     with pytest.raises(ProtocolError, match=cause):
-        convert.figure_rows_from_wire(agent_pb2.FigureRows(**(good | fields)))
+        session_messages.statistic_rows_from_wire(agent_pb2.FigureRows(**(good | fields)))
 
 
 def test_too_many_figure_rows():
-    many = MAX_ROWS + 1
+    many = MAX_FRAME_ROWS + 1
     message = agent_pb2.FigureRows(
         kinds=[a_kind()] * many, timestamps_us=[1] * many, figures=["1"] * many
     )
     with pytest.raises(ProtocolError, match="at most 1024"):
-        convert.figure_rows_from_wire(message)
+        session_messages.statistic_rows_from_wire(message)
 
 
 def test_long_kinds_are_not_remembered():
     """What comes with every step is short; memory for the rest would be anybody's."""
-    before = kinds._remembered.cache_info().currsize
+    before = session_messages._parse_remembered_kind.cache_info().currsize
     for at in range(8):
-        kinds.kind_from_wire(a_kind(op_name=f"{at}" * 2000))
-    assert kinds._remembered.cache_info().currsize == before
+        session_messages.kind_from_wire(a_kind(op_name=f"{at}" * 2000))
+    assert session_messages._parse_remembered_kind.cache_info().currsize == before
 
 
 def test_a_client_cuts_what_an_agent_would_refuse():
     """One name must not cost a session its dump."""
-    kind = TensorKind(0, "t" * 5000, "n" * 5000, Side.INPUT, 0, "d" * 70, (), 0, "a" * 2000)
-    found = kinds.kind_from_wire(kinds.kind_to_wire(kind))
+    kind = TensorKind(0, "t" * 5000, "n" * 5000, TensorSide.INPUT, 0, "d" * 70, (), 0, "a" * 2000)
+    found = session_messages.kind_from_wire(session_messages.kind_to_wire(kind))
     lengths = [len(each) for each in (found.op_type, found.op_name, found.dtype, found.argument)]
     assert lengths == [4096, 4096, 64, 1024]
 
@@ -252,11 +252,11 @@ def test_people_are_told_what_they_can_read():
     message = agent_pb2.OpenSessionRequest(
         job_id="j", session_id="s", world_size=1, host="a\x1b[2Jb", framework="f" * 1000
     )
-    request = convert.session_request_from_wire(message)
+    request = session_messages.session_request_from_wire(message)
     assert request.host == "a\ufffd[2Jb"
     assert request.framework == "f" * 256
     end = agent_pb2.SessionEnd(notes=[*["note\n"] * 256, "n" * 5000])
-    goodbye = convert.declaration_from_wire(agent_pb2.Frame(sequence=1, session_end=end))
+    goodbye = session_messages.metadata_from_wire(agent_pb2.Frame(sequence=1, session_end=end))
     assert isinstance(goodbye, SessionEnd)
     assert goodbye.notes == (*["note\ufffd"] * 255, "and 2 more notes")
 
@@ -264,25 +264,26 @@ def test_people_are_told_what_they_can_read():
 def test_reasons_are_those_of_the_list():
     """They become keys and labels: others count together."""
     message = agent_pb2.IterationEnd(dropped={"torn": 1, "x" * 200: 2, "y": 3, "other": 4})
-    assert convert.iteration_end_from_wire(message).dropped == {"torn": 1, "other": 9}
+    assert session_messages.iteration_end_from_wire(message).dropped == {"torn": 1, "other": 9}
     sums = agent_pb2.IterationEnd(dropped={"x": 1 << 62, "y": 1 << 62})
     with pytest.raises(ProtocolError, match="drops with number"):
-        convert.iteration_end_from_wire(sums)
+        session_messages.iteration_end_from_wire(sums)
     many = agent_pb2.IterationEnd(dropped={str(n): 1 for n in range(257)})
     with pytest.raises(ProtocolError, match="257 reasons of drops, at most 256"):
-        convert.iteration_end_from_wire(many)
+        session_messages.iteration_end_from_wire(many)
 
 
 def test_unpaired_surrogates():
     """A name that UTF-8 cannot hold travels with a mark in its place."""
     bad = "a\ud800/b"
-    key = TensorKey(3, "Net", 0, 0, 1, bad, bad, Side.INPUT, 0)
+    key = TensorKey(3, "Net", 0, 0, 1, bad, bad, TensorSide.INPUT, 0)
     message = sent(
-        convert.record_to_wire(head_of(key, "int8", (), 1, argument=bad), b"x"), agent_pb2.Record
+        session_messages.record_to_wire(head_of(key, "int8", (), 1, argument=bad), b"x"),
+        agent_pb2.Record,
     )
-    kind = kinds.kind_from_wire(message.kind)
+    kind = session_messages.kind_from_wire(message.kind)
     assert (kind.op_type, kind.op_name, kind.argument) == ("a?/b", "a?/b", "a?/b")
-    columns = EventColumns.of([Event(0, 0, 0, 0, bad, EventKind.OPERATOR, 0, 0)])
+    columns = EventColumns.of([RankEvent(0, 0, 0, 0, bad, EventKind.OPERATOR, 0, 0)])
     assert list(events_to_wire(columns).names) == ["", "a?/b"]
 
 
@@ -299,13 +300,13 @@ OPERATOR: dict[str, Any] = {
 }
 
 
-def as_made(event: Event) -> Event:
+def as_made(event: RankEvent) -> RankEvent:
     """An operator has no group, no size and no peer: those columns do not travel for it."""
     return replace(event, **OPERATOR) if event.kind is EventKind.OPERATOR else event
 
 
 events = st.builds(
-    Event,
+    RankEvent,
     graph=uint32,
     iteration=uint63,
     position=uint63,
@@ -328,13 +329,13 @@ groups = st.lists(
 
 
 @given(batch=st.lists(events, max_size=10), groups=groups)
-def test_events(batch: list[Event], groups: tuple[ProcessGroup, ...]):
+def test_events(batch: list[RankEvent], groups: tuple[ProcessGroup, ...]):
     """A batch of events comes back as it was, in columns of the right types."""
     columns = EventColumns.of(batch, groups)
     message = sent(events_to_wire(columns), events_pb2.EventColumns)
     back = events_from_wire(message)
     assert same_columns(back, columns)
-    assert {field: column.dtype for field, column in back.columns.items()} == COLUMN_TYPES
+    assert {field: column.dtype for field, column in back.columns.items()} == EVENT_COLUMN_TYPES
 
 
 def test_no_events():
@@ -342,10 +343,10 @@ def test_no_events():
     assert len(events_from_wire(events_pb2.EventColumns())) == 0
 
 
-CALL = EventColumns.of([Event(0, 0, 1, 1, "a", EventKind.ALL_REDUCE, 0, 0)])
+CALL = EventColumns.of([RankEvent(0, 0, 1, 1, "a", EventKind.ALL_REDUCE, 0, 0)])
 
 
-@pytest.mark.parametrize("field", list(COLUMN_TYPES))
+@pytest.mark.parametrize("field", list(EVENT_COLUMN_TYPES))
 def test_columns_of_different_lengths(field: str):
     """Each column must have as many elements as the others."""
     message = events_to_wire(CALL)

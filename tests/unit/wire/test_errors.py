@@ -9,20 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from rankdump.contract import errors
-from rankdump.contract.errors import (
+from rankdump import errors
+from rankdump._wire.channel import CODES_BY_ERROR, ERRORS_BY_CODE, get_status_code, make_error
+from rankdump.errors import (
     ConfigError,
-    DamagedError,
+    CorruptedError,
     ExhaustedError,
     PermanentError,
     ProtocolError,
     RankdumpError,
-    RefusedError,
+    RejectedError,
     RetryableError,
     UnavailableError,
     UnsupportedError,
 )
-from rankdump.wire.errors import FROM_CODE, TO_CODE, code_of, error_of
 
 Code = grpc.StatusCode
 EVERY_CLASS = [
@@ -42,8 +42,8 @@ def made(kind: type[RankdumpError]) -> RankdumpError:
         (ConfigError, Code.INVALID_ARGUMENT),
         (ProtocolError, Code.INVALID_ARGUMENT),
         (UnsupportedError, Code.UNIMPLEMENTED),
-        (RefusedError, Code.FAILED_PRECONDITION),
-        (DamagedError, Code.DATA_LOSS),
+        (RejectedError, Code.FAILED_PRECONDITION),
+        (CorruptedError, Code.DATA_LOSS),
         (ExhaustedError, Code.RESOURCE_EXHAUSTED),
         (UnavailableError, Code.UNAVAILABLE),
         (RetryableError, Code.UNAVAILABLE),
@@ -53,20 +53,20 @@ def made(kind: type[RankdumpError]) -> RankdumpError:
 )
 def test_code_of(kind: type[RankdumpError], code: grpc.StatusCode):
     """What a server answers to each error."""
-    assert code_of(made(kind)) is code
+    assert get_status_code(made(kind)) is code
 
 
 @pytest.mark.parametrize("kind", EVERY_CLASS)
 def test_the_fork_survives(kind: type[RankdumpError]):
     """A permanent error stays permanent on the other side, a retryable one retryable."""
-    back = FROM_CODE.get(code_of(made(kind)), UnavailableError)
+    back = ERRORS_BY_CODE.get(get_status_code(made(kind)), UnavailableError)
     assert issubclass(back, PermanentError) is issubclass(kind, PermanentError)
 
 
 def test_first_row_that_fits():
     """No row of the table stands behind one that would always fit before it."""
-    for index, (kind, _) in enumerate(TO_CODE):
-        assert not any(issubclass(kind, earlier) for earlier, _ in TO_CODE[:index])
+    for index, (kind, _) in enumerate(CODES_BY_ERROR):
+        assert not any(issubclass(kind, earlier) for earlier, _ in CODES_BY_ERROR[:index])
 
 
 class Answers(grpc.GenericRpcHandler):
@@ -99,8 +99,8 @@ def test_error_of(channel: grpc.Channel, code: grpc.StatusCode):
     """Every code a real call can end with becomes one error that keeps the server's words."""
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(f"/test/{code.name}")(b"3 of 4")
-    error = error_of(caught.value)
-    assert type(error) is FROM_CODE.get(code, UnavailableError)
+    error = make_error(caught.value)
+    assert type(error) is ERRORS_BY_CODE.get(code, UnavailableError)
     assert str(error) == "3 of 4"
 
 
@@ -108,9 +108,9 @@ def test_no_words(channel: grpc.Channel):
     """Without details the code's name is the message."""
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary("/test/DATA_LOSS")(b"")
-    assert str(error_of(caught.value)) == "DATA_LOSS"
+    assert str(make_error(caught.value)) == "DATA_LOSS"
 
 
 def test_no_call():
     """A failure without a status, as from a closed channel, may pass later."""
-    assert isinstance(error_of(grpc.RpcError("closed")), UnavailableError)
+    assert isinstance(make_error(grpc.RpcError("closed")), UnavailableError)

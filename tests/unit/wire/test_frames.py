@@ -8,42 +8,41 @@ from hypothesis import strategies as st
 from suites.record_heads import head_of
 from suites.travel import ONE, lines, losses, same_columns, sent, texts, uint32, uint64
 
-from rankdump.contract.errors import ProtocolError
-from rankdump.contract.events import EventColumns
-from rankdump.contract.exchange import (
+from rankdump._core.events import EventColumns
+from rankdump._core.graph import (
+    GraphNode,
+    GraphParameter,
+    GraphPart,
+    OperatorGraph,
+    SourceLine,
+    TensorType,
+)
+from rankdump._core.record import StatisticRows, TensorKey, TensorKind, TensorSide
+from rankdump._core.session_protocol import (
     CallStacks,
     IterationEnd,
     KernelArguments,
     OperatorArguments,
     SessionEnd,
 )
-from rankdump.contract.figure_rows import FigureRows, TensorKind
-from rankdump.contract.graph import (
-    Graph,
-    GraphNode,
-    GraphParameter,
-    GraphPart,
-    SourceLine,
-    TensorType,
-)
-from rankdump.contract.key import Side, TensorKey
-from rankdump.wire import convert, frames
+from rankdump._wire import frames, session_messages
+from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2
 
 
 @given(end=st.builds(IterationEnd, uint64, uint64, losses, uint64), sequence=uint64)
 def test_iteration_end(end: IterationEnd, sequence: int):
     """The end of an iteration comes back with its number."""
-    frame = sent(frames.declaration_frame(sequence, end), agent_pb2.Frame)
+    frame = sent(frames.make_metadata_frame(sequence, end), agent_pb2.Frame)
     assert frame.sequence == sequence
-    assert convert.declaration_from_wire(frame) == end
+    assert session_messages.metadata_from_wire(frame) == end
 
 
 @given(end=st.builds(SessionEnd, uint64, st.lists(lines, max_size=3).map(tuple)))
 def test_session_end(end: SessionEnd):
     """A goodbye comes back as it was."""
-    frame = sent(frames.declaration_frame(1, end), agent_pb2.Frame)
-    assert convert.declaration_from_wire(frame) == end
+    frame = sent(frames.make_metadata_frame(1, end), agent_pb2.Frame)
+    assert session_messages.metadata_from_wire(frame) == end
 
 
 kinds = st.builds(TensorType, texts, st.lists(uint64, max_size=4).map(tuple))
@@ -58,7 +57,7 @@ nodes = st.builds(
     source=st.lists(st.builds(SourceLine, texts, uint32, texts, texts), max_size=2).map(tuple),
 )
 graphs = st.builds(
-    Graph,
+    OperatorGraph,
     number=uint32,
     nodes=st.lists(nodes, max_size=3).map(tuple),
     parameters=st.lists(st.builds(GraphParameter, texts, kinds), max_size=3).map(tuple),
@@ -69,8 +68,8 @@ graphs = st.builds(
 @given(part=st.builds(GraphPart, graphs, first=st.booleans(), last=st.booleans()))
 def test_graph_part(part: GraphPart):
     """Some nodes of a graph come back as they were."""
-    frame = sent(frames.declaration_frame(1, part), agent_pb2.Frame)
-    assert convert.declaration_from_wire(frame) == part
+    frame = sent(frames.make_metadata_frame(1, part), agent_pb2.Frame)
+    assert session_messages.metadata_from_wire(frame) == part
 
 
 @given(
@@ -84,8 +83,8 @@ def test_graph_part(part: GraphPart):
 )
 def test_kernel_arguments(arguments: KernelArguments):
     """What operators were configured with comes back as it was."""
-    frame = sent(frames.declaration_frame(1, arguments), agent_pb2.Frame)
-    assert convert.declaration_from_wire(frame) == arguments
+    frame = sent(frames.make_metadata_frame(1, arguments), agent_pb2.Frame)
+    assert session_messages.metadata_from_wire(frame) == arguments
 
 
 @given(
@@ -97,8 +96,8 @@ def test_call_stacks(names, stacks, iteration: int):
     """Where calls came from comes back as it was."""
     calls = tuple(name for name, _ in names)
     said = CallStacks(iteration, calls, tuple(place for _, place in names), stacks)
-    frame = sent(frames.declaration_frame(1, said), agent_pb2.Frame)
-    assert convert.declaration_from_wire(frame) == said
+    frame = sent(frames.make_metadata_frame(1, said), agent_pb2.Frame)
+    assert session_messages.metadata_from_wire(frame) == said
 
 
 def test_names_that_utf8_cannot_hold():
@@ -106,12 +105,12 @@ def test_names_that_utf8_cannot_hold():
     bad = "a\ud800"
     kind = TensorType("int8", ())
     node = GraphNode(bad, bad, (bad,), (kind,), {bad: bad}, (SourceLine(bad, 1, bad, bad),))
-    part = GraphPart(Graph(0, (node,), (GraphParameter(bad, kind),)), first=True, last=True)
+    part = GraphPart(OperatorGraph(0, (node,), (GraphParameter(bad, kind),)), first=True, last=True)
     arguments = KernelArguments(0, (OperatorArguments(0, bad, bad, {bad: bad}),))
     stacks = CallStacks(0, (bad,), (0,), ((bad,),))
     for declaration in (part, arguments, stacks):
-        frame = sent(frames.declaration_frame(1, declaration), agent_pb2.Frame)
-        assert "a?" in str(convert.declaration_from_wire(frame))
+        frame = sent(frames.make_metadata_frame(1, declaration), agent_pb2.Frame)
+        assert "a?" in str(session_messages.metadata_from_wire(frame))
 
 
 @pytest.mark.parametrize("of_parameter", [True, False])
@@ -123,21 +122,21 @@ def test_tensor_of_too_many_dimensions(of_parameter: bool):
     else:
         part = agent_pb2.GraphPart(nodes=[agent_pb2.GraphNode(outputs=[kind])])
     with pytest.raises(ProtocolError, match="65 dimensions"):
-        convert.declaration_from_wire(agent_pb2.Frame(sequence=4, graph_part=part))
+        session_messages.metadata_from_wire(agent_pb2.Frame(sequence=4, graph_part=part))
 
 
 def test_rows_of_figures_in_a_frame():
     """Rows travel in a frame, whatever their tensors' size."""
-    kind = TensorKind(0, "T", "a", Side.INPUT, 0, "uint8", (1 << 40,), 1 << 40)
-    rows = FigureRows(3, (kind, kind), (1, 2), ("6,1,nan", "7,2,0"))
-    frame = sent(frames.declaration_frame(7, rows), agent_pb2.Frame)
-    assert convert.declaration_from_wire(frame) == rows
+    kind = TensorKind(0, "T", "a", TensorSide.INPUT, 0, "uint8", (1 << 40,), 1 << 40)
+    rows = StatisticRows(3, (kind, kind), (1, 2), ("6,1,nan", "7,2,0"))
+    frame = sent(frames.make_metadata_frame(7, rows), agent_pb2.Frame)
+    assert session_messages.metadata_from_wire(frame) == rows
 
 
 def test_events_in_a_frame():
     """Events travel in a frame too."""
-    frame = sent(frames.declaration_frame(9, ONE), agent_pb2.Frame)
-    back = convert.declaration_from_wire(frame)
+    frame = sent(frames.make_metadata_frame(9, ONE), agent_pb2.Frame)
+    back = session_messages.metadata_from_wire(frame)
     assert isinstance(back, EventColumns)
     assert same_columns(back, ONE)
 
@@ -153,35 +152,37 @@ def test_events_in_a_frame():
 def test_no_declaration(frame: agent_pb2.Frame):
     """A frame of any other kind is refused with its number."""
     with pytest.raises(ProtocolError, match="frame 4 with body"):
-        convert.declaration_from_wire(frame)
+        session_messages.metadata_from_wire(frame)
 
 
-@pytest.mark.parametrize("extra", [-frames.CHUNK_BYTES, -1, 0, 1, 2 * frames.CHUNK_BYTES + 3])
+@pytest.mark.parametrize(
+    "extra", [-frames.MAX_CHUNK_BYTES, -1, 0, 1, 2 * frames.MAX_CHUNK_BYTES + 3]
+)
 def test_record_frames(extra: int):
     """A record's frames have one number, at most a chunk of bytes each, and all of the data."""
-    data = bytes(range(256)) * ((frames.CHUNK_BYTES + extra) // 256 + 1)
-    data = data[: frames.CHUNK_BYTES + extra]
-    key = TensorKey(3, "Net", 0, 0, 1, "T", "a", Side.INPUT, 0)
+    data = bytes(range(256)) * ((frames.MAX_CHUNK_BYTES + extra) // 256 + 1)
+    data = data[: frames.MAX_CHUNK_BYTES + extra]
+    key = TensorKey(3, "Net", 0, 0, 1, "T", "a", TensorSide.INPUT, 0)
     head = head_of(key, "uint8", (len(data),), len(data))
-    first, *rest = frames.record_frames(7, head, memoryview(data))
-    assert convert.record_from_wire(first.record, rank=3, net_name="Net") == head
+    first, *rest = frames.make_record_frames(7, head, memoryview(data))
+    assert session_messages.record_from_wire(first.record, rank=3, net_name="Net") == head
     whole = first.record.data
     for frame in rest:
         assert (frame.sequence, frame.chunk.offset) == (7, len(whole))
-        assert 0 < len(frame.chunk.data) <= frames.CHUNK_BYTES
+        assert 0 < len(frame.chunk.data) <= frames.MAX_CHUNK_BYTES
         whole += frame.chunk.data
     assert whole == data
 
 
-@given(sizes=st.lists(st.integers(0, frames.CHUNK_BYTES), max_size=6))
+@given(sizes=st.lists(st.integers(0, frames.MAX_CHUNK_BYTES), max_size=6))
 def test_batches(sizes: list[int]):
     """Frames keep their order, no message is empty, and only the last one may be small."""
-    limit = frames.CHUNK_BYTES
+    limit = frames.MAX_CHUNK_BYTES
     sent_frames = [
         agent_pb2.Frame(sequence=n, chunk=agent_pb2.Chunk(data=bytes(size)))
         for n, size in enumerate(sizes)
     ]
-    messages = [list(request.batch.frames) for request in frames.batches(sent_frames)]
+    messages = [list(request.batch.frames) for request in frames.batch_frames(sent_frames)]
     assert [frame for batch in messages for frame in batch] == sent_frames
     totals = [[frame.ByteSize() for frame in batch] for batch in messages]
     for total in totals:
@@ -194,23 +195,23 @@ def test_batches(sizes: list[int]):
 @given(sequence=uint64, end=st.builds(IterationEnd, uint64, uint64, losses, uint64))
 def test_a_number_and_a_body_are_a_frame(sequence: int, end: IterationEnd):
     """In a slab a frame is numbered when it has its place: after its body was made."""
-    body = frames.declaration_frame(0, end).SerializeToString()
-    frame = agent_pb2.Frame.FromString(frames.numbered(sequence, body))
-    assert frame == frames.declaration_frame(sequence, end)
+    body = frames.make_metadata_frame(0, end).SerializeToString()
+    frame = agent_pb2.Frame.FromString(frames.add_sequence(sequence, body))
+    assert frame == frames.make_metadata_frame(sequence, end)
 
 
-@pytest.mark.parametrize("size", [0, 1, frames.CHUNK_BYTES, 2 * frames.CHUNK_BYTES + 3])
+@pytest.mark.parametrize("size", [0, 1, frames.MAX_CHUNK_BYTES, 2 * frames.MAX_CHUNK_BYTES + 3])
 def test_a_slab_entry_travels_on_as_frames(size: int):
     """What was read back of a slab is sent as if it had never been in one."""
     data = memoryview(bytes(range(251)) * (size // 251 + 1))[:size]
-    key = TensorKey(3, "Net", 0, 0, 1, "T", "a", Side.INPUT, 0)
+    key = TensorKey(3, "Net", 0, 0, 1, "T", "a", TensorSide.INPUT, 0)
     head = head_of(key, "uint8", (size,), size)
-    in_slab = agent_pb2.Frame.FromString(frames.numbered(7, frames.record_body(head)))
+    in_slab = agent_pb2.Frame.FromString(frames.add_sequence(7, frames.serialize_record_body(head)))
     assert not in_slab.record.data
-    assert list(frames.filled_frames(in_slab, data)) == list(frames.record_frames(7, head, data))
+    assert list(frames.split_frame(in_slab, data)) == list(frames.make_record_frames(7, head, data))
 
 
 @pytest.mark.parametrize("offset", [1, 1 << 40])
 def test_a_piece_in_a_slab_says_where_it_belongs(offset: int):
-    frame = agent_pb2.Frame.FromString(frames.numbered(7, frames.chunk_body(offset)))
+    frame = agent_pb2.Frame.FromString(frames.add_sequence(7, frames.serialize_chunk_body(offset)))
     assert (frame.sequence, frame.chunk.offset) == (7, offset)

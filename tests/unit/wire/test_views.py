@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from suites.travel import counts, sent, sint64, texts, uint32, uint64
 
-from rankdump.contract.errors import ProtocolError
-from rankdump.contract.events import EventKind
-from rankdump.contract.key import Side
-from rankdump.contract.status import (
+from rankdump._core.events import EventKind
+from rankdump._core.record import TensorSide
+from rankdump._core.status import (
+    AgentLoad,
     IterationStatus,
-    Load,
     OrderEntry,
     SessionState,
     SessionStatus,
     StatusView,
 )
-from rankdump.contract.timeouts import HintLevel, TimeoutHint, TimeoutLimit
-from rankdump.wire import views
+from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit
+from rankdump._wire import status_messages
+from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2, events_pb2, status_pb2
 
 sessions = st.builds(
@@ -100,7 +100,7 @@ status_views = st.builds(
     StatusView,
     sessions=st.lists(sessions, max_size=2).map(tuple),
     iterations=st.lists(iterations, max_size=2).map(tuple),
-    load=st.builds(Load, uint64, uint64, uint64, uint64),
+    load=st.builds(AgentLoad, uint64, uint64, uint64, uint64),
     roots=st.lists(texts, max_size=2).map(tuple),
     findings=st.lists(texts, max_size=2).map(tuple),
 )
@@ -109,37 +109,37 @@ status_views = st.builds(
 @given(view=status_views)
 def test_view(view: StatusView):
     """The whole picture comes back as it was."""
-    message = sent(views.view_to_wire(view), status_pb2.StatusView)
-    assert views.view_from_wire(message) == view
+    message = sent(status_messages.view_to_wire(view), status_pb2.StatusView)
+    assert status_messages.view_from_wire(message) == view
 
 
 @given(entry=entries)
 def test_entry(entry: OrderEntry):
     """A line of the order comes back as it was."""
-    message = sent(views.entry_to_wire(entry), coordinator_pb2.OrderEntry)
-    assert views.entry_from_wire(message) == entry
+    message = sent(status_messages.entry_to_wire(entry), coordinator_pb2.OrderEntry)
+    assert status_messages.entry_from_wire(message) == entry
 
 
 @given(hint=hints)
 def test_hint(hint: TimeoutHint):
     """A hint comes back as it was."""
-    message = sent(views.timeout_hint_to_wire(hint), status_pb2.TimeoutHint)
-    assert views.timeout_hint_from_wire(message) == hint
+    message = sent(status_messages.timeout_hint_to_wire(hint), status_pb2.TimeoutHint)
+    assert status_messages.timeout_hint_from_wire(message) == hint
 
 
 def test_a_hint_of_an_unknown_level_is_refused():
     """Levels are words on the wire."""
     with pytest.raises(ProtocolError, match="unknown level 'red'"):
-        views.timeout_hint_from_wire(status_pb2.TimeoutHint(level="red"))
+        status_messages.timeout_hint_from_wire(status_pb2.TimeoutHint(level="red"))
 
 
 @pytest.mark.parametrize("number", [0, 99, -1])
 def test_unknown_enumerators(number: Any):
     """A state or a kind that nobody knows is refused."""
     with pytest.raises(ProtocolError, match="unknown state"):
-        views.session_from_wire(status_pb2.SessionStatus(state=number))
+        status_messages.session_from_wire(status_pb2.SessionStatus(state=number))
     with pytest.raises(ProtocolError, match="unknown kind"):
-        views.entry_from_wire(coordinator_pb2.OrderEntry(kind=number))
+        status_messages.entry_from_wire(coordinator_pb2.OrderEntry(kind=number))
 
 
 def test_enumerators_agree():
@@ -148,4 +148,4 @@ def test_enumerators_agree():
     assert wire_kinds.pop("EVENT_KIND_UNSPECIFIED") == 0
     assert wire_kinds == {f"EVENT_KIND_{kind.name}": kind.value for kind in EventKind}
     assert len(status_pb2.SessionState.items()) == len(SessionState) + 1
-    assert len(agent_pb2.Side.items()) == len(Side) + 1
+    assert len(agent_pb2.Side.items()) == len(TensorSide) + 1

@@ -1,14 +1,15 @@
-"""How far the coordinator's clock is ahead of this host's, from times that answers took. Pure.
+"""Offset of the coordinator's clock from this host's, estimated from the times that answers took.
+Pure.
 
-Nothing is assumed of the way: the true offset lies anywhere between what the fastest way there and
-the fastest way back allow. Samples that age are trusted less, for clocks drift apart.
+Nothing is assumed of the way: the true offset lies anywhere between what the fastest way there
+and the fastest way back allow. Samples that age are trusted less, for clocks drift apart.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rankdump.contract.status import ClockEstimate
+from rankdump._core.status import ClockEstimate
 
 MAX_SAMPLES = 64
 MAX_AGE_US = 300_000_000
@@ -20,7 +21,7 @@ STEP_PPM = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Instant:
+class ClockInstant:
     """One moment on both clocks of this host."""
 
     wall_us: int
@@ -28,14 +29,14 @@ class Instant:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ClockSample:
     """A question and its answer."""
 
-    sent: Instant
+    sent: ClockInstant
     received_us: int
     """On the coordinator's clock, as the next one."""
     answered_us: int
-    back: Instant
+    back: ClockInstant
 
     @property
     def delay_us(self) -> int:
@@ -51,7 +52,7 @@ class Sample:
         there = self.received_us - self.sent.wall_us
         return (there + self.answered_us - self.back.wall_us) // 2
 
-    def error_us(self, now: Instant) -> int:
+    def error_us(self, now: ClockInstant) -> int:
         """Return by how much the offset may be wrong now."""
         # Clocks drift while a question is on its way, too.
         age_us = max(0, now.monotonic_us - self.sent.monotonic_us)
@@ -63,19 +64,19 @@ class Sample:
 class ClockWindow:
     """The samples that count, and how often this host's clock was set meanwhile."""
 
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[ClockSample, ...] = ()
     steps: int = 0
-    last: Instant | None = None
+    last: ClockInstant | None = None
 
-    def at(self, now: Instant) -> ClockWindow:
+    def at(self, now: ClockInstant) -> ClockWindow:
         """Return the window at a later moment; empty when the clock was set until then."""
-        if self.last is not None and _stepped(self.last, now):
+        if self.last is not None and _is_stepped(self.last, now):
             return ClockWindow(steps=self.steps + 1, last=now)
         oldest_us = now.monotonic_us - MAX_AGE_US
         young = tuple(s for s in self.samples if s.back.monotonic_us >= oldest_us)
         return replace(self, samples=young, last=now)
 
-    def with_sample(self, sample: Sample) -> ClockWindow:
+    def with_sample(self, sample: ClockSample) -> ClockWindow:
         """Return the window with one more; one that makes no sense changes nothing."""
         window = self.at(sample.sent)
         across = window.at(sample.back)
@@ -91,7 +92,7 @@ class ClockWindow:
             return replace(across, samples=(sample,))
         return replace(across, samples=(*across.samples, sample)[-MAX_SAMPLES:])
 
-    def estimate(self, now: Instant) -> ClockEstimate:
+    def estimate(self, now: ClockInstant) -> ClockEstimate:
         """Return the offset that is wrong by least."""
         if not self.samples:
             return ClockEstimate(steps=self.steps)
@@ -103,7 +104,7 @@ def _drift_us(elapsed_us: int) -> int:
     return -(-elapsed_us * DRIFT_PPM // 1_000_000)
 
 
-def _stepped(earlier: Instant, later: Instant) -> bool:
+def _is_stepped(earlier: ClockInstant, later: ClockInstant) -> bool:
     elapsed_us = later.monotonic_us - earlier.monotonic_us
     jump_us = later.wall_us - earlier.wall_us - elapsed_us
     return abs(jump_us) > STEP_US + elapsed_us * STEP_PPM // 1_000_000

@@ -1,0 +1,249 @@
+"""Tables of an API comparison, three of them, and their CSV files, as troubleshooter writes them.
+
+    ts_api_mapping_{step}.csv, ts_api_forward_compare_{step}.csv, ts_api_backward_compare_{step}.csv
+
+Every field is quoted, lines end in LF, and an empty line ends the file (troubleshooter 1.0.17,
+`api_dump_compare`). The tables of a rank other than 0 have `rank{N}_` before the step.
+`build_api_tables` makes them of a report of rankdump: numbers are rounded, and means are over
+all elements.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankdump._analysis.compare.call_names import is_layer_mark
+from rankdump._analysis.compare.report import (
+    CONSTANTS_ITERATION,
+    ComparisonReport,
+    ComparisonRow,
+    DumpedTensor,
+    PairOutcome,
+    TensorVerdict,
+)
+from rankdump._layout.api_tree import ApiFileNames, join_tensor_name, parse_call_name, parse_place
+from rankdump.errors import ExhaustedError
+
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_STEMS = ("ts_api_mapping", "ts_api_forward_compare", "ts_api_backward_compare")
+_SHAPE_TITLES = ("shape of orig", "shape of target")
+_VALUE_TITLES = ("result of allclose", "ratio of allclose", "cosine similarity", "mean & max diffs")
+_STATISTIC_TITLES = ("max, min, mean diffs",)
+_STATISTIC_NAMES = ("max", "min", "avg")
+SHAPES_DIFFER = "Shape is inconsistent"
+"""What stands for a result where shapes differ."""
+FRAMEWORK_TITLES: Mapping[str, str] = {
+    "mindtorch": "mindtorch",
+    "mindspore": "mindspore",
+    "torch": "pytorch",
+}
+"""What tables call a framework, by what its files begin with; of several the first counts."""
+_TITLE_BY_FOLDER = {ApiFileNames(name).folder: shown for name, shown in FRAMEWORK_TITLES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ApiTable:
+    """One table."""
+
+    titles: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ApiTableSet:
+    """What came of one step of one rank."""
+
+    mapping: ApiTable
+    forward: ApiTable | None = None
+    """None where there was nothing to compare: no file then."""
+    backward: ApiTable | None = None
+    rank: int = 0
+
+
+def make_side_titles(origin: str, target: str) -> tuple[str, str]:
+    """Return the first two titles; a framework that is not known is left out."""
+    return _format_side_title("ORIGIN NET", origin), _format_side_title("TARGET NET", target)
+
+
+def list_value_titles(names: tuple[str, str]) -> tuple[str, ...]:
+    """Return the titles of a table that compares elements."""
+    return (*names, *_SHAPE_TITLES, *_VALUE_TITLES)
+
+
+def list_statistic_titles(names: tuple[str, str]) -> tuple[str, ...]:
+    """Return the titles of a table that compares figures."""
+    return (*names, *_SHAPE_TITLES, *_STATISTIC_TITLES)
+
+
+def write_api_tables(tables: Sequence[ApiTableSet], folder: Path, step: int) -> list[Path]:
+    """Write the files of a step, those of all its ranks; return their paths.
+
+    What an earlier comparison left under those names gives way. ExhaustedError when a file cannot
+    be written.
+    """
+    written: list[Path] = []
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for rank in tables:
+            for path, table in _yield_files(rank, folder, step):
+                if table is None:
+                    path.unlink(missing_ok=True)
+                else:
+                    _write_file(path, format_csv(table))
+                    written.append(path)
+    except OSError as error:
+        raise ExhaustedError(f"{error.filename or folder}: {error.strerror}") from None
+    return written
+
+
+def format_csv(table: ApiTable) -> str:
+    """Return the text of a file."""
+    text = io.StringIO()
+    writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerow(table.titles)
+    writer.writerows(table.rows)
+    return text.getvalue() + "\n"
+
+
+def build_api_tables(report: ComparisonReport) -> Mapping[int, tuple[ApiTableSet, ...]]:
+    """Return the tables of each iteration, by rank; names are those of an API where they are.
+
+    Constants have none: they belong to no iteration.
+    """
+    found: defaultdict[int, defaultdict[int, list[ComparisonRow]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for row in report.rows:
+        if row.iteration != CONSTANTS_ITERATION:
+            found[row.iteration][row.rank].append(row)
+    return {
+        iteration: tuple(_build_table_set(rank, ranks[rank]) for rank in sorted(ranks))
+        for iteration, ranks in sorted(found.items())
+    }
+
+
+def _build_table_set(rank: int, rows: Sequence[ComparisonRow]) -> ApiTableSet:
+    names = make_side_titles(
+        _find_framework(row.pair.a for row in rows), _find_framework(row.pair.b for row in rows)
+    )
+    forward = [row for row in rows if not row.backward]
+    backward = [row for row in rows if row.backward]
+    calls = dict.fromkeys(
+        (row.position, _format_call_stem(row.name_a), _format_call_stem(row.name_b))
+        for row in forward
+    )
+    make = _build_value_table if any(_has_elements(row) for row in rows) else _build_statistic_table
+    return ApiTableSet(
+        ApiTable(names, tuple((a, b) for _, a, b in calls)),
+        make(names, forward) if forward else None,
+        make(names, backward) if backward else None,
+        rank,
+    )
+
+
+def _build_value_table(names: tuple[str, str], rows: Sequence[ComparisonRow]) -> ApiTable:
+    lines = tuple(
+        (*_format_tensor_names(row), *_format_shapes(row, str), *_format_outcome(row.outcome))
+        for row in rows
+        if not is_layer_mark(row.name_a or row.name_b)
+    )
+    return ApiTable(list_value_titles(names), lines)
+
+
+def _build_statistic_table(names: tuple[str, str], rows: Sequence[ComparisonRow]) -> ApiTable:
+    def figures(row: ComparisonRow) -> str:
+        return ", ".join(
+            f"{row.outcome.figures.get(name, math.nan):.5f}" for name in _STATISTIC_NAMES
+        )
+
+    lines = tuple(
+        (*_format_tensor_names(row), *_format_shapes(row, format_shape_list), figures(row))
+        for row in rows
+    )
+    return ApiTable(list_statistic_titles(names), lines)
+
+
+def format_shape_list(shape: tuple[int, ...]) -> str:
+    """Return a shape as tables of figures spell it: `[2, 3]`."""
+    return str(list(shape))
+
+
+def _format_outcome(outcome: PairOutcome) -> tuple[str, str, str, str]:
+    verdict, measures = outcome.verdict, outcome.measures
+    if verdict is TensorVerdict.SHAPE:
+        result = SHAPES_DIFFER
+    elif verdict in (TensorVerdict.UNREADABLE, TensorVerdict.UNKNOWN):
+        result = verdict.value
+    else:
+        result = str(verdict.agrees)
+    if measures is not None:
+        share, cosine = measures.close_share, measures.cosine
+        mean, most = measures.mean_absolute, measures.max_absolute
+    elif verdict.agrees:
+        share, cosine, mean, most = 1.0, 1.0, 0.0, 0.0
+    else:
+        share, cosine, mean, most = 0.0, math.nan, math.nan, math.nan
+    return result, f"{share:.2%}", f"{cosine:.5f}", f"{mean:.5f}, {most:.5f}"
+
+
+def _format_tensor_names(row: ComparisonRow) -> tuple[str, str]:
+    return _format_tensor_name(row.name_a, row.pair.a), _format_tensor_name(row.name_b, row.pair.b)
+
+
+def _format_tensor_name(name: str, tensor: DumpedTensor | None) -> str:
+    """Return the name of a tensor: as in the info file when it is one of an API's call."""
+    if tensor is None:
+        return ""
+    place = parse_place(tensor.argument) if parse_call_name(name) is not None else None
+    return join_tensor_name(name, place) if place is not None else f"{name}_{tensor.place}"
+
+
+def _format_call_stem(name: str) -> str:
+    call = parse_call_name(name)
+    return call.stem if call is not None else name
+
+
+def _format_shapes(row: ComparisonRow, spelt: Callable[[tuple[int, ...]], str]) -> tuple[str, str]:
+    a, b = (side.shape if side is not None else None for side in (row.pair.a, row.pair.b))
+    return spelt(a) if a is not None else "", spelt(b) if b is not None else ""
+
+
+def _has_elements(row: ComparisonRow) -> bool:
+    """Tell whether elements of both sides were at hand."""
+    sides_ = (row.pair.a, row.pair.b)
+    return row.outcome.measures is not None or all(
+        side is not None and side.entry is not None for side in sides_
+    )
+
+
+def _find_framework(tensors: Iterable[DumpedTensor | None]) -> str:
+    """Return the framework of a side, by the folder that its tensors lie in."""
+    for tensor in tensors:
+        if tensor is not None and tensor.entry is not None:
+            return _TITLE_BY_FOLDER.get(tensor.entry.path.parent.name, "")
+    return ""
+
+
+def _format_side_title(side: str, framework: str) -> str:
+    return f"{side} ({framework})" if framework else side
+
+
+def _yield_files(
+    tables: ApiTableSet, folder: Path, step: int
+) -> Iterator[tuple[Path, ApiTable | None]]:
+    rank = f"rank{tables.rank}_" if tables.rank else ""
+    each = (tables.mapping, tables.forward, tables.backward)
+    for stem, table in zip(_FILE_STEMS, each, strict=True):
+        yield folder / f"{stem}_{rank}{step}.csv", table
+
+
+def _write_file(path: Path, text: str) -> None:
+    with os.fdopen(os.open(path, _CREATE_FLAGS, 0o600), "w", encoding="utf-8", newline="") as file:
+        file.write(text)

@@ -1,0 +1,230 @@
+"""Names of calls: the operator family that all frameworks share, the path of the module, and the
+user's mapping of names of one dump to names of the other. Reads one file, the mapping.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TypeAlias, cast
+
+from rankdump._analysis.compare.report import DumpedCall
+from rankdump._core.record import sanitize_name
+from rankdump._core.selection import list_spellings, strip_scope_prefix
+from rankdump._layout.api_tree import CALL_KINDS, LAYER_KIND, parse_call_name
+from rankdump.errors import ConfigError
+
+OperatorFamily: TypeAlias = "tuple[str, bool, bool]"
+"""Type of the operator as all frameworks call it, whether backward, whether recomputed."""
+CallShapes: TypeAlias = "tuple[tuple[tuple[int, ...] | None, ...], ...]"
+
+_OPERATOR_NAMES = {
+    "abs": "absolute",
+    "adaptiveavgpool": "adaptiveavgpool2d adaptiveavgpool1d adaptiveavgpool3d",
+    "add": "addv2 radd iadd",
+    "avgpool": "avgpool1d avgpool2d meanpool avgpool3d",
+    "batchnorm": (
+        "fusedbatchnorm fusedbatchnormv3 batchnorm1d batchnorm2d batchnorm3d batchnormalization"
+    ),
+    "binarycrossentropy": "bceloss",
+    "binarycrossentropywithlogits": "bcewithlogitsloss",
+    "clamp": "clipbyvalue clip",
+    "concat": "cat concatv2",
+    "conv": "conv1d conv2d conv3d depthwiseconv2dnative",
+    "convbackpropfilter": "conv2dbackpropfilter",
+    "convtranspose": (
+        "convtranspose2d conv2dtranspose convtranspose1d "
+        "conv1dtranspose conv3dtranspose convtranspose3d"
+    ),
+    "crossentropy": "softmaxcrossentropywithlogits crossentropyloss",
+    "divide": "realdiv truediv div rtruediv itruediv",
+    "embedding": "embeddinglookup",
+    "eq": "equal",
+    "expand": "broadcastto",
+    "floordivide": "floordiv",
+    "gather": "gatherv2 gatherelements gatherd",
+    "ge": "greaterequal",
+    "gelu": "fastgelu",
+    "gt": "greater",
+    "hardshrink": "hshrink",
+    "hardsigmoid": "hsigmoid",
+    "hardswish": "hswish",
+    "interpolate": "upsample resizebilinear",
+    "kldiv": "kldivloss",
+    "layernorm": "layernormalization",
+    "le": "lessequal",
+    "linear": "dense addmm",
+    "localresponsenorm": "lrn",
+    "lt": "less",
+    "matmul": "batchmatmul bmm mm rmatmul",
+    "max": "reducemax",
+    "maxpool": "maxpool1d maxpool2d maxpool3d",
+    "mean": "reducemean",
+    "min": "reducemin",
+    "modulelist": "celllist",
+    "multiply": "mul rmul imul",
+    "ne": "notequal",
+    "neg": "negative",
+    "nll": "nllloss",
+    "pow": "rpow",
+    "prod": "reduceprod",
+    "remainder": "floormod mod",
+    "reshape": "view",
+    "scaleddotproductattention": "flashattentionscore",
+    "sequential": "sequentialcell",
+    "subtract": "sub rsub isub",
+    "sum": "reducesum",
+    "swish": "silu",
+    "to": "cast astype type float half bfloat16",
+    "transpose": "permute swapaxes t",
+    "unsqueeze": "expanddims",
+    "where": "select",
+}
+"""Names of other frameworks, and of other releases, for one computation: by the one that stands for
+all, as `normalize_operator_type` spells them.
+
+These decide which calls may be paired at all, so they go further than the table of troubleshooter
+in `diff.flow.spelling`, which equates names in order to pair exactly what that tool pairs.
+"""
+OPERATOR_SYNONYMS = {
+    other: name for name, others in _OPERATOR_NAMES.items() for other in others.split()
+}
+"""What stands for a name, by that name."""
+_KIND_PREFIX = re.compile(
+    rf"(?:{'|'.join(kind for kind in CALL_KINDS if kind != LAYER_KIND)}|Mint|Ops)_"
+)
+_CALL_NUMBER = re.compile(r"(?:-op[0-9]+(?:_[0-9]+)?|_[0-9]+)$")
+_PATH_COMPONENT = re.compile(r"[^/.]+")
+
+
+@lru_cache(maxsize=1 << 12)
+def normalize_operator_type(op_type: str) -> str:
+    """Return what all frameworks call a type: `Dense`, `NN_Linear` and `Linear` are one."""
+    plain = _KIND_PREFIX.sub("", op_type, count=1).lower().replace("_", "")
+    return OPERATOR_SYNONYMS.get(plain, plain)
+
+
+def get_operator_family(call: DumpedCall) -> OperatorFamily:
+    """Return what two calls must share to stand for each other without a name."""
+    return normalize_operator_type(call.op_type), call.backward, call.recomputed
+
+
+def list_call_shapes(call: DumpedCall) -> CallShapes:
+    """Return the extents of all tensors, inputs and outputs."""
+    return (
+        tuple(normalize_shape(tensor.shape) for tensor in call.inputs),
+        tuple(normalize_shape(tensor.shape) for tensor in call.outputs),
+    )
+
+
+def normalize_shape(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Return the extents of a shape in any order of axes, and without those of 1.
+
+    So a tensor in NHWC is like the same one in NCHW. None for what only a file knows.
+    """
+    return None if shape is None else tuple(sorted(extent for extent in shape if extent != 1))
+
+
+def is_numbered_call(call: DumpedCall) -> bool:
+    """Return whether the name is a count of calls: an extra one shifts all that follow."""
+    return parse_call_name(call.op_name) is not None and not is_layer_mark(call.op_name)
+
+
+def is_layer_mark(op_name: str) -> bool:
+    """Return whether it is no call, but the mark that a module of that name was called."""
+    api = parse_call_name(op_name)
+    return api is not None and api.kind == LAYER_KIND
+
+
+def parse_module_path(op_name: str) -> tuple[str, ...]:
+    """Return the path of an operator in its network, without types and numbers.
+
+    >>> scope("Default/network-Net/layer1-Sequential/0-Linear/Linear-op0")
+    ('layer1', '0')
+    """
+    if parse_call_name(op_name) is not None:
+        return ()
+    whole = strip_scope_prefix(op_name).removeprefix("Default/")
+    parts = _PATH_COMPONENT.findall(whole.rpartition("/")[0] or _CALL_NUMBER.sub("", whole))
+    names = [part.rpartition("-")[0] or part for part in parts]
+    return tuple(names[1:] if names and names[0] == "network" else names)
+
+
+_NAME_SEPARATOR = re.compile(r"[/._]")
+_MAPPING_FORMS = "lines `name_a,name_b`, or a JSON object of such names"
+
+
+class CallNameMapping:
+    """Names of side a as side b has them: of operators, or of what they begin with.
+
+    A name may be spelt in any way: in full, as files do, or as the path of a module. That of a
+    call of an API may stand without its direction. A gradient goes with its operator.
+    """
+
+    def __init__(self, mapping: Mapping[str, str]) -> None:
+        self._mapping = mapping
+
+    def names(self, call: DumpedCall) -> tuple[str, ...]:
+        """Return what a call may be called."""
+        api = parse_call_name(call.op_name)
+        if api is not None:
+            return call.op_name, api.stem
+        return tuple(
+            dict.fromkeys((*list_spellings(strip_scope_prefix(call.op_name)), call.op_name))
+        )
+
+    def wanted(self, call: DumpedCall) -> Iterator[str]:
+        """Yield the names that side b may have for a call of side a, the surest first."""
+        names = self.names(call)
+        for name in names:
+            if name in self._mapping:
+                yield from _spell_both_ways(self._mapping[name])
+        for name in names:
+            for edge in reversed([found.start() for found in _NAME_SEPARATOR.finditer(name)]):
+                other = self._mapping.get(name[:edge])
+                if other is not None:
+                    yield from _spell_both_ways(other + name[edge:])
+
+
+def _spell_both_ways(name: str) -> tuple[str, str]:
+    return name, sanitize_name(name)
+
+
+def read_name_mapping(given: Mapping[str, str] | str | PathLike[str]) -> Mapping[str, str]:
+    """Return names of side b by names of side a; ConfigError says what of a file is wrong."""
+    if isinstance(given, Mapping):
+        return given
+    path = Path(fspath(given))
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(str(path), "", why, f"a file of {_MAPPING_FORMS}") from None
+    if text.lstrip().startswith("{"):
+        return _parse_json_mapping(str(path), text)
+    return dict(_parse_mapping_lines(str(path), text))
+
+
+def _parse_json_mapping(file: str, text: str) -> Mapping[str, str]:
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(file, "", str(error), _MAPPING_FORMS) from None
+    pairs = cast("dict[str, object]", body)
+    for name, other in pairs.items():
+        if not isinstance(other, str) or not name or not other:
+            raise ConfigError(file, name, other, "a name of side b")
+    return cast("dict[str, str]", pairs)
+
+
+def _parse_mapping_lines(file: str, text: str) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            name, comma, other = (part.strip() for part in line.partition(","))
+            if not (name and comma and other):
+                raise ConfigError(file, f"line {number}", line, "`name_a,name_b`")
+            yield name, other

@@ -1,0 +1,283 @@
+"""Pool of processes that compares all pairs of tensors: pairs that need no file at once, the rest
+in this process and in workers beside it, or on a Dask cluster.
+
+This process works from the start, while the workers are still starting. A worker that died is
+replaced, and the pairs of the lost group are tried one by one. On one machine the memory is that
+of the largest pair for each process.
+
+A worker is a Python process of its own that imports this module and nothing of the caller's: a
+process of `multiprocessing` would import the caller's script again, which may be a training. It
+reads from a pipe, and ends when the other end is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from multiprocessing.connection import Connection, Pipe
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Any, TypeAlias
+
+from rankdump._analysis.compare.pair_comparison import (
+    GroupOutcomes,
+    PairGroup,
+    compare_group,
+    count_pair_bytes,
+    decide_without_reading,
+    group_pairs,
+    mark_group_unreadable,
+)
+from rankdump._analysis.compare.report import (
+    ComparisonSettings,
+    PairOutcome,
+    TensorPair,
+    TensorVerdict,
+)
+
+SERVE_IMPORT = f"from {__name__} import serve"
+"""How the process comes by what it does."""
+
+
+class CompareWorker:
+    """One such process; starts with the object, which serves one thread."""
+
+    def __init__(self) -> None:
+        own, other = Pipe()
+        with other:
+            path = f"import sys; sys.path[:] = {sys.path!r}"
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"{path}; {SERVE_IMPORT}; serve({other.fileno()})"],
+                pass_fds=(other.fileno(),),
+                stdin=subprocess.DEVNULL,
+                # An interrupt from the terminal is the caller's, who then ends this process.
+                start_new_session=True,
+            )
+        self._pipe: Connection[Any, Any] = own
+
+    def started(self) -> bool:
+        """Wait until it can compare; return whether it came so far."""
+        try:
+            return self._pipe.recv() is None
+        except (EOFError, OSError):
+            return False
+
+    def compare(self, group: PairGroup, settings: ComparisonSettings) -> GroupOutcomes | None:
+        """Return the outcomes of a group; None when the process died, or was ended, before that.
+
+        An error in it is raised here.
+        """
+        try:
+            self._pipe.send((group, settings))
+            answer: GroupOutcomes | Exception = self._pipe.recv()
+        except (EOFError, OSError):
+            return None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def kill(self) -> None:
+        """End it in the midst of its work; any thread may."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Let it end, and wait for that."""
+        self._pipe.close()
+        self._process.wait()
+
+
+def serve(descriptor: int) -> None:
+    """Compare what comes out of a pipe until the other end is closed."""
+    pipe: Connection[Any, Any] = Connection(descriptor)
+    try:
+        pipe.send(None)
+        while True:
+            group, settings = pipe.recv()
+            try:
+                answer = compare_group(group, settings)
+            except Exception as error:  # the caller's to raise: it knows what was compared
+                answer = error
+            pipe.send(answer)
+    except (EOFError, OSError):
+        return
+
+
+class ComparePool:
+    """Compares groups once; `run` does it all."""
+
+    def __init__(
+        self,
+        groups: Iterable[PairGroup],
+        settings: ComparisonSettings,
+        done: Callable[[GroupOutcomes], None],
+    ) -> None:
+        self._settings, self._done = settings, done
+        self._waiting = deque(groups)
+        self._lost: deque[PairGroup] = deque()
+        """Of a worker that died: they are tried again, but not in this process."""
+        self._answers: SimpleQueue[GroupOutcomes | BaseException | None] = SimpleQueue()
+        """From the threads of workers; each ends with None."""
+        self._lock = Lock()
+        self._workers: set[CompareWorker] = set()
+        self._stopped = False
+
+    def run(self, workers: int) -> None:
+        """Compare all groups with as many workers beside this process; `done` hears of each here.
+
+        An interrupt ends the workers in the midst of what they do.
+        """
+        threads = [
+            Thread(target=self._lead, name=f"rankdump-diff-{number}") for number in range(workers)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            busy = self._work_here(len(threads))
+            while busy:
+                busy -= self._take_answer()
+            # What a worker that died had, where none could be started after it.
+            while (group := _pop_group(self._lost)) is not None:
+                self._done(mark_group_unreadable(group))
+        finally:
+            self._stop()
+            for thread in threads:
+                thread.join()
+
+    def _work_here(self, busy: int) -> int:
+        """Compare groups for as long as any waits; return how many threads are still busy."""
+        while (group := _pop_group(self._waiting)) is not None:
+            self._done(compare_group(group, self._settings))
+            while not self._answers.empty():
+                busy -= self._take_answer()
+        return busy
+
+    def _take_answer(self) -> bool:
+        """Wait for what a thread has to say; return whether that was its last word."""
+        answer = self._answers.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        if answer is None:
+            return True
+        self._done(answer)
+        return False
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            for worker in self._workers:
+                worker.kill()
+
+    def _lead(self) -> None:
+        """Keep one worker busy after the other."""
+        try:
+            while self._lead_one():
+                pass
+        except BaseException as error:
+            self._answers.put(error)
+        finally:
+            self._answers.put(None)
+
+    def _lead_one(self) -> bool:
+        """Keep a worker busy until nothing waits or it died; return whether another follows."""
+        with closing(CompareWorker()) as worker:
+            with self._lock:
+                self._workers.add(worker)
+                stopped = self._stopped
+            try:
+                return not stopped and worker.started() and self._died(worker)
+            finally:
+                with self._lock:
+                    self._workers.remove(worker)
+
+    def _died(self, worker: CompareWorker) -> bool:
+        while (group := _pop_group(self._lost) or _pop_group(self._waiting)) is not None:
+            answers = worker.compare(group, self._settings)
+            if self._stopped:
+                return False
+            if answers is None:
+                if len(group) == 1:
+                    self._answers.put(mark_group_unreadable(group))
+                else:
+                    # Only a pair that was alone can be the one that killed it.
+                    self._lost.extend([placed] for placed in group)
+                return True
+            self._answers.put(answers)
+        return False
+
+
+def _pop_group(groups: deque[PairGroup]) -> PairGroup | None:
+    try:
+        return groups.popleft()
+    except IndexError:
+        return None
+
+
+ComparisonProgress: TypeAlias = Callable[[int, int], None]
+"""Hears how many pairs are done, and of how many; in the thread that asked."""
+
+_MIN_BYTES_PER_WORKER = 512 << 20
+_MIN_PAIRS_PER_WORKER = 4000
+"""What one more process must have to do: its start takes a core half as long."""
+
+
+def compare_pairs(
+    pairs: Sequence[TensorPair],
+    settings: ComparisonSettings,
+    *,
+    processes: int | None = None,
+    dask: str = "",
+    progress: ComparisonProgress | None = None,
+) -> list[PairOutcome]:
+    """Return the outcome of each pair, in their order.
+
+    At most as many processes as asked for, this one among them; by default one for each core. With
+    the address of a Dask scheduler its workers compare instead: ConfigError without `distributed`,
+    UnavailableError when nobody answers there.
+    """
+    done = _OutcomeCollector(len(pairs), progress)
+    unread: list[tuple[int, TensorPair]] = []
+    decided: GroupOutcomes = []
+    for place, pair in enumerate(pairs):
+        outcome = decide_without_reading(pair, settings)
+        if outcome is None:
+            unread.append((place, pair))
+        else:
+            decided.append((place, outcome))
+    done(decided)
+    if dask:
+        from rankdump._analysis.compare.dask_cluster import compare_on_cluster
+
+        compare_on_cluster(dask, unread, settings, done)
+    elif unread:
+        workers = _choose_worker_count([pair for _, pair in unread], processes)
+        ComparePool(group_pairs(unread), settings, done).run(workers)
+    return done.outcomes
+
+
+class _OutcomeCollector:
+    """Outcomes as they come."""
+
+    def __init__(self, total: int, progress: ComparisonProgress | None) -> None:
+        self.outcomes = [PairOutcome(TensorVerdict.UNKNOWN)] * total
+        self._count, self._progress = 0, progress
+
+    def __call__(self, answers: GroupOutcomes) -> None:
+        for place, outcome in answers:
+            self.outcomes[place] = outcome
+        self._count += len(answers)
+        if self._progress is not None and answers:
+            self._progress(self._count, len(self.outcomes))
+
+
+def _choose_worker_count(pairs: Sequence[TensorPair], processes: int | None) -> int:
+    """Return how many processes are worth starting beside this one."""
+    worth = max(
+        sum(map(count_pair_bytes, pairs)) // _MIN_BYTES_PER_WORKER,
+        len(pairs) // _MIN_PAIRS_PER_WORKER,
+    )
+    most = processes if processes is not None else len(os.sched_getaffinity(0))
+    return max(0, min(most - 1, worth, len(pairs) - 1))

@@ -1,0 +1,208 @@
+"""Comparison of two dumps as a whole: opens them, pairs and compares their tensors, and finds where
+they part. The composition root of this package.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from rankdump import reader
+from rankdump._analysis.compare.call_names import read_name_mapping
+from rankdump._analysis.compare.call_pairing import check_pairing_rules
+from rankdump._analysis.compare.compare_pool import compare_pairs
+from rankdump._analysis.compare.origin_search import (
+    ComparedDumps,
+    find_origins,
+    resolve_nonfinite_rows,
+)
+from rankdump._analysis.compare.programs import read_programs
+from rankdump._analysis.compare.report import (
+    ComparisonReport,
+    ComparisonRow,
+    ComparisonSettings,
+    DumpedProgram,
+    ElementTolerances,
+)
+from rankdump._analysis.compare.tensor_pairing import pair_program_tensors, pair_programs
+from rankdump._analysis.reader.dump import Dump
+from rankdump._analysis.reader.manifests import retired_sentences
+from rankdump._analysis.reader.query import Filters
+from rankdump._analysis.reader.tree_walk import collector_paused
+from rankdump.errors import ConfigError, CorruptedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+DumpSource: TypeAlias = "str | PathLike[str] | Dump"
+
+
+@dataclass(frozen=True, slots=True)
+class _DumpSide:
+    """One of the two dumps, and what of it is compared."""
+
+    label: str
+    dump: Dump
+    programs: list[DumpedProgram]
+
+
+def compare(
+    a: DumpSource,
+    b: DumpSource,
+    *,
+    rank_a: int | None = None,
+    rank_b: int | None = None,
+    iteration_a: int | None = None,
+    iteration_b: int | None = None,
+    rtol: float = 1e-4,
+    atol: float = 1e-4,
+    equal_nan: bool = False,
+    match: str | Iterable[str] = ("exact", "type", "sequence"),
+    mapping: Mapping[str, str] | str | PathLike[str] | None = None,
+    msaccucmp: bool = False,
+    processes: int | None = None,
+    dask: str = "",
+    progress: Callable[[int, int], None] | None = None,
+    **filters: Unpack[Filters],
+) -> ComparisonReport:
+    """Compare two dumps: call by call, tensor by tensor, and say where they part.
+
+    `a` and `b` are trees of any layout, or what `where` left of one; `b` is the reference. With
+    `rank_a` and `rank_b`, or `iteration_a` and `iteration_b`, two ranks or iterations are compared,
+    also of one tree; filters are those of `Dump.where` (`rank`, `graph`, `iteration`, `operator`,
+    `op_type`, `side`) and choose on both sides. Two elements are close when
+    `abs(a - b) <= atol + rtol * abs(b)`; NaN is like NaN with `equal_nan` alone.
+
+    `match` names the rules that pair calls, in their order, and `mapping` a file of names (lines
+    `name_a,name_b`, or a JSON object) or such names themselves; it is asked first. `processes`
+    bounds the local pool, and `dask` is the address of a scheduler whose workers see both trees.
+    `progress` is told how many pairs of tensors are done, of how many.
+
+    ConfigError for a setting that is not allowed, DamagedError when there is nothing to compare.
+    What cannot be read later is a row of the report, or a note.
+    """
+    started = time.monotonic()
+    settings = _make_settings(ElementTolerances(rtol, atol, equal_nan), match, mapping, msaccucmp)
+    notes: list[str] = []
+    opened: dict[str, Dump] = {}
+    with collector_paused():
+        sides = [
+            _select_side(_open_dump(source, opened), filters, own_rank, own_step, notes)
+            for source, own_rank, own_step in ((a, rank_a, iteration_a), (b, rank_b, iteration_b))
+        ]
+    rows, ranks = _compare_programs(sides[0], sides[1], settings, notes, processes, dask, progress)
+    of_all, of_ranks = find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, ranks))
+    return ComparisonReport(
+        a=sides[0].label,
+        b=sides[1].label,
+        settings=settings,
+        rows=tuple(rows),
+        origins=of_all,
+        rank_origins=of_ranks,
+        notes=tuple(dict.fromkeys(notes)),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _make_settings(
+    tolerances: ElementTolerances,
+    match: str | Iterable[str],
+    mapping: Mapping[str, str] | str | PathLike[str] | None,
+    msaccucmp: bool,
+) -> ComparisonSettings:
+    for name in ("rtol", "atol"):
+        value = getattr(tolerances, name)
+        if not 0 <= value < math.inf:
+            raise ConfigError("compare", name, value, "a number of 0 or more")
+    named = match.split(",") if isinstance(match, str) else match
+    rules = check_pairing_rules(rule.strip() for rule in named)
+    names: Mapping[str, str] = read_name_mapping(mapping) if mapping is not None else {}
+    if names and "mapping" not in rules:
+        rules = ("mapping", *rules)
+    return ComparisonSettings(tolerances, rules, names, msaccucmp)
+
+
+def _open_dump(source: DumpSource, opened: dict[str, Dump]) -> Dump:
+    """Return the dump that is meant; a path that comes twice is walked once."""
+    if isinstance(source, Dump):
+        return source
+    path = fspath(source)
+    if path not in opened:
+        opened[path] = reader.open(path)
+    return opened[path]
+
+
+def _select_side(
+    dump: Dump, common: Filters, rank: int | None, iteration: int | None, notes: list[str]
+) -> _DumpSide:
+    given = {name: value for name, value in common.items() if value is not None}
+    own = {"rank": rank, "iteration": iteration}
+    given.update((name, value) for name, value in own.items() if value is not None)
+    label = str(dump.root) + "".join(f" {name} {given[name]}" for name in own if name in given)
+    filters = cast("Filters", given)
+    left = dump.where(**filters) if filters else dump
+    notes.extend(left.problems)
+    gone = set(left.retired)
+    found = read_programs(left, notes)
+    # While files go, some of them are there; rows that stay are whole.
+    programs = [p for p in found if (p.rank, p.iteration) not in gone or not _has_files(p)]
+    if not programs and gone:
+        said = "; ".join(retired_sentences(gone))
+        raise CorruptedError(f"{dump.root}: nothing to compare: {said}")
+    if not programs:
+        raise _make_empty_error(dump, filters)
+    return _DumpSide(label, left, programs)
+
+
+def _has_files(program: DumpedProgram) -> bool:
+    return any(tensor.entry for call in program.calls for tensor in call.tensors)
+
+
+def _make_empty_error(dump: Dump, filters: Filters) -> Exception:
+    """Return the error that says which filter left nothing of a dump."""
+    there: list[tuple[str, Callable[[], tuple[int, ...]]]] = [
+        ("rank", lambda: dump.ranks),
+        ("iteration", lambda: dump.iterations),
+        ("graph", lambda: dump.graphs),
+    ]
+    for name, numbers in there:
+        value = filters.get(name)
+        if value is not None and not (isinstance(value, int) and value in numbers()):
+            return ConfigError(str(dump.root), name, value, ", ".join(map(str, numbers())))
+    if filters:
+        asked = ", ".join(f"{name} {value!r}" for name, value in filters.items())
+        return CorruptedError(f"{dump.root}: nothing to compare: no tensor has {asked}")
+    return CorruptedError(f"{dump.root}: nothing to compare: it holds no tensor")
+
+
+def _compare_programs(
+    a: _DumpSide,
+    b: _DumpSide,
+    settings: ComparisonSettings,
+    notes: list[str],
+    processes: int | None,
+    dask: str,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[list[ComparisonRow], dict[int, int]]:
+    """Return what a report has of every pair, and which ranks were compared."""
+    noted: list[str] = []
+    gone = {"gone_a": a.dump.retired, "gone_b": b.dump.retired}
+    programs = pair_programs(a.programs, b.programs, noted, **gone)
+    notes += noted
+    if not programs:
+        why = "; ".join(("no rank and iteration that both have", *noted))
+        raise CorruptedError(f"{a.label} and {b.label}: nothing to compare: {why}")
+    with collector_paused():
+        pairs = [each for part in pair_program_tensors(programs, settings) for each in part]
+    measured = compare_pairs(
+        [each.pair for each in pairs], settings, processes=processes, dask=dask, progress=progress
+    )
+    rows = [each.row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
+    # Sorting is stable: the tensors of a call stay together.
+    rows.sort(key=attrgetter("iteration", "position", "rank"))
+    return resolve_nonfinite_rows(rows), {one.rank: other.rank for one, other in programs}

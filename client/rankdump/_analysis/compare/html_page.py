@@ -1,0 +1,213 @@
+"""HTML page of a report with tables and charts, which needs no network to be opened: its policy
+forbids the browser to fetch anything.
+
+Importing this module needs bokeh, `pip install 'rankdump[report]'`; only this module and
+`html_widgets` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from bokeh.embed import file_html
+from bokeh.resources import INLINE
+
+from rankdump._analysis.compare import report_text
+from rankdump._analysis.compare.html_columns import (
+    NameShortener,
+    build_operator_columns,
+    build_row_columns,
+)
+from rankdump._analysis.compare.html_widgets import (
+    build_sortable_table,
+    draw_histograms,
+    draw_operator_chart,
+)
+from rankdump._analysis.compare.report import ComparisonReport, DivergenceOrigin, SuspectCall
+from rankdump._analysis.compare.report_summary import (
+    collect_suspect_keys,
+    find_unmatched_calls,
+    list_other_origins,
+    select_worst_rows,
+    summarize_operators,
+)
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; font-src data:"
+)
+"""The charts' library evaluates code of its own, and has its pictures in data addresses."""
+_STYLE = """
+html body { height: auto; margin: 0 auto; max-width: 1500px; padding: 24px 32px 64px;
+  background: #fff; color: #1c2430;
+  font: 15px/1.5 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+h1 { font-size: 17px; font-weight: 600; color: #5a6675; margin: 0 0 12px; }
+h2 { font-size: 17px; margin: 40px 0 8px; }
+h3 { font-size: 15px; margin: 16px 0 4px; }
+p { margin: 2px 0; }
+pre { margin: 6px 0; overflow-x: auto; }
+code, pre, .operator { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, monospace; }
+.lead { border-left: 5px solid #c1121f; background: #faf6f5; padding: 12px 20px; }
+.lead.fine { border-color: #3a7d44; background: #f5faf6; }
+.lead h2 { margin: 4px 0; }
+.lead .operator { font-size: 17px; font-weight: 600; overflow-wrap: anywhere; }
+.totals, .caption, .cut { color: #5a6675; }
+.totals { margin-top: 12px; }
+.cut { font-style: italic; }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 24px; }
+ul { margin: 4px 0; padding-left: 20px; max-height: 420px; overflow-y: auto; }
+li { overflow-wrap: anywhere; }
+"""
+PAGE_TEMPLATE = (
+    "{% block preamble %}"
+    f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">'
+    "{% endblock %}{% block postamble %}"
+    f"<style>{_STYLE}</style>"
+    "{% endblock %}"
+    """
+{% block contents %}
+<h1>rankdump diff</h1>
+<section class="lead {{ mood }}">{{ lead }}</section>
+<section class="totals">{{ totals }}</section>
+<h2>Error by operator</h2>
+<p class="caption">The largest absolute error of each pair of calls, or of extremes and mean where
+only figures are known; a ring is where it starts. Circles agree, diamonds differ, stars hold NaN or
+infinity where the other side does not, triangles have no partner. A click on a rank hides it.</p>
+{{ cut_operators }}
+{{ embed(roots.by_operator) }}
+<h2>How errors are distributed</h2>
+<p class="caption">Tensors whose error is 0, or not known, are left out.</p>
+<div class="pair">
+{% if "absolute" in charts %}<div>{{ embed(roots.absolute) }}</div>{% endif %}
+{% if "relative" in charts %}<div>{{ embed(roots.relative) }}</div>{% endif %}
+</div>
+<h2>Operators</h2>
+{{ cut_operators }}
+{{ embed(roots.operators) }}
+<h2>Tensors</h2>
+{{ cut_tensors }}
+{{ embed(roots.tensors) }}
+<h2>Without a partner</h2>
+{{ unmatched }}
+{% if notes %}<h2>Notes</h2>{{ notes }}{% endif %}
+<h2>Settings</h2>
+{{ settings }}
+{% endblock %}
+"""
+)
+
+
+MAX_DRAWN_ROWS = 20_000
+"""Lines of a table and points of a chart; a browser scrolls through more with pain."""
+_MAX_LISTED_ITEMS = 1_000
+
+
+def render_page(
+    report: ComparisonReport, spelt: NameShortener, *, most: int = MAX_DRAWN_ROWS
+) -> str:
+    """Return the page, its tables with names as `spelt` has them.
+
+    Of more rows or operators than `most`, those that disagree come first.
+    """
+    called = summarize_operators(report.rows)
+    shown_rows = select_worst_rows(report.rows, most)
+    kept = {id(row) for row in select_worst_rows([each.worst for each in called], most)}
+    shown_calls = [each for each in called if id(each.worst) in kept]
+    models = [
+        draw_operator_chart(shown_calls, collect_suspect_keys(report), "by_operator"),
+        *draw_histograms(report.rows),
+        build_sortable_table(build_operator_columns(shown_calls, spelt), "operators"),
+        build_sortable_table(build_row_columns(shown_rows, spelt), "tensors"),
+    ]
+    said: dict[str, object] = {
+        "charts": [model.name for model in models],
+        "lead": _render_lead(report),
+        "mood": "fine" if report.agrees else "",
+        "totals": _render_lines(
+            [f"a: {report.a}", f"b: {report.b}", report_text.format_verdict_counts(report.rows)]
+        ),
+        "cut_operators": _render_cut(len(shown_calls), len(called), "operators"),
+        "cut_tensors": _render_cut(len(shown_rows), len(report.rows), "pairs of tensors"),
+        "unmatched": _render_unmatched(report),
+        "notes": _render_list(report.notes),
+        "settings": _render_settings(report),
+    }
+    return file_html(
+        models, INLINE, title="rankdump diff", template=PAGE_TEMPLATE, template_variables=said
+    )
+
+
+def _render_lead(report: ComparisonReport) -> str:
+    blocks = [_render_origin(origin, report) for origin in report.origins]
+    if not any(origin.kind == "difference" for origin in report.origins):
+        blocks.insert(0, f"<h2>{escape(report_text.describe_missing_origin(report))}</h2>")
+    types = report_text.describe_dtype_differences(report)
+    blocks += [f"<p>{escape(types)}</p>"] if types else []
+    others = list_other_origins(report)
+    if others:
+        blocks.append("<h3>Otherwise on these ranks alone</h3>")
+        blocks += [_render_origin(origin, report) for origin in others]
+    return "\n".join(f"<div>{block}</div>" for block in blocks)
+
+
+def _render_origin(origin: DivergenceOrigin, report: ComparisonReport) -> str:
+    heading = f"<h2>{escape(report_text.describe_origin(origin))}</h2>"
+    shown = origin.suspects[:_MAX_LISTED_ITEMS]
+    return heading + "".join(_render_suspect(each, origin, report) for each in shown)
+
+
+def _render_suspect(
+    suspect: SuspectCall, origin: DivergenceOrigin, report: ComparisonReport
+) -> str:
+    ranks = report_text.list_suspect_ranks(origin, suspect, report)
+    stack = "\n".join(f"{line.file}:{line.line}  {line.code}" for line in suspect.source)
+    innermost = report_text.format_innermost_line(suspect.source)
+    parts = [
+        f"<p class=operator>{escape(report_text.format_call_name(suspect, str))}</p>",
+        f"<p>{escape(report_text.format_ranks_and_moment(suspect, ranks))}</p>",
+        f"<p>{escape(suspect.reason)}</p>",
+    ]
+    if innermost:
+        whole = f"<pre>{escape(stack)}</pre>"
+        summary = f"<summary><code>{escape(innermost)}</code></summary>"
+        parts.append(f"<details>{summary}{whole}</details>")
+    return "".join(parts)
+
+
+def _render_unmatched(report: ComparisonReport) -> str:
+    parts: list[str] = []
+    for side, calls in find_unmatched_calls(report.rows).items():
+        names = [
+            f"{report_text.format_call_name(row, str)} (rank {row.rank}, iteration {row.iteration})"
+            for row in calls
+        ]
+        if names:
+            heading = f"<h3>Only in {side}: {len(names):,}</h3>"
+            parts.append(heading + _render_list(names[:_MAX_LISTED_ITEMS]))
+            parts.append(_render_cut(min(len(names), _MAX_LISTED_ITEMS), len(names), "calls"))
+    return "".join(parts) or "<p>Every call has a partner.</p>"
+
+
+def _render_settings(report: ComparisonReport) -> str:
+    said = [report_text.describe_settings(report), f"took {report.seconds:.3g} s"]
+    mapping = [f"{a} is {b}" for a, b in list(report.settings.mapping.items())[:_MAX_LISTED_ITEMS]]
+    return _render_list([*said, *mapping])
+
+
+def _render_cut(shown: int, total: int, noun: str) -> str:
+    if shown == total:
+        return ""
+    text = f"{shown:,} of {total:,} {noun} are shown, the first that disagree before all others"
+    return f"<p class=cut>{text}. --json has every one.</p>"
+
+
+def _render_list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
+
+
+def _render_lines(lines: Iterable[str]) -> str:
+    return "".join(f"<p>{escape(line)}</p>" for line in lines)
+
+
+__all__ = ["render_page"]

@@ -1,0 +1,323 @@
+"""Charts and tables of the page: errors by operator in execution order, how errors are distributed,
+and tables that a click on a title sorts and words above them filter. Imports bokeh.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import numpy as np
+from bokeh.layouts import column
+from bokeh.models import (
+    BoxAnnotation,
+    CDSView,
+    CellFormatter,
+    ColumnDataSource,
+    CustomJS,
+    DataRange1d,
+    DataTable,
+    HoverTool,
+    HTMLTemplateFormatter,
+    IndexFilter,
+    LayoutDOM,
+    NumberFormatter,
+    Range1d,
+    ScientificFormatter,
+    Span,
+    StringFormatter,
+    TableColumn,
+    TextInput,
+)
+from bokeh.plotting import figure
+from bokeh.transform import factor_mark
+
+from rankdump._analysis.compare.html_columns import (
+    ColumnCells,
+    ErrorScale,
+    PageColumns,
+    build_error_scale,
+    build_execution_axis,
+    build_point_columns,
+)
+from rankdump._analysis.compare.report import ComparisonRow, TensorVerdict
+from rankdump._analysis.compare.report_summary import (
+    CallKey,
+    OperatorSummary,
+    get_row_error,
+    get_severity,
+    make_call_key,
+)
+
+VERDICT_COLOURS = {
+    TensorVerdict.EQUAL.value: "#9aa5b1",
+    TensorVerdict.CLOSE.value: "#4c8bb8",
+    TensorVerdict.DIFFERENT.value: "#d9622b",
+    TensorVerdict.NAN.value: "#8e3fa8",
+    TensorVerdict.SHAPE.value: "#8a5a2b",
+    TensorVerdict.UNMATCHED.value: "#c9a227",
+    TensorVerdict.UNREADABLE.value: "#222222",
+    TensorVerdict.UNKNOWN.value: "#c9ced6",
+}
+VERDICT_MARKERS = {
+    TensorVerdict.EQUAL.value: "circle",
+    TensorVerdict.CLOSE.value: "circle",
+    TensorVerdict.DIFFERENT.value: "diamond",
+    TensorVerdict.NAN.value: "star",
+    TensorVerdict.SHAPE.value: "square",
+    TensorVerdict.UNMATCHED.value: "inverted_triangle",
+    TensorVerdict.UNREADABLE.value: "asterisk",
+    TensorVerdict.UNKNOWN.value: "circle",
+}
+RANK_COLOURS = (
+    "#1f6f8b",
+    "#d9822b",
+    "#3a7d44",
+    "#a23b72",
+    "#6b5b95",
+    "#8c6d31",
+    "#2f4b7c",
+    "#e05263",
+    "#509e9a",
+    "#7a7a7a",
+)
+"""Of ranks in turn; begins anew after the last."""
+
+
+_COLUMN_WIDTHS = {
+    "operator": 380,
+    "findings": 420,
+    "figures apart": 260,
+    "type and shape": 180,
+    "verdict": 100,
+    "direction": 80,
+}
+_INTEGER_COLUMNS = ("rank", "iteration", "position", "tensors", "differing", "unequal")
+_SHARE_COLUMNS = ("cosine", "lowest cosine", "close share", "lowest close")
+_NARROW_WIDTH, _WIDE_WIDTH, _WIDEST_WIDTH = 66, 92, 124
+_LONG_TITLE = 12
+_LINE_HEIGHT, _MAX_TABLE_HEIGHT = 26, 560
+# All words have to be in a line, wherever.
+_FILTER_SCRIPT = """
+const words = asked.value_input.toLowerCase().split(/\\s+/).filter((word) => word);
+const kept = [];
+const columns = names.map((name) => source.data[name]);
+for (let at = 0; at < source.get_length(); at++) {
+  const text = columns.map((column) => column[at]).join(" ").toLowerCase();
+  if (words.every((word) => text.includes(word))) kept.push(at);
+}
+view.filter.indices = kept;
+view.change.emit();
+"""
+_VERDICT_CELL = """<span style="color: <%= ({colours})[value] %>">&#9632;</span> <%- value %>"""
+
+
+def make_data_source(columns: PageColumns) -> ColumnDataSource:
+    """Return columns as the library holds them; numbers as arrays, which are bytes in the page."""
+    return ColumnDataSource(
+        {
+            title: values if values and isinstance(values[0], str) else np.array(values)
+            for title, values in columns.items()
+        }
+    )
+
+
+def build_sortable_table(columns: PageColumns, name: str) -> LayoutDOM:
+    """Return a table of those columns with a field for words in front of it."""
+    source = make_data_source(columns)
+    asked = TextInput(placeholder="only lines with these words ...", width=420)
+    texts = [title for title, values in columns.items() if values and isinstance(values[0], str)]
+    lines = len(next(iter(columns.values())))
+    view = CDSView(filter=IndexFilter(indices=list(range(lines))))
+    known = {"source": source, "asked": asked, "names": texts, "view": view}
+    asked.js_on_change("value_input", CustomJS(args=known, code=_FILTER_SCRIPT))
+    table = DataTable(
+        source=source,
+        view=view,
+        columns=[_make_column(title, values) for title, values in columns.items()],
+        index_position=None,
+        reorderable=False,
+        autosize_mode="none",
+        row_height=_LINE_HEIGHT,
+        height=min(_LINE_HEIGHT * (lines + 2), _MAX_TABLE_HEIGHT),
+        sizing_mode="stretch_width",
+    )
+    return column(asked, table, name=name, sizing_mode="stretch_width")
+
+
+def _make_column(title: str, values: ColumnCells) -> TableColumn:
+    usual = _WIDE_WIDTH if _is_real(values) and title not in _INTEGER_COLUMNS else _NARROW_WIDTH
+    if len(title) > _LONG_TITLE:
+        usual = _WIDEST_WIDTH
+    return TableColumn(
+        field=title,
+        title=title,
+        width=_COLUMN_WIDTHS.get(title, usual),
+        formatter=_choose_formatter(title, values),
+        sortable=True,
+    )
+
+
+def _choose_formatter(title: str, values: ColumnCells) -> CellFormatter:
+    if "verdict" in title:
+        return HTMLTemplateFormatter(template=_VERDICT_CELL.format(colours=VERDICT_COLOURS))
+    if title in _INTEGER_COLUMNS:
+        return NumberFormatter(format="0", nan_format="-", text_align="right")
+    if title in _SHARE_COLUMNS:
+        return ScientificFormatter(precision=8, nan_format="-", text_align="right")
+    if _is_real(values):
+        return ScientificFormatter(
+            precision=3, power_limit_low=-2, nan_format="-", text_align="right"
+        )
+    return StringFormatter()
+
+
+def _is_real(values: ColumnCells) -> bool:
+    return bool(values) and isinstance(values[0], float)
+
+
+_HEIGHT, _HISTOGRAM_HEIGHT = 420, 280
+_BINS = 40
+_MAX_LEGEND_RANKS = 16
+_TOOLS = "pan,xwheel_zoom,box_zoom,reset,save"
+_HOVER_FIELDS = [
+    ("operator", "@operator"),
+    ("rank", "@rank, @when"),
+    ("worst", "@verdict at @place, @extents"),
+    ("error", "@error"),
+    ("cosine", "@cosine"),
+    ("close", "@close"),
+]
+
+
+def draw_operator_chart(
+    operators: Sequence[OperatorSummary], suspects: set[CallKey], name: str
+) -> LayoutDOM:
+    """Return the chart of the largest error of each pair of calls, a colour for each rank."""
+    scale = build_error_scale([each.error for each in operators])
+    axis = build_execution_axis(operators)
+    chart = _make_chart(name, _HEIGHT, scale)
+    _draw_backdrop(chart, scale, list(axis.begins.values())[1:])
+    # What is drawn last lies on top, and what is drawn first stands for all in the legend.
+    ranked = sorted(operators, key=lambda each: (each.worst.rank, -get_severity(each.worst)))
+    for rank, group in groupby(ranked, key=lambda each: each.worst.rank):
+        columns = build_point_columns(list(group), scale, axis)
+        points = chart.scatter(
+            "x",
+            "y",
+            source=make_data_source(columns),
+            marker=factor_mark("verdict", list(VERDICT_MARKERS.values()), list(VERDICT_MARKERS)),
+            size=9,
+            color=RANK_COLOURS[rank % len(RANK_COLOURS)],
+            alpha=0.75,
+            legend_label=f"rank {rank}",
+        )
+        chart.add_tools(HoverTool(renderers=[points], tooltips=_HOVER_FIELDS))
+    blamed = build_point_columns(
+        [o for o in operators if make_call_key(o.worst) in suspects], scale, axis
+    )
+    ring = make_data_source(blamed)
+    chart.scatter(
+        "x", "y", source=ring, size=22, fill_color=None, line_color="#c1121f", line_width=2.5
+    )
+    _place_legend(chart, len({each.worst.rank for each in operators}))
+    return chart
+
+
+def draw_histograms(rows: Sequence[ComparisonRow]) -> list[LayoutDOM]:
+    """Return how many tensors have which error; of what is nowhere but 0, no chart."""
+    charts = (
+        _draw_histogram(rows, get_row_error, "error", "absolute"),
+        _draw_histogram(rows, _get_relative_error, "relative Euclidean distance", "relative"),
+    )
+    return [chart for chart in charts if chart is not None]
+
+
+def _get_relative_error(row: ComparisonRow) -> float:
+    measures = row.outcome.measures
+    return measures.relative_euclidean if measures else 0.0
+
+
+def _draw_histogram(
+    rows: Sequence[ComparisonRow], measure: Callable[[ComparisonRow], float], title: str, name: str
+) -> LayoutDOM | None:
+    """Return a chart of logarithms, stacked by verdict."""
+    drawn: dict[str, list[float]] = {}
+    for row in sorted(rows, key=get_severity):
+        if 0 < (value := measure(row)) < math.inf:
+            drawn.setdefault(row.outcome.verdict.value, []).append(math.log10(value))
+    if not drawn:
+        return None
+    every = [power for powers in drawn.values() for power in powers]
+    low = math.floor(min(every))
+    edges = np.linspace(low, max(math.ceil(max(every)), low + 1), _BINS + 1)
+    chart = figure(
+        name=name,
+        height=_HISTOGRAM_HEIGHT,
+        sizing_mode="stretch_width",
+        tools="save",
+        y_range=DataRange1d(start=0),
+        x_axis_label=f"log10 of {title}",
+        y_axis_label="tensors",
+        min_border_left=70,
+    )
+    chart.toolbar.logo = None
+    base = np.zeros(_BINS)
+    for verdict, powers in drawn.items():
+        top = base + np.histogram(powers, edges)[0]
+        chart.quad(
+            left=edges[:-1],
+            right=edges[1:],
+            bottom=base,
+            top=top,
+            color=VERDICT_COLOURS[verdict],
+            line_color="white",
+            legend_label=verdict,
+        )
+        base = top
+    return chart
+
+
+def _make_chart(name: str, height: int, scale: ErrorScale) -> figure:
+    chart = figure(
+        name=name,
+        height=height,
+        sizing_mode="stretch_width",
+        tools=_TOOLS,
+        active_scroll="xwheel_zoom",
+        x_axis_label="operators in execution order",
+        y_axis_label="error",
+        y_range=Range1d(start=scale.zero - 0.6, end=scale.unknown + 0.6),
+        min_border_left=70,
+    )
+    chart.toolbar.logo = None
+    chart.yaxis.ticker = list(_list_ticks(scale))
+    chart.yaxis.major_label_overrides = {at: scale.labels[at] for at in _list_ticks(scale)}
+    return chart
+
+
+def _list_ticks(scale: ErrorScale) -> list[int]:
+    """Return the ticks: the two lines at the ends, and a dozen decades between."""
+    step = max(1, math.ceil((scale.high - scale.low) / 12))
+    return [scale.zero, *range(scale.low, scale.high + 1, step), scale.unknown]
+
+
+def _draw_backdrop(chart: figure, scale: ErrorScale, starts: Sequence[int]) -> None:
+    """Shade the lines of what has no place on the scale; show where iterations begin."""
+    for at in (scale.zero, scale.unknown):
+        shade = BoxAnnotation(bottom=at - 0.5, top=at + 0.5, fill_color="#eceff3", fill_alpha=0.7)
+        shade.level = "image"
+        chart.add_layout(shade)
+    for at in starts:
+        line = Span(location=at - 0.5, dimension="height", line_color="#b8c0cc", line_dash="dotted")
+        chart.add_layout(line)
+
+
+def _place_legend(chart: figure, ranks: int) -> None:
+    if not chart.legend:
+        return
+    chart.legend.visible = ranks <= _MAX_LEGEND_RANKS
+    chart.legend.click_policy = "hide"
+    chart.legend.orientation = "horizontal"
+    chart.add_layout(chart.legend[0], "above")

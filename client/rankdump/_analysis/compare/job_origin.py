@@ -1,0 +1,160 @@
+"""Origin of a difference in the whole job, from the origins of its ranks. Pure.
+
+What a rank was sent is no origin: a rank whose first bad tensor comes behind a collective with
+another rank, where it started earlier, only received it. Where no order was published, results
+of collectives and gradients of parameters, which ranks share, give way to calls that stand
+earlier.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from rankdump._analysis.compare import rank_origin as words
+from rankdump._analysis.compare.rank_origin import RankOrigin
+from rankdump._analysis.compare.report import ComparisonRow, DivergenceOrigin, SuspectCall
+from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
+
+_COLLECTIVE_TYPE = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast(?!_?to|_?tensors)|receive|recv",
+    re.IGNORECASE,
+)
+_LAST_POSITION = 1 << 62
+"""Where parameters and their gradients stand: behind all calls of their iteration."""
+
+RankCall: TypeAlias = "tuple[int, int, str]"
+"""Rank, iteration and name of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankExchange:
+    """A collective, or a message that was received."""
+
+    iteration: int
+    position: int
+    senders: frozenset[int]
+    """Ranks whose data went in."""
+    receivers: frozenset[int]
+    """Ranks that have it afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergedCallOrder:
+    """What of the published order matters here."""
+
+    places: Mapping[RankCall, int] = field(default_factory=dict[RankCall, int])
+    """Position of calls in the order of all ranks."""
+    meetings: Sequence[RankExchange] = ()
+    """Collectives and messages that were received."""
+
+
+def find_job_origin(
+    found: Sequence[RankOrigin], merged: MergedCallOrder, suspects: Sequence[SuspectCall]
+) -> DivergenceOrigin | None:
+    """Return the origin of all ranks together; None when no rank has one.
+
+    `suspects` are the likeliest of each rank, as its own origin names them.
+    """
+    if not found:
+        return None
+    earliest = min(each.place for each in found)
+    candidates = [
+        (each, suspect)
+        for each, suspect in zip(found, suspects, strict=True)
+        if each.place == earliest
+    ]
+    own = [
+        pair
+        for pair in candidates
+        if find_sender(pair[0], [each for each, _ in candidates], merged) is None
+    ]
+    # Two ranks cannot have received it from each other alone; then nobody knows.
+    return _join_rank_origins(
+        sorted(own or candidates, key=lambda pair: _make_order_key(pair[0], merged)), merged
+    )
+
+
+def find_sender(
+    found: RankOrigin, others: Sequence[RankOrigin], merged: MergedCallOrder
+) -> int | None:
+    """Return the rank from which another one received it; None when it started there itself."""
+    return next(
+        (other.first.rank for other in others if _is_sent_by(found, other, merged)),
+        None,
+    )
+
+
+def convert_rank_origin(found: RankOrigin, suspects: tuple[SuspectCall, ...]) -> DivergenceOrigin:
+    """Return the origin of one rank."""
+    question = found.question
+    return DivergenceOrigin(question.kind, question.side, not found.why, suspects, found.why)
+
+
+def _join_rank_origins(
+    own: list[tuple[RankOrigin, SuspectCall]], merged: MergedCallOrder
+) -> DivergenceOrigin:
+    first, suspect = own[0]
+    question = first.question
+    if len({_get_names(each) for each, _ in own}) > 1:
+        ranks = ", ".join(str(each.first.rank) for each, _ in own[:8])
+        order = "the merged order" if merged.places else "their own order"
+        why = f"it starts at different calls on ranks {ranks}; the first here is so by {order}"
+        return DivergenceOrigin(question.kind, question.side, False, tuple(s for _, s in own), why)
+    sure = [pair for pair in own if not pair[0].why] or own[:1]
+    first, suspect = sure[0]
+    # "By at most" is said of all these ranks.
+    _, widest = max(sure, key=lambda pair: pair[0].amount)
+    others = sorted(each.first.rank for each, _ in own if each is not first)
+    reason = widest.reason + (words.describe_other_ranks(others) if others else "")
+    named = replace(suspect, reason=reason)
+    return DivergenceOrigin(question.kind, question.side, not first.why, (named,), first.why)
+
+
+def _get_names(found: RankOrigin) -> tuple[str, str]:
+    return found.first.name_a, found.first.name_b
+
+
+def _is_sent_by(found: RankOrigin, other: RankOrigin, merged: MergedCallOrder) -> bool:
+    """Return whether a rank received it from another one."""
+    if other is found or other.first.rank == found.first.rank:
+        return False
+    mine, its = (
+        _find_position(found.first, found, merged),
+        _find_position(other.first, other, merged),
+    )
+    if mine is not None and its is not None:
+        return any(
+            each.iteration == found.first.iteration
+            and its <= each.position <= mine
+            and other.first.rank in each.senders
+            and found.first.rank in each.receivers
+            for each in merged.meetings
+        )
+    return (
+        _is_shared_call(found.first)
+        and not _is_shared_call(other.first)
+        and other.first.position < found.first.position
+    )
+
+
+def _make_order_key(found: RankOrigin, merged: MergedCallOrder) -> tuple[int, int, int]:
+    at = _find_position(found.first, found, merged)
+    return _LAST_POSITION if at is None else at, found.first.position, found.first.rank
+
+
+def _find_position(row: ComparisonRow, found: RankOrigin, merged: MergedCallOrder) -> int | None:
+    """Return where a call stands in the merged order; None when the order does not say it."""
+    if merged.places and row.op_type == PARAMETER_OP_TYPE:
+        return _LAST_POSITION
+    name = row.name_b if found.question.side == "b" else row.name_a
+    return merged.places.get((row.rank, row.iteration, name))
+
+
+def _is_shared_call(row: ComparisonRow) -> bool:
+    """Return whether the call gives ranks what others have."""
+    if row.op_type == PARAMETER_OP_TYPE:
+        return True
+    return _COLLECTIVE_TYPE.search(row.op_type) is not None

@@ -1,0 +1,239 @@
+"""Search for the origins of a report, with the source lines of the suspected calls. Reads the
+published order, the recorded stacks and few tensors of the two dumps, and only where the answer
+depends on them.
+
+Tensors of one digest are equal without being read, so nobody knows whether they are finite. Only
+the inputs of the suspected call are read, and what has the same digest gets the same answer;
+when one of them is not finite, the search begins again there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from rankdump._analysis.compare import rank_origin as words
+from rankdump._analysis.compare.job_origin import (
+    MergedCallOrder,
+    RankCall,
+    RankExchange,
+    convert_rank_origin,
+    find_job_origin,
+    find_sender,
+)
+from rankdump._analysis.compare.rank_origin import (
+    DIFFERENCE_QUESTION,
+    NONFINITE_QUESTIONS,
+    OriginQuestion,
+    RankOrigin,
+    describe_differing_weights,
+    find_rank_origins,
+    is_bad_row,
+    select_tensor,
+)
+from rankdump._analysis.compare.report import (
+    ComparisonRow,
+    DivergenceOrigin,
+    DumpedTensor,
+    SuspectCall,
+)
+from rankdump._analysis.reader.coordinator_files import read_order
+from rankdump._analysis.reader.dump import Dump
+from rankdump._analysis.reader.tensor_loader import load
+from rankdump._analysis.reader.tensor_statistics import statistics
+from rankdump._core.events import EventKind
+from rankdump._core.graph import SourceLine
+from rankdump._core.plan import IterationSelection
+from rankdump._core.selection import strip_scope_prefix
+from rankdump.errors import CorruptedError, UnsupportedError
+
+_CallStacks: TypeAlias = "Mapping[str, tuple[SourceLine, ...]]"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedDumps:
+    """The two dumps, and what of their stacks has been read."""
+
+    a: Dump
+    b: Dump
+    ranks: Mapping[int, int]
+    """Which rank of b each rank of a was compared with."""
+    stacks: dict[tuple[str, int], _CallStacks] = field(
+        default_factory=dict["tuple[str, int]", "_CallStacks"]
+    )
+
+    def source(self, row: ComparisonRow, question: OriginQuestion) -> tuple[SourceLine, ...]:
+        """Return the stack of a call, of the dump that the question is about if it has one."""
+        sides = [("a", row.name_a, row.rank), ("b", row.name_b, self.ranks.get(row.rank, row.rank))]
+        for side, name, rank in reversed(sides) if question.side == "b" else sides:
+            known = self._stacks(side, rank)
+            for each in (name, strip_scope_prefix(name)):
+                if each in known:
+                    return known[each]
+        return ()
+
+    def merged(self, found: Sequence[RankOrigin], question: OriginQuestion) -> MergedCallOrder:
+        """Return what the published order says of the iterations of the suspects."""
+        steps = sorted({each.first.iteration for each in found})
+        wanted = IterationSelection("", tuple((step, step) for step in steps if step >= 0))
+        # Suspects are called by ranks and names of a, but where the question is about b.
+        asked = (self.b,) if question.side == "b" else (self.a, self.b)
+        if any(rank != other for rank, other in self.ranks.items()):
+            asked = () if question.side == "b" else (self.a,)
+        for dump in asked:
+            try:
+                return _read_call_order(dump, wanted)
+            except CorruptedError:  # none was published: ranks speak for themselves
+                continue
+        return MergedCallOrder()
+
+    def _stacks(self, side: str, rank: int) -> _CallStacks:
+        if (side, rank) not in self.stacks:
+            self.stacks[side, rank] = _read_stacks(self.a if side == "a" else self.b, rank)
+        return self.stacks[side, rank]
+
+
+def find_origins(
+    rows: Sequence[ComparisonRow], sides: ComparedDumps
+) -> tuple[tuple[DivergenceOrigin, ...], tuple[DivergenceOrigin, ...]]:
+    """Return the origins of the whole, and those of each rank."""
+    of_all: list[DivergenceOrigin] = []
+    of_ranks: list[DivergenceOrigin] = []
+    for question in (DIFFERENCE_QUESTION, *NONFINITE_QUESTIONS):
+        found = find_rank_origins(rows, question)
+        own = [convert_rank_origin(each, _build_suspects(each, rows, sides)) for each in found]
+        merged = sides.merged(found, question) if len(found) > 1 else MergedCallOrder()
+        together = find_job_origin(found, merged, [origin.suspects[0] for origin in own])
+        of_ranks.extend(
+            _add_sender(origin, find_sender(each, found, merged))
+            for each, origin in zip(found, own, strict=True)
+        )
+        if together is not None:
+            # With one rank its own answer is the whole one, with all of its candidates.
+            of_all.append(own[0] if len(found) == 1 else together)
+    of_ranks.sort(key=lambda origin: origin.suspects[0].rank)
+    return tuple(of_all), tuple(of_ranks)
+
+
+def _add_sender(origin: DivergenceOrigin, rank: int | None) -> DivergenceOrigin:
+    """Return the origin of a rank with a word on who sent it, if another rank did."""
+    if rank is None:
+        return origin
+    first, *others = origin.suspects
+    told = replace(first, reason=first.reason + words.describe_sender_rank(rank))
+    return replace(origin, suspects=(told, *others))
+
+
+def _build_suspects(
+    found: RankOrigin, rows: Sequence[ComparisonRow], sides: ComparedDumps
+) -> tuple[SuspectCall, ...]:
+    also = describe_differing_weights(found, rows)
+    return tuple(
+        SuspectCall(
+            rank=step.row.rank,
+            iteration=step.row.iteration,
+            position=step.row.position,
+            op_type=step.row.op_type,
+            name_a=step.row.name_a,
+            name_b=step.row.name_b,
+            backward=step.row.backward,
+            reason=reason + (also if at == 0 else ""),
+            source=sides.source(step.row, found.question),
+        )
+        for at, (step, reason) in enumerate(zip(found.steps, found.reasons, strict=True))
+    )
+
+
+def _read_stacks(dump: Dump, rank: int) -> _CallStacks:
+    try:
+        found = dump.where(rank=rank).sources
+    except CorruptedError:  # what stands in the tensors does not depend on it
+        return {}
+    return {
+        name: tuple(SourceLine(each.file, each.line, "", each.code) for each in frames)
+        for name, frames in found.items()
+    }
+
+
+def _read_call_order(dump: Dump, wanted: IterationSelection) -> MergedCallOrder:
+    places: dict[RankCall, int] = {}
+    meetings: list[RankExchange] = []
+    for entry in read_order(dump.root).entries(iterations=wanted):
+        for rank in entry.ranks:
+            places.setdefault((rank, entry.iteration, entry.name), entry.position)
+        if entry.kind.collective or entry.kind is EventKind.RECV:
+            receivers = frozenset(entry.ranks)
+            senders = receivers if entry.kind.collective else frozenset((entry.peer,))
+            meetings.append(RankExchange(entry.iteration, entry.position, senders, receivers))
+    return MergedCallOrder(places, meetings)
+
+
+_MAX_SEARCH_ROUNDS = 64
+"""Most steps back: each of them reads the inputs of one call of each rank."""
+
+
+def resolve_nonfinite_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """Return the rows with what had to be known of both sides."""
+    known = list(rows)
+    for question in NONFINITE_QUESTIONS:
+        if any(is_bad_row(row, question) for row in known):
+            _resolve_question(known, question)
+    return known
+
+
+def _resolve_question(rows: list[ComparisonRow], question: OriginQuestion) -> None:
+    alike = _SameDigestRows(rows, question)
+    for at, row in enumerate(rows):
+        if is_bad_row(row, question):
+            alike.say(at, finite=False)
+    for _ in range(_MAX_SEARCH_ROUNDS):
+        places = {id(row): at for at, row in enumerate(rows)}
+        asked = [row for found in find_rank_origins(rows, question) for row in found.unknown]
+        answers = [
+            (places[id(row)], _is_finite_tensor(select_tensor(row, question))) for row in asked
+        ]
+        known = [(at, finite) for at, finite in answers if finite is not None]
+        for at, finite in known:
+            alike.say(at, finite=finite)
+        if not known:
+            return
+
+
+class _SameDigestRows:
+    """Rows whose tensors have the same bytes on the side that is asked about."""
+
+    def __init__(self, rows: list[ComparisonRow], question: OriginQuestion) -> None:
+        self._rows, self._question = rows, question
+        self._places: defaultdict[str, list[int]] = defaultdict(list)
+        for at in range(len(rows)):
+            self._places[self._digest(at)].append(at)
+
+    def say(self, at: int, *, finite: bool) -> None:
+        """Say it of a tensor, and of all that are as it is and of which nothing is known."""
+        digest = self._digest(at)
+        for each in self._places[digest] if digest else [at]:
+            row = self._rows[each]
+            if is_bad_row(row, self._question) is None:
+                outcome = row.outcome
+                if self._question.side == "b":
+                    outcome = replace(outcome, nonfinite_b=not finite)
+                else:
+                    outcome = replace(outcome, nonfinite_a=not finite)
+                self._rows[each] = row._replace(outcome=outcome)
+
+    def _digest(self, at: int) -> str:
+        tensor = select_tensor(self._rows[at], self._question)
+        return tensor.digest if tensor is not None else ""
+
+
+def _is_finite_tensor(tensor: DumpedTensor | None) -> bool | None:
+    """Return whether all elements are; None when that cannot be told."""
+    if tensor is None or tensor.entry is None:
+        return None
+    try:
+        figures = statistics(load(tensor.entry))
+    except (CorruptedError, UnsupportedError):
+        return None
+    return figures.nans + figures.infinities == 0

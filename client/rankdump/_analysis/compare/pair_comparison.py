@@ -1,0 +1,342 @@
+"""Outcome of a pair of tensors, by digests, by statistics alone, or by all of its elements; and
+groups of pairs that are worth a message to a worker.
+
+Opens the files of the pair and nothing else. What cannot be read is an outcome, not an error. A
+process holds one pair of a group at a time, so the size of a group costs no memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump._analysis.compare.msaccucmp_measures import compute_msaccucmp_measures
+from rankdump._analysis.compare.report import (
+    DTYPE_FINDING_PREFIX,
+    ComparisonSettings,
+    DumpedTensor,
+    ElementTolerances,
+    PairOutcome,
+    TensorPair,
+    TensorVerdict,
+)
+from rankdump._analysis.compare.tensor_blocks import select_comparison_dtype
+from rankdump._analysis.compare.tensor_measures import MeasurementResult, measure_difference
+from rankdump._analysis.reader.tensor_loader import Opened, load, opened
+from rankdump._core.statistics import compute_moments
+from rankdump.errors import RankdumpError
+
+_NONFINITE_COUNTS = ("nan count", "negative inf count", "positive inf count")
+
+
+def compare_statistics(
+    a: Mapping[str, float], b: Mapping[str, float], tolerances: ElementTolerances
+) -> tuple[TensorVerdict, Mapping[str, float]]:
+    """Return a verdict and the differences by name, of the figures that both have.
+
+    One that is NaN on both sides says nothing: of NaN there may be one or many.
+    """
+    known = {name: (a[name], b[name]) for name in a if name in b}
+    known = {name: pair for name, pair in known.items() if not all(map(math.isnan, pair))}
+    if not known:
+        return TensorVerdict.UNKNOWN, {}
+    differences = {name: _difference(*pair) for name, pair in known.items()}
+    if all(left == right for left, right in known.values()):
+        return TensorVerdict.EQUAL, differences
+    if any(_differs_nonfinite(*pair) for pair in known.values()):
+        return TensorVerdict.NAN, differences
+    close = (
+        differences[name] <= tolerances.atol + tolerances.rtol * abs(right)
+        for name, (_, right) in known.items()
+    )
+    return (TensorVerdict.CLOSE if all(close) else TensorVerdict.DIFFERENT), differences
+
+
+def _difference(left: float, right: float) -> float:
+    return 0.0 if left == right else abs(left - right)
+
+
+def _differs_nonfinite(left: float, right: float) -> bool:
+    """Return whether one of two numbers is not finite, and the other is not the same."""
+    return left != right and not (math.isfinite(left) and math.isfinite(right))
+
+
+def compute_statistics(array: npt.NDArray[Any]) -> dict[str, float]:
+    """Return the figures of elements that are there; none of complex ones."""
+    if array.dtype.kind == "c":
+        return {}
+    with np.errstate(all="ignore"):
+        found = compute_moments(array.reshape(-1))
+    return {
+        "max": found.maximum,
+        "min": found.minimum,
+        "avg": found.mean,
+        "l2norm": found.l2norm,
+        "count": found.count,
+        "nan count": found.nans,
+        "negative inf count": found.negative_infinities,
+        "positive inf count": found.positive_infinities,
+        "zero count": found.zeros,
+    }
+
+
+def has_nonfinite_statistics(tensor: DumpedTensor | None) -> bool | None:
+    """Return whether figures say that a tensor holds NaN or infinity; None when they cannot.
+
+    The counts tell, and so do both extremes: a NaN makes them NaN.
+    """
+    if tensor is None or tensor.dtype == "bool":
+        return None if tensor is None else False
+    figures = tensor.figures
+    if not figures:
+        return None
+    counts = [figures.get(name) for name in _NONFINITE_COUNTS]
+    if None not in counts:
+        return any(counts)
+    extremes = [figures[name] for name in ("max", "min") if name in figures]
+    if not all(map(math.isfinite, extremes)):
+        return True
+    return False if len(extremes) == 2 else None
+
+
+def compare_pair_statistics(
+    a: DumpedTensor, b: DumpedTensor, tolerances: ElementTolerances, findings: tuple[str, ...]
+) -> PairOutcome:
+    """Return what the figures of two tensors say of them."""
+    verdict, differences = compare_statistics(a.figures, b.figures, tolerances)
+    if verdict is TensorVerdict.UNKNOWN:
+        findings = (*findings, "neither elements nor figures are known on both sides")
+    return PairOutcome(
+        verdict,
+        findings,
+        figures=differences,
+        nonfinite_a=has_nonfinite_statistics(a),
+        nonfinite_b=has_nonfinite_statistics(b),
+    )
+
+
+def compare_pair(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome:
+    """Return what comparing a pair comes to; reads files only where nothing else decides it."""
+    decided = decide_without_reading(pair, settings)
+    if decided is not None:
+        return decided
+    a, b = pair.a, pair.b
+    assert a is not None
+    assert b is not None
+    try:
+        return _compare_elements(a, b, settings)
+    except RankdumpError as error:
+        return PairOutcome(TensorVerdict.UNREADABLE, (str(error),))
+    except MemoryError:
+        sizes = " and ".join(
+            f"{weight:,}" for weight in (count_tensor_bytes(a), count_tensor_bytes(b))
+        )
+        return PairOutcome(TensorVerdict.UNREADABLE, (f"no memory for the two: {sizes} bytes",))
+
+
+_SAME_DIGEST = PairOutcome(TensorVerdict.EQUAL)
+"""By their digests."""
+
+
+def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome | None:
+    """Return the outcome of a pair that needs no file for it; None for any other."""
+    a, b = pair.a, pair.b
+    if a is None or b is None:
+        return _build_unread_outcome(TensorVerdict.UNMATCHED, a, b)
+    if a.digest and a.digest == b.digest and a.shape == b.shape and a.dtype and a.dtype == b.dtype:
+        # Thousands of pairs have one outcome, where nothing more is known of them.
+        known = a.figures or b.figures or a.dtype == "bool"
+        return _build_unread_outcome(TensorVerdict.EQUAL, a, b) if known else _SAME_DIGEST
+    if a.shape is not None and b.shape is not None and not _is_comparable(a.shape, b.shape):
+        return _build_unread_outcome(TensorVerdict.SHAPE, a, b, _format_shapes(a.shape, b.shape))
+    if a.entry is None and b.entry is None:
+        return compare_pair_statistics(a, b, settings.tolerances, _list_findings(a, b))
+    return None
+
+
+def _build_unread_outcome(
+    verdict: TensorVerdict, a: DumpedTensor | None, b: DumpedTensor | None, *findings: str
+) -> PairOutcome:
+    return PairOutcome(
+        verdict,
+        findings,
+        nonfinite_a=has_nonfinite_statistics(a),
+        nonfinite_b=has_nonfinite_statistics(b),
+    )
+
+
+def count_tensor_bytes(tensor: DumpedTensor | None) -> int:
+    """Return how many bytes reading a tensor takes up, as far as the tree knows; 0 for none."""
+    if tensor is None or tensor.entry is None:
+        return 0
+    return max(tensor.entry.bytes_in or 0, tensor.entry.stored_bytes)
+
+
+def _compare_elements(
+    a: DumpedTensor, b: DumpedTensor, settings: ComparisonSettings
+) -> PairOutcome:
+    if a.entry is None or b.entry is None:
+        return compare_pair_statistics(
+            _add_statistics(a), _add_statistics(b), settings.tolerances, _list_findings(a, b)
+        )
+    with opened(a.entry) as left, opened(b.entry) as right:
+        a, b = _describe_from_file(a, left), _describe_from_file(b, right)
+        if _is_comparable(left.shape, right.shape):
+            return _measure_elements(a, b, left, right, settings)
+        return PairOutcome(
+            TensorVerdict.SHAPE,
+            (_format_shapes(left.shape, right.shape),),
+            nonfinite_a=_has_nonfinite_elements(_load_array(a, left)),
+            nonfinite_b=_has_nonfinite_elements(_load_array(b, right)),
+        )
+
+
+def _measure_elements(
+    a: DumpedTensor, b: DumpedTensor, left: Opened, right: Opened, settings: ComparisonSettings
+) -> PairOutcome:
+    found = measure_difference(left, right, settings.tolerances, dtype_a=a.dtype, dtype_b=b.dtype)
+    measures = found.measures
+    return PairOutcome(
+        _decide_verdict(found),
+        (*_list_findings(a, b), *_list_nonfinite_findings(found, left.shape, settings)),
+        measures,
+        extra=compute_msaccucmp_measures(_load_array(a, left), _load_array(b, right))
+        if settings.msaccucmp
+        else {},
+        nonfinite_a=measures.nonfinite_a > 0,
+        nonfinite_b=measures.nonfinite_b > 0,
+    )
+
+
+def _load_array(tensor: DumpedTensor, found: Opened) -> npt.NDArray[Any]:
+    """Return all elements of a tensor as one array."""
+    if isinstance(found, np.ndarray) or tensor.entry is None:
+        return np.asarray(found)
+    return load(tensor.entry)
+
+
+def _describe_from_file(tensor: DumpedTensor, array: Opened) -> DumpedTensor:
+    """Return a tensor with the type and shape of its file, where the tree did not say them."""
+    if tensor.dtype and tensor.shape == array.shape:
+        return tensor
+    return tensor._replace(dtype=tensor.dtype or str(array.dtype), shape=array.shape)
+
+
+def _add_statistics(tensor: DumpedTensor) -> DumpedTensor:
+    """Return a tensor with figures of its elements, where it has elements."""
+    if tensor.entry is None:
+        return tensor
+    array = load(tensor.entry)
+    return _describe_from_file(tensor, array)._replace(
+        figures={**compute_statistics(array), **tensor.figures}
+    )
+
+
+def _decide_verdict(found: MeasurementResult) -> TensorVerdict:
+    measures = found.measures
+    if found.same_bytes:
+        return TensorVerdict.EQUAL
+    if measures.nonfinite_apart:
+        return TensorVerdict.NAN
+    if measures.unequal:
+        return TensorVerdict.DIFFERENT
+    # Rounded to a narrower type, numbers may only look the same.
+    exact = not measures.max_absolute > 0 and not found.terms
+    return TensorVerdict.EQUAL if exact else TensorVerdict.CLOSE
+
+
+def _is_comparable(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Return whether shapes differ by extents of 1 at most, or by one of them being flat."""
+    left, right = _squeeze_shape(a), _squeeze_shape(b)
+    return left == right or (1 in (len(left), len(right)) and prod(left) == prod(right))
+
+
+def _squeeze_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(extent for extent in shape if extent != 1)
+
+
+def _format_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> str:
+    return f"shape {_format_extents(a)} against {_format_extents(b)}"
+
+
+def _format_extents(numbers: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, numbers))}]"
+
+
+def _list_findings(a: DumpedTensor, b: DumpedTensor) -> tuple[str, ...]:
+    """Return what two tensors that are compared all the same differ in."""
+    found: list[str] = []
+    if a.dtype and b.dtype and a.dtype != b.dtype:
+        terms = select_comparison_dtype(a.dtype, b.dtype)
+        how = f", compared as {terms}" if terms else ""
+        found.append(f"{DTYPE_FINDING_PREFIX}{a.dtype} against {b.dtype}{how}")
+    if a.shape is not None and b.shape is not None and a.shape != b.shape:
+        alike = _squeeze_shape(a.shape) == _squeeze_shape(b.shape)
+        how = "without extents of 1" if alike else "element by element"
+        found.append(f"{_format_shapes(a.shape, b.shape)}, compared {how}")
+    return tuple(found)
+
+
+def _list_nonfinite_findings(
+    found: MeasurementResult, shape: tuple[int, ...], settings: ComparisonSettings
+) -> tuple[str, ...]:
+    measures = found.measures
+    if found.first_apart is not None:
+        first = _format_extents(tuple(int(at) for at in np.unravel_index(found.first_apart, shape)))
+        counts = f"{measures.nonfinite_a:,} in a, {measures.nonfinite_b:,} in b"
+        places = f"{measures.nonfinite_apart:,} of {measures.count:,} places"
+        return (f"NaN or infinity differs at {places} ({counts}), first at {first}",)
+    if found.nan_both:
+        counted = "the same" if settings.tolerances.equal_nan or found.same_bytes else "unequal"
+        noun = "place" if found.nan_both == 1 else "places"
+        return (f"NaN on both sides at {found.nan_both:,} {noun}, which counts as {counted}",)
+    return ()
+
+
+def _has_nonfinite_elements(array: npt.NDArray[Any]) -> bool:
+    return array.dtype.kind in "fc" and not bool(np.isfinite(array).all())
+
+
+PairGroup: TypeAlias = "list[tuple[int, TensorPair]]"
+"""Pairs, each with its place among all."""
+GroupOutcomes: TypeAlias = "list[tuple[int, PairOutcome]]"
+"""Their outcomes, with the same places."""
+
+_MAX_GROUP_BYTES = 32 << 20
+_MAX_GROUP_PAIRS = 256
+"""A group ends where it has either."""
+_WORKER_DIED = "the process that compared it died, perhaps for want of memory"
+
+
+def group_pairs(placed: Iterable[tuple[int, TensorPair]]) -> Iterator[PairGroup]:
+    """Yield neighbours in groups; a large pair is a group of its own."""
+    group: PairGroup = []
+    held = 0
+    for place, pair in placed:
+        group.append((place, pair))
+        held += count_pair_bytes(pair)
+        if held >= _MAX_GROUP_BYTES or len(group) >= _MAX_GROUP_PAIRS:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
+
+
+def count_pair_bytes(pair: TensorPair) -> int:
+    """Return the bytes that a pair has to be read."""
+    return count_tensor_bytes(pair.a) + count_tensor_bytes(pair.b)
+
+
+def compare_group(group: PairGroup, settings: ComparisonSettings) -> GroupOutcomes:
+    """Return the outcome of each pair of a group."""
+    return [(place, compare_pair(pair, settings)) for place, pair in group]
+
+
+def mark_group_unreadable(group: PairGroup) -> GroupOutcomes:
+    """Return the outcomes of pairs that ended the process they were compared in."""
+    return [(place, PairOutcome(TensorVerdict.UNREADABLE, (_WORKER_DIED,))) for place, _ in group]

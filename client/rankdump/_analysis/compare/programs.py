@@ -1,0 +1,163 @@
+"""Programs of a dump: what each rank ran in each iteration, call by call, in execution order.
+
+The order is that of the timestamps, which every layout has: files and rows carry them, and a
+tree without any is given them by the lines of its info file. The constants of a rank are a
+program of their own, whose iteration is CONSTANTS_ITERATION.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from rankdump._analysis.compare.report import (
+    CONSTANTS_ITERATION,
+    NO_STATISTICS,
+    DumpedCall,
+    DumpedProgram,
+    DumpedTensor,
+)
+from rankdump._analysis.reader.dump import Dump
+from rankdump._analysis.reader.tree import Entry, Figures
+from rankdump._core.record import TensorKey, TensorSide, sanitize_name
+from rankdump._core.selection import GRADIENTS_PREFIX
+from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
+from rankdump._layout import api_tree, statistic_tables
+from rankdump.errors import CorruptedError
+
+RECOMPUTED_PREFIX = "Recompute/"
+"""In front of the name of a call that is run again by activation checkpointing."""
+
+_NamedTensor: TypeAlias = "Entry | Figures"
+_RankIteration: TypeAlias = "tuple[int, int]"
+_TensorPlace: TypeAlias = "tuple[int, int, int, str, int, str]"
+_CallTensors: TypeAlias = "dict[tuple[TensorSide, int], DumpedTensor]"
+"""Of a call that is being put together, by side and slot."""
+_RECOMPUTED_SUFFIX = f":{api_tree.RECOMPUTED_MARK}"
+_STATISTIC_ITEMS = {title: item for item, title in STATISTIC_TITLES.items() if item != MD5_ITEM}
+
+
+def read_programs(dump: Dump, problems: list[str] | None = None) -> list[DumpedProgram]:
+    """Return the programs of a dump, by rank and iteration; constants stand first.
+
+    A tensor that has a file and a row of figures is one tensor. A tree whose tables are damaged
+    is compared without figures when it has files; `problems` then says so, and without that list
+    DamagedError is raised.
+    """
+    entries: defaultdict[_RankIteration, list[Entry]] = defaultdict(list)
+    rows: defaultdict[_RankIteration, dict[_TensorPlace, Figures]] = defaultdict(dict)
+    for row in _read_statistics(dump, problems):
+        rows[_get_rank_iteration(row.key)][_make_tensor_place(row.key)] = row
+    for entry in dump.tensors():
+        entries[_get_rank_iteration(entry.key)].append(entry)
+    places = sorted({*entries, *rows})
+    return [_build_program(place, entries[place], rows[place]) for place in places]
+
+
+def _read_statistics(dump: Dump, problems: list[str] | None) -> list[Figures]:
+    try:
+        return dump.statistics()
+    except CorruptedError as error:
+        if problems is None:
+            raise
+        problems.append(f"figures are left out: {error}")
+        return []
+
+
+def _get_rank_iteration(key: TensorKey) -> _RankIteration:
+    return key.rank, CONSTANTS_ITERATION if key.constant else key.iteration
+
+
+def _make_tensor_place(key: TensorKey) -> _TensorPlace:
+    # Files and tables spell a name differently, in some releases.
+    name = statistic_tables.clean_table_field(sanitize_name(key.op_name))
+    return key.timestamp_us, key.graph, key.slot, key.side.value, key.stream, name
+
+
+def _build_program(
+    place: _RankIteration, entries: list[Entry], rows: dict[_TensorPlace, Figures]
+) -> DumpedProgram:
+    left = dict(rows)
+    named: list[tuple[_NamedTensor, Figures | None]] = [
+        (entry, left.pop(_make_tensor_place(entry.key), None) if left else None)
+        for entry in entries
+    ]
+    named.extend((row, row) for row in left.values())
+    named.sort(key=_make_time_key)
+    calls: list[tuple[_NamedTensor, _CallTensors]] = []
+    latest: dict[tuple[int, str], _CallTensors] = {}
+    for seen, (tensor, row) in enumerate(named):
+        key = tensor.key
+        name, at = (key.graph, tensor.op_name), (key.side, key.slot)
+        tensors = latest.get(name)
+        # What a call has already belongs to the next one of that name.
+        if tensors is None or at in tensors:
+            tensors = latest[name] = {}
+            calls.append((tensor, tensors))
+        tensors[at] = _build_tensor(tensor, row, seen)
+    rank, iteration = place
+    called = (_build_call(at, first, list(of.values())) for at, (first, of) in enumerate(calls))
+    return DumpedProgram(rank, iteration, tuple(called))
+
+
+def _make_time_key(named: tuple[_NamedTensor, Figures | None]) -> tuple[int, str, int]:
+    key = named[0].key
+    return key.timestamp_us, key.side, key.slot
+
+
+def _build_call(position: int, first: _NamedTensor, tensors: list[DumpedTensor]) -> DumpedCall:
+    name = first.op_name
+    api = api_tree.parse_call_name(name)
+    backward = name.startswith(GRADIENTS_PREFIX) or (
+        api is not None and api.direction == "backward"
+    )
+    repeated = name.startswith(RECOMPUTED_PREFIX) or any(
+        tensor.argument.endswith(_RECOMPUTED_SUFFIX) for tensor in tensors
+    )
+    sides = _split_sides(tensors)
+    return DumpedCall(position, first.op_type, name, *sides, first.key.graph, backward, repeated)
+
+
+def _split_sides(
+    tensors: list[DumpedTensor],
+) -> tuple[tuple[DumpedTensor, ...], tuple[DumpedTensor, ...]]:
+    """Return inputs and outputs, each by slot."""
+    if len(tensors) == 1:  # most parameters and gradients
+        alone = (tensors[0],)
+        return (alone, ()) if alone[0].side is TensorSide.INPUT else ((), alone)
+    tensors.sort(key=lambda tensor: tensor.slot)
+    inputs = [tensor for tensor in tensors if tensor.side is TensorSide.INPUT]
+    return tuple(inputs), tuple([tensor for tensor in tensors if tensor.side is TensorSide.OUTPUT])
+
+
+def _build_tensor(tensor: _NamedTensor, row: Figures | None, seen: int) -> DumpedTensor:
+    key, record = tensor.key, tensor.record
+    if record is not None:
+        said = record.argument, record.dtype, record.shape, record.digest
+    else:
+        said = "", *_find_dtype_and_shape(tensor, row), ""
+    entry = tensor if isinstance(tensor, Entry) else None
+    figures = _parse_statistics(row) if row is not None else NO_STATISTICS
+    return DumpedTensor(key.side, key.slot, *said, entry, figures, seen)
+
+
+def _find_dtype_and_shape(
+    tensor: _NamedTensor, row: Figures | None
+) -> tuple[str, tuple[int, ...] | None]:
+    """Return element type and shape without a manifest, from whoever knows them unopened."""
+    if row is not None:
+        return row.dtype, row.shape
+    if isinstance(tensor, Entry) and tensor.described is not None:
+        return tensor.described.dtype, tensor.described.shape
+    return tensor.key.element.lower(), None
+
+
+def _parse_statistics(row: Figures) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    for title in row.values:
+        item = _STATISTIC_ITEMS.get(title)
+        number = row.number(item) if item is not None else None
+        if item is not None and number is not None:
+            found[item] = number
+    return found

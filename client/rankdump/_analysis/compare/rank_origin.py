@@ -1,0 +1,521 @@
+"""Origin of a difference, or of NaN and infinity, on one rank: the first call that turned good
+inputs into bad outputs, with the sentences that describe it. Pure.
+
+Bad is, for `difference`, a tensor that does not agree with its partner, and for `nonfinite` one
+that holds NaN or infinity. The first bad tensor in the order in which tensors were seen decides.
+It belongs to a call that was open then, whose inputs are good and whose outputs are bad; of
+several nested calls to the one that ended first, the innermost. When no such call was open, the
+tensor came from outside what was dumped, or through a call that only one side made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Literal, TypeAlias
+
+from rankdump._analysis.compare.call_names import parse_module_path
+from rankdump._analysis.compare.report import (
+    CONSTANTS_ITERATION,
+    DTYPE_FINDING_PREFIX,
+    ComparisonRow,
+    DumpedTensor,
+    OriginKind,
+    TensorVerdict,
+)
+from rankdump._analysis.compare.report_summary import get_row_error, get_severity
+from rankdump._core.record import TensorSide
+from rankdump._layout.api_tree import LAYER_KIND, parse_call_name
+from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
+
+_UNDECIDED_VERDICTS = (TensorVerdict.UNMATCHED, TensorVerdict.UNREADABLE, TensorVerdict.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class OriginQuestion:
+    """What is looked for, and in which dump."""
+
+    kind: OriginKind
+    side: Literal["", "a", "b"] = ""
+    """Of `nonfinite`."""
+    harmless: frozenset[str] = frozenset()
+    """Digests of tensors that hold NaN or infinity on purpose, such as the masks of attention."""
+
+
+DIFFERENCE_QUESTION = OriginQuestion("difference")
+NONFINITE_QUESTIONS = (OriginQuestion("nonfinite", "a"), OriginQuestion("nonfinite", "b"))
+
+
+def select_tensor(row: ComparisonRow, question: OriginQuestion) -> DumpedTensor | None:
+    """Return the tensor that the question is about, of a difference that of side a."""
+    return row.pair.b if question.side == "b" else row.pair.a
+
+
+def is_bad_row(row: ComparisonRow, question: OriginQuestion) -> bool | None:
+    """Return whether it is what is looked for; None when nobody can tell."""
+    outcome = row.outcome
+    if question.kind == "difference":
+        return None if outcome.verdict in _UNDECIDED_VERDICTS else not outcome.verdict.agrees
+    tensor = select_tensor(row, question)
+    if tensor is None or tensor.digest in question.harmless:
+        # What this side does not have holds nothing on it.
+        return False
+    return outcome.nonfinite_b if question.side == "b" else outcome.nonfinite_a
+
+
+def get_seen_order(row: ComparisonRow, question: OriginQuestion) -> int:
+    """Return when the tensor was seen, among those of its program."""
+    tensor = select_tensor(row, question)
+    return tensor.seen if tensor is not None else 0
+
+
+NO_INPUTS_REASON = "no inputs were dumped: what comes between two calls cannot be told from a call"
+NO_OUTPUTS_REASON = "no outputs were dumped: it happened in this call or on the way to the next one"
+LATER_INPUTS_REASON = "an input of it is bad as well, though it was seen later"
+
+
+def describe_faulty_call(
+    rows: Sequence[ComparisonRow], inside: ComparisonRow | None, question: OriginQuestion
+) -> str:
+    """Say what a call did whose inputs are good; `inside` is where it showed first, if elsewhere.
+
+    The rows are those of the call.
+    """
+    inputs = [row for row in rows if _is_on_side(row, TensorSide.INPUT)]
+    output = next(
+        row for row in rows if _is_on_side(row, TensorSide.OUTPUT) and is_bad_row(row, question)
+    )
+    text = _describe_parameter_kind(output) + _describe_good_inputs(inputs, question)
+    text += _describe_bad_tensor(output, question)
+    if inside is not None and not inside.backward:
+        text += f"; it shows first in the inputs of {get_call_name(inside)}, and no call made it"
+    return text
+
+
+def describe_layer(row: ComparisonRow, before: ComparisonRow) -> str:
+    """Say which layer a call of a module's own API is: its mark stands right before it."""
+    call, mark = parse_call_name(get_call_name(row)), parse_call_name(get_call_name(before))
+    if call is None or mark is None or mark.kind != LAYER_KIND or call.kind != "NN":
+        return ""
+    return f"; it is the layer {mark.api}"
+
+
+def describe_outside_inputs(row: ComparisonRow, question: OriginQuestion) -> str:
+    """Say that a bad input was made by nothing that was dumped."""
+    return (
+        f"its inputs {_describe_bad_inputs(question)}: they come from outside what was dumped: "
+        f"{_describe_bad_tensor(row, question)}"
+    )
+
+
+def describe_bad_tensors(rows: Sequence[ComparisonRow], question: OriginQuestion) -> str:
+    """Say what is bad of a call whose inputs and outputs both are."""
+    wrong = [row for row in rows if is_bad_row(row, question)]
+    return "; ".join(_describe_bad_tensor(row, question) for row in wrong[:2])
+
+
+def describe_preceding_call(row: ComparisonRow, following: ComparisonRow) -> str:
+    """Say that a call stands before the first that has bad inputs."""
+    return f"it stands right before {get_call_name(following)}, whose inputs are the first bad ones"
+
+
+def describe_unmatched_call(
+    alone: ComparisonRow, row: ComparisonRow, question: OriginQuestion
+) -> str:
+    """Say that only one side made a call, and what follows it."""
+    which = "a" if alone.name_a else "b"
+    return (
+        f"only {which} has this call; behind it {_describe_bad_tensor(row, question)} "
+        f"({get_call_name(row)})"
+    )
+
+
+def describe_several_unmatched(count: int, row: ComparisonRow) -> str:
+    """Say that several calls are possible."""
+    return f"{count} calls before {get_call_name(row)} have no partner"
+
+
+def describe_unknown_inputs(rows: Sequence[ComparisonRow], question: OriginQuestion) -> str:
+    """Say which inputs nobody could judge."""
+    places = ", ".join(row.place for row in rows[:3])
+    if question.kind == "nonfinite":
+        return f"whether {places} was finite is not known"
+    return f"{places} could not be compared"
+
+
+def describe_differing_parameter(row: ComparisonRow, *, after: bool) -> str:
+    """Say that a weight of the suspected call differs too."""
+    when = " (read after the step)" if after else ""
+    return f"; its parameter {row.name_a or row.name_b} differs too{_describe_amount(row)}{when}"
+
+
+def describe_other_ranks(ranks: Sequence[int]) -> str:
+    """Say on which other ranks it is the same."""
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"; the same on {noun} {shown}"
+
+
+def describe_sender_rank(rank: int) -> str:
+    """Say which rank it came from."""
+    return f"; it came from rank {rank}"
+
+
+def get_call_name(row: ComparisonRow) -> str:
+    """Return what a call is called here."""
+    return row.name_a or row.name_b
+
+
+def _is_on_side(row: ComparisonRow, side: TensorSide) -> bool:
+    tensor = row.pair.a or row.pair.b
+    return tensor is not None and tensor.side is side
+
+
+def _describe_parameter_kind(row: ComparisonRow) -> str:
+    if row.op_type != PARAMETER_OP_TYPE:
+        return ""
+    return "gradient of a parameter: " if row.backward else "parameter, read after the step: "
+
+
+def _describe_good_inputs(inputs: Sequence[ComparisonRow], question: OriginQuestion) -> str:
+    if not inputs:
+        return ""
+    if question.kind == "nonfinite":
+        known = not question.harmless and all(is_bad_row(row, question) is False for row in inputs)
+        return "its inputs are finite, and " if known else ""
+    return "its inputs agree, and " if all(r.outcome.verdict.agrees for r in inputs) else ""
+
+
+def _describe_bad_inputs(question: OriginQuestion) -> str:
+    return "differ already" if question.kind == "difference" else "are not finite already"
+
+
+def _describe_bad_tensor(row: ComparisonRow, question: OriginQuestion) -> str:
+    outcome = row.outcome
+    if question.kind == "nonfinite":
+        return f"{row.place} holds NaN or infinity{_describe_nonfinite_count(row, question)}"
+    if outcome.verdict is TensorVerdict.SHAPE:
+        a, b = row.pair.a, row.pair.b
+        shapes = f": {a.shape} and {b.shape}" if a and b and a.shape and b.shape else ""
+        return f"{row.place} has another shape{shapes}"
+    if outcome.verdict is TensorVerdict.NAN:
+        count = outcome.measures.nonfinite_apart if outcome.measures else 0
+        places = f" at {count:,} {'place' if count == 1 else 'places'}" if count else ""
+        return f"{row.place} is NaN or infinite on one side alone{places}"
+    return f"{row.place} differs{_describe_amount(row)}{_describe_dtypes(row)}"
+
+
+def _describe_dtypes(row: ComparisonRow) -> str:
+    found = next(
+        (each for each in row.outcome.findings if each.startswith(DTYPE_FINDING_PREFIX)), ""
+    )
+    return f" ({found})" if found else ""
+
+
+def _describe_amount(row: ComparisonRow) -> str:
+    measures = row.outcome.measures
+    if measures is not None:
+        return f" by at most {measures.max_absolute:.4g}"
+    figures = {name: value for name, value in row.outcome.figures.items() if value}
+    if figures:
+        name = max(figures, key=lambda each: abs(figures[each]))
+        return f" in its {name} by {figures[name]:.4g}"
+    return ""
+
+
+def _describe_nonfinite_count(row: ComparisonRow, question: OriginQuestion) -> str:
+    measures, tensor = row.outcome.measures, select_tensor(row, question)
+    if measures is None or tensor is None:
+        return ""
+    count = measures.nonfinite_b if question.side == "b" else measures.nonfinite_a
+    return f", {count} of {measures.count} elements"
+
+
+_RankIteration: TypeAlias = "tuple[int, int]"
+_MAX_MASK_READERS = 2
+"""Most calls that are looked into to tell a mask from data that are not finite."""
+_MAX_UNMATCHED_CALLS = 8
+"""Most calls of one side alone that are named."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallRows:
+    """A pair of calls with the rows of its tensors; one is equal to itself alone."""
+
+    rows: tuple[ComparisonRow, ...]
+
+    @property
+    def row(self) -> ComparisonRow:
+        """Any of them: names and places are those of the pair."""
+        return self.rows[0]
+
+    def on(self, side: TensorSide) -> tuple[ComparisonRow, ...]:
+        """Return the rows of its inputs, or of its outputs."""
+        return tuple(row for row in self.rows if _get_side(row) is side)
+
+
+@dataclass(frozen=True, slots=True)
+class RankOrigin:
+    """Where it starts on one rank."""
+
+    question: OriginQuestion
+    steps: tuple[CallRows, ...]
+    """Who may have done it, the likeliest first."""
+    reasons: tuple[str, ...]
+    """Of each."""
+    why: str = ""
+    """Why it is not certain."""
+    outside: bool = False
+    """The inputs are bad already, and nothing that was dumped made them so."""
+    unknown: tuple[ComparisonRow, ...] = ()
+    """Inputs of the first that nobody has looked into."""
+
+    @property
+    def first(self) -> ComparisonRow:
+        """The likeliest."""
+        return self.steps[0].row
+
+    @property
+    def amount(self) -> tuple[int, float]:
+        """How bad is what its reason speaks of: the verdict, then the error."""
+        wrong = [row for row in self.steps[0].rows if is_bad_row(row, self.question)]
+        outputs = [row for row in wrong if _get_side(row) is TensorSide.OUTPUT]
+        told = (outputs or wrong or self.steps[0].rows)[0]
+        known = get_row_error(told)
+        return -get_severity(told), 0.0 if math.isnan(known) else known
+
+    @property
+    def place(self) -> tuple[bool, int]:
+        """Iteration, for sorting: constants belong to none, and come last."""
+        return self.first.iteration == CONSTANTS_ITERATION, self.first.iteration
+
+
+def find_rank_origins(rows: Sequence[ComparisonRow], question: OriginQuestion) -> list[RankOrigin]:
+    """Return where it starts on each rank where it does: in its first iteration with it."""
+    if not any(is_bad_row(row, question) for row in rows):
+        return []
+    programs = _group_programs(rows)
+    found: dict[int, RankOrigin] = {}
+    for rank, iteration in sorted(
+        programs, key=lambda place: (place[1] == CONSTANTS_ITERATION, place[1])
+    ):
+        if rank not in found:
+            answer = find_program_origin(programs[rank, iteration], question)
+            if answer is not None:
+                found[rank] = answer
+    return [found[rank] for rank in sorted(found)]
+
+
+def find_program_origin(steps: Sequence[CallRows], question: OriginQuestion) -> RankOrigin | None:
+    """Return where it starts in one program; None when nothing is bad.
+
+    An infinite mask that comes from outside is passed over when a call that read it wrote nothing
+    but finite numbers.
+    """
+    found = _search_program(steps, question)
+    while found is not None and found.outside and question.kind == "nonfinite":
+        mask = next(row for row in found.steps[0].on(TensorSide.INPUT) if is_bad_row(row, question))
+        tensor = select_tensor(mask, question)
+        digest = tensor.digest if tensor is not None else ""
+        readers = _find_readers(steps, digest, question) if digest else []
+        if not any(_has_finite_outputs(step, question) for step in readers):
+            outputs = (
+                row for step in readers[:_MAX_MASK_READERS] for row in step.on(TensorSide.OUTPUT)
+            )
+            unknown = tuple(row for row in outputs if is_bad_row(row, question) is None)
+            return replace(found, unknown=unknown)
+        question = replace(question, harmless=question.harmless | {digest})
+        found = _search_program(steps, question)
+    return found
+
+
+def _find_readers(
+    steps: Sequence[CallRows], digest: str, question: OriginQuestion
+) -> list[CallRows]:
+    """Return the calls that read a tensor, those that ended first in front."""
+    found = [
+        step
+        for step in steps
+        if step.on(TensorSide.OUTPUT)
+        and any(
+            t and t.digest == digest
+            for t in (select_tensor(r, question) for r in step.on(TensorSide.INPUT))
+        )
+    ]
+    return sorted(found, key=lambda step: max(get_seen_order(row, question) for row in step.rows))
+
+
+def _has_finite_outputs(step: CallRows, question: OriginQuestion) -> bool:
+    return all(is_bad_row(row, question) is False for row in step.on(TensorSide.OUTPUT))
+
+
+def _search_program(steps: Sequence[CallRows], question: OriginQuestion) -> RankOrigin | None:
+    wrong = [
+        (get_seen_order(row, question), step, row)
+        for step in steps
+        for row in step.rows
+        if is_bad_row(row, question)
+    ]
+    if not wrong:
+        return None
+    when, step, row = min(wrong, key=lambda each: each[0])
+    maker = _find_maker([step for _, step, _ in wrong], when, question)
+    if _get_side(row) is TensorSide.INPUT or maker is None:
+        alone = _find_unmatched_before(steps, step, row)
+        if alone:
+            return _build_unmatched_origin(alone, row, question)
+    if maker is None:
+        return _build_outside_origin(steps, step, row, question)
+    return _build_maker_origin(steps, maker, step, question)
+
+
+def _group_programs(rows: Iterable[ComparisonRow]) -> dict[_RankIteration, list[CallRows]]:
+    """Return the steps of each program, in execution order."""
+    found: defaultdict[_RankIteration, defaultdict[int, list[ComparisonRow]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for row in rows:
+        found[row.rank, row.iteration][row.position].append(row)
+    return {
+        place: [CallRows(tuple(program[at])) for at in sorted(program)]
+        for place, program in found.items()
+    }
+
+
+def _get_side(row: ComparisonRow) -> TensorSide | None:
+    tensor = row.pair.a or row.pair.b
+    return tensor.side if tensor is not None else None
+
+
+def _find_maker(wrong: Iterable[CallRows], when: int, question: OriginQuestion) -> CallRows | None:
+    """Return the call open at that time that has good inputs and was the first to end badly."""
+    best: tuple[int, CallRows] | None = None
+    for step in wrong:
+        ends = [
+            get_seen_order(row, question)
+            for row in step.on(TensorSide.OUTPUT)
+            if is_bad_row(row, question)
+        ]
+        if not ends or any(is_bad_row(row, question) for row in step.on(TensorSide.INPUT)):
+            continue
+        begin = min(
+            get_seen_order(row, question) for row in step.rows if select_tensor(row, question)
+        )
+        if begin <= when and (best is None or min(ends) < best[0]):
+            best = min(ends), step
+    return best[1] if best is not None else None
+
+
+def _find_unmatched_before(
+    steps: Sequence[CallRows], step: CallRows, row: ComparisonRow
+) -> list[CallRows]:
+    """Return the calls of one side alone that stand nearest before a call, the last first.
+
+    Where calls that agree stand between, one of them must have made a tensor of that shape.
+    """
+    before = steps[: steps.index(step)][::-1]
+    agreeing = list(takewhile(lambda each: each.row.rule, before))
+    alone = list(takewhile(lambda each: not each.row.rule, before[len(agreeing) :]))
+    return alone if not agreeing or any(_may_have_made(each, row) for each in alone) else []
+
+
+def _may_have_made(alone: CallRows, row: ComparisonRow) -> bool:
+    """Return whether a call of one side alone made what might be that side's input."""
+    wanted = row.pair.a if alone.row.name_a else row.pair.b
+    made = [each.pair.a or each.pair.b for each in alone.on(TensorSide.OUTPUT)]
+    return wanted is not None and any(each and each.shape == wanted.shape for each in made)
+
+
+def _build_unmatched_origin(
+    alone: list[CallRows], row: ComparisonRow, question: OriginQuestion
+) -> RankOrigin:
+    why = "" if len(alone) == 1 else describe_several_unmatched(len(alone), row)
+    return RankOrigin(
+        question,
+        steps=tuple(alone[:_MAX_UNMATCHED_CALLS]),
+        reasons=tuple(
+            describe_unmatched_call(s.row, row, question) for s in alone[:_MAX_UNMATCHED_CALLS]
+        ),
+        why=why,
+    )
+
+
+def _build_outside_origin(
+    steps: Sequence[CallRows], step: CallRows, row: ComparisonRow, question: OriginQuestion
+) -> RankOrigin:
+    if _get_side(row) is TensorSide.OUTPUT:
+        reason, why = describe_bad_tensors(step.rows, question), LATER_INPUTS_REASON
+        return RankOrigin(question, (step,), (reason,), why)
+    reason = describe_outside_inputs(row, question)
+    if any(each.on(TensorSide.OUTPUT) for each in steps):
+        return RankOrigin(question, (step,), (reason,), outside=True)
+    at = steps.index(step)
+    before = steps[max(at - 1, 0) : at]
+    reasons = (*(describe_preceding_call(each.row, row) for each in before), reason)
+    return RankOrigin(question, (*before, step), reasons, NO_OUTPUTS_REASON, outside=not before)
+
+
+def _build_maker_origin(
+    steps: Sequence[CallRows], maker: CallRows, step: CallRows, question: OriginQuestion
+) -> RankOrigin:
+    inputs = maker.on(TensorSide.INPUT)
+    unknown = tuple(row for row in inputs if is_bad_row(row, question) is None)
+    reason = describe_faulty_call(maker.rows, step.row if step is not maker else None, question)
+    reason += describe_layer(maker.row, steps[steps.index(maker) - 1].row)
+    why = ""
+    if unknown:
+        why = describe_unknown_inputs(unknown, question)
+    elif not inputs and not any(each.on(TensorSide.INPUT) for each in steps):
+        why = NO_INPUTS_REASON
+    return RankOrigin(question, (maker,), (reason,), why, unknown=unknown)
+
+
+def describe_differing_weights(found: RankOrigin, rows: Iterable[ComparisonRow]) -> str:
+    """Return what is to be said of the weights of the likeliest call; empty when they agree.
+
+    A tree holds parameters as they stood after the step. So those of the iteration before are the
+    ones that were used; where they are not there, those of the same iteration are named as such.
+    """
+    first = found.first
+    path = ".".join(parse_module_path(get_call_name(first)))
+    if not path or first.op_type == PARAMETER_OP_TYPE or found.question.kind != "difference":
+        return ""
+    wanted = (first.iteration - 1, CONSTANTS_ITERATION, first.iteration)
+    by_iteration: dict[int, list[ComparisonRow]] = {}
+    for row in rows:
+        if row.rank == first.rank and row.iteration in wanted and _is_parameter_of(row, path):
+            by_iteration.setdefault(row.iteration, []).append(row)
+    for iteration in wanted:
+        different = [row for row in by_iteration.get(iteration, []) if _is_different(row)]
+        if different:
+            widest = _find_widest_row(different[0], rows)
+            return describe_differing_parameter(widest, after=iteration == first.iteration)
+    return ""
+
+
+def _find_widest_row(weight: ComparisonRow, rows: Iterable[ComparisonRow]) -> ComparisonRow:
+    """Return the row of a weight on the rank where it is apart the most."""
+    what = weight.iteration, get_call_name(weight), weight.place
+    same = [
+        row
+        for row in rows
+        if row.op_type == PARAMETER_OP_TYPE
+        and (row.iteration, get_call_name(row), row.place) == what
+        and row.outcome.verdict is weight.outcome.verdict
+    ]
+    return max(
+        same, key=lambda row: row.outcome.measures.max_absolute if row.outcome.measures else 0.0
+    )
+
+
+def _is_parameter_of(row: ComparisonRow, path: str) -> bool:
+    if row.op_type != PARAMETER_OP_TYPE or row.backward:
+        return False
+    return get_call_name(row).rpartition(".")[0] == path
+
+
+def _is_different(row: ComparisonRow) -> bool:
+    return row.outcome.verdict in (TensorVerdict.DIFFERENT, TensorVerdict.NAN, TensorVerdict.SHAPE)

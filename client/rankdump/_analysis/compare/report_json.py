@@ -1,0 +1,135 @@
+"""Report as strict JSON: every number exact, NaN and infinities as null. Pure.
+
+docs/comparing.md says what each key means.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+
+from rankdump._analysis.compare.report import (
+    CONSTANTS_ITERATION,
+    ComparisonReport,
+    ComparisonRow,
+    ComparisonSettings,
+    DifferenceMeasures,
+    DivergenceOrigin,
+    DumpedTensor,
+    SuspectCall,
+    TensorVerdict,
+)
+from rankdump._analysis.compare.report_summary import count_verdicts
+
+REPORT_VERSION = 1
+"""Rises when a key changes its meaning; new keys leave it."""
+
+
+def serialize_report(report: ComparisonReport) -> Iterator[str]:
+    """Yield the object piece by piece, one row a line: a large report is never held as one text."""
+    head = json.dumps(_make_head(report), indent=1, allow_nan=False)
+    yield f'{head[:-2]},\n "rows": ['
+    for at, row in enumerate(report.rows):
+        yield f"{',' if at else ''}\n  {json.dumps(_convert_row(row), allow_nan=False)}"
+    yield "\n ]\n}\n"
+
+
+def _make_head(report: ComparisonReport) -> dict[str, object]:
+    counted = count_verdicts(report.rows)
+    return {
+        "version": REPORT_VERSION,
+        "a": report.a,
+        "b": report.b,
+        "agrees": report.agrees,
+        "seconds": _convert_number(report.seconds),
+        "settings": _convert_settings(report.settings),
+        "counts": {verdict.value: counted.get(verdict, 0) for verdict in TensorVerdict},
+        "origins": list(map(_convert_origin, report.origins)),
+        "rank_origins": list(map(_convert_origin, report.rank_origins)),
+        "notes": list(report.notes),
+    }
+
+
+def _convert_settings(settings: ComparisonSettings) -> dict[str, object]:
+    return {
+        "rtol": settings.tolerances.rtol,
+        "atol": settings.tolerances.atol,
+        "equal_nan": settings.tolerances.equal_nan,
+        "rules": list(settings.rules),
+        "mapping": dict(settings.mapping),
+        "msaccucmp": settings.msaccucmp,
+    }
+
+
+def _convert_origin(origin: DivergenceOrigin) -> dict[str, object]:
+    return {
+        "kind": origin.kind,
+        "side": origin.side,
+        "certain": origin.certain,
+        "why": origin.why,
+        "suspects": list(map(_convert_suspect, origin.suspects)),
+    }
+
+
+def _convert_suspect(suspect: SuspectCall) -> dict[str, object]:
+    return {**asdict(suspect), "iteration": _convert_iteration(suspect.iteration)}
+
+
+def _convert_iteration(number: int) -> int | None:
+    return None if number == CONSTANTS_ITERATION else number
+
+
+def _convert_row(row: ComparisonRow) -> dict[str, object]:
+    result = row.outcome
+    return {
+        "rank": row.rank,
+        "iteration": _convert_iteration(row.iteration),
+        "position": row.position,
+        "rule": row.rule,
+        "op_type": row.op_type,
+        "name_a": row.name_a,
+        "name_b": row.name_b,
+        "backward": row.backward,
+        "place": row.place,
+        "a": _convert_tensor(row.pair.a),
+        "b": _convert_tensor(row.pair.b),
+        "verdict": result.verdict.value,
+        "findings": list(result.findings),
+        "measures": _convert_measures(result.measures),
+        "figures": _convert_numbers(result.figures),
+        "extra": _convert_numbers(result.extra),
+        "nonfinite_a": result.nonfinite_a,
+        "nonfinite_b": result.nonfinite_b,
+    }
+
+
+def _convert_tensor(tensor: DumpedTensor | None) -> dict[str, object] | None:
+    if tensor is None:
+        return None
+    entry = tensor.entry
+    return {
+        "argument": tensor.argument,
+        "dtype": tensor.dtype,
+        "shape": None if tensor.shape is None else list(tensor.shape),
+        "digest": tensor.digest,
+        "path": entry.relative if entry is not None else "",
+        "member": entry.member if entry is not None else "",
+        "figures": _convert_numbers(tensor.figures),
+    }
+
+
+def _convert_measures(measures: DifferenceMeasures | None) -> dict[str, float | None] | None:
+    if measures is None:
+        return None
+    told = {field.name: getattr(measures, field.name) for field in fields(measures)}
+    return _convert_numbers(told | {"close_share": measures.close_share})
+
+
+def _convert_numbers(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: _convert_number(value) for name, value in values.items()}
+
+
+def _convert_number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

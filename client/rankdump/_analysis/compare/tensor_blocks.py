@@ -1,0 +1,351 @@
+"""Blocks of two tensors as numbers, their rounding to narrow types, and the memory in which they
+are processed. Pure.
+
+Between blocks the elements stay in their types. A complex element is two numbers, its parts.
+Integers of 64 bits that float64 cannot hold are subtracted as integers. Rounding to bfloat16
+follows IEEE 754, halves to even; rounding to an 8-bit float gives the nearest value that the
+type has, and leaves what lies beyond its largest value as it is, because no rounding brings the
+two together. The memory is reused, so that it costs no page faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump._core.element_types import ELEMENT_TYPES, convert_to_stored
+
+Float64Array: TypeAlias = "npt.NDArray[np.float64]"
+
+_NARROW_HALF_UNITS = {
+    "bfloat16": 2.0**-8,
+    "float8_e4m3fn": 2.0**-4,
+    "float8_e4m3fnuz": 2.0**-4,
+    "float8_e5m2": 2.0**-3,
+    "float8_e5m2fnuz": 2.0**-3,
+    "float8_e8m0fnu": 2.0**-1,
+}
+"""Half a unit of the last place of each narrow type, relative: coarsest last."""
+_FLOAT_DTYPES = frozenset(("float16", "float32", "float64", *_NARROW_HALF_UNITS))
+
+
+def select_comparison_dtype(dtype_a: str, dtype_b: str) -> str:
+    """Return the type on whose terms two are compared; empty for the terms of the elements.
+
+    That is the narrower of two different float types, where it is one that numpy lacks.
+    """
+    names = {dtype_a, dtype_b}
+    if len(names) < 2 or not names <= _FLOAT_DTYPES:
+        return ""
+    narrow = [name for name in _NARROW_HALF_UNITS if name in names]
+    return narrow[-1] if narrow else ""
+
+
+def get_half_unit(terms: str) -> float:
+    """Return the least relative tolerance on those terms; 0 for those of the elements."""
+    return _NARROW_HALF_UNITS.get(terms, 0.0)
+
+
+def round_to_dtype(values: npt.NDArray[Any], terms: str) -> npt.NDArray[np.float32]:
+    """Return real elements rounded to a narrow type, as float32."""
+    wide = values.astype(np.float32)
+    return _round_to_bfloat16(wide) if terms == "bfloat16" else _round_to_float8(wide, terms)
+
+
+def _round_to_bfloat16(wide: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    bits = wide.view(np.uint32)
+    odd = bits >> np.uint32(16) & np.uint32(1)
+    near = (bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)
+    # Adding to the bits of a NaN could make a number of it.
+    return np.where(np.isnan(wide), wide, near.view(np.float32))
+
+
+def _round_to_float8(wide: npt.NDArray[np.float32], terms: str) -> npt.NDArray[np.float32]:
+    values, borders = _list_float8_values(terms)
+    near = values[np.searchsorted(borders, wide)]
+    # Half a unit beyond the last value, the type has none that is near.
+    beyond = (wide < values[0] - (borders[0] - values[0])) | (
+        wide > values[-1] + (values[-1] - borders[-1])
+    )
+    return np.where(beyond | ~np.isfinite(wide), wide, near)
+
+
+@lru_cache(maxsize=8)
+def _list_float8_values(terms: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return the finite values of an 8-bit float, ascending, and the middles between them."""
+    every = convert_to_stored(terms, memoryview(bytes(range(256))))
+    values = np.frombuffer(every, dtype=ELEMENT_TYPES[terms].descr).astype(np.float64)
+    values = np.unique(values[np.isfinite(values)])
+    middles = values[:-1] + np.diff(values) / 2
+    return values.astype(np.float32), middles.astype(np.float32)
+
+
+FloatBlock: TypeAlias = "npt.NDArray[np.float64] | npt.NDArray[np.float32]"
+"""A block in the type that it is worked on in."""
+
+BLOCK_NUMBERS = 1 << 17
+"""Numbers worked on at a time.
+
+Of fewer, calling numpy takes as long as its work; of more, the buffers leave the cache.
+"""
+_ROW_NUMBERS = 1 << 9
+"""Numbers in one product of a row: what float32 adds up before float64 does.
+
+Of more than 8192, libraries for linear algebra start threads of their own.
+"""
+_LINE_BYTES = 64
+_WORKSPACE_BLOCKS = 11
+_BLOCK_DTYPES = (np.float32, np.float64)
+_ROWS_OF_ONES: dict[np.dtype[Any], npt.NDArray[Any]] = {
+    np.dtype(kind): np.ones((1, _ROW_NUMBERS, 1), kind) for kind in _BLOCK_DTYPES
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBuffers:
+    """What one block is worked on in."""
+
+    x: npt.NDArray[Any]
+    y: npt.NDArray[Any]
+    d: npt.NDArray[Any]
+    size: npt.NDArray[Any]
+    free: npt.NDArray[Any]
+
+
+class BlockWorkspace:
+    """Buffers of a block each, which begin where lines of the cache do."""
+
+    def __init__(self) -> None:
+        memory = np.empty(_WORKSPACE_BLOCKS * BLOCK_NUMBERS + _LINE_BYTES // 8)
+        first = -memory.ctypes.data % _LINE_BYTES // 8
+        rows = memory[first : first + _WORKSPACE_BLOCKS * BLOCK_NUMBERS].reshape(
+            _WORKSPACE_BLOCKS, BLOCK_NUMBERS
+        )
+        self._rows = rows
+        self.file_a, self.file_b = (memoryview(rows[at]).cast("B") for at in (5, 6))
+        """For bytes of files."""
+        self.marks = np.empty(BLOCK_NUMBERS, dtype=np.bool_)
+        self._full = {
+            kind: BlockBuffers(*(row.view(kind)[:BLOCK_NUMBERS] for row in rows[:5]))
+            for kind in _BLOCK_DTYPES
+        }
+
+    def buffers(self, count: int, kind: type[np.float32 | np.float64]) -> BlockBuffers:
+        """Return buffers of as many numbers, in float32 or float64."""
+        full = self._full[kind]
+        if count == BLOCK_NUMBERS:
+            return full
+        x, y, d = full.x[:count], full.y[:count], full.d[:count]
+        return BlockBuffers(x, y, d, full.size[:count], full.free[:count])
+
+    def wide(self, count: int) -> list[Float64Array]:
+        """Return four more, in float64."""
+        return [row[:count] for row in self._rows[7:]]
+
+
+def compute_dot_product(left: FloatBlock, right: FloatBlock) -> float:
+    """Return the scalar product of two blocks.
+
+    Of float32 numbers a relative error of at most 2**-15 of the sum of the terms' sizes: rows of
+    2**9 are added up in any order, each addition off by 2**-24, and the rows in float64. Mostly it
+    is less than 2**-22.
+    """
+    whole = left.size - left.size % _ROW_NUMBERS
+    if whole == left.size:
+        return _sum_row_products(
+            left.reshape(-1, 1, _ROW_NUMBERS), right.reshape(-1, _ROW_NUMBERS, 1)
+        )
+    rows = left[:whole].reshape(-1, 1, _ROW_NUMBERS), right[:whole].reshape(-1, _ROW_NUMBERS, 1)
+    return _sum_row_products(*rows) + float(left[whole:].dot(right[whole:]))
+
+
+def compute_block_sum(values: FloatBlock) -> float:
+    """Return the sum of a block, as exact as a product; three times as fast as numpy's own."""
+    whole = values.size - values.size % _ROW_NUMBERS
+    if whole == values.size:
+        return _sum_row_products(values.reshape(-1, 1, _ROW_NUMBERS), _ROWS_OF_ONES[values.dtype])
+    rows = _sum_row_products(
+        values[:whole].reshape(-1, 1, _ROW_NUMBERS), _ROWS_OF_ONES[values.dtype]
+    )
+    return rows + float(np.add.reduce(values[whole:], dtype=np.float64))
+
+
+def _sum_row_products(left: FloatBlock, right: FloatBlock) -> float:
+    return float(np.add.reduce(np.matmul(left, right), axis=None, dtype=np.float64))
+
+
+_idle_workspaces: list[BlockWorkspace] = []
+"""As many as threads ever needed at once."""
+
+
+@contextmanager
+def borrow_workspace() -> Generator[BlockWorkspace, None, None]:
+    """Lend a room to one thread."""
+    try:
+        room = _idle_workspaces.pop()
+    except IndexError:
+        room = BlockWorkspace()
+    try:
+        yield room
+    finally:
+        _idle_workspaces.append(room)
+
+
+_MAX_EXACT_INTEGER = 1 << 53
+"""Up to here, every whole number is a float64."""
+
+_PROBE_WORDS = 64
+"""Words that are looked at before all."""
+_FLOAT32_DTYPES = frozenset((np.dtype(np.float32), np.dtype(np.float16)))
+
+
+class TensorElements(Protocol):
+    """The elements of a tensor in C order, wherever they are."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Their type, as they are stored."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    def part(self, at: int, count: int, room: memoryview) -> npt.NDArray[Any]:
+        """Return as many elements from `at` on, in memory of their own or in the room for them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InMemoryElements:
+    """Elements that are in memory."""
+
+    flat: npt.NDArray[Any]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Their type."""
+        return self.flat.dtype
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return self.flat.size
+
+    def part(self, at: int, count: int, room: memoryview) -> npt.NDArray[Any]:
+        """Return a view of as many elements from `at` on."""
+        return self.flat[at : at + count]
+
+
+@dataclass(frozen=True, slots=True)
+class OperandPair:
+    """Two tensors of as many elements each."""
+
+    a: TensorElements
+    b: TensorElements
+    terms_a: str = ""
+    """Type that elements of side a are rounded to; empty to leave them."""
+    terms_b: str = ""
+
+    @property
+    def width(self) -> int:
+        """Numbers of one element: 2 where either side is complex."""
+        return 2 if "c" in (self.a.dtype.kind, self.b.dtype.kind) else 1
+
+    @property
+    def raw(self) -> bool:
+        """Whether equal bytes mean equal elements."""
+        return self.a.dtype == self.b.dtype and not (self.terms_a or self.terms_b)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether every element is a float32."""
+        return {self.a.dtype.newbyteorder("="), self.b.dtype.newbyteorder("=")} <= _FLOAT32_DTYPES
+
+    @property
+    def whole(self) -> bool:
+        """Whether both are whole numbers, and float64 may be too small for one."""
+        kinds, sizes = (
+            self.a.dtype.kind + self.b.dtype.kind,
+            (self.a.dtype.itemsize, self.b.dtype.itemsize),
+        )
+        return all(kind in "iu" for kind in kinds) and 8 in sizes
+
+    def numbers_a(self, part: npt.NDArray[Any], room: FloatBlock) -> FloatBlock:
+        """Return the numbers of a part of side a: itself, or in the room for them."""
+        return self._numbers(part, self.terms_a, room)
+
+    def numbers_b(self, part: npt.NDArray[Any], room: FloatBlock) -> FloatBlock:
+        """Return the numbers of a part of side b: itself, or in the room for them."""
+        return self._numbers(part, self.terms_b, room)
+
+    def _numbers(self, part: npt.NDArray[Any], terms: str, room: FloatBlock) -> FloatBlock:
+        if part.dtype == np.float16 and room.dtype == np.float32 and not terms:
+            return np.take(_list_float16_values(), part.view(np.uint16), out=room, mode="wrap")
+        if part.dtype == room.dtype and part.size == room.size and not terms:
+            return part
+        numbers = room.view(np.complex128) if self.width == 2 else room
+        numbers[...] = round_to_dtype(part, terms) if terms else part
+        return room
+
+    def subtract(
+        self,
+        a: npt.NDArray[Any],
+        b: npt.NDArray[Any],
+        x: FloatBlock,
+        y: FloatBlock,
+        out: FloatBlock,
+    ) -> None:
+        """Put `x - y` into a buffer, from the numbers `x` and `y` of two parts."""
+        np.subtract(x, y, out=out)
+        if self.whole and not (_fits_float64(a) and _fits_float64(b)):
+            np.copyto(out, _exact_distance(a, b, out))
+
+
+@lru_cache(maxsize=1)
+def _list_float16_values() -> npt.NDArray[np.float32]:
+    """Return every float16 by its bits: looking one up is twice as fast as converting it."""
+    return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+
+
+def has_same_bytes(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
+    """Return whether two parts of one type are the same byte by byte."""
+    words = np.uint64 if a.nbytes % 8 == 0 else np.uint8
+    a, b = a.view(words), b.view(words)
+    # Where blocks differ they mostly do so from the start.
+    return bool((a[:_PROBE_WORDS] == b[:_PROBE_WORDS]).all() and (a == b).all())
+
+
+def flatten_elements(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the elements in C order; a view wherever that is how they lie."""
+    return array.reshape(-1)
+
+
+def _fits_float64(values: npt.NDArray[Any]) -> bool:
+    if values.itemsize < 8 or not values.size:
+        return True
+    return int(values.max()) <= _MAX_EXACT_INTEGER and int(values.min()) >= -_MAX_EXACT_INTEGER
+
+
+def _exact_distance(
+    a: npt.NDArray[Any], b: npt.NDArray[Any], rough: FloatBlock
+) -> npt.NDArray[np.float64]:
+    """Return distances that are 0 only between equal numbers: 64 unsigned bits hold any."""
+    if "u" not in (a.dtype.kind, b.dtype.kind) or a.dtype.kind == b.dtype.kind:
+        kind = np.result_type(a, b)
+        a, b = a.astype(kind, copy=False), b.astype(kind, copy=False)
+        # Two's complement: the difference of the bits is right even where that of numbers wraps.
+        distance = np.maximum(a, b).astype(np.uint64) - np.minimum(a, b).astype(np.uint64)
+        return distance.astype(np.float64)
+    # Signed against unsigned: a number below 0 is 1 and more away from any of the other side.
+    left, right = a.astype(np.uint64), b.astype(np.uint64)
+    below = (a < 0) | (b < 0)
+    distance = np.maximum(left, right) - np.minimum(left, right)
+    return np.where(below, np.abs(rough), distance.astype(np.float64))

@@ -1,0 +1,460 @@
+"""Measures of how far two tensors are apart, all of them in few passes over blocks. Pure.
+
+A block of either side stays in a core's cache until it is finished, so beside the two tensors
+there are a few blocks in memory, whatever their size and type. Blocks are in float64, or in
+float32 when that is the elements' own type: half the work. A difference is then exact but for
+its last rounding, sums are as exact as `compute_dot_product` says, and a block whose numbers are
+too large, too small or not finite is rejected in float32 and processed again in float64.
+
+Closeness is decided as in float64. In float32 the two sides of `d <= atol + rtol * size` are off
+by some roundings of 2**-24 each, so they are compared twice, with a bound that is surely too low
+and with one that is surely too high; where the answers differ, the numbers are compared in
+float64.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump._analysis.compare.msaccucmp_measures import compute_msaccucmp_measures
+from rankdump._analysis.compare.report import DifferenceMeasures, ElementTolerances
+from rankdump._analysis.compare.tensor_blocks import (
+    BLOCK_NUMBERS,
+    BlockBuffers,
+    BlockWorkspace,
+    FloatBlock,
+    InMemoryElements,
+    OperandPair,
+    TensorElements,
+    borrow_workspace,
+    compute_block_sum,
+    compute_dot_product,
+    flatten_elements,
+    get_half_unit,
+    has_same_bytes,
+    select_comparison_dtype,
+)
+
+_LOWER_BOUND_FACTOR = 1 - 2.0**-21
+"""Of the bound: the roundings of both tolerances, a product, a sum and a difference are less."""
+_UPPER_BOUND_FACTOR = 1 + 2.0**-20
+"""Of the lower bound; as much above the bound."""
+_MIN_FLOAT32_TOLERANCE = 2.0**-100
+"""Least tolerance in float32: what underflows is nothing beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClosenessTest:
+    """When numbers are close, as numpy's isclose."""
+
+    rtol: float
+    atol: float
+
+    @property
+    def narrow(self) -> bool:
+        """Whether float32 does for these tolerances."""
+        return self.atol >= _MIN_FLOAT32_TOLERANCE and (
+            not self.rtol or self.rtol >= _MIN_FLOAT32_TOLERANCE
+        )
+
+    def mark_unequal(
+        self,
+        x: FloatBlock,
+        y: FloatBlock,
+        d: FloatBlock,
+        size: FloatBlock,
+        bound: FloatBlock,
+        marks: npt.NDArray[np.bool_],
+    ) -> int:
+        """Mark the numbers that are not close, and return how many there are.
+
+        `d` is `abs(x - y)`, `size` is `abs(y)`; what the buffer `bound` held is lost.
+        """
+        low = _LOWER_BOUND_FACTOR if d.dtype == np.float32 else 1.0
+        np.multiply(size, self.rtol * low, out=bound)
+        bound += self.atol * low
+        unequal = int(np.count_nonzero(np.greater(d, bound, out=marks)))
+        if low == 1.0 or not unequal:
+            return unequal
+        bound *= _UPPER_BOUND_FACTOR
+        sure = np.greater(d, bound)
+        if np.count_nonzero(sure) == unequal:
+            return unequal
+        return self._settle(x, y, marks, sure)
+
+    def _settle(
+        self, x: FloatBlock, y: FloatBlock, marks: npt.NDArray[np.bool_], sure: npt.NDArray[Any]
+    ) -> int:
+        doubtful = np.flatnonzero(marks != sure)
+        left, right = x[doubtful].astype(np.float64), y[doubtful].astype(np.float64)
+        marks[doubtful] = np.abs(left - right) > self.atol + self.rtol * np.abs(right)
+        return int(np.count_nonzero(marks))
+
+
+@dataclass(slots=True)
+class DifferenceSums:
+    """Sums over the numbers that are finite on both sides, in float64; and counts of the others.
+
+    x is a number of side a, y the one of side b at the same place, the reference.
+    """
+
+    finite: int = 0
+    """Numbers that take part in the sums."""
+    absolute: float = 0.0
+    """Sum of |x - y|."""
+    max_absolute: float = 0.0
+    squares: float = 0.0
+    """Sum of (x - y) squared."""
+    squares_a: float = 0.0
+    squares_b: float = 0.0
+    products: float = 0.0
+    """Sum of x y."""
+    relative: float = 0.0
+    """Sum of |x - y| / |y| where y is not 0."""
+    max_relative: float = 0.0
+    referred: int = 0
+    """Numbers y that are not 0."""
+    unequal: int = 0
+    """Finite ones that are not close."""
+    unequal_absolute: float = 0.0
+    max_unequal: float = 0.0
+    negative: bool = False
+    """Whether any x or y is below 0; the sums below are of no use then."""
+    total_a: float = 0.0
+    total_b: float = 0.0
+    entropy: float = 0.0
+    """Sum of x log(x / y)."""
+    nonfinite_a: int = 0
+    nonfinite_b: int = 0
+    apart: int = 0
+    """Places where one side is not finite, and the other has not the same there."""
+    nan_both: int = 0
+    first_apart: int | None = None
+    """The first such place."""
+
+    def measures(self, count: int, *, equal_nan: bool) -> DifferenceMeasures:
+        """Return the measures of as many numbers."""
+        norm, norm_b = math.sqrt(self.squares), math.sqrt(self.squares_b)
+        return DifferenceMeasures(
+            count=count,
+            unequal=self.unequal + self.apart + (0 if equal_nan else self.nan_both),
+            max_absolute=self.max_absolute if self.finite else math.nan,
+            max_relative=self.max_relative if self.referred else math.nan,
+            mean_absolute=_divide_or_nan(self.absolute, self.finite),
+            mean_relative=_divide_or_nan(self.relative, self.referred),
+            cosine=self._cosine(),
+            rmse=norm / math.sqrt(self.finite) if self.finite else math.nan,
+            relative_euclidean=_divide_or_nan(norm, norm_b),
+            kl_divergence=self._divergence(),
+            mean_absolute_unequal=self.unequal_absolute / self.unequal if self.unequal else 0.0,
+            max_absolute_unequal=self.max_unequal,
+            nonfinite_a=self.nonfinite_a,
+            nonfinite_b=self.nonfinite_b,
+            nonfinite_apart=self.apart,
+        )
+
+    def _cosine(self) -> float:
+        if not self.finite:
+            return math.nan
+        if self.squares_a == self.squares_b:
+            # Without roots nothing is rounded: a vector is at 1 from itself, not just below.
+            scale = self.squares_b
+        else:
+            scale = math.sqrt(self.squares_a) * math.sqrt(self.squares_b)
+        if not scale:
+            return math.nan if self.squares_a or self.squares_b else 1.0
+        return max(-1.0, min(1.0, self.products / scale)) if math.isfinite(scale) else math.nan
+
+    def _divergence(self) -> float:
+        totals = self.total_a, self.total_b
+        if self.negative or not all(0 < total < math.inf for total in totals):
+            return math.nan
+        parted = self.entropy / self.total_a - (math.log(self.total_a) - math.log(self.total_b))
+        # Rounding leaves two equal distributions a little below 0, where none can be.
+        return 0.0 if parted < 0 else parted
+
+
+def _divide_or_nan(total: float, count: float) -> float:
+    return total / count if count else math.nan
+
+
+_MAX_SQUARES_RATIO = 16.0
+"""How many times the larger of two sums of squares may be the smaller one."""
+_MIN_FLOAT32_MEAN_SQUARE = 2.0**-120
+"""Least mean square in float32: terms are off by 2**-149 at most where they underflow."""
+
+
+class BlockAccumulator:
+    """Adds block after block of one pair to its sums."""
+
+    def __init__(self, room: BlockWorkspace, *, rtol: float, atol: float) -> None:
+        self.sums = DifferenceSums()
+        self._room, self._closeness = room, ClosenessTest(rtol, atol)
+        self._zeros = False
+        """Whether the block before had zeros on side b; where one has, most have."""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether blocks may come in float32."""
+        return self._closeness.narrow
+
+    def add_same(self, at: int, x: FloatBlock) -> bool:
+        """Add numbers that are the same on both sides; the first is number `at` of the pair.
+
+        Returns whether it could; nothing is added otherwise.
+        """
+        squares = compute_dot_product(x, x)
+        if _exceeds_float32(x, squares):
+            return False
+        if not math.isfinite(squares):
+            x, _, _ = self._finite(at, x, x, x)
+            squares = compute_dot_product(x, x)
+        sums = self.sums
+        sums.finite += x.size
+        marks = np.not_equal(x, 0, out=self._room.marks[: x.size])
+        sums.referred += int(np.count_nonzero(marks))
+        sums.squares_a += squares
+        sums.squares_b += squares
+        sums.products += squares
+        self._add_totals(x, x)
+        return True
+
+    def add(self, at: int, x: FloatBlock, y: FloatBlock, buffers: BlockBuffers) -> bool:
+        """Add numbers and their differences, `buffers.d`; what the buffers held is lost.
+
+        Returns whether it could; nothing is added otherwise.
+        """
+        d = buffers.d
+        squares = compute_dot_product(d, d), compute_dot_product(x, x), compute_dot_product(y, y)
+        if _exceeds_float32(d, *squares):
+            return False
+        if not math.isfinite(squares[0]):
+            x, y, d = self._finite(at, x, y, d)
+            squares = (
+                compute_dot_product(d, d),
+                compute_dot_product(x, x),
+                compute_dot_product(y, y),
+            )
+        if not x.size:
+            return True
+        sums = self.sums
+        sums.finite += x.size
+        self._add_products(x, y, *squares)
+        # Once it is infinite, it stays so.
+        if self._add_totals(x, y) and sums.entropy < math.inf:
+            self._add_entropy(x, y)
+        np.abs(d, out=d)
+        size = np.abs(y, out=buffers.size[: y.size])
+        free = buffers.free[: y.size]
+        self._add_unequal(x, y, d, size, free)
+        self._add_relative(d, size, free)
+        return True
+
+    def _add_products(
+        self, x: FloatBlock, y: FloatBlock, squares: float, own: float, other: float
+    ) -> None:
+        sums = self.sums
+        sums.squares += squares
+        sums.squares_a += own
+        sums.squares_b += other
+        if other / _MAX_SQUARES_RATIO < own < other * _MAX_SQUARES_RATIO:
+            # It follows from the others, and nothing is cancelled where they are of one size.
+            sums.products += (own + other - squares) / 2
+        else:
+            sums.products += compute_dot_product(x, y)
+
+    def _add_totals(self, x: FloatBlock, y: FloatBlock) -> bool:
+        """Add up both sides for as long as neither has a negative number; return whether so."""
+        sums = self.sums
+        if sums.negative or not x.size:
+            return False
+        if min(np.minimum.reduce(x), np.minimum.reduce(y)) < 0:
+            sums.negative = True
+            return False
+        # Of two distributions that are nearly the same, most of the divergence is cancelled.
+        sums.total_a += float(np.add.reduce(x, dtype=np.float64))
+        sums.total_b += float(np.add.reduce(y, dtype=np.float64))
+        return True
+
+    def _add_entropy(self, x: FloatBlock, y: FloatBlock) -> None:
+        wide_x, wide_y, t, u = self._room.wide(x.size)
+        np.copyto(wide_x, x)
+        np.copyto(wide_y, y)
+        if np.minimum.reduce(x) > 0:
+            np.divide(wide_x, wide_y, out=t)
+        else:
+            # Where x is 0 the term is 0 whatever y is: with 1 in its place the logarithm is one.
+            np.copyto(u, np.equal(x, 0, out=self._room.marks[: x.size]))
+            np.add(wide_x, u, out=t)
+            np.add(wide_y, u, out=u)
+            np.divide(t, u, out=t)
+        entropy = compute_dot_product(wide_x, np.log(t, out=t))
+        if not math.isfinite(entropy):
+            # Either y is 0 where x is not, or the ratio of two numbers is none.
+            kept = wide_x > 0
+            ratios = np.log(wide_x[kept]) - np.log(wide_y[kept])
+            entropy = compute_dot_product(wide_x[kept], ratios)
+        self.sums.entropy += entropy
+
+    def _add_unequal(
+        self, x: FloatBlock, y: FloatBlock, d: FloatBlock, size: FloatBlock, free: FloatBlock
+    ) -> None:
+        """Add absolute differences, all of them and those of numbers that are not close."""
+        sums = self.sums
+        first = int(d.argmax())
+        sums.absolute += compute_block_sum(d)
+        largest = float(d[first])
+        sums.max_absolute = max(sums.max_absolute, largest)
+        marks = self._room.marks[: d.size]
+        unequal = self._closeness.mark_unequal(x, y, d, size, free, marks)
+        if not unequal:
+            return
+        # A product costs the same whichever elements are marked; picking them does not.
+        np.copyto(free, marks)
+        if not marks[first]:
+            largest = float(np.multiply(d, free).max())
+        sums.unequal += unequal
+        sums.unequal_absolute += compute_dot_product(d, free)
+        sums.max_unequal = max(sums.max_unequal, largest)
+
+    def _add_relative(self, d: FloatBlock, size: FloatBlock, free: FloatBlock) -> None:
+        """Add relative differences where there is a reference; what the buffers held is lost."""
+        referred, relative = d.size, math.inf
+        if not self._zeros:
+            np.divide(d, size, out=free)
+            relative = compute_block_sum(free)
+        if not math.isfinite(relative):
+            marks = np.not_equal(size, 0, out=self._room.marks[: d.size])
+            referred = int(np.count_nonzero(marks))
+            self._zeros = referred < d.size
+            np.copyto(free, marks)
+            d *= free
+            # 1 in the place of each 0.
+            size += np.subtract(1, free, out=free)
+            np.divide(d, size, out=free)
+            relative = compute_block_sum(free)
+        if _exceeds_float32(free, relative):
+            wide = d.astype(np.float64) / size
+            relative, free = compute_block_sum(wide), wide
+        sums = self.sums
+        sums.relative += relative
+        sums.referred += referred
+        if referred:
+            sums.max_relative = max(sums.max_relative, float(np.maximum.reduce(free)))
+
+    def _finite(
+        self, at: int, x: FloatBlock, y: FloatBlock, d: FloatBlock
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+        """Count what is not finite, and return the numbers that are on both sides."""
+        finite_x, finite_y = np.isfinite(x), np.isfinite(y)
+        both = finite_x & finite_y
+        if both.all():
+            # Their squares are too large for a float64; that is what the sums say then.
+            return x, y, d
+        nans = np.isnan(x) & np.isnan(y)
+        apart = ~(both | nans | (x == y))
+        sums = self.sums
+        sums.nonfinite_a += int(np.count_nonzero(~finite_x))
+        sums.nonfinite_b += int(np.count_nonzero(~finite_y))
+        sums.nan_both += int(np.count_nonzero(nans))
+        found = int(np.count_nonzero(apart))
+        if found and sums.first_apart is None:
+            sums.first_apart = at + int(apart.argmax())
+        sums.apart += found
+        return x[both], y[both], d[both]
+
+
+def _exceeds_float32(numbers: FloatBlock, *sums: float) -> bool:
+    """Return whether float32 is too narrow for the terms of these sums."""
+    least = numbers.size * _MIN_FLOAT32_MEAN_SQUARE
+    return numbers.dtype == np.float32 and not all(least <= each < math.inf for each in sums)
+
+
+__all__ = [
+    "MeasurementResult",
+    "TensorElements",
+    "compute_msaccucmp_measures",
+    "measure_difference",
+    "select_comparison_dtype",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementResult:
+    """What measuring two arrays found."""
+
+    measures: DifferenceMeasures
+    same_bytes: bool
+    """Elements of one type, and the same bytes."""
+    nan_both: int
+    """Places where both sides are NaN."""
+    first_apart: int | None
+    """First element, in C order, that is not finite on one side and not the same on the other."""
+    terms: str
+    """Type that the wider side was rounded to; empty where both were taken as they are."""
+
+
+def measure_difference(
+    a: npt.NDArray[Any] | TensorElements,
+    b: npt.NDArray[Any] | TensorElements,
+    tolerances: ElementTolerances,
+    *,
+    dtype_a: str = "",
+    dtype_b: str = "",
+) -> MeasurementResult:
+    """Return the measures of two tensors of as many elements each; b is the reference.
+
+    The names of types are those of the framework, where files hold wider ones. Complex elements
+    count as two numbers each, their parts.
+    """
+    dtype_a, dtype_b = dtype_a or str(a.dtype), dtype_b or str(b.dtype)
+    terms = select_comparison_dtype(dtype_a, dtype_b)
+    # The side that has the type already is left as it is.
+    to_a, to_b = ("" if held == terms else terms for held in (dtype_a, dtype_b))
+    pair = OperandPair(_wrap_elements(a), _wrap_elements(b), to_a, to_b)
+    rtol = max(tolerances.rtol, get_half_unit(terms))
+    with borrow_workspace() as room, np.errstate(all="ignore"):
+        kernel = BlockAccumulator(room, rtol=rtol, atol=tolerances.atol)
+        same = _add_blocks(pair, kernel, room)
+    sums, width = kernel.sums, pair.width
+    first = sums.first_apart
+    return MeasurementResult(
+        measures=sums.measures(pair.a.size * width, equal_nan=tolerances.equal_nan),
+        same_bytes=same,
+        nan_both=sums.nan_both,
+        first_apart=None if first is None else first // width,
+        terms=terms,
+    )
+
+
+def _wrap_elements(given: npt.NDArray[Any] | TensorElements) -> TensorElements:
+    return InMemoryElements(flatten_elements(given)) if isinstance(given, np.ndarray) else given
+
+
+def _add_blocks(pair: OperandPair, kernel: BlockAccumulator, room: BlockWorkspace) -> bool:
+    """Add all blocks to the sums; return whether each had the same bytes on both sides."""
+    size, step = pair.a.size, BLOCK_NUMBERS // pair.width
+    kinds = (np.float32, np.float64) if pair.narrow and kernel.narrow else (np.float64,)
+    same = pair.raw
+    for at in range(0, size, step):
+        count = min(step, size - at)
+        a, b = pair.a.part(at, count, room.file_a), pair.b.part(at, count, room.file_b)
+        alike = pair.raw and has_same_bytes(a, b)
+        same = same and alike
+        for kind in kinds:
+            buffers = room.buffers(count * pair.width, kind)
+            x = pair.numbers_a(a, buffers.x)
+            if alike:
+                added = kernel.add_same(at * pair.width, x)
+            else:
+                y = pair.numbers_b(b, buffers.y)
+                pair.subtract(a, b, x, y, buffers.d)
+                added = kernel.add(at * pair.width, x, y, buffers)
+            if added:
+                break
+    return same

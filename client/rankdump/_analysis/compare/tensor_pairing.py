@@ -1,0 +1,230 @@
+"""Pairs of programs of the same rank and iteration, and the pairs of tensors in their paired calls.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from rankdump._analysis.compare.call_names import is_layer_mark, normalize_shape
+from rankdump._analysis.compare.call_pairing import pair_calls
+from rankdump._analysis.compare.report import (
+    CONSTANTS_ITERATION,
+    CallPair,
+    ComparisonRow,
+    ComparisonSettings,
+    DumpedProgram,
+    DumpedTensor,
+    PairOutcome,
+    TensorPair,
+)
+from rankdump._layout.api_tree import parse_place
+
+
+def pair_call_tensors(paired: CallPair) -> list[TensorPair]:
+    """Return the tensors of a pair of calls in pairs: inputs first, by slot of side a.
+
+    Those of one keyword belong together, then those of one argument, then those of one slot where
+    an argument is unknown or the shapes agree, then those of one shape in order, then the only ones
+    that are left. What has no partner stands behind the others of its side.
+    """
+    a, b = paired.a, paired.b
+    return [
+        *_pair_tensors(a.inputs if a else (), b.inputs if b else ()),
+        *_pair_tensors(a.outputs if a else (), b.outputs if b else ()),
+    ]
+
+
+def _pair_tensors(a: Sequence[DumpedTensor], b: Sequence[DumpedTensor]) -> list[TensorPair]:
+    if len(a) == len(b) == 1:
+        return [TensorPair(a[0], b[0])]
+    if not (a and b):
+        return [TensorPair(own, None) for own in a] + [TensorPair(None, other) for other in b]
+    left = list(b)
+    partner: dict[int, DumpedTensor] = {}
+    for same in (_get_keyword_key, _get_argument_key, _get_slot_key, _get_shape_key):
+        _pair_by_key(a, left, partner, same)
+    alone = [tensor for tensor in a if tensor.slot not in partner]
+    if len(alone) == len(left) == 1:
+        partner[alone[0].slot] = left.pop()
+    paired = [TensorPair(tensor, partner.get(tensor.slot)) for tensor in a]
+    return [*paired, *(TensorPair(None, tensor) for tensor in left)]
+
+
+def _pair_by_key(
+    a: Sequence[DumpedTensor],
+    left: list[DumpedTensor],
+    partner: dict[int, DumpedTensor],
+    key: Callable[[DumpedTensor, bool], Hashable],
+) -> None:
+    """Give each tensor of a the first of b that is left and has the same key; None is no key."""
+    known = all(tensor.argument for tensor in (*a, *left))
+    for tensor in a:
+        own = key(tensor, known)
+        if tensor.slot in partner or own is None:
+            continue
+        at = next((at for at, other in enumerate(left) if key(other, known) == own), None)
+        if at is not None:
+            partner[tensor.slot] = left.pop(at)
+
+
+def _get_keyword_key(tensor: DumpedTensor, known: bool) -> Hashable:
+    # Keywords may come in any order, and have the numbers of theirs.
+    place = parse_place(tensor.argument)
+    return None if place is None else place.word or None
+
+
+def _get_argument_key(tensor: DumpedTensor, known: bool) -> Hashable:
+    # Behind a colon stands what else is known: that it was a number, or is recomputed.
+    return tensor.argument.partition(":")[0] or None if known else None
+
+
+def _get_slot_key(tensor: DumpedTensor, known: bool) -> Hashable:
+    # With filters that differ, slots are shifted: then the shape has to agree as well.
+    return (tensor.slot, normalize_shape(tensor.shape)) if known else tensor.slot
+
+
+def _get_shape_key(tensor: DumpedTensor, known: bool) -> Hashable:
+    return normalize_shape(tensor.shape)
+
+
+RankIteration: TypeAlias = "tuple[int, int]"
+"""Rank and iteration."""
+_MAX_LISTED_NUMBERS = 8
+
+
+class _NumberedSide(NamedTuple):
+    """What one of the two dumps has: ranks, or iterations of a rank."""
+
+    name: str
+    numbers: list[int]
+    gone: set[int]
+    """Of which anything was removed on purpose."""
+
+
+class LocatedTensorPair(NamedTuple):
+    """A pair of tensors, and the pair of calls that it belongs to."""
+
+    rank: int
+    iteration: int
+    position: int
+    calls: CallPair
+    pair: TensorPair
+
+    def row(self, outcome: PairOutcome) -> ComparisonRow:
+        """Return the line that a report has of it."""
+        call, other = self.calls.a, self.calls.b
+        named = call or other
+        return ComparisonRow(
+            self.rank,
+            self.iteration,
+            self.position,
+            self.calls.rule,
+            named.op_type if named else "",
+            call.op_name if call else "",
+            other.op_name if other else "",
+            named is not None and named.backward,
+            self.pair,
+            outcome,
+        )
+
+
+def pair_programs(
+    a: Sequence[DumpedProgram],
+    b: Sequence[DumpedProgram],
+    notes: list[str],
+    *,
+    gone_a: Iterable[RankIteration] = (),
+    gone_b: Iterable[RankIteration] = (),
+) -> list[tuple[DumpedProgram, DumpedProgram]]:
+    """Return the programs of one rank and iteration; what only one side has is noted.
+
+    Where each side has a single rank, these two belong together whatever their numbers, and where
+    a rank has a single iteration on each side, these two; unless one side had the other's, and has
+    retired it.
+    """
+    ranks_a, ranks_b = _group_by_rank(a), _group_by_rank(b)
+    lost_a, lost_b = _group_retired_by_rank(gone_a), _group_retired_by_rank(gone_b)
+    found: list[tuple[DumpedProgram, DumpedProgram]] = []
+    sides = (
+        _NumberedSide("a", list(ranks_a), set(lost_a)),
+        _NumberedSide("b", list(ranks_b), set(lost_b)),
+    )
+    for rank, other in _pair_numbers(*sides, "rank", "", notes):
+        own, its = ranks_a[rank], ranks_b[other]
+        one = _NumberedSide("a", sorted(set(own) - {CONSTANTS_ITERATION}), lost_a.get(rank, set()))
+        two = _NumberedSide("b", sorted(set(its) - {CONSTANTS_ITERATION}), lost_b.get(other, set()))
+        pairs = _pair_numbers(one, two, "iteration", f" of rank {rank}", notes)
+        if CONSTANTS_ITERATION in own and CONSTANTS_ITERATION in its:
+            pairs.insert(0, (CONSTANTS_ITERATION, CONSTANTS_ITERATION))
+        elif CONSTANTS_ITERATION in own or CONSTANTS_ITERATION in its:
+            which = "a" if CONSTANTS_ITERATION in own else "b"
+            notes.append(f"only {which} has constants of rank {rank}")
+        found.extend((own[step], its[other_step]) for step, other_step in pairs)
+    return found
+
+
+def pair_program_tensors(
+    programs: Sequence[tuple[DumpedProgram, DumpedProgram]], settings: ComparisonSettings
+) -> Iterator[list[LocatedTensorPair]]:
+    """Yield the pairs of tensors of each pair of programs, in execution order.
+
+    The mark of a layer that only one side has is left out: it computes nothing, and a dump with
+    files has it only the first time that the layer is called.
+    """
+    for a, b in programs:
+        yield [
+            LocatedTensorPair(a.rank, a.iteration, position, calls, each)
+            for position, calls in enumerate(pair_calls(a, b, settings))
+            if not _is_unpaired_layer_mark(calls)
+            for each in pair_call_tensors(calls)
+        ]
+
+
+def _is_unpaired_layer_mark(calls: CallPair) -> bool:
+    if calls.a and calls.b:
+        return False
+    alone = calls.a or calls.b
+    return alone is not None and is_layer_mark(alone.op_name)
+
+
+def _group_by_rank(programs: Sequence[DumpedProgram]) -> dict[int, dict[int, DumpedProgram]]:
+    found: dict[int, dict[int, DumpedProgram]] = {}
+    for program in programs:
+        found.setdefault(program.rank, {})[program.iteration] = program
+    return found
+
+
+def _group_retired_by_rank(gone: Iterable[RankIteration]) -> dict[int, set[int]]:
+    """Return iterations that were retired, by rank."""
+    found: dict[int, set[int]] = {}
+    for rank, iteration in gone:
+        found.setdefault(rank, set()).add(iteration)
+    return found
+
+
+def _pair_numbers(
+    a: _NumberedSide, b: _NumberedSide, noun: str, where: str, notes: list[str]
+) -> list[tuple[int, int]]:
+    """Return the numbers that belong together; those of one side alone are noted."""
+    met = sorted(set(a.numbers) & set(b.numbers))
+    lost = a.gone.intersection(b.numbers) | b.gone.intersection(a.numbers)
+    if len(a.numbers) == len(b.numbers) == 1 and (met or not lost):
+        return [(a.numbers[0], b.numbers[0])]
+    for own, other in ((a, b), (b, a)):
+        alone = set(own.numbers) - set(other.numbers)
+        if alone - other.gone:
+            notes.append(f"only {own.name} has {_format_numbers(noun, alone - other.gone)}{where}")
+        if alone & other.gone:
+            which = f"{_format_numbers(noun, alone & other.gone)}{where}, which {own.name} has"
+            notes.append(f"{other.name} has retired {which}")
+    return [(number, number) for number in met]
+
+
+def _format_numbers(noun: str, numbers: Iterable[int]) -> str:
+    """Return some numbers in words: `iterations 1, 2`."""
+    every = sorted(numbers)
+    shown = ", ".join(map(str, every[:_MAX_LISTED_NUMBERS]))
+    more = ", ..." if len(every) > _MAX_LISTED_NUMBERS else ""
+    return f"{noun}{'s' if len(every) > 1 else ''} {shown}{more}"

@@ -1,0 +1,158 @@
+"""Source and output folders of a conversion: the bin files that are to be converted, and the files
+that are written. An output has a hidden name until it is whole; nothing is written outside the
+output folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankdump._analysis.convert.request import (
+    ConversionFailure,
+    ConversionJob,
+    ConversionSummary,
+    ShortenedName,
+)
+from rankdump._analysis.convert.tensor_file import strip_packing_suffix
+from rankdump._layout.file_name import is_numbered_name
+from rankdump._layout.tree_paths import MAPPING_FILE
+from rankdump.errors import CorruptedError
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionSources:
+    """The files to convert, and what cannot be: a name that is taken, a folder."""
+
+    jobs: tuple[ConversionJob, ...]
+    problems: tuple[ConversionFailure, ...] = ()
+    hidden: tuple[Path, ...] = ()
+    """Files named like bin files but for a dot in front, which are left alone."""
+
+
+def find_bin_files(source: Path, out: Path, *, recursive: bool = False) -> ConversionSources:
+    """Return the bin files of a folder, or the one file; the folders below only when asked for.
+
+    Links to folders are not followed. Of a folder only what is named like a bin file is taken.
+    """
+    if not source.is_dir():
+        return ConversionSources((_make_job(source, out),))
+    jobs: dict[Path, ConversionJob] = {}
+    problems: list[ConversionFailure] = []
+
+    def unreadable(error: OSError) -> None:
+        problems.append(
+            ConversionFailure(Path(error.filename), f"cannot be listed: {error.strerror}")
+        )
+
+    every = sorted(_walk_files(source, out.resolve(), unreadable, recursive=recursive))
+    for path in (path for path in every if not path.name.startswith(".")):
+        if not path.is_file():
+            problems.append(ConversionFailure(path, "no regular file"))
+            continue
+        folder = out / path.parent.relative_to(source)
+        job = _make_job(path, folder)
+        place = folder / strip_packing_suffix(path.name)
+        if place in jobs:
+            other = jobs[place].path.name
+            problems.append(ConversionFailure(path, f"{other} becomes files of the same names"))
+        else:
+            jobs[place] = job
+    hidden = tuple(path for path in every if path.name.startswith("."))
+    return ConversionSources(tuple(jobs.values()), tuple(problems), hidden)
+
+
+def _walk_files(
+    source: Path, out: Path, unreadable: Callable[[OSError], None], *, recursive: bool
+) -> Iterator[Path]:
+    for folder, below, files in os.walk(source, onerror=unreadable):
+        here = Path(folder)
+        below[:] = [
+            name
+            for name in below
+            if recursive and not name.startswith(".") and (here / name).resolve() != out
+        ]
+        yield from (here / name for name in files if is_numbered_name(name.removeprefix(".")))
+
+
+def _make_job(path: Path, folder: Path) -> ConversionJob:
+    try:
+        return ConversionJob(path, folder, path.stat().st_size)
+    except OSError:
+        return ConversionJob(path, folder)
+
+
+FAILED_LIST_FILE = "convert_failed_file_list.txt"
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def escape_line(name: str) -> str:
+    """Return a name with escapes in the place of what would end or redraw its line."""
+    return _CONTROL_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape").decode(), name)
+
+
+def make_output_folder(root: Path, folder: Path) -> None:
+    """Make a folder of the output, with those above; DamagedError when a link leads out of it."""
+    if not folder.resolve().is_relative_to(root.resolve()):
+        raise CorruptedError(f"{folder}: a link leads out of {root}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def write_output(folder: Path, name: str, parts: Sequence[bytes | memoryview]) -> int:
+    """Make or replace a file; return its bytes. What stands under its name is not followed."""
+    hidden = folder / f".{uuid.uuid4().hex}.tmp"
+    try:
+        with os.fdopen(os.open(hidden, _CREATE_FLAGS, 0o666), "wb") as file:
+            for part in parts:
+                file.write(part)
+        hidden.replace(folder / name)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            hidden.unlink()
+        raise
+    return sum(map(len, parts))
+
+
+def write_result_lists(root: Path, summary: ConversionSummary, *, listing: bool) -> None:
+    """Leave beside the outputs which names were too long, and if wanted what was not converted."""
+    _write_shortened_names(summary)
+    if listing:
+        _write_failed_list(root, summary.failed)
+
+
+def _write_shortened_names(summary: ConversionSummary) -> None:
+    """Add names to the `mapping.csv` of their folders, each once however often it is converted."""
+    rows: dict[Path, dict[bytes, None]] = {}
+    for outcome in summary.outcomes:
+        for mapped in outcome.mapped:
+            rows.setdefault(mapped.folder, {})[_mapping_row(mapped)] = None
+    for folder, found in rows.items():
+        path = folder / MAPPING_FILE
+        before = path.read_bytes() if path.is_file() else b""
+        new = tuple(row for row in found if row not in before)
+        if new:
+            write_output(folder, MAPPING_FILE, (before, *new))
+
+
+def _write_failed_list(root: Path, failed: Sequence[Path]) -> None:
+    """Write the list of files that were not converted; without one, an old list goes."""
+    if failed:
+        # A line is a path: what would break it is written as in a string of Python.
+        lines = tuple(os.fsencode(escape_line(str(path.absolute()))) + b"\n" for path in failed)
+        write_output(root, FAILED_LIST_FILE, lines)
+    else:
+        (root / FAILED_LIST_FILE).unlink(missing_ok=True)
+
+
+def _mapping_row(mapped: ShortenedName) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow((mapped.name, mapped.full_name))
+    return os.fsencode(text.getvalue())

@@ -1,0 +1,20 @@
+"""Check of a tree: every file against its manifest and its digest, and the files beside them. Reads
+nothing through a link, and changes nothing unless asked to repair; a tensor is never removed,
+damaged or not, unless another file of the tree holds it as well.
+"""
+
+from __future__ import annotations
+
+from rankdump._analysis.fsck.damage import DAMAGE_ADVICE, CheckReport, DamageKind, FileDamage
+from rankdump._analysis.fsck.repair import check_tree_unlocked, repair_tree
+from rankdump._analysis.fsck.tree_check import check_tree
+
+__all__ = [
+    "DAMAGE_ADVICE",
+    "CheckReport",
+    "DamageKind",
+    "FileDamage",
+    "check_tree",
+    "check_tree_unlocked",
+    "repair_tree",
+]

@@ -1,0 +1,147 @@
+"""Values of a check: what stands in a tree, what a file should hold, what is wrong with it, and the
+report. Pure: no disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from rankdump._core.manifest import Manifest, ManifestRecord
+from rankdump._layout.dump_folders import DumpFolder
+
+
+class DamageKind(str, Enum):
+    """What is wrong with a file; the value is the word people read."""
+
+    TORN = "torn"
+    MISSING = "missing"
+    FOREIGN = "foreign"
+    DUPLICATE = "duplicate"
+    LEFTOVER = "leftover"
+    UNMANIFESTED = "unmanifested"
+    UNBALANCED = "unbalanced"
+    MANIFEST = "manifest"
+
+
+DAMAGE_ADVICE: Mapping[DamageKind, str] = {
+    DamageKind.TORN: "do not trust it: take it from a copy of the tree, or dump the "
+    "iteration again",
+    DamageKind.MISSING: "take it from a copy of the tree, or dump the iteration again",
+    DamageKind.FOREIGN: "nothing of a dump: move it out of the tree",
+    DamageKind.DUPLICATE: "--repair removes what stands in its operator's file; else keep the one "
+    "that the manifest names",
+    DamageKind.LEFTOVER: "--repair removes it",
+    DamageKind.UNMANIFESTED: "nobody vouches for it: the iteration did not end, or its "
+    "manifest is gone",
+    DamageKind.UNBALANCED: "tensors of the iteration are lost and not counted: report it",
+    DamageKind.MANIFEST: "take it from a copy of the tree: its tensors can be read without it, "
+    "but not checked",
+}
+"""What to do about each."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileDamage:
+    """One file, and what is wrong with it."""
+
+    kind: DamageKind
+    path: str
+    """Relative to the root of the tree."""
+    text: str
+    mendable: bool = False
+    """It can be removed, and nothing is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What became of a check."""
+
+    looked_at: int = 0
+    """Files of the tree, by their names alone."""
+    manifests: int = 0
+    files: int = 0
+    """Files that manifests name and that were read to their ends; hard links are one."""
+    names: int = 0
+    """Names that these files have in the tree."""
+    bytes_read: int = 0
+    digests: int = 0
+    """Tensors whose elements have the digest that they were given when they arrived."""
+    damages: tuple[FileDamage, ...] = ()
+    mended: tuple[FileDamage, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    """What could not be checked, a sentence each."""
+    retired: tuple[str, ...] = ()
+    """What was removed on purpose and is not missing, a sentence each."""
+
+    @property
+    def checked(self) -> bool:
+        """Whether anything says what should be in the tree: else nothing in it could be checked."""
+        return bool(self.manifests or self.retired)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeItem:
+    """Something that stands in a folder of the tree."""
+
+    path: str
+    """Relative to the root."""
+    regular: bool
+    link: bool
+    size_bytes: int = 0
+    modified_ns: int = 0
+    inode: tuple[int, int] = (0, 0)
+    """Device and number."""
+    folder: DumpFolder | None = None
+    """The folder it stands in; None where no dumped files are."""
+    full: str = ""
+    """Its full name, where it stands under a short one."""
+
+    @property
+    def where(self) -> str:
+        """Path of its folder."""
+        return self.path.rpartition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """Name on disk."""
+        return self.path.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredManifest:
+    """A manifest and the file it was read from."""
+
+    path: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """The bytes of one file, under all of its names, and what they should be."""
+
+    paths: tuple[str, ...]
+    records: tuple[ManifestRecord, ...]
+    """The tensors in it; of several names with the same bytes, those of one."""
+    stored_bytes: int
+    """What manifests say of its size; 0 where it is a link to another's bytes."""
+    size_bytes: int
+    ours: bool
+    """An agent wrote it, and how it writes is known to the byte."""
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes of the elements, at least."""
+        return sum(record.bytes_in for record in self.records)
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheckResult:
+    """What reading one file to its end has shown."""
+
+    job: FileCheck
+    fault: str = ""
+    digests: int = 0
+    undecided: int = 0
+    """Tensors whose digest says nothing: none is known, or codes of NaN were lost."""

@@ -1,0 +1,238 @@
+"""Check of the bytes of one file against what a manifest says of its tensors: header, shape,
+element type, packing and digest. Pure: the bytes are given.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar, cast
+
+import numpy as np
+import xxhash
+
+from rankdump._analysis.fsck.damage import FileCheck, FileCheckResult
+from rankdump._analysis.fsck.tree_scan import NPY_FILE_NAME
+from rankdump._binfile import bin_file
+from rankdump._binfile.bin_file import BinFile
+from rankdump._binfile.header import DumpData, OpInput, OpOutput, Shape
+from rankdump._codec.file_codec import select_codec
+from rankdump._codec.zstd_frames import (
+    ByteBuffer,
+    iterate_zstd_frames,
+    make_memory_reader,
+    make_stored_frame,
+)
+from rankdump._core import npy_format
+from rankdump._core.cann_types import DATA_TYPE_NUMBERS, FORMAT_NUMBERS
+from rankdump._core.element_types import ELEMENT_TYPES, convert_from_stored
+from rankdump._core.manifest import ManifestRecord
+from rankdump._core.npy_format import NpyFileForm, read_npy_form
+from rankdump._core.record import TensorSide
+from rankdump._layout.tree_layouts import LAYOUTS, Layout
+from rankdump.errors import CorruptedError
+
+_OperatorPart = TypeVar("_OperatorPart", OpInput, OpOutput)
+
+
+def check_bin_header(
+    file: BinFile, records: Sequence[ManifestRecord], plain_bytes: int, *, ours: bool
+) -> None:
+    """Raise DamagedError unless a header says what the manifest does.
+
+    Of one that an agent wrote nothing may be otherwise; of another's only what both speak of.
+    """
+    parts = {
+        f"{each.kind}.{each.index}": each.part
+        for each in file.payloads
+        if isinstance(each.part, OpInput | OpOutput) and not each.part.placeholder
+    }
+    for record in records:
+        part = parts.get(record.member)
+        if part is None and not (ours and not record.bytes_in):
+            raise CorruptedError(f"no {record.member or 'single tensor'} in it")
+        shape = part.shape.dim if part is not None and part.shape else ()
+        size = part.size if part is not None else 0
+        if (shape, size) != (record.shape, record.bytes_in):
+            said = f"its manifest says {record.shape} and {record.bytes_in}"
+            raise CorruptedError(f"{record.member}: shape {shape} and {size} bytes, {said}")
+    if ours:
+        if file.header not in _expected_headers(records):
+            raise CorruptedError("its header is not the one that an agent writes of these tensors")
+        end = max((each.end for each in file.payloads), default=plain_bytes)
+        if end != plain_bytes:
+            raise CorruptedError(f"{plain_bytes - end} bytes stand behind its tensors")
+
+
+def _expected_headers(records: Sequence[ManifestRecord]) -> Iterator[DumpData]:
+    """Yield the header of these tensors in each layout that has such files."""
+    slots: dict[TensorSide, dict[int, ManifestRecord]] = {side: {} for side in TensorSide}
+    for record in records:
+        side, _, slot = record.member.partition(".")
+        slots[TensorSide(side)][int(slot)] = record
+    for layout in LAYOUTS.values():
+        if layout.shares_stamps:
+            yield DumpData(
+                dump_time=records[0].timestamp_us,
+                op_name=records[0].op_name,
+                input=_expected_parts(OpInput, slots[TensorSide.INPUT], layout),
+                output=_expected_parts(OpOutput, slots[TensorSide.OUTPUT], layout),
+            )
+
+
+def _expected_parts(
+    kind: type[_OperatorPart], of: dict[int, ManifestRecord], layout: Layout
+) -> tuple[_OperatorPart, ...]:
+    every = range(max(of, default=-1) + 1)
+    return tuple(_expected_part(kind, of[slot], layout) if slot in of else kind() for slot in every)
+
+
+def _expected_part(
+    kind: type[_OperatorPart], record: ManifestRecord, layout: Layout
+) -> _OperatorPart:
+    shape = Shape(record.shape)
+    return kind(
+        data_type=DATA_TYPE_NUMBERS.get(record.dtype, 0),
+        format=FORMAT_NUMBERS[layout.tensor_format(record.shape)],
+        shape=shape,
+        size=record.bytes_in,
+        original_shape=shape,
+    )
+
+
+_MAX_HEADER_BYTES = 4096
+_MAX_BIN_HEADER_BYTES = 16 << 20
+"""A header says something of every slot below the last one."""
+_MAX_FOREIGN_BYTES = 64 << 30
+_DESCR_FIELD = re.compile(rb"'descr': *'([^']{1,8})'")
+
+
+def check_file(job: FileCheck, data: memoryview) -> FileCheckResult:
+    """Return what the bytes of a file show."""
+    name = job.paths[0]
+    try:
+        if job.stored_bytes not in (0, len(data)):
+            raise CorruptedError(f"{len(data)} bytes, its manifest says {job.stored_bytes}")
+        tensors = _check_npy if NPY_FILE_NAME.fullmatch(name) else _check_bin
+        sure, undecided = tensors(job, name, data)
+    except (CorruptedError, ValueError, TypeError, OverflowError) as error:
+        return FileCheckResult(job, " ".join(str(error).split()) or type(error).__name__)
+    return FileCheckResult(job, digests=sure, undecided=undecided)
+
+
+def _check_npy(job: FileCheck, name: str, data: memoryview) -> tuple[int, int]:
+    if len(job.records) != 1:
+        raise CorruptedError(f"its manifest names {len(job.records)} tensors in it")
+    (record,) = job.records
+    limit = _stored_bytes(record) + _MAX_HEADER_BYTES
+    plain = memoryview(select_codec(name).decode(data, limit_bytes=limit))
+    form = read_npy_form(plain)
+    offset = form.header.data_offset
+    _check_form(form, bytes(plain[:offset]), record)
+    if job.ours and form.end != len(plain):
+        raise CorruptedError(f"{len(plain) - form.end} bytes stand behind its elements")
+    _check_packing(name, data, (plain[:offset], plain[offset:]))
+    elements = plain[offset : form.end]
+    held = (elements,) if form.bfloat16 else convert_from_stored(record.dtype, elements)
+    return _check_digest(record, held)
+
+
+def _check_bin(job: FileCheck, name: str, data: memoryview) -> tuple[int, int]:
+    limit = job.plain_bytes + _MAX_BIN_HEADER_BYTES if job.ours else _MAX_FOREIGN_BYTES
+    plain = memoryview(select_codec(name).decode(data, limit_bytes=limit))
+    file = bin_file.parse_bin_file(plain)
+    check_bin_header(file, job.records, len(plain), ours=job.ours)
+    if select_codec(name).suffix:
+        for frame in iterate_zstd_frames(make_memory_reader(data), len(data), limit_bytes=limit):
+            content = plain[frame.offset : frame.content_end]
+            _check_packing(name, data[frame.start : frame.end], (content,))
+    payloads = {f"{each.kind}.{each.index}": file.bytes_of(each) for each in file.payloads}
+    found = [_check_digest(record, (payloads[record.member],)) for record in job.records]
+    return sum(sure for sure, _ in found), sum(undecided for _, undecided in found)
+
+
+def _stored_bytes(record: ManifestRecord) -> int:
+    element = ELEMENT_TYPES.get(record.dtype)
+    item_bytes = np.dtype(element.descr if element else record.dtype).itemsize
+    return math.prod(record.shape) * item_bytes
+
+
+def _check_form(form: NpyFileForm, head: bytes, record: ManifestRecord) -> None:
+    if form.header.shape != record.shape:
+        raise CorruptedError(f"shape {form.header.shape}, its manifest says {record.shape}")
+    element = ELEMENT_TYPES.get(record.dtype)
+    due = np.dtype(element.descr if element else record.dtype)
+    same = record.dtype == "bfloat16" if form.bfloat16 else np.dtype(form.header.descr) == due
+    if not same:
+        raise CorruptedError(f"elements of {form.dtype}, its manifest says {record.dtype}")
+    found = _DESCR_FIELD.search(head)
+    descr: str = found[1].decode("latin-1") if found is not None else ""
+    # Of the spellings of a type that mean the same only one is ever written.
+    usual = form.bfloat16 or (descr != "" and cast("str", np.dtype(descr).str) == descr)
+    if not usual or all(head != write(descr, form) for write in _HEADER_WRITERS):
+        raise CorruptedError("its header is none that MindSpore, numpy or an agent writes")
+
+
+def _mindspore_header(descr: str, form: NpyFileForm) -> bytes:
+    return (
+        b"" if form.header.fortran_order else npy_format.format_npy_header(descr, form.header.shape)
+    )
+
+
+def _numpy_header(descr: str, form: NpyFileForm) -> bytes:
+    header = form.header
+    written = io.BytesIO()
+    facts = {"descr": descr, "fortran_order": header.fortran_order, "shape": header.shape}
+    np.lib.format.write_array_header_1_0(written, facts)
+    return written.getvalue()
+
+
+_HEADER_WRITERS: tuple[Callable[[str, NpyFileForm], bytes], ...] = (
+    _mindspore_header,
+    _numpy_header,
+)
+"""As an agent and MindSpore write them, and as numpy does."""
+
+
+def _check_packing(name: str, packed: memoryview, parts: Sequence[ByteBuffer]) -> None:
+    """Raise DamagedError where a frame gives what it should and one byte of it is wrong.
+
+    Some bits of a frame mean nothing, so neither its checksum nor the digest sees them. Packed
+    again by the same release of zstd it would be the same; by another one, altogether different.
+    """
+    codec = select_codec(name)
+    if not codec.suffix:
+        return
+    again = make_stored_frame(memoryview(b"".join(parts))) if len(parts) == 1 else ()
+    stored = b"".join(again)
+    due = stored if len(stored) == len(packed) else b"".join(codec.encode(parts))
+    if len(due) == len(packed):
+        odd = np.frombuffer(due, np.uint8) != np.frombuffer(packed, np.uint8)
+        if int(np.count_nonzero(odd)) == 1:
+            where = int(np.argmax(odd))
+            raise CorruptedError(
+                f"a byte of its packing, at {where}, was changed; its elements are whole"
+            )
+
+
+def _check_digest(record: ManifestRecord, held: Sequence[memoryview]) -> tuple[int, int]:
+    """Return how many tensors are sure and how many undecided; DamagedError where it is another."""
+    if not held:
+        raise CorruptedError(f"elements that no {record.dtype} has")
+    if not record.digest:
+        return 0, 1
+    found = [xxhash.xxh3_128_hexdigest(each) for each in held]
+    if record.digest in found:
+        return 1, 0
+    if len(held) > 1:
+        return 0, 1
+    raise CorruptedError(
+        f"{_member_prefix(record)}elements with digest {found[0]}, its manifest says "
+        f"{record.digest}"
+    )
+
+
+def _member_prefix(record: ManifestRecord) -> str:
+    return f"{record.member}: " if record.member else ""

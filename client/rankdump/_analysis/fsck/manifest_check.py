@@ -1,0 +1,263 @@
+"""Strict check of manifests and of tables of statistics: manifests are whole, under their own names
+and balanced; tables end with a whole line and have the rows that manifests name. Reads
+manifests, lists of retired iterations and tables; never a tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from rankdump._analysis.fsck.damage import DamageKind, FileDamage, StoredManifest, TreeItem
+from rankdump._analysis.fsck.tree_scan import read_regular_file
+from rankdump._analysis.reader.manifests import TreeManifests
+from rankdump._analysis.reader.tensor_loader import name_element_type, normalize_element_name
+from rankdump._core.manifest import (
+    RETIRED_FILE,
+    Manifest,
+    ManifestRecord,
+    RetiredIteration,
+    is_intact,
+    make_manifest_name,
+)
+from rankdump._layout import statistic_tables
+from rankdump._layout.api_files import parse_info_line
+from rankdump._layout.api_tree import parse_info_file_name
+from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, NameScheme, parse_name_in_folder
+from rankdump._layout.file_name import FileKind, FileName
+from rankdump._layout.profile import PROFILES
+from rankdump._layout.tree_paths import MANIFEST_FOLDER, METADATA_FOLDER, spell_operator
+from rankdump.errors import CorruptedError
+
+_MANIFEST_FOLDER_PATH = re.compile(rf"({RANK_FOLDER_PATTERN.pattern})/{re.escape(MANIFEST_FOLDER)}")
+_RETIRED_FILE_PATH = re.compile(
+    rf"({RANK_FOLDER_PATTERN.pattern})/{re.escape(f'{METADATA_FOLDER}/{RETIRED_FILE}')}"
+)
+
+
+def is_manifest(seen: TreeItem) -> bool:
+    """Return whether something stands where manifests do, and is called like one."""
+    place = _MANIFEST_FOLDER_PATH.fullmatch(seen.where) is not None
+    return place and seen.regular and seen.name.endswith(".json")
+
+
+def read_stored_manifests(
+    root: Path, everything: Iterable[TreeItem], damages: list[FileDamage]
+) -> tuple[list[StoredManifest], list[StoredManifest]]:
+    """Return the manifests of a tree, and those that were hidden before their removal.
+
+    Each that is no whole one, or does not add up, is a damage.
+    """
+    found: list[StoredManifest] = []
+    hidden: list[StoredManifest] = []
+    for seen in filter(is_manifest, everything):
+        try:
+            held = _read_manifest(root, seen)
+        except CorruptedError as error:
+            damages.append(FileDamage(DamageKind.MANIFEST, seen.path, str(error)))
+            continue
+        (hidden if seen.name.startswith(".") else found).append(held)
+    for held in _check_manifest_names(found, damages):
+        damages.extend(_check_balance(held))
+    return found, hidden
+
+
+def read_retired_places(
+    root: Path, everything: Iterable[TreeItem], damages: list[FileDamage]
+) -> set[tuple[int, int]]:
+    """Return ranks with iterations that were removed; a line that cannot be read is a damage."""
+    found: set[tuple[int, int]] = set()
+    for seen in everything:
+        if not seen.regular or not _RETIRED_FILE_PATH.fullmatch(seen.path):
+            continue
+        try:
+            lines = bytes(read_regular_file(root, seen.path)).decode(errors="replace").split("\n")
+            # Behind the last end of a line is nothing, or a line that is being written.
+            found |= {(r.rank, r.iteration) for r in map(RetiredIteration.from_line, lines[:-1])}
+        except CorruptedError as error:
+            damages.append(FileDamage(DamageKind.TORN, seen.path, str(error)))
+    return found
+
+
+def _read_manifest(root: Path, seen: TreeItem) -> StoredManifest:
+    data = bytes(read_regular_file(root, seen.path))
+    if not is_intact(data):
+        raise CorruptedError("its checksum is not that of its bytes")
+    return StoredManifest(seen.path, Manifest.from_json(data))
+
+
+def _check_manifest_names(
+    found: list[StoredManifest], damages: list[FileDamage]
+) -> Iterator[StoredManifest]:
+    """Yield the manifests that stand under their own names; any other is a damage."""
+    paths = {held.path for held in found}
+    for held in found:
+        folder = held.path.rpartition("/")[0]
+        status = held.manifest.status
+        rank = RANK_FOLDER_PATTERN.fullmatch(folder.partition("/")[0])
+        due = f"{folder}/{make_manifest_name(status.iteration, status.session_id)}"
+        if rank is None or int(rank[2]) != status.rank:
+            text = f"it is of rank {status.rank}"
+            damages.append(FileDamage(DamageKind.MANIFEST, held.path, text))
+        elif held.path == due:
+            yield held
+        elif due in paths:
+            text = f"a second manifest of iteration {status.iteration}, beside {due}"
+            damages.append(FileDamage(DamageKind.DUPLICATE, held.path, text))
+        else:
+            damages.append(FileDamage(DamageKind.MANIFEST, held.path, f"it should be called {due}"))
+
+
+def _check_balance(held: StoredManifest) -> Iterator[FileDamage]:
+    status, records = held.manifest.status, held.manifest.records
+    if not status.complete:
+        yield FileDamage(DamageKind.MANIFEST, held.path, "of an iteration that is not complete")
+    if not status.balanced:
+        text = f"{status.expected} tensors expected, {status.accounted} accounted for"
+        yield FileDamage(DamageKind.UNBALANCED, held.path, text)
+    if len(records) != status.kept:
+        text = f"{status.kept} tensors kept, and {len(records)} named"
+        yield FileDamage(DamageKind.UNBALANCED, held.path, text)
+    places = Counter((record.path, record.member) for record in records if record.path)
+    for (path, member), count in places.items():
+        if count > 1:
+            text = f"it names {path} {member}".rstrip() + f" {count} times"
+            yield FileDamage(DamageKind.DUPLICATE, held.path, text)
+
+
+_RankIteration: TypeAlias = "tuple[int, int | None]"
+"""Rank and iteration; no iteration for constants, and where no folder says it."""
+
+_UNKNOWN_TYPE = name_element_type(0)
+"""What tables of CANN say of a type that CANN has not."""
+
+
+class _RowFacts(NamedTuple):
+    """What a row says of its tensor, beside the figures."""
+
+    member: str
+    name: str | None
+    """None where the name of its table says it."""
+    dtype: str
+    shape: tuple[int, ...]
+
+
+_RowsByTime: TypeAlias = "dict[int, list[_RowFacts]]"
+"""By time stamp."""
+
+
+def check_tables(
+    root: Path, everything: Iterable[TreeItem], manifests: Iterable[StoredManifest]
+) -> Iterator[FileDamage]:
+    """Yield tables that are cut or cannot be read, and iterations of which rows are missing."""
+    held = list(manifests)
+    known = TreeManifests(each.manifest for each in held)
+    lines: Counter[_RankIteration] = Counter()
+    apis: set[int] = set()
+    tables: defaultdict[_RankIteration, list[TreeItem]] = defaultdict(list)
+    for seen in everything:
+        folder = seen.folder
+        if folder is None or not seen.regular or not _is_table(seen):
+            continue
+        try:
+            if folder.names is NameScheme.API_TABLES:
+                apis.add(folder.rank)
+                lines.update((folder.rank, step) for step in _read_steps(root, seen))
+            else:
+                _read_text(root, seen)
+                place = known.rank_of(folder), None if folder.constant else folder.iteration
+                tables[place].append(seen)
+        except CorruptedError as error:
+            yield FileDamage(DamageKind.TORN, seen.path, str(error))
+    for each in held:
+        status, records = each.manifest.status, each.manifest.records
+        # Every tensor of an api dump has a line; of others those that have nothing else.
+        rows = [r for r in records if status.rank in apis or not r.path]
+        there = lines[status.rank, status.iteration]
+        if rows and status.rank not in apis:
+            places = (status.rank, status.iteration), (status.rank, None)
+            damages: list[FileDamage] = []
+            found = _read_rows(root, [seen for place in places for seen in tables[place]], damages)
+            yield from damages
+            there = sum(_has_row(row, found) for row in rows)
+        if len(rows) > there:
+            text = f"it names {len(rows)} rows of tables, which have {there}"
+            yield FileDamage(DamageKind.MISSING, each.path, text)
+
+
+def _is_table(seen: TreeItem) -> bool:
+    folder = seen.folder
+    if folder is None or folder.names is NameScheme.NONE:
+        return False
+    if folder.names is NameScheme.API_TABLES:
+        return parse_info_file_name(seen.name) is not None
+    return (
+        statistic_tables.STATISTIC_TABLE_NAME.fullmatch(seen.name) is not None
+        or _operator_of_table(seen) is not None
+    )
+
+
+def _operator_of_table(seen: TreeItem) -> FileName | None:
+    """Return whose table it is; None for that of a whole folder."""
+    says = parse_name_in_folder(seen.folder, seen.full) if seen.folder is not None else None
+    return says if says is not None and says.kind is FileKind.TABLE else None
+
+
+def _read_text(root: Path, seen: TreeItem) -> str:
+    data = bytes(read_regular_file(root, seen.path))
+    if data and not data.endswith(b"\n"):
+        raise CorruptedError("its last line has no end")
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _read_steps(root: Path, seen: TreeItem) -> list[int]:
+    lines = enumerate(_read_text(root, seen).split("\n"), start=1)
+    return [
+        parse_info_line(line, file=f"line {number}").step for number, line in lines if line.strip()
+    ]
+
+
+def _read_rows(root: Path, tables: Sequence[TreeItem], damages: list[FileDamage]) -> _RowsByTime:
+    """Return the rows of some tables; each that cannot be read as one is a damage."""
+    found: defaultdict[int, list[_RowFacts]] = defaultdict(list)
+    for seen in tables:
+        operator = _operator_of_table(seen)
+        try:
+            text = _read_text(root, seen).replace("\r\n", "\n")
+            if operator is not None:
+                for of in statistic_tables.parse_operator_table(text, file=seen.name):
+                    row = _RowFacts(f"{of.side.value}.{of.slot}", None, of.data_type, of.shape)
+                    found[operator.timestamp_us].append(row)
+            elif text:
+                for each in statistic_tables.parse_statistic_table(text, file=seen.name):
+                    member = f"{each.side.value}.{each.slot}"
+                    row = _RowFacts(member, each.op_name, each.dtype, each.shape)
+                    found[each.timestamp_us].append(row)
+        except CorruptedError as error:
+            damages.append(FileDamage(DamageKind.TORN, seen.path, str(error)))
+    return found
+
+
+def _has_row(record: ManifestRecord, found: _RowsByTime) -> bool:
+    """Return whether a row says of a tensor what its manifest does."""
+    return any(
+        record.member in ("", row.member)
+        and record.shape == row.shape
+        and (
+            record.dtype in (row.dtype, kind := normalize_element_name(row.dtype))
+            or kind == _UNKNOWN_TYPE
+        )
+        and (row.name is None or row.name in _name_spellings(record))
+        for row in found.get(record.timestamp_us, ())
+    )
+
+
+def _name_spellings(record: ManifestRecord) -> set[str]:
+    """Return how tables may spell the name of an operator."""
+    of_profiles = (
+        spell_operator(record.op_type, record.op_name, each) for each in PROFILES.values()
+    )
+    return {record.op_name, *map(statistic_tables.clean_table_field, of_profiles)}

@@ -1,0 +1,144 @@
+"""Repair of a tree: removal of files that a check found to be of no use. Holds the tree alone while
+it works, follows no link, and never removes a tensor that stands nowhere else.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from rankdump._analysis.fsck.damage import CheckReport, FileDamage
+from rankdump._core.tree_root import STATE_FOLDER, TREE_LOCK_FILE
+from rankdump.errors import RejectedError
+
+_KERNEL_LOCKS = Path("/proc/locks")
+MIN_UNWRITTEN_AGE_S = 600.0
+"""Where the kernel cannot tell whether a file is being written, it is not when it is that old."""
+_LOCKS_UNSUPPORTED = (
+    "whether an agent writes to the tree is not known: its disk has no locks (flock)"
+)
+
+
+def repair_tree(root: Path, report: CheckReport) -> CheckReport:
+    """Remove what is mendable of a report, and return what is left of it.
+
+    RefusedError while an agent has the tree; agents that come meanwhile wait. What somebody still
+    writes stays.
+    """
+    with _lock_tree(root) as known:
+        mended = [
+            damage for damage in report.damages if damage.mendable and _remove_file(root, damage)
+        ]
+    left = tuple(damage for damage in report.damages if damage not in mended)
+    unchecked = report.unchecked if known else (*report.unchecked, _LOCKS_UNSUPPORTED)
+    return replace(report, damages=left, mended=tuple(mended), unchecked=unchecked)
+
+
+def check_tree_unlocked(root: Path) -> None:
+    """Raise RefusedError while an agent has the tree: said before hours of reading, not after."""
+    with _lock_tree(root):
+        pass
+
+
+@contextmanager
+def _lock_tree(root: Path) -> Generator[bool, None, None]:
+    """Have the tree alone; give whether that is known, which the disk may not be able to say."""
+    lock = _open_lock(root)
+    try:
+        yield lock is None or _acquire_lock(root, lock)
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _open_lock(root: Path) -> int | None:
+    """Open what agents lock; None where none ever wrote."""
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        with _open_folder(root, f"{STATE_FOLDER}/{TREE_LOCK_FILE}") as folder:
+            try:
+                # On NFS nobody has alone what may not be written.
+                return os.open(TREE_LOCK_FILE, os.O_RDWR | flags, dir_fd=folder)
+            except PermissionError:
+                return os.open(TREE_LOCK_FILE, os.O_RDONLY | flags, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        what = f"{STATE_FOLDER}/{TREE_LOCK_FILE} cannot be opened: {error.strerror}"
+        raise RejectedError(f"{root}: {what}; --repair needs it") from None
+
+
+def _acquire_lock(root: Path, lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        said = f"an agent writes to it{_name_lock_holders(lock)}; --repair is for when it has left"
+        raise RejectedError(f"{root}: {said}") from None
+    except OSError:
+        return False
+    return True
+
+
+def _name_lock_holders(lock: int) -> str:
+    """Return the processes of this host that hold a lock, as far as the kernel says."""
+    inode = str(os.fstat(lock).st_ino)
+    try:
+        lines = [line.split() for line in _KERNEL_LOCKS.read_text().splitlines()]
+    except OSError:
+        return ""
+    held = (line for line in lines if line[1:2] == ["FLOCK"] and line[5].endswith(f":{inode}"))
+    pids = sorted({int(line[4]) for line in held if int(line[4]) > 0})
+    return f" (process {', '.join(map(str, pids))})" if pids else " (of another host or container)"
+
+
+def _remove_file(root: Path, damage: FileDamage) -> bool:
+    try:
+        with _open_folder(root, damage.path) as folder:
+            name = damage.path.rpartition("/")[2]
+            if _is_being_written(folder, name):
+                return False
+            os.unlink(name, dir_fd=folder)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def _open_folder(root: Path, path: str) -> Generator[int, None, None]:
+    """Open the folder of a path, none of its parts through a link."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    opened = os.open(root, flags)
+    try:
+        for part in path.split("/")[:-1]:
+            deeper = os.open(part, flags | os.O_NOFOLLOW, dir_fd=opened)
+            os.close(opened)
+            opened = deeper
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def _is_being_written(folder: int, name: str) -> bool:
+    """Return whether somebody may be writing to a file."""
+    opened = os.open(
+        name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder
+    )
+    try:
+        # The usual signal when somebody wants to write would end the process; this one is ignored.
+        fcntl.fcntl(opened, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            return True
+        return time.time() - os.fstat(opened).st_mtime < MIN_UNWRITTEN_AGE_S
+    finally:
+        os.close(opened)
+    return False

@@ -1,0 +1,142 @@
+"""Check of a tree from beginning to end, with its files read and checked on several threads within
+a memory budget. Reading, unpacking and hashing let other threads run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from rankdump._analysis.fsck.damage import (
+    CheckReport,
+    DamageKind,
+    FileCheck,
+    FileCheckResult,
+    FileDamage,
+    StoredManifest,
+)
+from rankdump._analysis.fsck.file_check import check_file
+from rankdump._analysis.fsck.manifest_check import (
+    check_tables,
+    read_retired_places,
+    read_stored_manifests,
+)
+from rankdump._analysis.fsck.tree_scan import (
+    check_long_names,
+    check_unlisted_files,
+    plan_file_checks,
+    read_regular_file,
+    scan_tree,
+)
+from rankdump._analysis.reader.manifests import retired_sentences
+from rankdump._layout.dump_folders import ROOT_FORMS
+from rankdump.errors import CorruptedError
+
+MAX_MEMORY_BYTES = 512 << 20
+"""In memory at once; a file that alone needs more is checked alone."""
+
+
+def check_files(root: Path, jobs: Iterable[FileCheck], workers: int) -> Iterator[FileCheckResult]:
+    """Yield what became of each file, as they come."""
+    left = deque(jobs)
+    running: dict[Future[FileCheckResult], int] = {}
+    with ThreadPoolExecutor(workers, thread_name_prefix="rankdump-fsck") as pool:
+        try:
+            while left or running:
+                while left and _fits_in_memory(left[0], running, workers):
+                    job = left.popleft()
+                    running[pool.submit(_check_one_file, root, job)] = _memory_bytes(job)
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    del running[future]
+                    yield future.result()
+        finally:
+            for future in running:
+                future.cancel()
+
+
+def _check_one_file(root: Path, job: FileCheck) -> FileCheckResult:
+    try:
+        return check_file(job, read_regular_file(root, job.paths[0]))
+    except CorruptedError as error:
+        return FileCheckResult(job, str(error))
+
+
+def _fits_in_memory(
+    job: FileCheck, running: dict[Future[FileCheckResult], int], workers: int
+) -> bool:
+    if len(running) >= 2 * workers:
+        return False
+    return not running or sum(running.values()) + _memory_bytes(job) <= MAX_MEMORY_BYTES
+
+
+def _memory_bytes(job: FileCheck) -> int:
+    # Packed, unpacked, and packed once more.
+    return 2 * job.size_bytes + 2 * job.plain_bytes
+
+
+_NO_MANIFEST_SENTENCE = (
+    "no manifest: nothing says which files should be here, or what is in them; "
+    "rankdump ingest gives such a tree manifests"
+)
+
+
+def check_tree(
+    root: Path, *, workers: int, tell: Callable[[int, int], None] = lambda done, total: None
+) -> CheckReport:
+    """Return what is wrong with a tree; `tell` hears how many files are done, and of how many.
+
+    DamagedError when the root, or a folder in it, cannot be read, or nothing of a dump is there.
+    """
+    everything = scan_tree(root)
+    if not everything:
+        raise CorruptedError(f"{root}: nothing of a dump is here: expected {ROOT_FORMS}")
+    damages: list[FileDamage] = []
+    manifests, hidden = read_stored_manifests(root, everything, damages)
+    complete = {(each.manifest.status.rank, each.manifest.status.iteration) for each in manifests}
+    gone = read_retired_places(root, everything, damages) - complete
+    damages += check_unlisted_files(everything, manifests, hidden, gone)
+    damages += (_interrupted_removal(held) for held in hidden)
+    if manifests:
+        damages += check_tables(root, everything, manifests)
+    else:
+        damages += check_long_names(root, everything)
+    jobs = plan_file_checks(manifests, {seen.path: seen for seen in everything}, damages)
+    results: list[FileCheckResult] = []
+    for result in check_files(root, jobs, workers):
+        results.append(result)
+        tell(len(results), len(jobs))
+    for result in results:
+        if result.fault:
+            damages += (
+                FileDamage(DamageKind.TORN, path, result.fault) for path in result.job.paths
+            )
+    return CheckReport(
+        looked_at=len(everything),
+        manifests=len(manifests),
+        files=len(results),
+        names=sum(len(result.job.paths) for result in results),
+        bytes_read=sum(result.job.size_bytes for result in results),
+        digests=sum(result.digests * len(result.job.paths) for result in results),
+        damages=tuple(sorted(set(damages), key=lambda damage: (damage.path, damage.kind))),
+        unchecked=() if gone and not manifests else tuple(_unchecked_sentences(manifests, results)),
+        retired=tuple(retired_sentences(gone)),
+    )
+
+
+def _interrupted_removal(held: StoredManifest) -> FileDamage:
+    iteration = held.manifest.status.iteration
+    text = f"the removal of iteration {iteration} was cut; the agent that began it goes on with it"
+    return FileDamage(DamageKind.LEFTOVER, held.path, text)
+
+
+def _unchecked_sentences(
+    manifests: list[StoredManifest], results: list[FileCheckResult]
+) -> list[str]:
+    if not manifests:
+        return [_NO_MANIFEST_SENTENCE]
+    undecided = sum(result.undecided * len(result.job.paths) for result in results)
+    if not undecided:
+        return []
+    return [f"{undecided} tensors: their manifests have no digest that could be compared"]

@@ -1,0 +1,297 @@
+"""Scan of all that stands in the folders of a tree, hidden names included, and its comparison with
+what manifests name: files to read, and files that are missing, foreign, duplicate, left over or
+named nowhere. Follows no link.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rankdump._analysis.fsck.damage import (
+    DamageKind,
+    FileCheck,
+    FileDamage,
+    StoredManifest,
+    TreeItem,
+)
+from rankdump._analysis.reader.manifests import TreeManifests
+from rankdump._analysis.reader.tree_files import TensorFile, read_long_names
+from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER
+from rankdump._core.manifest import ManifestRecord
+from rankdump._layout import statistic_tables
+from rankdump._layout.api_tree import API_FRAMEWORKS
+from rankdump._layout.dump_folders import (
+    RANK_FOLDER_PATTERN,
+    ROOT_FOLDER,
+    DumpFolder,
+    NameScheme,
+    enter_folder,
+    find_absent_names,
+    parse_name_in_folder,
+)
+from rankdump._layout.file_name import PACKED_SUFFIX, FileKind, LongFileNames
+from rankdump._layout.tree_paths import (
+    EXECUTION_ORDER_FOLDER,
+    GRAPH_FOLDER,
+    MAPPING_FILE,
+    METADATA_FOLDER,
+)
+from rankdump.errors import CorruptedError
+
+_METADATA_FOLDERS = (METADATA_FOLDER, EXECUTION_ORDER_FOLDER, GRAPH_FOLDER)
+"""What stands in the folder of a rank beside its tensors."""
+
+
+def scan_tree(root: Path) -> list[TreeItem]:
+    """Return what stands in the folders of a tree, in the order of their names.
+
+    Of the root itself only what may belong to a dump: it may hold anything. DamagedError when a
+    folder cannot be read.
+    """
+    return list(_scan_folder(root, "", ROOT_FOLDER))
+
+
+def check_long_names(root: Path, everything: Sequence[TreeItem]) -> Iterator[FileDamage]:
+    """Yield what tables of long names name and is not there.
+
+    For trees without manifests, which say it better: a dropped tensor has its row as well.
+    """
+    folders: defaultdict[str, set[str]] = defaultdict(set)
+    for seen in everything:
+        folders[seen.where].add(seen.name)
+    for seen in everything:
+        folder = seen.folder if seen.name == MAPPING_FILE and seen.regular else None
+        if folder is not None and folder.names is not NameScheme.NONE:
+            names = read_long_names(root / seen.path)
+            for name in find_absent_names(folder, names, folders[seen.where]):
+                text = f"{seen.path} names it, and it is not there"
+                yield FileDamage(DamageKind.MISSING, f"{seen.where}/{name}", text)
+
+
+def read_regular_file(root: Path, path: str) -> memoryview:
+    """Return the bytes of a regular file; DamagedError when it is none, or cannot be read."""
+    try:
+        opened = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(opened).st_mode):
+                raise CorruptedError("no regular file")
+            with os.fdopen(opened, "rb", buffering=0, closefd=False) as file:
+                return memoryview(file.readall())
+        finally:
+            os.close(opened)
+    except OSError as error:
+        raise CorruptedError(f"cannot be read: {error.strerror}") from None
+
+
+def _scan_folder(root: Path, where: str, folder: DumpFolder | None) -> Iterator[TreeItem]:
+    try:
+        with os.scandir(root / where) as found:
+            listed = sorted(found, key=lambda each: each.name)
+    except OSError as error:
+        raise CorruptedError(f"{root / where}: cannot be read: {error.strerror}") from None
+    names = _read_folder_names(root, where, folder, listed)
+    for item in listed:
+        path = f"{where}/{item.name}" if where else item.name
+        known, below = _enter_folder(where, folder, item.name)
+        if not where and not known:
+            continue
+        if known and item.is_dir(follow_symlinks=False):
+            yield from _scan_folder(root, path, below)
+            continue
+        seen = _tree_item(path, item, folder, names)
+        if seen is not None:
+            yield seen
+
+
+def _enter_folder(
+    where: str, folder: DumpFolder | None, name: str
+) -> tuple[bool, DumpFolder | None]:
+    """Return whether a folder of that name belongs to a tree, and what dumped files it holds."""
+    if not where and name == GLOBAL_ORDER_FOLDER:
+        return True, None
+    if folder is None:  # what stands beside the tensors may have folders of any name
+        return not name.startswith("."), None
+    if RANK_FOLDER_PATTERN.fullmatch(where) and name in _METADATA_FOLDERS:
+        return True, None
+    below = enter_folder(folder, name)
+    return below is not None, below
+
+
+def _tree_item(
+    path: str, item: os.DirEntry[str], folder: DumpFolder | None, names: LongFileNames
+) -> TreeItem | None:
+    try:
+        facts = item.stat(follow_symlinks=False)
+    except FileNotFoundError:  # gone since it was listed
+        return None
+    return TreeItem(
+        path=path,
+        regular=stat.S_ISREG(facts.st_mode),
+        link=stat.S_ISLNK(facts.st_mode),
+        size_bytes=facts.st_size,
+        modified_ns=facts.st_mtime_ns,
+        inode=(facts.st_dev, facts.st_ino),
+        folder=folder,
+        full=names.full(item.name),
+    )
+
+
+def _read_folder_names(
+    root: Path, where: str, folder: DumpFolder | None, listed: list[os.DirEntry[str]]
+) -> LongFileNames:
+    held = folder is not None and folder.names is not NameScheme.NONE
+    mapping = next((item for item in listed if item.name == MAPPING_FILE), None)
+    if not held or mapping is None or not mapping.is_file(follow_symlinks=False):
+        return LongFileNames()
+    return read_long_names(root / where / MAPPING_FILE)
+
+
+NPY_FILE_NAME = re.compile(r".*\.npy(?:\.zst)?", re.S)
+LEFTOVER_FILE_NAME = re.compile(r"\..+\.tmp", re.S)
+"""What a file is called while it grows."""
+_ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
+_API_TABLE_NAME = re.compile(
+    rf"({'|'.join(API_FRAMEWORKS)})_api_dump_(info\.(pkl|csv)|stack\.json)"
+)
+_ManifestAndRecord = tuple[StoredManifest, ManifestRecord]
+
+
+def plan_file_checks(
+    manifests: Iterable[StoredManifest], seen: dict[str, TreeItem], damages: list[FileDamage]
+) -> list[FileCheck]:
+    """Return the files that manifests name, those with the same bytes once; missing is a damage."""
+    named: defaultdict[str, list[_ManifestAndRecord]] = defaultdict(list)
+    for held in manifests:
+        for record in held.manifest.records:
+            if record.path:
+                named[record.path].append((held, record))
+    found: dict[object, FileCheck] = {}
+    for path, said in named.items():
+        file = seen.get(path)
+        if file is None:
+            text = f"{said[0][0].path} names it, and it is not there"
+            damages.append(FileDamage(DamageKind.MISSING, path, text))
+        elif file.regular:
+            job = _plan_file_check(path, file, said)
+            # Only the header of a bin file says which operator it is of.
+            named_in = NPY_FILE_NAME.fullmatch(path) is None
+            due = tuple(_expected_content(record, named_in=named_in) for record in job.records)
+            same = file.inode, job.ours, path.endswith(PACKED_SUFFIX), due
+            known = found.get(same)
+            found[same] = job if known is None else _merge_checks(known, job)
+    return list(found.values())
+
+
+def _plan_file_check(path: str, file: TreeItem, said: list[_ManifestAndRecord]) -> FileCheck:
+    # Sent again in another session, a tensor has its old name: the newest word counts.
+    by_member = {record.member: (held, record) for held, record in said}
+    records = tuple(record for _, record in by_member.values())
+    ours = all(held.manifest.session is not None for held, _ in by_member.values())
+    stored = sum(record.bytes_stored for record in records)
+    return FileCheck((path,), records, stored, file.size_bytes, ours)
+
+
+def _expected_content(record: ManifestRecord, *, named_in: bool) -> object:
+    of = (record.member, record.op_name) if named_in else ()
+    return record.dtype, record.shape, record.digest, of
+
+
+def _merge_checks(job: FileCheck, other: FileCheck) -> FileCheck:
+    stored = max(job.stored_bytes, other.stored_bytes)
+    return FileCheck((*job.paths, *other.paths), job.records, stored, job.size_bytes, job.ours)
+
+
+def check_unlisted_files(
+    everything: Iterable[TreeItem],
+    manifests: Iterable[StoredManifest],
+    hidden: Iterable[StoredManifest] = (),
+    gone: Collection[tuple[int, int]] = (),
+) -> Iterator[FileDamage]:
+    """Yield what no manifest names and should not be there, or not so.
+
+    Files that a hidden manifest names are being removed; `gone` are ranks with iterations that
+    were retired.
+    """
+    held = list(manifests)
+    known = TreeManifests(each.manifest for each in held)
+    going = {record.path for each in hidden for record in each.manifest.records}
+    files: list[TensorFile] = []
+    for seen in everything:
+        if seen.link or not seen.regular:
+            text = "a link, which was not followed" if seen.link else "no regular file"
+            yield FileDamage(DamageKind.FOREIGN, seen.path, text)
+        elif LEFTOVER_FILE_NAME.fullmatch(seen.name):
+            yield FileDamage(DamageKind.LEFTOVER, seen.path, "half-written", mendable=True)
+        elif held and seen.folder is not None:
+            file = _tensor_file(seen, seen.folder)
+            if file is not None and (known.of(file.relative) or file.relative not in going):
+                files.append(file)
+            elif file is not None:
+                continue
+            elif not _is_usual_file(seen, seen.folder):
+                yield FileDamage(DamageKind.FOREIGN, seen.path, "no file of a dump is called so")
+    yield from _check_unlisted_tensors(files, held, known, gone)
+
+
+def _tensor_file(seen: TreeItem, folder: DumpFolder) -> TensorFile | None:
+    says = parse_name_in_folder(folder, seen.full)
+    if says is None or not says.kind.holds_tensors:
+        return None
+    return TensorFile(folder, seen.path, says, seen.size_bytes, seen.full)
+
+
+def _is_usual_file(seen: TreeItem, folder: DumpFolder) -> bool:
+    if folder.names is NameScheme.NONE:
+        return False
+    if folder.names is NameScheme.API_TABLES:
+        return _API_TABLE_NAME.fullmatch(seen.name) is not None
+    usual = seen.name == MAPPING_FILE or statistic_tables.STATISTIC_TABLE_NAME.fullmatch(seen.name)
+    return (
+        bool(usual or _ARGUMENTS_FILE_NAME.fullmatch(seen.name))
+        or parse_name_in_folder(folder, seen.full) is not None
+    )
+
+
+def _check_unlisted_tensors(
+    files: list[TensorFile],
+    held: list[StoredManifest],
+    known: TreeManifests,
+    gone: Collection[tuple[int, int]],
+) -> Iterator[FileDamage]:
+    """Yield the tensors that no manifest names: copies of others, or nobody's."""
+    there = {file.relative for file in files}
+    wholes = {file.operator: file for file in files if file.says.kind is FileKind.OPERATOR}
+    complete = {(each.manifest.status.rank, each.manifest.status.iteration) for each in held}
+    unended: defaultdict[tuple[int, int, str], int] = defaultdict(int)
+    for file in files:
+        if known.of(file.relative):
+            continue
+        twin = file.relative.removesuffix(PACKED_SUFFIX)
+        twin = twin if twin != file.relative else file.relative + PACKED_SUFFIX
+        whole = wholes.get(file.operator) if file.says.kind is FileKind.MEMBER else None
+        member = f"{file.says.side.value}.{file.says.slot}"
+        place = known.rank_of(file.folder), _iteration_of(file)
+        if whole is not None and member in known.of(whole.relative):
+            text = f"{whole.relative} holds it already"
+            yield FileDamage(DamageKind.DUPLICATE, file.relative, text, mendable=True)
+        elif twin in there and known.of(twin):
+            yield FileDamage(
+                DamageKind.DUPLICATE, file.relative, f"{twin} is the one that was dumped"
+            )
+        elif place[1] is not None and place not in complete:
+            unended[(place[0], place[1], file.where)] += 1
+        else:
+            yield FileDamage(DamageKind.UNMANIFESTED, file.relative, "no manifest names it")
+    for (rank, iteration, where), count in sorted(unended.items()):
+        how = "is retired" if (rank, iteration) in gone else "has no manifest"
+        text = f"rank {rank}, iteration {iteration} {how}; {count} of its files are here"
+        yield FileDamage(DamageKind.UNMANIFESTED, where, text)
+
+
+def _iteration_of(file: TensorFile) -> int | None:
+    return file.says.number if file.folder.iteration is None else file.folder.iteration

@@ -1,0 +1,228 @@
+"""Search for CANN's overflow records (Opdebug files) below a path, each with the operators of the
+same task. Offline and never writes; what cannot be read is named and the search goes on. Links
+are not followed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from rankdump._binfile.bin_file import open_bin_file
+from rankdump._binfile.overflow_record import (
+    UNKNOWN_FIELD,
+    OpDebugRecord,
+    OverflowSection,
+    parse_overflow_record,
+)
+from rankdump._layout.file_name import (
+    PACKED_SUFFIX,
+    FileKind,
+    FileName,
+    LongFileNames,
+    parse_file_name,
+)
+from rankdump._layout.tree_paths import MAPPING_FILE
+from rankdump.errors import CorruptedError, UnsupportedError
+
+MAX_FOLDER_DEPTH = 30
+"""Folders below the first, as msaccucmp goes down."""
+_MAX_JSON_BYTES = 1 << 20
+_MAX_MAPPING_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class OverflowHit:
+    """A section of a record, and the files of the operator that it speaks of."""
+
+    section: OverflowSection
+    files: tuple[tuple[FileName, str], ...]
+    """What the names say, and the names on disk; operators of one task may be several."""
+
+    @property
+    def operators(self) -> tuple[tuple[str, str], ...]:
+        """Type and name of each operator, as files spell them."""
+        return tuple(dict.fromkeys((name.op_type, name.op_name) for name, _ in self.files))
+
+
+@dataclass(frozen=True, slots=True)
+class OverflowRecord:
+    """One record of one file."""
+
+    path: Path
+    slot: int
+    """Which output of a bin file it is."""
+    timestamp_us: int | None
+    """From the name."""
+    content: OpDebugRecord
+    hits: tuple[OverflowHit, ...]
+    """The sections with an overflow."""
+
+    @property
+    def from_json(self) -> bool:
+        """Whether it was read from JSON already."""
+        return self.path.suffix == ".json"
+
+
+@dataclass(slots=True)
+class OverflowSearch:
+    """Everything found; `problems` names what could not be read."""
+
+    records: list[OverflowRecord] = field(default_factory=list[OverflowRecord])
+    problems: list[str] = field(default_factory=list[str])
+    files: int = 0
+    """Files of any kind in the folders that were listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DumpFile:
+    """A file of a folder: what its name says, and its name on disk."""
+
+    name: FileName
+    on_disk: str
+
+
+_FilesByTask: TypeAlias = dict[int, list[_DumpFile]]
+
+
+def search_overflows(path: Path) -> OverflowSearch:
+    """Return the records of a file, or of a folder and the folders below it."""
+    found = OverflowSearch()
+    if path.is_dir():
+        for folder in _walk_folders(path, found):
+            files = _list_dump_files(folder, found)
+            by_task = _index_by_task(files)
+            for file in _select_overflow_files(files):
+                _read_records(folder / file.on_disk, file.name, by_task, found)
+    else:
+        files = _list_dump_files(path.parent, found)
+        _read_records(path, parse_file_name(path.name), _index_by_task(files), found)
+    return found
+
+
+def _walk_folders(root: Path, found: OverflowSearch) -> Iterator[Path]:
+    open_folders = [(root, 0)]
+    while open_folders:
+        folder, depth = open_folders.pop()
+        yield folder
+        try:
+            with os.scandir(folder) as listed:
+                names = sorted(e.name for e in listed if e.is_dir(follow_symlinks=False))
+        except OSError:
+            continue  # named where its files are listed
+        if names and depth == MAX_FOLDER_DEPTH:
+            found.problems.append(
+                f"{folder}: deeper than {MAX_FOLDER_DEPTH} folders, not looked into"
+            )
+        else:
+            open_folders += [(folder / name, depth + 1) for name in reversed(names)]
+
+
+def _list_dump_files(folder: Path, found: OverflowSearch) -> list[_DumpFile]:
+    """Return the dump files of a folder, in the order of their names."""
+    try:
+        with os.scandir(folder) as listed:
+            names = sorted(e.name for e in listed if e.is_file(follow_symlinks=False))
+            found.files += len(names)
+    except OSError as error:
+        found.problems.append(f"{folder}: cannot be read: {error.strerror}")
+        return []
+    try:
+        long = _read_long_names(folder / MAPPING_FILE) if MAPPING_FILE in names else LongFileNames()
+    except (OSError, CorruptedError) as error:
+        found.problems.append(f"{folder / MAPPING_FILE}: cannot be read: {error}")
+        long = LongFileNames()
+    read = ((parse_file_name(long.full(name)), name) for name in names)
+    return [_DumpFile(name, on_disk) for name, on_disk in read if name is not None]
+
+
+def _index_by_task(files: list[_DumpFile]) -> _FilesByTask:
+    """Return the operators' files by the number of their task."""
+    found: _FilesByTask = {}
+    for file in files:
+        if not file.name.debug:
+            found.setdefault(file.name.task, []).append(file)
+    return found
+
+
+def _read_long_names(path: Path) -> LongFileNames:
+    size = path.stat().st_size
+    if size > _MAX_MAPPING_BYTES:
+        raise CorruptedError(f"{size} bytes, at most {_MAX_MAPPING_BYTES} expected")
+    return LongFileNames.parsed(path.read_bytes())
+
+
+def _select_overflow_files(files: list[_DumpFile]) -> Iterator[_DumpFile]:
+    """Yield the overflow files; JSON only where what it was made from is not there."""
+    debug = [file for file in files if file.name.debug]
+    plain = {
+        f.on_disk.removesuffix(PACKED_SUFFIX) for f in debug if f.name.kind is FileKind.OVERFLOW
+    }
+    for file in debug:
+        kind, source = file.name.kind, file.on_disk.partition(".output.")[0]
+        if kind is FileKind.OVERFLOW or (kind is FileKind.OVERFLOW_JSON and source not in plain):
+            yield file
+
+
+def _read_records(
+    path: Path, name: FileName | None, by_task: _FilesByTask, found: OverflowSearch
+) -> None:
+    try:
+        for slot, content in _read_contents(path, name):
+            hits = tuple(
+                OverflowHit(each, _find_operator_files(each, by_task))
+                for each in content.overflowed
+            )
+            stamp = name.timestamp_us if name else None
+            found.records.append(OverflowRecord(path, slot, stamp, content, hits))
+    except (CorruptedError, UnsupportedError) as error:
+        text = str(error)
+        found.problems.append(text if text.startswith(f"{path}: ") else f"{path}: {text}")
+
+
+def _read_contents(path: Path, name: FileName | None) -> Iterator[tuple[int, OpDebugRecord]]:
+    if path.suffix == ".json":
+        yield name.slot if name else 0, OpDebugRecord.from_json(_read_text(path))
+        return
+    opened = open_bin_file(path)
+    outputs = [payload for payload in opened.payloads if payload.kind == "output"]
+    if not outputs:
+        raise CorruptedError("no output in it, and so no overflow record")
+    for payload in outputs:
+        yield payload.index, parse_overflow_record(opened.bytes_of(payload))
+
+
+def _read_text(path: Path) -> bytes:
+    if not path.is_file():
+        raise CorruptedError("no regular file")
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_JSON_BYTES + 1)
+    except OSError as error:
+        raise CorruptedError(f"cannot be read: {error.strerror}") from None
+    if len(text) > _MAX_JSON_BYTES:
+        raise CorruptedError(f"more than {_MAX_JSON_BYTES} bytes, which no overflow record has")
+    return text
+
+
+def _find_operator_files(
+    section: OverflowSection, by_task: _FilesByTask
+) -> tuple[tuple[FileName, str], ...]:
+    files = by_task.get(section.field("task_id") or 0, [])
+    return tuple((file.name, file.on_disk) for file in files if _is_operator_of(section, file.name))
+
+
+def _is_operator_of(section: OverflowSection, name: FileName) -> bool:
+    pairs = (
+        (name.stream, section.field("stream_id")),
+        (name.context, section.field("context_id")),
+        (name.thread, section.field("thread_id")),
+    )
+    # Neither has to say it: 65535 stands for an id that is not known.
+    return all(UNKNOWN_FIELD in pair or pair[1] in (None, pair[0]) for pair in pairs)
+
+
+__all__ = ["OverflowHit", "OverflowRecord", "OverflowSearch", "search_overflows"]

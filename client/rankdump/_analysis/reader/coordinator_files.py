@@ -1,0 +1,168 @@
+"""Files that the coordinator published in a tree: the merged execution order with its findings, and
+the timeout hints. Reads only these; the entries of an order stay on disk until they are asked
+for.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankdump._core.events import Finding
+from rankdump._core.execution_order import (
+    FINDINGS_FILE,
+    GLOBAL_ORDER_FOLDER,
+    ORDER_HEADER,
+    ORDER_JOB_FILE,
+    add_job_tag,
+    make_job_tag,
+    make_order_file_name,
+    parse_finding_line,
+    parse_order_file_name,
+    parse_order_line,
+)
+from rankdump._core.plan import IterationSelection
+from rankdump._core.status import OrderEntry
+from rankdump._core.timeouts import HINTS_FILE, TimeoutHint, parse_hints
+from rankdump._layout import tree_paths as layout
+from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN
+from rankdump._layout.tree_paths import METADATA_FOLDER
+from rankdump.errors import CorruptedError
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedOrder:
+    """What one job's files say; the entries stay in the files until they are asked for."""
+
+    paths: tuple[Path, ...]
+    """The order of each graph, lowest graph first."""
+    findings: tuple[Finding, ...]
+    """What the merge found: mismatches, missing members, cycles."""
+    others: tuple[str, ...] = ()
+    """Names of the order files that other jobs left in the same tree."""
+
+    def entries(
+        self, *, graph: int | None = None, iterations: IterationSelection | None = None
+    ) -> Iterator[OrderEntry]:
+        """Yield the entries of all graphs by position, reading no further than is asked for.
+
+        DamagedError names the file and line at fault.
+        """
+        paths = (path for path in self.paths if graph in (None, _graph_and_tag(path)[0]))
+        parts = [_read_entries(path, iterations) for path in paths]
+        return heapq.merge(*parts, key=lambda entry: entry.position)
+
+
+def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:
+    """Return the order of a job in a tree; without a job, of the one that published last."""
+    folder = root / GLOBAL_ORDER_FOLDER
+    found = [
+        path for path in folder.glob("*.csv") if parse_order_file_name(path.name) and path.is_file()
+    ]
+    if not found:
+        raise CorruptedError(_explain_missing_order(root))
+    latest = max(found, key=lambda path: path.stat().st_mtime_ns)
+    tag = _job_tag(folder, job_id) if job_id else _graph_and_tag(latest)[1]
+    own = [path for path in found if _graph_and_tag(path)[1] == tag]
+    if not own:
+        raise CorruptedError(f"{folder}: nothing of job {job_id!r} has been published here")
+    return PublishedOrder(
+        paths=tuple(sorted(own, key=_graph_and_tag)),
+        findings=_read_findings(folder / add_job_tag(FINDINGS_FILE, tag)),
+        others=tuple(sorted(path.name for path in set(found) - set(own))),
+    )
+
+
+def _explain_missing_order(root: Path) -> str:
+    """Return what to say of a tree without an order of all ranks: what it has instead."""
+    why = (
+        f"{root / GLOBAL_ORDER_FOLDER / make_order_file_name(0)}: not there: no order "
+        "has been published"
+    )
+    own = sorted(
+        root.glob(f"rank_*/{layout.EXECUTION_ORDER_FOLDER}/ms_execution_order_graph_*.csv")
+    )
+    if own:
+        first = own[0].relative_to(root)
+        return f"{why}; what each rank ran in a graph stands in {len(own)} files such as {first}"
+    if any(RANK_FOLDER_PATTERN.fullmatch(path.name) for path in root.glob("rank*")):
+        return f"{why}; rankdump ls lists the tensors of each rank in the order it ran them"
+    return why
+
+
+def _job_tag(folder: Path, job_id: str) -> str:
+    """Return the tag that a job has in this tree: none when the plain names are its own."""
+    try:
+        owner = (folder / ORDER_JOB_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        owner = ""
+    return "" if owner == job_id else make_job_tag(job_id)
+
+
+def _graph_and_tag(path: Path) -> tuple[int, str]:
+    return parse_order_file_name(path.name) or (-1, "")
+
+
+def _read_entries(path: Path, iterations: IterationSelection | None) -> Iterator[OrderEntry]:
+    for number, line in _read_lines(path):
+        if number == 1:
+            if line != ORDER_HEADER:
+                raise CorruptedError(f"{path}, line 1: {line[:80]!r} is no header of an order")
+            continue
+        try:
+            # Most of a long file is passed over: the second field is enough to know.
+            if iterations is None or int(line.split(",", 2)[1]) in iterations:
+                yield parse_order_line(line)
+        except (CorruptedError, ValueError, IndexError) as error:
+            raise CorruptedError(f"{path}, line {number}: {error}") from None
+
+
+def _read_findings(path: Path) -> tuple[Finding, ...]:
+    findings: list[Finding] = []
+    if not path.exists():
+        return ()
+    for number, line in _read_lines(path):
+        try:
+            findings.append(parse_finding_line(line))
+        except CorruptedError as error:
+            raise CorruptedError(f"{path}, line {number}: {error}") from None
+    return tuple(findings)
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the whole lines with their numbers: one without its end is still being written."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    return
+                yield number, line.decode()
+    except OSError as error:
+        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise CorruptedError(f"{path}: {error}") from None
+
+
+def read_hints(root: Path, job_id: str = "") -> tuple[TimeoutHint, ...]:
+    """Return the hints of a job, of the one written last without an id.
+
+    DamagedError names the file and what is wrong with it, or that the job is not in it.
+    """
+    path = root / METADATA_FOLDER / HINTS_FILE
+    try:
+        hints = parse_hints(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CorruptedError(f"{path}: not there: no hints have been written") from None
+    except OSError as error:
+        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, CorruptedError) as error:
+        raise CorruptedError(f"{path}: {error}") from None
+    jobs = list(dict.fromkeys(hint.job_id for hint in hints))
+    if job_id and job_id not in jobs:
+        raise CorruptedError(
+            f"{path}: no hints of job {job_id!r}; known: {', '.join(jobs) or 'none'}"
+        )
+    wanted = job_id or (jobs[-1] if jobs else "")
+    return tuple(hint for hint in hints if hint.job_id == wanted)

@@ -1,0 +1,316 @@
+"""Dump tree as a Python object: its tensors, arrays, statistics and source lines, each read when it
+is asked for first. Rejects folders that are the dump of another tool (msprobe), which is not
+read here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from rankdump._analysis.reader.manifests import find_other_sessions
+from rankdump._analysis.reader.query import Named, Query, selected
+from rankdump._analysis.reader.source_lines import (
+    Frame,
+    find_backward_name,
+    graph_files,
+    read_operators,
+)
+from rankdump._analysis.reader.statistic_tables import TableRecords, named, read_table_rows
+from rankdump._analysis.reader.tensor_loader import load as load_of_tensor_loader
+from rankdump._analysis.reader.tree import (
+    Entries,
+    Entry,
+    Figures,
+    PlaceInTime,
+    Table,
+    Tree,
+    place_in_time_of,
+)
+from rankdump._analysis.reader.tree_files import FolderIndex
+from rankdump._analysis.reader.tree_walk import find_root, walk
+from rankdump._core.plan import IterationSelection
+from rankdump._core.record import TensorKey
+from rankdump._layout import tree_paths
+from rankdump._layout.dump_folders import ROOT_FORMS
+from rankdump._layout.profile import PROFILES
+from rankdump._layout.tree_paths import make_mindspore_readable_key
+from rankdump.errors import CorruptedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from rankdump._analysis.reader.query import Filters
+
+_MSPROBE_FILES = tuple(
+    f"{folder}{name}"
+    for folder in ("", "rank*/", "proc*/", "step*/rank*/", "step*/proc*/")
+    for name in ("dump.json", "debug.json")
+)
+"""Where msprobe's file stands, from the folder of a rank, a step or of the whole dump."""
+_UNSUPPORTED_REASON = (
+    "which is not read here: its tensors are .pt files, which only unpickling opens. "
+    "msprobe compare reads it; dump with rankdump.attach or rankdump.migrator to read it here"
+)
+_MAX_START_BYTES = 4096
+_MSPROBE_KEYS = (b'"task"', b'"level"')
+
+
+def check_ours(root: Path) -> None:
+    """Raise DamagedError that says what a folder is, where it is a dump of msprobe."""
+    for pattern in _MSPROBE_FILES:
+        for path in sorted(root.glob(pattern))[:1]:
+            if _is_msprobe(path):
+                raise CorruptedError(
+                    f"{root}: a dump of msprobe ({path.relative_to(root)}), {_UNSUPPORTED_REASON}"
+                )
+
+
+def _is_msprobe(path: Path) -> bool:
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            start = file.read(_MAX_START_BYTES)
+    except OSError:
+        return False
+    return all(key in start for key in _MSPROBE_KEYS)
+
+
+def open_dump(path: str | PathLike[str]) -> Dump:
+    """Return the dump that stands in a folder; DamagedError when the folder holds none."""
+    root = Path(fspath(path))
+    if not root.is_dir():
+        raise CorruptedError(f"{root}: no such folder; expected one that holds {ROOT_FORMS}")
+    places = FolderIndex(root, sized=False)
+    places.find()
+    if not (places.leaves or places.files or places.tables or places.infos):
+        check_ours(root)
+    if places.folders:
+        return Dump(_TreeCache(root))
+    meant = find_root(root)
+    hint = f"; did you mean {meant}?" if meant else ""
+    raise CorruptedError(f"{root}: not a dump tree: no folder {ROOT_FORMS} in it{hint}")
+
+
+class _TreeCache:
+    """What has been read of a tree, for all dumps that are parts of one."""
+
+    def __init__(self, root: Path, job_id: str = "") -> None:
+        self.root, self._job_id = root, job_id
+        self._trees: dict[tuple[Query, ...], Tree] = {}
+
+    def tree(self, queries: tuple[Query, ...]) -> Tree:
+        """Return at least what the queries ask for, read when it is asked for first."""
+        asked = tuple(query.places for query in queries if not query.places.empty)
+        for count in range(len(asked) + 1):  # what a part is a part of may have been read
+            if asked[:count] in self._trees:
+                return self._trees[asked[:count]]
+        return self._trees.setdefault(asked, walk(self.root, *asked, job_id=self._job_id))
+
+
+class Dump:
+    """The tensors of a tree, or those of them that `where` left.
+
+    What is asked for is read when it is asked for first: `where(rank=0)` opens no other rank.
+
+    Filters are the keywords of `where`, everywhere: `rank`, `graph`, `iteration` (a number, or
+    text as `0|2-3`), `operator` (a glob over name or type, or a compiled expression found
+    anywhere in the name), `op_type` (a glob), `side`.
+    """
+
+    def __init__(self, source: _TreeCache, queries: tuple[Query, ...] = ()) -> None:
+        self._source, self._queries = source, queries
+        self._by_key: dict[PlaceInTime, Mapping[TensorKey, list[Entry]]] = {}
+
+    def __repr__(self) -> str:
+        count, unit = len(self.ranks), self._tree.unit
+        return f"<Dump of {self.root}: {len(self._entries)} tensors of {count} {unit}s>"
+
+    @property
+    def root(self) -> Path:
+        """The folder that holds those of ranks, times or devices."""
+        return self._source.root
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What in the tree could not be read, or is not there although a manifest names it."""
+        return self._tree.problems
+
+    def where(self, **filters: Unpack[Filters]) -> Dump:
+        """Return the part of this dump that the filters leave; ConfigError for a bad one."""
+        return Dump(self._source, (*self._queries, selected(filters))) if filters else self
+
+    def of_job(self, job_id: str) -> Dump:
+        """Return what one of several jobs dumped here; DamagedError says which there are."""
+        if not find_other_sessions(self.root, job_id):
+            return self
+        return Dump(_TreeCache(self.root, job_id), self._queries)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks, ascending; unfiltered also those that have a folder and nothing in it.
+
+        In a tree of CANN's they are the numbers of devices, where no manifest says better.
+        """
+        named = {tensor.key.rank for tensor in self._named}
+        return tuple(sorted(named if self._queries else named.union(self._tree.ranks)))
+
+    @property
+    def retired(self) -> tuple[tuple[int, int], ...]:
+        """Ranks with iterations that were removed by age or for room: they are not missing.
+
+        Of the filters, rank and iteration count.
+        """
+        return tuple(sorted(place for place in self._tree.gone if self._keeps_place(*place)))
+
+    @property
+    def graphs(self) -> tuple[int, ...]:
+        """Graphs, or numbers of models, ascending."""
+        return tuple(sorted({tensor.key.graph for tensor in self._named}))
+
+    @property
+    def iterations(self) -> tuple[int, ...]:
+        """Iterations, ascending; constants belong to none."""
+        keys = (tensor.key for tensor in self._named)
+        return tuple(sorted({key.iteration for key in keys if not key.constant}))
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Names of operators and parameters, in the order in which the first rank ran them.
+
+        Raw where a manifest knows them, else as the files spell them.
+        """
+        return tuple(dict.fromkeys(tensor.op_name for tensor in self._named))
+
+    @property
+    def constants(self) -> tuple[Entry, ...]:
+        """Tensors that never change, one each for its graph."""
+        return tuple(entry for entry in self._entries if entry.key.constant)
+
+    def tensors(self, **filters: Unpack[Filters]) -> list[Entry]:
+        """Return the tensor files by rank, iteration and time; of a repeated run, both runs'."""
+        return list(self.where(**filters)._entries)
+
+    def load(
+        self,
+        tensor: TensorKey | Entry,
+        *,
+        format: str = "",  # noqa: A002 - the word for it in every file and tool
+    ) -> npt.NDArray[Any]:
+        """Return a tensor as a read-only array; bfloat16 as float32.
+
+        One of a bin file has the shape it had on the device, or is converted to a format, `NCHW`
+        for example, and cropped to the header's original shape: to that as it stands, as CANN's
+        own tool does, so ask for the format that the operator speaks.
+
+        A key may have raw names. Its time stamp picks one of several runs; when no file has it,
+        the newest is taken. DamagedError when there is no such tensor, or its file is damaged;
+        UnsupportedError for elements that are no numbers, and for a format there is no way to.
+        """
+        entry = tensor if isinstance(tensor, Entry) else self._entry(tensor)
+        return load_of_tensor_loader(entry, tensor_format=format)
+
+    def statistics(self, **filters: Unpack[Filters]) -> list[Figures]:
+        """Return the rows of the `statistic.csv` files, in their order.
+
+        DamagedError names the file and line that cannot be read.
+        """
+        dump = self.where(**filters)
+        if not self._tree.tables:
+            return []
+        known = TableRecords(self.root, self._tree.job_id)
+        return [
+            row
+            for table in self._tree.tables
+            if all(_may_hold(table, query) for query in dump._queries)
+            for row in read_table_rows(table, known)
+            if dump._keeps(row)
+        ]
+
+    @cached_property
+    def sources(self) -> Mapping[str, tuple[Frame, ...]]:
+        """Stack that each operator was called from, outermost line first, by its full name.
+
+        From the `.ir` files of the ranks and graphs here, or from the stack files of a dump of
+        APIs, where a backward came from where its forward did; empty when there are none.
+        """
+        found: dict[str, tuple[Frame, ...]] = {}
+        for file in graph_files(self.root, self._tree.ranks):
+            if self._keeps_graph(file.rank, file.graph):
+                for operator in read_operators(file):
+                    found.setdefault(operator.op_name, operator.frames)
+                    backward = find_backward_name(operator.op_name)
+                    if backward:
+                        found.setdefault(backward, operator.frames)
+        return found
+
+    @property
+    def _tree(self) -> Tree:
+        return self._source.tree(self._queries)
+
+    @cached_property
+    def _entries(self) -> Entries:
+        every = self._tree.entries
+        return every.where(self._keeps) if self._queries else every
+
+    @cached_property
+    def _named(self) -> Sequence[Entry | Figures]:
+        return named(self._tree, self._keeps)
+
+    def _keyed(self, place: PlaceInTime) -> Mapping[TensorKey, list[Entry]]:
+        """Return the tensors of a place by their keys, which are held from then on."""
+        if place not in self._by_key:
+            at = place.iteration
+            iterations = IterationSelection(str(at), ((at, at),)) if place.dated else None
+            query = Query(rank=place.rank, iterations=iterations)
+            found: defaultdict[TensorKey, list[Entry]] = defaultdict(list)
+            for entry in self._source.tree((*self._queries, query)).entries:
+                if query.keeps(entry) and self._keeps(entry):
+                    found[_without_time(entry.key)].append(entry)
+            self._by_key[place] = found
+        return self._by_key[place]
+
+    def _keeps(self, tensor: Named) -> bool:
+        return all(query.keeps(tensor) for query in self._queries)
+
+    def _keeps_graph(self, rank: int, graph: int) -> bool:
+        return all(q.rank in (None, rank) and q.graph in (None, graph) for q in self._queries)
+
+    def _keeps_place(self, rank: int, iteration: int) -> bool:
+        return all(
+            q.rank in (None, rank) and (q.iterations is None or iteration in q.iterations)
+            for q in self._queries
+        )
+
+    def _entry(self, key: TensorKey) -> Entry:
+        keys = (
+            *(make_mindspore_readable_key(key, profile) for profile in PROFILES.values()),
+            tree_paths.make_cann_readable_key(key),
+        )
+        spelt = dict.fromkeys(map(_without_time, keys))
+        found = [
+            entry for name in spelt for entry in self._keyed(place_in_time_of(name)).get(name, ())
+        ]
+        if not found:
+            where = f"rank {key.rank}, graph {key.graph}, iteration {key.iteration}"
+            raise CorruptedError(
+                f"{self.root}: no tensor {key.side.value} {key.slot} of {key.op_name} in {where}"
+            )
+        exact = [entry for entry in found if entry.key.timestamp_us == key.timestamp_us]
+        return exact[0] if exact else max(found, key=lambda entry: entry.key.timestamp_us)
+
+
+def _without_time(key: TensorKey) -> TensorKey:
+    """Return what tells a tensor from others of one run."""
+    return key._replace(timestamp_us=0, task=0, stream=0, tensor_format="", element="")
+
+
+def _may_hold(table: Table, query: Query) -> bool:
+    return query.keeps_place(table.rank, table.graph, table.when, dated=table.dated)

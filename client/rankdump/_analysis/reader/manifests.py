@@ -1,0 +1,226 @@
+"""Manifests of a tree and its list of retired iterations: what they say of files, rows of tables,
+devices and jobs. Reads nothing else; what cannot be read is reported as a problem, not raised.
+
+A tree may hold the dumps of several jobs. A session belongs to one job, which the first readable
+manifest of the session names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from rankdump._analysis.reader.query import ranges
+from rankdump._analysis.reader.tree import Table, Tree
+from rankdump._core.manifest import RETIRED_FILE, Manifest, ManifestRecord, RetiredIteration
+from rankdump._core.status import IterationStatus
+from rankdump._layout.dump_folders import DumpFolder, find_folder
+from rankdump._layout.file_name import NUMBER_PATTERN
+from rankdump._layout.tree_paths import MANIFEST_FOLDER, METADATA_FOLDER
+from rankdump.errors import CorruptedError
+
+StatusAndRecord: TypeAlias = "tuple[IterationStatus, ManifestRecord]"
+"""The balance of an iteration, and one tensor of it."""
+_MANIFEST_NAME = re.compile(rf"iteration_({NUMBER_PATTERN})\.(.*)\.json", re.S)
+
+
+class TreeManifests:
+    """What manifests say, found by the path of a file; remembers what nobody asked for."""
+
+    def __init__(self, manifests: Iterable[Manifest] = ()) -> None:
+        self._files: defaultdict[str, dict[str, StatusAndRecord]] = defaultdict(dict)
+        self._bases: defaultdict[str, set[int]] = defaultdict(set)
+        self._devices: defaultdict[int, set[int]] = defaultdict(set)
+        self._asked: set[str] = set()
+        for manifest in manifests:
+            self.add(manifest)
+
+    def add(self, manifest: Manifest) -> None:
+        """Remember what one more says."""
+        status = manifest.status
+        self._devices[manifest.device].add(status.rank)
+        parents: set[str] = set()
+        for record in manifest.records:
+            path = record.path
+            # A record without a path is a row of a table: there is no file to miss.
+            if path:
+                self._files[path][record.member] = status, record
+                parents.add(path.rpartition("/")[0])
+        for parent in parents:
+            self._bases[_base_of(parent)].add(status.rank)
+
+    def of(self, path: str) -> dict[str, StatusAndRecord]:
+        """Return what is said of a file: by member, or under no name of a whole file."""
+        self._asked.add(path)
+        return self._files.get(path, {})
+
+    def rank_of(self, folder: DumpFolder) -> int:
+        """Return the rank whose files are in a folder: of a device, the one it has here."""
+        if not folder.device:
+            return folder.rank
+        ranks = self._bases.get(folder.base) or self._devices.get(folder.rank) or {folder.rank}
+        return next(iter(ranks)) if len(ranks) == 1 else folder.rank
+
+    def names(self, path: str) -> bool:
+        """Return whether anything is said of a file."""
+        return path in self._files
+
+    def constants_of(self, other: TreeManifests) -> None:
+        """Take over what another one says of constants, which may be those of any iteration."""
+        for path in other.missed:
+            if _is_constant(path):
+                other._asked.add(path)
+                self._files[path] |= other._files[path]
+
+    @property
+    def missed(self) -> list[str]:
+        """Paths that nobody asked for: their files are not there."""
+        return [path for path in self._files if path not in self._asked]
+
+
+def list_rank_folders(root: Path) -> list[str]:
+    """Return the folders of ranks that have a folder for manifests."""
+    return sorted(path.parents[1].name for path in root.glob(f"rank*/{MANIFEST_FOLDER}"))
+
+
+class ManifestFileName(NamedTuple):
+    """A manifest by its name."""
+
+    path: Path
+    iteration: int | None
+    """None where the name does not say it."""
+    session: tuple[str, str]
+    """Folder of the rank, and what the name says of the session; where it does not, the name."""
+
+
+def list_manifest_files(root: Path, rank: str, problems: list[str]) -> list[ManifestFileName]:
+    """Return the manifests of the folder of a rank, by iteration."""
+    folder = root / rank / MANIFEST_FOLDER
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problems.append(f"{folder}: cannot be read: {error.strerror}")
+        return []
+    found = [
+        ManifestFileName(folder / name, int(said[1]), (rank, said[2]))
+        if (said := _MANIFEST_NAME.fullmatch(name))
+        else ManifestFileName(folder / name, None, (rank, name))
+        for name in names
+        if name.endswith(".json") and not name.startswith(".")
+    ]
+    return sorted(found, key=lambda file: (file.iteration is not None, file.iteration, file.path))
+
+
+def read_manifests(
+    files: Iterable[ManifestFileName], problems: list[str], *, balances_only: bool = False
+) -> Iterator[Manifest]:
+    """Yield manifests one after the other; what cannot be read is a problem.
+
+    With `balances_only` they have no records, and these are not read.
+    """
+    for path, *_ in files:
+        try:
+            with path.open("rb") as file:
+                head = Manifest.head(file.readline()) if balances_only else None
+                yield head or Manifest.from_json(path.read_bytes())
+        except OSError as error:
+            problems.append(f"{path}: cannot be read: {error.strerror}")
+        except CorruptedError as error:
+            problems.append(f"{path}: {error}")
+
+
+def _base_of(parent: str) -> str:
+    folder = find_folder(parent)
+    return folder.base if folder is not None else ""
+
+
+def _is_constant(path: str) -> bool:
+    folder = find_folder(path.rpartition("/")[0])
+    return folder is not None and folder.constant
+
+
+def read_retired_iterations(
+    root: Path, ranks: Iterable[str], problems: list[str]
+) -> frozenset[RetiredIteration]:
+    """Return what was removed from the folders of ranks; what cannot be read is a problem."""
+    found: set[RetiredIteration] = set()
+    for rank in ranks:
+        path = root / rank / METADATA_FOLDER / RETIRED_FILE
+        try:
+            lines = path.read_bytes().decode(errors="replace").split("\n")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            problems.append(f"{path}: cannot be read: {error.strerror}")
+            continue
+        # Behind the last end of a line is nothing, or a line that is being written.
+        for line in lines[:-1]:
+            try:
+                found.add(RetiredIteration.from_line(line))
+            except CorruptedError as error:
+                problems.append(f"{path}: {error}")
+    return frozenset(found)
+
+
+def retired_sentences(gone: Iterable[tuple[int, int]]) -> list[str]:
+    """Return what to say of ranks with iterations that were removed; ranks alike in one."""
+    by_rank: defaultdict[int, list[int]] = defaultdict(list)
+    for rank, iteration in gone:
+        by_rank[rank].append(iteration)
+    by_iterations: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, iterations in by_rank.items():
+        by_iterations[ranges(iterations)].append(rank)
+    return [
+        f"rank {ranges(ranks)}: iteration {iterations} is retired: removed by age or for room"
+        for iterations, ranks in sorted(by_iterations.items())
+    ]
+
+
+def find_other_sessions(root: Path, job_id: str) -> frozenset[tuple[str, str]]:
+    """Return the sessions of other jobs than one; nothing for no job, and for the only one.
+
+    A session has one job: the first of its manifests that can be read says which. DamagedError
+    says which jobs there are when this is none of them.
+    """
+    if not job_id:
+        return frozenset()
+    files: defaultdict[tuple[str, str], list[ManifestFileName]] = defaultdict(list)
+    for rank in list_rank_folders(root):
+        for file in list_manifest_files(root, rank, []):
+            files[file.session].append(file)
+    jobs = {
+        session: manifest.status.job_id
+        for session, own in files.items()
+        if (manifest := next(read_manifests(own, [], balances_only=True), None)) is not None
+    }
+    there = sorted(set(jobs.values()))
+    if job_id not in there:
+        known = f"there is {', '.join(map(repr, there))}" if there else "no manifest names a job"
+        raise CorruptedError(f"{root}: nothing of job {job_id!r} is here: {known}")
+    return frozenset(session for session, job in jobs.items() if job != job_id)
+
+
+def restrict_to_job(tree: Tree, job_id: str) -> Tree:
+    """Return the tree with the ranks and tables of a job, to which all that was read belongs.
+
+    What no manifest names is a job's where there is no other one: of several it is left out.
+    """
+    places = {(each.status.rank, each.status.iteration) for each in tree.manifests}
+    ranks = {rank for rank, _ in places}
+
+    def may_hold(table: Table) -> bool:
+        anywhen = table.constant or not table.dated
+        return table.rank in ranks if anywhen else (table.rank, table.iteration) in places
+
+    return replace(
+        tree,
+        ranks=tuple(sorted(ranks)),
+        tables=tuple(filter(may_hold, tree.tables)),
+        job_id=job_id,
+    )

@@ -1,0 +1,311 @@
+"""Source lines that operators came from, read from the `.ir` files of a tree or from the stack
+files of a dump of APIs, and the tensors of the operators that came from one line. Holds one
+operator at a time while it reads; a line without such facts is skipped.
+
+The `.ir` text is that of the agent and of MindSpore 2.0 to 2.7. Tensors are found by the names
+of their operators, because MindSpore numbers operators anew between its graph and its dump.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeAlias, cast
+
+from rankdump._analysis.reader.tree import Entry, Figures
+from rankdump._core.record import sanitize_name
+from rankdump._layout import api_tree
+from rankdump._layout import tree_paths as layout
+from rankdump._layout.api_files import parse_source_line, parse_stack_key
+from rankdump._layout.api_tree import ApiCall, parse_call_name
+from rankdump._layout.profile import PROFILES
+from rankdump.errors import CorruptedError
+
+_NODE_LINE = re.compile(r"\s*%\d+\([^)]*\) = (?:PrimFunc_)?([^\s(]+)\(")
+_SCOPE_NAME_LINE = re.compile(r"\s*# Fullname with scope: \((.*)\)\s*")
+# 2.7 writes the last line and the columns as well, and a remark behind a line of many operators.
+_FRAME_LINE = re.compile(
+    r"\s*# (?:inlined:)?In file (?P<file>.+?):(?P<first>[0-9]{1,9})(?:~(?P<last>[0-9]{1,9}))?"
+    r"(?:, [0-9]+~[0-9]+)?/(?P<code>.*?)/(?:<~~.*)?\s*"
+)
+_MAX_FRAME_CHARACTERS = 4096
+"""Of a line with a place; where one ends is found by trying, which takes long in longer ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One place in the source, of the stack that an operator was called from."""
+
+    file: str
+    line: int
+    last_line: int
+    """Of a statement or function of several lines; else the line itself."""
+    code: str
+    """Text of the first line, stripped; empty when it is not known."""
+
+    def holds(self, other: Frame) -> bool:
+        """Return whether another place is a smaller part of this one."""
+        mine, its = (self.line, self.last_line), (other.line, other.last_line)
+        return self.file == other.file and mine[0] <= its[0] and its[1] <= mine[1] and mine != its
+
+
+@dataclass(frozen=True, slots=True)
+class IrOperator:
+    """One operator of a graph."""
+
+    op_type: str
+    op_name: str
+    """Full scope name."""
+    frames: tuple[Frame, ...]
+    """Outermost first; of a gradient, those of the operator it belongs to."""
+
+
+def read_ir_operators(path: Path) -> Iterator[IrOperator]:
+    """Yield the operators of a file in its order; DamagedError when it cannot be read."""
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            yield from parse_ir_operators(file)
+    except OSError as error:
+        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def parse_ir_operators(lines: Iterable[str]) -> Iterator[IrOperator]:
+    """Yield the operators that these lines describe."""
+    op_type, op_name, frames = "", "", list[Frame]()
+    for line in lines:
+        node = _NODE_LINE.match(line)
+        if node:
+            if op_name:
+                yield IrOperator(op_type, op_name, tuple(frames))
+            op_type, op_name, frames = node[1], "", []
+        elif "# In file " in line or "# inlined:In file " in line:
+            frame = _FRAME_LINE.fullmatch(line) if len(line) <= _MAX_FRAME_CHARACTERS else None
+            if frame:
+                frames.append(_parse_frame(frame))
+        elif op_type and not op_name:
+            name = _SCOPE_NAME_LINE.fullmatch(line)
+            op_name = name[1] if name else ""
+    if op_name:
+        yield IrOperator(op_type, op_name, tuple(frames))
+
+
+def _parse_frame(found: re.Match[str]) -> Frame:
+    first = int(found["first"])
+    last = int(found["last"] or first)
+    return Frame(found["file"], first, max(first, last), found["code"].strip())
+
+
+def read_stack_operators(path: Path) -> Iterator[IrOperator]:
+    """Yield the calls of a stack file in their order; DamagedError when it is none."""
+    try:
+        body: object = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise CorruptedError(f"{path}: no stack file: {error}") from None
+    if not isinstance(body, dict):
+        raise CorruptedError(f"{path}: no stack file: it holds no object")
+    for key, lines in cast("dict[str, object]", body).items():
+        op_name = parse_stack_key(key)
+        if op_name:
+            call = parse_call_name(op_name)
+            yield IrOperator(call.op_type if call else op_name, op_name, _parse_frames(lines))
+
+
+def find_backward_name(op_name: str) -> str:
+    """Return the name of the backward of a call; empty for what is no forward call of an API."""
+    call = parse_call_name(op_name)
+    if call is None or call.direction != "forward":
+        return ""
+    return ApiCall(call.kind, call.api, call.number, "backward").name
+
+
+def _parse_frames(lines: object) -> tuple[Frame, ...]:
+    """Return the places of a stack, outermost first; what says no place is passed over."""
+    texts = cast("list[Any]", lines) if isinstance(lines, list) else []
+    found = [parse_source_line(text) for text in reversed(texts) if isinstance(text, str)]
+    return tuple(Frame(at.file, at.line, at.line, at.code) for at in found if at is not None)
+
+
+_GRAPH_FILE_NAME = re.compile(r".*_graph_([0-9]{1,9})\.ir")
+_FILE_AND_LINE = re.compile(r"(.+):([0-9]{1,9})")
+_OPERATOR_NUMBER = re.compile(r"-op[0-9]+(?:_[0-9]+)?$")
+_FramePredicate: TypeAlias = "Callable[[Frame, Frame | None], bool]"
+"""Whether a place is meant, given the one that it called."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFile:
+    """One `.ir` file of a tree, or the stack file of a dump of APIs."""
+
+    path: Path
+    rank: int
+    graph: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One operator of one graph, and where it came from."""
+
+    rank: int
+    graph: int
+    op_type: str
+    op_name: str
+    """Full scope name, as the graph has it."""
+    frame: Frame
+    """The innermost place of its stack that was asked for."""
+    tensors: tuple[Entry | Figures, ...]
+    """Its files, or its rows where no files are; empty for an operator that was not dumped."""
+    exact: bool = True
+    """Whether they carry the very name; without this another number of the same scope."""
+
+
+def graph_files(root: Path, ranks: tuple[int, ...]) -> list[GraphFile]:
+    """Return the files of these ranks that say where operators came from, by rank and graph."""
+    found = [
+        GraphFile(path, rank, int(number[1]))
+        for rank in ranks
+        for path in (root / layout.make_rank_folder(rank) / layout.GRAPH_FOLDER).glob("*.ir")
+        if (number := _GRAPH_FILE_NAME.fullmatch(path.name)) and path.is_file()
+    ]
+    found += [
+        GraphFile(path, rank, 0)
+        for rank in ranks
+        for framework in api_tree.API_FRAMEWORKS
+        for path in (
+            (root / api_tree.make_api_rank_folder(rank)) / api_tree.ApiFileNames(framework).stacks,
+        )
+        if path.is_file()
+    ]
+    return sorted(found, key=lambda file: (file.rank, file.graph))
+
+
+def read_operators(file: GraphFile) -> Iterator[IrOperator]:
+    """Yield the operators of a file with their stacks; DamagedError when it cannot be read."""
+    yield from (
+        read_stack_operators(file.path)
+        if file.path.suffix == ".json"
+        else read_ir_operators(file.path)
+    )
+
+
+class Search:
+    """Answers one question over the graphs of a tree; names what it could not read."""
+
+    def __init__(self, question: str, tensors: Iterable[Entry | Figures]) -> None:
+        """The question is `file:line`, or a piece of the line's text."""
+        self.problems: list[str] = []
+        self.files: set[str] = set()
+        """Source files that the graphs name."""
+        self._question = question
+        self._by_place: defaultdict[tuple[int, int], list[Entry | Figures]] = defaultdict(list)
+        for tensor in tensors:
+            self._by_place[tensor.key.rank, tensor.key.graph].append(tensor)
+
+    def origins(self, graphs: list[GraphFile]) -> list[Origin]:
+        """Return the operators in the order of the graphs.
+
+        What looks like a place and is found nowhere is searched as text: code has colons too.
+        """
+        place = _FILE_AND_LINE.fullmatch(self._question.strip())
+        found = self._matching(graphs, _frame_at_line(place[1], int(place[2]))) if place else []
+        return found or self._matching(graphs, _frame_with_text(self._question))
+
+    def _matching(self, graphs: list[GraphFile], asked: _FramePredicate) -> list[Origin]:
+        self.problems.clear()
+        found: list[Origin] = []
+        for file in graphs:
+            index = _TensorNameIndex(self._by_place[file.rank, file.graph])
+            for operator in self._operators(file):
+                self.files.update(frame.file for frame in operator.frames)
+                frame = _innermost_frame(operator.frames, asked)
+                if frame is not None:
+                    tensors, exact = index.tensors_of(operator.op_name)
+                    names = operator.op_type, operator.op_name
+                    found.append(Origin(file.rank, file.graph, *names, frame, tensors, exact))
+        return found
+
+    def _operators(self, file: GraphFile) -> Iterator[IrOperator]:
+        try:
+            yield from read_operators(file)
+        except CorruptedError as error:
+            self.problems.append(str(error))
+
+
+class _TensorNameIndex:
+    """Tensors by the names that an operator can have in them."""
+
+    def __init__(self, tensors: list[Entry | Figures]) -> None:
+        self._exact: defaultdict[str, list[Entry | Figures]] = defaultdict(list)
+        self._scopes: defaultdict[str, list[Entry | Figures]] = defaultdict(list)
+        for tensor in tensors:
+            if tensor.op_type != layout.PARAMETER_OP_TYPE:
+                for name in {tensor.op_name, tensor.key.op_name}:
+                    self._exact[name].append(tensor)
+                self._scopes[_OPERATOR_NUMBER.sub("", tensor.key.op_name)].append(tensor)
+
+    def tensors_of(self, op_name: str) -> tuple[tuple[Entry | Figures, ...], bool]:
+        """Return an operator's tensors, and whether they carry its very name."""
+        spelt = {layout.spell_operator("", op_name, profile) for profile in PROFILES.values()}
+        for name in (op_name, *sorted(spelt, key=len, reverse=True)):
+            if name in self._exact:
+                return tuple(self._exact[name]), True
+        # Never by a short name: without its number every MatMul has the same one.
+        others = self._scopes.get(_OPERATOR_NUMBER.sub("", sanitize_name(op_name)), [])
+        return tuple(others), not others
+
+
+def _innermost_frame(frames: tuple[Frame, ...], asked: _FramePredicate) -> Frame | None:
+    """Return the last place of a stack that was asked for."""
+    inner: Frame | None = None
+    for frame in reversed(frames):
+        if asked(frame, inner):
+            return frame
+        inner = frame
+    return None
+
+
+def _frame_at_line(file: str, line: int) -> _FramePredicate:
+    same = _same_file_test(file)
+
+    def asked(frame: Frame, inner: Frame | None) -> bool:
+        if not frame.line <= line <= frame.last_line or not same(frame.file):
+            return False
+        # A function is recorded with all its lines, and the line in it that was run after it.
+        return frame.line == line or inner is None or not frame.holds(inner)
+
+    return asked
+
+
+def _same_file_test(wanted: str) -> Callable[[str], bool]:
+    """Return a test whether one of two paths ends in the other, whole names compared.
+
+    Both may be absolute: a container's path is the tail of its host's.
+    """
+    parts = _parts(wanted)
+
+    @cache
+    def same(recorded: str) -> bool:
+        others = _parts(recorded)
+        common = min(len(parts), len(others))
+        return common > 0 and parts[-common:] == others[-common:]
+
+    return same
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    return PurePosixPath(path.lstrip("/")).parts
+
+
+def _frame_with_text(text: str) -> _FramePredicate:
+    wanted = " ".join(text.split())
+
+    def asked(frame: Frame, inner: Frame | None) -> bool:
+        return bool(wanted) and wanted in " ".join(frame.code.split())
+
+    return asked

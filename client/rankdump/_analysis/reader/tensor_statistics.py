@@ -1,0 +1,216 @@
+"""Statistics of one array, with the meaning that `statistic.csv` gives them, and of all tensors of
+a tree in execution order: from the table where there is a row, else computed from the file.
+Holds the names of one iteration and one tensor at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump._analysis.reader.query import Query
+from rankdump._analysis.reader.statistic_tables import TableRecords, read_table_rows
+from rankdump._analysis.reader.tensor_loader import Facts, facts, facts_of, load
+from rankdump._analysis.reader.tree import Entry, Figures, PlaceInTime, Table, Tree
+from rankdump._core.record import TensorKey, sanitize_name
+from rankdump._core.statistics import ElementMoments, compute_moments
+from rankdump._layout import statistic_tables
+from rankdump.errors import CorruptedError, UnsupportedError
+
+_BLOCK_ELEMENTS = 1 << 20
+"""Complex elements turned into moduli at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Figures over every element, in float64; NaN and infinities take part, as they are.
+
+    A complex element counts with its modulus, which `statistic.csv` never does.
+    """
+
+    count: int
+    minimum: float | None
+    """None for an empty array, like the next two."""
+    maximum: float | None
+    mean: float | None
+    l2norm: float
+    nans: int
+    infinities: int
+    zeros: int
+
+
+def statistics(tensor: npt.NDArray[Any]) -> Statistics:
+    """Return the figures; memory stays bounded whatever the tensor's size."""
+    flat = tensor.reshape(-1)
+    found = _modulus_moments(flat) if flat.dtype.kind == "c" else compute_moments(flat)
+    return Statistics(
+        count=found.count,
+        minimum=found.minimum if found.count else None,
+        maximum=found.maximum if found.count else None,
+        mean=found.mean if found.count else None,
+        l2norm=found.l2norm,
+        nans=found.nans,
+        infinities=found.positive_infinities + found.negative_infinities,
+        zeros=found.zeros,
+    )
+
+
+def _modulus_moments(flat: npt.NDArray[Any]) -> ElementMoments:
+    found = ElementMoments()
+    for at in range(0, flat.size, _BLOCK_ELEMENTS):
+        with np.errstate(all="ignore"):
+            block = np.abs(flat[at : at + _BLOCK_ELEMENTS])
+        found = found.joined(compute_moments(block))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """One tensor in figures; None for a figure that its source does not have."""
+
+    key: TensorKey
+    op_type: str
+    op_name: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: str
+    """Of the tensor, or of the table where no file is, relative to the root."""
+    computed: bool
+    """From the file; without this from `statistic.csv`."""
+    finite: bool | None = None
+    """Whether every element is; None when nobody can tell."""
+    maximum: float | None = None
+    minimum: float | None = None
+    mean: float | None = None
+    l2norm: float | None = None
+    nans: int | None = None
+    infinities: int | None = None
+    damage: str = ""
+    """Why there are no figures."""
+
+
+_TensorPosition = tuple[int, str, int, str, int, str, str]
+_COUNT_ITEMS = ("nan count", "negative inf count", "positive inf count")
+
+
+class Survey:
+    """An iterable over the figures of a tree; what could not be read stands in `problems`."""
+
+    def __init__(self, tree: Tree, query: Query, *, decide: bool = False) -> None:
+        """With `decide`, a tensor whose row cannot tell whether it is finite is computed."""
+        self.problems: list[str] = []
+        self._query, self._decide = query, decide
+        self._known = TableRecords(tree.root, tree.job_id)
+        self._entries = tree.entries.where(query.keeps).by_place()
+        self._tables: defaultdict[PlaceInTime, list[Table]] = defaultdict(list)
+        self._infos: list[Table] = []
+        for table in tree.tables:
+            if query.keeps_place(table.rank, table.graph, table.when, dated=table.dated):
+                place = PlaceInTime(table.rank, not table.constant, table.iteration)
+                (self._infos if table.info else self._tables[place]).append(table)
+
+    def __iter__(self) -> Iterator[Surveyed]:
+        # One file has the rows of every iteration: of these dumps all are held.
+        spread: defaultdict[PlaceInTime, list[Figures]] = defaultdict(list)
+        for table in self._infos:
+            for row in self._rows(table):
+                spread[PlaceInTime(row.key.rank, True, row.key.iteration)].append(row)
+        for place in sorted({*self._entries, *self._tables, *spread}):
+            filed = _index_by_position(self._entries.get(place, ()))
+            tables = self._tables.get(place, ())
+            there = chain(spread.get(place, ()), *map(self._rows, tables))
+            tabled = {_position_of(row.key): row for row in there}
+            for where in sorted({*filed, *tabled}):
+                row = tabled.get(where)
+                undecided = row is not None and self._decide and row.finite is None
+                if row is None or (undecided and where in filed):
+                    yield _survey_entry(filed[where])
+                else:
+                    yield _survey_row(row, filed.get(where))
+
+    def _rows(self, table: Table) -> Iterator[Figures]:
+        try:
+            yield from filter(self._query.keeps, read_table_rows(table, self._known))
+        except CorruptedError as error:
+            self.problems.append(str(error))
+
+
+def _index_by_position(entries: Iterable[Entry]) -> dict[_TensorPosition, Entry]:
+    """Return the files of a place; parts of one task have one name, and may have one time."""
+    found: dict[_TensorPosition, Entry] = {}
+    for entry in entries:
+        where = _position_of(entry.key)
+        found[(*where[:-1], entry.relative) if where in found else where] = entry
+    return found
+
+
+def _position_of(key: TensorKey) -> _TensorPosition:
+    # Two processes of MindSpore may write to one rank at the same microsecond. Files and tables
+    # spell a name differently, in some releases.
+    name = statistic_tables.clean_table_field(sanitize_name(key.op_name))
+    return key.timestamp_us, key.net_name, key.graph, key.side.value, key.slot, name, ""
+
+
+def _survey_row(row: Figures, entry: Entry | None) -> Surveyed:
+    nans, low, high = (_count(row, item) for item in _COUNT_ITEMS)
+    return Surveyed(
+        key=row.key,
+        op_type=row.op_type,
+        op_name=row.op_name,
+        dtype=row.dtype,
+        shape=row.shape,
+        path=entry.relative if entry else row.relative,
+        computed=False,
+        finite=row.finite,
+        maximum=row.number("max"),
+        minimum=row.number("min"),
+        mean=row.number("avg"),
+        l2norm=row.number("l2norm"),
+        nans=nans,
+        infinities=None if low is None or high is None else low + high,
+    )
+
+
+def _count(row: Figures, item: str) -> int | None:
+    number = row.number(item)
+    return int(number) if number is not None and math.isfinite(number) else None
+
+
+def _survey_entry(entry: Entry) -> Surveyed:
+    try:
+        tensor = load(entry)
+    except CorruptedError as error:
+        return _empty_survey(entry, Facts("", (), 0), damage=str(error))
+    except UnsupportedError:  # there are no figures of strings
+        return _empty_survey(entry, facts(entry))
+    figures = statistics(tensor)
+    return replace(
+        _empty_survey(entry, facts_of(entry, tensor)),
+        finite=figures.nans + figures.infinities == 0,
+        maximum=figures.maximum,
+        minimum=figures.minimum,
+        mean=figures.mean,
+        l2norm=figures.l2norm,
+        nans=figures.nans,
+        infinities=figures.infinities,
+    )
+
+
+def _empty_survey(entry: Entry, known: Facts, *, damage: str = "") -> Surveyed:
+    return Surveyed(
+        key=entry.key,
+        op_type=entry.op_type,
+        op_name=entry.op_name,
+        dtype=known.dtype,
+        shape=known.shape,
+        path=entry.relative,
+        computed=True,
+        damage=damage,
+    )

@@ -1,0 +1,361 @@
+"""Files of a tree: the folders that hold tensors, found by their names and by what the queries ask
+for, the long names in `mapping.csv`, and the tensors in each file. Reads names and, for bin
+files that no manifest names, headers.
+
+The folder of one iteration is found and not entered: whoever reads it enters it, one at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from rankdump._analysis.reader.manifests import StatusAndRecord, TreeManifests
+from rankdump._analysis.reader.query import Query
+from rankdump._analysis.reader.statistic_tables import InfoFilePlaces
+from rankdump._analysis.reader.tensor_loader import described
+from rankdump._analysis.reader.tree import Described, Entry
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._layout import statistic_tables
+from rankdump._layout.api_tree import parse_info_file_name
+from rankdump._layout.dump_folders import (
+    RANK_FOLDER_PATTERN,
+    ROOT_FOLDER,
+    DumpFolder,
+    NameScheme,
+    enter_folder,
+    find_absent_names,
+    make_tensor_key,
+    parse_name_in_folder,
+)
+from rankdump._layout.file_name import (
+    NUMBER_PATTERN,
+    PACKED_SUFFIX,
+    FileKind,
+    FileName,
+    LongFileNames,
+)
+from rankdump._layout.tree_paths import MAPPING_FILE
+from rankdump.errors import CorruptedError
+
+
+def read_long_names(mapping: Path) -> LongFileNames:
+    """Return the long names of a folder; DamagedError when the file is there and unreadable."""
+    try:
+        return LongFileNames.parsed(mapping.read_bytes())
+    except FileNotFoundError:
+        return LongFileNames()
+    except OSError as error:
+        raise CorruptedError(f"{mapping}: cannot be read: {error.strerror}") from None
+
+
+_MEMBER = re.compile(rf"(input|output)\.({NUMBER_PATTERN})")
+
+
+class TensorFile(NamedTuple):
+    """One file that holds tensors."""
+
+    folder: DumpFolder
+    relative: str
+    """Path below the root."""
+    says: FileName
+    """What the name says, the full one of a long name."""
+    stored_bytes: int
+    full: str = ""
+    """The full name of a long one, else the name."""
+
+    @property
+    def where(self) -> str:
+        """Path of the folder below the root."""
+        return self.relative.rpartition("/")[0]
+
+    @property
+    def operator(self) -> tuple[str, FileName]:
+        """The operator it belongs to: the same for its whole file and for those of one tensor."""
+        says = self.says._replace(kind=FileKind.OPERATOR, side=TensorSide.INPUT, slot=0)
+        return self.where, says
+
+
+def read_entries(
+    root: Path,
+    files: Iterable[TensorFile],
+    known: TreeManifests,
+    problems: list[str],
+    *,
+    stepped: bool,
+) -> list[Entry]:
+    """Return the tensors of files, each once; what cannot be read is a problem.
+
+    Tensors of an operator may stand in its file and in files of their own, where whoever joined
+    them was interrupted: the joined ones count. With `stepped`, info files have real steps.
+    """
+    entries: list[Entry] = []
+    bins: list[TensorFile] = []
+    placed = InfoFilePlaces(root, stepped=stepped)
+    for file in files:
+        if file.folder.names is NameScheme.API:
+            entries.append(_api_call_entry(root, file, known, placed))
+        elif file.says.kind is FileKind.TENSOR:
+            entries.append(_tensor_entry(root, file, known))
+        else:
+            bins.append(file)
+    seen: set[tuple[tuple[str, FileName], str]] = set()
+    for file in sorted(bins, key=lambda file: file.says.kind is FileKind.MEMBER):
+        try:
+            members = list(_member_entries(root, file, known))
+        except CorruptedError as error:
+            problems.append(str(error))
+            continue
+        operator = file.operator
+        for entry in members:
+            once = operator, entry.member
+            if once not in seen:
+                seen.add(once)
+                entries.append(entry)
+    return entries
+
+
+def _tensor_entry(root: Path, file: TensorFile, known: TreeManifests) -> Entry:
+    every, says = known.of(file.relative), file.says
+    # Its record has a member where it shares the time of its operator's others.
+    said = every.get("") or every.get(f"{says.side.value}.{says.slot}")
+    key = _key(file, says.side, says.slot, known, said)
+    return Entry(root, file.relative, key, file.stored_bytes, said[1] if said else None)
+
+
+def _api_call_entry(
+    root: Path, file: TensorFile, known: TreeManifests, placed: InfoFilePlaces
+) -> Entry:
+    """Return the tensor of a file whose name says no time: a manifest does, or the info file."""
+    said, key = known.of(file.relative).get(""), _key(file, file.says.side, file.says.slot, known)
+    if said is not None:
+        iteration, when = said[0].iteration, said[1].timestamp_us
+    else:
+        iteration, when = placed.of(file.where, file.full)
+    key = key._replace(iteration=iteration, timestamp_us=when)
+    return Entry(root, file.relative, key, file.stored_bytes, said[1] if said else None)
+
+
+def _member_entries(root: Path, file: TensorFile, known: TreeManifests) -> Iterator[Entry]:
+    said = known.of(file.relative)
+    if said:
+        for member, each in said.items():
+            side, slot = _side_and_slot(file, member)
+            key = _key(file, side, slot, known, each)
+            taken = each[1].bytes_stored
+            yield Entry(root, file.relative, key, taken, each[1], f"{side.value}.{slot}")
+        return
+    tensors = list(described(root / file.relative))
+    shares = _member_sizes(file, [facts for _, _, facts in tensors])
+    for (side, slot, facts), share in zip(tensors, shares, strict=True):
+        key = _key(file, side, slot, known, None)
+        member = f"{side.value}.{slot}"
+        yield Entry(root, file.relative, key, share, member=member, described=facts)
+
+
+def _side_and_slot(file: TensorFile, member: str) -> tuple[TensorSide, int]:
+    if file.says.kind is FileKind.MEMBER:
+        return file.says.side, file.says.slot
+    found = _MEMBER.fullmatch(member)
+    if found is None:
+        raise CorruptedError(f"{file.relative}: its manifest names {member[:60]!r} as a part of it")
+    return TensorSide(found[1]), int(found[2])
+
+
+def _member_sizes(file: TensorFile, tensors: list[Described]) -> list[int]:
+    """Return how much of the file's size each tensor has; the first has the header's, too."""
+    sizes = [facts.data_bytes for facts in tensors]
+    packed = file.relative.endswith(PACKED_SUFFIX)
+    rest = [0] * len(sizes[1:]) if packed else sizes[1:]
+    return [file.stored_bytes - sum(rest), *rest][: len(sizes)]
+
+
+def _key(
+    file: TensorFile,
+    side: TensorSide,
+    slot: int,
+    known: TreeManifests,
+    said: StatusAndRecord | None = None,
+) -> TensorKey:
+    folder, says = file.folder, file.says
+    if not folder.device:
+        return make_tensor_key(folder, says, side, slot)
+    if said is None:
+        return make_tensor_key(folder, says, side, slot, rank=known.rank_of(folder))
+    status = said[0]
+    return make_tensor_key(folder, says, side, slot, rank=status.rank, iteration=status.iteration)
+
+
+_ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
+"""Arguments of an operator: `{op_type}.{scope}.json` (mindspore-dump.md 2.9)."""
+
+
+class _FolderItem(NamedTuple):
+    """A name in a folder, and what stands there: with neither, another thing, or nothing."""
+
+    name: str
+    folder: bool
+    file: bool
+    size: int
+
+
+class LeafFolder(NamedTuple):
+    """A folder with nothing but tensors and tables, that has not been entered."""
+
+    folder: DumpFolder
+    path: str
+    """Below the root."""
+
+
+@dataclass(slots=True)
+class FolderIndex:
+    """What has been found so far."""
+
+    root: Path
+    queries: tuple[Query, ...] = ()
+    """What is asked for; folders with none of it are passed over."""
+    sized: bool = True
+    """Without this no file is looked at, and the sizes of all are 0."""
+    leaves: list[LeafFolder] = field(default_factory=list[LeafFolder])
+    files: list[TensorFile] = field(default_factory=list[TensorFile])
+    """Of folders that were entered, like tables."""
+    tables: list[tuple[DumpFolder, str, FileName | None]] = field(
+        default_factory=list[tuple[DumpFolder, str, FileName | None]]
+    )
+    infos: list[tuple[DumpFolder, str]] = field(default_factory=list[tuple[DumpFolder, str]])
+    """Info files of dumps of APIs, by the folder of their rank."""
+    folders: dict[str, DumpFolder] = field(default_factory=dict[str, DumpFolder])
+    """Of ranks and devices, by their paths; also of ranks that nobody asked for."""
+    absent: list[str] = field(default_factory=list[str])
+    """Files that a `mapping.csv` names and that are not there."""
+    foreign: int = 0
+    problems: list[str] = field(default_factory=list[str])
+
+    def find(self) -> None:
+        """Look for all leaves, and enter what else holds tensors."""
+        self._enter(ROOT_FOLDER, "")
+
+    def enter(self, leaf: LeafFolder) -> None:
+        """Take what a leaf holds."""
+        self._enter(leaf.folder, leaf.path)
+
+    def wants_rank(self, rank: int) -> bool:
+        """Return whether tensors of a rank are asked for."""
+        return all(query.rank in (None, rank) for query in self.queries)
+
+    def wants(self, folder: DumpFolder) -> bool:
+        """Return whether tensors of a folder are; of a device nobody knows the rank yet."""
+        if folder.device:
+            return True
+        dated = folder.iteration is not None or folder.constant
+        where = folder.rank, folder.graph, folder.iteration
+        return all(query.keeps_place(*where, dated=dated) for query in self.queries)
+
+    def wants_iteration(self, rank: int, iteration: int) -> bool:
+        """Return whether an iteration of a rank is asked for."""
+        return self.wants_rank(rank) and all(
+            query.iterations is None or iteration in query.iterations for query in self.queries
+        )
+
+    def _enter(self, folder: DumpFolder, where: str) -> None:
+        listed = self._listing(where)
+        names = (
+            self._long_names(folder, where, listed) if folder.names is not NameScheme.NONE else None
+        )
+        for item in listed:
+            name = item.name
+            path = f"{where}/{name}" if where else name
+            if item.folder:
+                below = enter_folder(folder, name)
+                if below is not None:
+                    self._go_on(below, path)
+                    continue
+            elif names and self._take(folder, path, names.full(name), item):
+                continue
+            # A root, and what stands right in it, may hold anything.
+            self.foreign += where.count("/") > 0
+
+    def _go_on(self, folder: DumpFolder, path: str) -> None:
+        if folder.enter is None and folder.names in (NameScheme.RANK, NameScheme.API):
+            if self.wants(folder):
+                self.leaves.append(LeafFolder(folder, path))
+            return
+        rank = RANK_FOLDER_PATTERN.fullmatch(path)
+        # A number alone is the folder of a device when a file says so.
+        device = folder.device and folder.base == path and folder.names is not NameScheme.CAPTURED
+        if device or rank:
+            self.folders[path] = folder
+        if not rank or self.wants_rank(folder.rank):
+            self._enter(folder, path)
+
+    def _take(self, folder: DumpFolder, path: str, name: str, item: _FolderItem) -> bool:
+        """Take a file of a folder of tensors by its full name; return whether it belongs there."""
+        if name == MAPPING_FILE:
+            return True
+        if not item.file:
+            return False
+        if folder.names is NameScheme.API_TABLES:
+            self.infos += [(folder, path)] if parse_info_file_name(name) else []
+            return True
+        says = parse_name_in_folder(folder, name)
+        if says is None:
+            table = statistic_tables.STATISTIC_TABLE_NAME.fullmatch(name) is not None
+            if table:
+                self.tables.append((folder, path, None))
+            return table or _ARGUMENTS_FILE_NAME.fullmatch(name) is not None
+        if folder.names is NameScheme.CAPTURED:
+            self.folders[folder.base] = folder
+        if says.kind is FileKind.TABLE:
+            self.tables.append((folder, path, says))
+        elif says.kind.holds_tensors:
+            self.files.append(TensorFile(folder, path, says, item.size, name))
+        return True
+
+    def _listing(self, where: str) -> list[_FolderItem]:
+        """Return what a folder holds, hidden names left out; a problem when it cannot be read."""
+        folder = self.root / where
+        try:
+            with _scan_folder(folder) as items:
+                found = [self._looked_at(item) for item in items if item.name[0] != "."]
+        except OSError as error:
+            self.problems.append(f"{folder}: cannot be read: {error.strerror}")
+            return []
+        return sorted(found)
+
+    def _looked_at(self, item: os.DirEntry[str]) -> _FolderItem:
+        try:
+            if item.is_file():
+                return _FolderItem(item.name, False, True, item.stat().st_size if self.sized else 0)
+            return _FolderItem(item.name, item.is_dir(), False, 0)
+        except OSError:  # gone since it was listed, a link to nowhere or to itself
+            return _FolderItem(item.name, False, False, 0)
+
+    def _long_names(
+        self, folder: DumpFolder, where: str, listed: list[_FolderItem]
+    ) -> LongFileNames:
+        if not any(item.name == MAPPING_FILE for item in listed):
+            return LongFileNames()
+        try:
+            names = read_long_names(self.root / where / MAPPING_FILE)
+            there = {item.name for item in listed}
+            self.absent += [f"{where}/{name}" for name in find_absent_names(folder, names, there)]
+            return names
+        except CorruptedError as error:
+            self.problems.append(str(error))
+            return LongFileNames()
+
+
+@contextmanager
+def _scan_folder(folder: Path) -> Generator[Iterator[os.DirEntry[str]], None, None]:
+    """Give what a folder holds; by its descriptor, so that no path is looked up for each file."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with os.scandir(descriptor) as items:
+            yield items
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,212 @@
+"""Disk space, files and time that the iterations of a tree took, from its manifests and from the
+sizes of other files, and the free space of a disk. The input of a forecast; reads no tensor.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from rankdump._analysis.reader.manifests import list_manifest_files, read_manifests
+from rankdump._analysis.reader.tree import Table
+from rankdump._analysis.reader.tree_files import FolderIndex
+from rankdump._analysis.reader.tree_walk import collect_tables
+from rankdump._core.forecast import (
+    DiskCapacity,
+    DumpSize,
+    ObservedDump,
+    find_largest_size,
+    sum_sizes,
+)
+from rankdump._core.manifest import Manifest, ManifestRecord
+from rankdump._layout.api_tree import parse_info_file_name
+from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, find_folder
+from rankdump._layout.tree_paths import EXECUTION_ORDER_FOLDER, GRAPH_FOLDER, METADATA_FOLDER
+from rankdump.errors import CorruptedError
+
+_FOLDER_BYTES = 4096
+_MAX_CACHED_FOLDERS = 1 << 10
+_NO_ITERATION = "no iteration with tensors is complete"
+
+
+@dataclass(slots=True)
+class _SizeCounter:
+    """Files of some part of a tree, their folders, and when its tensors came."""
+
+    root: Path
+    block_bytes: int
+    sizes: defaultdict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
+    """Of each file; 0 for a link to another one, which takes no room."""
+    folders: set[str] = field(default_factory=set[str])
+    tensors: int = 0
+    bytes_in: int = 0
+    stamps: list[int] = field(default_factory=list[int])
+
+    def tensor(self, record: ManifestRecord) -> None:
+        """Count a tensor by what its manifest says; those of one file add up to its size."""
+        self.tensors += 1
+        self.bytes_in += record.bytes_in
+        self.stamps.append(record.timestamp_us)
+        if record.path:
+            self.sizes[record.path] += record.bytes_stored
+            self.folders.add(record.path.rpartition("/")[0])
+
+    def file(self, path: str) -> None:
+        """Count a file that no manifest names, of a folder its parent; what is gone is nothing."""
+        with suppress(OSError):
+            facts = os.lstat(self.root / path)
+            self.folders.add(path.rpartition("/")[0])
+            if stat.S_ISREG(facts.st_mode):
+                self.sizes[path] = facts.st_size
+
+    def taken(self, *, folders: int = 0, stall_us: int = 0) -> DumpSize:
+        """Return what was counted, with so many folders."""
+        sizes = [size for size in self.sizes.values() if size]
+        blocks = sum(-(-size // self.block_bytes) for size in sizes)
+        return DumpSize(
+            tensors=self.tensors,
+            files=len(sizes),
+            folders=folders,
+            bytes_in=self.bytes_in,
+            bytes_stored=sum(sizes),
+            disk_bytes=blocks * self.block_bytes + folders * _FOLDER_BYTES,
+            stall_us=stall_us,
+            wall_us=max(self.stamps, default=0) - min(self.stamps, default=0),
+        )
+
+
+class _UsageObserver:
+    """What is known of a tree while its manifests are read, one after the other."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._block_bytes = root, os.statvfs(root).f_frsize
+        self._ranks: defaultdict[int, dict[int, DumpSize]] = defaultdict(dict)
+        """What an iteration took, by rank."""
+        self._tables = defaultdict[int, _SizeCounter](self._weighing)
+        self._folders: defaultdict[int, set[str]] = defaultdict(set)
+        self._once, self._grown = self._weighing(), self._weighing()
+
+    def manifest(self, manifest: Manifest, path: Path) -> None:
+        """Count what a manifest says, and its file."""
+        status, own = manifest.status, self._weighing()
+        for record in manifest.records:
+            constant = _is_constant_folder(record.path.rpartition("/")[0])
+            (self._once if constant else own).tensor(record)
+        self._add_folders(status.iteration, own)
+        own.file(path.relative_to(self._root).as_posix())
+        self._ranks[status.iteration][status.rank] = own.taken(stall_us=status.stall_us)
+
+    def table(self, table: Table) -> None:
+        """Count a table, which belongs to an iteration or grows in each of them."""
+        if table.dated and not table.constant:
+            self._tables[table.iteration].file(table.relative)
+        elif not table.constant:
+            self._grown.file(table.relative)
+            files = parse_info_file_name(table.relative.rpartition("/")[2])
+            if files is not None:
+                self._grown.file(f"{table.folder}/{files.stacks}")
+
+    def folder(self, path: str, iteration: int) -> None:
+        """Count the tables of the folder of an iteration, and the one of its long names."""
+        for file in (self._root / path).iterdir():
+            if file.suffix == ".csv":
+                self._tables[iteration].file(f"{path}/{file.name}")
+
+    def metadata(self, ranks: Iterable[str]) -> None:
+        """Count what stands beside the tensors of ranks, without the manifests."""
+        for rank in ranks:
+            for folder in (METADATA_FOLDER, EXECUTION_ORDER_FOLDER, GRAPH_FOLDER):
+                for path in _list_files(self._root, f"{rank}/{folder}"):
+                    self._once.file(path)
+
+    def observed(self) -> ObservedDump:
+        """Return what was seen; DamagedError where no iteration with tensors is complete."""
+        ranks = max(map(len, self._ranks.values()), default=0)
+        whole = [
+            sum_sizes((*of.values(), self._beside(iteration)))
+            for iteration, of in self._ranks.items()
+            if len(of) == ranks and any(taken.tensors for taken in of.values())
+        ]
+        if not whole:
+            raise CorruptedError(f"{self._root}: {_NO_ITERATION}")
+        grown = self._grown.taken()
+        share = grown.bytes_stored // len(self._ranks)
+        each = sum_sizes((find_largest_size(whole), DumpSize(bytes_stored=share, disk_bytes=share)))
+        once = self._once.taken(folders=len(self._once.folders))
+        return ObservedDump(len(whole), ranks, each, sum_sizes((once, DumpSize(files=grown.files))))
+
+    def _beside(self, iteration: int) -> DumpSize:
+        """Return what its tables and folders take."""
+        tables = self._tables[iteration]
+        self._add_folders(iteration, tables)
+        return tables.taken(folders=len(self._folders[iteration]))
+
+    def _add_folders(self, iteration: int, weighing: _SizeCounter) -> None:
+        self._folders[iteration] |= {path for path in weighing.folders if _has_iteration(path)}
+
+    def _weighing(self) -> _SizeCounter:
+        return _SizeCounter(self._root, self._block_bytes)
+
+
+def observe(root: Path) -> ObservedDump:
+    """Return what one iteration of a tree takes, over all ranks that are in it.
+
+    Files that a manifest names are not looked at. DamagedError where no iteration of it is
+    complete.
+    """
+    places = FolderIndex(root, sized=False)
+    places.find()
+    ranks = [name for name in places.folders if RANK_FOLDER_PATTERN.fullmatch(name)]
+    if not ranks:
+        raise CorruptedError(f"{root}: {_NO_ITERATION}")
+    seen = _UsageObserver(root)
+    for rank in ranks:
+        for file in list_manifest_files(root, rank, places.problems):
+            for manifest in read_manifests([file], places.problems):
+                seen.manifest(manifest, file.path)
+    for leaf in places.leaves:
+        if leaf.folder.iteration is not None:
+            seen.folder(leaf.path, leaf.folder.iteration)
+    for table in collect_tables(places):
+        seen.table(table)
+    seen.metadata(ranks)
+    return seen.observed()
+
+
+def disk_room(root: Path, keep_free_ratio: float) -> DiskCapacity:
+    """Return how much room there is where a tree stands, or will stand."""
+    place = root.absolute()
+    while not place.exists():
+        place = place.parent
+    facts = os.statvfs(place)
+    return DiskCapacity(
+        free_bytes=facts.f_bavail * facts.f_frsize,
+        total_bytes=facts.f_blocks * facts.f_frsize,
+        free_inodes=facts.f_favail,
+        total_inodes=facts.f_files,
+        keep_free_ratio=keep_free_ratio,
+    )
+
+
+def _list_files(root: Path, folder: str) -> Iterator[str]:
+    place = root / folder
+    if place.is_dir() and not place.is_symlink():
+        yield from (f"{folder}/{each.name}" for each in place.iterdir())
+
+
+@lru_cache(maxsize=_MAX_CACHED_FOLDERS)
+def _is_constant_folder(path: str) -> bool:
+    folder = find_folder(path)
+    return folder is not None and folder.constant
+
+
+@lru_cache(maxsize=_MAX_CACHED_FOLDERS)
+def _has_iteration(path: str) -> bool:
+    folder = find_folder(path)
+    return folder is not None and folder.iteration is not None

@@ -1,0 +1,453 @@
+"""CANN's `bin` files: the header's length, the header, then the payloads back to back; and the
+bytes of a payload as an array. No size in a file is trusted before it is checked.
+
+The order of payloads is inputs, outputs, buffers, workspaces, though the header has outputs
+first (CANN, `dump_data.proto` and msaccucmp). Packed with `zstd`, a file is one frame for all up
+to the payloads and one for each payload, so that `zstd -d` gives the plain file and a payload
+can be read alone. A file is opened anew for each reading, so nothing has to be closed and values
+can go to other processes; a file that changed in between is corrupted.
+
+Three defects of msaccucmp are not copied: 0x7F and 0xFF of FLOAT8_E4M3FN are NaN and not 480,
+infinities keep their sign, and an empty tensor its element type.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump._binfile.header import (
+    DumpData,
+    OpBuffer,
+    OpInput,
+    OpOutput,
+    Workspace,
+    format_header_json,
+    parse_bin_header,
+    serialize_bin_header,
+)
+from rankdump._codec.file_codec import decompress_frame, decompress_start, select_codec
+from rankdump._codec.zstd_frames import MAX_EXPANSION, RangeReader, ZstdFrame, iterate_zstd_frames
+from rankdump._core.cann_types import DATA_TYPES
+from rankdump._core.element_types import ELEMENT_TYPES, convert_to_stored
+from rankdump._core.npy_format import MAX_DIMENSIONS
+from rankdump.errors import CorruptedError, EmptyFileError, UnsupportedError
+
+MAX_PLAIN_BYTES = 64 << 30
+"""Most a packed file may unpack to."""
+_MAX_START_BYTES = 16 << 20
+"""Of a first frame that holds more than a header only these are unpacked, and not checked."""
+
+
+class BinSource(Protocol):
+    """Where the bytes of a plain file come from."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the plain file; of one that was not looked through, the most it can have."""
+        ...
+
+    @property
+    def held(self) -> int:
+        """How many of them, from the first, can be read."""
+        ...
+
+    def read(self, start: int, end: int) -> memoryview:
+        """Return the bytes between two offsets that the file has."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySource:
+    """A plain file that is in memory already."""
+
+    data: memoryview
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return len(self.data)
+
+    @property
+    def held(self) -> int:
+        """All of them."""
+        return len(self.data)
+
+    def read(self, start: int, end: int) -> memoryview:
+        """Return a view."""
+        return self.data[start:end]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSource:
+    """A file as it was when first looked at."""
+
+    path: Path
+    size: int
+    changed_ns: int
+    inode: int
+
+    @property
+    def held(self) -> int:
+        """All of its bytes."""
+        return self.size
+
+    @contextmanager
+    def open(self) -> Generator[BinaryIO, None, None]:
+        """Open the file; DamagedError when it is another one by now."""
+        with self.path.open("rb") as file:
+            if _examine_file(self.path, os.fstat(file.fileno())) != self:
+                raise CorruptedError("changed while it was read")
+            yield file
+
+    def read(self, start: int, end: int) -> memoryview:
+        """Return the bytes, read from the disk."""
+        with self.open() as file:
+            return memoryview(bytes(_make_reader(file)(start, end - start)))
+
+
+class PackedSource:
+    """A packed file; unpacks the frames that are asked for, and keeps the last one."""
+
+    def __init__(self, disk: DiskSource, found: tuple[ZstdFrame, ...]) -> None:
+        self._disk, self._frames = disk, found
+        self._last: tuple[ZstdFrame, bytes] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the plain file."""
+        return self._frames[-1].content_end
+
+    @property
+    def held(self) -> int:
+        """All of them."""
+        return self.size
+
+    def read(self, start: int, end: int) -> memoryview:
+        """Return the bytes; those of one frame are not copied."""
+        touched = [f for f in self._frames if f.offset < end and start < f.content_end]
+        parts = [
+            memoryview(self._content(f))[max(start - f.offset, 0) : end - f.offset] for f in touched
+        ]
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+    def _content(self, frame: ZstdFrame) -> bytes:
+        last = self._last
+        if last is None or last[0] != frame:
+            self._last = None  # not two of them at once
+            packed = self._disk.read(frame.start, frame.end)
+            self._last = last = frame, decompress_frame(frame, packed)
+        return last[1]
+
+
+@dataclass(frozen=True, slots=True)
+class StartSource:
+    """The first bytes of a packed file, and how large the whole can be at most."""
+
+    data: memoryview
+    size: int
+
+    @property
+    def held(self) -> int:
+        """Bytes that are here."""
+        return len(self.data)
+
+    def read(self, start: int, end: int) -> memoryview:
+        """Return a view."""
+        return self.data[start:end]
+
+
+def open_source(path: Path) -> BinSource:
+    """Return the bytes of a file, packed if its name says so; its frames are checked."""
+    disk = _examine_file(path, path.stat())
+    if not select_codec(path.name).suffix:
+        return disk
+    with disk.open() as file:
+        return PackedSource(
+            disk,
+            tuple(iterate_zstd_frames(_make_reader(file), disk.size, limit_bytes=MAX_PLAIN_BYTES)),
+        )
+
+
+def open_start(path: Path) -> BinSource:
+    """Return the bytes at the start of a file, without looking at what stands behind them."""
+    disk = _examine_file(path, path.stat())
+    return _read_start(disk) if select_codec(path.name).suffix else disk
+
+
+def _read_start(disk: DiskSource) -> StartSource:
+    with disk.open() as file:
+        first = next(
+            iterate_zstd_frames(_make_reader(file), disk.size, limit_bytes=MAX_PLAIN_BYTES)
+        )
+        file.seek(first.start)
+        if first.content_bytes <= _MAX_START_BYTES:
+            held = decompress_frame(first, file.read(first.end - first.start))
+        else:
+            held = decompress_start(file, _MAX_START_BYTES)
+    behind = (disk.size - first.end) * MAX_EXPANSION
+    return StartSource(memoryview(held), first.content_bytes + behind)
+
+
+def _examine_file(path: Path, found: os.stat_result) -> DiskSource:
+    if not stat.S_ISREG(found.st_mode):
+        raise CorruptedError("no regular file")
+    return DiskSource(path, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def _make_reader(file: BinaryIO) -> RangeReader:
+    def read(at: int, count: int) -> bytes:
+        file.seek(at)
+        return file.read(count)
+
+    return read
+
+
+HEADER_LENGTH_BYTES = 8
+
+BinPart = OpInput | OpOutput | OpBuffer | Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class BinPayload:
+    """One tensor, buffer or workspace, and where its bytes stand."""
+
+    kind: str
+    """`input`, `output`, `l1buffer` or `space`: the words of converted files' names."""
+    index: int
+    part: BinPart
+    offset: int
+    """From the start of the plain file."""
+
+    @property
+    def end(self) -> int:
+        """Offset behind the last byte."""
+        return self.offset + self.part.size
+
+
+@dataclass(frozen=True, slots=True)
+class BinFile:
+    """A file's header, and its payloads, which are read when they are asked for."""
+
+    header: DumpData
+    payloads: tuple[BinPayload, ...]
+    """Inputs, outputs, buffers, workspaces: as they lie in the file."""
+    source: BinSource
+    path: Path | None = None
+    """Where it was opened."""
+
+    def bytes_of(self, payload: BinPayload) -> memoryview:
+        """Return the bytes of a payload, unpacked; DamagedError when they cannot be read."""
+        if not payload.part.size:
+            return memoryview(b"")
+        with _name_corrupted_file(self.path):
+            return self.source.read(payload.offset, payload.end)
+
+
+def serialize_bin_head(header: DumpData) -> bytes:
+    """Return the bytes in front of the payloads."""
+    body = serialize_bin_header(header)
+    return len(body).to_bytes(HEADER_LENGTH_BYTES, "little") + body
+
+
+def open_bin_file(path: Path) -> BinFile:
+    """Open a file, packed or not; DamagedError says what is wrong with it.
+
+    Reads the header and, in a packed file, where its frames begin. Payloads are read when asked
+    for, each alone.
+    """
+    with _name_corrupted_file(path):
+        return _parse_source(open_source(path), path)
+
+
+def read_bin_header(path: Path) -> DumpData:
+    """Read the header only: the first bytes, or the first frame of a packed file.
+
+    The sizes in it are checked as `open_bin_file` checks them, but those of a packed file only
+    against the most that the rest of it can hold.
+    """
+    with _name_corrupted_file(path):
+        source = open_start(path)
+        part = source.held < source.size
+        if part and (source.held <= HEADER_LENGTH_BYTES or source.held < _find_header_end(source)):
+            source = open_source(path)
+        return _parse_source(source, path).header
+
+
+def parse_bin_file(data: memoryview) -> BinFile:
+    """Return what stands where in a plain file; DamagedError when its lengths do not add up."""
+    return _parse_source(MemorySource(data), None)
+
+
+def _parse_source(source: BinSource, path: Path | None) -> BinFile:
+    at = _find_header_end(source)
+    header = parse_bin_header(source.read(HEADER_LENGTH_BYTES, at))
+    payloads: list[BinPayload] = []
+    for kind, index, part in _iterate_parts(header):
+        payloads.append(BinPayload(kind, index, part, at))
+        at += part.size
+        if at > source.size:
+            raise CorruptedError(
+                f"damaged: by its header {kind} {index} of {part.size} bytes ends at byte {at}, "
+                f"the file has {source.size}"
+            )
+    return BinFile(header, tuple(payloads), source, path)
+
+
+def _find_header_end(source: BinSource) -> int:
+    if source.size <= HEADER_LENGTH_BYTES:
+        raise EmptyFileError(f"empty: {source.size} bytes, the header's length alone takes 8")
+    length = int.from_bytes(source.read(0, HEADER_LENGTH_BYTES), "little")
+    if HEADER_LENGTH_BYTES + length > source.size:
+        raise CorruptedError(
+            f"damaged, or no bin file: its first {HEADER_LENGTH_BYTES} bytes say that a header of "
+            f"{length} bytes follows, at most {source.size - HEADER_LENGTH_BYTES} are there"
+        )
+    return HEADER_LENGTH_BYTES + length
+
+
+def _iterate_parts(header: DumpData) -> Iterator[tuple[str, int, BinPart]]:
+    groups = (
+        ("input", header.input),
+        ("output", header.output),
+        ("l1buffer", header.buffer),
+        ("space", header.space),
+    )
+    return chain.from_iterable(
+        ((kind, index, part) for index, part in enumerate(parts)) for kind, parts in groups
+    )
+
+
+@contextmanager
+def _name_corrupted_file(path: Path | None) -> Generator[None, None, None]:
+    """Say of which file the damage is; a file that cannot be read is damage, too."""
+    where = f"{path}: " if path else ""
+    try:
+        yield
+    except OSError as error:
+        raise CorruptedError(f"{where}cannot be read: {error.strerror}") from None
+    except CorruptedError as error:
+        raise type(error)(f"{where}{error}") from None
+
+
+PayloadArray = npt.NDArray[Any]
+_PACKED_TYPE_BITS = {"INT4": 4, "UINT1": 1}
+"""Bits of the types of which several elements share a byte."""
+_HIFLOAT8_NAN, _HIFLOAT8_INFINITY = 0x80, 0x6F
+# Dot field of HiFloat8 -> bits of its exponent; what follows the exponent is the mantissa.
+_DOT_WIDTHS = {"11": 4, "10": 3, "01": 2, "001": 1, "0001": 0}
+
+
+def read_payload_array(part: OpInput | OpOutput, data: bytes | memoryview) -> PayloadArray:
+    """Return a tensor, read-only; no format is converted.
+
+    Types that numpy lacks are widened: bfloat16 and 8-bit floats to float32, INT4 to int8, UINT1
+    to uint8; UNDEFINED is bytes, whatever its shape says. UnsupportedError for what is no number
+    or lies in no known way, DamagedError where the bytes are too few for the shape.
+    """
+    name = get_type_name(part.data_type)
+    flat = _read_elements(part.data_type, name, memoryview(data))
+    dims = part.shape.dim if part.shape else ()
+    shape = (len(flat),) if name == "UNDEFINED" or not dims else dims
+    if len(shape) > MAX_DIMENSIONS:
+        raise CorruptedError(
+            f"damaged: a shape of {len(shape)} extents, at most {MAX_DIMENSIONS} are allowed"
+        )
+    count = math.prod(shape)
+    if count > len(flat):
+        raise CorruptedError(
+            f"damaged: {len(data)} bytes of {name} are {len(flat)} elements, too few for the shape "
+            f"{shape}"
+        )
+    try:
+        tensor = flat[:count].reshape(shape)
+    except (ValueError, OverflowError):
+        raise CorruptedError(f"damaged: shape {shape}, which no array can have") from None
+    tensor.flags.writeable = False
+    return tensor
+
+
+def get_type_name(number: int) -> str:
+    """Return what CANN calls an element type, without its prefix; its number if it has no name."""
+    known = DATA_TYPES.get(number)
+    return known.name if known else str(number)
+
+
+def _read_elements(number: int, name: str, data: memoryview) -> PayloadArray:
+    """Return as many elements as the bytes hold; a rest that is no element is left out."""
+    if name == "UNDEFINED":
+        return np.frombuffer(data, dtype=np.int8)
+    if name == "HIFLOAT8":
+        return _make_hifloat8_table()[np.frombuffer(data, dtype=np.uint8)]
+    if name in _PACKED_TYPE_BITS:
+        return _unpack_bits(np.frombuffer(data, dtype=np.uint8), _PACKED_TYPE_BITS[name])
+    known = DATA_TYPES.get(number)
+    if known is None or not known.element:
+        raise UnsupportedError(f"elements of type {name} cannot be read as numbers")
+    element = ELEMENT_TYPES[known.element]
+    whole = data[: len(data) // element.item_bytes * element.item_bytes]
+    return np.frombuffer(convert_to_stored(element.name, whole), dtype=element.descr)
+
+
+def _unpack_bits(held: npt.NDArray[np.uint8], bits: int) -> PayloadArray:
+    if bits == 1:
+        return np.unpackbits(held)  # the first element is in the highest bit
+    nibbles = np.stack((held & 0xF, held >> 4), axis=-1).reshape(-1).astype(np.int8)
+    return np.where(nibbles > 7, nibbles - 16, nibbles).astype(np.int8)
+
+
+@cache
+def _make_hifloat8_table() -> npt.NDArray[np.float32]:
+    """Return the 256 values of HiFloat8, indexed by the byte."""
+    return np.array([_decode_hifloat8(byte) for byte in range(256)], dtype="<f4")
+
+
+def _decode_hifloat8(byte: int) -> float:
+    """Return the value of one byte: sign, dot, exponent, mantissa (arXiv 2409.16626, table 2).
+
+    The exponent is sign and magnitude, whose highest bit is left out because it is one. Where the
+    dot field is 0000, the mantissa M stands for 2 ** (M - 23).
+    """
+    if byte == _HIFLOAT8_NAN:
+        return math.nan
+    sign, rest = (-1.0 if byte & 0x80 else 1.0), byte & 0x7F
+    if rest == _HIFLOAT8_INFINITY:
+        return sign * math.inf
+    bits = f"{rest:07b}"
+    for dot, width in _DOT_WIDTHS.items():
+        if bits.startswith(dot):
+            exponent, mantissa = bits[len(dot) : len(dot) + width], bits[len(dot) + width :]
+            fraction = int(mantissa, 2) / (1 << len(mantissa))
+            return sign * (1 + fraction) * 2.0 ** _decode_exponent(exponent)
+    return sign * 2.0 ** (rest - 23) if rest else 0.0
+
+
+def _decode_exponent(bits: str) -> int:
+    if not bits:
+        return 0
+    magnitude = int("1" + bits[1:], 2)
+    return -magnitude if bits[0] == "1" else magnitude
+
+
+__all__ = [
+    "BinFile",
+    "BinPayload",
+    "format_header_json",
+    "get_type_name",
+    "open_bin_file",
+    "parse_bin_file",
+    "read_bin_header",
+    "read_payload_array",
+    "serialize_bin_head",
+]

@@ -1,0 +1,332 @@
+"""Header of CANN's `bin` files: one operator's tensors, buffers and workspaces as frozen values,
+their protobuf form, and the JSON that CANN's tools make of it (CANN, `dump_data.proto`).
+Protobuf ends here.
+
+The classes have the names of the messages, by which they are looked up. Numbers that a newer
+release gives a meaning stay numbers, and fields that it adds stay bytes, in `extra`, so what was
+read can be written again. Two bytes can be a whole tensor's entry, and a value takes a hundred
+times as much memory, so fields are counted, and a header that has too many is rejected before it
+is parsed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, cast
+
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from rankdump.dumpdata.v1 import dump_data_pb2
+from rankdump.errors import CorruptedError
+
+HEADER_VERSION = "2.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Extents, outermost first; of a scalar there are none."""
+
+    dim: tuple[int, ...] = ()
+    extra: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalOp:
+    """The operator of the framework that an output comes from."""
+
+    name: str = ""
+    output_index: int = 0
+    data_type: int = 0
+    format: int = 0
+    extra: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class DimRange:
+    """Bounds of an extent that is known at run time only."""
+
+    dim_start: int = 0
+    dim_end: int = 0
+    extra: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class OpInput:
+    """A tensor that the operator read."""
+
+    data_type: int = 0
+    """A number of `DATA_TYPES`."""
+    format: int = 0
+    """A number of `FORMATS`, perhaps with a C0 code in bits 24 to 27 and groups in 8 to 23."""
+    shape: Shape | None = None
+    """As it lay on the device."""
+    data: bytes = b""
+    """Empty on disk: the payload follows the header."""
+    size: int = 0
+    """Bytes of the payload."""
+    original_shape: Shape | None = None
+    """In the format that the operator itself speaks."""
+    sub_format: int = 0
+    """Number of groups of FRACTAL_Z."""
+    address: int = 0
+    offset: int = 0
+    arg_index: int = 0
+    input_type: int = 0
+    extra: bytes = b""
+
+    @property
+    def placeholder(self) -> bool:
+        """Whether it only keeps the slot of a tensor that was not dumped."""
+        return _is_placeholder(self)
+
+
+@dataclass(frozen=True, slots=True)
+class OpOutput:
+    """A tensor that the operator wrote; fields as those of `OpInput`."""
+
+    data_type: int = 0
+    format: int = 0
+    shape: Shape | None = None
+    original_op: OriginalOp | None = None
+    data: bytes = b""
+    size: int = 0
+    original_shape: Shape | None = None
+    sub_format: int = 0
+    address: int = 0
+    dim_range: tuple[DimRange, ...] = ()
+    offset: int = 0
+    extra: bytes = b""
+
+    @property
+    def placeholder(self) -> bool:
+        """Whether it only keeps the slot of a tensor that was not dumped."""
+        return _is_placeholder(self)
+
+
+def _is_placeholder(part: OpInput | OpOutput) -> bool:
+    return not (part.data_type or part.size or (part.shape and part.shape.dim))
+
+
+@dataclass(frozen=True, slots=True)
+class OpBuffer:
+    """A buffer on the chip; type 0 is L1."""
+
+    buffer_type: int = 0
+    data: bytes = b""
+    size: int = 0
+    extra: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class OpAttr:
+    """An attribute of the operator."""
+
+    name: str = ""
+    value: str = ""
+    extra: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Scratch memory of the operator; type 0 is a log."""
+
+    type: int = 0
+    data: bytes = b""
+    size: int = 0
+    extra: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpData:
+    """The header of a `bin` file."""
+
+    version: str = HEADER_VERSION
+    dump_time: int = 0
+    """Microseconds since the epoch: the time stamp in the file's name."""
+    output: tuple[OpOutput, ...] = ()
+    input: tuple[OpInput, ...] = ()
+    buffer: tuple[OpBuffer, ...] = ()
+    op_name: str = ""
+    """As the framework has it, not sanitised."""
+    attr: tuple[OpAttr, ...] = ()
+    space: tuple[Workspace, ...] = ()
+    dfx_message: str = ""
+    """Text of the log, in the dump of an exception."""
+    extra: bytes = b""
+
+
+MAX_HEADER_FIELDS = 1 << 18
+"""Most fields and extents of a header; an operator of a thousand tensors has some ten thousand."""
+_UNCOUNTED_BYTES = 64 << 10
+"""Headers up to here are not counted: whatever they hold is small."""
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+_MAX_VARINT_BYTES = 10
+
+
+def check_field_count(data: memoryview, description: Any) -> None:
+    """Raise DamagedError for a message with more fields than any operator has.
+
+    Where the bytes are no message the count ends: so will the reading.
+    """
+    if len(data) > _UNCOUNTED_BYTES and _count_remaining(data, description, MAX_HEADER_FIELDS) < 0:
+        raise CorruptedError(
+            f"damaged: its header of {len(data)} bytes has more than {MAX_HEADER_FIELDS} "
+            "fields, the most "
+            f"that are allowed"
+        )
+
+
+def _count_remaining(data: memoryview, description: Any, allowed: int) -> int:
+    """Return how many fields are allowed behind these; below 0 when these are too many."""
+    at = 0
+    while at < len(data) and allowed >= 0:
+        tag, at = _read_varint(data, at)
+        wire = tag & 7
+        allowed -= 1
+        if wire == _BYTES:
+            length, at = _read_varint(data, at)
+            field = description.fields_by_number.get(tag >> 3)
+            allowed = _count_remaining_inside(data[at : at + length], field, allowed)
+            at += length
+        elif wire == _VARINT:
+            _, at = _read_varint(data, at)
+        else:
+            # A group has no length: what is in it is counted as if it stood beside it.
+            at += _FIXED_BYTES.get(wire, 0)
+    return allowed
+
+
+def _count_remaining_inside(data: memoryview, field: Any, allowed: int) -> int:
+    if field is None:
+        return allowed
+    if field.message_type is not None:
+        return _count_remaining(data, field.message_type, allowed)
+    # Numbers that are packed take a byte each at least.
+    return allowed - len(data) if field.type == field.TYPE_UINT64 else allowed
+
+
+def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for count, byte in enumerate(data[at : at + _MAX_VARINT_BYTES]):
+        value |= (byte & 0x7F) << 7 * count
+        if byte < 0x80:
+            return value, at + count + 1
+    return 0, len(data)
+
+
+_VALUE_CLASSES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        Shape,
+        OriginalOp,
+        DimRange,
+        OpInput,
+        OpOutput,
+        OpBuffer,
+        OpAttr,
+        Workspace,
+        DumpData,
+    )
+}
+_EXTRA_FIELD = "extra"
+
+
+def serialize_bin_header(data: DumpData) -> bytes:
+    """Return the serialised header; the same values give the same bytes."""
+    return _make_message(data).SerializeToString(deterministic=True)
+
+
+def parse_bin_header(data: bytes | memoryview) -> DumpData:
+    """Read a header; DamagedError when it is none."""
+    check_field_count(memoryview(data), dump_data_pb2.DumpData.DESCRIPTOR)
+    message = dump_data_pb2.DumpData()
+    try:
+        message.ParseFromString(bytes(data))
+    except DecodeError as error:
+        raise CorruptedError(
+            f"damaged: its header of {len(data)} bytes is no message: {error}"
+        ) from None
+    return _make_value(message)
+
+
+def _make_message(value: Any) -> Message:
+    kind = cast("Any", type(value))
+    message: Any = getattr(dump_data_pb2, kind.__name__)()
+    for name in _list_field_names(kind):
+        held = getattr(value, name)
+        if is_dataclass(held):
+            getattr(message, name).CopyFrom(_make_message(held))
+        elif name in _list_repeated_fields(kind):
+            items = (_make_message(each) if is_dataclass(each) else each for each in held)
+            getattr(message, name).extend(items)
+        elif held is not None:
+            setattr(message, name, held)
+    if value.extra:
+        message.MergeFromString(value.extra)
+    return message
+
+
+def _make_value(message: Any) -> Any:
+    kind = _VALUE_CLASSES[message.DESCRIPTOR.name]
+    found = {name: _read_field(message, name, kind) for name in _list_field_names(kind)}
+    return kind(**found, extra=_serialize_unknown_fields(message))
+
+
+def _read_field(message: Any, name: str, kind: type) -> Any:
+    held = getattr(message, name)
+    if name in _list_repeated_fields(kind):
+        return tuple(each if isinstance(each, int) else _make_value(each) for each in held)
+    if isinstance(held, Message):
+        return _make_value(held) if message.HasField(name) else None
+    return held
+
+
+def _serialize_unknown_fields(message: Any) -> bytes:
+    """Return the fields that this description does not know, as they came."""
+    if not len(UnknownFieldSet(message)):
+        return b""
+    rest = type(message)()
+    rest.CopyFrom(message)
+    for field in message.DESCRIPTOR.fields:
+        rest.ClearField(field.name)
+    return rest.SerializeToString(deterministic=True)
+
+
+@cache
+def _list_field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.name != _EXTRA_FIELD)
+
+
+@cache
+def _list_repeated_fields(kind: Any) -> frozenset[str]:
+    return frozenset(field.name for field in fields(kind) if field.default == ())
+
+
+_UINT64_FIELDS = frozenset(
+    ("dim", "dim_start", "dim_end", "size", "address", "offset", "dump_time")
+)
+"""Fields of 64 bits: as texts, because a number of JSON may hold 53."""
+
+
+def format_header_json(header: DumpData) -> str:
+    """Return a header as indented JSON: names as in the message, defaults too, enums as numbers.
+
+    Fields that this description does not know are left out, as protobuf does.
+    """
+    return json.dumps(_render_value("", header), indent=1, ensure_ascii=False)
+
+
+def _render_value(name: str, value: Any) -> Any:
+    if is_dataclass(value):
+        held = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "extra"}
+        return {name: _render_value(name, each) for name, each in held.items() if each is not None}
+    if isinstance(value, tuple):
+        return [_render_value(name, each) for each in cast("tuple[Any, ...]", value)]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    return str(value) if name in _UINT64_FIELDS else value

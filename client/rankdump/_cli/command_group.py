@@ -1,0 +1,96 @@
+"""Group of all commands, and the one place where an error becomes a line on stderr and an exit
+code. Imports the module of a command when that command is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from rankdump.errors import ConfigError, RankdumpError, UnavailableError
+
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+
+
+COMMAND_NAMES = (
+    "config",
+    "convert",
+    "diff",
+    "find-source",
+    "forecast",
+    "fsck",
+    "hints",
+    "ingest",
+    "ls",
+    "order",
+    "overflow",
+    "pin",
+    "run",
+    "show",
+    "stats",
+    "status",
+    "unpin",
+)
+"""Each is a module of this package, which is imported when its command is asked for."""
+
+
+class _LazyCommandGroup(click.Group):
+    """Starts without what only other commands need, some tenths of a second of imports."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, as the help lists them."""
+        return list(COMMAND_NAMES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command by its name; None when there is no such command."""
+        if cmd_name not in COMMAND_NAMES:
+            return None
+        name = cmd_name.replace("-", "_")
+        return getattr(importlib.import_module(f"rankdump._cli.{name}"), name)
+
+
+@click.group(
+    cls=_LazyCommandGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name="rankdump")
+@click.pass_context
+def rankdump(context: click.Context) -> int:
+    """Collect and read what every operator of every rank read and wrote."""
+    if context.invoked_subcommand is not None:
+        return EXIT_OK
+    click.echo(context.get_help(), err=True)
+    return EXIT_USAGE
+
+
+def run_command_line(arguments: Sequence[str]) -> int:
+    """Run one command line; return its exit code, every error said in one line on stderr."""
+    try:
+        # Not rankdump.main(): that one has codes and words of its own for what is caught below.
+        with rankdump.make_context("rankdump", list(arguments)) as context:
+            code = rankdump.invoke(context)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else EXIT_OK
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe has seen enough; the interpreter must not flush into it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except (click.ClickException, RankdumpError) as error:
+        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        click.echo("rankdump: " + " ".join(text.split()), err=True)
+        return _exit_code_of(error)
+
+
+def _exit_code_of(error: Exception) -> int:
+    if isinstance(error, click.ClickException | ConfigError):
+        return EXIT_USAGE
+    return EXIT_UNAVAILABLE if isinstance(error, UnavailableError) else EXIT_FAILURE

@@ -1,0 +1,156 @@
+"""Command `rankdump config`: the plan that a configuration file makes, in whatever dialect it is
+written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from rankdump._cli.output import print_lines
+from rankdump._cli.text_format import format_count
+from rankdump._config import config_file
+from rankdump._core.plan import (
+    ContentSettings,
+    DumpPlan,
+    OperatorSelection,
+    OutputSettings,
+    TensorExclusion,
+    TensorSelection,
+    plan_to_json,
+)
+from rankdump._core.units import format_bytes
+from rankdump._layout.profile import PROFILES
+from rankdump._layout.statistic_tables import select_table_items
+
+
+@click.group(no_args_is_help=False)
+def config() -> None:
+    """Look at configuration files."""
+
+
+@config.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def check(file: Path, as_json: bool) -> int:
+    """Print the plan that FILE makes, or the key at fault.
+
+    FILE is a data_dump.json of MindSpore or an acl.json of CANN. The variables that change a plan,
+    such as RANKDUMP_OUTPUT, count as they do in a job. What is accepted but will surprise follows
+    as warnings.
+    """
+    plan, _ = config_file.load_config_plan(file, os.environ)
+    if as_json:
+        click.echo(json.dumps(json.loads(plan_to_json(plan)), indent=1))
+        return 0
+    facts = describe_plan(plan)
+    width = max(map(len, facts)) + 2
+    print_lines(f"{name + ':':<{width}}{value}" for name, value in facts.items())
+    print_lines(f"warning: {text}" for text in plan.warnings)
+    return 0
+
+
+def describe_plan(plan: DumpPlan) -> dict[str, str]:
+    """Return a plan in words, line by line."""
+    selection, output, delivery = plan.selection, plan.output, plan.delivery
+    full = delivery.on_full
+    if full == "block":
+        full += f", for {delivery.block_timeout_s:g} s without progress, then drop"
+    return {
+        "dialect": plan.dialect,
+        **({} if plan.enabled else {"enabled": "no: nothing is dumped"}),
+        "tree": f"{output.root} (layout {output.layout}, codec {output.codec})",
+        "format": output.file_format,
+        "profile": f"{output.profile} (as MindSpore {PROFILES[output.profile].version} writes)",
+        "net name": output.net_name or "each model has its own",
+        "iterations": _describe_iterations(selection),
+        "devices": _describe_devices(selection),
+        **_describe_models(selection),
+        "sides": _describe_sides(selection),
+        "kept": _describe_trigger(selection),
+        **_describe_content(plan.content, output),
+        "buffer": f"{format_bytes(delivery.buffer_bytes)} a rank; when full: {full}",
+        "durability": delivery.durability + (", strict" if delivery.strict else ""),
+        "modes": f"files {output.file_mode:04o}, folders {output.folder_mode:04o}",
+    }
+
+
+def _describe_iterations(selection: TensorSelection) -> str:
+    first = selection.initial_iteration
+    return selection.iterations.text + (f"; the first of the job is {first}" if first else "")
+
+
+def _describe_devices(selection: TensorSelection) -> str:
+    devices = selection.devices
+    return "all" if devices is None else ", ".join(map(str, devices)) or "none"
+
+
+def _describe_models(selection: TensorSelection) -> dict[str, str]:
+    watched = selection.watched
+    if watched is not None:
+        nodes, layers = ", ".join(watched.nodes), ", ".join(watched.layers)
+        after = f"each of {layers}" if layers else "every other operator"
+        return {"operators": f"{nodes}; their outputs, and again after {after}"}
+    named = {f"of model {name}": _describe_operators(each) for name, each in selection.models}
+    if named and selection.operators == OperatorSelection(everything=False):
+        return named
+    return {
+        **named,
+        "of other models" if named else "operators": _describe_operators(selection.operators),
+    }
+
+
+def _describe_operators(operators: OperatorSelection) -> str:
+    if operators.marked:
+        return "those that the script marks with rankdump.set_dump"
+    parts = [
+        *(f"type {kind}" for kind in operators.types),
+        *operators.names,
+        *(f"name-regex({pattern})" for pattern in operators.patterns),
+        *(f"{first} to {last}" for first, last in operators.ranges),
+    ]
+    chosen = "all" if operators.everything else ", ".join(parts) or "none"
+    left_out = [
+        *(f"type {_describe_excluded(each)}" for each in operators.without_types),
+        *(_describe_excluded(each) for each in operators.without_names),
+    ]
+    return f"{chosen}, without {', '.join(left_out)}" if left_out else chosen
+
+
+def _describe_excluded(excluded: TensorExclusion) -> str:
+    positions = " and ".join(excluded.positions)
+    return f"{positions} of {excluded.name}" if positions else excluded.name
+
+
+def _describe_sides(selection: TensorSelection) -> str:
+    sides = {"inputs": selection.inputs, "outputs": selection.outputs}
+    return " and ".join(side for side, wanted in sides.items() if wanted)
+
+
+def _describe_trigger(selection: TensorSelection) -> str:
+    if selection.trigger == "exception":
+        return "inputs of the operator that raises"
+    if selection.trigger == "always":
+        return "every selected tensor"
+    limit = selection.overflow_limit
+    until = f"; a rank stops after {format_count(limit, 'such operator')}" if limit else ""
+    return f"tensors of operators with an output that is not finite{until}"
+
+
+def _describe_content(content: ContentSettings, output: OutputSettings) -> dict[str, str]:
+    saved = {"tensor": "tensors", "statistic": "statistics", "full": "tensors and statistics"}
+    facts = {"saved": saved[content.saved]}
+    if content.tabulated:
+        items = (
+            ", ".join(select_table_items(content.statistics, PROFILES[output.profile]))
+            or "no column"
+        )
+        where = f"device, {content.precision} precision" if content.on_device else "host"
+        facts["statistics"] = f"{items} (computed on the {where})"
+    largest = content.sample_elements
+    facts["sampling"] = f"the first {format_count(largest, 'element')}" if largest else "off"
+    facts["arguments"] = "written" if content.kernel_arguments else "not written"
+    return facts

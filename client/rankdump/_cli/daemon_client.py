@@ -1,0 +1,109 @@
+"""Calls from commands to an agent or a coordinator: one function a call, messages become values,
+failures become errors. Imports gRPC, so commands that can do without a daemon import this module
+on use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from rankdump._cli.options import load_credentials
+from rankdump._core.events import Finding
+from rankdump._core.status import OrderEntry, StatusView
+from rankdump._core.timeouts import TimeoutHint
+from rankdump._wire import status_messages
+from rankdump._wire.channel import explain_unavailable, make_error, open_channel
+from rankdump.errors import UnavailableError
+from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
+
+# A status of a thousand ranks is larger than gRPC's usual 4 MiB.
+_CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 256 << 20),)
+
+
+def fetch_agent_status(address: str, *, timeout_s: float = 10.0) -> StatusView:
+    """Return what the agent knows."""
+    with _open_channel(address, "agent") as channel:
+        stub = agent_pb2_grpc.AgentServiceStub(channel)
+        response = stub.Status(agent_pb2.AgentStatusRequest(), timeout=timeout_s)
+        return status_messages.view_from_wire(response.view)
+
+
+def fetch_job_status(address: str, *, job_id: str = "", timeout_s: float = 10.0) -> StatusView:
+    """Return what the coordinator knows of a job; of all of them without an id."""
+    request = coordinator_pb2.CoordinatorStatusRequest(job_id=job_id)
+    with _open_channel(address, "coordinator") as channel:
+        stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+        return status_messages.view_from_wire(stub.Status(request, timeout=timeout_s).view)
+
+
+def drain_agent(address: str, *, timeout_s: float) -> int:
+    """Wait until everything the agent received is in the tree; return the records that are not."""
+    request = agent_pb2.ControlRequest(drain=agent_pb2.Drain(timeout_ms=int(timeout_s * 1000)))
+    with _open_channel(address, "agent") as channel:
+        response = agent_pb2_grpc.AgentServiceStub(channel).Control(request, timeout=timeout_s + 5)
+        return 0 if response.drained else max(1, response.queued_records)
+
+
+def set_job_pin(address: str, job_id: str, *, pinned: bool, timeout_s: float = 10.0) -> None:
+    """Have the agent keep what it has of a job whatever its age, or no longer."""
+    request = agent_pb2.ControlRequest(pin=agent_pb2.Pin(job_id=job_id, pinned=pinned))
+    with _open_channel(address, "agent") as channel:
+        agent_pb2_grpc.AgentServiceStub(channel).Control(request, timeout=timeout_s)
+
+
+def fetch_order(
+    address: str, *, job_id: str = "", graph: int | None = None, timeout_s: float = 600.0
+) -> Iterator[OrderEntry]:
+    """Yield the merged order of a job, empty for the last one; what nobody asks for is not sent."""
+    request = coordinator_pb2.OrderRequest(
+        job_id=job_id, graph=graph or 0, one_graph=graph is not None
+    )
+    for page in _fetch_order_pages(address, request, timeout_s):
+        yield from map(status_messages.entry_from_wire, page.entries)
+
+
+def fetch_order_findings(
+    address: str, *, job_id: str = "", timeout_s: float = 60.0
+) -> tuple[Finding, ...]:
+    """Return what the merge found in the order of a job."""
+    request = coordinator_pb2.OrderRequest(job_id=job_id, findings_only=True)
+    pages = _fetch_order_pages(address, request, timeout_s)
+    return tuple(
+        status_messages.finding_from_wire(found) for page in pages for found in page.findings
+    )
+
+
+def _fetch_order_pages(
+    address: str, request: coordinator_pb2.OrderRequest, timeout_s: float
+) -> Iterator[coordinator_pb2.OrderResponse]:
+    with _open_channel(address, "coordinator") as channel:
+        stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+        yield from stub.Order(request, timeout=timeout_s)
+
+
+def fetch_timeout_hints(
+    address: str, *, job_id: str = "", timeout_s: float = 10.0
+) -> tuple[TimeoutHint, ...]:
+    """Return how near the groups of a job, of all jobs without one, come to their timeouts."""
+    request = coordinator_pb2.HintsRequest(job_id=job_id)
+    with _open_channel(address, "coordinator") as channel:
+        stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+        response = stub.Hints(request, timeout=timeout_s)
+        return tuple(map(status_messages.timeout_hint_from_wire, response.hints))
+
+
+@contextmanager
+def _open_channel(address: str, who: str) -> Generator[grpc.Channel, None, None]:
+    own = load_credentials()
+    with open_channel(address, own, _CHANNEL_OPTIONS) as channel:
+        try:
+            yield channel
+        except grpc.RpcError as failure:
+            error = make_error(failure)
+            if isinstance(error, UnavailableError):
+                cause = explain_unavailable(error, address, own)
+                raise UnavailableError(f"no {who} answers at {address}: {cause}") from None
+            raise type(error)(f"{who} at {address}: {error}") from None

@@ -1,0 +1,385 @@
+"""Work of `rankdump diff`: the parts of trees that its paths mean, the comparison, its lines, and
+the files that it writes. Imported on use, because a comparison takes longer to import than the
+help to print.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rankdump import reader
+from rankdump._analysis.compare import report_json, report_text
+from rankdump._analysis.compare.api_tables import build_api_tables, write_api_tables
+from rankdump._analysis.compare.comparison import compare
+from rankdump._analysis.compare.report import (
+    CONSTANTS_ITERATION,
+    ComparisonReport,
+    ComparisonRow,
+    DivergenceOrigin,
+    SuspectCall,
+)
+from rankdump._analysis.compare.report_summary import (
+    collect_suspect_keys,
+    find_unmatched_calls,
+    list_other_origins,
+    make_call_key,
+    max_absolute,
+    select_excerpt,
+)
+from rankdump._analysis.reader.dump import Dump
+from rankdump._analysis.reader.query import ranges
+from rankdump._cli.output import (
+    TableColumn,
+    format_table,
+    measure_width,
+    number_columns,
+    print_lines,
+    print_table,
+)
+from rankdump._cli.progress import show_progress
+from rankdump._cli.text_format import format_count, format_scope_name, shorten_text
+from rankdump._core.plan import IterationSelection
+from rankdump._layout.dump_folders import (
+    MAX_TREE_DEPTH,
+    RANK_FOLDER_PATTERN,
+    DumpFolder,
+    find_folder,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TreePart:
+    """A tree, and what part of it a path says."""
+
+    root: Path
+    rank: int | None = None
+    graph: int | None = None
+    iteration: int | None = None
+
+
+def find_tree_part(path: Path) -> TreePart:
+    """Return what a path means; one that is no rank's folder, and no iteration's, is a tree."""
+    full = path.absolute()
+    if any(
+        RANK_FOLDER_PATTERN.fullmatch(inner.name) and inner.is_dir() for inner in full.iterdir()
+    ):
+        return TreePart(path)
+    for above in (full, *full.parents)[:MAX_TREE_DEPTH]:
+        folder = find_folder(full.relative_to(above.parent).as_posix())
+        if folder is not None and RANK_FOLDER_PATTERN.fullmatch(above.name):
+            return (
+                _part_of_tree(above.parent, folder)
+                if _is_comparable(folder, above, full)
+                else TreePart(path)
+            )
+    return TreePart(path)
+
+
+def _is_comparable(folder: DumpFolder, above: Path, full: Path) -> bool:
+    # Between them stand nets and graphs, of which a part would be compared.
+    return full == above or folder.iteration is not None
+
+
+def _part_of_tree(root: Path, folder: DumpFolder) -> TreePart:
+    graph = None if folder.iteration is None else folder.graph
+    return TreePart(root, folder.rank, graph, folder.iteration)
+
+
+_MAX_CANDIDATES_SHOWN = 5
+_MAX_UNMATCHED_SHOWN = 4
+_MAX_REMARKS_SHOWN = 5
+_SUSPECT_MARK = ">"
+_MEASURE_COLUMNS = number_columns("max abs", "mean abs", "cosine", "close")
+
+
+def format_origins(report: ComparisonReport) -> list[str]:
+    """Return where it starts, in lines; the operator of the whole first, then other ranks'."""
+    lines = [line for origin in report.origins for line in _format_origin(origin, report)]
+    if not any(origin.kind == "difference" for origin in report.origins):
+        lines = [report_text.describe_missing_origin(report), *lines]
+    for origin in list_other_origins(report):
+        lines += _format_rank_origin(origin)
+    types = report_text.describe_dtype_differences(report)
+    return [*lines, *([types] if types else [])]
+
+
+def format_report_totals(report: ComparisonReport) -> list[str]:
+    """Return what was compared and what came of it, a sentence each."""
+    return [
+        f"a: {report.a}",
+        f"b: {report.b}",
+        report_text.format_verdict_counts(report.rows),
+        report_text.describe_settings(report),
+    ]
+
+
+def format_rows(
+    rows: Sequence[ComparisonRow], report: ComparisonReport, *, width: int
+) -> list[str]:
+    """Return rows as a table, with rank and iteration where several were compared.
+
+    Those of the operators where it may start have a mark.
+    """
+    suspects = collect_suspect_keys(report)
+    marked = any(make_call_key(row) in suspects for row in rows)
+    ranked = len({row.rank for row in report.rows}) > 1
+    dated = len({row.iteration for row in report.rows}) > 1
+    measured = any(row.outcome.measures for row in rows)
+    figured = any(row.outcome.figures for row in rows)
+    columns = (
+        *([TableColumn("")] if marked else []),
+        *(number_columns("rank") if ranked else ()),
+        *(number_columns("iteration") if dated else ()),
+        *(TableColumn("operator", flexible=True), TableColumn("place"), TableColumn("verdict")),
+        *(_MEASURE_COLUMNS if measured else ()),
+        *([TableColumn("figures apart")] if figured else []),
+    )
+    cells = [
+        [
+            *([_SUSPECT_MARK if make_call_key(row) in suspects else ""] if marked else []),
+            *([str(row.rank)] if ranked else []),
+            *(
+                ["-" if row.iteration == CONSTANTS_ITERATION else str(row.iteration)]
+                if dated
+                else []
+            ),
+            *(
+                report_text.format_call_name(row, format_scope_name),
+                row.place,
+                row.outcome.verdict.value,
+            ),
+            *(_format_measures(row) if measured else []),
+            *([report_text.format_statistic_differences(row)] if figured else []),
+        ]
+        for row in rows
+    ]
+    return format_table(columns, cells, width=width) if rows else []
+
+
+def format_remarks(rows: Sequence[ComparisonRow], *, everything: bool = False) -> list[str]:
+    """Return what was found in those rows beside numbers, a sentence each."""
+    told = [
+        f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, "
+        f"{row.place}: {report_text.join_findings(row)}"
+        for row in rows
+        if row.outcome.findings
+    ]
+    shown = told if everything else told[:_MAX_REMARKS_SHOWN]
+    left = len(told) - len(shown)
+    return [*shown, *([f"... and {format_count(left, 'more finding')}: --all"] if left else [])]
+
+
+def format_extra_measures(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Return msaccucmp's measures of those rows, a sentence each."""
+    return [
+        f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, {row.place}: "
+        + ", ".join(
+            f"{name} {report_text.format_number(value)}"
+            for name, value in row.outcome.extra.items()
+        )
+        for row in rows
+        if row.outcome.extra
+    ]
+
+
+def format_unmatched(report: ComparisonReport, *, everything: bool = False) -> list[str]:
+    """Return the calls that have no partner, in short: a sentence for each side."""
+    return [
+        f"only in {side}: {_list_calls(calls, None if everything else _MAX_UNMATCHED_SHOWN)}"
+        for side, calls in find_unmatched_calls(report.rows).items()
+        if calls
+    ]
+
+
+def _format_origin(origin: DivergenceOrigin, report: ComparisonReport) -> list[str]:
+    if not origin.certain or len(origin.suspects) != 1:
+        lines = [report_text.describe_origin(origin)]
+        for each in origin.suspects[:_MAX_CANDIDATES_SHOWN]:
+            lines += [
+                f"  {_name_suspect(each)}: "
+                f"{report_text.format_ranks_and_moment(each, [each.rank])}",
+                *_format_reason(each, 4),
+            ]
+        left = len(origin.suspects) - _MAX_CANDIDATES_SHOWN
+        return [
+            *lines,
+            *([f"  ... and {format_count(left, 'more candidate')}"] if left > 0 else []),
+        ]
+    (found,) = origin.suspects
+    ranks = report_text.list_suspect_ranks(origin, found, report)
+    return [
+        f"{report_text.describe_origin(origin)} {_name_suspect(found)}",
+        f"  {report_text.format_ranks_and_moment(found, ranks)}",
+        *_format_reason(found, 2),
+    ]
+
+
+def _format_reason(suspect: SuspectCall, indent: int) -> list[str]:
+    said = (suspect.reason, report_text.format_innermost_line(suspect.source))
+    return [f"{'':{indent}}{line}" for line in said if line]
+
+
+def _format_rank_origin(origin: DivergenceOrigin) -> list[str]:
+    if not origin.suspects:
+        return []
+    first = origin.suspects[0]
+    what = "" if origin.kind == "difference" else f", what is not finite in {origin.side}"
+    starts = "starts at" if origin.certain else "may start at"
+    return [
+        f"on rank {first.rank} alone{what}: {starts} {_name_suspect(first)}, "
+        f"{report_text.format_moment(first)}",
+        *_format_reason(first, 2),
+    ]
+
+
+def _name_suspect(suspect: SuspectCall) -> str:
+    return report_text.format_call_name(suspect, format_scope_name)
+
+
+def _format_measures(row: ComparisonRow) -> list[str]:
+    found = row.outcome.measures
+    if found is None:
+        return [
+            report_text.format_number(max_absolute(row)),
+            *[report_text.NO_VALUE] * (len(_MEASURE_COLUMNS) - 1),
+        ]
+    return [
+        report_text.format_number(found.max_absolute),
+        report_text.format_number(found.mean_absolute),
+        report_text.format_cosine(found.cosine),
+        report_text.format_share(found.close_share),
+    ]
+
+
+def _list_calls(calls: Sequence[ComparisonRow], most: int | None) -> str:
+    told: list[str] = []
+    by_name = sorted(calls, key=lambda row: (row.name_a, row.name_b))
+    groups = [list(group) for _, group in groupby(by_name, key=lambda r: (r.name_a, r.name_b))]
+    groups.sort(key=lambda group: (group[0].iteration, group[0].position))
+    for group in groups[:most]:
+        own = group[0]
+        where = f"rank {ranges(row.rank for row in group)}"
+        iterations = report_text.format_iterations(row.iteration for row in group)
+        told.append(
+            f"{shorten_text(format_scope_name(own.name_a or own.name_b), 60)} ({where}, "
+            f"{iterations})"
+        )
+    left = len(groups) - len(told)
+    more = [f"{left:,} more"] if left else []
+    return f"{format_count(len(calls), 'call')}: {'; '.join([*told, *more])}"
+
+
+_DEFAULT_ROWS = 20
+
+
+def compare_paths(a: Path, b: Path, asked: Mapping[str, Any]) -> ComparisonReport:
+    """Compare what two paths and the options of the command mean."""
+    places = find_tree_part(a), find_tree_part(b)
+    asked = dict(asked)
+    iterations: IterationSelection | None = asked.pop("iterations")
+    own = {
+        f"{name}_{side}": _choose_number(
+            name, side, getattr(place, name), asked | {"iteration": iterations}
+        )
+        for side, place in zip("ab", places, strict=True)
+        for name in ("rank", "iteration")
+    }
+    dumps = _open_dumps(places, asked)
+    options: dict[str, Any] = {
+        **asked,
+        **own,
+        "iteration": iterations.text if iterations else None,
+    }
+    with show_progress("comparing") as tell:
+        return compare(*dumps, **options, progress=tell)
+
+
+def _open_dumps(places: Sequence[TreePart], asked: dict[str, Any]) -> list[Dump]:
+    """Open the trees, each once; what `compare` does not choose by is taken out of `asked`."""
+    opened = {place.root: reader.open(place.root) for place in places}
+    glob, pattern, job_id = (asked.pop(name) for name in ("op", "op_regex", "job_id"))
+    asked["operator"] = glob or pattern
+    dumps: list[Dump] = []
+    for side, place in zip("ab", places, strict=True):
+        dump = opened[place.root].of_job(asked.pop(f"job_{side}") or job_id)
+        dump = dump if place.graph is None else dump.where(graph=place.graph)
+        dumps.append(dump.where(operator=pattern) if glob and pattern else dump)
+    return dumps
+
+
+def _choose_number(name: str, side: str, said: int | None, asked: Mapping[str, Any]) -> int | None:
+    """Return the rank or iteration of a side; a path and an option may not contradict."""
+    given: int | None = asked[f"{name}_{side}"]
+    common: int | IterationSelection | None = asked[name]
+    if said is None:
+        return given
+    wanted = common if given is None else given
+    if not (wanted in (None, said) or (isinstance(wanted, IterationSelection) and said in wanted)):
+        raise click.UsageError(f"{side.upper()} is the folder of {name} {said} alone")
+    return said
+
+
+def check_html_page(page: Path) -> None:
+    """Say at once what would otherwise be said after the work."""
+    try:
+        import rankdump._analysis.compare.html_page  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        raise click.UsageError(
+            f"--html needs bokeh, pip install 'rankdump[report]': {error}"
+        ) from None
+    if not page.absolute().parent.is_dir():
+        raise click.UsageError(f"--html {page}: its folder does not exist")
+
+
+def print_report_json(report: ComparisonReport) -> None:
+    """Print a report as one JSON object."""
+    sys.stdout.writelines(report_json.serialize_report(report))
+
+
+def print_report(report: ComparisonReport, *, everything: bool, limit: int | None) -> None:
+    """Print a report for people: where it starts, counts, the rows asked for, what else is told."""
+    most = (None if everything else _DEFAULT_ROWS) if limit is None else limit or None
+    rows = select_excerpt(report, most, everything=everything)
+    print_lines([*format_origins(report), "", *format_report_totals(report)])
+    if rows:
+        print_lines([""])
+        print_table(format_rows(rows, report, width=measure_width()))
+    left = len(select_excerpt(report, None, everything=everything)) - len(rows)
+    more = f"... {format_count(left, 'more row')}: --limit 0 lists all that differ, --all every one"
+    print_lines([more] if left else [])
+    told = [
+        *format_extra_measures(rows),
+        *format_remarks(rows, everything=everything),
+        *format_unmatched(report, everything=everything),
+        *report.notes,
+    ]
+    print_lines(["", *told] if told else [])
+
+
+def write_report_files(
+    report: ComparisonReport, tables: Path | None, page: Path | None
+) -> list[str]:
+    """Write the files that were asked for; return a sentence for each kind."""
+    said: list[str] = []
+    if tables is not None:
+        steps = build_api_tables(report).items()
+        files = [
+            path for step, of_step in steps for path in write_api_tables(of_step, tables, step)
+        ]
+        said.append(f"{format_count(len(files), 'table')} written to {tables}")
+    if page is not None:
+        from rankdump._analysis.compare import html_page
+
+        try:
+            page.write_text(html_page.render_page(report, format_scope_name), encoding="utf-8")
+        except OSError as error:
+            raise click.ClickException(f"{page}: cannot be written: {error.strerror}") from None
+        said.append(f"{page} written")
+    return said

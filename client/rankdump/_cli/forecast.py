@@ -1,0 +1,74 @@
+"""Command `rankdump forecast`: bytes, files, time and disk space that a plan will need."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from rankdump import reader
+from rankdump._cli import plan_fit
+from rankdump._cli.options import TREE_PATH
+from rankdump._cli.output import print_lines
+from rankdump._core.forecast import KEEP_FREE_RATIO, count_planned_iterations
+from rankdump._core.forecast import forecast_dump as foretold
+
+
+def _parse_share(context: click.Context, parameter: click.Parameter, text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if 0 <= share < 1:
+        return share
+    allowed = "a share of the disk, as 10% or 0.1"
+    raise click.BadParameter(f"{text!r} is not allowed; allowed: {allowed}", context, parameter)
+
+
+@click.command()
+@click.argument("tree", type=TREE_PATH)
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="Whose iterations; every one by default."
+)
+@click.option("--iterations", type=click.IntRange(min=0), help="How many, instead of --config.")
+@click.option(
+    "--keep-free",
+    metavar="SHARE",
+    default=f"{KEEP_FREE_RATIO:.0%}",
+    callback=_parse_share,
+    show_default=True,
+    help="Of the disk, as agents leave it free.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def forecast(
+    *,
+    tree: Path,
+    config: Path | None,
+    iterations: int | None,
+    keep_free: float,
+    as_json: bool,
+) -> int:
+    """Say what a plan will need, by an iteration of it that is complete in TREE.
+
+    Exit code 1 when it does not fit on the disk of the tree.
+    """
+    if config is not None and iterations is not None:
+        raise click.UsageError("--config and --iterations do not go together")
+    root = tree
+    if config is not None:
+        plan = plan_fit.load_plan(config, os.environ)
+        iterations, root = (
+            count_planned_iterations(plan.selection.iterations),
+            Path(plan.output.root),
+        )
+    observed = reader.observe(tree)
+    found = foretold(observed, iterations, reader.disk_room(root, keep_free))
+    if as_json:
+        about = {"tree": str(tree), "observed": observed.iterations, "ranks": observed.ranks}
+        click.echo(json.dumps({**about, **asdict(found)}))
+    else:
+        print_lines(plan_fit.format_forecast(found, ranks=observed.ranks, seen=observed.iterations))
+    return 0 if found.fits else 1

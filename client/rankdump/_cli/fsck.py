@@ -1,0 +1,128 @@
+"""Command `rankdump fsck`: check of a tree to the last byte, its repair, and the rebuild of an
+agent's ledger from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from rankdump._analysis import fsck as room
+from rankdump._analysis.fsck.damage import DAMAGE_ADVICE, CheckReport, DamageKind, FileDamage
+from rankdump._cli.options import TREE_PATH
+from rankdump._cli.output import print_lines
+from rankdump._cli.progress import show_progress
+from rankdump._cli.text_format import format_count
+from rankdump._core.units import format_bytes
+
+_MAX_THREADS = 8
+_MAX_LINES_SHOWN = 100
+
+
+@click.command()
+@click.argument("tree", type=TREE_PATH)
+@click.option("--repair", is_flag=True, help="Remove what is left over or stands there twice.")
+@click.option("--rebuild", is_flag=True, help="Make an agent's ledger from the tree; not --repair.")
+@click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the ledger; it may hold none yet.",
+)
+@click.option("--jobs", type=click.IntRange(min=1), help="Most threads; up to 8 by default.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def fsck(
+    *,
+    tree: Path,
+    repair: bool,
+    rebuild: bool,
+    state_dir: Path | None,
+    jobs: int | None,
+    as_json: bool,
+) -> int:
+    """Check every file of TREE against its manifest and its checksum.
+
+    Files are named with one word: torn, missing, foreign, duplicate, leftover, unmanifested,
+    unbalanced or manifest. Exit code 1 when anything is wrong, and was not repaired, or no manifest
+    says what should be here. Links are never followed, and a tensor is never removed but one that
+    stands in another file as well.
+    """
+    if rebuild != (state_dir is not None):
+        raise click.UsageError("--rebuild and --state-dir DIR go together")
+    if rebuild and repair:
+        raise click.UsageError("--repair and --rebuild do not go together: repair first")
+    if repair:
+        room.check_tree_unlocked(tree)
+    with show_progress("checking") as tell:
+        report = room.check_tree(tree, workers=jobs or _count_threads(), tell=tell)
+    if repair:
+        report = room.repair_tree(tree, report)
+    if as_json:
+        click.echo(json.dumps(_report_as_json(tree, report)))
+    else:
+        print_lines(_format_report(tree, report))
+    # Who has a tree mended asks for that, not whether all of it could be checked.
+    code = 1 if report.damages or not (report.checked or repair) else 0
+    if rebuild and state_dir is not None:
+        return max(code, _rebuild_ledger(tree, state_dir))
+    return code
+
+
+def _count_threads() -> int:
+    return max(1, min(len(os.sched_getaffinity(0)), _MAX_THREADS))
+
+
+def _report_as_json(tree: Path, report: CheckReport) -> dict[str, object]:
+    return {"tree": str(tree), "clean": _is_clean(report), **asdict(report)}
+
+
+def _is_clean(report: CheckReport) -> bool:
+    return report.checked and not report.damages
+
+
+def _format_report(tree: Path, report: CheckReport) -> list[str]:
+    lines = [f"removed: {damage.path}" for damage in report.mended]
+    for kind in DamageKind:
+        some = [damage for damage in report.damages if damage.kind is kind]
+        lines += map(_format_damage, some[:_MAX_LINES_SHOWN])
+        if some:
+            more = len(some) - _MAX_LINES_SHOWN
+            lines += [f"{kind.value}: {more:,} more, which --json names"] if more > 0 else []
+            lines.append(f"  {kind.value}: {DAMAGE_ADVICE[kind]}")
+    lines += (*report.unchecked, *report.retired)
+    return [*lines, _summarize_report(tree, report)]
+
+
+def _format_damage(damage: FileDamage) -> str:
+    return f"{damage.kind.value}: {damage.path}: {damage.text}"
+
+
+def _summarize_report(tree: Path, report: CheckReport) -> str:
+    found = _count_damages(report.damages)
+    if not report.manifests:
+        looked = f"of {format_count(report.looked_at, 'file')} only the names were looked at"
+        return f"{tree}: no tensor was checked, {looked}; {found or 'none is a link or left over'}"
+    read = f"{format_count(report.files, 'file')} read, {format_bytes(report.bytes_read)}"
+    links = f" (under {format_count(report.names, 'name')})" if report.names > report.files else ""
+    sure = f"{format_count(report.digests, 'digest')} right"
+    return f"{tree}: {read}{links}, {sure}; {found or 'nothing is wrong'}"
+
+
+def _count_damages(damages: Iterable[FileDamage]) -> str:
+    counts = Counter(damage.kind.value for damage in damages)
+    return ", ".join(f"{count:,} {word}" for word, count in counts.items())
+
+
+def _rebuild_ledger(tree: Path, state_dir: Path) -> int:
+    """Let the daemon's program write its own file; return its exit code."""
+    command = [sys.executable, "-m", "rankdumpd", "rebuild", str(tree.absolute())]
+    command += ["--state-dir", str(state_dir.absolute())]
+    # `-m` looks for modules in the current folder first. What it says is no part of our JSON.
+    return subprocess.run(command, cwd="/", stdout=sys.stderr.fileno(), check=False).returncode

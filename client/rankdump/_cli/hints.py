@@ -1,0 +1,101 @@
+"""Command `rankdump hints`: how near each process group comes to its timeout, and what to set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from rankdump import reader
+from rankdump._cli.options import TREE_PATH, resolve_coordinator_address
+from rankdump._cli.output import (
+    TableColumn,
+    format_table,
+    measure_width,
+    number_columns,
+    print_lines,
+    print_table,
+)
+from rankdump._cli.text_format import format_duration
+from rankdump._core.timeouts import HintLevel, TimeoutHint, hint_to_json
+
+_COLUMNS = (
+    TableColumn("group", flexible=True),
+    TableColumn("backend"),
+    *number_columns("limit"),
+    TableColumn("set by"),
+    TableColumn("read from", flexible=True),
+    *number_columns("widest", "by dump", "share", "expected"),
+)
+
+
+@click.command()
+@click.argument("tree", type=TREE_PATH, required=False)
+@click.option("--job", "job_id", metavar="ID", help="Only this job.")
+@click.option(
+    "--coordinator", metavar="ADDRESS", help="Whom to ask; default: RANKDUMP_COORDINATOR."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def hints(tree: Path | None, job_id: str | None, coordinator: str | None, as_json: bool) -> int:
+    """Show how near each process group comes to its timeout.
+
+    With a TREE from its file, without one from the coordinator. The code is 1 when half of a
+    budget is used, or will be.
+    """
+    if tree and coordinator:
+        raise click.UsageError("TREE and --coordinator do not go together")
+    found = _read_hints(tree, coordinator, job_id or "")
+    if as_json:
+        click.echo(json.dumps({"hints": list(map(hint_to_json, found))}, indent=1))
+    else:
+        _print_hints(found)
+    return 1 if any(hint.level is not HintLevel.OK for hint in found) else 0
+
+
+def _read_hints(tree: Path | None, coordinator: str | None, job_id: str) -> tuple[TimeoutHint, ...]:
+    if tree is not None:
+        return reader.read_hints(tree, job_id)
+    # With gRPC, which takes longer to load than a tree to answer.
+    from rankdump._cli.daemon_client import fetch_timeout_hints
+
+    address = resolve_coordinator_address(coordinator)
+    return fetch_timeout_hints(address, job_id=job_id)
+
+
+def _print_hints(found: Sequence[TimeoutHint]) -> None:
+    jobs = list(dict.fromkeys(hint.job_id for hint in found))
+    for job_id in jobs:
+        own = [hint for hint in found if hint.job_id == job_id]
+        if len(jobs) > 1:
+            print_lines([f"job {job_id}"])
+        print_table(format_hint_table(own, width=measure_width()))
+        print_lines(["", *_hint_sentences(own)])
+    if not found:
+        print_lines(["no group of several ranks has been seen"])
+
+
+def format_hint_table(found: Sequence[TimeoutHint], *, width: int) -> list[str]:
+    """Return the hints as a table."""
+    return format_table(_COLUMNS, list(map(_hint_cells, found)), width=width)
+
+
+def _hint_cells(hint: TimeoutHint) -> list[str]:
+    group = f"{hint.group} (waits)" if hint.waiting else hint.group
+    limit = set_by = read_from = "-"
+    if hint.limit is not None:
+        limit, read_from = format_duration(hint.limit.limit_us), hint.limit.source
+        set_by = hint.limit.name.removeprefix("timeout of ")
+    share = f"{hint.share:.0%}" if hint.limit else "-"
+    times = (hint.spread_us, hint.dump_us, hint.projected_us)
+    widest, dumped, expected = map(format_duration, times)
+    return [group, hint.backend or "-", limit, set_by, read_from, widest, dumped, share, expected]
+
+
+def _hint_sentences(found: Sequence[TimeoutHint]) -> list[str]:
+    sentences: list[str] = []
+    for hint in found:
+        sentences.append(f"{hint.level.value}: {hint.reason}")
+        sentences += [f"  {line}" for line in hint.settings]
+    return sentences

@@ -1,0 +1,178 @@
+"""Command `rankdump ingest`: takeover of a dump that MindSpore or CANN wrote by itself. A process
+of `rankdumpd` does the work; this one forwards signals and shows the progress.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from rankdump._cli.output import print_lines
+from rankdump._cli.text_format import format_count
+from rankdump._codec.file_codec import CODECS
+from rankdump._core.units import format_bytes
+
+_PROGRESS_DELAY_S = 1.0
+"""A bar is shown for what takes longer."""
+_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+@click.command()
+@click.argument("source", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--into",
+    metavar="TREE",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Where it is taken to; made when it is not there.",
+)
+@click.option("--follow", is_flag=True, help="Go on while the job runs, until Ctrl-C.")
+@click.option(
+    "--until-idle",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    help="Follow until nothing has come for so long.",
+)
+@click.option("--delete-source", is_flag=True, help="Remove each file whose copy is committed.")
+@click.option("--codec", type=click.Choice(list(CODECS)), default="zstd", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def ingest(
+    source: Path,
+    into: Path,
+    follow: bool,
+    until_idle: float | None,
+    delete_source: bool,
+    codec: str,
+    as_json: bool,
+) -> int:
+    """Take over a dump that MindSpore or CANN wrote to DIR by itself.
+
+    Files are packed, linked where a tensor is there already, and indexed. Damaged or half-written
+    ones are named and left; the exit code is 1 then. Run again after a kill, it goes on.
+    """
+    # Absolute: the process has a folder of its own.
+    command = [sys.executable, "-m", "rankdumpd", "ingest", str(source.absolute())]
+    command += ["--into", str(into.absolute()), "--codec", codec, "--progress", "--until-eof"]
+    command += ["--follow"] * follow + ["--delete-source"] * delete_source
+    command += [] if until_idle is None else ["--until-idle", str(until_idle)]
+    with _run_process(command) as process:
+        assert process.stdout is not None
+        last = _show_progress(map(_parse_message, process.stdout))
+        code = process.wait()
+    if last is not None:
+        _print_summary(into, last, as_json=as_json)
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def _run_process(command: list[str]) -> Generator[subprocess.Popen[bytes], None, None]:
+    """Run a process that gets our signals, and whose end is ours."""
+    # A session of its own keeps the terminal's Ctrl-C from it: it would get that one twice. `-m`
+    # looks for modules in the current folder first.
+    process = subprocess.Popen(
+        command,
+        cwd="/",
+        stdin=subprocess.PIPE,  # it breaks when this process ends, however it ends
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    heard = [number for number in _FORWARDED_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, forward) for number in heard}
+    try:
+        yield process
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe:
+                pipe.close()
+
+
+def _parse_message(line: bytes) -> Mapping[str, Any]:
+    return json.loads(line)
+
+
+class _IngestProgress:
+    """A bar on a terminal, once it takes long; what is said goes above it."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        columns = TextColumn("{task.description}"), BarColumn()
+        self._bar = Progress(*columns, console=self._console, transient=True)
+        self._task = self._bar.add_task("", total=None)
+        self._begun_s, self._shown = time.monotonic(), False
+
+    def say(self, text: str) -> None:
+        """Say that a file is left."""
+        if self._shown:
+            self._console.print(text, markup=False, highlight=False)
+        else:
+            print_lines([text], err=True)
+
+    def show(self, counts: Mapping[str, int]) -> None:
+        """Show how far it is."""
+        if not self._console.is_terminal or time.monotonic() - self._begun_s < _PROGRESS_DELAY_S:
+            return
+        if not self._shown:
+            self._bar.start()
+            self._shown = True
+        done = counts["files"] + counts["skipped"] + counts["failed"]
+        description = f"{format_count(done, 'file')}, {format_bytes(counts['bytes_in'])}"
+        total = counts["found"] or None  # nobody knows, of a job that goes on
+        self._bar.update(self._task, description=description, completed=done, total=total)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._shown:
+            self._bar.stop()
+
+
+def _show_progress(lines: Iterator[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Show how it goes on; return the last words, None when there were none."""
+    screen = _IngestProgress()
+    try:
+        for line in lines:
+            if "done" in line:
+                return line
+            if "left" in line:
+                screen.say(f"rankdump: left: {line['left']}")
+            else:
+                screen.show(line["counts"])
+    finally:
+        screen.close()
+    return None
+
+
+def _print_summary(tree: Path, last: Mapping[str, Any], *, as_json: bool) -> None:
+    counts: Mapping[str, int] = last["done"]
+    if as_json:
+        click.echo(json.dumps({"tree": str(tree), "complete": last["whole"], **counts}))
+        return
+    line = (
+        f"{tree}: {format_count(counts['files'], 'file')} taken, "
+        f"{format_bytes(counts['bytes_in'])} in, "
+        f"{format_bytes(counts['bytes_stored'])} stored, {counts['linked']:,} linked, "
+        f"{counts['skipped']:,} skipped, {counts['failed']:,} failed"
+    )
+    removed = f", {counts['removed']:,} removed from the source" if counts["removed"] else ""
+    stopped = "" if last["whole"] else "; stopped before the end"
+    print_lines([line + removed + stopped])

@@ -1,0 +1,234 @@
+"""Status of a job beyond its ranks: iterations, agents, merge, timeout hints and findings, and the
+limits of disks, jobs and memory with what is used of them. Pure: no terminal, no daemon.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from rankdump._cli.output import TableColumn, format_table, number_columns
+from rankdump._cli.rank_status import sum_iterations
+from rankdump._cli.text_format import format_count, format_duration, format_reasons
+from rankdump._core.events import Finding
+from rankdump._core.status import (
+    AgentStatus,
+    DiskStatus,
+    IterationStatus,
+    JobUsage,
+    LedgerStatus,
+    MergeStatus,
+    StatusView,
+)
+from rankdump._core.timeouts import HintLevel, TimeoutHint
+from rankdump._core.units import format_bytes
+
+_MAX_ITERATIONS_SHOWN = 6
+_MAX_AGENTS_SHOWN = 6
+_MAX_FINDINGS_SHOWN = 5
+_ITERATION_COLUMNS = (
+    *number_columns("iteration", "ranks", "expected", "stored", "linked", "degraded"),
+    *number_columns("on disk", "stall"),
+    TableColumn("dropped", flexible=True),
+)
+_AGENT_COLUMNS = (
+    TableColumn("host", flexible=True),
+    *number_columns("heard", "clock", "queued", "disk free", "events held", "lost"),
+)
+
+
+def format_job_status(view: StatusView, *, width: int) -> list[str]:
+    """Return the lines below the table of ranks; none for a view that no coordinator gave."""
+    if not (view.merges or view.agents):
+        return []
+    found = (format_timeout_hints(view.hints), format_findings(view.order_findings))
+    return [*format_job_tables(view, width=width), *_separate_parts(found)]
+
+
+def format_job_tables(view: StatusView, *, width: int) -> list[str]:
+    """Return how iterations, agents and the merge stand."""
+    if not (view.merges or view.agents):
+        return []
+    parts = (
+        _iteration_table(view, width),
+        _agent_table(view.agents, width),
+        [format_merge_status(merge, named=len(view.merges) > 1) for merge in view.merges],
+    )
+    return list(_separate_parts(parts))
+
+
+def format_job_findings(view: StatusView) -> list[str]:
+    """Return what asks for something, and what the merge found."""
+    return [*format_timeout_hints(view.hints), *format_findings(view.order_findings)]
+
+
+def _separate_parts(parts: Iterable[list[str]]) -> Iterator[str]:
+    for part in parts:
+        yield from ("", *part) if part else ()
+
+
+def format_merge_status(merge: MergeStatus, *, named: bool) -> str:
+    """Return how far the merged order is."""
+    done = format_count(merge.published_iterations, "iteration")
+    text = f"order: {done} published ({format_count(merge.published_events, 'event')})"
+    if merge.pending_iterations:
+        text += (
+            f", {merge.pending_iterations} under way "
+            f"({format_count(merge.pending_events, 'event')}, "
+            f"{merge.lag_s:.1f} s behind)"
+        )
+    return f"job {merge.job_id}, {text}" if named else text
+
+
+def format_timeout_hints(hints: Iterable[TimeoutHint]) -> list[str]:
+    """Return the hints that ask for something; the widest wait when none does."""
+    hints = tuple(hints)
+    urgent = format_urgent_hints(hints)
+    known = [hint for hint in hints if hint.limit is not None]
+    if urgent or not known:
+        return urgent
+    widest = max(known, key=lambda hint: hint.share)
+    assert widest.limit is not None
+    return [
+        f"timeouts: the widest wait was {format_duration(widest.spread_us)}, {widest.share:.1%} of "
+        f"{format_duration(widest.limit.limit_us)} ({widest.limit.name}, group {widest.group!r})"
+    ]
+
+
+def format_urgent_hints(hints: Iterable[TimeoutHint]) -> list[str]:
+    """Return the hints that ask for something, with the lines to set."""
+    return [
+        line
+        for hint in hints
+        if hint.level is not HintLevel.OK
+        for line in (f"timeout {hint.level.value}: {hint.reason}", *_format_settings(hint.settings))
+    ]
+
+
+def format_findings(findings: tuple[Finding, ...], *, where: str = "") -> list[str]:
+    """Return what the merge found, the first of many; `where` is the tree that has the others."""
+    shown = [f"{finding.kind.value}: {finding.text}" for finding in findings[:_MAX_FINDINGS_SHOWN]]
+    more = len(findings) - len(shown)
+    if more > 0:
+        command = f"rankdump order {where} --findings" if where else "rankdump order --findings"
+        shown.append(f"... {format_count(more, 'more finding')}: {command}")
+    return shown
+
+
+def _iteration_table(view: StatusView, width: int) -> list[str]:
+    by_iteration: dict[tuple[str, int], list[IterationStatus]] = {}
+    for each in view.iterations:
+        by_iteration.setdefault((each.job_id, each.iteration), []).append(each)
+    if not by_iteration:
+        return []
+    ranks = Counter(job_id for job_id, _ in {(s.job_id, s.rank) for s in view.sessions})
+    last = sorted(by_iteration)[-_MAX_ITERATIONS_SHOWN:]
+    rows = [_iteration_row(place[1], ranks[place[0]], by_iteration[place]) for place in last]
+    earlier = len(by_iteration) - len(last)
+    lines = format_table(_ITERATION_COLUMNS, rows, width=width)
+    return [*lines, *([f"and {format_count(earlier, 'earlier iteration')}"] if earlier else [])]
+
+
+def _iteration_row(iteration: int, ranks: int, parts: list[IterationStatus]) -> list[str]:
+    sums = sum_iterations(parts)
+    dropped: Counter[str] = Counter()
+    for each in parts:
+        dropped.update(each.dropped)
+    counts = (sums.expected, sums.stored, sums.linked, sums.degraded)
+    return [
+        str(iteration),
+        f"{len({each.rank for each in parts if each.complete})}/{ranks}",
+        *(f"{count:,}" for count in counts),
+        format_bytes(sums.bytes_stored),
+        format_duration(max(each.stall_us for each in parts)),
+        format_reasons(dropped) or "0",
+    ]
+
+
+def _agent_table(agents: tuple[AgentStatus, ...], width: int) -> list[str]:
+    # Those that people should look at come first.
+    ordered = sorted(agents, key=lambda a: (a.connected, -a.lost_events, -a.heard_s, a.host))
+    rows = [_agent_row(agent) for agent in ordered[:_MAX_AGENTS_SHOWN]]
+    more = len(agents) - len(rows)
+    lines = format_table(_AGENT_COLUMNS, rows, width=width) if rows else []
+    return [*lines, *([f"and {format_count(more, 'more agent')}"] if more > 0 else [])]
+
+
+def _agent_row(agent: AgentStatus) -> list[str]:
+    heard = f"{agent.heard_s:.1f} s ago" + ("" if agent.connected else ", gone")
+    clock = agent.clock
+    offset = (
+        f"{clock.offset_us / 1000:+.2f} ±{clock.error_us / 1000:.2f} ms" if clock.known else "-"
+    )
+    steps = f", set {clock.steps}x" if clock.steps else ""
+    return [
+        agent.host,
+        heard,
+        offset + steps,
+        f"{agent.load.queued_records:,}",
+        format_bytes(agent.load.disk_free_bytes),
+        f"{agent.held_events:,}",
+        f"{agent.lost_events:,}",
+    ]
+
+
+def _format_settings(settings: Iterable[str]) -> list[str]:
+    return [f"  set: {line}" for line in settings]
+
+
+def format_resource_usage(view: StatusView) -> list[str]:
+    """Return what is under way, and what room each disk, job and the memory have left."""
+    load = view.load
+    queued = (
+        f"queued: {format_count(load.queued_records, 'tensor')}, {format_bytes(load.queued_bytes)}"
+    )
+    memory = view.memory
+    if memory.limit_bytes:
+        queued += (
+            f"; memory: {format_bytes(memory.used_bytes)} of {format_bytes(memory.limit_bytes)}"
+        )
+    if not view.disks:
+        queued += (
+            f"; disk: {format_bytes(load.disk_free_bytes)} free of "
+            f"{format_bytes(load.disk_total_bytes)}"
+        )
+    ledger = [_format_ledger(view.ledger)] if view.ledger.folder else []
+    return [queued, *map(_format_disk, view.disks), *ledger, *_format_jobs(view)]
+
+
+def _format_disk(disk: DiskStatus) -> str:
+    if not disk.total_bytes:
+        return f"disk of {disk.root}: it never said how much is free"
+    free = f"{format_bytes(disk.free_bytes)} free of {format_bytes(disk.total_bytes)}"
+    kept = f", {format_bytes(disk.floor_bytes)} stay free" if disk.floor_bytes else ""
+    files = f", {disk.free_inodes:,} files more" if disk.total_inodes else ""
+    taken = _format_share(disk.used_bytes, disk.limit_bytes)
+    return f"disk of {disk.root}: {free}{kept}{files}; dumps take {taken}"
+
+
+def _format_ledger(ledger: LedgerStatus) -> str:
+    taken = f"ledger in {ledger.folder}: {format_bytes(ledger.used_bytes)}"
+    if not ledger.total_bytes:
+        return taken
+    return f"{taken}; {format_bytes(ledger.free_bytes)} free of {format_bytes(ledger.total_bytes)}"
+
+
+def _format_share(used: int, limit: int) -> str:
+    return f"{format_bytes(used)} of {format_bytes(limit)}" if limit else format_bytes(used)
+
+
+def _format_jobs(view: StatusView) -> Iterator[str]:
+    # One job without a limit takes what its table says already.
+    several = len(view.usage) > 1
+    for job in view.usage:
+        if several or job.limit_bytes or job.pinned or job.retired_iterations:
+            yield _format_job(job)
+
+
+def _format_job(job: JobUsage) -> str:
+    said = [_format_share(job.bytes_stored, job.limit_bytes)]
+    if job.pinned:
+        said.append("pinned")
+    if job.retired_iterations:
+        said.append(f"{format_count(job.retired_iterations, 'manifest')} retired")
+    return f"job {job.job_id}: {', '.join(said)}"

@@ -1,0 +1,237 @@
+"""Tensors of a tree as lines: the overview of ranks and iterations, tensors one by one, and
+sentences about a tree. Prints nothing; reads the tree, and the headers of files that no manifest
+describes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from pathlib import Path
+from typing import TypeAlias
+
+from rankdump import reader
+from rankdump._analysis.reader.query import Named, Query, ranges
+from rankdump._analysis.reader.tensor_loader import Facts, facts
+from rankdump._analysis.reader.tree import Entry, Tree
+from rankdump._cli.output import TableColumn, format_table, number_columns
+from rankdump._cli.text_format import format_count, format_ratio, format_scope_name, format_shape
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._core.units import format_bytes
+from rankdump._layout.dump_folders import ROOT_FORMS
+from rankdump.errors import CorruptedError
+
+MAX_GROUPS_SHOWN = 40
+_MAX_OPERATORS_NAMED = 3
+_OVERVIEW_COLUMNS = (
+    *number_columns(
+        "rank", "iteration", "operators", "inputs", "outputs", "bytes in", "on disk", "ratio"
+    ),
+    TableColumn("state"),
+)
+_TENSOR_COLUMNS = (
+    TableColumn("operator", flexible=True),
+    TableColumn("side"),
+    *number_columns("slot"),
+    TableColumn("dtype"),
+    *number_columns("shape", "size"),
+)
+_DIGEST_COLUMNS = (TableColumn("digest"), TableColumn("same"))
+_DIGEST_DIGITS = 12
+_EMPTY_QUERY = Query()
+TensorContent: TypeAlias = "tuple[str, str, tuple[int, ...]]"
+"""Digest, element type and shape: equal for tensors that are the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTensor:
+    """One tensor with what a listing says of it."""
+
+    entry: Entry
+    facts: Facts | None
+    """None when the file is damaged."""
+    damage: str = ""
+
+
+def describe_entries(entries: Iterable[Entry]) -> list[ListedTensor]:
+    """Return the entries with their facts; damage is said in the row, and the listing goes on."""
+    rows: list[ListedTensor] = []
+    for entry in entries:
+        try:
+            rows.append(ListedTensor(entry, facts(entry)))
+        except CorruptedError as error:
+            rows.append(ListedTensor(entry, None, str(error)))
+    return rows
+
+
+def format_overview(tree: Tree, *, width: int) -> list[str]:
+    """Return one line per rank and iteration, or per rank where that would be too many."""
+    complete = {(m.status.rank, m.status.iteration) for m in tree.manifests}
+    places = tree.entries.by_place()
+    ranks = dict.fromkeys(place.rank for place in places)
+    if len(places) <= MAX_GROUPS_SHOWN:
+        groups = [(place.rank, [entries]) for place, entries in places.items()]
+    else:
+        groups = [(rank, [places[p] for p in places if p.rank == rank]) for rank in ranks]
+    rows = [
+        _overview_row(rank, chain(*parts), complete) for rank, parts in groups[:MAX_GROUPS_SHOWN]
+    ]
+    if len(groups) > MAX_GROUPS_SHOWN:
+        rows.append(["..." for _ in _OVERVIEW_COLUMNS])
+    return format_table(_OVERVIEW_COLUMNS, rows, width=width)
+
+
+def format_tensors(
+    rows: Sequence[ListedTensor], *, width: int, marks: Mapping[TensorContent, str] | None = None
+) -> list[str]:
+    """Return one line per tensor under a line for each rank and iteration.
+
+    With marks, a line has its digest too, and the mark of its content.
+    """
+    columns = (*_TENSOR_COLUMNS, *(_DIGEST_COLUMNS if marks is not None else ()))
+    lines: list[str] = []
+    for where, group in groupby(rows, key=lambda row: format_place(row.entry.key)):
+        if lines:
+            lines.append("")
+        lines.append(where)
+        cells = [[*_tensor_row(row), *_digest_cells(row.entry, marks)] for row in group]
+        lines += format_table(columns, cells, width=width)
+    return lines
+
+
+def mark_same_contents(entries: Iterable[Entry]) -> dict[TensorContent, str]:
+    """Return a mark for each content that several entries have, in order of appearance."""
+    counts = Counter(content for entry in entries if (content := _content_of(entry)))
+    several = (content for content, count in counts.items() if count > 1)
+    return {content: f"={number}" for number, content in enumerate(several, start=1)}
+
+
+def count_same_contents(entries: Iterable[Entry], marks: Mapping[TensorContent, str]) -> str:
+    """Return one sentence: how many of the entries are the same as others."""
+    marked = sum(_content_of(entry) in marks for entry in entries)
+    return f"{format_count(marked, 'tensor')} with a mark, {len(marks):,} different"
+
+
+def format_place(key: TensorKey) -> str:
+    """Return where a tensor stands, as the line over its group says it."""
+    when = "constants" if key.constant else f"iteration {key.iteration}"
+    net = f", net {key.net_name}, graph {key.graph}" if key.net_name else ""
+    return f"rank {key.rank}, {when}{net}"
+
+
+def read_tree(
+    root: Path, query: Query = _EMPTY_QUERY, job_id: str = "", *, balances_only: bool = False
+) -> Tree:
+    """Return what of a folder is asked for, or of what a job dumped, as `reader.walk` reads it.
+
+    DamagedError where it is no tree, or that job is not in it.
+    """
+    tree = reader.walk(root, query, balances_only=balances_only, job_id=job_id)
+    if not (tree.entries or tree.tables or tree.manifests):
+        reader.check_ours(root)
+    if not tree.ranks:
+        raise CorruptedError(explain_no_tree(tree))
+    return tree
+
+
+def explain_no_tree(tree: Tree) -> str:
+    """Return one sentence for a folder that holds no tree."""
+    why = "".join(f"; {problem}" for problem in tree.problems)
+    return f"{tree.root}: no rank folder here, nor another tree: expected {ROOT_FORMS}{why}"
+
+
+def name_tables(tree: Tree) -> str:
+    """Return what a table of the tree is called: its name where all have the same."""
+    if all(table.info for table in tree.tables):
+        return "info file"
+    of_operators = any(table.operator is not None for table in tree.tables)
+    return "table" if of_operators else "statistic.csv file"
+
+
+def explain_no_match(held: Sequence[Named]) -> str:
+    """Return one sentence for a filter that left nothing: what there is to choose from."""
+    iterations = ranges(tensor.key.iteration for tensor in held if not tensor.key.constant)
+    operators = list(dict.fromkeys(tensor.op_name for tensor in held))
+    named = ", ".join(map(format_scope_name, operators[:_MAX_OPERATORS_NAMED])) + (
+        ", ..." * (len(operators) > _MAX_OPERATORS_NAMED)
+    )
+    return (
+        f"no tensor matches: here are rank {ranges(tensor.key.rank for tensor in held)}, "
+        f"graph {ranges(tensor.key.graph for tensor in held)}, iteration {iterations or '-'}, "
+        f"{format_count(len(operators), 'operator')}: {named}"
+    )
+
+
+def _overview_row(rank: int, group: Iterable[Entry], complete: set[tuple[int, int]]) -> list[str]:
+    iterations: set[int] = set()
+    operators: set[tuple[int | None, str]] = set()
+    count = inputs = bytes_in = stored = 0
+    known = True
+    for entry in group:
+        key, length = entry.key, entry.bytes_in
+        operators.add((None if key.constant else key.iteration, entry.op_name))
+        if not key.constant:
+            iterations.add(key.iteration)
+        count += 1
+        inputs += key.side is TensorSide.INPUT
+        known = known and length is not None
+        bytes_in += length or 0
+        stored += entry.taken_bytes
+    unfinished = [i for i in iterations if (rank, i) not in complete]
+    return [
+        str(rank),
+        ranges(iterations) or "constants",
+        f"{len(operators):,}",
+        f"{inputs:,}",
+        f"{count - inputs:,}",
+        format_bytes(bytes_in) if known else "-",
+        format_bytes(stored),
+        format_ratio(bytes_in, stored) if known else "-",
+        _format_state(iterations, unfinished),
+    ]
+
+
+def _format_state(iterations: set[int], unfinished: list[int]) -> str:
+    if not unfinished:
+        return "complete" if iterations else "-"
+    return "incomplete" if len(iterations) == 1 else f"incomplete: {ranges(unfinished)}"
+
+
+def _tensor_row(row: ListedTensor) -> list[str]:
+    entry, known = row.entry, row.facts
+    dtype, extents, length = (
+        (known.dtype, format_shape(known.shape), format_bytes(known.bytes_in))
+        if known
+        else ("damaged", "", "")
+    )
+    key = entry.key
+    return [
+        format_operator(entry.op_type, entry.op_name),
+        key.side.value,
+        str(key.slot),
+        dtype,
+        extents,
+        length,
+    ]
+
+
+def _content_of(entry: Entry) -> TensorContent | None:
+    record = entry.record
+    return (record.digest, record.dtype, record.shape) if record and record.digest else None
+
+
+def _digest_cells(entry: Entry, marks: Mapping[TensorContent, str] | None) -> list[str]:
+    if marks is None:
+        return []
+    content = _content_of(entry)
+    return [content[0][:_DIGEST_DIGITS], marks.get(content, "")] if content else ["-", ""]
+
+
+def format_operator(op_type: str, op_name: str) -> str:
+    """Return an operator's label with its type, which most names end in."""
+    name = format_scope_name(op_name)
+    # A name that no manifest knows has `_` where the scope had its `/`.
+    said = name.rpartition("/")[2].startswith(op_type) or f"_{op_type}-" in name
+    return name if said else f"{op_type} {name}"

@@ -1,0 +1,152 @@
+"""Command `rankdump ls`: content of a tree; an overview without a filter, the tensors with one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from rankdump import reader
+from rankdump._analysis.reader.query import Query
+from rankdump._analysis.reader.tree import Entries, Tree
+from rankdump._cli.listing import (
+    ListedTensor,
+    count_same_contents,
+    describe_entries,
+    explain_no_match,
+    format_overview,
+    format_tensors,
+    mark_same_contents,
+    name_tables,
+    read_tree,
+)
+from rankdump._cli.options import FILTER_HINT, TREE_PATH, add_query_options
+from rankdump._cli.output import measure_width, print_lines, print_table
+from rankdump._cli.text_format import format_count
+from rankdump._core.units import format_bytes
+
+_OVERVIEW_TENSORS = 10
+_DEFAULT_TENSORS = 100
+
+
+@click.command()
+@click.argument("tree", type=TREE_PATH, default=".")
+@add_query_options
+@click.option("--limit", type=click.IntRange(min=0), help="Most tensors listed; 0: all.")
+@click.option("--digest", "digests", is_flag=True, help="Show which tensors are the same.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def ls(
+    *, tree: Path, query: Query, job_id: str, limit: int | None, digests: bool, as_json: bool
+) -> int:
+    """List the tensors of a tree.
+
+    Without a filter: its ranks and iterations, and the first tensors. With --digest, tensors of
+    the same bytes, type and shape have the same mark. Exit code 1 when something in the tree is
+    damaged, or it is no tree.
+    """
+    found = read_tree(tree, query, job_id)
+    kept = found.entries if query.empty else found.entries.where(query.keeps)
+    if as_json:
+        rows = describe_entries(kept[: limit or None])
+        click.echo(json.dumps(_listing_as_json(found, rows, len(kept)), indent=1))
+    else:
+        brief = query.empty and limit is None and not job_id
+        shown = (
+            _OVERVIEW_TENSORS
+            if brief
+            else _DEFAULT_TENSORS
+            if limit is None
+            else limit or len(kept)
+        )
+        rows = describe_entries(kept[:shown])
+        _print_listing(found, kept, rows, brief=brief, digests=digests)
+    return 1 if reader.damaged(found) or any(row.damage for row in rows) else 0
+
+
+def _print_listing(
+    tree: Tree, kept: Entries, rows: list[ListedTensor], *, brief: bool, digests: bool
+) -> None:
+    width = measure_width()
+    if brief and rows:
+        print_table(format_overview(tree, width=width))
+        print_lines(["", f"first {format_count(len(rows), 'tensor')}:"])
+    marks = mark_same_contents(kept) if digests else None
+    for line in format_tensors(rows, width=width, marks=marks):
+        click.echo(line)
+    left = len(kept) - len(rows)
+    if left:
+        print_lines(
+            [f"... {format_count(left, 'more tensor')}: {FILTER_HINT}; --limit 0 lists all"]
+        )
+    print_lines([*([""] if rows else []), _format_total(tree, kept)])
+    if marks is not None:
+        print_lines([count_same_contents(kept, marks)])
+    if not kept:
+        every = read_tree(tree.root, job_id=tree.job_id).entries
+        print_lines([explain_no_match(every)] if every else [])
+    if tree.tables:
+        tables = format_count(len(tree.tables), name_tables(tree))
+        taken = format_bytes(sum(table.stored_bytes for table in tree.tables))
+        print_lines([f"figures in {tables}, {taken} on disk: rankdump stats"])
+    faults = reader.faults(tree)
+    print_lines(finding for finding in reader.findings(tree) if finding not in faults)
+    print_lines([row.damage for row in rows if row.damage], err=True)
+    print_lines(faults, err=True)
+
+
+def _format_total(tree: Tree, kept: Entries) -> str:
+    foreign = f"; {format_count(tree.foreign, 'other file')} ignored" if tree.foreign else ""
+    if not tree.entries and tree.whole:
+        return f"{tree.root}: no tensor files{foreign}"
+    places = kept.by_place()
+    ranks = {place.rank for place in places}
+    iterations = {place.iteration for place in places if place.dated}
+    stored = sum(entry.taken_bytes for entry in kept)
+    held = (
+        f"of {format_count(len(ranks), tree.unit)} in {format_count(len(iterations), 'iteration')}"
+    )
+    return (
+        f"{tree.root}: {format_count(len(kept), 'tensor')} {held}, "
+        f"{format_bytes(stored)} on disk{foreign}"
+    )
+
+
+def _listing_as_json(tree: Tree, rows: list[ListedTensor], count: int) -> dict[str, object]:
+    return {
+        "root": str(tree.root),
+        "ranks": tree.ranks,
+        "ranks_are_devices": tree.by_device,
+        "tensor_count": count,
+        "table_count": len(tree.tables),
+        "table_bytes": sum(table.stored_bytes for table in tree.tables),
+        "foreign_files": tree.foreign,
+        "findings": reader.findings(tree),
+        "tensors": [_row_as_json(row) for row in rows],
+    }
+
+
+def _row_as_json(row: ListedTensor) -> dict[str, object]:
+    entry, key, record = row.entry, row.entry.key, row.entry.record
+    return {
+        "path": entry.relative,
+        "member": entry.member,
+        "rank": key.rank,
+        "net_name": key.net_name,
+        "graph": key.graph,
+        "iteration": None if key.constant else key.iteration,
+        "timestamp_us": key.timestamp_us,
+        "op_type": entry.op_type,
+        "op_name": entry.op_name,
+        "side": key.side.value,
+        "slot": key.slot,
+        "argument": record.argument if record else key.argument,
+        "dtype": row.facts.dtype if row.facts else None,
+        "shape": row.facts.shape if row.facts else None,
+        "format": (row.facts.tensor_format if row.facts else "") or key.tensor_format,
+        "bytes_in": row.facts.bytes_in if row.facts else None,
+        "file_bytes": entry.stored_bytes,
+        "codec": entry.codec,
+        "digest": record.digest if record else "",
+        "damage": row.damage,
+    }

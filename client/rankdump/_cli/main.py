@@ -1,0 +1,30 @@
+"""Entry point of `rankdump`. Imports the commands only when it is called, and says in one line what
+is missing when the extra `cli` is not installed.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+
+_EXTRA_MODULES = ("click", "rich")
+
+
+def main() -> None:
+    """Run the command line and end the process with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A tree may hold names that are no text, or none of the terminal's.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        from rankdump._cli.command_group import run_command_line
+
+        sys.exit(run_command_line(sys.argv[1:]))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _EXTRA_MODULES:
+            raise
+        sys.stderr.write(
+            f"rankdump: module {error.name} is missing; install it with: "
+            "pip install 'rankdump[cli]'\n"
+        )
+        sys.exit(2)

@@ -1,0 +1,164 @@
+"""Arguments and options that several commands share: selection of tensors, trees, addresses of
+daemons and credentials.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rankdump._analysis.reader.query import Query
+from rankdump._core.daemon_endpoint import DEFAULT_AGENT_ADDRESS
+from rankdump._core.plan import IterationSelection
+from rankdump._core.record import TensorSide
+from rankdump._core.selection import find_idle_segments, parse_iterations
+
+if TYPE_CHECKING:
+    from rankdump._wire.channel import TlsCredentials
+
+_GLOB_BRACKETS = re.compile(r"\[!?\]?[^\]]*\]")
+"""Classes of characters in a glob, as fnmatch reads them."""
+DEFAULT_COORDINATOR = "127.0.0.1:7421"
+"""Where a coordinator answers unless RANKDUMP_COORDINATOR says otherwise."""
+TREE_PATH = click.Path(exists=True, file_okay=False, path_type=Path)
+"""A dump tree: the folder that holds `rank_0`, a time or a device and its like."""
+
+
+def parse_iterations_option(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> IterationSelection | None:
+    """Return the iterations an option means; a usage error says what is allowed.
+
+    A configuration may hold segments that match nothing; who types one made a mistake.
+    """
+    if text is None:
+        return None
+    iterations = parse_iterations(text)
+    idle = find_idle_segments(text)
+    if iterations is None or idle:
+        why = ", ".join(f"{segment!r} {reason}" for segment, reason in idle.items())
+        raise click.BadParameter(
+            f"{text!r} is not allowed{f': {why}' if iterations else ''}; "
+            'allowed: "all", or numbers and ranges joined by "|", such as "0|2-3"',
+            context,
+            parameter,
+        )
+    return iterations
+
+
+def parse_glob_option(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> str | None:
+    """Return the glob an option means; a usage error says where it has an open bracket."""
+    if text is not None and "[" in _GLOB_BRACKETS.sub("", text):
+        raise click.BadParameter(
+            f"{text!r} is no glob: a [ has no ] behind it; "
+            "allowed: *, ?, [abc], [!abc], and [[] for a [ itself",
+            context,
+            parameter,
+        )
+    return text
+
+
+def parse_pattern_option(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> re.Pattern[str] | None:
+    """Return the expression an option means; a usage error says where it is wrong."""
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as error:
+        raise click.BadParameter(
+            f"{text!r} is no expression: {error}", context, parameter
+        ) from None
+
+
+_SELECTION_OPTIONS: Mapping[str, Callable[[Callable[..., int]], Callable[..., int]]] = {
+    "rank": click.option("--rank", type=click.IntRange(min=0), help="Only this rank."),
+    "graph": click.option("--graph", type=click.IntRange(min=0), help="Only this graph."),
+    "iterations": click.option(
+        "--iteration",
+        "iterations",
+        callback=parse_iterations_option,
+        help='Only these, as "0|2-3".',
+    ),
+    "op": click.option(
+        "--op",
+        "--operator",
+        "op",
+        metavar="GLOB",
+        callback=parse_glob_option,
+        help="Only operators whose name or type matches.",
+    ),
+    "op_regex": click.option(
+        "--op-regex",
+        metavar="REGEX",
+        callback=parse_pattern_option,
+        help="Only operators in whose name it is found.",
+    ),
+    "job_id": click.option("--job", "job_id", metavar="ID", default="", help="Only this job."),
+    "side": click.option("--side", type=click.Choice(["input", "output"]), help="Only this side."),
+}
+FILTER_HINT = "--rank, --graph, --iteration, --op, --op-regex, --job, --side select"
+
+
+def add_selection_options(command: Callable[..., int], *, without: str = "") -> Callable[..., int]:
+    """Give a command the options that select tensors, or all of them but one."""
+    for name, option in reversed(tuple(_SELECTION_OPTIONS.items())):
+        command = command if name == without else option(command)
+    return command
+
+
+def add_query_options(command: Callable[..., int], *, without: str = "") -> Callable[..., int]:
+    """Give a command those options; it gets them as one `query`, and the job as `job_id`."""
+
+    @wraps(command)
+    def with_query(
+        *,
+        rank: int | None,
+        graph: int | None,
+        iterations: IterationSelection | None,
+        op: str | None,
+        op_regex: re.Pattern[str] | None,
+        side: str | None = None,
+        **others: object,
+    ) -> int:
+        query = Query(
+            rank=rank,
+            graph=graph,
+            iterations=iterations,
+            glob=op,
+            pattern=op_regex,
+            side=TensorSide(side) if side else None,
+        )
+        return command(query=query, **others)
+
+    return add_selection_options(with_query, without=without)
+
+
+def add_operator_query_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options that make sense where operators have no sides."""
+    return add_query_options(command, without="side")
+
+
+def resolve_agent_address(given: str | None) -> str:
+    """Return the agent's address: the option's, else the environment's, else the usual one."""
+    return given or os.environ.get("RANKDUMP_AGENT") or DEFAULT_AGENT_ADDRESS
+
+
+def resolve_coordinator_address(given: str | None) -> str:
+    """Return the coordinator's address: the option's, the environment's or the usual one."""
+    return given or os.environ.get("RANKDUMP_COORDINATOR") or DEFAULT_COORDINATOR
+
+
+def load_credentials() -> TlsCredentials:
+    """Return the certificates that the environment names; none are needed on this host."""
+    # Only who asks a daemon needs gRPC, which takes longer to load than most commands to answer.
+    from rankdump._wire.channel import read_credentials
+
+    return read_credentials(os.environ)

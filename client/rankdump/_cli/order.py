@@ -1,0 +1,196 @@
+"""Command `rankdump order`: the order in which all ranks together executed, and what the merge
+found odd about it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import click
+
+from rankdump import reader
+from rankdump._analysis.reader.query import Query, ranges
+from rankdump._cli.options import TREE_PATH, add_operator_query_options, resolve_coordinator_address
+from rankdump._cli.output import (
+    TableColumn,
+    format_table,
+    measure_width,
+    number_columns,
+    print_lines,
+    print_table,
+)
+from rankdump._cli.text_format import format_count, format_scope_name
+from rankdump._core.events import EventKind, Finding
+from rankdump._core.status import OrderEntry
+
+_DEFAULT_LINES = 40
+_COLUMNS = (
+    *number_columns("position", "iteration"),
+    TableColumn("ranks", flexible=True),
+    TableColumn("name", flexible=True),
+    *number_columns("start ms", "took ms"),
+)
+
+
+@click.command()
+@click.argument("tree", type=TREE_PATH, required=False)
+@click.option(
+    "--coordinator", metavar="ADDRESS", help="Whom to ask; default: RANKDUMP_COORDINATOR."
+)
+@add_operator_query_options
+@click.option("--findings", "findings_only", is_flag=True, help="Only what the merge found odd.")
+@click.option("--limit", type=click.IntRange(min=0), help="Most lines; 0: all.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def order(
+    *,
+    tree: Path | None,
+    coordinator: str | None,
+    query: Query,
+    job_id: str,
+    findings_only: bool,
+    limit: int | None,
+    as_json: bool,
+) -> int:
+    """Show in which order all ranks executed.
+
+    With a TREE from its files, without one from the coordinator; without --job that of the job
+    that published last. --rank shows what it took part in. With --findings the exit code is 1
+    when there are any.
+    """
+    if tree and coordinator:
+        raise click.UsageError("TREE and --coordinator do not go together")
+    wants = _OrderQuery(query)
+    source = (
+        _read_tree_order(tree, job_id, wants, findings_only)
+        if tree
+        else _fetch_coordinator_order(coordinator, job_id, wants, findings_only)
+    )
+    if as_json:
+        _print_json(source, wants, limit)
+    else:
+        if not findings_only:
+            _print_entries(source.entries, _DEFAULT_LINES if limit is None else limit)
+        found = [_format_finding(finding) for finding in source.findings if wants.about(finding)]
+        print_lines(found or ["the merge found nothing odd"])
+        print_lines(source.notes)
+    return int(findings_only and any(map(wants.about, source.findings)))
+
+
+@dataclass(frozen=True, slots=True)
+class _OrderQuery:
+    """Which entries and findings are asked for."""
+
+    query: Query
+
+    def keeps(self, entry: OrderEntry) -> bool:
+        query = self.query
+        ranks = (*entry.ranks, *entry.missing)
+        return any(
+            query.keeps_place(rank, entry.graph, entry.iteration) for rank in ranks
+        ) and query.keeps_operator(_operator_type(entry.name), entry.name)
+
+    def about(self, finding: Finding) -> bool:
+        query = self.query
+        in_time = query.iterations is None or finding.iteration in query.iterations
+        about_rank = query.rank is None or not finding.ranks or query.rank in finding.ranks
+        about_operator = not finding.name or query.keeps_operator(
+            _operator_type(finding.name), finding.name
+        )
+        return in_time and about_rank and about_operator
+
+
+@dataclass(frozen=True, slots=True)
+class _OrderSource:
+    entries: Iterator[OrderEntry]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
+
+
+def _read_tree_order(
+    tree: Path, job_id: str, wants: _OrderQuery, findings_only: bool
+) -> _OrderSource:
+    published = reader.read_order(tree, job_id=job_id)
+    entries = published.entries(graph=wants.query.graph, iterations=wants.query.iterations)
+    others = ", ".join(published.others)
+    notes = (f"orders of other jobs stand in {others}: --job ID shows one",) if others else ()
+    kept = iter(()) if findings_only else filter(wants.keeps, entries)
+    return _OrderSource(kept, published.findings, notes)
+
+
+def _fetch_coordinator_order(
+    coordinator: str | None, job_id: str, wants: _OrderQuery, findings_only: bool
+) -> _OrderSource:
+    # With gRPC, which takes longer to load than a tree to answer.
+    from rankdump._cli.daemon_client import fetch_order, fetch_order_findings
+
+    address = resolve_coordinator_address(coordinator)
+    findings = fetch_order_findings(address, job_id=job_id)
+    entries = fetch_order(address, job_id=job_id, graph=wants.query.graph)
+    return _OrderSource(iter(()) if findings_only else filter(wants.keeps, entries), findings)
+
+
+def _print_entries(entries: Iterator[OrderEntry], limit: int) -> None:
+    shown = list(islice(entries, limit or None))
+    if shown:
+        print_table(format_entries(shown, width=measure_width()))
+    cut = bool(limit) and next(entries, None) is not None
+    print_lines(
+        ["... more lines: --limit 0 shows all, --iteration, --op and --rank select"] if cut else []
+    )
+    # The coordinator counts what each rank did; here a collective of all ranks is one line.
+    events = format_count(sum(len(entry.ranks) for entry in shown), "event")
+    collectives = format_count(sum(entry.kind.collective for entry in shown), "line")
+    of = f"{'first ' if cut else ''}{format_count(len(shown), 'line')} for {events} of the ranks"
+    print_lines(["", f"{of}, {collectives} of collectives; --json has the full scope names"])
+
+
+def _print_json(source: _OrderSource, wants: _OrderQuery, limit: int | None) -> None:
+    """Print an entry a line, as they come: an order may be larger than memory."""
+    click.echo('{"entries": [', nl=False)
+    before = "\n "
+    for entry in islice(source.entries, limit or None):
+        click.echo(before + json.dumps(asdict(entry) | {"kind": entry.kind.name.lower()}), nl=False)
+        before = ",\n "
+    findings = [asdict(f) | {"kind": f.kind.value} for f in source.findings if wants.about(f)]
+    click.echo(f'\n], "findings": {json.dumps(findings, indent=1)}}}')
+
+
+def _format_finding(finding: Finding) -> str:
+    so_far = ", so far" if finding.provisional else ""
+    return f"{finding.kind.value}{so_far}: {finding.text}"
+
+
+def format_entries(entries: list[OrderEntry], *, width: int) -> list[str]:
+    """Return the entries as a table; times are milliseconds from the first one's start."""
+    first_us = min(entry.start_us for entry in entries)
+    rows = [
+        [
+            str(entry.position),
+            str(entry.iteration),
+            _format_ranks(entry),
+            _format_name(entry),
+            f"{(entry.start_us - first_us) / 1000:.3f}",
+            f"{(entry.end_us - entry.start_us) / 1000:.3f}",
+        ]
+        for entry in entries
+    ]
+    return format_table(_COLUMNS, rows, width=width)
+
+
+def _operator_type(op_name: str) -> str:
+    """Return the type of an operator, which its name ends in: `Linear` of `.../Linear-op0`."""
+    return op_name.rpartition("/")[2].rpartition("-op")[0]
+
+
+def _format_name(entry: OrderEntry) -> str:
+    name = format_scope_name(entry.name)
+    return name if entry.kind is EventKind.OPERATOR else f"{entry.kind.name.lower()} {name}"
+
+
+def _format_ranks(entry: OrderEntry) -> str:
+    missing = f" (missing {ranges(entry.missing)})" if entry.missing else ""
+    return ranges(entry.ranks) + missing

@@ -1,0 +1,104 @@
+"""Printed output: sentences and tables with aligned columns that read well on a terminal and in a
+pipe. The only module that asks how wide the terminal is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import click
+from rich.cells import cell_len
+
+from rankdump._cli.text_format import shorten_text, wrap_text
+
+_COLUMN_GAP = 2
+_MIN_FLEXIBLE_WIDTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """One column."""
+
+    title: str
+    right: bool = False
+    """Aligned right, as numbers are."""
+    flexible: bool = False
+    """Gives way when the row is too wide; its texts are shortened in the middle."""
+
+
+def format_table(
+    columns: Sequence[TableColumn], rows: Sequence[Sequence[str]], *, width: int
+) -> list[str]:
+    """Return a title line and one line per row, within the width as far as flexible columns go."""
+    widths = _column_widths(columns, rows, width)
+    titles = [column.title for column in columns]
+    gap = _COLUMN_GAP if sum(widths) + _COLUMN_GAP * (len(columns) - 1) <= width else 1
+    return [_format_row(columns, widths, cells, gap) for cells in (titles, *rows)]
+
+
+def number_columns(*titles: str) -> tuple[TableColumn, ...]:
+    """Return columns of numbers."""
+    return tuple(TableColumn(title, right=True) for title in titles)
+
+
+def _column_widths(
+    columns: Sequence[TableColumn], rows: Sequence[Sequence[str]], width: int
+) -> list[int]:
+    widths = [
+        max([cell_len(column.title), *(cell_len(row[at]) for row in rows)])
+        for at, column in enumerate(columns)
+    ]
+    flexible = [at for at, column in enumerate(columns) if column.flexible]
+    while flexible:
+        excess = sum(widths) + _COLUMN_GAP * (len(columns) - 1) - width
+        widest = max(flexible, key=lambda at: widths[at])
+        if excess <= 0 or widths[widest] <= _MIN_FLEXIBLE_WIDTH:
+            break
+        widths[widest] -= (
+            1 if len(flexible) > 1 else min(excess, widths[widest] - _MIN_FLEXIBLE_WIDTH)
+        )
+    return widths
+
+
+def _format_row(
+    columns: Sequence[TableColumn], widths: Sequence[int], cells: Sequence[str], gap: int
+) -> str:
+    padded: list[str] = []
+    for column, width, cell in zip(columns, widths, cells, strict=True):
+        text = shorten_text(cell, width)
+        blanks = " " * (width - cell_len(text))
+        padded.append(blanks + text if column.right else text + blanks)
+    return (" " * gap).join(padded).rstrip()
+
+
+_DEFAULT_WIDTH = 100
+_MIN_LINE_WIDTH = 60
+
+
+def measure_width(*, err: bool = False) -> int:
+    """Return the cells of a line: the terminal's, or 100 in a pipe; COLUMNS overrides both."""
+    if not _is_terminal(err) and "COLUMNS" not in os.environ:
+        return _DEFAULT_WIDTH
+    return max(_MIN_LINE_WIDTH, shutil.get_terminal_size((_DEFAULT_WIDTH, 24)).columns)
+
+
+def print_lines(sentences: Iterable[str], *, err: bool = False) -> None:
+    """Print sentences: folded between words on a terminal, one a line in a pipe."""
+    width = measure_width(err=err) if _is_terminal(err) else None
+    for sentence in sentences:
+        for line in wrap_text(sentence, width):
+            click.echo(line, err=err)
+
+
+def print_table(lines: list[str], *, err: bool = False) -> None:
+    """Print a table; its titles stand out on a terminal."""
+    for number, line in enumerate(lines):
+        click.echo(click.style(line, bold=True) if number == 0 else line, err=err)
+
+
+def _is_terminal(err: bool) -> bool:
+    return (sys.stderr if err else sys.stdout).isatty()

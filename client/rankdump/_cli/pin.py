@@ -1,0 +1,43 @@
+"""Command `rankdump pin`: protection of the dump of a job from removal by age or size."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from rankdump._cli import daemon_client
+from rankdump._cli.options import resolve_agent_address
+from rankdump._cli.output import print_lines
+from rankdump._core.status import JobUsage
+from rankdump._core.units import format_bytes
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@click.option("--agent", metavar="ADDRESS", help="Agent to tell; default: RANKDUMP_AGENT.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def pin(job_id: str, agent: str | None, as_json: bool) -> int:
+    """Keep what the agent of this host has of JOB, until `unpin`.
+
+    Its iterations are not removed by age or size any more. A job may be pinned before it starts.
+    """
+    return set_pinned(job_id, agent, pinned=True, as_json=as_json)
+
+
+def set_pinned(job_id: str, agent: str | None, *, pinned: bool, as_json: bool) -> int:
+    """Pin a job or let it go, and say what the agent has of it."""
+    if not job_id:
+        raise click.UsageError("JOB is empty")
+    address = resolve_agent_address(agent)
+    daemon_client.set_job_pin(address, job_id, pinned=pinned)
+    known = {job.job_id: job for job in daemon_client.fetch_agent_status(address).usage}
+    job = known.get(job_id, JobUsage(job_id, pinned=pinned))
+    if as_json:
+        body = {"job_id": job_id, "pinned": job.pinned, "bytes_stored": job.bytes_stored}
+        click.echo(json.dumps(body))
+    else:
+        now = "is pinned" if job.pinned else "is not pinned"
+        here = format_bytes(job.bytes_stored) if job.bytes_stored else "nothing so far"
+        print_lines([f"job {job_id} {now}; its dump here: {here}"])
+    return 0

@@ -1,0 +1,80 @@
+"""Answer to whether a plan fits on its disk, from what a dump took before, for `rankdump forecast`
+and `rankdump run --require-fit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from rankdump import reader
+from rankdump._cli.text_format import format_count, format_duration
+from rankdump._config import config_file
+from rankdump._core.forecast import (
+    KEEP_FREE_RATIO,
+    DumpForecast,
+    count_planned_iterations,
+    forecast_dump,
+)
+from rankdump._core.plan import DumpPlan
+from rankdump._core.units import format_bytes
+from rankdump.errors import CorruptedError
+
+
+def load_plan(config: Path, environ: Mapping[str, str]) -> DumpPlan:
+    """Return what a configuration asks for; ConfigError says where it is wrong."""
+    plan, _ = config_file.load_config_plan(config, environ)
+    return plan
+
+
+def check_plan_fit(plan: DumpPlan, observed: Path | None) -> str:
+    """Return why a plan does not fit on the disk of its tree; empty when it does.
+
+    By what a dump took before, in the tree of the plan unless another is named. A usage error
+    where there is none: nothing is known then.
+    """
+    root = Path(plan.output.root)
+    tree = root if observed is None else observed
+    try:
+        seen = reader.observe(tree)
+    except CorruptedError as error:
+        raise click.UsageError(
+            f"--require-fit: {error}; run once with iteration 0 in the configuration, and name "
+            f"that tree with --observed"
+        ) from None
+    room = reader.disk_room(root, KEEP_FREE_RATIO)
+    found = forecast_dump(seen, count_planned_iterations(plan.selection.iterations), room)
+    return "" if found.fits else f"the plan does not fit: {summarize_forecast(found)}"
+
+
+def summarize_forecast(found: DumpForecast) -> str:
+    """Return what is needed, what there is, and how many iterations fit, in one line."""
+    needed = f"{format_bytes(found.disk_bytes)} in {format_count(found.files, 'file')} are needed"
+    if found.iterations is None:
+        needed += " for each iteration"
+    else:
+        needed += f" for {format_count(found.iterations, 'iteration')}"
+    there = f"{format_bytes(found.usable_bytes)} may be taken of {format_bytes(found.total_bytes)}"
+    kept = f"{found.keep_free_ratio:.0%} stay free"
+    return f"{needed}, {there} ({kept}): {format_count(found.fitting, 'iteration')} fit"
+
+
+def format_forecast(found: DumpForecast, *, ranks: int, seen: int) -> list[str]:
+    """Return what a forecast says, one thing a line."""
+    every = (
+        "one iteration" if found.iterations is None else format_count(found.iterations, "iteration")
+    )
+    stall = format_duration(found.stall_us)
+    return [
+        f"by {format_count(seen, 'iteration')} of {format_count(ranks, 'rank')} in the tree, "
+        f"{every} will take:",
+        f"  tensors     {found.tensors:,}",
+        f"  files       {found.files:,}",
+        f"  bytes in    {format_bytes(found.bytes_in)}",
+        f"  on disk     {format_bytes(found.disk_bytes)}",
+        f"  time        {format_duration(found.wall_us)}, of which a rank is held up for {stall}",
+        summarize_forecast(found),
+        *([] if found.fits else [f"it does not fit: {found.reason}"]),
+    ]

@@ -1,0 +1,259 @@
+"""Status of a job rank by rank: sums over iterations, the tables that `status` and `run` show, and
+sentences that say what went wrong and why. Pure: no terminal, no daemon.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rankdump._analysis.reader.query import ranges
+from rankdump._cli.output import TableColumn, format_table, number_columns
+from rankdump._cli.text_format import format_count, format_ratio, format_reasons
+from rankdump._core.status import IterationStatus, SessionState, SessionStatus, StatusView
+from rankdump._core.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RankTally:
+    """One rank of one job over all its iterations."""
+
+    job_id: str
+    rank: int
+    sessions: tuple[SessionStatus, ...]
+    iterations: tuple[IterationStatus, ...]
+
+    @property
+    def state(self) -> str:
+        """State of its last session; empty when only its tensors are known."""
+        return self.sessions[-1].state.value if self.sessions else ""
+
+    @property
+    def seen(self) -> int:
+        """Iterations the rank ran, as far as anybody said so."""
+        said = sum(session.iterations_seen for session in self.sessions)
+        return max(said, len({i.iteration for i in self.iterations}))
+
+    @property
+    def complete(self) -> int:
+        """Iterations whose every tensor is accounted for."""
+        return sum(iteration.complete for iteration in self.iterations)
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Tensors lost, by reason."""
+        total: Counter[str] = Counter()
+        for iteration in self.iterations:
+            total.update(iteration.dropped)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class IterationTotals:
+    """Sums over iterations."""
+
+    expected: int
+    stored: int
+    linked: int
+    degraded: int
+    dropped: int
+    bytes_in: int
+    bytes_stored: int
+    bytes_compared: int
+    """Of the bytes stored, those whose size before is known."""
+
+    @property
+    def kept(self) -> int:
+        """Tensors that are in the tree in some form."""
+        return self.stored + self.linked + self.degraded
+
+
+def tally_ranks(view: StatusView) -> tuple[RankTally, ...]:
+    """Return one tally per job and rank, in that order."""
+    places = {(s.job_id, s.rank) for s in view.sessions}
+    places |= {(i.job_id, i.rank) for i in view.iterations}
+    sessions: dict[tuple[str, int], list[SessionStatus]] = {place: [] for place in places}
+    iterations: dict[tuple[str, int], list[IterationStatus]] = {place: [] for place in places}
+    for session in view.sessions:
+        sessions[session.job_id, session.rank].append(session)
+    for iteration in view.iterations:
+        iterations[iteration.job_id, iteration.rank].append(iteration)
+    return tuple(
+        RankTally(*place, tuple(sessions[place]), tuple(iterations[place]))
+        for place in sorted(places)
+    )
+
+
+def find_ended_jobs(ranks: Iterable[RankTally]) -> set[str]:
+    """Return the jobs of which no rank has an open session."""
+    ranks = tuple(ranks)
+    going = {tally.job_id for tally in ranks if tally.state == SessionState.OPEN.value}
+    return {tally.job_id for tally in ranks} - going
+
+
+def sum_iterations(iterations: Iterable[IterationStatus]) -> IterationTotals:
+    """Return the sums."""
+    held = tuple(iterations)
+    return IterationTotals(
+        # How many an open iteration expects is known only where it ends.
+        expected=sum(i.expected if i.complete else i.accounted for i in held),
+        stored=sum(i.stored for i in held),
+        linked=sum(i.linked for i in held),
+        degraded=sum(i.degraded for i in held),
+        dropped=sum(sum(i.dropped.values()) for i in held),
+        bytes_in=sum(i.bytes_in for i in held),
+        bytes_stored=sum(i.bytes_stored for i in held),
+        bytes_compared=sum(i.bytes_stored for i in held if i.bytes_in),
+    )
+
+
+def explain_empty_view(view: StatusView) -> str:
+    """Return one sentence for a view without ranks; only a tree has a root then."""
+    if view.roots:
+        return "no manifest, and no iteration with tensors: rankdump ls says what is here"
+    return "no rank has opened a session"
+
+
+def format_status_sentences(view: StatusView) -> tuple[str, ...]:
+    """Return what a person should know beyond the numbers; equal sentences share their ranks."""
+    by_text: dict[str, list[int]] = {}
+    for tally in tally_ranks(view):
+        for text in _rank_sentences(tally):
+            by_text.setdefault(text, []).append(tally.rank)
+    own = [
+        f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {ranges(ranks)}: {text}"
+        for text, ranks in by_text.items()
+    ]
+    return (*own, *(finding for finding in view.findings if finding not in own))
+
+
+def _rank_sentences(tally: RankTally) -> list[str]:
+    texts = [f"nothing dumped: {s.excluded}" for s in tally.sessions if s.excluded]
+    texts += [note for s in tally.sessions for note in s.notes if note != s.excluded]
+    if tally.state == SessionState.LOST.value:
+        kept = "what it had sent is kept" if tally.iterations else "nothing had come of it"
+        texts.append(f"its stream ended without a goodbye; {kept}")
+    if sum(tally.dropped.values()):
+        lost = format_count(sum(tally.dropped.values()), "tensor")
+        texts.append(f"{lost} dropped: {format_reasons(tally.dropped)}")
+    unfinished = [i.iteration for i in tally.iterations if not i.complete]
+    if unfinished and tally.state != SessionState.OPEN.value:
+        texts.append(f"iteration {ranges(unfinished)} is not complete")
+    unbalanced = [i.iteration for i in tally.iterations if i.complete and not i.balanced]
+    if unbalanced:
+        texts.append(f"iteration {ranges(unbalanced)}: not every expected tensor is accounted for")
+    return texts
+
+
+_RowFormatter: TypeAlias = Callable[[str, str, tuple[RankTally, ...]], list[str]]
+MAX_RANKS_SHOWN = 64
+_STATUS_COLUMNS = (
+    TableColumn("rank", right=True),
+    TableColumn("state"),
+    *number_columns("iterations", "expected", "stored", "linked", "degraded", "dropped"),
+    *number_columns("bytes in", "on disk", "ratio"),
+)
+_SUMMARY_COLUMNS = number_columns(
+    "rank", "iterations", "tensors", "linked", "bytes in", "on disk", "ratio", "dropped"
+)
+
+
+def format_status_table(
+    view: StatusView, *, width: int, most: int = MAX_RANKS_SHOWN, folded: Collection[str] = ()
+) -> list[str]:
+    """Return the ranks with their full balance, job after job; at most so many of each.
+
+    Jobs that are folded have one line each, before the others.
+    """
+    groups = _group_by_job(tally_ranks(view))
+    lines = [_format_job_line(job, groups[job]) for job in groups if job in folded]
+    for job, ranks in groups.items():
+        if job in folded:
+            continue
+        if len(groups) > 1:
+            lines += ["", f"job {job or '(unknown)'}"]
+        rows = [_status_row(str(tally.rank), tally.state, (tally,)) for tally in ranks]
+        lines += format_table(
+            _STATUS_COLUMNS, _bound_rows(rows, ranks, _status_row, most), width=width
+        )
+    return lines
+
+
+def _format_job_line(job: str, ranks: list[RankTally]) -> str:
+    sums = _sum_ranks(tuple(ranks))
+    states = Counter(tally.state or "unknown" for tally in ranks)
+    how = ", ".join(f"{count:,} {state}" for state, count in states.items())
+    kept = f"{format_count(sums.kept, 'tensor')}, {format_bytes(sums.bytes_stored)}"
+    iterations = f"iterations {_format_iterations(tuple(ranks))}"
+    return f"job {job or '(unknown)'}: ranks {how}; {iterations}, {kept}, {sums.dropped:,} dropped"
+
+
+def format_summary_table(view: StatusView, *, width: int) -> list[str]:
+    """Return what was collected, rank by rank."""
+    ranks = tally_ranks(view)
+    rows = [_summary_row(str(tally.rank), tally.state, (tally,)) for tally in ranks]
+    return format_table(
+        _SUMMARY_COLUMNS, _bound_rows(rows, ranks, _summary_row, MAX_RANKS_SHOWN), width=width
+    )
+
+
+def _group_by_job(ranks: Iterable[RankTally]) -> dict[str, list[RankTally]]:
+    groups: dict[str, list[RankTally]] = {}
+    for tally in ranks:
+        groups.setdefault(tally.job_id, []).append(tally)
+    return groups
+
+
+def _bound_rows(
+    rows: list[list[str]], ranks: Iterable[RankTally], row_of: _RowFormatter, most: int
+) -> list[list[str]]:
+    """Cut a long table, and close one of several ranks with its sum."""
+    total = [row_of("all", "", tuple(ranks))] if len(rows) > 1 else []
+    if len(rows) <= most:
+        return rows + total
+    left_out = ["..." for _ in rows[0]]
+    return [*rows[:most], left_out, *total]
+
+
+def _status_row(title: str, state: str, ranks: tuple[RankTally, ...]) -> list[str]:
+    sums = _sum_ranks(ranks)
+    return [
+        title,
+        state,
+        _format_iterations(ranks),
+        *(f"{n:,}" for n in (sums.expected, sums.stored, sums.linked, sums.degraded, sums.dropped)),
+        *_format_sizes(sums),
+    ]
+
+
+def _summary_row(title: str, _state: str, ranks: tuple[RankTally, ...]) -> list[str]:
+    sums = _sum_ranks(ranks)
+    return [
+        title,
+        _format_iterations(ranks),
+        f"{sums.kept:,}",
+        f"{sums.linked:,}",
+        *_format_sizes(sums),
+        f"{sums.dropped:,}",
+    ]
+
+
+def _sum_ranks(ranks: tuple[RankTally, ...]) -> IterationTotals:
+    return sum_iterations(iteration for tally in ranks for iteration in tally.iterations)
+
+
+def _format_iterations(ranks: tuple[RankTally, ...]) -> str:
+    return f"{sum(t.complete for t in ranks)}/{sum(t.seen for t in ranks)}"
+
+
+def _format_sizes(sums: IterationTotals) -> list[str]:
+    smaller = format_ratio(sums.bytes_in, sums.bytes_compared)
+    # An agent does not count what rows of tables take; a link takes nothing.
+    unknown = not sums.bytes_stored and sums.stored + sums.degraded > 0
+    return [
+        format_bytes(sums.bytes_in),
+        "-" if unknown else format_bytes(sums.bytes_stored),
+        smaller,
+    ]

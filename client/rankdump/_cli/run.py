@@ -1,0 +1,291 @@
+"""Command `rankdump run`: an embedded daemon for the length of one job, the job as a child process
+with its own streams, our signals and its exit code, and the summary of what was collected.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TypeAlias
+
+import click
+
+from rankdump import reader
+from rankdump._cli.daemon_client import drain_agent, fetch_agent_status
+from rankdump._cli.job_status import format_findings, format_urgent_hints
+from rankdump._cli.options import TREE_PATH
+from rankdump._cli.output import measure_width, print_lines, print_table
+from rankdump._cli.plan_fit import check_plan_fit
+from rankdump._cli.rank_status import format_status_sentences, format_summary_table, sum_iterations
+from rankdump._config import config_file
+from rankdump._core.plan import DumpPlan
+from rankdump._core.rank_identity import WARNED_VARIABLE
+from rankdump._core.status import StatusView
+from rankdump._embedded.daemon_lease import DaemonLease
+from rankdump._session.plan_source import (
+    NATIVE_VARIABLE,
+    STARTED_FORMAT,
+    STARTED_VARIABLE,
+    remove_native_dump,
+)
+from rankdump.errors import CorruptedError, RankdumpError, UnavailableError
+
+_SignalHandler: TypeAlias = Callable[[int, FrameType | None], None]
+
+_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE = 127, 126
+
+
+def run_job(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command to its end; return its code as a shell would, 128 + n after signal n."""
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        if child is None:
+            early.append(number)
+        elif not (number == signal.SIGINT and _terminal_signals_child()):
+            child.send_signal(number)
+
+    with _handle_signals(forward):
+        try:
+            child = subprocess.Popen(command, env=dict(environ))
+        except FileNotFoundError:
+            return _report_start_failure(command[0], "no such command", EXIT_NOT_FOUND)
+        except OSError as error:
+            return _report_start_failure(command[0], str(error.strerror), EXIT_NOT_EXECUTABLE)
+        for number in early:
+            child.send_signal(number)
+        code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def exit_on_signals() -> Generator[None, None, None]:
+    """Turn a termination outside the job into an exit that still runs every clean-up."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    with _handle_signals(leave, numbers=(signal.SIGTERM, signal.SIGHUP)):
+        yield
+
+
+@contextmanager
+def _handle_signals(
+    handler: _SignalHandler, numbers: tuple[signal.Signals, ...] = _FORWARDED_SIGNALS
+) -> Generator[None, None, None]:
+    # What is ignored stays so: nohup means that a hang-up is nobody's business.
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heard}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def _terminal_signals_child() -> bool:
+    """Return whether Ctrl-C reached the child too: the terminal signals its whole group."""
+    try:
+        return os.tcgetpgrp(sys.__stdin__.fileno()) == os.getpgrp() if sys.__stdin__ else False
+    except (OSError, ValueError):
+        return False
+
+
+def _report_start_failure(name: str, cause: str, code: int) -> int:
+    click.echo(f"rankdump: {name}: {cause}", err=True)
+    return code
+
+
+@contextmanager
+def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease, None, None]:
+    """Run a daemon for the length of a block; UnavailableError says why it did not start.
+
+    Its log stays behind when asked for, or when the daemon failed.
+    """
+    lease = DaemonLease(job_id)
+    fault = ""
+    try:
+        if not lease.serves:
+            raise UnavailableError(f"the embedded daemon does not serve yet; its log: {lease.log}")
+        yield lease
+    finally:
+        fault = lease.close(keep_log=keep_log)
+        if fault:
+            click.echo(f"rankdump: {fault}", err=True)
+        if lease.log.exists():
+            click.echo(f"daemon log: {lease.log}", err=True)
+
+
+_CONFIG_NAMES = ("RANKDUMP_CONFIG", "MINDSPORE_DUMP_CONFIG")
+_DRAIN_TIMEOUT_S = 60.0
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="What to dump: a data_dump.json or an acl.json.",
+)
+@click.option("--output", type=click.Path(path_type=Path), help="Root of the tree, if not its own.")
+@click.option("--require-fit", is_flag=True, help="Do not start what does not fit on the disk.")
+@click.option(
+    "--observed",
+    metavar="TREE",
+    type=TREE_PATH,
+    help="Tree by which --require-fit judges; the one of the configuration by default.",
+)
+@click.option("--keep-daemon-log", is_flag=True, help="Leave the daemon's log behind.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(
+    *,
+    config: Path | None,
+    output: Path | None,
+    require_fit: bool,
+    observed: Path | None,
+    keep_daemon_log: bool,
+    command: tuple[str, ...],
+) -> int:
+    """Run a command and collect its tensors.
+
+    An embedded daemon lives as long as COMMAND, then says what it collected. Without a
+    configuration that is what COMMAND itself asks for, as with rankdump.migrator.
+
+    The exit code is the command's own; what rankdump has to say goes to stderr. With --require-fit
+    it is 1, and COMMAND is not started, where the plan needs more room than there is.
+    """
+    environ = _set_configuration(os.environ, config=config, output=output)
+    plan = None
+    if "RANKDUMP_CONFIG" in environ:
+        plan, _ = config_file.load_config_plan(Path(environ["RANKDUMP_CONFIG"]), environ)
+        print_lines((f"rankdump: warning: {text}" for text in plan.warnings), err=True)
+        environ = _without_native_dump(environ, plan)
+    if require_fit:
+        fault = _explain_misfit(plan, observed)
+        if fault:
+            print_lines([f"rankdump: {fault}"], err=True)
+            return 1
+    job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
+    with exit_on_signals(), run_embedded_daemon(job_id, keep_log=keep_daemon_log) as daemon:
+        code = run_job(command, _set_daemon_variables(environ, daemon.address, job_id))
+        view = _collect_status(daemon, plan)
+        died = not daemon.alive
+    _print_summary(view, plan, code, daemon_died=died)
+    for root in _roots(plan, view):
+        print_lines(_describe_oddities(root, job_id), err=True)
+    return code
+
+
+def _without_native_dump(environ: Mapping[str, str], plan: DumpPlan) -> dict[str, str]:
+    """Return the environment of a job that rankdump alone dumps, and say what is left out of it."""
+    found = remove_native_dump(environ, plan.output.root)
+    if NATIVE_VARIABLE in environ and NATIVE_VARIABLE not in found:
+        text = f"the command runs without {NATIVE_VARIABLE}: MindSpore would dump the same again"
+        print_lines([f"rankdump: {text}"], err=True)
+    return found
+
+
+def _explain_misfit(plan: DumpPlan | None, observed: Path | None) -> str:
+    if plan is None:
+        raise click.UsageError("--require-fit asks for a configuration: give --config")
+    return check_plan_fit(plan, observed) if plan.enabled else ""
+
+
+def _set_configuration(
+    environ: Mapping[str, str], *, config: Path | None, output: Path | None
+) -> dict[str, str]:
+    """Return the environment with absolute paths: the job may run in another folder."""
+    found = config or next((Path(environ[n]) for n in _CONFIG_NAMES if environ.get(n)), None)
+    if found is None:
+        if output is not None:
+            raise click.UsageError("--output is the root of a configuration's tree: give --config")
+        return {name: text for name, text in environ.items() if name not in _CONFIG_NAMES}
+    file = str(found.absolute())
+    own = {"RANKDUMP_CONFIG": file, WARNED_VARIABLE: file}
+    if output is not None:
+        own["RANKDUMP_OUTPUT"] = str(output.absolute())
+    return {**environ, **own}
+
+
+def _set_daemon_variables(environ: Mapping[str, str], address: str, job_id: str) -> dict[str, str]:
+    own = {"RANKDUMP_AGENT": address, "RANKDUMP_COORDINATOR": address, "RANKDUMP_JOB_ID": job_id}
+    # All ranks write below the same folder of the time, where a tree has one.
+    started = {STARTED_VARIABLE: time.strftime(STARTED_FORMAT)}
+    return {**started, **environ, **own}
+
+
+def _roots(plan: DumpPlan | None, view: StatusView) -> tuple[str, ...]:
+    return view.roots if plan is None else (plan.output.root,)
+
+
+def _collect_status(daemon: DaemonLease, plan: DumpPlan | None) -> StatusView:
+    """Return what the daemon knows once it has written everything; the tree's word if it died."""
+    try:
+        left = drain_agent(daemon.address, timeout_s=_DRAIN_TIMEOUT_S)
+        if left:
+            print_lines([f"rankdump: {left} tensors are still under way"], err=True)
+        return fetch_agent_status(daemon.address)
+    except RankdumpError as error:
+        if plan is None:
+            print_lines([f"rankdump: {error}"], err=True)
+            return StatusView()
+        print_lines([f"rankdump: {error}; what follows is read from the tree"], err=True)
+        return reader.status(Path(plan.output.root))
+
+
+def _print_summary(
+    view: StatusView, plan: DumpPlan | None, code: int, *, daemon_died: bool
+) -> None:
+    print_lines((f"rankdump: {root}" for root in _roots(plan, view)), err=True)
+    if code in (EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE) and not view.sessions:
+        return
+    if not view.sessions and not view.iterations:
+        cause = "nothing was complete when the daemon died"
+        likely = _likely_cause(code, plan)
+        print_lines([cause if daemon_died else f"no rank connected: {likely}"], err=True)
+        return
+    print_table(format_summary_table(view, width=measure_width(err=True)), err=True)
+    print_lines(format_status_sentences(view), err=True)
+    if not sum_iterations(view.iterations).kept:
+        print_lines(["nothing was dumped"], err=True)
+
+
+def _describe_oddities(root: str, job_id: str) -> list[str]:
+    """Return what is odd about the order of the job, and what its timeouts ask for.
+
+    From the tree: the daemon published the last of it when it left.
+    """
+    lines: list[str] = []
+    # A job of which nothing was published has neither file.
+    with suppress(CorruptedError):
+        found = reader.read_order(Path(root), job_id=job_id).findings
+        lines += format_findings(found, where=root)
+    with suppress(CorruptedError):
+        lines += format_urgent_hints(reader.read_hints(Path(root), job_id))
+    return lines
+
+
+def _likely_cause(code: int, plan: DumpPlan | None) -> str:
+    if plan is None:
+        names = " or ".join(_CONFIG_NAMES)
+        return (
+            f"no configuration (--config FILE, or {names}), and the command never called "
+            f"rankdump.migrator.api_dump_start"
+        )
+    if not plan.enabled:
+        return "the configuration enables nothing"
+    if code:
+        return f"the command ended with code {code} before any rank opened a session"
+    return (
+        "the command never opened a session (rankdump.attach, rankdump.Session, rankdump.acl), "
+        "its ranks were refused, which their own lines say, or they run where RANKDUMP_AGENT is "
+        "not passed on, such as on another host or in a container"
+    )

@@ -1,0 +1,196 @@
+"""Command `rankdump show`: facts, statistics and first values of the tensors of one file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import click
+import numpy.typing as npt
+
+from rankdump import reader
+from rankdump._analysis.reader.tensor_loader import Facts
+from rankdump._analysis.reader.tensor_statistics import Statistics
+from rankdump._analysis.reader.tree import Described, Entry
+from rankdump._cli.output import print_lines
+from rankdump._cli.text_format import format_shape, to_json_value
+from rankdump._core.units import format_bytes
+from rankdump.errors import CorruptedError, UnsupportedError
+
+_FIRST_VALUE_COUNT = 8
+_NPY_SUFFIXES = (".npy", ".npy.zst")
+
+
+@dataclass(frozen=True, slots=True)
+class _ShownTensor:
+    """One tensor of the file."""
+
+    file: Path
+    entry: Entry | None
+    """None outside a tree."""
+    member: str = ""
+    """Which one of a bin file."""
+    said: Described | None = None
+    """What its header says."""
+
+    def load(self) -> npt.NDArray[Any]:
+        """Return its array."""
+        if self.entry is not None:
+            return reader.load(self.entry)
+        if self.member:
+            return reader.load_member(self.file, self.member, None)
+        return reader.load_file(self.file)
+
+    def facts(self, tensor: npt.NDArray[Any] | None) -> Facts:
+        """Return what is known of it."""
+        if self.entry is not None and self.entry.record is not None:
+            return reader.facts(self.entry)
+        if self.said is not None:
+            return Facts(self.said.dtype, self.said.shape, self.said.data_bytes)
+        if tensor is None:
+            return Facts("", (), 0)
+        return reader.facts_of(self.entry, tensor)
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--tensor", "only", metavar="NAME", help="Of a bin file only this, as input.0.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def show(file: Path, only: str | None, as_json: bool) -> int:
+    """Show the tensors of a file in facts and figures.
+
+    FILE is an npy or a bin file of an operator, packed or not, of a dump tree or not. Exit code 1
+    when something in it is damaged.
+    """
+    tensors = list(_find_tensors(file))
+    names = [tensor.member for tensor in tensors]
+    if only is not None:
+        tensors = [tensor for tensor in tensors if tensor.member == only]
+        if not tensors:
+            known = ", ".join(filter(None, names)) or "no name, for the file is one tensor"
+            raise click.BadParameter(f"{only!r} is not in {file}: there is {known}")
+    if as_json:
+        objects, damage = _tensor_objects(tensors)
+        one = len(objects) == 1 and (only is not None or not names[0])
+        body = objects[0] if one else {"file": str(file), "tensors": objects}
+        click.echo(json.dumps(body, indent=1))
+        return 1 if damage else 0
+    damage = False
+    for at, tensor in enumerate(tensors):
+        print_lines([""] if at else [])
+        damage |= _print_tensor(tensor, alone=not tensor.member)
+    return 1 if damage else 0
+
+
+def _find_tensors(file: Path) -> Iterator[_ShownTensor]:
+    entries = reader.locate(file)
+    whole = not entries[0].member if entries else file.name.endswith(_NPY_SUFFIXES)
+    if whole:
+        yield _ShownTensor(file, entries[0] if entries else None)
+        return
+    said = {f"{side.value}.{slot}": facts for side, slot, facts in reader.described(file)}
+    if entries:
+        for entry in entries:
+            yield _ShownTensor(file, entry, entry.member, said.get(entry.member))
+    else:
+        for member, facts in said.items():
+            yield _ShownTensor(file, None, member, facts)
+
+
+def _load_array(tensor: _ShownTensor) -> tuple[npt.NDArray[Any] | None, str, bool]:
+    """Return the array, or why there is none and whether that is damage."""
+    try:
+        return tensor.load(), "", False
+    except UnsupportedError as error:
+        return None, str(error), False
+    except CorruptedError as error:
+        if not tensor.member:  # there is nothing else to say of the file
+            raise
+        return None, str(error), True
+
+
+def _tensor_objects(tensors: list[_ShownTensor]) -> tuple[list[dict[str, object]], bool]:
+    found: list[dict[str, object]] = []
+    any_damage = False
+    for tensor in tensors:
+        array, trouble, damage = _load_array(tensor)
+        any_damage |= damage
+        facts = _tensor_facts(tensor, array)
+        if array is None:
+            found.append(facts | {"trouble": trouble})
+            continue
+        figures = asdict(reader.statistics(array))
+        values = [to_json_value(value) for value in array.reshape(-1)[:_FIRST_VALUE_COUNT].tolist()]
+        named = {name: to_json_value(value) for name, value in figures.items()}
+        found.append(facts | {"statistics": named, "first_values": values})
+    return found, any_damage
+
+
+def _print_tensor(tensor: _ShownTensor, *, alone: bool) -> bool:
+    """Print one tensor; return whether it is damaged."""
+    array, trouble, damage = _load_array(tensor)
+    pairs = _fact_pairs(_tensor_facts(tensor, array))
+    if not alone:
+        pairs.insert(0, ("tensor", tensor.member))
+    if array is None:
+        pairs.append(("no values", trouble))
+    else:
+        pairs += _statistic_pairs(reader.statistics(array))
+        pairs.append(("first values", ", ".join(map(str, array.reshape(-1)[:_FIRST_VALUE_COUNT]))))
+    print_lines(f"{name + ':':<13} {value}" for name, value in pairs)
+    return damage
+
+
+def _tensor_facts(tensor: _ShownTensor, array: npt.NDArray[Any] | None) -> dict[str, object]:
+    known, said, entry = tensor.facts(array), tensor.said, tensor.entry
+    facts: dict[str, object] = {"file": str(tensor.file)}
+    if tensor.member:
+        facts["member"] = tensor.member
+    facts |= {
+        "shape": array.shape if array is not None else known.shape,
+        "dtype": known.dtype,
+        "stored_dtype": str(array.dtype) if array is not None else "",
+        "bytes_in": known.bytes_in,
+        "file_bytes": tensor.file.stat().st_size,
+    }
+    if said is not None:
+        facts |= {"format": said.tensor_format, "original_shape": said.original_shape}
+    if entry is None:
+        return facts | ({"op_name": said.op_name} if said is not None else {})
+    key, record = entry.key, entry.record
+    facts |= {"rank": key.rank, "graph": key.graph}
+    facts |= {"constant": True} if key.constant else {"iteration": key.iteration}
+    facts |= {"op_type": entry.op_type, "op_name": entry.op_name}
+    facts |= {"side": key.side.value, "slot": key.slot, "timestamp_us": key.timestamp_us}
+    if record:
+        facts |= {"argument": record.argument, "digest": record.digest}
+    return facts
+
+
+def _fact_pairs(facts: dict[str, object]) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for name, value in facts.items():
+        if name == "member" or (value in ("", ()) and name != "shape"):
+            continue
+        if name in ("shape", "original_shape"):
+            text = format_shape(cast("tuple[int, ...]", value))
+        elif isinstance(value, int) and "bytes" in name:
+            text = f"{format_bytes(value)} ({value:,})"
+        else:
+            text = str(value)
+        pairs.append((name.replace("_", " "), text))
+    return pairs
+
+
+def _statistic_pairs(figures: Statistics) -> list[tuple[str, str]]:
+    extremes = (("min", figures.minimum), ("max", figures.maximum), ("mean", figures.mean))
+    counts = ("nans", figures.nans), ("infinities", figures.infinities), ("zeros", figures.zeros)
+    return [
+        ("elements", f"{figures.count:,}"),
+        *((name, "-" if value is None else f"{value:.9g}") for name, value in extremes),
+        ("l2norm", f"{figures.l2norm:.9g}"),
+        *((name, f"{count:,}") for name, count in counts),
+    ]

@@ -1,0 +1,268 @@
+"""Command `rankdump stats`: statistics of every tensor of a tree, and which tensors are not
+finite.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import groupby, islice
+from pathlib import Path
+
+import click
+
+from rankdump import reader
+from rankdump._analysis.reader.query import Query
+from rankdump._analysis.reader.tensor_statistics import Survey, Surveyed
+from rankdump._analysis.reader.tree import Tree
+from rankdump._cli.listing import (
+    explain_no_match,
+    format_operator,
+    format_place,
+    name_tables,
+    read_tree,
+)
+from rankdump._cli.options import FILTER_HINT, TREE_PATH, add_query_options
+from rankdump._cli.output import (
+    TableColumn,
+    format_table,
+    measure_width,
+    number_columns,
+    print_lines,
+    print_table,
+)
+from rankdump._cli.text_format import format_count, to_json_value
+from rankdump._core.statistics import format_statistic_number
+
+_DEFAULT_TENSORS = 100
+_MORE_SENTENCE = f"... and more: {FILTER_HINT}; --limit 0 shows all"
+_STATISTIC_COLUMNS = number_columns("min", "max", "mean", "l2norm", "nan", "inf")
+_COLUMNS = (
+    TableColumn("operator", flexible=True),
+    TableColumn("tensor"),
+    TableColumn("dtype"),
+    *_STATISTIC_COLUMNS,
+)
+_SORTED_COLUMNS = (*number_columns("rank", "iteration"), *_COLUMNS[:2], *_STATISTIC_COLUMNS)
+_SORT_KEYS: dict[str, Callable[[Surveyed], float | None]] = {
+    "min": lambda row: None if row.minimum is None else -row.minimum,
+    "max": lambda row: row.maximum,
+    "mean": lambda row: row.mean,
+    "l2norm": lambda row: row.l2norm,
+    "nan": lambda row: row.nans,
+    "inf": lambda row: row.infinities,
+}
+"""What stands first is largest; of minima the lowest."""
+
+
+@dataclass(slots=True)
+class _SurveyCounts:
+    """What has passed by so far."""
+
+    tabled: int = 0
+    computed: int = 0
+    unknown: int = 0
+    """Those whose figures do not say whether they are finite."""
+    nonfinite: int = 0
+    first: Surveyed | None = None
+    """Of what is not finite, in the lowest iteration the one that ran first."""
+    damage: list[str] = field(default_factory=list[str])
+
+    @property
+    def count(self) -> int:
+        """All tensors."""
+        return self.tabled + self.computed
+
+    def passing(self, rows: Iterable[Surveyed]) -> Iterator[Surveyed]:
+        """Yield the rows as they are, counted."""
+        for row in rows:
+            self.tabled += not row.computed
+            self.computed += row.computed
+            self.unknown += row.finite is None and not row.damage
+            if row.damage:
+                self.damage.append(row.damage)
+            if row.finite is False:
+                self.nonfinite += 1
+                if self.first is None or _execution_sort_key(row) < _execution_sort_key(self.first):
+                    self.first = row
+            yield row
+
+
+@click.command()
+@click.argument("tree", type=TREE_PATH, default=".")
+@add_query_options
+@click.option("--nonfinite", is_flag=True, help="Only tensors with NaN or infinities.")
+@click.option(
+    "--sort",
+    "by",
+    type=click.Choice(["order", *_SORT_KEYS]),
+    default="order",
+    help="As the program ran, or the most extreme first, NaN before all.",
+)
+@click.option("--limit", type=click.IntRange(min=0), help="Most tensors shown; 0: all.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def stats(
+    *,
+    tree: Path,
+    query: Query,
+    job_id: str,
+    nonfinite: bool,
+    by: str,
+    limit: int | None,
+    as_json: bool,
+) -> int:
+    """Show figures of the tensors of a tree.
+
+    From a table of figures where there is one, else computed from the tensors. Exit code 1 when
+    something is damaged or there is no tree; NaN and infinities alone are no failure.
+    """
+    found = read_tree(tree, query, job_id)
+    survey, seen = Survey(found, query, decide=nonfinite), _SurveyCounts()
+    rows = (row for row in seen.passing(survey) if row.finite is False or not nonfinite)
+    ordered = (
+        rows if by == "order" else iter(sorted(rows, key=lambda row: _extreme_sort_key(row, by)))
+    )
+    if as_json:
+        listed = [_row_as_json(row) for row in islice(ordered, limit or None)]
+        deque(ordered, maxlen=0)  # what is not listed counts as well
+        click.echo(json.dumps(_totals_as_json(found, survey, seen) | {"tensors": listed}, indent=1))
+    else:
+        _print_tables(ordered, _DEFAULT_TENSORS if limit is None else limit or None, by=by)
+        passed = replace(seen)  # one more is looked at below
+        cut = next(ordered, None) is not None
+        if nonfinite:
+            deque(ordered, maxlen=0)
+        whole = not cut or nonfinite or by != "order"
+        counts = seen if whole else passed
+        print_lines(
+            [*_format_sentences(found, counts, whole=whole), *([_MORE_SENTENCE] if cut else [])]
+        )
+        print_lines([*seen.damage, *survey.problems, *found.problems], err=True)
+    return 1 if seen.damage or survey.problems or found.problems else 0
+
+
+def _extreme_sort_key(row: Surveyed, by: str) -> tuple[bool, bool, float]:
+    value = _SORT_KEYS[by](row)
+    if value is None or math.isnan(value):
+        return value is None, value is None, 0.0
+    return False, True, -value
+
+
+def _execution_sort_key(row: Surveyed) -> tuple[int, int, int]:
+    return row.key.iteration, row.key.timestamp_us, row.key.rank
+
+
+def _print_tables(rows: Iterator[Surveyed], limit: int | None, *, by: str) -> None:
+    """Print tables, with a blank line behind each; one group of the tree is held at a time."""
+    width = measure_width()
+    shown = islice(rows, limit)
+    if by != "order":
+        lines = format_table(_SORTED_COLUMNS, [_sorted_cells(row) for row in shown], width=width)
+        print_table([*lines, ""] if len(lines) > 1 else [])
+        return
+    for where, group in groupby(shown, key=lambda row: format_place(row.key)):
+        print_lines([where])
+        print_table([*format_table(_COLUMNS, [_row_cells(row) for row in group], width=width), ""])
+
+
+def _row_cells(row: Surveyed) -> list[str]:
+    tensor = f"{row.key.side.value} {row.key.slot}"
+    return [
+        format_operator(row.op_type, row.op_name),
+        tensor,
+        row.dtype or "damaged",
+        *_statistic_cells(row),
+    ]
+
+
+def _sorted_cells(row: Surveyed) -> list[str]:
+    when = "-" if row.key.constant else str(row.key.iteration)
+    return [str(row.key.rank), when, *_row_cells(row)[:2], *_statistic_cells(row)]
+
+
+def _statistic_cells(row: Surveyed) -> list[str]:
+    figures = (row.minimum, row.maximum, row.mean, row.l2norm)
+    counts = (row.nans, row.infinities)
+    return [
+        *("-" if figure is None else format_statistic_number(figure) for figure in figures),
+        *("-" if count is None else str(count) for count in counts),
+    ]
+
+
+def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[str]:
+    if not seen.count:
+        return [
+            explain_no_match(
+                reader.named(read_tree(tree.root, job_id=tree.job_id), lambda tensor: True)
+            )
+        ]
+    source = f"from {name_tables(tree)}s"
+    sources = (seen.tabled, source), (seen.computed, "computed from the tensors")
+    said = ", ".join(f"{count:,} {source}" for count, source in sources if count)
+    lines = [f"{tree.root}: figures of {format_count(seen.count, 'tensor')}: {said}"]
+    if seen.first is not None and whole:
+        lines.append(
+            f"{format_count(seen.nonfinite, 'tensor')} not finite; "
+            f"{_describe_first_nonfinite(seen.first)}"
+        )
+    elif whole and not seen.unknown and not seen.damage:
+        lines.append("all of them are finite")
+    if seen.unknown:
+        lines.append(
+            f"of {format_count(seen.unknown, 'tensor')} the columns do not say whether finite"
+        )
+    return lines
+
+
+def _describe_first_nonfinite(row: Surveyed) -> str:
+    when = "constant" if row.key.constant else f"iteration {row.key.iteration}"
+    counts = ((row.nans, "NaN"), (row.infinities, "infinite"))
+    parts = ", ".join(f"{count:,} {word}" for count, word in counts if count)
+    return (
+        f"first non-finite: rank {row.key.rank}, {when}, {row.key.side.value} {row.key.slot} "
+        f"of {row.op_name}" + (f" ({parts})" if parts else "")
+    )
+
+
+def _totals_as_json(tree: Tree, survey: Survey, seen: _SurveyCounts) -> dict[str, object]:
+    return {
+        "root": str(tree.root),
+        "tensor_count": seen.count,
+        "nonfinite_count": seen.nonfinite,
+        "undecided_count": seen.unknown,
+        "first_nonfinite": _row_as_json(seen.first) if seen.first else None,
+        "problems": [*seen.damage, *survey.problems, *tree.problems],
+    }
+
+
+def _row_as_json(row: Surveyed) -> dict[str, object]:
+    key = row.key
+    figures = {
+        "max": row.maximum,
+        "min": row.minimum,
+        "mean": row.mean,
+        "l2norm": row.l2norm,
+        "nan_count": row.nans,
+        "inf_count": row.infinities,
+    }
+    return {
+        "path": row.path,
+        "rank": key.rank,
+        "net_name": key.net_name,
+        "graph": key.graph,
+        "iteration": None if key.constant else key.iteration,
+        "timestamp_us": key.timestamp_us,
+        "op_type": row.op_type,
+        "op_name": row.op_name,
+        "side": key.side.value,
+        "slot": key.slot,
+        "dtype": row.dtype,
+        "shape": row.shape,
+        "source": "tensor" if row.computed else "statistic.csv",
+        "finite": row.finite,
+        **{name: to_json_value(value) for name, value in figures.items()},
+        "damage": row.damage,
+    }

@@ -1,0 +1,107 @@
+"""Command `rankdump status`: how a job stands, from its coordinator, an agent or a finished tree.
+Imports gRPC and the live screen only on use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from rankdump import reader
+from rankdump._cli.job_status import format_job_status, format_resource_usage
+from rankdump._cli.listing import read_tree
+from rankdump._cli.options import TREE_PATH, resolve_agent_address, resolve_coordinator_address
+from rankdump._cli.output import measure_width, print_lines, print_table
+from rankdump._cli.rank_status import (
+    explain_empty_view,
+    format_status_sentences,
+    format_status_table,
+)
+from rankdump._core.status import StatusView
+from rankdump._core.timeouts import hint_to_json
+
+
+@click.command()
+@click.argument("tree", type=TREE_PATH, required=False)
+@click.option("--agent", metavar="ADDRESS", help="Agent to ask; default: RANKDUMP_AGENT.")
+@click.option(
+    "--coordinator", metavar="ADDRESS", help="Coordinator to ask; default: RANKDUMP_COORDINATOR."
+)
+@click.option("--job", "job_id", metavar="ID", default="", help="Only this job.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
+def status(
+    tree: Path | None,
+    agent: str | None,
+    coordinator: str | None,
+    job_id: str,
+    as_json: bool,
+    watch: bool,
+) -> int:
+    """Show how every rank stands.
+
+    With a TREE from its manifests; from the coordinator of the job where one is named, by an
+    option or by RANKDUMP_COORDINATOR; else from the agent of this host. Exit code 3 when nobody
+    answers there.
+    """
+    if as_json and watch:
+        raise click.UsageError("--json and --watch do not go together")
+    if sum(given is not None for given in (tree, agent, coordinator)) > 1:
+        raise click.UsageError("TREE, --agent and --coordinator do not go together")
+    if agent and job_id:
+        raise click.UsageError("--agent and --job do not go together")
+    look = _status_source(tree, agent, coordinator, job_id)
+    if watch:
+        # On use: what draws a screen takes longer to import than a status to say.
+        from rankdump._cli.live_status import watch_status as watched
+
+        return watched(look)
+    view = look()
+    if as_json:
+        click.echo(json.dumps(view_as_json(view), indent=1))
+    else:
+        width = measure_width()
+        ranks = format_status_table(view, width=width)
+        print_table(ranks)
+        print_lines(
+            [
+                *format_job_status(view, width=width),
+                *([""] if ranks else []),
+                *_format_lines_below(view),
+            ]
+        )
+    return 1 if any(i.complete and not i.balanced for i in view.iterations) else 0
+
+
+def view_as_json(view: StatusView) -> dict[str, object]:
+    """Return the view as scripts read it: the fields of contract.status, and hints' shares."""
+    fields: dict[str, object] = asdict(view)
+    fields["hints"] = list(map(hint_to_json, view.hints))
+    return fields
+
+
+def _status_source(
+    tree: Path | None, agent: str | None, coordinator: str | None, job_id: str
+) -> Callable[[], StatusView]:
+    if tree is not None:
+        return lambda: reader.status_of(read_tree(tree, job_id=job_id, balances_only=True))
+    # With gRPC, which takes longer to load than a tree to answer.
+    from rankdump._cli.daemon_client import fetch_agent_status, fetch_job_status
+
+    named = coordinator or os.environ.get("RANKDUMP_COORDINATOR")
+    if agent is None and (named or job_id):
+        address = resolve_coordinator_address(coordinator)
+        return lambda: fetch_job_status(address, job_id=job_id)
+    address = resolve_agent_address(agent)
+    return lambda: fetch_agent_status(address)
+
+
+def _format_lines_below(view: StatusView) -> list[str]:
+    nobody = [] if view.sessions or view.iterations else [explain_empty_view(view)]
+    trees = [f"tree: {root}" for root in view.roots]
+    return [*nobody, *format_status_sentences(view), *format_resource_usage(view), *trees]

@@ -1,0 +1,99 @@
+"""Text of numbers, durations, shapes, counts and scope names as people read them. Pure: no
+terminal.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping
+
+from rich.cells import cell_len, set_cell_size
+
+from rankdump._core.units import format_bytes as format_bytes
+
+_ELLIPSIS = "..."
+_TEN_HOURS_US = 36_000_000_000
+_TOP_SCOPES = ("Default", "Gradients", "Recompute")
+
+
+def format_duration(microseconds: int) -> str:
+    """Return a time with two digits or more: `8.2 ms`, `680 ms`, `12.0 s`, `1,836 s`, `12.5 h`."""
+    if not microseconds:
+        return "0 ms"
+    value, unit = microseconds / 1e3, "ms"
+    if microseconds >= 1_000_000:
+        value, unit = microseconds / 1e6, "s"
+    if microseconds >= _TEN_HOURS_US:
+        value, unit = microseconds / 3.6e9, "h"
+    return f"{value:.1f} {unit}" if value < 100 else f"{value:,.0f} {unit}"
+
+
+def format_ratio(bytes_in: int, bytes_stored: int) -> str:
+    """Return how many times smaller the tree is than what came in."""
+    return f"{bytes_in / bytes_stored:.2f}x" if bytes_stored else "-"
+
+
+def format_shape(extents: Iterable[int]) -> str:
+    """Return a shape without blanks: `(2,3)`, `()` for a scalar."""
+    return f"({','.join(map(str, extents))})"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def to_json_value(value: object) -> object:
+    """Return a value as JSON can say it: `nan`, infinities and complex numbers become words."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return str(value) if isinstance(value, complex) else value
+
+
+def format_reasons(counts: Mapping[str, int]) -> str:
+    """Return counts by reason, most frequent first: `disk_low 10, device_excluded 2`."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{reason} {count}" for reason, count in ordered if count)
+
+
+def shorten_text(text: str, width: int) -> str:
+    """Return a text in that many cells; the middle gives way, the tail keeps most."""
+    if cell_len(text) <= width:
+        return text
+    room = max(width - len(_ELLIPSIS), 2)
+    head = set_cell_size(text, room // 4)
+    tail = text
+    while cell_len(tail) > room - room // 4:
+        tail = tail[1:]
+    return head + _ELLIPSIS + tail
+
+
+def format_scope_name(op_name: str) -> str:
+    """Return a scope name as a person says it: the modules' own names, then the operator.
+
+    >>> label("Gradients/Default/network-Net/encoder-Encoder/0-Linear/Linear-op0")
+    'Gradients/encoder.0/Linear-op0'
+    """
+    *scope, operator = op_name.split("/")
+    marks = [part for part in scope if part in ("Gradients", "Recompute")]
+    modules = [
+        part for part in scope if part not in _TOP_SCOPES and not part.startswith("network-")
+    ]
+    path = ".".join(map(_module_name, modules))
+    return "/".join([*marks, *([path] if path else []), operator])
+
+
+def _module_name(module: str) -> str:
+    # A module is followed by its class, which the operator repeats; a group by its number.
+    name, _, kind = module.rpartition("-")
+    return name if name and not kind.isdigit() else module
+
+
+def wrap_text(text: str, width: int | None) -> list[str]:
+    """Return a sentence in lines, broken between words only; in one line without a width."""
+    if width is None or not text:
+        return [text]
+    return textwrap.wrap(
+        text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )

@@ -1,0 +1,1 @@
+"""Compression of files. The only package that imports zstandard."""

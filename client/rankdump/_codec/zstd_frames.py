@@ -1,0 +1,151 @@
+"""Frames of zstd files: where each begins and ends, found without unpacking any, and frames whose
+content is stored as it is. Pure. Format: RFC 8878.
+
+The blocks of a frame say how long they are and what they can hold at most, so a frame that
+declares more than that is rejected before anything is allocated for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import zstandard
+
+from rankdump.errors import CorruptedError
+
+ByteBuffer: TypeAlias = "bytes | bytearray | memoryview"
+RangeReader: TypeAlias = "Callable[[int, int], ByteBuffer]"
+"""Bytes of a packed file from an offset, so many of them; fewer where it ends before."""
+
+MAX_ZSTD_FRAMES = 1 << 16
+MAX_EXPANSION = 1 << 15
+"""Most bytes that one byte of a frame can stand for: a block of 128 KiB takes four."""
+_BLOCK_BYTES = 128 << 10
+_MAX_HEAD_BYTES = 18
+"""Most bytes in front of a frame's first block."""
+_BLOCK_HEAD_BYTES, _CHECKSUM_BYTES, _SKIPPED_HEAD_BYTES = 3, 4, 8
+_SKIPPED_MAGIC = 0x184D2A5
+_RAW, _RLE, _RESERVED = 0, 1, 3
+_UNREADABLE_FRAME = "damaged: zstd frame cannot be read"
+
+
+@dataclass(frozen=True, slots=True)
+class ZstdFrame:
+    """One frame: where it stands packed, and where its content stands in the plain file."""
+
+    start: int
+    end: int
+    offset: int
+    content_bytes: int
+
+    @property
+    def content_end(self) -> int:
+        """Offset behind its content in the plain file."""
+        return self.offset + self.content_bytes
+
+
+def make_memory_reader(data: ByteBuffer) -> RangeReader:
+    """Return a way to read what is in memory already; copies nothing."""
+    view = memoryview(data)
+    return lambda at, count: view[at : at + count]
+
+
+def iterate_zstd_frames(read: RangeReader, size: int, *, limit_bytes: int) -> Iterator[ZstdFrame]:
+    """Yield the frames of a file of that size; DamagedError where one is none, is cut or lies.
+
+    Each must declare its size, and all together may not hold more than the limit. Frames to be
+    skipped hold nothing, and are.
+    """
+    at = offset = count = skipped = 0
+    while at < size:
+        if count + skipped > MAX_ZSTD_FRAMES:
+            raise CorruptedError(
+                f"damaged: more than {MAX_ZSTD_FRAMES} zstd frames, which are the most allowed"
+            )
+        head = bytes(read(at, _MAX_HEAD_BYTES))
+        if int.from_bytes(head[:4], "little") >> 4 == _SKIPPED_MAGIC:
+            at, skipped = _skip_frame(head, at), skipped + 1
+            if at > size:
+                raise CorruptedError(
+                    f"{_UNREADABLE_FRAME}: one to be skipped ends behind the {size} bytes"
+                )
+            continue
+        frame = _parse_frame(read, head, at, offset, limit_bytes)
+        if frame.end > size:
+            raise CorruptedError(
+                f"{_UNREADABLE_FRAME}: it is cut, and ends behind the {size} bytes"
+            )
+        yield frame
+        at, offset, count = frame.end, frame.content_end, count + 1
+    if not count:
+        raise CorruptedError(f"damaged: no zstd frame in {size} bytes")
+
+
+def _skip_frame(head: bytes, at: int) -> int:
+    if len(head) < _SKIPPED_HEAD_BYTES:
+        raise CorruptedError(f"{_UNREADABLE_FRAME}: one to be skipped is cut")
+    return at + _SKIPPED_HEAD_BYTES + int.from_bytes(head[4:8], "little")
+
+
+def _parse_frame(
+    read: RangeReader, head: bytes, at: int, offset: int, limit_bytes: int
+) -> ZstdFrame:
+    try:
+        facts = zstandard.get_frame_parameters(head)
+        blocks = at + zstandard.frame_header_size(head)
+    except zstandard.ZstdError as error:
+        raise CorruptedError(f"{_UNREADABLE_FRAME}: {error}") from None
+    declared = facts.content_size
+    if declared == zstandard.CONTENTSIZE_UNKNOWN:
+        raise CorruptedError(f"{_UNREADABLE_FRAME}: it does not declare its size")
+    if offset + declared > limit_bytes:
+        already = f"after {offset} bytes " if offset else ""
+        raise CorruptedError(
+            f"damaged: {already}zstd frame declares {declared} bytes, at most {limit_bytes} are "
+            f"allowed"
+        )
+    end, room = _scan_blocks(read, blocks, min(facts.window_size, _BLOCK_BYTES))
+    if declared > room:
+        raise CorruptedError(
+            f"damaged: zstd frame declares {declared} bytes, its blocks hold {room} at most"
+        )
+    return ZstdFrame(at, end + _CHECKSUM_BYTES * facts.has_checksum, offset, declared)
+
+
+def _scan_blocks(read: RangeReader, at: int, largest: int) -> tuple[int, int]:
+    """Return the offset behind the last block, and how much the blocks can hold."""
+    room = 0
+    while True:
+        head = read(at, _BLOCK_HEAD_BYTES)
+        if len(head) < _BLOCK_HEAD_BYTES:
+            raise CorruptedError(f"{_UNREADABLE_FRAME}: it is cut, a block is missing")
+        word = int.from_bytes(head, "little")
+        kind, length = word >> 1 & 3, word >> 3
+        if kind == _RESERVED or length > _BLOCK_BYTES:
+            raise CorruptedError(
+                f"{_UNREADABLE_FRAME}: it has a block of kind {kind} and {length} bytes"
+            )
+        room += length if kind in (_RAW, _RLE) else largest
+        at += _BLOCK_HEAD_BYTES + (1 if kind == _RLE else length)
+        if word & 1:
+            return at, room
+
+
+_ZSTD_MAGIC = bytes.fromhex("28b52ffd")
+_EIGHT_BYTES_OF_SIZE = 3 << 6
+_WINDOW_OF_128_KIB = 7 << 3
+
+
+def make_stored_frame(part: ByteBuffer) -> Sequence[ByteBuffer]:
+    """Return the frame of these bytes in parts, which are views of them; it has no checksum."""
+    view = memoryview(part)
+    size = len(view)
+    head = bytes((_EIGHT_BYTES_OF_SIZE, _WINDOW_OF_128_KIB))
+    frame: list[ByteBuffer] = [_ZSTD_MAGIC + head + size.to_bytes(8, "little")]
+    for start in range(0, max(size, 1), _BLOCK_BYTES):
+        block = view[start : start + _BLOCK_BYTES]
+        last = start + len(block) >= size
+        frame += [(len(block) << 3 | last).to_bytes(3, "little"), block]
+    return frame

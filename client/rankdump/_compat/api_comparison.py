@@ -1,0 +1,204 @@
+"""Comparison of two dumps of API calls, `api_dump_compare`, with troubleshooter's rows and numbers:
+two paths in, tables out, nothing returned.
+
+Reads what releases 1.0.13 to 1.0.18 wrote, and what `api_dump_start` of rankdump wrote. For
+rounded numbers, the place where two runs diverge, and an exit code there is `rankdump diff`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rankdump._analysis.compare.api_tables import ApiTableSet, write_api_tables
+from rankdump._analysis.compare.report import ElementTolerances
+from rankdump._compat import tensor_pairs
+from rankdump._compat.comparison_tables import (
+    ApiComparisonSettings,
+    ComparedRank,
+    format_table,
+    make_step_tables,
+)
+from rankdump._compat.dump_files import ApiRankDump, find_rank_dumps
+from rankdump._compat.tensor_pairs import (
+    ApiDumpInfo,
+    ApiDumpStep,
+    group_by_call,
+    group_counted_steps,
+    guess_steps,
+    pair_steps,
+)
+
+_ONLY_METHOD = "recursion"
+
+
+def api_dump_compare(
+    origin_path: str | os.PathLike[str],
+    target_path: str | os.PathLike[str],
+    output_path: str | os.PathLike[str] | None = None,
+    *,
+    rtol: float = 1e-4,
+    atol: float = 1e-4,
+    equal_nan: bool = False,
+    ignore_unmatched: bool = False,
+    ignore_backward: bool = False,
+    convinced_match_method: str = _ONLY_METHOD,
+) -> None:
+    """Print how two API dumps differ, call by call; write CSV files where a folder is given.
+
+    Both paths hold `rank0`, and more when several ranks dumped: ranks that both have are compared,
+    and the files of other ranks than 0 have their number in the name. The framework of each side
+    follows from its files. Elements are close when `abs(a - b) <= atol + rtol * abs(b)`, b the
+    target's. `ignore_unmatched` leaves rows without a partner out, `ignore_backward` the
+    gradients. The last parameter exists for the sake of scripts that name the tool's default.
+
+    ValueError for a path without a dump and for a parameter out of its range, DamagedError for an
+    info file that is none, ExhaustedError when a file cannot be written.
+    """
+    _check_tolerances(rtol, atol, convinced_match_method)
+    origin, target = (
+        find_rank_dumps(Path(origin_path), "origin_path"),
+        find_rank_dumps(Path(target_path), "target_path"),
+    )
+    settings = ApiComparisonSettings(
+        ElementTolerances(rtol, atol, equal_nan), ignore_unmatched, ignore_backward
+    )
+    folder = Path(output_path) if output_path is not None else None
+    for a, b in _pair_ranks(origin, target):
+        label = a.rank if len(origin) > 1 or len(target) > 1 else 0
+        _compare_ranks(a, b, settings, label, folder)
+
+
+def _check_tolerances(rtol: float, atol: float, method: str) -> None:
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name}: {value!r} is not allowed; allowed: a number from 0 on")
+    if method != _ONLY_METHOD:
+        raise ValueError(
+            f"convinced_match_method: {method!r} is not allowed; allowed: {_ONLY_METHOD!r}"
+        )
+
+
+def _pair_ranks(
+    origin: Mapping[int, ApiRankDump], target: Mapping[int, ApiRankDump]
+) -> list[tuple[ApiRankDump, ApiRankDump]]:
+    """Return which ranks are compared: the same of both, or the only ones."""
+    common = [rank for rank in origin if rank in target]
+    if not common and len(origin) == len(target) == 1:
+        return list(zip(origin.values(), target.values(), strict=True))
+    if not common:
+        raise ValueError(
+            f"no rank is in both: origin_path has {_format_ranks(origin)}, target_path "
+            f"{_format_ranks(target)}"
+        )
+    alone = sorted(origin.keys() ^ target.keys())
+    if alone:
+        _print_line(f"ranks of one side only are left out: {_format_ranks(alone)}")
+    return [(origin[rank], target[rank]) for rank in common]
+
+
+def _read_info(dump: ApiRankDump) -> ApiDumpInfo:
+    """Read one rank's info file, and say what of it is left out."""
+    found = tensor_pairs.read_dump_info(dump.info, counted=dump.counted)
+    for note in found.notes:
+        _print_line(note)
+    listed = {tensor.name for tensor in found.tensors}
+    strangers = sum(name not in listed for name in dump.files)
+    if strangers:
+        _print_line(f"{dump.info}: {strangers} npy files that it does not list are left out")
+    return found
+
+
+def _compare_ranks(
+    a: ApiRankDump, b: ApiRankDump, settings: ApiComparisonSettings, rank: int, folder: Path | None
+) -> None:
+    """Compare two ranks step by step."""
+    info_a, info_b = _read_info(a), _read_info(b)
+    settings = replace(settings, by=_select_comparison(a, b, info_a, info_b))
+    both = ((a, info_a), (b, info_b))
+    side_a, side_b = (
+        ComparedRank(
+            dump, group_by_call(found.tensors, dump.files if settings.by == "elements" else None)
+        )
+        for dump, found in both
+    )
+    counted = info_a.counted and info_b.counted
+    steps_of = group_counted_steps if counted else guess_steps
+    steps, said = pair_steps(*(steps_of(found.tensors, dump.framework) for dump, found in both))
+    if said or not steps:
+        _print_line(said or "one side or both have no forward calls: nothing is compared")
+    repeats_a, repeats_b = (_find_repeats(dump, found, counted) for dump, found in both)
+    for number, (one, other) in enumerate(steps):
+        repeats = (repeats_a.get(one.number), repeats_b.get(other.number))
+        parts = [(one, other), *_pair_repeats(repeats)]
+        tables, problems = make_step_tables(parts, side_a, side_b, settings, rank)
+        for problem in problems:
+            _print_line(problem)
+        _print_tables(tables, number, (one.number, other.number))
+        if folder is not None:
+            write_api_tables([tables], folder, number)
+
+
+def _select_comparison(
+    a: ApiRankDump, b: ApiRankDump, info_a: ApiDumpInfo, info_b: ApiDumpInfo
+) -> str:
+    """Return what is compared: elements where both sides have files, else figures."""
+    if a.files and b.files:
+        return "elements"
+    _print_line("there are no npy files on both sides: figures of the info files are compared")
+    if info_a.figureless or info_b.figureless:
+        _print_line("one side has no figures either: only calls are paired")
+        return "nothing"
+    return "figures"
+
+
+def _find_repeats(
+    dump: ApiRankDump, found: ApiDumpInfo, counted: bool
+) -> Mapping[int | None, ApiDumpStep]:
+    """Return the recomputed calls of each step; none where steps are guessed, which hold them."""
+    if not counted:
+        return {}
+    steps = group_counted_steps(found.tensors, dump.framework, recomputed=True)
+    return {step.number: step for step in steps}
+
+
+def _pair_repeats(
+    repeats: tuple[ApiDumpStep | None, ApiDumpStep | None],
+) -> list[tuple[ApiDumpStep, ApiDumpStep]]:
+    """Return the recomputed calls of a step where both sides have some; else say how many."""
+    one, other = repeats
+    if one is not None and other is not None:
+        return [(one, other)]
+    for side, step in (("origin_path", one), ("target_path", other)):
+        if step is not None:
+            _print_line(f"{len(step.calls)} recomputed calls of {side} alone are left out")
+    return []
+
+
+def _print_tables(tables: ApiTableSet, step: int, real: tuple[int | None, int | None]) -> None:
+    """Print the tables of a step."""
+    where = f"(step {step}, rank {tables.rank})" if tables.rank else f"(step {step})"
+    if any(number not in (None, step) for number in real):
+        _print_line(f"step {step}: {real[0]} of origin_path, {real[1]} of target_path")
+    for title, table in (
+        ("The APIs mapping results of the two frameworks", tables.mapping),
+        ("The forward comparison results", tables.forward),
+        ("The backward comparison results", tables.backward),
+    ):
+        if table is not None:
+            sys.stdout.write(format_table(f"{title} {where}", table))
+
+
+def _print_line(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+def _format_ranks(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+__all__ = ["api_dump_compare"]

@@ -1,0 +1,286 @@
+"""Life cycle of a dump that is set up with troubleshooter's calls: init, then start and stop, and
+the count of a model's steps. Mistakes of a script are raised where it makes them; our own
+failures are logged, and training goes on.
+
+A step ends with an optimizer's: it is over when the model is called again. Several optimizers of
+one step count once, and so do several forward passes before it (accumulation, closures). A call
+of another manner, such as an evaluation, or one that no gradient can come of, is a step of its
+own; so is every call where there is no optimizer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+from rankdump._compat import dump_files
+from rankdump._compat.dump_request import (
+    ApiCallScope,
+    ApiDumpRequest,
+    ApiDumpSetting,
+    EveryCallScope,
+    make_call_scope,
+    make_dump_plan,
+)
+from rankdump._compat.dump_window import (
+    COUNTING_OPTIONS,
+    DumpDestination,
+    DumpWindow,
+    NullRecorder,
+    make_api_options,
+    make_window_identity,
+)
+from rankdump._core.rank_identity import RankIdentity, identify_rank
+from rankdump._session import default_session
+from rankdump._session.agent_finder import AgentFinder, default_agent_finder
+from rankdump._session.framework_adapters import (
+    API_MODEL_TYPES,
+    ApiFramework,
+    ApiIterationHook,
+    ModelStepWatch,
+    find_api_framework,
+)
+from rankdump._session.rank_session import never_raises
+from rankdump.errors import RankdumpError
+
+
+class StepCounter:
+    """Counts the steps of one model from 0; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        """The step that runs now."""
+        self._manner = ""
+        """How the model was called in it; empty before the first call."""
+        self._trained = False
+        self._optimized = False
+        self._told = False
+        self._lock = Lock()
+
+    @property
+    def upcoming(self) -> int:
+        """The step that what comes next belongs to, as far as it can be known."""
+        return self.number + self._optimized
+
+    def called(self, manner: str, *, trains: bool, optimized: Callable[[], bool]) -> bool:
+        """Take a call of the model; return whether a step begins with it.
+
+        `optimized` says whether there is an optimizer whose step may still come.
+        """
+        with self._lock:
+            if self._told:
+                return False
+            goes_on = not self._manner or (
+                not self._optimized
+                and manner == self._manner
+                and self._trained
+                and trains
+                and optimized()
+            )
+            self._manner, self._trained, self._optimized = manner, trains, False
+            if not goes_on:
+                self.number += 1
+            return not goes_on
+
+    def stepped(self) -> None:
+        """Take the end of an optimizer's step."""
+        with self._lock:
+            # Before any call it is none of this model's steps.
+            self._optimized = self._optimized or bool(self._manner)
+
+    def tell(self, number: int | None = None) -> int:
+        """Take the script's own word, by default for the next step; nothing is counted any more."""
+        with self._lock:
+            following = self.number + 1 if self._told or self._manner else self.number
+            self._told, self._optimized = True, False
+            self.number = following if number is None else number
+            return self.number
+
+
+_logger = logging.getLogger("rankdump")
+
+
+@dataclass(slots=True)
+class _ObservedModel:
+    """What `api_dump_init` made of a model."""
+
+    setting: ApiDumpSetting
+    framework: ApiFramework
+    hook: ApiIterationHook
+    watch: ModelStepWatch
+    steps: StepCounter
+    fresh: bool = True
+    """Nothing was dumped of it: what stands in its folder is an earlier dump's."""
+
+    def leave(self) -> None:
+        """Leave the model as it was."""
+        self.watch.remove()
+        self.hook.detach()
+
+
+class ApiDumpController:
+    """What a process has set up; its calls may come from any thread."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str] | None = None,
+        agents: AgentFinder = default_agent_finder,
+        framework_of: Callable[[object], ApiFramework | None] = find_api_framework,
+    ) -> None:
+        """`environ` is the process's own by default, and so are `agents`."""
+        self._framework_of = framework_of
+        self._environ = os.environ if environ is None else environ
+        self._agents = agents
+        self._lock = threading.RLock()
+        self._observed: _ObservedModel | None = None
+        self._request = ApiDumpRequest()
+        self._scope: ApiCallScope = EveryCallScope()
+        self._window: DumpWindow | None = None
+        self._windows = 0
+        self._said: set[str] = set()
+
+    def init(self, net: object, setting: ApiDumpSetting) -> None:
+        """Count the calls of a model from now on; TypeError for one of no known framework."""
+        framework = self._framework_of(net)
+        if framework is None:
+            raise TypeError(
+                f"api_dump_init: net {net!r} is not allowed; allowed: {API_MODEL_TYPES}"
+            )
+        with self._lock:
+            self._observe(net, setting, framework)
+
+    def start(self, request: ApiDumpRequest) -> None:
+        """Dump from now on; RuntimeError without `init`, ValueError for a plan that cannot be."""
+        with self._lock:
+            observed = self._known("api_dump_start")
+            make_dump_plan(observed.setting, request, observed.framework.NAME)
+            self._open(observed, request)
+
+    def stop(self) -> None:
+        """Dump nothing until `start`, and have in the tree what was dumped."""
+        with self._lock:
+            observed = self._known("api_dump_stop")
+            self._close(observed)
+
+    def step(self, number: int | None = None) -> None:
+        """Begin a step, by default the next one: from now on the script says where they begin."""
+        with self._lock:
+            if self._observed is not None:
+                self._begin(self._observed.steps.tell(number))
+
+    # -- what is heard of the model
+
+    @never_raises
+    def called(self, manner: str, *, trains: bool) -> None:
+        """Hear that the model is called."""
+        observed = self._observed
+        if observed is None:
+            return
+        with self._lock:
+            if observed.steps.called(manner, trains=trains, optimized=observed.watch.optimized):
+                self._begin(observed.steps.number)
+
+    @never_raises
+    def stepped(self) -> None:
+        """Hear that an optimizer of the model is done with its step."""
+        if self._observed is not None:
+            self._observed.steps.stepped()
+
+    # -- how it is done
+
+    def _known(self, call: str) -> _ObservedModel:
+        if self._observed is None:
+            raise RuntimeError(f"{call}: api_dump_init was not called; call it first")
+        return self._observed
+
+    @never_raises
+    def _observe(self, net: object, setting: ApiDumpSetting, framework: ApiFramework) -> None:
+        earlier, self._observed = self._observed, None
+        self._end()
+        if earlier is not None:
+            earlier.leave()
+        dropouts = framework.without_dropout(net)
+        layers = f"{dropouts} {'layer' if dropouts == 1 else 'layers'} of the model"
+        self._say(f"dropout is off from now on, in {layers} and where it is called as a function")
+        hook = framework.api_hook(net, NullRecorder(), graph=0, options=COUNTING_OPTIONS)
+        hook.iteration_begins(0, False)
+        watch = framework.watch_steps(net, self)
+        self._observed = _ObservedModel(setting, framework, hook, watch, StepCounter())
+        default_session.set_step_listener(self.step)
+        if setting.compare_statedict:
+            rank = self._identity(setting).rank
+            framework.save_state(net, dump_files.make_rank_folder(setting.output_path, rank))
+
+    @never_raises
+    def _open(self, observed: _ObservedModel, request: ApiDumpRequest) -> None:
+        self._end()
+        if request != self._request or observed.fresh:
+            self._request, self._scope = request, make_call_scope(request.mode, request.scope)
+        try:
+            going = self._going(observed, request)
+            if observed.fresh and not going.agent.missing:
+                root, rank = observed.setting.output_path, going.identity.rank
+                dump_files.clear_rank_folder(root, rank, observed.framework.NAME)
+                observed.fresh = False
+        except (RankdumpError, OSError) as error:
+            _logger.error("rankdump: nothing will be dumped: %s", error)
+            return
+        kept = observed.setting.retain_backward
+        options = make_api_options(request, self._scope, retain_backward=kept)
+        self._window = DumpWindow(going, observed.hook, options)
+        self._windows += 1
+        if not going.agent.missing:
+            self._say(f"API dump goes to {self._folder(observed)}")
+
+    def _going(self, observed: _ObservedModel, request: ApiDumpRequest) -> DumpDestination:
+        plan = make_dump_plan(observed.setting, request, observed.framework.NAME)
+        identity = self._identity(observed.setting)
+        address = self._agents.find(self._environ)
+        return DumpDestination(
+            plan, make_window_identity(identity, self._windows), address, observed.steps.upcoming
+        )
+
+    @never_raises
+    def _close(self, observed: _ObservedModel) -> None:
+        window = self._window
+        self._end()
+        if window is None:
+            self._say("API dump stopped; it did not run")
+            return
+        for sentence in self._scope.missing():
+            self._say(f"API dump: {sentence}")
+        if window.undelivered:
+            self._say("API dump stopped", about="stopped")
+        elif window.calls or window.marks:
+            text = f"API dump stopped: {window.calls} calls in {self._folder(observed)}"
+            self._say(text, about="stopped")
+        else:
+            why = "no call of an API came" if self._request.mode == "all" else "no call is in scope"
+            self._say(f"API dump stopped, nothing was dumped: {why}")
+
+    def _begin(self, number: int) -> None:
+        if self._window is not None:
+            self._window.step(number)
+
+    def _end(self) -> None:
+        window, self._window = self._window, None
+        if window is not None:
+            window.close()
+
+    def _folder(self, observed: _ObservedModel) -> Path:
+        rank = self._identity(observed.setting).rank
+        return dump_files.find_rank_folder(observed.setting.output_path, rank)
+
+    def _identity(self, setting: ApiDumpSetting) -> RankIdentity:
+        return identify_rank(self._environ, tree=str(setting.output_path))
+
+    def _say(self, text: str, *, about: str = "") -> None:
+        # A loop that starts and stops in every step must not fill the log of the job.
+        known = (about or text) in self._said
+        self._said.add(about or text)
+        _logger.log(logging.INFO if known else logging.WARNING, "rankdump: %s", text)

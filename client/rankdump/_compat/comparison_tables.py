@@ -1,0 +1,275 @@
+"""Comparison tables of one step of two ranks, with the numbers that troubleshooter 1.0.17 prints,
+and their form as text. Reads tensors; holds as many pairs as it has threads.
+
+Mean and maximum are over the unequal elements alone, in the type of the elements, and numbers
+are cut off, not rounded. `rankdump diff` measures tensors by itself, in `_analysis.compare`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump._analysis.compare.api_pairing import pair_api_calls
+from rankdump._analysis.compare.api_tables import (
+    SHAPES_DIFFER,
+    ApiTable,
+    ApiTableSet,
+    format_shape_list,
+    list_statistic_titles,
+    list_value_titles,
+    make_side_titles,
+)
+from rankdump._analysis.compare.report import ElementTolerances
+from rankdump._analysis.reader.tensor_loader import load_file
+from rankdump._compat.dump_files import ApiRankDump
+from rankdump._compat.tensor_pairs import ApiDumpStep, TensorPair, TensorsByCall, pair_tensors
+from rankdump._layout.api_tree import LAYER_KIND, CallDirection
+from rankdump.errors import CorruptedError
+
+_DECIMAL_PLACES = 5
+_SHARE_DECIMAL_PLACES = 4
+_MAX_ZERO_NORM = float(np.finfo(float).eps)
+
+
+@dataclass(frozen=True, slots=True)
+class ElementDifferences:
+    """What a row of elements says."""
+
+    result: str = str(False)
+    share: float = 0.0
+    """Of elements that are close, from 0 to 1."""
+    cosine: float = math.nan
+    mean: float = math.nan
+    largest: float = math.nan
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """The last four cells of its row."""
+        return (
+            self.result,
+            f"{truncate_number(self.share, _SHARE_DECIMAL_PLACES):.2%}",
+            _format_number(self.cosine),
+            f"{_format_number(self.mean)}, {_format_number(self.largest)}",
+        )
+
+
+NO_PARTNER_DIFFERENCES = ElementDifferences()
+_NO_DIFFERENCES = ElementDifferences(str(True), 1.0, 1.0, 0.0, 0.0)
+
+
+def compare_elements(
+    a: npt.NDArray[Any], b: npt.NDArray[Any], tolerances: ElementTolerances
+) -> ElementDifferences:
+    """Return the numbers of two tensors; b is the one whose size the relative tolerance is of."""
+    if a.shape != b.shape:
+        return ElementDifferences(SHAPES_DIFFER)
+    a, b = _convert_to_float(a), _convert_to_float(b)
+    unequal = a != b
+    if not unequal.any():
+        return _NO_DIFFERENCES
+    with np.errstate(all="ignore"):
+        apart = np.abs(a[unequal] - b[unequal])
+        close = np.isclose(
+            a, b, rtol=tolerances.rtol, atol=tolerances.atol, equal_nan=tolerances.equal_nan
+        )
+        share = float(np.count_nonzero(close) / close.size)
+        result = str(bool(close.all()))
+        return ElementDifferences(
+            result, share, _compute_cosine(a.ravel(), b.ravel()), apart.mean(), apart.max()
+        )
+
+
+def format_statistic_differences(a: tuple[float, ...], b: tuple[float, ...]) -> str:
+    """Return the last cell of a row of figures: how far each is apart."""
+    return ", ".join(_format_number(abs(one - other)) for one, other in zip(a, b, strict=True))
+
+
+def truncate_number(number: float, places: int) -> float:
+    """Return a number without what lies behind so many decimal places.
+
+    Of a float32 it is scaled as one, as numpy 2 does it for the tool.
+
+    >>> cut(0.29999999, 5), cut(-1.5, 0)
+    (0.29999, -1.0)
+    """
+    factor = 10**places
+    single = getattr(number, "dtype", None) == np.float32
+    with np.errstate(over="ignore"):
+        scaled = float(np.multiply(number, factor, dtype=np.float32 if single else np.float64))
+    return int(scaled) / factor if math.isfinite(scaled) else float(number)
+
+
+def _format_number(number: float) -> str:
+    return f"{truncate_number(number, _DECIMAL_PLACES):.{_DECIMAL_PLACES}f}"
+
+
+def _convert_to_float(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array to calculate with: of half floats the tool cannot print what it finds."""
+    if array.dtype.kind == "c":
+        return np.stack((np.real(array), np.imag(array)))
+    if array.dtype.kind == "f":
+        return array.astype(np.float32) if array.dtype.itemsize < np.float32().itemsize else array
+    return array.astype(np.float64)
+
+
+def _compute_cosine(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
+    """Return the cosine of two vectors; 1 when both are nothing, NaN when one is."""
+    norm_a: Any = np.linalg.norm(a)
+    norm_b: Any = np.linalg.norm(b)
+    nothing = (norm_a <= _MAX_ZERO_NORM, norm_b <= _MAX_ZERO_NORM)
+    if any(nothing):
+        return 1.0 if all(nothing) else math.nan
+    return float(np.clip(np.dot(a, b) / (norm_a * norm_b), -1, 1))
+
+
+_COLUMN_GAP = "  "
+
+
+def format_table(title: str, table: ApiTable) -> str:
+    """Return a table as it stands on a terminal, with an empty line behind it.
+
+    A cell of several lines makes its row as high.
+    """
+    rows = [[cell.split("\n") for cell in row] for row in (table.titles, *table.rows)]
+    widths = [
+        max(len(line) for row in rows for line in row[column])
+        for column in range(len(table.titles))
+    ]
+    lines = [title]
+    for row in rows:
+        for height in range(max(map(len, row))):
+            cells = [cell[height] if height < len(cell) else "" for cell in row]
+            padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+            lines.append(_COLUMN_GAP.join(padded).rstrip())
+    return "\n".join(lines) + "\n\n"
+
+
+_UNREADABLE_RESULT = "unreadable"
+_MAX_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRank:
+    """One rank of one dump."""
+
+    dump: ApiRankDump
+    held: TensorsByCall
+    """What of it is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiComparisonSettings:
+    """How two ranks are compared."""
+
+    tolerances: ElementTolerances
+    ignore_unmatched: bool
+    ignore_backward: bool
+    by: str = "elements"
+    """`elements`, `figures`, or `nothing` when there are neither: only calls are paired then."""
+
+
+def make_step_tables(
+    parts: Sequence[tuple[ApiDumpStep, ApiDumpStep]],
+    a: ComparedRank,
+    b: ComparedRank,
+    settings: ApiComparisonSettings,
+    rank: int,
+) -> tuple[ApiTableSet, list[str]]:
+    """Return the tables of a step, and what could not be read.
+
+    `parts`: the calls of the step, and those that repeat some of them, which pair by themselves.
+    """
+    names = make_side_titles(a.dump.framework, b.dump.framework)
+    mapped: list[tuple[str, str]] = []
+    found: dict[CallDirection, list[TensorPair]] = {"forward": [], "backward": []}
+    for one, other in parts:
+        spans = pair_api_calls(one.calls, other.calls)
+        mapped.extend((_format_calls(one, span.a), _format_calls(other, span.b)) for span in spans)
+        for direction, rows in found.items():
+            rows.extend(pair_tensors(spans, (one, a.held), (other, b.held), direction))
+    if settings.ignore_backward:
+        found["backward"] = []
+    made: dict[CallDirection, ApiTable | None] = {}
+    problems: list[str] = []
+    for direction, rows in found.items():
+        table, damaged = _make_table(names, rows, a, b, settings)
+        made[direction] = table
+        problems.extend(damaged)
+    mapping = ApiTable(names, tuple(mapped))
+    return ApiTableSet(mapping, made["forward"], made["backward"], rank), problems
+
+
+def _format_calls(step: ApiDumpStep, calls: range) -> str:
+    return "\n".join(step.names[at] for at in calls)
+
+
+def _make_table(
+    names: tuple[str, str],
+    rows: Sequence[TensorPair],
+    a: ComparedRank,
+    b: ComparedRank,
+    settings: ApiComparisonSettings,
+) -> tuple[ApiTable | None, list[str]]:
+    """Return the table of one direction, None where nothing is compared; and what is damaged."""
+    if settings.ignore_unmatched:
+        rows = [pair for pair in rows if pair[0] and pair[1]]
+    if not rows or settings.by == "nothing":
+        return None, []
+    if settings.by == "figures":
+        return ApiTable(list_statistic_titles(names), tuple(map(_make_statistics_row, rows))), []
+
+    def row(pair: TensorPair) -> _ElementRow:
+        return _make_element_row(pair, a, b, settings.tolerances)
+
+    shown = [
+        pair for pair in rows if not any(each and each.call.kind == LAYER_KIND for each in pair)
+    ]
+    threads = min(_MAX_THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads, thread_name_prefix="rankdump-compare") as pool:
+        found = list(pool.map(row, shown))
+    table = ApiTable(list_value_titles(names), tuple(each.cells for each in found))
+    return table, [problem for each in found for problem in each.problems]
+
+
+def _make_statistics_row(pair: TensorPair) -> tuple[str, ...]:
+    missing = (math.nan, math.nan, math.nan)
+    shapes = (format_shape_list(each.shape) if each else "" for each in pair)
+    return (
+        *_format_names(pair),
+        *shapes,
+        format_statistic_differences(*(each.figures if each else missing for each in pair)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _ElementRow:
+    cells: tuple[str, ...]
+    problems: tuple[str, ...] = ()
+
+
+def _make_element_row(
+    pair: TensorPair, a: ComparedRank, b: ComparedRank, tolerances: ElementTolerances
+) -> _ElementRow:
+    names, shapes = _format_names(pair), tuple(str(each.shape) if each else "" for each in pair)
+    if pair[0] is None or pair[1] is None:
+        return _ElementRow((*names, *shapes, *NO_PARTNER_DIFFERENCES.cells))
+    try:
+        arrays = load_file(a.dump.files[names[0]]), load_file(b.dump.files[names[1]])
+    except CorruptedError as error:
+        return _ElementRow(
+            (*names, *shapes, *ElementDifferences(_UNREADABLE_RESULT).cells), (str(error),)
+        )
+    shapes = tuple(str(array.shape) for array in arrays)
+    return _ElementRow((*names, *shapes, *compare_elements(*arrays, tolerances).cells))
+
+
+def _format_names(pair: TensorPair) -> tuple[str, ...]:
+    return tuple(each.name if each else "" for each in pair)

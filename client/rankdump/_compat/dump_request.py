@@ -1,0 +1,272 @@
+"""Requests of `api_dump_init` and `api_dump_start`: checked parameters, the plan they mean, and the
+calls that `mode` and `scope` select. Pure; scopes may be asked from any thread.
+
+A wrong parameter is a ValueError or a TypeError, as in troubleshooter 1.0.17: a mistake of the
+script at the line that makes it. A scope is asked once for each forward call, in the order of
+the calls; the backward of a call follows it. Names are those of `ApiCall.stem`: `NN_Conv2d_0`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from rankdump._codec.file_codec import CODECS
+from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings
+from rankdump._layout.api_tree import ApiCall
+
+DUMP_MODES = ("all", "list", "range", "api_list")
+DUMP_TYPES = ("all", "statistics", "npy", "stack")
+STATISTIC_CATEGORIES = ("max", "min", "avg", "l2norm", "md5")
+API_DUMP_DIALECT = "api_dump"
+_STATISTICS_BY_RELEASE = {"1.0.17": ("max", "min", "avg"), "1.0.18": ("max", "min", "l2norm")}
+"""What each release computes unless it is told."""
+TOOL_RELEASES = tuple(_STATISTICS_BY_RELEASE)
+_NUMBERED_NAME = re.compile(r".+_[0-9]+")
+_FILE_MODE, _FOLDER_MODE = 0o400, 0o700
+
+
+@dataclass(frozen=True, slots=True)
+class ApiDumpSetting:
+    """What `api_dump_init` was asked for."""
+
+    output_path: str
+    """Absolute."""
+    retain_backward: bool = False
+    compare_statedict: bool = False
+    codec: str = "none"
+    release: str = TOOL_RELEASES[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiDumpRequest:
+    """What `api_dump_start` was asked for."""
+
+    mode: str = "all"
+    scope: tuple[str, ...] = ()
+    dump_type: str = "all"
+    filter_data: bool = True
+    filter_stack: bool = True
+    statistic_category: tuple[str, ...] = ()
+    """Figures; empty for those of the release."""
+
+    @property
+    def keeps_elements(self) -> bool:
+        """Whether every tensor has a file."""
+        return self.dump_type in ("all", "npy")
+
+
+def check_setting(setting: ApiDumpSetting) -> ApiDumpSetting:
+    """Return a setting in which everything is allowed."""
+    _check_bool("retain_backward", setting.retain_backward)
+    _check_bool("compare_statedict", setting.compare_statedict)
+    _check_choice("codec", setting.codec, tuple(CODECS))
+    _check_choice("release", setting.release, TOOL_RELEASES)
+    return setting
+
+
+def make_dump_request(
+    mode: object,
+    scope: object,
+    dump_type: object,
+    *,
+    filter_data: object,
+    filter_stack: object,
+    statistic_category: object,
+) -> ApiDumpRequest:
+    """Return a request in which everything is allowed."""
+    return ApiDumpRequest(
+        _check_choice("mode", mode, DUMP_MODES),
+        _check_scope(str(mode), scope),
+        _check_choice("dump_type", dump_type, DUMP_TYPES),
+        _check_bool("filter_data", filter_data),
+        _check_bool("filter_stack", filter_stack),
+        _check_categories(statistic_category),
+    )
+
+
+def make_dump_plan(setting: ApiDumpSetting, request: ApiDumpRequest, framework: str) -> DumpPlan:
+    """Return what a session is to do; ValueError for figures that the release does not write."""
+    if request.statistic_category and setting.release == TOOL_RELEASES[0]:
+        raise ValueError(
+            "api_dump_start: statistic_category needs "
+            f"api_dump_init(release={TOOL_RELEASES[1]!r}): "
+            f"the info file of {setting.release} has max, min and mean"
+        )
+    figured = request.dump_type in ("all", "statistics")
+    figures = request.statistic_category or _STATISTICS_BY_RELEASE[setting.release]
+    layout = f"api-{framework}"
+    return DumpPlan(
+        OutputSettings(
+            setting.output_path,
+            layout=layout if setting.release == TOOL_RELEASES[0] else f"{layout}-{setting.release}",
+            codec=setting.codec,
+            file_mode=_FILE_MODE,
+            folder_mode=_FOLDER_MODE,
+        ),
+        content=ContentSettings(
+            saved="full" if request.keeps_elements else "statistic",
+            statistics=figures if figured else (),
+        ),
+        dialect=API_DUMP_DIALECT,
+    )
+
+
+def _check_scope(mode: str, scope: object) -> tuple[str, ...]:
+    if mode == "all":
+        if scope:
+            raise ValueError(f"api_dump_start: scope {scope!r} is not allowed with mode 'all'")
+        return ()
+    if not isinstance(scope, (list, tuple)):
+        raise TypeError(f"api_dump_start: scope {scope!r} is not allowed; a list of names is")
+    names = tuple(cast("Sequence[object]", scope))
+    texts = tuple(name for name in names if isinstance(name, str) and name)
+    if len(texts) != len(names):
+        raise TypeError(f"api_dump_start: scope {scope!r} is not allowed; a list of names is")
+    if mode == "range" and len(texts) != 2:
+        raise ValueError(f"api_dump_start: scope {scope!r} is not allowed; [start, end] is")
+    if not texts:
+        raise ValueError(f"api_dump_start: scope [] is not allowed with mode {mode!r}")
+    wrong = (
+        [] if mode == "api_list" else [name for name in texts if not _NUMBERED_NAME.fullmatch(name)]
+    )
+    if wrong:
+        raise ValueError(
+            f"api_dump_start: scope: {wrong[0]!r} is not allowed with mode {mode!r}; "
+            f"names as Type_Name_ID are, such as NN_Conv2d_0"
+        )
+    return texts
+
+
+def _check_categories(given: object) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, (list, tuple)) or not given:
+        raise TypeError(
+            f"api_dump_start: statistic_category {given!r} is not allowed; a list of "
+            f"{', '.join(STATISTIC_CATEGORIES)} is"
+        )
+    asked = cast("Sequence[object]", given)
+    return tuple(
+        dict.fromkeys(
+            _check_choice("statistic_category", one, STATISTIC_CATEGORIES) for one in asked
+        )
+    )
+
+
+def _check_choice(name: str, value: object, allowed: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name}: {value!r} is not allowed; allowed: {', '.join(allowed)}")
+    return value
+
+
+def _check_bool(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: {value!r} is not allowed; True and False are")
+    return value
+
+
+class ApiCallScope(Protocol):
+    """The calls of one `api_dump_start`."""
+
+    def holds(self, call: ApiCall) -> bool:
+        """Return whether a forward call that begins now is dumped."""
+        ...
+
+    def missing(self) -> tuple[str, ...]:
+        """Return what is asked for and has not come so far, a sentence each."""
+        ...
+
+
+class EveryCallScope:
+    """`all`."""
+
+    def holds(self, call: ApiCall) -> bool:
+        """Return that it is dumped."""
+        return True
+
+    def missing(self) -> tuple[str, ...]:
+        """Return nothing."""
+        return ()
+
+
+class ListedCallScope:
+    """`list`: calls by their exact names."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = frozenset(names)
+        self._waiting = dict.fromkeys(names)
+
+    def holds(self, call: ApiCall) -> bool:
+        """Return whether its name is in the list."""
+        stem = call.stem
+        if stem not in self._names:
+            return False
+        self._waiting.pop(stem, None)
+        return True
+
+    def missing(self) -> tuple[str, ...]:
+        """Return each name that no call had."""
+        return tuple(f"there was no call {name}" for name in self._waiting)
+
+
+class CallRangeScope:
+    """`range`: everything from one call to another, both included, once."""
+
+    def __init__(self, first: str, last: str) -> None:
+        self._first, self._last = first, last
+        self._begun = self._over = self._early = False
+
+    def holds(self, call: ApiCall) -> bool:
+        """Return whether it lies in the range."""
+        if self._over:
+            return False
+        stem = call.stem
+        if not self._begun:
+            self._begun = stem == self._first
+            self._early = self._early or (stem == self._last and not self._begun)
+        if self._begun:
+            self._over = stem == self._last
+        return self._begun
+
+    def missing(self) -> tuple[str, ...]:
+        """Return which of its ends did not come, or came in the wrong order."""
+        found: list[str] = []
+        if not self._begun:
+            found.append(f"the range's first call {self._first} did not come")
+        if self._early:
+            found.append(f"the range's last call {self._last} came before its first {self._first}")
+        elif not self._over:
+            found.append(f"the range's last call {self._last} did not come")
+        return tuple(found)
+
+
+class NamePartScope:
+    """`api_list`: calls whose names contain a text, in whatever case."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = tuple(text.lower() for text in texts)
+        self._waiting = {text.lower(): text for text in texts}
+
+    def holds(self, call: ApiCall) -> bool:
+        """Return whether its name contains any of the texts."""
+        name = call.stem.lower()
+        matched = [text for text in self._texts if text in name]
+        for text in matched:
+            self._waiting.pop(text, None)
+        return bool(matched)
+
+    def missing(self) -> tuple[str, ...]:
+        """Return each text that was in no name."""
+        return tuple(f"no call's name contains {text!r}" for text in self._waiting.values())
+
+
+def make_call_scope(mode: str, scope: Sequence[str]) -> ApiCallScope:
+    """Return the calls that a mode and a scope mean; both were checked."""
+    if mode == "list":
+        return ListedCallScope(scope)
+    if mode == "range":
+        return CallRangeScope(*scope)
+    return NamePartScope(scope) if mode == "api_list" else EveryCallScope()

@@ -1,0 +1,273 @@
+"""Tensors of two API dumps in pairs: from info files to tensors, steps, paired calls and paired
+tensors, in the order of troubleshooter's tables. Pairing is pure; only the info files are read.
+
+Where both dumps counted their steps, those steps are used. troubleshooter counts none: its
+comparison takes forward records up to the first backward one for a step, so that a run without
+gradients is one, and what is only forward behind the last gradient belongs to none
+(troubleshooter 1.0.17, api_dump_compare). Beside a dump of its own, ours is split in the same
+way, so that the parts are alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import TypeAlias
+
+from rankdump._analysis.compare.api_pairing import (
+    CallSpan,
+    FlowCall,
+    TensorShape,
+    align_shapes,
+    unify_api_name,
+)
+from rankdump._analysis.reader.statistic_tables import read_info
+from rankdump._core.record import TensorSide
+from rankdump._layout.api_files import SUMMARY_ITEMS, InfoLine
+from rankdump._layout.api_tree import (
+    LAYER_KIND,
+    ApiCall,
+    ApiPlace,
+    CallDirection,
+    parse_tensor_name,
+)
+from rankdump.errors import CorruptedError
+
+
+@dataclass(frozen=True, slots=True)
+class ApiInfoTensor:
+    """One line."""
+
+    name: str
+    call: ApiCall
+    place: ApiPlace
+    step: int
+    recomputed: bool
+    shape: TensorShape
+    figures: tuple[float, float, float]
+    """Largest, smallest and mean element; NaN where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiDumpInfo:
+    """A whole file."""
+
+    tensors: tuple[ApiInfoTensor, ...]
+    """In the order of the lines."""
+    counted: bool = False
+    """Whether its steps are real ones."""
+    notes: tuple[str, ...] = ()
+    """What was left out, and why."""
+
+    @property
+    def figureless(self) -> bool:
+        """Whether no tensor has any figure."""
+        return all(math.isnan(figure) for tensor in self.tensors for figure in tensor.figures)
+
+
+def read_dump_info(path: Path, *, counted: bool = False) -> ApiDumpInfo:
+    """Return what an info file lists; with `counted` its steps are known to be real ones.
+
+    A last line that its writer could not finish is left out; DamagedError names any other that is
+    none.
+    """
+    info = read_info(path, stepped=counted)
+    if info.damage and not info.torn:
+        raise CorruptedError(info.damage)
+    notes = [f"{info.damage}; it is left out"] if info.torn else []
+    pairs = [(noted.line, _make_info_tensor(noted.line)) for noted in info.lines]
+    foreign = [line.name for line, tensor in pairs if tensor is None]
+    if foreign:
+        notes.append(f"{path}: {len(foreign)} names of no API left out, such as {foreign[0]!r}")
+    tensors = tuple(tensor for _, tensor in pairs if tensor is not None)
+    return ApiDumpInfo(tensors, info.stepped, tuple(notes))
+
+
+def _make_info_tensor(line: InfoLine) -> ApiInfoTensor | None:
+    found = parse_tensor_name(line.name)
+    if found is None:
+        return None
+    largest, smallest, mean = (line.figures.get(item, math.nan) for item in SUMMARY_ITEMS)
+    figures = (largest, smallest, mean)
+    return ApiInfoTensor(line.name, *found, line.step, line.recomputed, line.shape, figures)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiDumpStep:
+    """The forward calls of one step, in order."""
+
+    number: int | None
+    """None where the dump did not count."""
+    names: tuple[str, ...]
+    """Of the calls, with their numbers: `NN_Conv2d_0`."""
+    calls: tuple[FlowCall, ...]
+    """The same calls, as they are paired."""
+
+
+@dataclass(slots=True)
+class _StepCall:
+    tensor: ApiInfoTensor
+    """The first of its tensors."""
+    shapes: dict[tuple[TensorSide, str], TensorShape] = field(
+        default_factory=dict[tuple[TensorSide, str], TensorShape]
+    )
+
+    def flow(self, framework: str) -> FlowCall:
+        call = self.tensor.call
+        return FlowCall(
+            call.api,
+            unify_api_name(framework, call.kind, call.api),
+            tuple(shape for (side, _), shape in self.shapes.items() if side is TensorSide.INPUT),
+            tuple(shape for (side, _), shape in self.shapes.items() if side is TensorSide.OUTPUT),
+        )
+
+
+def guess_steps(tensors: Iterable[ApiInfoTensor], framework: str) -> list[ApiDumpStep]:
+    """Return the steps that troubleshooter takes a dump for, whoever wrote it."""
+    return [_make_step(None, block, framework) for block in _split_blocks(tensors)]
+
+
+def group_counted_steps(
+    tensors: Iterable[ApiInfoTensor], framework: str, *, recomputed: bool = False
+) -> list[ApiDumpStep]:
+    """Return the steps that a dump counted: those calls that are recomputations, or all others."""
+    blocks: dict[int, list[ApiInfoTensor]] = {}
+    for tensor in tensors:
+        if tensor.call.direction == "forward" and tensor.recomputed == recomputed:
+            blocks.setdefault(tensor.step, []).append(tensor)
+    return [_make_step(number, block, framework) for number, block in sorted(blocks.items())]
+
+
+def pair_steps(
+    a: Sequence[ApiDumpStep], b: Sequence[ApiDumpStep]
+) -> tuple[list[tuple[ApiDumpStep, ApiDumpStep]], str]:
+    """Return which steps are compared, and a sentence about those that are not, if any.
+
+    By their numbers where both dumps counted and have some in common, else by their order.
+    """
+    numbered_a = {step.number: step for step in a if step.number is not None}
+    numbered_b = {step.number: step for step in b if step.number is not None}
+    common = [number for number in numbered_a if number in numbered_b]
+    if common:
+        alone = sorted(set(numbered_a) ^ set(numbered_b))
+        said = f"steps of one side only are left out: {', '.join(map(str, alone))}" if alone else ""
+        return [(numbered_a[number], numbered_b[number]) for number in common], said
+    pairs = [(one, other) for one, other in zip_longest(a, b) if one and other]
+    if len(a) == len(b):
+        return pairs, ""
+    counts = f"{len(a)} steps in origin_path, {len(b)} in target_path"
+    return pairs, f"{counts}: the first {len(pairs)} are compared"
+
+
+def _split_blocks(tensors: Iterable[ApiInfoTensor]) -> list[list[ApiInfoTensor]]:
+    """Return the forward records up to each backward; all where there is no backward at all."""
+    blocks: list[list[ApiInfoTensor]] = []
+    block: list[ApiInfoTensor] = []
+    for tensor in tensors:
+        if tensor.call.direction == "forward":
+            block.append(tensor)
+        elif block:
+            blocks.append(block)
+            block = []
+    return blocks or ([block] if block else [])
+
+
+def _make_step(number: int | None, tensors: Sequence[ApiInfoTensor], framework: str) -> ApiDumpStep:
+    calls: list[_StepCall] = []
+    places: dict[str, _StepCall] = {}
+    for tensor in tensors:
+        stem = tensor.call.stem
+        call = places.get(stem)
+        # A layer has no number: it is another call unless nothing came between.
+        if call is None or (tensor.call.kind == LAYER_KIND and call is not calls[-1]):
+            call = places[stem] = _StepCall(tensor)
+            calls.append(call)
+        call.shapes[tensor.place.side, tensor.place.path] = tensor.shape
+    names = tuple(call.tensor.call.stem for call in calls)
+    return ApiDumpStep(number, names, tuple(call.flow(framework) for call in calls))
+
+
+TensorPair: TypeAlias = tuple[ApiInfoTensor | None, ApiInfoTensor | None]
+"""A tensor of each side; one of them is None when it has no partner."""
+TensorsByCall: TypeAlias = Mapping[tuple[str, CallDirection], Sequence[ApiInfoTensor]]
+"""Tensors of each call, by its name and direction, those of one side by their places."""
+
+_MIN_PLACE_DEPTH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _SpanTensors:
+    """The tensors of calls that stand for others, as the tables list them."""
+
+    inputs: list[ApiInfoTensor]
+    """Of the first call."""
+    inner: tuple[list[ApiInfoTensor], list[ApiInfoTensor], list[ApiInfoTensor]]
+    """Outputs of the first call, all of those between, inputs of the last."""
+    outputs: list[ApiInfoTensor]
+    """Of the last call."""
+
+
+def group_by_call(tensors: Iterable[ApiInfoTensor], files: Container[str] | None) -> TensorsByCall:
+    """Return the tensors to be compared: all, or those that have files.
+
+    Of several with one name the last counts, at the place of the first.
+    """
+    found: dict[tuple[str, CallDirection], list[ApiInfoTensor]] = {}
+    named = {tensor.name: tensor for tensor in tensors if files is None or tensor.name in files}
+    for tensor in named.values():
+        found.setdefault((tensor.call.stem, tensor.call.direction), []).append(tensor)
+    return {call: sorted(each, key=_make_sort_key) for call, each in found.items()}
+
+
+def pair_tensors(
+    spans: Sequence[CallSpan],
+    a: tuple[ApiDumpStep, TensorsByCall],
+    b: tuple[ApiDumpStep, TensorsByCall],
+    direction: CallDirection,
+) -> list[TensorPair]:
+    """Return the rows of one direction; those of the backward in the order of its execution."""
+    (step_a, held_a), (step_b, held_b) = a, b
+    found: list[TensorPair] = []
+    for span in spans:
+        one = _make_span_tensors([held_a.get((step_a.names[at], direction), ()) for at in span.a])
+        other = _make_span_tensors([held_b.get((step_b.names[at], direction), ()) for at in span.b])
+        found.extend(_align_tensors(one.inputs, other.inputs))
+        for inner_a, inner_b in zip(one.inner, other.inner, strict=True):
+            found.extend((tensor, None) for tensor in inner_a)
+            found.extend((None, tensor) for tensor in inner_b)
+        found.extend(_align_tensors(one.outputs, other.outputs))
+    return found if direction == "forward" else found[::-1]
+
+
+def _make_span_tensors(calls: Sequence[Sequence[ApiInfoTensor]]) -> _SpanTensors:
+    if not calls:
+        return _SpanTensors([], ([], [], []), [])
+    several = len(calls) > 1
+    inner = (
+        _select_side(calls[0], TensorSide.OUTPUT) if several else [],
+        [tensor for call in calls[1:-1] for tensor in call],
+        _select_side(calls[-1], TensorSide.INPUT) if several else [],
+    )
+    return _SpanTensors(
+        _select_side(calls[0], TensorSide.INPUT), inner, _select_side(calls[-1], TensorSide.OUTPUT)
+    )
+
+
+def _select_side(call: Sequence[ApiInfoTensor], side: TensorSide) -> list[ApiInfoTensor]:
+    return [tensor for tensor in call if tensor.place.side is side]
+
+
+def _align_tensors(a: Sequence[ApiInfoTensor], b: Sequence[ApiInfoTensor]) -> Iterator[TensorPair]:
+    for at_a, at_b in align_shapes([each.shape for each in a], [each.shape for each in b]):
+        yield (a[at_a] if at_a is not None else None, b[at_b] if at_b is not None else None)
+
+
+def _make_sort_key(tensor: ApiInfoTensor) -> tuple[tuple[int, int, str], ...]:
+    """Return what sorts the tensors of a call: by number, then keywords by name."""
+    parts = tensor.place.path.split(".") if tensor.place.path else []
+    keys = [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+    # `output`, `output.0` and `output.0.0` are the same place to the tool.
+    return tuple(keys + [(0, 0, "")] * (_MIN_PLACE_DEPTH - len(keys)))

@@ -1,0 +1,381 @@
+"""CANN's `acl.json`, as `aclInit` and `aclmdlSetDump` read it: from the document to a plan, in
+CANN's own order of checks, with the operators and models of `dump_list` (CANN, acl.json). Pure.
+
+An error ends in the code that CANN reports for it, such as (EP0003). An item of `dump_list`
+without `model_name` applies to every model.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from rankdump._config import acl_section
+from rankdump._config.acl_section import (
+    ACL_KEYS,
+    BAD_VALUE,
+    BLACKLIST_KEYS,
+    CONFLICT,
+    ITEM_KEYS,
+    STATISTICS_BY_WORD,
+    WATCHER_SCENE,
+    WRONG_TYPE,
+    AclWords,
+    check_depth,
+    check_scene,
+    check_types,
+    make_coded_error,
+    parse_acl_words,
+    read_objects,
+    read_text,
+    read_texts,
+)
+from rankdump._config.cann_options import make_cann_content, parse_steps
+from rankdump._config.config_section import ConfigNotes, ConfigSection
+from rankdump._config.output_path import PathProbe
+from rankdump._config.rankdump_section import parse_rankdump_section
+from rankdump._core.plan import (
+    UNNAMED_MODEL,
+    ContentSettings,
+    DumpPlan,
+    IterationSelection,
+    OperatorSelection,
+    OutputSettings,
+    TensorExclusion,
+    TensorSelection,
+    WatchedOperators,
+)
+from rankdump._layout.tree_paths import make_folder_name
+from rankdump.errors import MISSING_VALUE, ConfigError
+
+MAX_EXCLUSIONS = 100
+_POSITION_PATTERN = re.compile(r"(?:input|output)[0-9]+")
+_EVERY_OPERATOR = OperatorSelection(spelt=True)
+_NO_OPERATOR = OperatorSelection(everything=False, spelt=True)
+
+
+@dataclass(frozen=True, slots=True)
+class DumpListSelection:
+    """What the list selects."""
+
+    operators: OperatorSelection = _NO_OPERATOR
+    """Of models that it does not name."""
+    models: tuple[tuple[str, OperatorSelection], ...] = ()
+    watched: WatchedOperators | None = None
+
+
+def parse_dump_list(dump: ConfigSection, words: AclWords) -> DumpListSelection:
+    """Return what `dump_list` and `dump_op_switch` select; the first fault is reported."""
+    items = read_objects(dump, "dump_list")
+    if words.watches and not items:
+        allowed = "an item with layer and watcher_nodes"
+        raise make_coded_error(dump, "dump_list", allowed, WRONG_TYPE)
+    for item in items:
+        _check_list_item(item, words)
+    if words.watches:
+        return DumpListSelection(operators=_EVERY_OPERATOR, watched=_join_watched(items))
+    if not items:
+        return DumpListSelection(operators=_EVERY_OPERATOR if words.operators else _NO_OPERATOR)
+    return _select_operators(items, operators=words.operators)
+
+
+def _check_list_item(item: ConfigSection, words: AclWords) -> None:
+    if not words.operators:
+        for key, value in (
+            ("model_name", read_text(item, "model_name")),
+            ("layer", read_texts(item, "layer")),
+        ):
+            if key in item.values and not value:
+                raise make_coded_error(item, key, "something in it, or no such key", WRONG_TYPE)
+    _check_watched(item, words)
+    for key in BLACKLIST_KEYS:
+        if len(read_objects(item, key)) > MAX_EXCLUSIONS:
+            count = len(read_objects(item, key))
+            raise make_coded_error(
+                item, key, f"at most {MAX_EXCLUSIONS} entries, not {count}", BAD_VALUE
+            )
+    for key in (*BLACKLIST_KEYS, "opname_range"):
+        if read_objects(item, key) and words.level != "op":
+            raise make_coded_error(item, key, 'no such key unless dump_level is "op"', CONFLICT)
+    _check_ranges(item)
+
+
+def _check_watched(item: ConfigSection, words: AclWords) -> None:
+    nodes = read_texts(item, "watcher_nodes")
+    if not words.watches:
+        if nodes:
+            allowed = f'no such key unless dump_scene is "{WATCHER_SCENE}"'
+            raise make_coded_error(item, "watcher_nodes", allowed, CONFLICT)
+        return
+    if not nodes:
+        raise make_coded_error(item, "watcher_nodes", "names of operators", WRONG_TYPE)
+    if read_text(item, "model_name"):
+        raise make_coded_error(
+            item, "model_name", f'no such key where dump_scene is "{WATCHER_SCENE}"', CONFLICT
+        )
+
+
+def _check_ranges(item: ConfigSection) -> None:
+    ranges = read_objects(item, "opname_range")
+    if ranges and not read_text(item, "model_name"):
+        raise make_coded_error(item, "model_name", "the model of opname_range", WRONG_TYPE)
+    for each in ranges:
+        for key in ("begin", "end"):
+            if not read_text(each, key):
+                raise make_coded_error(each, key, "the name of an operator", BAD_VALUE)
+
+
+def _join_watched(items: Sequence[ConfigSection]) -> WatchedOperators:
+    """An item without layers watches after every operator, and as items join, so do all."""
+    nodes: dict[str, None] = {}
+    layers: dict[str, None] = {}
+    for number, item in enumerate(items):
+        if number:
+            item.note(
+                "watcher_nodes", "joins the item before: all are read after the layers of both"
+            )
+        layers |= dict.fromkeys(read_texts(item, "layer"))
+        nodes |= dict.fromkeys(read_texts(item, "watcher_nodes"))
+    everywhere = any("layer" not in item.values for item in items)
+    return WatchedOperators(() if everywhere else tuple(layers), tuple(nodes))
+
+
+def _select_operators(items: Iterable[ConfigSection], *, operators: bool) -> DumpListSelection:
+    every: OperatorSelection | None = None
+    models: dict[str, OperatorSelection] = {}
+    for item in items:
+        wanted, name = _parse_item_operators(item), read_text(item, "model_name")
+        if not name:
+            every = wanted if every is None else _join_operators(every, wanted)
+            continue
+        folder = make_folder_name(name)
+        if folder in models:
+            item.note("model_name", "is listed twice; what both select is dumped")
+        models[folder] = _join_operators(models.get(folder, _NO_OPERATOR), wanted)
+    if every is not None:
+        models = {name: _join_operators(own, every) for name, own in models.items()}
+    if operators:
+        # Arrays that belong to no model are what comes closest to single operators.
+        models.setdefault(UNNAMED_MODEL, _EVERY_OPERATOR)
+    return DumpListSelection(every or _NO_OPERATOR, tuple(models.items()))
+
+
+def _parse_item_operators(item: ConfigSection) -> OperatorSelection:
+    layers = read_texts(item, "layer")
+    ranges = tuple(
+        (read_text(each, "begin"), read_text(each, "end"))
+        for each in read_objects(item, "opname_range")
+    )
+    return OperatorSelection(
+        spelt=True,
+        everything=not (layers or ranges),
+        names=tuple(dict.fromkeys(layers)),
+        ranges=ranges,
+        without_types=_parse_exclusions(item, "optype_blacklist"),
+        without_names=_parse_exclusions(item, "opname_blacklist"),
+    )
+
+
+def _parse_exclusions(item: ConfigSection, key: str) -> tuple[TensorExclusion, ...]:
+    found: list[TensorExclusion] = []
+    for entry in read_objects(item, key):
+        name = read_text(entry, "name")
+        if not name:
+            entry.note("name", "is of no operator and excludes nothing")
+            continue
+        given = read_texts(entry, "pos")
+        kept = tuple(position for position in given if _POSITION_PATTERN.fullmatch(position))
+        for position in given:
+            if position not in kept:
+                entry.note(
+                    "pos", "is ignored: it is neither input nor output and a number", position
+                )
+        # A list of which nothing is left must not turn into one that excludes every tensor.
+        if kept or not any(given):
+            found.append(TensorExclusion(name, kept))
+    return tuple(found)
+
+
+def _join_operators(one: OperatorSelection, other: OperatorSelection) -> OperatorSelection:
+    return replace(
+        one,
+        everything=one.everything or other.everything,
+        names=tuple(dict.fromkeys((*one.names, *other.names))),
+        ranges=(*one.ranges, *other.ranges),
+        without_types=(*one.without_types, *other.without_types),
+        without_names=(*one.without_names, *other.without_names),
+    )
+
+
+DUMP_SECTION = "dump"
+_EMPTY_LIST_CODE = "E10001"
+_COLLECTING_CODE = "E10056"
+_OVERFLOW_CODE = "GE, E19999"
+_COLLECT_VARIABLE = "NPU_COLLECT_PATH"
+
+
+def parse_acl_config(
+    body: Mapping[str, object],
+    *,
+    file: str,
+    environ: Mapping[str, str],
+    notes: ConfigNotes,
+    probe: PathProbe,
+) -> DumpPlan:
+    """Return the plan; without `dump`, or with nothing in it, one that is not enabled."""
+    check_depth(body, file=file)
+    dump = _read_dump_section(body, file, notes)
+    check_types(dump)
+    words = parse_acl_words(dump)
+    _note_unknown_keys(dump)
+    check_scene(dump, words)
+    if words.exception:
+        selection, content = _parse_exception_dump(dump), ContentSettings()
+        root, layout = acl_section.make_exception_root(dump, environ, probe), "cann-op"
+    else:
+        root = acl_section.parse_dump_path(dump, environ, probe) if dump.values else ""
+        selection, content = _parse_data_dump(dump, words, environ)
+        layout = "cann"
+    enabled = selection is not None
+    output, delivery = parse_rankdump_section(
+        body,
+        file=file,
+        output=OutputSettings(
+            root or acl_section.make_disabled_root(environ, file, probe),
+            "",
+            layout,
+            file_format="bin",
+        ),
+        notes=notes,
+    )
+    return DumpPlan(
+        output=output,
+        selection=selection or TensorSelection(),
+        content=content,
+        delivery=delivery,
+        dialect="acl",
+        warnings=notes.texts,
+        enabled=enabled,
+    )
+
+
+def _read_dump_section(body: Mapping[str, object], file: str, notes: ConfigNotes) -> ConfigSection:
+    values = body.get(DUMP_SECTION, MISSING_VALUE)
+    if values is MISSING_VALUE or values == {}:
+        notes.add(DUMP_SECTION, values, "enables nothing: no tensor is dumped")
+        return ConfigSection(file, DUMP_SECTION, {}, notes)
+    if not isinstance(values, dict):
+        raise ConfigError(file, DUMP_SECTION, values, f"an object ({WRONG_TYPE})")
+    return ConfigSection(file, DUMP_SECTION, cast("dict[str, object]", values), notes)
+
+
+def _parse_data_dump(
+    dump: ConfigSection, words: AclWords, environ: Mapping[str, str]
+) -> tuple[TensorSelection | None, ContentSettings]:
+    """Return what is dumped of a model that raises nothing; None for nothing at all."""
+    if words.debug:
+        return _parse_overflow_dump(dump, words), ContentSettings()
+    iterations = _parse_iterations(dump)
+    listed = parse_dump_list(dump, words)
+    content = _parse_content(dump, words)
+    _note_idle_keys(dump, words)
+    if not (words.operators or words.watches or read_objects(dump, "dump_list")):
+        if "dump_list" in dump.values:
+            raise make_coded_error(
+                dump, "dump_list", 'an item, or dump_op_switch "on"', _EMPTY_LIST_CODE
+            )
+        if dump.values:
+            wanted = "dump_list, dump_op_switch, dump_debug or dump_scene"
+            dump.notes.add(DUMP_SECTION, dict(dump.values), f"enables nothing: it has no {wanted}")
+        return None, content
+    if environ.get(_COLLECT_VARIABLE):
+        allowed = f"no such variable beside a dump of data ({_COLLECTING_CODE})"
+        raise ConfigError(dump.file, _COLLECT_VARIABLE, environ[_COLLECT_VARIABLE], allowed)
+    return _make_selection(words, iterations, listed), content
+
+
+def _make_selection(
+    words: AclWords, iterations: IterationSelection, listed: DumpListSelection
+) -> TensorSelection:
+    return TensorSelection(
+        iterations=iterations,
+        operators=listed.operators,
+        models=listed.models,
+        watched=listed.watched,
+        inputs=words.mode != "output",
+        outputs=words.mode != "input",
+    )
+
+
+def _parse_overflow_dump(dump: ConfigSection, words: AclWords) -> TensorSelection:
+    if words.operators:
+        raise make_coded_error(dump, "dump_op_switch", '"off" where dump_debug is "on"', CONFLICT)
+    if read_objects(dump, "dump_list"):
+        raise make_coded_error(
+            dump, "dump_list", 'no item where dump_debug is "on"', _OVERFLOW_CODE
+        )
+    reason = 'is not read where dump_debug is "on": an operator with an overflow is written whole'
+    for key in ("dump_mode", "dump_step", "dump_data", "dump_stats"):
+        if key in dump.values:
+            dump.note(key, reason)
+    return TensorSelection(trigger="overflow")
+
+
+def _parse_exception_dump(dump: ConfigSection) -> TensorSelection:
+    for key in dump.values:
+        if key in ACL_KEYS and key not in ("dump_scene", "dump_path"):
+            dump.note(
+                key, "is not read: dump_scene asks for the operator that raises, and no other"
+            )
+    reason = "CANN has no folder of the time below extra-info/data-dump; here there is one"
+    dump.note("dump_scene", f"keeps what the operator that raised was given; {reason}")
+    return TensorSelection(trigger="exception", outputs=False)
+
+
+def _parse_iterations(dump: ConfigSection) -> IterationSelection:
+    steps = read_text(dump, "dump_step")
+    if not steps:
+        return IterationSelection()
+    try:
+        return parse_steps(steps)
+    except ValueError as error:
+        raise make_coded_error(dump, "dump_step", str(error), BAD_VALUE) from None
+
+
+def _parse_content(dump: ConfigSection, words: AclWords) -> ContentSettings:
+    chosen = read_texts(dump, "dump_stats")
+    if "dump_stats" in dump.values:
+        if not chosen:
+            raise make_coded_error(
+                dump, "dump_stats", "at least one figure, or no such key", WRONG_TYPE
+            )
+        if words.data != "stats":
+            raise make_coded_error(
+                dump, "dump_stats", 'no such key unless dump_data is "stats"', CONFLICT
+            )
+    return make_cann_content(words.data, [STATISTICS_BY_WORD[name] for name in chosen])
+
+
+def _note_idle_keys(dump: ConfigSection, words: AclWords) -> None:
+    if "dump_level" in dump.values and words.level != "op":
+        dump.note("dump_level", 'becomes "op": there are no kernels below an operator here')
+    if "dump_kernel_data" in dump.values:
+        dump.note("dump_kernel_data", "changes nothing: there are no kernels here that print")
+
+
+def _note_unknown_keys(dump: ConfigSection) -> None:
+    for section, known in (
+        (dump, ACL_KEYS),
+        *((item, ITEM_KEYS) for item in read_objects(dump, "dump_list")),
+    ):
+        for key in section.values:
+            if key not in known:
+                nearest = difflib.get_close_matches(key.lower(), known, n=1)
+                hint = f"; the nearest is {nearest[0]}" if nearest else ""
+                section.note(key, f"is ignored: there is no such key{hint}")
+
+
+__all__ = ["parse_acl_config"]

@@ -1,0 +1,157 @@
+"""Configuration files: reads the file, decodes its first JSON value as leniently and as strictly as
+MindSpore's reader, finds its dialect and returns the plan.
+
+The only module of the package that touches the disk; a new dialect is one parser and one row in
+the table of dialects.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import NoReturn, Protocol, cast
+
+from rankdump._config import acl_config, mindspore_config, tensorflow_config
+from rankdump._config.config_section import ConfigNotes
+from rankdump._config.output_path import PathFacts
+from rankdump._core.plan import DumpPlan
+from rankdump.errors import MISSING_VALUE, ConfigError
+
+_ALLOWED_DOCUMENT = "one JSON object in UTF-8, without comments"
+
+
+def decode_config(data: bytes, *, file: str, notes: ConfigNotes) -> object:
+    """Return the first value; a byte order mark before it and bytes after it do not matter.
+
+    Of two equal keys the last one counts, and is noted.
+    """
+
+    def united(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            for key, count in Counter(key for key, _ in pairs).items():
+                if count > 1:
+                    notes.add(key, values[key], f"is the last of {count} equal keys and counts")
+        return values
+
+    # Bytes that are not UTF-8 are an error only up to the end of the value.
+    text = data.removeprefix(codecs.BOM_UTF8).decode(errors="surrogateescape").lstrip(" \t\r\n")
+    decoder = json.JSONDecoder(parse_constant=_reject_constant, object_pairs_hook=united)
+    try:
+        value, end = decoder.raw_decode(text)
+        text[:end].encode()
+    except json.JSONDecodeError as error:
+        cause = f"{error.msg} in line {error.lineno}, column {error.colno}"
+        raise ConfigError(file, "", cause, _ALLOWED_DOCUMENT) from None
+    except UnicodeEncodeError as error:
+        cause = f"a byte that is not UTF-8, at character {error.start}"
+        raise ConfigError(file, "", cause, _ALLOWED_DOCUMENT) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(file, "", str(error), _ALLOWED_DOCUMENT) from None
+    return value
+
+
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name}, which is no JSON")
+
+
+class DialectParser(Protocol):
+    """One dialect; pure."""
+
+    def __call__(
+        self,
+        body: Mapping[str, object],
+        *,
+        file: str,
+        environ: Mapping[str, str],
+        notes: ConfigNotes,
+    ) -> DumpPlan:
+        """Return the plan a document describes, with the notes as its warnings.
+
+        ConfigError names the key at fault.
+        """
+        ...
+
+
+def examine_path(path: str) -> PathFacts:
+    """Look at a path; one that cannot be is like one that is not there."""
+    absolute = os.path.abspath(path)  # noqa: PTH100 - a Path keeps the dots
+    try:
+        found = Path(absolute)
+        return PathFacts(
+            absolute=absolute,
+            exists=found.exists(),
+            directory=found.is_dir(),
+            accessible=os.access(absolute, os.R_OK | os.W_OK),
+        )
+    except (OSError, ValueError):
+        return PathFacts(absolute)
+
+
+_ACL_PARSER: DialectParser = partial(acl_config.parse_acl_config, probe=examine_path)
+_PARSERS_BY_KEY: dict[str, DialectParser] = {
+    "common_dump_settings": mindspore_config.parse_mindspore_config,
+    "dump": _ACL_PARSER,
+}
+"""By the key that no other dialect has."""
+
+_KNOWN_FORMATS = (
+    "a MindSpore data_dump.json, which has this section, or a CANN acl.json, which has dump"
+)
+
+
+def load_config_plan(path: Path, environ: Mapping[str, str]) -> tuple[DumpPlan, bytes]:
+    """Return the plan in a file and the file's bytes; ConfigError when it holds none."""
+    # MindSpore looks at nothing but the text after the last dot, and minds its case.
+    if path.suffix != ".json":
+        raise ConfigError(str(path), "", path.name, "a file whose name ends in .json")
+    data = read_config_file(path)
+    file = str(path)
+    notes = ConfigNotes()
+    body = decode_config(data, file=file, notes=notes)
+    if isinstance(body, dict):
+        for marker, parse in _PARSERS_BY_KEY.items():
+            if marker in body:
+                document = cast("dict[str, object]", body)
+                return parse(document, file=file, environ=environ, notes=notes), data
+    raise ConfigError(file, next(iter(_PARSERS_BY_KEY)), MISSING_VALUE, _KNOWN_FORMATS)
+
+
+def read_config_file(path: Path) -> bytes:
+    """Return the bytes of a configuration file; ConfigError when there are none to read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(str(path), "", MISSING_VALUE, "a file that can be read") from None
+    except (OSError, ValueError) as error:
+        cause = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(str(path), "", cause, "a file that can be read") from None
+
+
+def parse_acl_document(data: bytes, *, file: str, notes: ConfigNotes) -> dict[str, object]:
+    """Return the object in an `acl.json`; ConfigError, with CANN's code, when it holds none."""
+    try:
+        body = decode_config(data, file=file, notes=notes)
+    except ConfigError as error:
+        allowed = f"{error.allowed} (EP0004)"
+        raise ConfigError(file, error.key, error.value, allowed) from None
+    if not isinstance(body, dict):
+        raise ConfigError(file, "", body, "one JSON object (EP0004)")
+    return cast("dict[str, object]", body)
+
+
+def make_acl_plan(
+    body: Mapping[str, object], *, file: str, environ: Mapping[str, str], notes: ConfigNotes
+) -> DumpPlan:
+    """Return the plan of an `acl.json`, which need not have the section `dump`."""
+    return _ACL_PARSER(body, file=file, environ=environ, notes=notes)
+
+
+def make_dump_config_plan(values: Mapping[str, object]) -> DumpPlan:
+    """Return the plan of the arguments of TF Adapter's `DumpConfig`."""
+    return tensorflow_config.parse_dump_config(values, probe=examine_path)

@@ -1,0 +1,150 @@
+"""Section of a configuration: typed reading of one JSON object, in which every rejection names
+file, key and value, and the notes that tell the author what will surprise. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from rankdump.errors import MISSING_VALUE, ConfigError
+
+
+def _make_short_repr() -> reprlib.Repr:
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 60
+    short.maxlevel = 2
+    return short
+
+
+_SHORT_REPR = _make_short_repr()
+
+
+class ConfigNotes:
+    """Sentences about what will surprise, each once, in the order they came."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, None] = {}
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What was said so far."""
+        return tuple(self._texts)
+
+    def add(self, key: str, value: object, reason: str) -> None:
+        """Say of a key's value what `reason`, a phrase that begins with a verb, tells."""
+        shown = "missing;" if value is MISSING_VALUE else _SHORT_REPR.repr(value)
+        self._texts[f"{_escape_key(key)}: {shown} {reason}"] = None
+
+
+def _escape_key(key: str) -> str:
+    return key if key.isprintable() else ascii(key)[1:-1]
+
+
+_UINT64_LIMIT = 1 << 64
+_UINT32_MASK = 0xFFFF_FFFF
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSection:
+    """One JSON object, with where it stands and where to say what surprises.
+
+    Each reader takes a default for an optional key; a key without one has to be there.
+    """
+
+    file: str
+    name: str
+    values: Mapping[str, object]
+    notes: ConfigNotes
+
+    @staticmethod
+    def of(
+        body: Mapping[str, object], name: str, *, file: str, notes: ConfigNotes
+    ) -> ConfigSection:
+        """Return the section of that name; ConfigError when it is no object."""
+        values = body.get(name, MISSING_VALUE)
+        if not isinstance(values, dict):
+            raise ConfigError(file, name, values, "an object")
+        return ConfigSection(file, name, cast("dict[str, object]", values), notes)
+
+    def refusal(self, key: str, allowed: str) -> ConfigError:
+        """Return the error that says what may stand at a key."""
+        return ConfigError(
+            self.file, f"{self.name}.{key}", self.values.get(key, MISSING_VALUE), allowed
+        )
+
+    def note(self, key: str, reason: str, part: object = MISSING_VALUE) -> None:
+        """Say something of a key's value, or of that part of it."""
+        value = self.values.get(key, MISSING_VALUE) if part is MISSING_VALUE else part
+        self.notes.add(f"{self.name}.{key}", value, reason)
+
+    def require(self, allowed: Mapping[str, str]) -> None:
+        """Raise for the first of these keys that is missing."""
+        for key, text in allowed.items():
+            if key not in self.values:
+                raise self.refusal(key, text)
+
+    def count(self, key: str, allowed: str, default: int | None = None) -> int:
+        """Return an unsigned integer of 32 bits.
+
+        MindSpore keeps the low 32 bits of a 64-bit literal and refuses `1.0`, `true` and `-1`.
+        """
+        value = self.values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _UINT64_LIMIT:
+            raise self.refusal(key, allowed)
+        number = value & _UINT32_MASK
+        if number != value:
+            self.note(key, f"is cut to its low 32 bits and read as {number}")
+        return number
+
+    def uint(self, key: str, among: Sequence[int], allowed: str, default: int | None = None) -> int:
+        """Return an unsigned integer that is one of these."""
+        number = self.count(key, allowed, default)
+        if number not in among:
+            raise self.refusal(key, allowed)
+        return number
+
+    def text(self, key: str, allowed: str, default: str | None = None) -> str:
+        """Return a string."""
+        value = self.values.get(key, default)
+        if not isinstance(value, str):
+            raise self.refusal(key, allowed)
+        return value
+
+    def choice(
+        self, key: str, among: Sequence[str], *, default: str | None = None, note: str = ""
+    ) -> str:
+        """Return a string that is one of these; `note` ends the line of a refusal."""
+        *first, last = (f'"{word}"' for word in among)
+        allowed = f"{', '.join(first)} or {last}" + note
+        value = self.text(key, allowed, default)
+        if value not in among:
+            raise self.refusal(key, allowed)
+        return value
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """Return true or false."""
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            raise self.refusal(key, "true or false")
+        return value
+
+    def items(self, key: str, allowed: str) -> list[object]:
+        """Return the elements of an array."""
+        value = self.values.get(key)
+        if not isinstance(value, list):
+            raise self.refusal(key, allowed)
+        return cast("list[object]", value)
+
+    def number(self, key: str, *, low: float, high: float, allowed: str, default: float) -> float:
+        """Return a finite number within the limits."""
+        value = self.values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.refusal(key, allowed)
+        # Compared before it is converted: an integer of a thousand digits is no float.
+        if not low <= value <= high or math.isnan(value):
+            raise self.refusal(key, allowed)
+        return float(value)

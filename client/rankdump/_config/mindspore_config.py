@@ -1,0 +1,342 @@
+"""MindSpore's `data_dump.json` as version 2.3 reads it, and newer keys as newer versions do:
+`e2e_dump_settings`, statistics, `op_debug_mode`, and notes on unknown keys. Pure.
+
+Source: MindSpore 2.3 and later, Dump guide. Where MindSpore silently does something surprising,
+rankdump does the same with a warning. On CPU and GPU MindSpore dumps synchronously whatever
+`e2e_dump_settings` says; rankdump follows the file on any device.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+from rankdump._config.config_section import ConfigNotes, ConfigSection
+from rankdump._config.mindspore_common import CommonSettings, parse_common_settings
+from rankdump._config.rankdump_section import RANKDUMP_SECTION, parse_rankdump_section
+from rankdump._core.plan import (
+    ContentSettings,
+    DumpPlan,
+    IterationSelection,
+    OperatorSelection,
+    OutputSettings,
+    StatisticPrecision,
+    TensorSelection,
+    TriggerMode,
+)
+from rankdump._core.statistics import DEFAULT_STATISTICS, DEVICE_STATISTICS, STATISTIC_TITLES
+from rankdump._layout.profile import PROFILES, Profile
+from rankdump.errors import MISSING_VALUE
+
+COMMON_SECTION = "common_dump_settings"
+E2E_SECTION = "e2e_dump_settings"
+MINDSPORE_KEYS: dict[str, tuple[str, ...]] = {
+    COMMON_SECTION: (
+        "dump_mode",
+        "path",
+        "net_name",
+        "iteration",
+        "saved_data",
+        "input_output",
+        "kernels",
+        "support_device",
+        "op_debug_mode",
+        "file_format",
+        "statistic_category",
+        "overflow_number",
+        "initial_iteration",
+    ),
+    E2E_SECTION: (
+        "enable",
+        "trans_flag",
+        "save_kernel_args",
+        "sample_mode",
+        "sample_num",
+        "stat_calc_mode",
+        "device_stat_precision_mode",
+    ),
+}
+"""By the section that holds them."""
+
+_SECTION_NAMES = (*MINDSPORE_KEYS, RANKDUMP_SECTION)
+_REMOVED_KEYS = {"async_dump_settings": "MindSpore has not read it since version 1.3"}
+_MIN_LIKENESS = 0.6
+"""How alike two spellings are, from 0 to 1, before one is taken for the other."""
+
+
+def note_unknown_keys(body: Mapping[str, object], notes: ConfigNotes) -> None:
+    """Note every key that nothing reads, with the known one that was probably meant."""
+    for key, value in body.items():
+        if key not in _SECTION_NAMES:
+            reason = (
+                _REMOVED_KEYS.get(key)
+                or _describe_other_section(key)
+                or _describe_nearest(key, _SECTION_NAMES)
+            )
+            notes.add(key, value, f"is ignored: {reason}")
+    for section, known in MINDSPORE_KEYS.items():
+        values = body.get(section)
+        if isinstance(values, dict):
+            for key, value in cast("dict[str, object]", values).items():
+                if key not in known:
+                    reason = _describe_other_section(key) or _describe_nearest(key, known)
+                    notes.add(f"{section}.{key}", value, f"is ignored: {reason}")
+
+
+def _describe_other_section(key: str) -> str:
+    return next(
+        (f"the key belongs in {name}" for name, known in MINDSPORE_KEYS.items() if key in known), ""
+    )
+
+
+def _describe_nearest(key: str, known: tuple[str, ...]) -> str:
+    nearest = difflib.get_close_matches(key.lower(), known, n=1, cutoff=_MIN_LIKENESS)
+    return "there is no such key" + (f"; the nearest is {nearest[0]}" if nearest else "")
+
+
+_ALLOWED_FLAG = "true or false"
+_ALLOWED_SAMPLE_MODES = "0 (off) or 1 (on)"
+_ALLOWED_SAMPLE_NUMBERS = "a number from 1"
+_DEFAULT_SAMPLE = 100
+_ASYNCHRONOUS_REASON = (
+    "asks for asynchronous dump: the tree of Ascend is written, on any device; on CPU and GPU "
+    "MindSpore would dump synchronously all the same"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EndToEndSettings:
+    """What `e2e_dump_settings` says; the defaults are those of a file without the section."""
+
+    enabled: bool = False
+    kernel_arguments: bool = False
+    on_device: bool = False
+    precision: StatisticPrecision = "high"
+    sample_elements: int = 0
+    """To how many elements a tensor is cut; 0 cuts none."""
+
+
+def parse_e2e(body: Mapping[str, object], *, file: str, notes: ConfigNotes) -> EndToEndSettings:
+    """Return the settings; the first fault in MindSpore's own order is the one reported."""
+    if E2E_SECTION not in body:
+        notes.add(E2E_SECTION, MISSING_VALUE, f"this {_ASYNCHRONOUS_REASON}")
+        return EndToEndSettings()
+    section = ConfigSection.of(body, E2E_SECTION, file=file, notes=notes)
+    section.require({"enable": _ALLOWED_FLAG, "trans_flag": _ALLOWED_FLAG})
+    enabled = section.flag("enable")
+    if not enabled:
+        section.note("enable", _ASYNCHRONOUS_REASON)
+    if not section.flag("trans_flag"):
+        section.note("trans_flag", "changes nothing: tensors are in the host's format anyway")
+    return EndToEndSettings(
+        enabled=enabled,
+        kernel_arguments=section.flag("save_kernel_args", False),
+        on_device=section.choice("stat_calc_mode", ("host", "device"), default="host") == "device",
+        precision=_parse_precision(section),
+        sample_elements=_parse_sample_elements(section, enabled=enabled),
+    )
+
+
+def _parse_precision(section: ConfigSection) -> StatisticPrecision:
+    word = section.choice("device_stat_precision_mode", ("high", "low"), default="high")
+    return cast("StatisticPrecision", word)
+
+
+def _parse_sample_elements(section: ConfigSection, *, enabled: bool) -> int:
+    if not section.uint("sample_mode", (0, 1), _ALLOWED_SAMPLE_MODES, default=0):
+        return 0
+    number = section.count("sample_num", _ALLOWED_SAMPLE_NUMBERS, default=_DEFAULT_SAMPLE)
+    if not number:
+        raise section.refusal("sample_num", _ALLOWED_SAMPLE_NUMBERS)
+    if not enabled:
+        section.note("sample_mode", "becomes 0: only enabled synchronous dump samples")
+        return 0
+    return number
+
+
+_OVERFLOW_REASON = "op_debug_mode looks for overflow in every operator"
+_INPUTS_REASON = "op_debug_mode 4 writes the inputs of the operator that raised"
+
+
+def select_trigger_mode(debug_mode: int) -> TriggerMode:
+    """Return what makes an operator's tensors be kept."""
+    return "always" if debug_mode == 0 else "exception" if debug_mode == 4 else "overflow"
+
+
+def apply_debug_mode(
+    common: CommonSettings, e2e: EndToEndSettings, notes: ConfigNotes
+) -> tuple[CommonSettings, EndToEndSettings]:
+    """Return both sections as they are under the debug mode."""
+    trigger = select_trigger_mode(common.debug_mode)
+    if trigger == "overflow":
+        return _apply_overflow_mode(common, notes), e2e
+    if trigger == "exception":
+        return _apply_exception_mode(common, notes), _remove_sampling(e2e, notes)
+    return common, e2e
+
+
+def _apply_overflow_mode(common: CommonSettings, notes: ConfigNotes) -> CommonSettings:
+    if common.debug_mode != 3:
+        notes.add(
+            f"{COMMON_SECTION}.op_debug_mode", common.debug_mode, "becomes 3: all overflow is one"
+        )
+    if common.dump_mode != 0:
+        notes.add(f"{COMMON_SECTION}.dump_mode", common.dump_mode, f"becomes 0: {_OVERFLOW_REASON}")
+    if common.sides != 0:
+        reason = "becomes 0: of an operator with overflow both sides are written"
+        notes.add(f"{COMMON_SECTION}.input_output", common.sides, reason)
+    return replace(common, dump_mode=0, operators=OperatorSelection(), sides=0)
+
+
+def _apply_exception_mode(common: CommonSettings, notes: ConfigNotes) -> CommonSettings:
+    if common.iterations.spans is not None:
+        reason = 'becomes "all": nobody knows when an operator will raise'
+        notes.add(f"{COMMON_SECTION}.iteration", common.iterations.text, reason)
+    if common.saved != "tensor":
+        notes.add(
+            f"{COMMON_SECTION}.saved_data", common.saved, f'becomes "tensor": {_INPUTS_REASON}'
+        )
+    if common.sides == 2:
+        notes.add(f"{COMMON_SECTION}.input_output", common.sides, f"becomes 1: {_INPUTS_REASON}")
+    if common.dump_mode != 0:
+        reason = "watches only the selected operators; from 2.4 on MindSpore watches every one"
+        notes.add(f"{COMMON_SECTION}.dump_mode", common.dump_mode, reason)
+    sides = 1 if common.sides == 2 else common.sides
+    return replace(common, iterations=IterationSelection(), saved="tensor", sides=sides)
+
+
+def _remove_sampling(e2e: EndToEndSettings, notes: ConfigNotes) -> EndToEndSettings:
+    if e2e.sample_elements:
+        notes.add(
+            f"{E2E_SECTION}.sample_mode", 1, "becomes 0: op_debug_mode 4 writes whole tensors"
+        )
+    return replace(e2e, sample_elements=0)
+
+
+_STATISTIC_KEY = "statistic_category"
+_ALLOWED_STATISTICS = "an array of " + ", ".join(f'"{item}"' for item in STATISTIC_TITLES)
+
+
+def parse_mindspore_content(
+    section: ConfigSection, common: CommonSettings, e2e: EndToEndSettings, profile: Profile
+) -> ContentSettings:
+    """Return what is kept of a tensor; `section` is the one that `common` came from."""
+    reason = _explain_host_only(common, e2e, profile)
+    if e2e.on_device and reason:
+        section.notes.add(f"{E2E_SECTION}.stat_calc_mode", "device", f'becomes "host": {reason}')
+    on_device = e2e.on_device and not reason
+    content = ContentSettings(
+        saved=common.saved,
+        on_device=on_device,
+        precision=e2e.precision,
+        sample_elements=e2e.sample_elements,
+        kernel_arguments=e2e.kernel_arguments,
+    )
+    if not content.tabulated:
+        return content
+    items = _parse_items(section)
+    if profile.fixed_table and _STATISTIC_KEY in section.values:
+        section.note(_STATISTIC_KEY, f"is not used: the tables of profile {profile.name} are fixed")
+    return replace(content, statistics=_select_device_items(section, items) if on_device else items)
+
+
+def _explain_host_only(common: CommonSettings, e2e: EndToEndSettings, profile: Profile) -> str:
+    """Return why a device computes no figures; empty when it may."""
+    if common.saved != "statistic":
+        return f'saved_data is "{common.saved}", so the elements come to the host'
+    if not e2e.enabled:
+        return "synchronous dump is not enabled"
+    if select_trigger_mode(common.debug_mode) == "overflow":
+        return "op_debug_mode looks at the elements first"
+    if profile.fixed_table:
+        return f"the tables of profile {profile.name} have columns that a device cannot compute"
+    return ""
+
+
+def _parse_items(section: ConfigSection) -> tuple[str, ...]:
+    if _STATISTIC_KEY not in section.values:
+        return DEFAULT_STATISTICS
+    items = section.items(_STATISTIC_KEY, _ALLOWED_STATISTICS)
+    if not items:
+        section.note(_STATISTIC_KEY, "names no figure, so the tables have none")
+    if not all(isinstance(item, str) and item in STATISTIC_TITLES for item in items):
+        raise section.refusal(_STATISTIC_KEY, _ALLOWED_STATISTICS)
+    named = tuple(cast("list[str]", items))
+    for item in dict.fromkeys(named):
+        if named.count(item) > 1:
+            section.note(
+                _STATISTIC_KEY, f"stands there {named.count(item)} times, in as many columns", item
+            )
+    return named
+
+
+def _select_device_items(section: ConfigSection, items: tuple[str, ...]) -> tuple[str, ...]:
+    left_out = [item for item in dict.fromkeys(items) if item not in DEVICE_STATISTICS]
+    if left_out:
+        listed = ", ".join(left_out)
+        section.note(
+            _STATISTIC_KEY, f"loses {listed}: a device computes only {', '.join(DEVICE_STATISTICS)}"
+        )
+    return tuple(item for item in items if item in DEVICE_STATISTICS)
+
+
+def parse_mindspore_config(
+    body: Mapping[str, object], *, file: str, environ: Mapping[str, str], notes: ConfigNotes
+) -> DumpPlan:
+    """Return the plan; the first fault in MindSpore's own order is the one reported."""
+    note_unknown_keys(body, notes)
+    acl_dump = _is_acl_dump(file, environ)
+    e2e = parse_e2e(body, file=file, notes=notes)
+    section = ConfigSection.of(body, COMMON_SECTION, file=file, notes=notes)
+    common = parse_common_settings(section, environ, synchronous=e2e.enabled)
+    common, e2e = apply_debug_mode(common, e2e, notes)
+    output, delivery = parse_rankdump_section(
+        body,
+        file=file,
+        output=OutputSettings(common.root, common.net_name, file_format=common.file_format),
+        notes=notes,
+        layout_of=lambda profile: _select_layout(e2e.enabled, acl_dump, profile),
+    )
+    content = parse_mindspore_content(section, common, e2e, PROFILES[output.profile])
+    return DumpPlan(
+        output=output,
+        selection=_make_selection(common, notes),
+        content=content,
+        delivery=delivery,
+        dialect="mindspore",
+        warnings=notes.texts,
+    )
+
+
+def _is_acl_dump(file: str, environ: Mapping[str, str]) -> bool:
+    """Return whether MindSpore would hand the file on to CANN (mindspore-dump.md 1.11)."""
+    named = environ.get("MS_ACL_DUMP_CFG_PATH", "")
+    return bool(named) and named in (file, environ.get("MINDSPORE_DUMP_CONFIG", ""))
+
+
+def _select_layout(enabled: bool, acl_dump: bool, profile: str) -> str:
+    """Return which tree MindSpore writes (mindspore-dump.md 2.13)."""
+    if enabled:
+        return "mindspore-sync"
+    if PROFILES[profile].fixed_table:
+        return "mindspore-async"
+    return "cann-op-step" if acl_dump else "cann"
+
+
+def _make_selection(common: CommonSettings, notes: ConfigNotes) -> TensorSelection:
+    first, spans = common.initial_iteration, common.iterations.spans
+    if spans and all(high < first for _, high in spans):
+        reason = f"is over before initial_iteration {first}: no iteration is selected"
+        notes.add(f"{COMMON_SECTION}.iteration", common.iterations.text, reason)
+    return TensorSelection(
+        iterations=common.iterations,
+        devices=common.devices,
+        operators=common.operators,
+        inputs=common.sides != 2,
+        outputs=common.sides != 1,
+        initial_iteration=first,
+        trigger=select_trigger_mode(common.debug_mode),
+        overflow_limit=common.overflow_limit,
+    )

@@ -1,0 +1,99 @@
+"""Output root of a dump: `path` of MindSpore's configuration or the environment's value for it, and
+what a parser may know of a path on the disk, as values. Pure: the disk is examined by a
+`PathProbe`.
+
+Source: MindSpore 2.3, Dump guide. RANKDUMP_OUTPUT is rankdump's own and overrides every other
+setting.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rankdump._config.config_section import ConfigSection
+from rankdump.errors import ConfigError
+
+_SHELL_WORD = re.compile(r"\$\w+|\$\{\w+\}|(?:^|(?<=/))~\w*")
+
+
+def describe_shell_word(path: str) -> str:
+    """Return the end of a sentence on what a shell would have replaced; empty without any.
+
+    >>> unreplaced("$HOME/dump")
+    ': nothing replaces $HOME here'
+    """
+    word = _SHELL_WORD.search(path)
+    return f": nothing replaces {word[0]} here" if word else ""
+
+
+@dataclass(frozen=True, slots=True)
+class PathFacts:
+    """What there is at a path."""
+
+    absolute: str
+    """The path from `/` on."""
+    exists: bool = False
+    directory: bool = False
+    accessible: bool = False
+    """This process may read and write there."""
+
+    @property
+    def fault(self) -> str:
+        """Say what keeps it from being a folder to write to; empty when nothing does."""
+        if not self.exists:
+            return f"a folder that exists{describe_shell_word(self.absolute)}"
+        if not self.directory:
+            return "a folder, which this is not"
+        return "" if self.accessible else "a folder that this process may read and write"
+
+
+PathProbe = Callable[[str], PathFacts]
+"""Looks at a path, relative to where the process stands."""
+
+
+OUTPUT_VARIABLE = "RANKDUMP_OUTPUT"
+DEFAULT_ROOT_VARIABLE = "MS_DIAGNOSTIC_DATA_PATH"
+DEFAULT_FOLDER = "debug_dump"
+
+_ROOT_PATTERN = re.compile(r"/[A-Za-z0-9_/-]*")
+_ALLOWED_ROOT = "an absolute folder of A-Z a-z 0-9 _ - and /"
+_MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095
+"""What Linux takes for one folder and for a whole path, in bytes."""
+
+
+def parse_output_root(common: ConfigSection, environ: Mapping[str, str]) -> str:
+    """Return the absolute root; a bad `path` is refused even when the environment overrides it."""
+    path = common.text("path", _ALLOWED_ROOT, "")
+    if path and not _ROOT_PATTERN.fullmatch(path):
+        raise common.refusal("path", _ALLOWED_ROOT + describe_shell_word(path))
+    root = read_root_override(environ, common.file) or _tidy_path(
+        path or _make_default_root(common, environ)
+    )
+    if len(root) > _MAX_PATH_BYTES or any(len(name) > _MAX_NAME_BYTES for name in root.split("/")):
+        common.note("path", "is longer than a file system takes: no file can be written", root)
+    return root
+
+
+def read_root_override(environ: Mapping[str, str], file: str) -> str:
+    """Return the root that RANKDUMP_OUTPUT puts in the place of any other; empty without one."""
+    override = environ.get(OUTPUT_VARIABLE, "")
+    if override and not override.startswith("/"):
+        raise ConfigError(file, OUTPUT_VARIABLE, override, "an absolute folder")
+    return _tidy_path(override) if override else ""
+
+
+def _make_default_root(common: ConfigSection, environ: Mapping[str, str]) -> str:
+    base = environ.get(DEFAULT_ROOT_VARIABLE, "")
+    if not base:
+        raise common.refusal("path", f"{_ALLOWED_ROOT}, here or in {DEFAULT_ROOT_VARIABLE}")
+    if not _ROOT_PATTERN.fullmatch(base):
+        raise ConfigError(
+            common.file, DEFAULT_ROOT_VARIABLE, base, _ALLOWED_ROOT + describe_shell_word(base)
+        )
+    return f"{base}/{DEFAULT_FOLDER}"
+
+
+def _tidy_path(path: str) -> str:
+    return "/" + "/".join(part for part in path.split("/") if part)

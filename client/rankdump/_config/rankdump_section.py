@@ -1,0 +1,119 @@
+"""Section `rankdump` of a configuration file: how the tree is packed and delivered. Pure. MindSpore
+ignores keys it does not know, so one file serves both; here an unknown key is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Literal, cast, get_args
+
+from rankdump._config.config_section import ConfigNotes, ConfigSection
+from rankdump._core.plan import DeliverySettings, FullBufferPolicy, OutputSettings
+from rankdump._layout.profile import PROFILES
+from rankdump._layout.tree_layouts import LAYOUTS
+
+RANKDUMP_SECTION = "rankdump"
+MAX_BLOCK_TIMEOUT_S = 86_400
+MAX_BUFFER_BYTES = 1 << 40
+
+_KEYS = (
+    "layout",
+    "profile",
+    "codec",
+    "on_full",
+    "block_timeout_s",
+    "buffer_bytes",
+    "durability",
+    "strict",
+    "shared_memory",
+    "embedded",
+    "file_mode",
+    "folder_mode",
+)
+# A dump of APIs is no configuration's: its calls come from a hook of their own.
+_LAYOUT_NAMES = tuple(name for name, layout in LAYOUTS.items() if layout.api is None)
+_MODE_PATTERN = re.compile(r"0?[0-7]{3}")
+_EMPTY_BODY: dict[str, object] = {RANKDUMP_SECTION: {}}
+
+
+def parse_rankdump_section(
+    body: Mapping[str, object],
+    *,
+    file: str,
+    output: OutputSettings,
+    notes: ConfigNotes,
+    layout_of: Callable[[str], str] | None = None,
+) -> tuple[OutputSettings, DeliverySettings]:
+    """Return output and delivery; a key that is not there keeps what is given.
+
+    `select_layout` says which tree goes with a profile where the section names none.
+    """
+    section = ConfigSection.of(
+        body if RANKDUMP_SECTION in body else _EMPTY_BODY, RANKDUMP_SECTION, file=file, notes=notes
+    )
+    _check_keys(section)
+    return _parse_output(section, output, layout_of), _parse_delivery(section, DeliverySettings())
+
+
+def _check_keys(section: ConfigSection) -> None:
+    for key in section.values:
+        if key not in _KEYS:
+            nearest = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.0)[0]
+            raise section.refusal(key, f"{', '.join(_KEYS)}; nearest: {nearest}")
+
+
+def _parse_output(
+    section: ConfigSection, default: OutputSettings, layout_of: Callable[[str], str] | None
+) -> OutputSettings:
+    profile = section.choice("profile", tuple(PROFILES), default=default.profile)
+    layout = layout_of(profile) if layout_of else default.layout
+    return replace(
+        default,
+        layout=section.choice("layout", _LAYOUT_NAMES, default=layout),
+        profile=profile,
+        codec=section.choice("codec", ("none", "zstd"), default=default.codec),
+        file_mode=_parse_file_mode(section, "file_mode", must=0o400, default=default.file_mode),
+        folder_mode=_parse_file_mode(
+            section, "folder_mode", must=0o700, default=default.folder_mode
+        ),
+    )
+
+
+def _parse_delivery(section: ConfigSection, default: DeliverySettings) -> DeliverySettings:
+    on_full = section.choice("on_full", get_args(FullBufferPolicy), default=default.on_full)
+    durability = section.choice("durability", ("written", "synced"), default=default.durability)
+    return DeliverySettings(
+        on_full=cast("FullBufferPolicy", on_full),
+        block_timeout_s=section.number(
+            "block_timeout_s",
+            low=0,
+            high=MAX_BLOCK_TIMEOUT_S,
+            allowed=f"seconds from 0 to {MAX_BLOCK_TIMEOUT_S}",
+            default=default.block_timeout_s,
+        ),
+        buffer_bytes=_parse_buffer_bytes(section, default.buffer_bytes),
+        durability=cast("Literal['written', 'synced']", durability),
+        strict=section.flag("strict", default.strict),
+        shared_memory=section.flag("shared_memory", default.shared_memory),
+        embedded=section.flag("embedded", default.embedded),
+    )
+
+
+def _parse_buffer_bytes(section: ConfigSection, default: int) -> int:
+    value = section.values.get("buffer_bytes", default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_BUFFER_BYTES:
+        raise section.refusal("buffer_bytes", f"whole bytes from 1 to {MAX_BUFFER_BYTES}")
+    return value
+
+
+def _parse_file_mode(section: ConfigSection, key: str, *, must: int, default: int) -> int:
+    """Return a file mode; without the bits in `must` the agent would lock itself out."""
+    allowed = f'an octal text as "{default:04o}" that includes {must:04o}'
+    text = section.text(key, allowed, f"{default:04o}")
+    mode = int(text, 8) if _MODE_PATTERN.fullmatch(text) else 0
+    if mode & must != must:
+        raise section.refusal(key, allowed)
+    return mode

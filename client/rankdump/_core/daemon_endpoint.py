@@ -1,0 +1,154 @@
+"""Endpoints of daemons: addresses (`unix:PATH` for a socket of this host, else `HOST:PORT`), and
+the folder of an embedded daemon with its files, users and locks.
+
+The standard input of an embedded daemon is the FIFO `leash`, which every user holds open for
+writing, so the daemon sees the end of the last user however that ended. Each user holds a shared
+lock on `users`. A process that starts a daemon, begins or ceases to use one, or removes the
+folder holds the lock on `door`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import ipaddress
+import os
+import shutil
+import stat
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+from rankdump.errors import UnavailableError
+
+DEFAULT_AGENT_ADDRESS = "unix:/run/rankdump/agent.sock"
+"""Where the agent of a host answers unless RANKDUMP_AGENT says otherwise."""
+
+
+def is_socket_address(address: str) -> bool:
+    """Return whether an address is that of a Unix socket."""
+    return address.startswith("unix:")
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether `HOST:PORT` is on this host alone.
+
+    >>> is_loopback("[::1]:7420"), is_loopback("node7:29500")
+    (True, False)
+    """
+    bare = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return bare == "localhost" or ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        return False
+
+
+_POLL_S = 0.02
+_RELEASE_TIMEOUT_S = 2.0
+"""How long a process that was killed may take to close its files, on a host that is busy."""
+
+
+class DaemonFolder:
+    """One folder, whether a daemon runs in it or not."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.socket = path / "agent.sock"
+        self.state = path / "state"
+        self.log = path / "rankdumpd.log"
+        self.leash = path / "leash"
+        self._users, self._door = path / "users", path / "door"
+
+    def make(self) -> None:
+        """Make the folder, for this user alone; UnavailableError when it is somebody else's."""
+        with contextlib.suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+        found = self.path.lstat()
+        foreign = not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid()
+        if foreign or found.st_mode & 0o077:
+            raise UnavailableError(f"the embedded daemon's folder is somebody else's: {self.path}")
+
+    @contextlib.contextmanager
+    def door(self, *, wait: bool = True) -> Generator[None, None, None]:
+        """Hold the lock of those who come and go; FileNotFoundError when the folder is gone.
+
+        BlockingIOError when somebody else holds it and `wait` is False.
+        """
+        descriptor = os.open(self._door, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if os.fstat(descriptor).st_ino != self._door.stat().st_ino:
+                raise FileNotFoundError(self._door)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def enter(self) -> int:
+        """Return a descriptor that says that this process uses the folder as long as it is open."""
+        users = os.open(self._users, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(users, fcntl.LOCK_SH)
+        return users
+
+    def is_only_user(self, users: int, *, within_s: float = 0.0) -> bool:
+        """Return whether nobody else uses the folder, or will soon, given what `enter` returned."""
+        give_up = time.monotonic() + within_s
+        while True:
+            try:
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= give_up:
+                    return False
+                time.sleep(_POLL_S)
+            else:
+                return True
+
+    def hold(self) -> int:
+        """Return a writing end of the daemon's standard input; -1 when no daemon runs here."""
+        try:
+            return os.open(self.leash, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in (errno.ENXIO, errno.ENOENT):
+                return -1
+            raise
+
+    @property
+    def has_daemon(self) -> bool:
+        """Whether a daemon runs here."""
+        descriptor = self.hold()
+        if descriptor >= 0:
+            os.close(descriptor)
+        return descriptor >= 0
+
+    def clear(self, *, keep_log: bool) -> bool:
+        """Remove everything; return whether the log stays, because it is there and wanted."""
+        kept = keep_log and self.log.exists()
+        if not kept:
+            shutil.rmtree(self.path, ignore_errors=True)
+            return False
+        for item in self.path.iterdir():
+            if item.is_dir() and not item.is_symlink():
+                shutil.rmtree(item, ignore_errors=True)
+            elif item != self.log:
+                item.unlink(missing_ok=True)
+        return True
+
+    def clear_unused(self, *, keep_log: bool = False, by_daemon: bool = False) -> None:
+        """Remove what neither a process nor a daemon uses; nothing while somebody is at the door.
+
+        A daemon that ends calls it itself, with `by_daemon`. A folder of which only the log was
+        kept is nobody's leftover, and stays.
+        """
+        with contextlib.suppress(OSError):
+            if not self._users.exists():
+                return
+            with self.door(wait=False):
+                users = os.open(self._users, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    # A killed process lets go of the leash and of its lock one after the other.
+                    within_s = _RELEASE_TIMEOUT_S if by_daemon else 0.0
+                    alone = self.is_only_user(users, within_s=within_s)
+                    if alone and (by_daemon or not self.has_daemon):
+                        self.clear(keep_log=keep_log)
+                finally:
+                    os.close(users)

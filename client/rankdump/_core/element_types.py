@@ -1,0 +1,163 @@
+"""Element types: their common names, their sizes, and how each one is stored in an npy file. Pure.
+
+Types that numpy lacks are widened to float32 on disk, as MindSpore does for bfloat16 (MindSpore
+2.3, Dump guide); the record keeps the original name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump.errors import UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """One element type."""
+
+    name: str
+    """Common name, as in `float32` or `bfloat16`."""
+    item_bytes: int
+    """Bytes of one element as the framework holds it."""
+    descr: str
+    """Type string of the npy header, little endian."""
+
+    @property
+    def widened(self) -> bool:
+        """Whether the file holds float32 because numpy has no such type."""
+        return self.name in _WIDENED_TYPES
+
+
+_NUMPY_DESCRS = {
+    "bool": "|b1",
+    "int8": "|i1",
+    "int16": "<i2",
+    "int32": "<i4",
+    "int64": "<i8",
+    "uint8": "|u1",
+    "uint16": "<u2",
+    "uint32": "<u4",
+    "uint64": "<u8",
+    "float16": "<f2",
+    "float32": "<f4",
+    "float64": "<f8",
+    "complex64": "<c8",
+    "complex128": "<c16",
+}
+# name -> (exponent bits, mantissa bits, bias, kind); kinds after the OCP 8-bit float paper and
+# the fn / fnuz variants that ml_dtypes names: "ieee" has infinities, "fn" one NaN per sign,
+# "fnuz" a single NaN at 0x80 and no negative zero, "exp" is a power of two without sign.
+_FLOAT8_FORMS = {
+    "float8_e5m2": (5, 2, 15, "ieee"),
+    "float8_e4m3fn": (4, 3, 7, "fn"),
+    "float8_e5m2fnuz": (5, 2, 16, "fnuz"),
+    "float8_e4m3fnuz": (4, 3, 8, "fnuz"),
+    "float8_e8m0fnu": (8, 0, 127, "exp"),
+}
+_WIDENED_TYPES = frozenset(("bfloat16", *_FLOAT8_FORMS))
+
+ELEMENT_TYPES = {
+    **{name: ElementType(name, int(descr[2:]), descr) for name, descr in _NUMPY_DESCRS.items()},
+    "bfloat16": ElementType("bfloat16", 2, "<f4"),
+    **{name: ElementType(name, 1, "<f4") for name in _FLOAT8_FORMS},
+}
+
+
+def get_element_type(name: str) -> ElementType:
+    """Return the type of that name; UnsupportedError when no file here can hold it."""
+    try:
+        return ELEMENT_TYPES[name]
+    except KeyError:
+        raise UnsupportedError(f"element type {name!r} cannot be written to an npy file") from None
+
+
+def convert_to_stored(name: str, data: memoryview) -> memoryview:
+    """Return the bytes that stand in the file for these raw elements.
+
+    The view is the argument itself where the types agree, and a new buffer where the
+    elements are widened.
+    """
+    if name not in _WIDENED_TYPES:
+        return data
+    if name == "bfloat16":
+        wide = np.frombuffer(data, dtype="<u2").astype("<u4") << np.uint32(16)
+    else:
+        wide = _make_float8_table(name)[np.frombuffer(data, dtype=np.uint8)]
+    return _view_bytes(wide)
+
+
+def convert_from_stored(name: str, stored: memoryview) -> tuple[memoryview, ...]:
+    """Return the raw elements that these bytes of a file come from.
+
+    It is the inverse of `convert_to_stored`.
+
+    None where no element is stored so. Of an 8-bit type with several codes for NaN, all of which
+    are stored as one, the answer is one for each code, as if all NaNs had had that one.
+    """
+    if name not in _WIDENED_TYPES:
+        return (stored,)
+    words = np.frombuffer(stored, dtype="<u4")
+    if name == "bfloat16":
+        exact = not (words & np.uint32(0xFFFF)).any()
+        return (_view_bytes((words >> np.uint32(16)).astype("<u2")),) if exact else ()
+    table = _make_float8_table(name)
+    codes = _find_first_codes(name)
+    at = np.minimum(np.searchsorted(codes.words, words), len(codes.words) - 1)
+    if not np.array_equal(codes.words[at], words):
+        return ()
+    held = codes.bytes[at]
+    undefined = np.isnan(table[held])
+    if not undefined.any():
+        return (_view_bytes(held),)
+    every = np.flatnonzero(np.isnan(table)).astype(np.uint8)
+    return tuple(_view_bytes(np.where(undefined, code, held)) for code in every)
+
+
+class _Float8Codes(NamedTuple):
+    """The words of float32 that an 8-bit type has, sorted, and the first byte of each."""
+
+    words: npt.NDArray[np.uint32]
+    bytes: npt.NDArray[np.uint8]
+
+
+@cache
+def _find_first_codes(name: str) -> _Float8Codes:
+    words, first = np.unique(_make_float8_table(name).view("<u4"), return_index=True)
+    return _Float8Codes(words, first.astype(np.uint8))
+
+
+def _view_bytes(elements: npt.NDArray[Any]) -> memoryview:
+    return elements.view(np.uint8).reshape(-1).data
+
+
+@cache
+def _make_float8_table(name: str) -> npt.NDArray[np.float32]:
+    """Return the 256 values of an 8-bit float type, indexed by its byte."""
+    exponent_bits, mantissa_bits, bias, kind = _FLOAT8_FORMS[name]
+    values = [_decode_float8(byte, exponent_bits, mantissa_bits, bias, kind) for byte in range(256)]
+    return np.array(values, dtype="<f4")
+
+
+def _decode_float8(
+    byte: int, exponent_bits: int, mantissa_bits: int, bias: int, kind: str
+) -> float:
+    if kind == "exp":
+        return float("nan") if byte == 0xFF else 2.0 ** (byte - bias)
+    if kind == "fnuz" and byte == 0x80:
+        return float("nan")
+    sign = -1.0 if byte & 0x80 else 1.0
+    mantissa = byte & ((1 << mantissa_bits) - 1)
+    exponent = (byte >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    top = (1 << exponent_bits) - 1
+    if kind == "ieee" and exponent == top:
+        return float("nan") if mantissa else sign * float("inf")
+    if kind == "fn" and byte & 0x7F == 0x7F:
+        return float("nan")
+    if exponent == 0:
+        return sign * mantissa * 2.0 ** (1 - bias - mantissa_bits)
+    return sign * (1 + mantissa / (1 << mantissa_bits)) * 2.0 ** (exponent - bias)

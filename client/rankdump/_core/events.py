@@ -1,0 +1,193 @@
+"""Events that a rank executed, in columns, and the findings of the merge with their evidence: input
+and remarks of the global execution order. Pure values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+
+class EventKind(IntEnum):
+    """What happened; the numbers are those of the wire."""
+
+    OPERATOR = 1
+    ALL_REDUCE = 2
+    BROADCAST = 3
+    REDUCE = 4
+    ALL_GATHER = 5
+    REDUCE_SCATTER = 6
+    GATHER = 7
+    SCATTER = 8
+    ALL_TO_ALL = 9
+    BARRIER = 10
+    SEND = 11
+    RECV = 12
+
+    @property
+    def collective(self) -> bool:
+        """Whether every member of the group takes part."""
+        return EventKind.ALL_REDUCE <= self <= EventKind.BARRIER
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """A communicator: the name its members know it by, and their global ranks."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+OPEN_END_POSITION = (1 << 63) - 1
+"""End position of what has started and is not complete; its `end_us` is its start. When it is
+complete it is reported again, at the same position, and that counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvent:
+    """One operator or collective of one rank."""
+
+    graph: int
+    iteration: int
+    position: int
+    """Place of its start in the rank's program, rising by one per event."""
+    end_position: int
+    """The rank's position when it was complete; equal to `position` when it blocked, and OPEN
+    while it is not complete."""
+    name: str
+    kind: EventKind
+    start_us: int
+    """Microseconds since the epoch on the rank's own clock."""
+    end_us: int
+    stream: int = 0
+    group: str = ""
+    sequence: int = 0
+    """Number of the collective in its group; of a message in its (group, sender, receiver)."""
+    element_count: int = 0
+    dtype: str = ""
+    peer: int = -1
+    """Global rank at the other end of a send or receive."""
+    stall_us: int = 0
+    """Of a collective or message: time for which dumping had held the rank up since its session
+    began, when it started."""
+
+
+EVENT_COLUMN_TYPES: dict[str, str] = {
+    "graph": "u4",
+    "iteration": "u8",
+    "position": "u8",
+    "end_position": "u8",
+    "name": "u4",
+    "kind": "u1",
+    "start_us": "i8",
+    "end_us": "i8",
+    "stream": "u4",
+    "group": "u4",
+    "sequence": "u8",
+    "element_count": "u8",
+    "dtype": "u4",
+    "peer": "i4",
+    "stall_us": "u8",
+}
+"""Column names and their element types; `name`, `group` and `dtype` index the string table."""
+
+EventColumn: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventColumns:
+    """Many events of one rank; element i of every column describes event i."""
+
+    names: Sequence[str]
+    """String table; index 0 is the empty text. Many batches may share one, which may grow."""
+    groups: tuple[ProcessGroup, ...]
+    columns: dict[str, EventColumn]
+    """The columns of COLUMN_TYPES, all of one length; not to be changed."""
+    stalled_us: int = 0
+    """Time for which dumping had held the rank up since its session began, when the batch left."""
+    sent_us: int = 0
+    """When the batch left, on the rank's clock; 0 when it does not say. All that began a second
+    before has been told."""
+
+    def __len__(self) -> int:
+        return len(self.columns["position"])
+
+    @staticmethod
+    def of(events: list[RankEvent], groups: tuple[ProcessGroup, ...] = ()) -> EventColumns:
+        """Gather events into columns."""
+        table = {"": 0}
+        texts = ("name", "group", "dtype")
+        columns: dict[str, EventColumn] = {}
+        for field, code in EVENT_COLUMN_TYPES.items():
+            values = [getattr(event, field) for event in events]
+            if field in texts:
+                values = [table.setdefault(text, len(table)) for text in values]
+            columns[field] = np.array(values, dtype=code)
+        return EventColumns(tuple(table), groups, columns)
+
+    def events(self) -> list[RankEvent]:
+        """Return the events one by one; for tests and small batches."""
+        lists = {field: column.tolist() for field, column in self.columns.items()}
+        for field in ("name", "group", "dtype"):
+            lists[field] = [self.names[index] for index in lists[field]]
+        lists["kind"] = [EventKind(kind) for kind in lists["kind"]]
+        return [RankEvent(**dict(zip(lists, row))) for row in zip(*lists.values())]  # noqa: B905
+
+
+class FindingKind(str, Enum):
+    """What is odd."""
+
+    OPERATION_MISMATCH = "operation_mismatch"
+    """Members of one collective call different operations."""
+    SIZE_MISMATCH = "size_mismatch"
+    """They name different numbers of elements."""
+    DTYPE_MISMATCH = "dtype_mismatch"
+    """They name different element types."""
+    MISSING_MEMBER = "missing_member"
+    """A rank that executed other things never arrived at a collective."""
+    SILENT_RANK = "silent_rank"
+    """A member reported nothing at all of the iteration."""
+    LONE_MESSAGE = "lone_message"
+    """A send without its receive, or a receive without its send."""
+    CYCLE = "cycle"
+    """Collectives or messages that wait for each other in a circle."""
+    SEQUENCE_DIFFERENCE = "sequence_difference"
+    """Ranks whose collectives agree executed different operators."""
+    GAP = "gap"
+    """Events of a rank were lost on their way: what is missing there is not known to be missing."""
+    CONFLICT = "conflict"
+    """A rank reported two different events at one position."""
+    PARTIAL = "partial"
+    """The iteration was published before a rank had finished it."""
+    LATE = "late"
+    """Events came after their iteration was published, and are not in the order."""
+    UNPUBLISHED = "unpublished"
+    """The order of an iteration could not be written."""
+    TWO_TREES = "two_trees"
+    """Ranks of one job dump into different trees: its order is in one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is odd in an iteration."""
+
+    kind: FindingKind
+    iteration: int
+    text: str
+    """One sentence that stands alone: it names iteration, ranks and operators."""
+    ranks: tuple[int, ...] = ()
+    """Those it is about: who is missing, who differs, who lost events."""
+    group: str = ""
+    sequence: int = -1
+    """Number of the collective or message; -1 when it is not about one."""
+    name: str = ""
+    """The operator it is about; of a missing member the last one it did execute."""
+    position: int = -1
+    """Place of that in the program of the first of the ranks; -1 when it is not about one."""
+    provisional: bool = False
+    """The iteration still runs: what is missing may come."""

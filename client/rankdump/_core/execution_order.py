@@ -1,0 +1,183 @@
+"""Files of the global execution order in a tree: names, columns, and lines in both directions.
+Pure: no clock, no disk, no network.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from rankdump._core.events import EventKind, Finding, FindingKind
+from rankdump._core.record import sanitize_name
+from rankdump._core.status import OrderEntry
+from rankdump.errors import CorruptedError
+
+GLOBAL_ORDER_FOLDER = "global_execution_order"
+"""Folder under the root of a tree that holds the files below."""
+FINDINGS_FILE = "findings.jsonl"
+"""What the merge found, one JSON object a line; only there when it found something."""
+ORDER_JOB_FILE = "execution_order.job"
+"""The id of the job that the plain names belong to."""
+
+ORDER_COLUMNS: tuple[str, ...] = (
+    "position",
+    "iteration",
+    "graph",
+    "kind",
+    "name",
+    "ranks",
+    "group",
+    "sequence",
+    "start_us",
+    "end_us",
+    "missing",
+    "rank_positions",
+    "streams",
+    "element_count",
+    "dtype",
+    "peer",
+)
+ORDER_HEADER = ",".join(ORDER_COLUMNS) + "\n"
+"""The first line of an order file."""
+
+_MAX_TAG_CHARACTERS = 40
+_CONTROL_CHARACTERS = dict.fromkeys((*range(32), 127), " ")
+_ORDER_NAME = re.compile(r"execution_order_graph_(0|[1-9][0-9]{0,9})(?:\.([^.]+))?\.csv")
+
+
+def make_order_file_name(graph: int, suffix: str = "csv") -> str:
+    """Return the name of a graph's order: a `csv` file, or a folder of `parquet` or `trace`."""
+    return f"execution_order_graph_{graph}.{suffix}"
+
+
+def make_trace_file_name(iteration: int) -> str:
+    """Return the name of an iteration's trace in the folder of its graph."""
+    return f"iteration_{iteration}.json"
+
+
+def make_parquet_file_name(iteration: int) -> str:
+    """Return the name of an iteration's table in the folder of its graph."""
+    return f"iteration_{iteration}.parquet"
+
+
+def parse_order_file_name(file_name: str) -> tuple[int, str] | None:
+    """Return the graph and the job's tag that an order file is named after; None for others."""
+    found = _ORDER_NAME.fullmatch(file_name)
+    return (int(found[1]), found[2] or "") if found else None
+
+
+def make_job_tag(job_id: str) -> str:
+    """Return what stands for a job in the names of its files, when plain ones are another's."""
+    tag = sanitize_name(job_id)[:_MAX_TAG_CHARACTERS]
+    if tag != job_id:
+        digest = hashlib.sha256(job_id.encode("utf-8", "surrogatepass")).hexdigest()
+        tag = f"{tag}-{digest[:12]}"
+    return tag
+
+
+def add_job_tag(file_name: str, tag: str) -> str:
+    """Return the name that a file has for a job with that tag; an empty one changes nothing."""
+    stem, _, suffix = file_name.rpartition(".")
+    return f"{stem}.{tag}.{suffix}" if tag else file_name
+
+
+def format_order_field(text: str) -> str:
+    """Return a name as a field of a line, quoted where CSV wants it.
+
+    A control character in it becomes a blank, so that one entry is always one line.
+    """
+    text = text.translate(_CONTROL_CHARACTERS)
+    return '"' + text.replace('"', '""') + '"' if '"' in text or "," in text else text
+
+
+def format_order_line(entry: OrderEntry) -> str:
+    """Return the line of an entry."""
+    cells = (
+        entry.position,
+        entry.iteration,
+        entry.graph,
+        entry.kind.name,
+        format_order_field(entry.name),
+        _join_numbers(entry.ranks),
+        format_order_field(entry.group),
+        entry.sequence,
+        entry.start_us,
+        entry.end_us,
+        _join_numbers(entry.missing),
+        _join_numbers(entry.rank_positions),
+        _join_numbers(entry.streams),
+        entry.element_count,
+        format_order_field(entry.dtype),
+        entry.peer,
+    )
+    return ",".join(map(str, cells)) + "\n"
+
+
+def parse_order_line(line: str) -> OrderEntry:
+    """Read a line back; DamagedError names the line and the fault."""
+    try:
+        (cells,) = csv.reader(io.StringIO(line, newline=""), strict=True)
+        row = dict(zip(ORDER_COLUMNS, cells, strict=True))
+        return OrderEntry(
+            position=_parse_count(row["position"]),
+            iteration=_parse_count(row["iteration"]),
+            graph=_parse_count(row["graph"]),
+            kind=EventKind[row["kind"]],
+            name=row["name"],
+            ranks=_parse_counts(row["ranks"]),
+            group=row["group"],
+            sequence=_parse_count(row["sequence"]),
+            start_us=int(row["start_us"]),
+            end_us=int(row["end_us"]),
+            missing=_parse_counts(row["missing"]),
+            rank_positions=_parse_counts(row["rank_positions"]),
+            streams=_parse_counts(row["streams"]),
+            element_count=_parse_count(row["element_count"]),
+            dtype=row["dtype"],
+            peer=int(row["peer"]),
+        )
+    except KeyError as error:
+        what = f"no kind {error.args[0]!r}"
+    except (ValueError, csv.Error) as error:
+        what = str(error)
+    raise CorruptedError(f"{line[:80]!r} is no line of an execution order: {what}")
+
+
+def format_finding_line(finding: Finding) -> str:
+    """Return the line of a finding: a JSON object with its fields."""
+    return json.dumps(asdict(finding) | {"kind": finding.kind.value}) + "\n"
+
+
+def parse_finding_line(line: str) -> Finding:
+    """Read a finding back; DamagedError names the line and the fault."""
+    try:
+        fields = json.loads(line)
+        kind, ranks = FindingKind(fields.pop("kind")), tuple(fields.pop("ranks"))
+        finding = Finding(kind=kind, ranks=ranks, **fields)
+        numbers = (*ranks, finding.iteration, finding.sequence, finding.position)
+        texts = (finding.text, finding.group, finding.name)
+        if set(map(type, numbers)) != {int} or set(map(type, texts)) != {str}:
+            raise ValueError("a number or a text in it is none")
+        return finding
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CorruptedError(f"{line[:80]!r} is no line of findings: {error}") from None
+
+
+def _join_numbers(numbers: Iterable[int]) -> str:
+    return " ".join(map(str, numbers))
+
+
+def _parse_count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(f"{number} is below zero")
+    return number
+
+
+def _parse_counts(text: str) -> tuple[int, ...]:
+    return tuple(map(_parse_count, text.split()))

@@ -1,0 +1,427 @@
+"""Forecast of what a plan needs, from what its iterations took so far: files, bytes, disk space and
+time, and where the remaining iterations of running jobs do not fit. Pure: no clock, no disk, no
+network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rankdump._core.plan import DumpPlan, IterationSelection
+from rankdump._core.status import (
+    DiskStatus,
+    IterationStatus,
+    JobNeed,
+    JobUsage,
+    SessionState,
+    SessionStatus,
+)
+from rankdump._core.units import format_bytes
+
+KEEP_FREE_RATIO = 0.1
+"""Share of a disk that agents leave free unless they are told otherwise."""
+_BLOCK_BYTES = 4096
+_UNLIMITED_COUNT = (1 << 63) - 1
+"""How many fit of what takes nothing."""
+_RECORD_BYTES = 400
+"""What a manifest says of a tensor, or so."""
+_ROW_BYTES = 200
+"""A row of figures, or so."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpSize:
+    """What some of a dump takes."""
+
+    tensors: int = 0
+    files: int = 0
+    """Of the disk: links to the same bytes are one. With tables and manifests."""
+    folders: int = 0
+    bytes_in: int = 0
+    bytes_stored: int = 0
+    disk_bytes: int = 0
+    """In whole blocks, folders as well."""
+    stall_us: int = 0
+    """Longest time that a rank was held up."""
+    wall_us: int = 0
+    """From the first tensor of a rank to its last."""
+
+    @property
+    def inodes(self) -> int:
+        """Entries of the disk's table of files."""
+        return self.files + self.folders
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedDump:
+    """What was seen of a dump."""
+
+    iterations: int
+    """How many, complete on the same ranks."""
+    ranks: int
+    each: DumpSize
+    """The largest of them."""
+    once: DumpSize
+    """What comes once for all: constants, graphs, orders."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCapacity:
+    """A disk, and how much of it agents leave free."""
+
+    free_bytes: int
+    total_bytes: int
+    free_inodes: int = 0
+    total_inodes: int = 0
+    """0 where the disk has no table of files that could be full."""
+    keep_free_ratio: float = KEEP_FREE_RATIO
+
+    @property
+    def usable_bytes(self) -> int:
+        """What a dump may take before its tensors are dropped."""
+        return max(0, self.free_bytes - math.ceil(self.total_bytes * self.keep_free_ratio))
+
+    @property
+    def usable_inodes(self) -> int | None:
+        """The same of files; None where there is no limit."""
+        return max(0, self.free_inodes) if self.total_inodes else None
+
+
+@dataclass(frozen=True, slots=True)
+class DumpForecast:
+    """What is needed, and whether it is there."""
+
+    iterations: int | None
+    """None where the plan has no end: what follows is then of one iteration."""
+    tensors: int
+    files: int
+    bytes_in: int
+    bytes_stored: int
+    disk_bytes: int
+    stall_us: int
+    wall_us: int
+    usable_bytes: int
+    total_bytes: int
+    """Of the disk."""
+    keep_free_ratio: float
+    fitting: int
+    """How many iterations fit."""
+    fits: bool
+    reason: str = ""
+    """Why it does not fit; empty when it does."""
+
+
+def count_planned_iterations(iterations: IterationSelection, *, after: int = -1) -> int | None:
+    """Return how many iterations a plan selects, after that one; None for one without an end."""
+    if iterations.spans is None:
+        return None
+    count, behind = 0, after
+    for low, high in sorted(iterations.spans):
+        first = max(low, behind + 1)
+        count += max(0, high - first + 1)
+        behind = max(behind, high)
+    return count
+
+
+def forecast_dump(
+    observed: ObservedDump, iterations: int | None, room: DiskCapacity
+) -> DumpForecast:
+    """Return what so many iterations need.
+
+    None stands for a plan without an end. Nobody knows how many will come: it counts as fitting
+    while one more does.
+    """
+    count = 1 if iterations is None else iterations
+    every, once = multiply_size(observed.each, count), observed.once
+    fitting = _count_fitting(observed, room)
+    reason = "" if count <= fitting else _explain_shortage(observed, count, room)
+    return DumpForecast(
+        iterations=iterations,
+        tensors=every.tensors + once.tensors,
+        files=every.files + once.files,
+        bytes_in=every.bytes_in + once.bytes_in,
+        bytes_stored=every.bytes_stored + once.bytes_stored,
+        disk_bytes=every.disk_bytes + once.disk_bytes,
+        stall_us=every.stall_us,
+        wall_us=every.wall_us,
+        usable_bytes=room.usable_bytes,
+        total_bytes=room.total_bytes,
+        keep_free_ratio=room.keep_free_ratio,
+        fitting=fitting,
+        fits=not reason,
+        reason=reason,
+    )
+
+
+def estimate_iteration_size(status: IterationStatus, *, tabulated: bool) -> DumpSize:
+    """Return what an iteration of a rank takes, by its sums: for when nobody looks at its files.
+
+    A file goes up to whole blocks, which is half a block on average; `tabulated` tensors have a
+    row of figures each. Tensors that share a file count as if they had one of their own.
+    """
+    rows = status.kept if tabulated else status.degraded
+    blocks = status.stored * _BLOCK_BYTES
+    tensors = max(blocks, status.bytes_stored + blocks // 2)
+    table, manifest = (
+        _round_to_blocks(rows * _ROW_BYTES),
+        _round_to_blocks(status.kept * _RECORD_BYTES + 1),
+    )
+    return DumpSize(
+        tensors=status.kept,
+        files=status.stored + bool(rows) + 1,
+        folders=1,
+        bytes_in=status.bytes_in,
+        bytes_stored=status.bytes_stored,
+        disk_bytes=tensors + table + manifest + _BLOCK_BYTES,
+        stall_us=status.stall_us,
+    )
+
+
+def multiply_size(taken: DumpSize, count: int) -> DumpSize:
+    """Return what so many of the same take."""
+    return DumpSize(
+        count * taken.tensors,
+        count * taken.files,
+        count * taken.folders,
+        count * taken.bytes_in,
+        count * taken.bytes_stored,
+        count * taken.disk_bytes,
+        count * taken.stall_us,
+        count * taken.wall_us,
+    )
+
+
+def find_largest_size(some: Sequence[DumpSize]) -> DumpSize:
+    """Return the one that takes most room, with the longest times of any."""
+    most = max(some, key=lambda taken: taken.disk_bytes)
+    return _set_times(most, some)
+
+
+def sum_sizes(some: Iterable[DumpSize]) -> DumpSize:
+    """Return what all take together; of times the longest, for ranks run side by side."""
+    every = list(some)
+    return _set_times(
+        DumpSize(
+            tensors=sum(taken.tensors for taken in every),
+            files=sum(taken.files for taken in every),
+            folders=sum(taken.folders for taken in every),
+            bytes_in=sum(taken.bytes_in for taken in every),
+            bytes_stored=sum(taken.bytes_stored for taken in every),
+            disk_bytes=sum(taken.disk_bytes for taken in every),
+        ),
+        every,
+    )
+
+
+def _round_to_blocks(byte_count: int) -> int:
+    return -(-byte_count // _BLOCK_BYTES) * _BLOCK_BYTES
+
+
+def _set_times(taken: DumpSize, some: Sequence[DumpSize]) -> DumpSize:
+    return DumpSize(
+        taken.tensors,
+        taken.files,
+        taken.folders,
+        taken.bytes_in,
+        taken.bytes_stored,
+        taken.disk_bytes,
+        stall_us=max((each.stall_us for each in some), default=0),
+        wall_us=max((each.wall_us for each in some), default=0),
+    )
+
+
+def _count_fitting(observed: ObservedDump, room: DiskCapacity) -> int:
+    each, once = observed.each, observed.once
+    fitting = _count_times(room.usable_bytes - once.disk_bytes, each.disk_bytes)
+    inodes = room.usable_inodes
+    return (
+        fitting if inodes is None else min(fitting, _count_times(inodes - once.inodes, each.inodes))
+    )
+
+
+def _count_times(left: int, each: int) -> int:
+    if left < 0:
+        return 0
+    return left // each if each else _UNLIMITED_COUNT
+
+
+def _explain_shortage(observed: ObservedDump, count: int, room: DiskCapacity) -> str:
+    each, once = observed.each, observed.once
+    needed = count * each.disk_bytes + once.disk_bytes
+    if needed > room.usable_bytes:
+        return (
+            f"{format_bytes(needed)} are needed, and {format_bytes(room.usable_bytes)} may be taken"
+        )
+    needed = count * each.inodes + once.inodes
+    left = f"{room.usable_inodes:,}"
+    return f"{needed:,} files and folders are needed, and the disk has room for {left}"
+
+
+FEW_ITERATIONS = 10
+"""A plan without an end is spoken of when no more iterations than these fit."""
+_MAX_COUNT = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _SpaceLimit:
+    """Something that may be used up, and how that is said."""
+
+    room: DiskCapacity
+    where: str
+    said: str
+    """How many bytes there are, with a place for them."""
+    tensors_only: bool = False
+    """Tables, manifests and the rest of a file's last block do not count."""
+
+
+def estimate_job_need(
+    session: SessionStatus, plan: DumpPlan, root: str, iterations: Iterable[IterationStatus]
+) -> JobNeed | None:
+    """Return what a session has still to dump, by the largest iteration that it ended.
+
+    None where nothing is known or to come: before the first end, of a rank that is gone, and
+    where only some operators of some iterations raise or overflow.
+    """
+    selection = plan.selection
+    ended = [status for status in iterations if status.complete]
+    if session.state is not SessionState.OPEN or selection.trigger != "always" or not ended:
+        return None
+    left = count_planned_iterations(
+        selection.iterations, after=max(status.iteration for status in ended)
+    )
+    if left == 0 or not any(status.kept for status in ended):
+        return None
+    most = max(ended, key=lambda status: status.bytes_stored)
+    each = estimate_iteration_size(most, tabulated=plan.content.tabulated)
+    return JobNeed(
+        job_id=session.job_id,
+        root=root,
+        iterations=min(left or 0, _MAX_COUNT),
+        bytes_stored=each.bytes_stored,
+        disk_bytes=each.disk_bytes,
+        inodes=each.inodes,
+    )
+
+
+def sum_job_needs(needs: Iterable[JobNeed]) -> tuple[JobNeed, ...]:
+    """Return what each job needs in each tree, all of its ranks together."""
+    found: dict[tuple[str, str], JobNeed] = {}
+    for need in needs:
+        key = need.job_id, need.root
+        before = found.get(key)
+        found[key] = need if before is None else _add_needs(before, need)
+    return tuple(found.values())
+
+
+def limit_need_to_retention(need: JobNeed, retain_bytes: int, used_bytes: int) -> JobNeed:
+    """Return what is needed until old iterations go, where dumps may stay up to so many bytes."""
+    if not retain_bytes or not need.bytes_stored:
+        return need
+    # One more: what is old goes after something new has come.
+    most = max(0, retain_bytes - used_bytes) // need.bytes_stored + 1
+    return replace(need, iterations=min(need.iterations or most, most))
+
+
+def describe_shortages(
+    needs: Iterable[JobNeed], disks: Iterable[DiskStatus], usage: Sequence[JobUsage]
+) -> list[str]:
+    """Return what does not fit, or hardly, a sentence for each limit."""
+    needs, disks = list(needs), list(disks)
+    found: list[str] = []
+    for disk in disks:
+        if disk.total_bytes:
+            found += _describe_limit(
+                [n for n in needs if n.root == disk.root], _make_disk_limit(disk)
+            )
+    cap = max((disk.limit_bytes for disk in disks), default=0)
+    if cap:
+        used = sum(job.bytes_stored for job in usage)
+        found += _describe_limit(needs, _make_cap_limit(cap, used, "dumps", "disk_bytes"))
+    for job in usage:
+        if job.limit_bytes:
+            limit = _make_cap_limit(job.limit_bytes, job.bytes_stored, "its dump", "job_bytes")
+            found += _describe_limit([n for n in needs if n.job_id == job.job_id], limit)
+    return found
+
+
+def _add_needs(one: JobNeed, other: JobNeed) -> JobNeed:
+    endless = not (one.iterations and other.iterations)
+    return replace(
+        one,
+        # A rank that is ahead has fewer to come: it is soon caught up with.
+        iterations=0 if endless else max(one.iterations, other.iterations),
+        # What agents say is any number; together it still has to fit into a message.
+        bytes_stored=min(_MAX_COUNT, one.bytes_stored + other.bytes_stored),
+        disk_bytes=min(_MAX_COUNT, one.disk_bytes + other.disk_bytes),
+        inodes=min(_MAX_COUNT, one.inodes + other.inodes),
+    )
+
+
+def _make_disk_limit(disk: DiskStatus) -> _SpaceLimit:
+    room = DiskCapacity(
+        free_bytes=max(0, disk.free_bytes - disk.floor_bytes),
+        total_bytes=disk.total_bytes,
+        free_inodes=max(0, disk.free_inodes - disk.floor_inodes),
+        total_inodes=disk.total_inodes,
+        keep_free_ratio=0.0,
+    )
+    floor = " above the floor (agent.keep_free_ratio, agent.keep_free_bytes)"
+    said = "{} are free" + (floor if disk.floor_bytes else "")
+    return _SpaceLimit(room, f" on the disk of {disk.root}", said)
+
+
+def _make_cap_limit(limit_bytes: int, used_bytes: int, whose: str, key: str) -> _SpaceLimit:
+    free_bytes = max(0, limit_bytes - used_bytes)
+    room = DiskCapacity(free_bytes, limit_bytes, keep_free_ratio=0.0)
+    return _SpaceLimit(room, "", f"{whose} may take {{}} more (agent.{key})", tensors_only=True)
+
+
+def _describe_limit(needs: Sequence[JobNeed], limit: _SpaceLimit) -> Iterator[str]:
+    for need in needs:
+        if not need.iterations:
+            each = _make_dump_size(need, limit)
+            fitting = _count_fitting_within(each, None, limit)
+            if fitting < FEW_ITERATIONS:
+                who = f"job {need.job_id}: each iteration needs"
+                yield (
+                    f"{_describe_shortage(who, each, limit, short=fitting + 1)}: {fitting} more fit"
+                )
+    ending = [need for need in needs if need.iterations]
+    whole = sum_sizes(
+        multiply_size(_make_dump_size(need, limit), need.iterations) for need in ending
+    )
+    if not ending or _count_fitting_within(whole, 1, limit):
+        return
+    if len(ending) > 1:
+        names = ", ".join(dict.fromkeys(need.job_id for need in ending))
+        yield _describe_shortage(f"jobs {names}: their iterations to come need", whole, limit)
+        return
+    for need in ending:
+        fitting = _count_fitting_within(_make_dump_size(need, limit), need.iterations, limit)
+        more = f"{need.iterations:,} more iteration{'' if need.iterations == 1 else 's'}"
+        verb = "needs" if need.iterations == 1 else "need"
+        yield (
+            f"{_describe_shortage(f'job {need.job_id}: {more} {verb}', whole, limit)}: "
+            f"{fitting:,} fit"
+        )
+
+
+def _make_dump_size(need: JobNeed, limit: _SpaceLimit) -> DumpSize:
+    disk_bytes = need.bytes_stored if limit.tensors_only else need.disk_bytes
+    return DumpSize(files=need.inodes, bytes_stored=need.bytes_stored, disk_bytes=disk_bytes)
+
+
+def _count_fitting_within(each: DumpSize, count: int | None, limit: _SpaceLimit) -> int:
+    return forecast_dump(ObservedDump(1, 1, each, DumpSize()), count, limit.room).fitting
+
+
+def _describe_shortage(who: str, needed: DumpSize, limit: _SpaceLimit, *, short: int = 1) -> str:
+    """Say what is needed and what there is, of the two that `short` times as much is short of."""
+    room = limit.room
+    if short * needed.disk_bytes > room.usable_bytes:
+        there = limit.said.format(format_bytes(room.usable_bytes))
+        return f"{who} {format_bytes(needed.disk_bytes)}{limit.where}, and {there}"
+    files = f"{needed.inodes:,} files and folders{limit.where}"
+    return f"{who} {files}, and it has room for {room.usable_inodes:,} more"

@@ -1,0 +1,362 @@
+"""Dump plan: what to dump, from where, and to where. It is the one model that every configuration
+dialect parses into, with its JSON form, which travels to the agent and is stored in the ledger.
+Pure: no clock, no disk, no network; decisions on a plan are in `_core.selection`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from rankdump._core.statistics import DEFAULT_STATISTICS, STATISTIC_TITLES
+from rankdump.errors import ProtocolError
+
+FullBufferPolicy = Literal["block", "drop", "statistic"]
+DurabilityLevel = Literal["written", "synced"]
+SavedDataMode = Literal["tensor", "statistic", "full"]
+TriggerMode = Literal["always", "overflow", "exception"]
+StatisticPrecision = Literal["high", "low"]
+TensorFileFormat = Literal["npy", "bin"]
+TableForm = Literal["folder", "operator"]
+
+MAX_PATTERN_CHARACTERS = 1000
+MAX_PATTERNS = 1000
+"""Of one list, and characters of each: every one is tried on every name."""
+NET_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,255}")
+"""What may name a network: it is a folder of the tree."""
+STARTED_PATTERN = re.compile(r"[0-9]{14}")
+UNNAMED_MODEL = "Net"
+"""What a model without a name is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationSelection:
+    """Which iterations; `spans` are inclusive pairs, None means every one."""
+
+    text: str = "all"
+    spans: tuple[tuple[int, int], ...] | None = None
+
+    def __contains__(self, iteration: int) -> bool:
+        return self.spans is None or any(low <= iteration <= high for low, high in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorExclusion:
+    """Tensors that are left out although their operator is selected."""
+
+    name: str
+    """Of an operator, or of a type of operators. What belongs to an operator goes with it."""
+    positions: tuple[str, ...] = ()
+    """`input0`, `output1`; empty stands for every tensor. Those of a gradient are its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedOperators:
+    """Operators whose outputs are read, and again each time that another one has run."""
+
+    layers: tuple[str, ...]
+    """Operators after which it is done, by full scope name or as `Operators.spelt` says; none for
+    every other operator."""
+    nodes: tuple[str, ...]
+    """Operators whose outputs are read then, of the same model."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSelection:
+    """Which operators; with `everything` the lists of names do not matter."""
+
+    everything: bool = True
+    names: tuple[str, ...] = ()
+    """Full scope names, exact."""
+    types: tuple[str, ...] = ()
+    """Substrings of the operator's type, case-insensitive."""
+    patterns: tuple[str, ...] = ()
+    """Regular expressions that match a whole scope name."""
+    marked: bool = False
+    """Those that the script marked with `set_dump`; the lists do not matter then."""
+    ranges: tuple[tuple[str, str], ...] = ()
+    """First and last of a stretch of the program, spelt in any way: they add to the lists."""
+    without_types: tuple[TensorExclusion, ...] = ()
+    """Left out of what the lists select, by type of operator."""
+    without_names: tuple[TensorExclusion, ...] = ()
+    """Left out of what the lists select, by name, spelt in any way."""
+    spelt: bool = False
+    """Names may be spelt in any way: as files spell them, and as scope or path of the module."""
+
+    @property
+    def excludes(self) -> bool:
+        """Whether anything is left out of what the lists select."""
+        return bool(self.without_types or self.without_names)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSelection:
+    """Which tensors."""
+
+    iterations: IterationSelection = IterationSelection()
+    devices: tuple[int, ...] | None = None
+    """Local device ids; None means every one."""
+    operators: OperatorSelection = OperatorSelection()
+    inputs: bool = True
+    outputs: bool = True
+    initial_iteration: int = 0
+    """Number of the job's first iteration."""
+    trigger: TriggerMode = "always"
+    """`overflow`: operators that wrote something not finite; `exception`: the one that raised."""
+    overflow_limit: int = 0
+    """After how many operators with an overflow a rank stops; 0 is never."""
+    models: tuple[tuple[str, OperatorSelection], ...] = ()
+    """Operators of models by the name of the model's folder, in the place of `operators`."""
+    watched: WatchedOperators | None = None
+    """With this set, nothing but outputs that are read again is kept."""
+
+    def operators_of(self, model: str) -> OperatorSelection:
+        """Return which operators of a model are selected."""
+        return next((operators for name, operators in self.models if name == model), self.operators)
+
+    @property
+    def lists(self) -> tuple[OperatorSelection, ...]:
+        """All that is said of operators, for whichever model."""
+        return (self.operators, *(operators for _, operators in self.models))
+
+
+@dataclass(frozen=True, slots=True)
+class ContentSettings:
+    """What is kept of a selected tensor."""
+
+    saved: SavedDataMode = "tensor"
+    """Its elements, figures about them, or both."""
+    statistics: tuple[str, ...] = DEFAULT_STATISTICS
+    """Which figures, by the names of `contract.statistics`, in the order of their columns."""
+    on_device: bool = False
+    """Figures of a tensor on an accelerator are computed there, and read back once a step."""
+    precision: StatisticPrecision = "high"
+    """`high` accumulates on the device in float32 at least, `low` in the tensor's own type."""
+    sample_elements: int = 0
+    """A larger tensor is cut to that many first elements; 0 keeps all."""
+    kernel_arguments: bool = False
+    """Whether an operator's arguments are written beside its tensors."""
+    tables: TableForm = "folder"
+    """Figures stand in one `statistic.csv` of a folder, or in a table of each operator."""
+
+    @property
+    def tabulated(self) -> bool:
+        """Whether figures are written."""
+        return self.saved != "tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSettings:
+    """Where the tree stands and what it looks like."""
+
+    root: str
+    """Absolute folder that holds the rank folders."""
+    net_name: str = "Net"
+    """Name of every model; empty where each has its own."""
+    layout: str = "mindspore-sync"
+    """Which tree it is: a name of `contract.layout.LAYOUTS`."""
+    profile: str = "ms2.3"
+    """Which release's names and tables the layout follows: a name of `contract.layout.profile`."""
+    codec: str = "zstd"
+    file_mode: int = 0o440
+    folder_mode: int = 0o750
+    file_format: TensorFileFormat = "npy"
+    """A tensor a file, or `bin`: CANN's, an operator a file."""
+    started: str = ""
+    """`YYYYmmddHHMMSS`, local time, for layouts with a folder of that name; a session sets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverySettings:
+    """What happens between the rank and the tree."""
+
+    on_full: FullBufferPolicy = "block"
+    """What a rank does with a tensor when its buffer is full."""
+    block_timeout_s: float = 30.0
+    """Longest time `block` waits without the agent making progress."""
+    buffer_bytes: int = 256 << 20
+    """Tensor bytes a rank holds before the agent has taken them."""
+    durability: DurabilityLevel = "written"
+    """When a record counts as safe: `written` survives any process, `synced` a power loss."""
+    strict: bool = False
+    """Raise into the training script instead of counting a loss."""
+    shared_memory: bool = True
+    """Whether tensors go through the agent's shared memory where it offers some."""
+    embedded: bool = True
+    """Whether a job without any agent brings one along."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpPlan:
+    """Everything a configuration says, resolved."""
+
+    output: OutputSettings
+    selection: TensorSelection = TensorSelection()
+    content: ContentSettings = ContentSettings()
+    delivery: DeliverySettings = DeliverySettings()
+    dialect: str = "plan"
+    """Which dialect it was written in: `mindspore` for a data_dump.json, `acl`, `tf`."""
+    warnings: tuple[str, ...] = ()
+    """What in the configuration will surprise its author, one sentence each."""
+    enabled: bool = True
+    """Without it the configuration asks for no dump at all: a session is off."""
+
+
+PLAN_VERSION = 1
+MAX_ROOT_CHARACTERS = 4096
+
+
+def plan_to_json(plan: DumpPlan) -> bytes:
+    """Return the plan as it travels to the agent."""
+    body = {"version": PLAN_VERSION, **dataclasses.asdict(plan)}
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def plan_from_json(data: bytes) -> DumpPlan:
+    """Read the travelling form back; ProtocolError when it is anything else."""
+    try:
+        body: dict[str, Any] = json.loads(data)
+        if body.pop("version") != PLAN_VERSION:
+            raise ValueError("another version")
+        return _parse_plan(body)
+    except _UNREADABLE_ERRORS as error:
+        raise ProtocolError(f"plan cannot be read: {error}") from None
+
+
+_UNREADABLE_ERRORS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
+    re.error,
+)
+
+
+def _parse_plan(body: dict[str, Any]) -> DumpPlan:
+    return DumpPlan(
+        output=_parse_output(body["output"]),
+        selection=_parse_selection(body["selection"]),
+        content=_parse_content(body["content"]),
+        delivery=_parse_delivery(body["delivery"]),
+        dialect=str(body["dialect"]),
+        warnings=_parse_texts(body["warnings"]),
+        enabled=bool(body["enabled"]),
+    )
+
+
+def _parse_selection(body: dict[str, Any]) -> TensorSelection:
+    spans, devices = body["iterations"]["spans"], body["devices"]
+    return TensorSelection(
+        iterations=IterationSelection(
+            str(body["iterations"]["text"]),
+            None if spans is None else tuple((int(low), int(high)) for low, high in spans),
+        ),
+        devices=None if devices is None else tuple(map(int, devices)),
+        operators=_parse_operators(body["operators"]),
+        inputs=bool(body["inputs"]),
+        outputs=bool(body["outputs"]),
+        initial_iteration=_check_count(body["initial_iteration"]),
+        trigger=_check_choice(TriggerMode, body["trigger"]),
+        overflow_limit=_check_count(body["overflow_limit"]),
+        models=tuple((str(name), _parse_operators(each)) for name, each in body["models"]),
+        watched=None if body["watched"] is None else _parse_watched(body["watched"]),
+    )
+
+
+def _parse_operators(body: dict[str, Any]) -> OperatorSelection:
+    lists = {name: _parse_texts(body[name]) for name in ("names", "types", "patterns")}
+    if len(lists["patterns"]) > MAX_PATTERNS:
+        raise ValueError(f"{len(lists['patterns'])} patterns, at most {MAX_PATTERNS}")
+    for pattern in lists["patterns"]:
+        # Before it is compiled: that alone can take a while.
+        if len(pattern) > MAX_PATTERN_CHARACTERS:
+            raise ValueError(
+                f"pattern of {len(pattern)} characters, at most {MAX_PATTERN_CHARACTERS}"
+            )
+        re.compile(pattern)
+    return OperatorSelection(
+        everything=bool(body["everything"]),
+        marked=bool(body["marked"]),
+        spelt=bool(body["spelt"]),
+        ranges=tuple((str(first), str(last)) for first, last in body["ranges"]),
+        without_types=tuple(map(_parse_exclusion, body["without_types"])),
+        without_names=tuple(map(_parse_exclusion, body["without_names"])),
+        **lists,
+    )
+
+
+def _parse_exclusion(body: dict[str, Any]) -> TensorExclusion:
+    return TensorExclusion(str(body["name"]), _parse_texts(body["positions"]))
+
+
+def _parse_watched(body: dict[str, Any]) -> WatchedOperators:
+    return WatchedOperators(_parse_texts(body["layers"]), _parse_texts(body["nodes"]))
+
+
+def _parse_content(body: dict[str, Any]) -> ContentSettings:
+    items = _parse_texts(body["statistics"])
+    if not all(item in STATISTIC_TITLES for item in items):
+        raise ValueError(f"statistics {items!r}")
+    return ContentSettings(
+        saved=_check_choice(SavedDataMode, body["saved"]),
+        statistics=items,
+        on_device=bool(body["on_device"]),
+        precision=_check_choice(StatisticPrecision, body["precision"]),
+        sample_elements=_check_count(body["sample_elements"]),
+        kernel_arguments=bool(body["kernel_arguments"]),
+        tables=_check_choice(TableForm, body["tables"]),
+    )
+
+
+def _parse_output(body: dict[str, Any]) -> OutputSettings:
+    # The agent makes paths of these: a rank may not talk it out of its tree.
+    texts = [body[name] for name in ("root", "net_name", "layout", "profile", "codec", "started")]
+    modes = [body[name] for name in ("file_mode", "folder_mode")]
+    if not all(isinstance(text, str) and "\0" not in text for text in texts):
+        raise ValueError(f"output with {texts!r}")
+    if not all(type(mode) is int and 0 <= mode <= 0o777 for mode in modes):
+        raise ValueError(f"output with modes {modes!r}")
+    if len(body["root"]) > MAX_ROOT_CHARACTERS:
+        raise ValueError(f"output with a root of {len(body['root'])} characters")
+    if not body["root"].startswith("/"):
+        raise ValueError(f"output with root {body['root']!r}")
+    if body["net_name"] and not NET_NAME_PATTERN.fullmatch(body["net_name"]):
+        raise ValueError(f"output with net_name {body['net_name'][:300]!r}")
+    if body["started"] and not STARTED_PATTERN.fullmatch(body["started"]):
+        raise ValueError(f"output started at {body['started']!r}")
+    _check_choice(TensorFileFormat, body["file_format"])
+    return OutputSettings(**body)
+
+
+def _parse_delivery(body: dict[str, Any]) -> DeliverySettings:
+    return DeliverySettings(
+        on_full=_check_choice(FullBufferPolicy, body["on_full"]),
+        block_timeout_s=float(body["block_timeout_s"]),
+        buffer_bytes=int(body["buffer_bytes"]),
+        durability=_check_choice(DurabilityLevel, body["durability"]),
+        strict=bool(body["strict"]),
+        shared_memory=bool(body["shared_memory"]),
+        # Older clients do not say it, and no agent needs it.
+        embedded=bool(body.get("embedded", True)),
+    )
+
+
+def _check_choice(words: Any, word: Any) -> Any:
+    if word not in get_args(words):
+        raise ValueError(f"{word!r} is none of {', '.join(get_args(words))}")
+    return word
+
+
+def _parse_texts(items: Any) -> tuple[str, ...]:
+    return tuple(map(str, items))
+
+
+def _check_count(number: Any) -> int:
+    if type(number) is not int or not 0 <= number < 1 << 63:
+        raise ValueError(f"count {number!r}")
+    return number

@@ -1,0 +1,233 @@
+"""Decisions on a plan: whether it selects a device, an iteration, an operator or a tensor, and why
+not; with the grammar of `iteration` (MindSpore 2.3, Dump guide): `all`, or numbers and ranges
+joined by `|`. Pure.
+
+Rank and agent ask the same questions here: the rank to save the work, the agent to have the last
+word. Of an iteration text only the characters are checked; a segment that no iteration can match
+is accepted and left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rankdump._core.plan import (
+    DumpPlan,
+    IterationSelection,
+    OperatorSelection,
+    TensorExclusion,
+    WatchedOperators,
+)
+from rankdump._core.record import TensorSide, sanitize_name
+
+GRADIENTS_PREFIX = "Gradients/"
+"""In front of the name of what belongs to a backward."""
+_RECOMPUTE_PREFIX = "Recompute/"
+_NETWORK_PREFIX = "Default/network-"
+_WATCH_SEPARATOR = "_To_"
+_MAX_SPLITS = 64
+"""A name with more ways to be two is none of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionVerdict:
+    """A decision and its reason; the reason is empty only when the answer is yes."""
+
+    accepted: bool
+    reason: str = ""
+
+
+ACCEPTED_VERDICT = SelectionVerdict(True)
+
+
+def decide_device(plan: DumpPlan, device: int) -> SelectionVerdict:
+    """Decide on a rank by its local device id."""
+    devices = plan.selection.devices
+    if devices is None or device in devices:
+        return ACCEPTED_VERDICT
+    listed = ", ".join(map(str, devices))
+    return SelectionVerdict(
+        False, f"support_device [{listed}] excludes this rank's device {device}"
+    )
+
+
+def decide_iteration(plan: DumpPlan, iteration: int) -> SelectionVerdict:
+    """Decide on an iteration, counted from 0."""
+    if iteration in plan.selection.iterations:
+        return ACCEPTED_VERDICT
+    text = plan.selection.iterations.text
+    return SelectionVerdict(False, f'iteration "{text}" does not include {iteration}')
+
+
+def decide_side(plan: DumpPlan, side: TensorSide) -> SelectionVerdict:
+    """Decide on inputs or outputs as a whole."""
+    wanted = plan.selection.inputs if side is TensorSide.INPUT else plan.selection.outputs
+    return (
+        ACCEPTED_VERDICT
+        if wanted
+        else SelectionVerdict(False, f"input_output leaves {side.value}s out")
+    )
+
+
+def decide_operator(operators: OperatorSelection, op_name: str) -> SelectionVerdict:
+    """Decide on an operator by its full scope name; a parameter's name is its own.
+
+    What a script marked, and where its program stands, is known in its own process alone.
+    """
+    if operators.everything or operators.marked or operators.ranges:
+        return ACCEPTED_VERDICT
+    return decide_listed_operator(operators, op_name)
+
+
+def decide_listed_operator(operators: OperatorSelection, op_name: str) -> SelectionVerdict:
+    """Decide on an operator by the lists alone.
+
+    The order of the tests and the meaning of each class are MindSpore's (MatchKernel). A gradient
+    or a recomputed call is selected by its own name, and together with its operator; expressions
+    look at its own name alone.
+    """
+    if any(re.fullmatch(pattern, op_name) for pattern in operators.patterns):
+        return ACCEPTED_VERDICT
+    either = (op_name, strip_scope_prefix(op_name))
+    if (
+        is_named_in(operators.names, *either)
+        if operators.spelt
+        else _has_any(operators.names, either)
+    ):
+        return ACCEPTED_VERDICT
+    kind = extract_op_type(op_name).lower()
+    if any(wanted.lower() in kind for wanted in operators.types):
+        return ACCEPTED_VERDICT
+    return SelectionVerdict(False, "kernels do not name it")
+
+
+def decide_exclusion(
+    operators: OperatorSelection, op_type: str, op_name: str, side: TensorSide, slot: int
+) -> SelectionVerdict:
+    """Decide on one tensor of a selected operator; a gradient goes with its operator."""
+    if not operators.excludes:
+        return ACCEPTED_VERDICT
+    position = f"{side.value}{slot}"
+    by_type = any(
+        _is_position_excluded(each, position)
+        for each in operators.without_types
+        if each.name == op_type
+    )
+    names = [each.name for each in operators.without_names if _is_position_excluded(each, position)]
+    if by_type or is_named_in(names, op_name, strip_scope_prefix(op_name)):
+        return SelectionVerdict(False, f"{position} of it is excluded")
+    return ACCEPTED_VERDICT
+
+
+def decide_watched_operator(watched: WatchedOperators, op_name: str) -> SelectionVerdict:
+    """Decide on a watched operator's outputs, also by the name that `make_watch_name` gave them."""
+    if is_named_in(watched.nodes, op_name):
+        return ACCEPTED_VERDICT
+    parts = op_name.split(_WATCH_SEPARATOR, _MAX_SPLITS)
+    for at in range(1, len(parts)):
+        layer, node = _WATCH_SEPARATOR.join(parts[:at]), _WATCH_SEPARATOR.join(parts[at:])
+        of_layer = not watched.layers or is_named_in(watched.layers, layer)
+        if of_layer and is_named_in(watched.nodes, node):
+            return ACCEPTED_VERDICT
+    return SelectionVerdict(False, "it is not watched")
+
+
+def make_watch_name(layer: str, node: str) -> str:
+    """Return the name of a watched operator's outputs, read again after a layer."""
+    return f"{layer}{_WATCH_SEPARATOR}{node}"
+
+
+def is_named_in(entries: Collection[str], *op_names: str) -> bool:
+    """Return whether any entry means one of the operators, spelt in any way."""
+    return bool(entries) and any(_has_any(entries, list_spellings(name)) for name in op_names)
+
+
+@lru_cache(maxsize=1 << 12)
+def list_spellings(op_name: str) -> tuple[str, ...]:
+    """Return what an operator may be called: by its full scope name first, and as files spell it.
+
+    One of a network also by the scope of its module, with or without `Default/`, and by its path:
+
+    >>> spellings("Default/network-Net/layer1-Sequential/0-Conv2d/Conv2d-op0")[3:]
+    ('network-Net/layer1-Sequential/0-Conv2d', 'layer1.0')
+    """
+    found = [op_name, sanitize_name(op_name)]
+    if op_name.startswith(_NETWORK_PREFIX) and "/" in op_name[len(_NETWORK_PREFIX) :]:
+        whole = op_name.rpartition("/")[0]
+        scope = whole.removeprefix("Default/")
+        path = [component.rpartition("-")[0] for component in scope.split("/")[1:]]
+        found += [whole, scope]
+        if path and all(path):
+            found.append(".".join(path))
+    return tuple(found)
+
+
+def strip_scope_prefix(op_name: str) -> str:
+    """Return the name of the operator that a gradient or a recomputed call belongs to."""
+    for scope in (GRADIENTS_PREFIX, _RECOMPUTE_PREFIX):
+        if op_name.startswith(scope):
+            return op_name[len(scope) :]
+    return op_name
+
+
+def extract_op_type(op_name: str) -> str:
+    """Return the type inside a scope name: after the last `/`, up to the last `-`."""
+    last = op_name.rpartition("/")[2]
+    head, dash, _ = last.rpartition("-")
+    return head if dash else last
+
+
+def _has_any(entries: Collection[str], names: Sequence[str]) -> bool:
+    return any(name in entries for name in names)
+
+
+def _is_position_excluded(excluded: TensorExclusion, position: str) -> bool:
+    return not excluded.positions or position in excluded.positions
+
+
+_ITERATION_CHARACTERS = re.compile(r"[0-9|-]+")
+_SEGMENT_PATTERN = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_MAX_DIGITS = len(str((1 << 64) - 1))
+
+
+def parse_iterations(text: str) -> IterationSelection | None:
+    """Return the iterations a text means; None when MindSpore would refuse it."""
+    if text == "all":
+        return IterationSelection()
+    if not _ITERATION_CHARACTERS.fullmatch(text):
+        return None
+    read = map(_parse_segment, text.split("|"))
+    return IterationSelection(text, tuple(span for span in read if isinstance(span, tuple)))
+
+
+def find_idle_segments(text: str) -> dict[str, str]:
+    """Return the segments of an accepted text that match no iteration, each with the reason."""
+    if text == "all":
+        return {}
+    read = ((segment, _parse_segment(segment)) for segment in text.split("|"))
+    return {segment: found for segment, found in read if isinstance(found, str)}
+
+
+def _parse_segment(segment: str) -> tuple[int, int] | str:
+    """Return a segment's span, or why it has none."""
+    if not segment:
+        return "is an empty segment"
+    found = _SEGMENT_PATTERN.fullmatch(segment)
+    if found is None:
+        return "is neither a number nor a range"
+    low = _parse_number(found[1])
+    high = low if found[2] is None else _parse_number(found[2])
+    if low is None or high is None:
+        return "has a number over 64 bits"
+    return (low, high) if low <= high else "runs backwards"
+
+
+def _parse_number(digits: str) -> int | None:
+    significant = digits.lstrip("0") or "0"
+    if len(significant) > _MAX_DIGITS:
+        return None
+    number = int(significant)
+    return number if number < 1 << 64 else None

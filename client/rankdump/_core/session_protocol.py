@@ -1,0 +1,192 @@
+"""Values that a rank and its agent exchange: request and grant of a session, heads of records,
+metadata frames and acknowledgements. Pure values; protobuf messages end where these begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from rankdump._core.events import EventColumns
+from rankdump._core.graph import GraphPart
+from rankdump._core.record import StatisticRows, TensorKey, TensorKind
+from rankdump._core.timeouts import RankTimeouts
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """A rank introduces itself."""
+
+    job_id: str
+    session_id: str
+    """Chosen by the client; unique for ever."""
+    rank: int
+    world_size: int
+    device: int
+    """Local device id, the one support_device speaks of."""
+    host: str
+    pid: int
+    framework: str
+    """Name and version, as `torch 2.13.0`."""
+    device_target: str
+    """`CPU`, `GPU` or `Ascend`."""
+    plan_json: bytes
+    config_source: bytes
+    """The user's configuration file, byte for byte."""
+    wants_slab: bool = False
+    """It can map shared memory of this host."""
+    secret: bytes = field(default=b"", repr=False)
+    """Chosen by the client and told to nobody else: who resumes the session has to know it.
+
+    Behind the agent's door its SHA-256 stands here instead.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class SlabPlace:
+    """Shared memory of one session."""
+
+    path: str
+    length: int
+    """Bytes of the whole file."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionGrant:
+    """The agent's answer."""
+
+    token: bytes
+    acknowledged: int
+    """Everything up to this sequence number is already accounted for."""
+    max_record_bytes: int
+    excluded: str = ""
+    """Why the plan selects nothing on this rank; empty when it selects something."""
+    slab: SlabPlace | None = None
+    """Where frames go instead of the stream, when the agent offers it."""
+    redirect: str = ""
+    """Where to open instead: a name beside the socket, or a port of its host; empty for here."""
+    opening: str = ""
+    """Why the session is not open yet, and to be asked for again; empty when it is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordHead:
+    """One tensor of one iteration, without its bytes."""
+
+    kind: TensorKind
+    """With the name of its model as folders spell it."""
+    iteration: int
+    timestamp_us: int
+    """Microseconds since the epoch, rising and unique within a rank."""
+    rank: int = 0
+    """It is not sent: the agent knows it from the session."""
+    task: int = 0
+    stream: int = 0
+    switched_on: bool = False
+    """The script itself switched dumping on: the plan's iterations do not matter."""
+
+    @property
+    def byte_count(self) -> int:
+        """Length of the elements in C order, little endian."""
+        return self.kind.byte_count
+
+    @property
+    def key(self) -> TensorKey:
+        """Name of the tensor in a tree, made anew each time: only who names a file needs it."""
+        kind = self.kind
+        return TensorKey(
+            self.rank,
+            kind.model,
+            kind.graph,
+            self.iteration,
+            self.timestamp_us,
+            kind.op_type,
+            kind.op_name,
+            kind.side,
+            kind.slot,
+            self.task,
+            self.stream,
+            constant=kind.constant,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorArguments:
+    """What an operator was configured with; every value as its own text."""
+
+    graph: int
+    op_type: str
+    op_name: str
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelArguments:
+    """Arguments of operators that ran in an iteration."""
+
+    iteration: int
+    operators: tuple[OperatorArguments, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallStacks:
+    """Where calls of an API came from, in their order; each stack is said once in a frame."""
+
+    iteration: int
+    calls: tuple[str, ...]
+    """Names of operators, as their tensors carry them; at most `figure_rows.MAX_ROWS`."""
+    stacks: tuple[int, ...]
+    """For each call its place in `texts`."""
+    texts: tuple[tuple[str, ...], ...]
+    """Lines of each stack, innermost first, as a file has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationEnd:
+    """The rank ran an iteration that the plan selects to its end."""
+
+    iteration: int
+    expected: int
+    """Tensors the plan selected, whatever became of them."""
+    dropped: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Those that never became a record, by reason."""
+    stall_us: int = 0
+    """Time the training thread was held up by dumping."""
+    first_position: int = 0
+    last_position: int = 0
+    """Positions in the rank's program that belong to it; both 0 when none are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnd:
+    """The rank says goodbye."""
+
+    iterations_seen: int
+    notes: tuple[str, ...] = ()
+
+
+MetadataItem: TypeAlias = (
+    EventColumns
+    | StatisticRows
+    | GraphPart
+    | KernelArguments
+    | CallStacks
+    | RankTimeouts
+    | IterationEnd
+    | SessionEnd
+)
+"""What a numbered frame carries besides records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """Every frame up to `sequence` is accounted for."""
+
+    sequence: int
+    draining: bool = False
+    """The agent is about to stop: finish the stream and come back later."""
+    warnings: tuple[str, ...] = ()
+    """What the rank should say in its log, each once."""
+    slab_ready: bool = False
+    """Shared memory is there now: finish the stream and open the session again."""

@@ -1,0 +1,53 @@
+"""Root of a tree: whether it lies in one of the configured folders, and the names of the state
+folder and the lock file in it. Pure.
+
+Everyone who writes to a tree holds a shared lock (flock) on the lock file; a repair takes the
+same lock for itself alone. The state folder is no part of the dump; it also holds claims on
+folders and the state of ingests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rankdump.errors import RejectedError
+
+
+def split_roots(joined: str) -> tuple[str, ...]:
+    """Return the folders of a setting, which are joined by `:`; none stands for any.
+
+    >>> folders("/var/dump:/data/dumps/")
+    ('/var/dump', '/data/dumps/')
+    >>> folders("")
+    ()
+    """
+    return tuple(filter(None, joined.split(":")))
+
+
+def check_root(root: str, allowed: Sequence[str], *, resolve: Callable[[str], str]) -> None:
+    """Raise RefusedError where a root is not in one of the folders that are allowed.
+
+    `resolve` follows links as the system would, also in a path of which nothing is there yet:
+    a link inside an allowed folder may lead out of it. It is not asked where all is allowed.
+
+    >>> check("/tmp/a", ["/var/dump", "/data"], resolve=str)
+    Traceback (most recent call last):
+    rankdump.errors.RejectedError: tree '/tmp/a' is outside of /var/dump and /data
+    """
+    if not allowed:
+        return
+    real = resolve(root)
+    if any(_is_within(real, resolve(folder)) for folder in allowed):
+        return
+    really = f", which is {real!r}," if real != root else ""
+    raise RejectedError(f"tree {root!r}{really} is outside of {' and '.join(allowed)}")
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
+STATE_FOLDER = ".rankdump"
+"""What stands in it is no dump; beside the file are claims on folders, and the state of ingests."""
+TREE_LOCK_FILE = "agent.lock"
+"""Empty: who holds it is the kernel's to say."""

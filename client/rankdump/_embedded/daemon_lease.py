@@ -1,0 +1,302 @@
+"""Embedded daemon that all processes of a job on a host share, as long as any of them needs it:
+started in a folder of its own, waited for, stopped.
+
+Processes meet in a folder of the job's name (`DaemonFolder`). The first one starts the daemon;
+the last one waits for it and clears the folder. Where all of them were killed the daemon drains,
+ends and clears the folder by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from rankdump._core.daemon_endpoint import DaemonFolder
+from rankdump._wire.channel import open_channel
+from rankdump.errors import UnavailableError
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 60.0
+POLL_S = 0.05
+_MEMORY_FOLDER = "/dev/shm"
+# sun_path holds 108 bytes; what the folder's name and the socket's add is below 40.
+_MAX_TEMP_ROOT_BYTES = 60
+_DISK_SETTINGS = {
+    "RANKDUMPD_AGENT__KEEP_FREE_RATIO": "0",
+    "RANKDUMPD_AGENT__KEEP_FREE_INODES_RATIO": "0",
+}
+"""Who starts a dump by hand sees how full the disk is: no share of it is kept free for others."""
+_SERVING_RESPONSE = b"\x08\x01"
+"""`SERVING` as gRPC's health service answers it."""
+_REQUIRED_MODULES = ("rankdumpd", "click", "cryptography", "grpc_health", "prometheus_client")
+"""Modules without which no daemon starts; the extra `daemon` brings them."""
+
+
+def format_daemon_address(folder: DaemonFolder) -> str:
+    """Return where agent and coordinator of a folder's daemon answer."""
+    return f"unix:{folder.socket}"
+
+
+def start_daemon(folder: DaemonFolder, leash: int, *, merges: bool) -> subprocess.Popen[bytes]:
+    """Start a daemon; it drains and ends when the file `leash`, a descriptor, ends.
+
+    Without `merges` it is an agent alone: it sees the ranks of one host, and the job has more.
+    """
+    command = [sys.executable, "-m", "rankdumpd", "standalone", "--embedded", str(folder.path)]
+    command += [] if merges else ["--no-coordinator"]
+    with folder.log.open("wb") as log:
+        # A session of its own keeps the terminal's Ctrl-C from it, and a folder of its own the
+        # job's modules: `-m` looks for modules in the current folder first.
+        return subprocess.Popen(
+            command,
+            cwd=folder.path,
+            env=_DISK_SETTINGS | os.environ,
+            stdin=leash,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def wait_for_daemon(folder: DaemonFolder, alive: Callable[[], bool], *, timeout_s: float) -> bool:
+    """Return whether a daemon serves before the timeout; UnavailableError when it ended."""
+    deadline = time.monotonic() + timeout_s
+    while alive():
+        if folder.socket.exists() and is_daemon_serving(format_daemon_address(folder)):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    words = read_last_log_line(folder)
+    raise UnavailableError(f"the embedded daemon ended before it served; its last words: {words}")
+
+
+def stop_daemon(process: subprocess.Popen[bytes]) -> int:
+    """Ask a daemon to stop, wait, and end it at last; return its exit code."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        return process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return process.returncode or 1
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def read_last_log_line(folder: DaemonFolder) -> str:
+    """Return the last line of a daemon's log; `none` when it said nothing."""
+    text = folder.log.read_text(errors="replace") if folder.log.exists() else ""
+    return text.strip().rpartition("\n")[2] or "none"
+
+
+def select_temp_root() -> str:
+    """Return the folder for folders of daemons."""
+    # Slabs stand beside the socket, and belong into memory unless the user names a place.
+    if "TMPDIR" not in os.environ and os.access(_MEMORY_FOLDER, os.W_OK | os.X_OK):
+        return _MEMORY_FOLDER
+    root = tempfile.gettempdir()
+    return root if len(os.fsencode(root)) <= _MAX_TEMP_ROOT_BYTES else "/tmp"
+
+
+def check_daemon_installed() -> None:
+    """Raise UnavailableError when this Python cannot run a daemon."""
+    missing = [name for name in _REQUIRED_MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UnavailableError(
+            f"none can be started, for {', '.join(missing)} is not installed; "
+            f"pip install 'rankdump[daemon]' brings it"
+        )
+
+
+def is_daemon_serving(address: str, *, timeout_s: float = 1.0) -> bool:
+    """Return whether the daemon's health service says that it serves.
+
+    Messages as bytes: a job need not have the package that knows them.
+    """
+    with open_channel(address) as channel:
+        # Typed by what makes and reads its messages, which are bytes here.
+        unary: Any = channel.unary_unary
+        check = unary("/grpc.health.v1.Health/Check")
+        try:
+            return bool(check(b"", timeout=timeout_s) == _SERVING_RESPONSE)
+        except grpc.RpcError:
+            return False
+
+
+_FOLDER_PREFIX = "rankdump-of"
+_MAX_NAME_CHARACTERS = 24
+_UNSAFE_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
+_MAX_ATTEMPTS = 100
+
+_logger = logging.getLogger("rankdump")
+
+
+class DaemonLease:
+    """This process's share in the daemon of its job; `close` gives it back."""
+
+    def __init__(
+        self,
+        job_id: str,
+        *,
+        merges: bool = True,
+        start_timeout_s: float = START_TIMEOUT_S,
+        root: Path | None = None,
+    ) -> None:
+        """Find or start the daemon; UnavailableError says why there is none.
+
+        `merges` says whether it is the coordinator of the job, too. A daemon that this process
+        started and that does not serve after `start_timeout_s` may do so later.
+        """
+        check_daemon_installed()
+        root = root or Path(select_temp_root())
+        self._users = self._leash = -1
+        self._merges, self._process = merges, None
+        _remove_leftovers(root)
+        name = _UNSAFE_CHARACTER.sub("_", job_id)[-_MAX_NAME_CHARACTERS:]
+        self._folder = DaemonFolder(root / f"{_FOLDER_PREFIX}-{os.getuid()}-{name}")
+        try:
+            self._enter()
+            os.register_at_fork(after_in_child=self._forget)
+            self.serves = self._wait(start_timeout_s)
+            """Whether the daemon serves already."""
+        except UnavailableError as error:
+            self.close()
+            log = f"; its log: {self.log}" if self.log.exists() else ""
+            raise UnavailableError(f"{error}{log}") from None
+        except OSError as error:
+            self.close()
+            reason = f"{error.strerror}: {error.filename}"
+            raise UnavailableError(f"the embedded daemon cannot be started: {reason}") from None
+
+    @property
+    def address(self) -> str:
+        """Where agent and coordinator answer."""
+        return format_daemon_address(self._folder)
+
+    @property
+    def log(self) -> Path:
+        """What the daemon says."""
+        return self._folder.log
+
+    @property
+    def started_it(self) -> bool:
+        """Whether this process started the daemon."""
+        return self._process is not None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the daemon runs."""
+        return self._folder.has_daemon
+
+    def close(self, *, keep_log: bool = False) -> str:
+        """Need the daemon no longer; whoever is the last waits until it has written everything.
+
+        Return how the daemon failed; its log stays then. Empty when nothing went wrong.
+        """
+        fault = ""
+        if self._leash >= 0:
+            with contextlib.suppress(OSError), self._folder.door():
+                if self._folder.is_only_user(self._users):
+                    fault = self._end_daemon()
+                    self._folder.clear(keep_log=keep_log or bool(fault))
+        self._forget()
+        return fault
+
+    def _enter(self) -> None:
+        for _ in range(_MAX_ATTEMPTS):
+            self._folder.make()
+            with contextlib.suppress(FileNotFoundError), self._folder.door():
+                self._users = self._folder.enter()
+                self._leash = self._folder.hold()
+                if self._leash < 0:
+                    self._start()
+                return
+        raise UnavailableError(f"the embedded daemon's folder comes and goes: {self._folder.path}")
+
+    def _start(self) -> None:
+        """Start a daemon and hold its standard input; the door is held."""
+        fifo = self._folder.leash
+        if not fifo.exists():
+            os.mkfifo(fifo, 0o600)
+        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            self._leash = self._folder.hold()
+            os.set_blocking(reader, True)
+            self._process = start_daemon(self._folder, reader, merges=self._merges)
+        finally:
+            os.close(reader)
+
+    def _wait(self, timeout_s: float) -> bool:
+        """Return whether the daemon serves; one that was about to end is followed by another."""
+        if self._process is None:
+            with contextlib.suppress(UnavailableError):
+                return wait_for_daemon(self._folder, lambda: self.alive, timeout_s=START_TIMEOUT_S)
+            with self._folder.door():
+                os.close(self._leash)
+                self._leash = self._folder.hold()
+                if self._leash < 0:
+                    self._start()
+        process = self._process
+        alive = (lambda: process.poll() is None) if process else (lambda: self.alive)
+        return wait_for_daemon(self._folder, alive, timeout_s=timeout_s)
+
+    def _end_daemon(self) -> str:
+        """Wait for the end of a daemon that nobody else holds; return how it failed, if it did."""
+        if self._process is not None:
+            # Before the leash is let go: that asks for a stop as well, and two are an order.
+            code = stop_daemon(self._process)
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        else:
+            ended_early, leash, self._leash = not self.alive, self._leash, -1
+            os.close(leash)
+            code = int(ended_early or not _wait_for_end(self._folder))
+            how = "ended too early" if ended_early else f"does not end after {STOP_TIMEOUT_S:.0f} s"
+        return (
+            f"the daemon {how}; its last words: {read_last_log_line(self._folder)}" if code else ""
+        )
+
+    def _forget(self) -> None:
+        # Also in a fork: its parent's share does not last as long as the fork.
+        users, self._users, leash, self._leash = self._users, -1, self._leash, -1
+        for descriptor in (users, leash):
+            if descriptor >= 0:
+                os.close(descriptor)
+        process: subprocess.Popen[bytes] | None
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            # It may outlive this process, and is nobody's child from then on.
+            process.returncode = 0
+
+
+def _wait_for_end(folder: DaemonFolder) -> bool:
+    """Wait for the end of a daemon that nobody holds; return whether it came."""
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while folder.has_daemon:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Remove what daemons of this user left that were killed together with their users."""
+    for path in root.glob(f"{_FOLDER_PREFIX}-{os.getuid()}-*"):
+        folder = DaemonFolder(path)
+        with contextlib.suppress(OSError, UnavailableError):
+            folder.make()
+            folder.clear_unused()

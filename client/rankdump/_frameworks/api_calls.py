@@ -1,0 +1,261 @@
+"""Options, call numbers, argument places, LAYER marks and call stacks that API dumps of every
+framework share. Pure but for the counters and the stack cache, and without a framework.
+
+Call stacks have the form of `torch_api_dump_stack.json` (troubleshooter 1.0.17), innermost frame
+first: `File <path>, line <number>, in <function>,` and the source line on the next line. A stack
+that was met before costs one look at each of its frames, because every call of every step asks
+for one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import NamedTuple, Protocol, cast
+
+import numpy as np
+
+from rankdump._core.record import TensorSide
+from rankdump._frameworks.operator_names import list_parts, list_result_leaves
+from rankdump._layout.api_tree import LAYER_KIND, ApiCall, ApiPlace
+
+LAYER_MARK_PLACE = ApiPlace(TensorSide.INPUT)
+"""Where the one tensor of a LAYER mark stands: it has no index."""
+_UNSAFE_CHARACTER = re.compile(r"[:\s\0]")
+"""Separates the marks of a place, or lines."""
+_MAX_WORD_CHARACTERS = 255
+"""Characters of a word that are kept."""
+_OUT_PREFIX_CHARACTERS = len("out.")
+"""Begins the places of `hook.leaves_of_result`."""
+
+
+def select_every_call(call: ApiCall) -> bool:
+    """Select every call."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """What of the calls of a model's program is recorded."""
+
+    retain_backward: bool = False
+    """Also the gradients of what calls returned."""
+    filter_data: bool = True
+    """Only tensors of floating point with a shape and elements; no numbers of Python."""
+    filter_stack: bool = True
+    """Only the user's own lines of a stack."""
+    layers_once: bool = False
+    """A LAYER mark only the first time its module is called: its file would be the same."""
+    scope: Callable[[ApiCall], bool] = select_every_call
+    """Asked once for each forward call; its backward follows the answer."""
+
+
+class StepListener(Protocol):
+    """Hears of what steps are told by; from any thread, and before anything of it is observed."""
+
+    def called(self, manner: str, *, trains: bool) -> None:
+        """Hear that the model is called, not inside another of its calls, nor to recompute.
+
+        `manner` is the same for calls of one kind; `trains` when gradients can come of it.
+        """
+        ...
+
+    def stepped(self) -> None:
+        """Hear that an optimizer of the model is done with its step, or was made to skip it."""
+        ...
+
+
+class ApiCallCounter:
+    """Counts the calls of each API, over the whole run; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, itertools.count[int]] = {}
+
+    def next(self, op_type: str) -> int:
+        """Return the number of a call that begins now: 0 for the first one of its type."""
+        count = self._counts.get(op_type)
+        if count is None:
+            # Both steps are atomic: whoever comes second counts with the first one's counter.
+            count = self._counts.setdefault(op_type, itertools.count())
+        return next(count)
+
+
+def make_layer_mark(path: str) -> ApiCall:
+    """Return the mark of a module, by its path with dots.
+
+    >>> layer_call("blocks.0.conv").name
+    'LAYER_blocks_0_conv_forward'
+    """
+    return ApiCall(LAYER_KIND, path.replace(".", "_"), 0)
+
+
+def format_layer_name(path: str) -> str:
+    """Return the same with the dots, which its stack keeps.
+
+    >>> layer_name("blocks.0.conv")
+    'LAYER_blocks.0.conv_forward'
+    """
+    return ApiCall(LAYER_KIND, path, 0).name
+
+
+def make_layer_value() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """Return what a LAYER mark holds: one zero."""
+    return np.zeros(1, np.float32)
+
+
+class ApiLeaf(NamedTuple):
+    """One argument of a call, or one part of its result, and where it stood."""
+
+    slot: int
+    """Its number among the leaves of its side, tensors and others alike."""
+    path: str
+    """Behind `input` or `output`: `0`, `1.0`; empty for a lone result."""
+    word: str
+    """How the program says the path, `dim` or `1.0.0`; empty where it says that."""
+    value: object
+
+
+def list_input_leaves(args: Sequence[object], kwargs: Mapping[str, object]) -> list[ApiLeaf]:
+    """Return the leaves of a call's arguments: positional first, then by keyword."""
+    found: list[ApiLeaf] = []
+    for at, value in enumerate(args):
+        _collect_leaves(found, at, "", value)
+    for at, (word, value) in enumerate(kwargs.items(), len(args)):
+        _collect_leaves(found, at, word, value)
+    return found
+
+
+def list_output_leaves(result: object) -> list[ApiLeaf]:
+    """Return the leaves of what a call returned."""
+    # Parts of a tuple are known by their places, also where they have names of their own.
+    whole = tuple(cast("tuple[object, ...]", result)) if isinstance(result, tuple) else result
+    parts = list_parts(whole)
+    if parts is None:
+        return [ApiLeaf(0, "", "", result)]
+    found: list[ApiLeaf] = []
+    for at, (word, value) in enumerate(parts):
+        _collect_leaves(found, at, word, value)
+    return found
+
+
+def _collect_leaves(found: list[ApiLeaf], at: int, word: str, value: object) -> None:
+    """Add the leaves of one argument, or of one part of a result."""
+    number = str(at)
+    word = "" if word == number else word
+    if list_parts(value) is None:
+        found.append(ApiLeaf(len(found), number, word, value))
+        return
+    for inner, leaf in enumerate(list_result_leaves(value)):
+        path, under = f"{number}.{inner}", leaf.argument[_OUT_PREFIX_CHARACTERS:]
+        said = f"{word or number}.{under}"
+        found.append(ApiLeaf(len(found), path, "" if said == path else said, leaf.value))
+
+
+# Places repeat from call to call, names of calls never do. Keys of dictionaries may be anything.
+@lru_cache(maxsize=1 << 12)
+def format_api_argument(
+    side: TensorSide, path: str, word: str = "", scalar: str = "", recomputed: bool = False
+) -> str:
+    """Return what the observation of a leaf carries: `input.0`, `output`, `input.1:int`.
+
+    >>> argument_of(Side.INPUT, "1", "dim", "int", True)
+    'input.1:=dim:int:recompute'
+    """
+    return ApiPlace(
+        side, path, _UNSAFE_CHARACTER.sub("_", word)[:_MAX_WORD_CHARACTERS], scalar, recomputed
+    ).argument
+
+
+def find_scalar_type(value: object) -> str:
+    """Return the mark of a number of Python: `int`, `float` or `bool`; empty for what is none."""
+    return _SCALAR_TYPES.get(type(value), "")
+
+
+_SCALAR_TYPES: dict[type, str] = {int: "int", float: "float", bool: "bool"}
+
+
+MAX_STACK_LINES = 100
+"""Frames of a stack that are kept, the innermost ones."""
+_MAX_FRAMES = 400
+"""Frames that are looked at for them."""
+_MAX_LINE_CHARACTERS = 1000
+_MAX_CACHED_ITEMS = 1 << 14
+"""Code that is made anew in every step must not fill the memory."""
+_RANKDUMP_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
+_FROZEN_PREFIX = "<frozen "
+"""Begins the file names of the interpreter's own start."""
+
+
+class CallStackCache:
+    """The stacks of one process, each built once; safe to use from several threads."""
+
+    def __init__(self, *foreign: str, users_only: bool) -> None:
+        """`foreign` begins the names of files that are not the user's; ours are never shown."""
+        self._hidden = (
+            (_RANKDUMP_FOLDER, _FROZEN_PREFIX, *foreign) if users_only else (_RANKDUMP_FOLDER,)
+        )
+        # A code object is known by its identity, which takes no time to hash, and kept alive.
+        self._shown: dict[int, tuple[CodeType, bool]] = {}
+        self._lines: dict[tuple[int, int], str] = {}
+        self._stacks: dict[tuple[int, ...], tuple[str, ...]] = {}
+
+    def above(self, frame: FrameType | None) -> tuple[str, ...]:
+        """Return the lines of a frame and of all that called it."""
+        key: list[int] = []
+        # Asked for with every call, of a dozen frames or more: this loop is all that most cost.
+        at = frame
+        while at is not None and len(key) < 2 * _MAX_FRAMES:
+            # The line costs more than the instruction, and follows from it.
+            key += (id(at.f_code), at.f_lasti)
+            at = at.f_back
+        place = tuple(key)
+        known = self._stacks.get(place)
+        if known is None:
+            if len(self._stacks) >= _MAX_CACHED_ITEMS:
+                self._stacks.clear()
+            known = self._stacks[place] = self._read(frame)
+        return known
+
+    def forget(self) -> None:
+        """Know nothing any more."""
+        # All that is known by the identity of a code object goes with the object.
+        self._stacks.clear()
+        self._lines.clear()
+        self._shown.clear()
+
+    def _read(self, frame: FrameType | None) -> tuple[str, ...]:
+        frames: list[FrameType] = []
+        while frame is not None and len(frames) < _MAX_FRAMES:
+            frames.append(frame)
+            frame = frame.f_back
+        # All of them are part of the key, shown or not, and stay alive with it.
+        if len(self._shown) + len(frames) > _MAX_CACHED_ITEMS:
+            self.forget()
+        shown = [each for each in frames if self._shows(each.f_code)]
+        return tuple(map(self._line, shown[:MAX_STACK_LINES]))
+
+    def _shows(self, code: CodeType) -> bool:
+        known = self._shown.get(id(code))
+        if known is None:
+            shown = not code.co_filename.startswith(self._hidden)
+            known = self._shown[id(code)] = (code, shown)
+        return known[1]
+
+    def _line(self, frame: FrameType) -> str:
+        code = frame.f_code
+        place = (id(code), frame.f_lasti)
+        known = self._lines.get(place)
+        if known is None:
+            text = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
+            # Code without a source has no line to show.
+            shown = f" {text[:_MAX_LINE_CHARACTERS]}" if text else ""
+            where = f"File {code.co_filename}, line {frame.f_lineno}, in {code.co_name}"
+            known = self._lines[place] = f"{where}, \n{shown}"
+        return known

@@ -1,0 +1,287 @@
+"""Plain arrays as tensors, and the operators whose arrays a script hands over one by one.
+
+An array is numpy's, or anything that numpy can view without a copy. Consecutive arrays under one
+operator name are one operator, which ends when the next one begins. Constants wait for the first
+armed iteration.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump._core.element_types import ElementType, convert_to_stored, get_element_type
+from rankdump._core.graph import GraphNode, SourceLine, TensorType
+from rankdump._core.plan import StatisticPrecision
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import (
+    DeferredStatistics,
+    DeviceCopier,
+    Recorder,
+    StartedEvent,
+    TensorObservation,
+    TensorSource,
+    TensorVersion,
+)
+from rankdump._core.selection import extract_op_type
+from rankdump._frameworks.model_observer import capture_source_lines
+from rankdump._frameworks.operator_names import PARAMETER_TYPE, is_gradient
+from rankdump.errors import UnsupportedError
+
+
+class ArraySource:
+    """A numpy array, or anything `numpy.asarray` takes without copying.
+
+    It is a view, not a copy: its elements are those at the time of reading. Strings, objects and
+    times raise UnsupportedError: no npy file holds them without code that runs on loading.
+    """
+
+    def __init__(self, array: npt.ArrayLike, dtype: str = "") -> None:
+        """`dtype` names the elements where the array's own type does not: float8 as `uint8`."""
+        self._array: npt.NDArray[Any] = np.asarray(array)
+        self._type, self._little = _find_types(self._array.dtype, dtype)
+
+    @property
+    def dtype(self) -> str:
+        """Common name of the element type."""
+        return self._type.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents, outermost first."""
+        return self._array.shape
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the elements, packed."""
+        return self._array.size * self._type.item_bytes
+
+    def copy_into(self, target: memoryview) -> None:
+        """Write the elements, C order, little endian."""
+        if not self.byte_count:
+            return
+        np.copyto(np.frombuffer(target, self._little).reshape(self.shape), self._array)
+
+    def accelerator(self) -> DeviceCopier | None:
+        """Return None: an array lies in host memory."""
+        return None
+
+    def elements(self) -> memoryview | None:
+        """Return the elements where they lie; None if they lie in another way than packed."""
+        packed = self._array.flags.c_contiguous and self._array.dtype == self._little
+        return self._array.reshape(-1).view(np.uint8).data if packed else None
+
+    def unordered(self) -> memoryview | None:
+        """Return the elements where they lie, C order or Fortran's; None for any other."""
+        flags = self._array.flags
+        if self._array.dtype != self._little or not (flags.c_contiguous or flags.f_contiguous):
+            return None
+        return self._array.ravel(order="K").view(np.uint8).data
+
+    def standing(self) -> TensorVersion | None:
+        """Return None: an array keeps no record of changes."""
+        return None
+
+    def copied(self) -> bytes:
+        """Return a copy of the elements, C order, little endian."""
+        return self._array.astype(self._little, copy=False).tobytes()
+
+    def head(self, count: int) -> ArraySource:
+        """Return a copy of the first elements in C order, as an array of one dimension."""
+        return ArraySource(cast("npt.NDArray[Any]", self._array.flat[:count]), self.dtype)
+
+    def finite(self) -> bool:
+        """Return whether no element is NaN or infinite."""
+        if not self._type.widened:
+            integers = self._array.dtype.kind in "biu"
+            return integers or bool(np.isfinite(self._array).all())
+        data = memoryview(bytearray(self.byte_count))
+        self.copy_into(data)
+        wide = np.frombuffer(convert_to_stored(self.dtype, data), self._type.descr)
+        return bool(np.isfinite(wide).all())
+
+    def changed(self) -> bool:
+        """Return False: an array keeps no record of changes."""
+        return False
+
+    def memory(self) -> ArraySource:
+        """Return the source itself: it is a view of memory and no more."""
+        return self
+
+    def again(self) -> ArraySource | str:
+        """Return the source itself: an array keeps its memory as long as it is viewed."""
+        return self
+
+    def figures(
+        self, items: tuple[str, ...], precision: StatisticPrecision
+    ) -> DeferredStatistics | None:
+        """Return None: an array lies in host memory."""
+        return None
+
+
+# Few types occur in a job, but anything may be one.
+@lru_cache(maxsize=256)
+def _find_types(kind: np.dtype[Any], name: str) -> tuple[ElementType, np.dtype[np.generic]]:
+    """Return an array's element type, and how it lies in a file."""
+    if kind.hasobject:
+        raise UnsupportedError(f"array of Python objects ({kind})")
+    # Types of extension packages, such as bfloat16, carry their common name.
+    little = cast("np.dtype[np.generic]", kind.newbyteorder("<"))
+    return get_element_type(name or f"{kind.name}"), little
+
+
+_logger = logging.getLogger(__name__)
+
+UNSUPPORTED_DTYPE = "unsupported_dtype"
+UNREADABLE_ARRAY = "unreadable_array"
+_SIDE_NAMES = tuple(side.value for side in TensorSide)
+_ALLOWED_NUMBERS = range(1 << 32)
+"""What slots and graphs may be."""
+
+
+def check_array_place(side: object, slot: object, graph: object) -> str:
+    """Return what is wrong with the place of an array; empty when nothing is."""
+    if side in _SIDE_NAMES and slot in _ALLOWED_NUMBERS and graph in _ALLOWED_NUMBERS:
+        return ""
+    allowed = f"{' or '.join(_SIDE_NAMES)}, and whole numbers from 0 to {_ALLOWED_NUMBERS[-1]}"
+    return f"side {side!r}, slot {slot!r}, graph {graph!r}; allowed: {allowed}"
+
+
+def make_graph_nodes(names: Sequence[str], op_types: Sequence[str] | None) -> list[GraphNode] | str:
+    """Return the nodes of a compiled graph, types read off the names where none are given.
+
+    A text says what is wrong with them.
+    """
+    kinds = [extract_op_type(name) for name in names] if op_types is None else op_types
+    if len(kinds) != len(names):
+        return f"{len(kinds)} op_types for {len(names)} names; allowed: as many"
+    return [GraphNode(name, kind) for name, kind in zip(names, kinds, strict=True)]
+
+
+@dataclass(slots=True)
+class _OpenArrayOperator:
+    """The operator whose arrays are being handed over."""
+
+    graph: int
+    op_type: str
+    name: str
+    begun: StartedEvent
+    source: tuple[SourceLine, ...]
+    inputs: set[int] = field(default_factory=set[int])
+    outputs: dict[int, TensorType] = field(default_factory=dict[int, TensorType])
+
+    @property
+    def node(self) -> GraphNode:
+        """Its part in the graph; where its inputs came from is not known."""
+        return GraphNode(
+            name=self.name,
+            op_type=self.op_type,
+            inputs=("",) * len(self.inputs),
+            outputs=tuple(kind for _, kind in sorted(self.outputs.items())),
+            source=self.source,
+        )
+
+
+class ArrayOperatorRecorder:
+    """The operators of one session; each thread has one open at most."""
+
+    def __init__(self, recorder: Recorder, source_of: Callable[[Any], TensorSource | str]) -> None:
+        """`source_of` returns what reads an array, or the reason why nothing can."""
+        self._recorder = recorder
+        self._source_of = source_of
+        self._open: dict[int, _OpenArrayOperator] = {}
+        self._constants: dict[tuple[int, str], TensorObservation] = {}
+
+    def dump(
+        self, op_type: str, op_name: str, side: TensorSide, slot: int, array: Any, graph: int
+    ) -> None:
+        """Hand over one array; one that no file can hold is lost."""
+        operator = self._operator(graph, op_type, op_name)
+        place = (graph, op_type, op_name, side, slot)
+        wanted = self._recorder.wants(graph, op_name, side)
+        source = self._source(place, array, wanted=wanted)
+        if source is None:
+            return
+        if side is TensorSide.INPUT:
+            operator.inputs.add(slot)
+        else:
+            operator.outputs[slot] = TensorType(source.dtype, source.shape)
+        if wanted:
+            state = _is_weight(op_type, op_name)
+            self._recorder.observe(TensorObservation(*place, "", source, state=state))
+
+    def constant(self, name: str, array: Any, graph: int) -> None:
+        """Hand over a constant, in the first armed iteration from now on."""
+        place = (graph, PARAMETER_TYPE, name, TensorSide.OUTPUT, 0)
+        wanted = self._recorder.wants(graph, name, TensorSide.OUTPUT)
+        source = self._source(place, array, wanted=wanted)
+        if source is not None:
+            found = TensorObservation(*place, "constant", source, state=True, constant=True)
+            self._constants[graph, name] = found
+            self.armed()
+
+    def armed(self) -> None:
+        """Hand over the constants that waited for an armed iteration."""
+        if self._recorder.armed:
+            waiting, self._constants = self._constants, {}
+            for constant in waiting.values():
+                if self._recorder.wants(constant.graph, constant.op_name, constant.side):
+                    self._recorder.observe(constant)
+
+    def finish(self, *, raised: bool = False) -> None:
+        """End the open operators of every thread; the calling thread's own may have raised."""
+        for thread in list(self._open):
+            self._finish(thread, raised=raised and thread == threading.get_ident())
+
+    def _operator(self, graph: int, op_type: str, name: str) -> _OpenArrayOperator:
+        thread = threading.get_ident()
+        current = self._open.get(thread)
+        if current is None or (current.graph, current.name) != (graph, name):
+            self._finish(thread)
+            lines = capture_source_lines() if self._recorder.describing else ()
+            if not _is_weight(op_type, name):
+                self._recorder.entered(graph, name)
+            begun = self._recorder.started(graph=graph, name=name)
+            current = _OpenArrayOperator(graph, op_type, name, begun, lines)
+            self._open[thread] = current
+        return current
+
+    def _finish(self, thread: int, *, raised: bool = False) -> None:
+        operator = self._open.pop(thread, None)
+        if operator is None:
+            return
+        self._recorder.finished(operator.begun)
+        if self._recorder.describing:
+            self._recorder.describe(operator.graph, operator.node)
+        self._recorder.settled(operator.graph, operator.name, raised=raised)
+
+    def _source(
+        self, place: tuple[int, str, str, TensorSide, int], array: Any, *, wanted: bool
+    ) -> TensorSource | None:
+        """Return what reads an array; where it cannot be read, count it if it was wanted."""
+        try:
+            source = self._source_of(array)
+            if not isinstance(source, str):
+                return source
+            reason = source
+        except (UnsupportedError, TypeError, ValueError) as error:
+            _logger.debug("array of %s refused: %s", place[2], error)
+            reason = UNSUPPORTED_DTYPE
+        except Exception as error:  # the script's own object decides how numpy views it
+            self._recorder.warn_once(f"numpy cannot view an array: {error}")
+            reason = UNREADABLE_ARRAY
+        if wanted:
+            self._recorder.lose(*place, reason)
+        return None
+
+
+def _is_weight(op_type: str, op_name: str) -> bool:
+    """Return whether it is a weight as it stands: nothing that the program ran."""
+    return op_type == PARAMETER_TYPE and not is_gradient(op_name)

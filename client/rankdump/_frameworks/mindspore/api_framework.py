@@ -1,0 +1,403 @@
+"""MindSpore's side of an API dump (protocol `ApiFramework`): the hook that observes cells,
+functions, methods and primitives, the recorder of their tensors, stacks and gradients, and the
+watch for steps.
+
+Only calls of the program itself count: nothing inside an observed call, an optimizer or compiled
+code. A call that is not recorded is counted all the same, so that numbers are those of the run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import Recorder, StartedEvent, TensorSource
+from rankdump._frameworks.api_calls import (
+    LAYER_MARK_PLACE,
+    ApiCallCounter,
+    ApiLeaf,
+    ApiOptions,
+    CallStackCache,
+    StepListener,
+    find_scalar_type,
+    format_api_argument,
+    format_layer_name,
+    list_input_leaves,
+    list_output_leaves,
+    make_layer_mark,
+    make_layer_value,
+)
+from rankdump._frameworks.arrays import ArraySource
+from rankdump._frameworks.mindspore.api_patches import MindSporeApi
+from rankdump._frameworks.mindspore.backward import MindSporeGradientObserver, RecomputedRegions
+from rankdump._frameworks.mindspore.cell_hook import MindSporeOutermostWatch
+from rankdump._frameworks.mindspore.cell_tree import COMPILED_APIS_WARNING, CompiledCall
+from rankdump._frameworks.mindspore.framework import (
+    MINDSPORE_FOLDER,
+    has_optimizers,
+    is_built_in,
+    is_loss,
+    is_recording_gradients,
+    is_training_step,
+    iterate_cells,
+)
+from rankdump._frameworks.mindspore.interception import (
+    CALL_INTERCEPTION,
+    KeywordArguments,
+    MindSporeCallListener,
+    PositionalArguments,
+)
+from rankdump._frameworks.mindspore.tensors import (
+    MindSporeObserver,
+    is_float_data,
+    is_tensor,
+    make_tensor_reader,
+)
+from rankdump._layout.api_tree import ApiCall
+
+
+@dataclass(slots=True, eq=False)
+class OpenMindSporeApiCall:
+    """A call that has begun."""
+
+    call: ApiCall
+    gradient: ApiCall
+    """Its backward, or that of the forward call it repeats."""
+    arrived: set[str] = field(default_factory=set[str])
+    """Places whose gradients have come; shared with the call it repeats."""
+    recomputed: bool = False
+    begun: StartedEvent | None = None
+
+
+class MindSporeApiRecorder:
+    """Records selected calls with one recorder, as the options say."""
+
+    def __init__(
+        self, observer: MindSporeObserver, options: ApiOptions, gradients: MindSporeGradientObserver
+    ) -> None:
+        self.observer = observer
+        self.options = options
+        self._gradients = gradients
+        self._stacks = CallStackCache(
+            f"{MINDSPORE_FOLDER}{os.sep}", users_only=options.filter_stack
+        )
+
+    def begin(
+        self, calling: OpenMindSporeApiCall, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
+        """Record the begin of a call, and its arguments as they are now."""
+        observer, name = self.observer, calling.call.name
+        if not calling.recomputed:
+            observer.recorder.entered(observer.graph, name)
+        self._called(name)
+        calling.begun = observer.begins(name)
+        self._leaves(calling, TensorSide.INPUT, list_input_leaves(args, kwargs))
+
+    def end(self, calling: OpenMindSporeApiCall, result: object, raised: bool) -> None:
+        """Record what a call returned, and wait for its gradients."""
+        try:
+            if not raised:
+                leaves = list_output_leaves(result)
+                self._leaves(calling, TensorSide.OUTPUT, leaves)
+                self._wait(calling, leaves)
+        finally:
+            if calling.begun is not None:
+                self.observer.recorder.finished(calling.begun)
+            self.observer.settled(calling.call.name, raised=raised)
+
+    def mark(self, call: ApiCall, path: str) -> None:
+        """Record that a cell was called, by its path with dots."""
+        self.observer.event(call.name)
+        self._called(format_layer_name(path))
+        self._lone(call, 0, LAYER_MARK_PLACE.argument, _make_mark_source)
+
+    def _arrived(
+        self, calling: OpenMindSporeApiCall, slot: int, argument: str, gradient: Any
+    ) -> None:
+        """Record a gradient; those of a recomputed call once, as its forward's."""
+        if not self.observer.armed or argument in calling.arrived:
+            return
+        calling.arrived.add(argument)
+        self.observer.event(calling.gradient.name)
+        self._lone(calling.gradient, slot, argument, make_tensor_reader(gradient))
+
+    def _lone(
+        self, call: ApiCall, slot: int, argument: str, read: Callable[[], TensorSource | str]
+    ) -> None:
+        """Record the one tensor of a mark, or of a backward."""
+        if self.observer.wants(call.name, TensorSide.INPUT):
+            self.observer.tensor(call.op_type, call.name, TensorSide.INPUT, slot, argument, read)
+        self.observer.settled(call.name)
+
+    def _leaves(
+        self, calling: OpenMindSporeApiCall, side: TensorSide, leaves: Sequence[ApiLeaf]
+    ) -> None:
+        """Hand over the tensors and numbers of one side that the options let pass."""
+        call = calling.call
+        if not self.observer.wants(call.name, side):
+            return
+        for leaf in leaves:
+            if not self._passes(leaf.value):
+                continue
+            scalar = find_scalar_type(leaf.value)
+            argument = format_api_argument(side, leaf.path, leaf.word, scalar, calling.recomputed)
+            read = _make_number_reader(leaf.value) if scalar else make_tensor_reader(leaf.value)
+            self.observer.tensor(call.op_type, call.name, side, leaf.slot, argument, read)
+
+    def _passes(self, value: object) -> bool:
+        if is_tensor(value):
+            return not self.options.filter_data or is_float_data(value)
+        return not self.options.filter_data and bool(find_scalar_type(value))
+
+    def _wait(self, calling: OpenMindSporeApiCall, leaves: Sequence[ApiLeaf]) -> None:
+        if not self.options.retain_backward:
+            return
+        for leaf in leaves:
+            if is_tensor(leaf.value) and self._passes(leaf.value):
+                self._gradients.wait(leaf.value, self._arrival(calling, leaf))
+
+    def _arrival(self, calling: OpenMindSporeApiCall, leaf: ApiLeaf) -> Callable[[Any], None]:
+        """Return what takes a gradient; it holds no tensor of the forward."""
+        slot, argument = leaf.slot, format_api_argument(TensorSide.INPUT, leaf.path, leaf.word)
+
+        def take(gradient: Any) -> None:
+            self.observer.shielded(self._arrived, calling, slot, argument, gradient)
+
+        return take
+
+    def _called(self, name: str) -> None:
+        stack = self._stacks.above(inspect.currentframe())
+        self.observer.recorder.called(self.observer.graph, name, stack)
+
+
+def _make_number_reader(value: Any) -> Callable[[], TensorSource]:
+    return lambda: ArraySource(value)
+
+
+def _make_mark_source() -> TensorSource:
+    return ArraySource(make_layer_value())
+
+
+class MindSporeApiHook(MindSporeCallListener):
+    """The API calls of one program, named and numbered from construction on."""
+
+    def __init__(self, model: Any, recorder: Recorder, graph: int, options: ApiOptions) -> None:
+        self._model = model
+        self._graph = graph
+        self._numbers = ApiCallCounter()
+        self._gradients = MindSporeGradientObserver()
+        self._regions: RecomputedRegions[OpenMindSporeApiCall] = RecomputedRegions()
+        self._paths: dict[int, tuple[str, Any]] = {}
+        self._record = MindSporeApiRecorder(
+            MindSporeObserver(recorder, graph), options, self._gradients
+        )
+        self._marked: set[str] = set()
+        self._refresh()
+        CALL_INTERCEPTION.listen(self)
+
+    def record_with(self, recorder: Recorder, options: ApiOptions) -> None:
+        """Record with another session from now on; numbers go on."""
+        self._record = MindSporeApiRecorder(
+            MindSporeObserver(recorder, self._graph), options, self._gradients
+        )
+
+    def iteration_begins(self, iteration: int, armed: bool) -> None:
+        """Look up the cells of the model again: the script may have changed it."""
+        self._record.observer.shielded(self._refresh)
+
+    def iteration_ends(self, iteration: int, armed: bool) -> None:
+        """Forget what waits for gradients that did not come."""
+        self._record.observer.shielded(self._gradients.release)
+        self._regions.clear()
+
+    def detach(self) -> None:
+        """Leave MindSpore as it was before."""
+        CALL_INTERCEPTION.leave(self)
+        self._record.observer.shielded(self._gradients.release)
+
+    def call_begins(
+        self, api: MindSporeApi, args: PositionalArguments, kwargs: KeywordArguments
+    ) -> OpenMindSporeApiCall | None:
+        """Count a call; record its arguments if it is selected."""
+        call = ApiCall(api.kind, api.name, self._numbers.next(f"{api.kind}_{api.name}"))
+        if not self._record.observer.armed:
+            return None
+        return self._record.observer.shielded(self._begin, call, args, kwargs)
+
+    def call_ends(self, token: object, result: object, *, raised: bool) -> None:
+        """Record what a selected call returned."""
+        if isinstance(token, OpenMindSporeApiCall):
+            self._record.observer.shielded(self._record.end, token, result, raised)
+
+    def cell_begins(
+        self, cell: Any, args: PositionalArguments, kwargs: KeywordArguments, *, inside: bool
+    ) -> object:
+        """Begin the call of a layer; of a cell that contains others remember its path."""
+        if inside:
+            return None
+        path, _ = self._paths.get(id(cell), ("", None))
+        if not self.hides(cell):
+            return path
+        # A layer's mark stands before its own tensors, that of a container behind all inside it.
+        self._record.observer.shielded(self._mark, path)
+        return self.call_begins(MindSporeApi("NN", type(cell).__name__), args, kwargs)
+
+    def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
+        """End the call of a layer; mark one of a cell that contains others."""
+        if isinstance(token, str):
+            self._record.observer.shielded(self._mark, token)
+        self.call_ends(token, result, raised=raised)
+
+    def hides(self, cell: Any) -> bool:
+        """Return whether a cell is a layer of the model, or a loss, which may stand beside it."""
+        return is_loss(cell) or (id(cell) in self._paths and is_built_in(cell))
+
+    def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
+        """Take the begin of a recomputed region."""
+        return self._regions.begin(id(cell), again=again)
+
+    def compiled_begins(
+        self, call: CompiledCall, args: PositionalArguments, kwargs: KeywordArguments
+    ) -> object:
+        """Say once that compiled code is not looked into."""
+        if self._record.observer.armed:
+            self._record.observer.recorder.warn_once(COMPILED_APIS_WARNING)
+        return None
+
+    def _refresh(self) -> None:
+        # The cells are kept: their identities must not become another's.
+        self._paths = {id(cell): (path, cell) for path, cell in iterate_cells(self._model)}
+
+    def _begin(
+        self, call: ApiCall, args: PositionalArguments, kwargs: KeywordArguments
+    ) -> OpenMindSporeApiCall | None:
+        calling = self._calling(call)
+        if not self._record.options.scope(call):
+            return None
+        self._record.begin(calling, args, kwargs)
+        return calling
+
+    def _calling(self, call: ApiCall) -> OpenMindSporeApiCall:
+        gradient = ApiCall(call.kind, call.api, call.number, "backward")
+        calling = OpenMindSporeApiCall(call, gradient, recomputed=self._regions.recomputing)
+        origin = self._regions.repeated(lambda known: known.call.op_type == call.op_type)
+        if origin is not None:
+            calling.gradient, calling.arrived = origin.gradient, origin.arrived
+        self._regions.note(origin or calling)
+        return calling
+
+    def _mark(self, path: str) -> None:
+        """Record that a cell was called; the model itself and cells beside it get no mark."""
+        if not path or not self._record.observer.armed or self._regions.recomputing:
+            return
+        call, options = make_layer_mark(path), self._record.options
+        if (options.layers_once and path in self._marked) or not options.scope(call):
+            return
+        if options.layers_once:
+            self._marked.add(path)
+        self._record.mark(call, path)
+
+
+_logger = logging.getLogger("rankdump")
+
+NAME = "mindspore"
+_MAX_SEARCHING_CALLS = 64
+"""Calls of a model without an optimizer's step after which none is looked for any more."""
+
+
+class MindSporeStepWatch:
+    """Tells a listener of the steps of one model, until it is removed."""
+
+    def __init__(self, model: Any, listener: StepListener) -> None:
+        self._model = model
+        self._listener = listener
+        self._calls = 0
+        self._found = False
+        self._outermost = MindSporeOutermostWatch(self._called)
+        self._outermost.watch(model)
+        self._ends = _StepEndListener(self)
+        CALL_INTERCEPTION.listen(self._ends)
+
+    def optimized(self) -> bool:
+        """Return whether there is an optimizer whose steps can be waited for."""
+        if not self._found and self._calls < _MAX_SEARCHING_CALLS:
+            self._found = has_optimizers()
+        return self._found
+
+    def remove(self) -> None:
+        """Leave MindSpore as it was before."""
+        self._outermost.remove()
+        CALL_INTERCEPTION.leave(self._ends)
+
+    def stepped(self, optimizer: Any) -> None:
+        """Tell of the step of an optimizer that holds a parameter of the model."""
+        own = {id(parameter) for parameter in self._model.get_parameters()}
+        if any(id(parameter) in own for parameter in optimizer.parameters):
+            self._found = True
+            self._listener.stepped()
+
+    def _called(self, number: int) -> None:
+        self._calls += 1
+        trains = is_recording_gradients()
+        manner = f"{'training' if self._model.training else 'evaluation'}, gradients {trains}"
+        self._listener.called(manner, trains=trains)
+
+
+class _StepEndListener(MindSporeCallListener):
+    """Hears optimizers, and cells that run one or leave it out, as a loss scaler may."""
+
+    def __init__(self, watch: MindSporeStepWatch) -> None:
+        self._watch = watch
+
+    def optimized(self, optimizer: Any) -> None:
+        """Tell of an optimizer's step."""
+        self._watch.stepped(optimizer)
+
+    def cell_begins(
+        self, cell: Any, args: PositionalArguments, kwargs: KeywordArguments, *, inside: bool
+    ) -> object:
+        """Wait for the end of a whole training step."""
+        return cell if is_training_step(cell) else None
+
+    def cell_ends(self, token: Any, result: object, *, raised: bool) -> None:
+        """Tell of a whole training step."""
+        if token is not None:
+            self._watch.stepped(token.optimizer)
+
+
+def api_hook(
+    model: Any, recorder: Recorder, *, graph: int, options: ApiOptions
+) -> MindSporeApiHook:
+    """Return what observes the calls of a model's program, and counts them from now on."""
+    return MindSporeApiHook(model, recorder, graph, options)
+
+
+def without_dropout(model: Any) -> int:
+    """Let no dropout of the model drop anything; return how many there are."""
+    found = [cell for _, cell in iterate_cells(model) if _is_dropout(cell)]
+    for cell in found:
+        # Each class asks one or two of them.
+        for name, nothing in (("p", 0.0), ("prob", 0.0), ("keep_prob", 1.0)):
+            if hasattr(cell, name):
+                setattr(cell, name, nothing)
+    return len(found)
+
+
+def save_state(model: Any, folder: Path) -> None:
+    """Write nothing: only the state of torch's own kinds of model is compared."""
+    _logger.warning("rankdump: compare_statedict is for torch; of MindSpore no state is saved")
+
+
+def watch_steps(model: Any, listener: StepListener) -> MindSporeStepWatch:
+    """Tell a listener of the model's calls and of its optimizers."""
+    return MindSporeStepWatch(model, listener)
+
+
+def _is_dropout(cell: Any) -> bool:
+    return is_built_in(cell) and type(cell).__name__.startswith("Dropout")

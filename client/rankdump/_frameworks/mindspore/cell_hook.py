@@ -1,0 +1,430 @@
+"""Observation of one attached model cell by cell: each call is an operator, named as MindSpore
+names it. Also the cells marked for `dump_mode` 2, and the watch for outermost calls of models.
+
+In PyNative mode all cells are seen; of compiled code only calls that Python makes: arguments and
+results, under the name of the cell or function that is called. `mindspore.set_dump` leaves a
+flag on a cell and those inside it, and an attribute on primitives. Both are part of what is
+compiled, so `rankdump.set_dump` keeps its marks beside the cells instead.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from rankdump._core.graph import GraphNode, SourceLine
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import Recorder, StartedEvent
+from rankdump._frameworks.mindspore.backward import (
+    MindSporeGradientObserver,
+    MindSporeParameterObserver,
+    RecomputedRegions,
+)
+from rankdump._frameworks.mindspore.cell_tree import (
+    COMPILED_WARNING,
+    NO_ARGUMENTS_WARNING,
+    CellOperator,
+    CompiledCall,
+    CompiledCallFinder,
+    find_cell_operators,
+    iterate_parameter_names,
+    match_returned_gradients,
+    read_cell_arguments,
+)
+from rankdump._frameworks.mindspore.framework import (
+    MINDSPORE_FOLDER,
+    Cell,
+    has_marked_primitive,
+    iterate_cells,
+    read_dump_flag,
+)
+from rankdump._frameworks.mindspore.interception import (
+    CALL_INTERCEPTION,
+    KeywordArguments,
+    MindSporeCallListener,
+    PositionalArguments,
+)
+from rankdump._frameworks.mindspore.tensors import (
+    MindSporeObserver,
+    is_tensor,
+    make_tensor_reader,
+    read_tensor_type,
+)
+from rankdump._frameworks.model_observer import capture_source_lines
+from rankdump._frameworks.operator_names import (
+    CallLeaf,
+    OperatorCallNames,
+    OperatorScope,
+    list_call_leaves,
+    list_result_leaves,
+)
+
+
+class CellMarks:
+    """The marks of this process's cells; they keep no cell alive."""
+
+    def __init__(self) -> None:
+        # With each mark stands MindSpore's own flag of then: one that changed since is newer.
+        self._by_cell: weakref.WeakKeyDictionary[Any, tuple[bool, bool | None]]
+        self._by_cell = weakref.WeakKeyDictionary()
+        self.changes = 0
+        """How often a mark was set with `rankdump.set_dump`."""
+
+    def set(self, cell: Any, enabled: bool) -> None:
+        """Mark a cell and all cells inside it, or take their marks away."""
+        for _, inside in iterate_cells(cell):
+            self._by_cell[inside] = (enabled, read_dump_flag(inside))
+        self.changes += 1
+
+    def marked(self, cell: Any) -> bool:
+        """Return whether a cell is marked; a primitive that MindSpore marked marks its cell."""
+        flag = read_dump_flag(cell)
+        enabled, flag_then = self._by_cell.get(cell, (None, None))
+        if enabled is not None and flag == flag_then:
+            return enabled
+        return bool(flag) or has_marked_primitive(cell)
+
+
+cell_marks = CellMarks()
+"""Of this process."""
+
+
+def set_dump(cell: object, enabled: object = True) -> None:
+    """Mark a cell and all cells inside it, or take their marks away; the last call counts.
+
+    It takes effect with the next call of one of them. ValueError for anything but a cell and a
+    bool, as in MindSpore (mindspore-dump.md 1.12).
+    """
+    if not isinstance(cell, Cell):
+        kind = f"{type(cell).__module__}.{type(cell).__qualname__}"
+        raise ValueError(f"set_dump: target of type {kind} is not allowed; a mindspore.nn.Cell is")
+    if not isinstance(enabled, bool):
+        raise ValueError(f"set_dump: enabled={enabled!r} is not allowed; True and False are")
+    cell_marks.set(cell, enabled)
+
+
+class CellMarkReporter:
+    """Keeps one model's recorder up to date."""
+
+    def __init__(self, model: Any, observer: MindSporeObserver) -> None:
+        self._model = model
+        self._observer = observer
+        self._marked: dict[int, bool] = {}
+        self._changes = -1
+
+    def tell(self, operators: dict[int, CellOperator]) -> None:
+        """Say which operators of the model are marked, and which parameters."""
+        self._changes = cell_marks.changes
+        self._marked = {number: cell_marks.marked(each.cell) for number, each in operators.items()}
+        scopes = {each.scope.path for number, each in operators.items() if self._marked[number]}
+        names = (
+            scopes.union(iterate_parameter_names(self._model, cell_marks.marked))
+            if scopes
+            else scopes
+        )
+        self._observer.recorder.mark(self._observer.graph, frozenset(names))
+
+    def refresh(self, operators: dict[int, CellOperator], cell: Any = None) -> None:
+        """Say it again if a mark was set since: of MindSpore's own, on this cell."""
+        known = self._marked.get(id(cell))
+        if self._changes != cell_marks.changes or (
+            known is not None and cell_marks.marked(cell) != known
+        ):
+            self.tell(operators)
+
+
+# Seen from the backward, what the forward wrote is read and what it read is written.
+_BACKWARD_SIDE = {TensorSide.INPUT: TensorSide.OUTPUT, TensorSide.OUTPUT: TensorSide.INPUT}
+
+
+@dataclass(slots=True, eq=False)
+class MindSporeCellCall:
+    """One forward call of a cell, and what of its backward has come."""
+
+    scope: OperatorScope
+    names: OperatorCallNames
+    arrived: set[tuple[TensorSide, int]] = field(default_factory=set[tuple[TensorSide, int]])
+
+
+@dataclass(slots=True, eq=False)
+class _OpenCellCall:
+    call: MindSporeCellCall
+    name: str
+    begun: StartedEvent
+    inputs: int
+    source: tuple[SourceLine, ...]
+    arguments: dict[str, str]
+    compiled: CompiledCall | None = None
+    """Set when it is no call of a cell of the model, but of compiled code that runs the model."""
+
+
+class MindSporeCellHook(MindSporeCallListener):
+    """One attached model; costs nothing in iterations that are not armed."""
+
+    def __init__(self, model: Any, recorder: Recorder, graph: int) -> None:
+        self._model = model
+        self._observer = MindSporeObserver(recorder, graph)
+        self._gradients = MindSporeGradientObserver()
+        self._parameters = MindSporeParameterObserver(model, self._observer)
+        self._marking = CellMarkReporter(model, self._observer)
+        self._boundary = CompiledCallFinder(model)
+        self._regions: RecomputedRegions[MindSporeCellCall] = RecomputedRegions()
+        self._operators: dict[int, CellOperator] = {}
+        self._numbers: dict[OperatorScope, int] = {}
+        self._iteration = -1
+        self._listening = False
+        self._saw_other_code = False
+
+    def iteration_begins(self, iteration: int, armed: bool) -> None:
+        """Listen in an armed iteration, and in no other; calls are numbered anew in each."""
+        if iteration != self._iteration:
+            self._iteration = iteration
+            self._numbers = {}
+            self._saw_other_code = False
+            self._parameters.restart()
+        self._observer.shielded(self._arm if armed else self._disarm)
+
+    def iteration_ends(self, iteration: int, armed: bool) -> None:
+        """Hand over parameters."""
+        if armed:
+            self._observer.shielded(self._marking.refresh, self._operators)
+            self._observer.shielded(self._parameters.finish)
+            if self._saw_other_code and not self._numbers:
+                self._observer.recorder.warn_once(COMPILED_WARNING)
+        self._observer.shielded(self._gradients.release)
+        self._regions.clear()
+
+    def detach(self) -> None:
+        """Leave MindSpore as it was before."""
+        self._observer.shielded(self._disarm)
+
+    def cell_begins(
+        self, cell: Any, args: PositionalArguments, kwargs: KeywordArguments, *, inside: bool
+    ) -> object:
+        """Begin the call of a cell of the model."""
+        operator = self._operators.get(id(cell))
+        if operator is None or not self._observer.armed:
+            return None
+        return self._observer.shielded(self._begin, operator, list_call_leaves(args, kwargs))
+
+    def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
+        """End the call of a cell, or of compiled code."""
+        if isinstance(token, _OpenCellCall):
+            self._observer.shielded(self._end, token, list_result_leaves(result), raised)
+            if token.compiled is not None and not raised:
+                self._observer.shielded(self._take_returned, token.compiled, result)
+
+    def compiled_begins(
+        self, call: CompiledCall, args: PositionalArguments, kwargs: KeywordArguments
+    ) -> object:
+        """Begin a call of compiled code that runs the model."""
+        if not self._observer.armed:
+            return None
+        return self._observer.shielded(self._begin_compiled, call, list_call_leaves(args, kwargs))
+
+    def optimizer_begins(
+        self, optimizer: Any, args: PositionalArguments, kwargs: KeywordArguments
+    ) -> None:
+        """Take the gradients that no hook has seen, as an optimizer is given them."""
+        if self._observer.armed:
+            given = args[0] if args else kwargs.get("gradients")
+            self._observer.shielded(self._take_given, optimizer, given)
+
+    def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
+        """Take the begin of a recomputed region."""
+        return self._regions.begin(id(cell), again=again)
+
+    def _arm(self) -> None:
+        self._operators = find_cell_operators(self._model)
+        self._boundary.forget()
+        self._marking.tell(self._operators)
+        self._parameters.start()
+        if not self._listening:
+            self._listening = True
+            CALL_INTERCEPTION.listen(self)
+
+    def _disarm(self) -> None:
+        if self._listening:
+            self._listening = False
+            CALL_INTERCEPTION.leave(self)
+        self._operators = {}
+        self._boundary.forget()
+        self._parameters.stop()
+        self._gradients.release()
+        self._regions.clear()
+
+    def _begin(self, operator: CellOperator, leaves: Sequence[CallLeaf]) -> _OpenCellCall:
+        self._marking.refresh(self._operators, operator.cell)
+        recorder = self._observer.recorder
+        wanted = recorder.wants_arguments or recorder.describing
+        return self._open(
+            operator.scope, leaves, read_cell_arguments(operator.cell) if wanted else {}
+        )
+
+    def _begin_compiled(
+        self, call: CompiledCall, leaves: Sequence[CallLeaf]
+    ) -> _OpenCellCall | None:
+        own = id(call.program) in self._operators
+        scope = self._boundary.scope(call, self._operators)
+        self._saw_other_code = True
+        if own or scope is not None:
+            self._observer.recorder.warn_once(COMPILED_WARNING)
+        if scope is None:
+            return None
+        if self._observer.recorder.wants_arguments:
+            self._observer.recorder.warn_once(NO_ARGUMENTS_WARNING)
+        opened = self._open(scope, leaves, None)
+        opened.compiled = call
+        return opened
+
+    def _open(
+        self, scope: OperatorScope, leaves: Sequence[CallLeaf], arguments: dict[str, str] | None
+    ) -> _OpenCellCall:
+        observer = self._observer
+        origin = self._regions.repeated(lambda known: known.scope == scope)
+        call = origin or self._numbered(scope)
+        self._regions.note(call)
+        name = call.names.forward if origin is None else call.names.recomputation
+        if origin is None:
+            observer.recorder.entered(observer.graph, name)
+            if observer.recorder.wants_arguments and arguments is not None:
+                observer.recorder.arguments(observer.graph, scope.op_type, name, arguments)
+        source = (
+            capture_source_lines(besides=(MINDSPORE_FOLDER,))
+            if observer.recorder.describing
+            else ()
+        )
+        self._tensors(scope.op_type, name, TensorSide.INPUT, leaves)
+        self._wait(call, TensorSide.INPUT, leaves)
+        return _OpenCellCall(
+            call, name, observer.begins(name), len(leaves), source, arguments or {}
+        )
+
+    def _numbered(self, scope: OperatorScope) -> MindSporeCellCall:
+        number = self._numbers.get(scope, 0)
+        self._numbers[scope] = number + 1
+        return MindSporeCellCall(scope, scope.names(number))
+
+    def _take_returned(self, call: CompiledCall, result: object) -> None:
+        self._parameters.returned(match_returned_gradients(call, result))
+
+    def _take_given(self, optimizer: Any, given: object) -> None:
+        gradients = cast("Sequence[object]", given) if isinstance(given, (tuple, list)) else ()
+        if len(gradients) == len(optimizer.parameters):
+            self._parameters.returned(zip(optimizer.parameters, gradients, strict=True))
+
+    def _end(self, opened: _OpenCellCall, leaves: Sequence[CallLeaf], raised: bool) -> None:
+        observer, call = self._observer, opened.call
+        try:
+            if not raised:
+                self._tensors(call.scope.op_type, opened.name, TensorSide.OUTPUT, leaves)
+                self._wait(call, TensorSide.OUTPUT, leaves)
+        finally:
+            observer.recorder.finished(opened.begun)
+            if observer.recorder.describing:
+                self._describe(opened, leaves)
+            observer.settled(opened.name, raised=raised)
+
+    def _describe(self, opened: _OpenCellCall, leaves: Sequence[CallLeaf]) -> None:
+        node = GraphNode(
+            name=opened.name,
+            op_type=opened.call.scope.op_type,
+            inputs=("",) * opened.inputs,
+            outputs=tuple(read_tensor_type(leaf.value) for leaf in leaves if is_tensor(leaf.value)),
+            attributes=opened.arguments,
+            source=opened.source,
+        )
+        self._observer.recorder.describe(self._observer.graph, node)
+
+    def _tensors(
+        self, op_type: str, name: str, side: TensorSide, leaves: Sequence[CallLeaf]
+    ) -> None:
+        if not self._observer.wants(name, side):
+            return
+        for leaf in leaves:
+            if is_tensor(leaf.value):
+                read = make_tensor_reader(leaf.value)
+                self._observer.tensor(op_type, name, side, leaf.slot, leaf.argument, read)
+
+    def _wait(self, call: MindSporeCellCall, side: TensorSide, leaves: Sequence[CallLeaf]) -> None:
+        for leaf in leaves:
+            if is_tensor(leaf.value):
+                self._gradients.wait(leaf.value, self._arrival(call, side, leaf))
+
+    def _arrival(
+        self, call: MindSporeCellCall, side: TensorSide, leaf: CallLeaf
+    ) -> Callable[[Any], None]:
+        slot, argument = leaf.slot, leaf.argument
+
+        def take(gradient: Any) -> None:
+            self._observer.shielded(self._arrived, call, side, CallLeaf(slot, argument, gradient))
+
+        return take
+
+    def _arrived(self, call: MindSporeCellCall, side: TensorSide, leaf: CallLeaf) -> None:
+        """Hand over a gradient; those of a recomputed call once, as its forward's."""
+        place = (side, leaf.slot)
+        if not self._observer.armed or place in call.arrived:
+            return
+        name = call.names.gradient
+        if not call.arrived:
+            self._observer.event(name)
+        call.arrived.add(place)
+        self._tensors(call.scope.op_type, name, _BACKWARD_SIDE[side], [leaf])
+        self._observer.settled(name)
+
+
+class _CallDepth(threading.local):
+    def __init__(self) -> None:
+        self.depth = 0
+        self.repeating = 0
+
+
+class MindSporeOutermostWatch(MindSporeCallListener):
+    """Watches models until `remove`; calls of one inside another's do not count."""
+
+    def __init__(self, begins: Callable[[int], None]) -> None:
+        """`begins` is given the number of the model, before anything of its call is observed."""
+        self._begins = begins
+        self._numbers: dict[int, tuple[int, Any]] = {}
+        self._thread = _CallDepth()
+        CALL_INTERCEPTION.listen(self, first=True)
+
+    def watch(self, model: Any) -> None:
+        """Watch a model too; it has the next number, from 0."""
+        self._numbers.setdefault(id(model), (len(self._numbers), model))
+
+    def remove(self) -> None:
+        """Leave MindSpore as it was before."""
+        CALL_INTERCEPTION.leave(self)
+
+    def cell_begins(
+        self, cell: Any, args: PositionalArguments, kwargs: KeywordArguments, *, inside: bool
+    ) -> object:
+        """Tell of an outermost call; one that repeats a forward is none."""
+        known = self._numbers.get(id(cell))
+        thread = self._thread
+        if known is None or thread.repeating:
+            return None
+        thread.depth += 1
+        if thread.depth == 1:
+            self._begins(known[0])
+        return known
+
+    def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
+        """Count a call out."""
+        if token is not None:
+            self._thread.depth -= 1
+
+    def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
+        """Take note that a forward is repeated on this thread."""
+        if not again:
+            return bool
+        self._thread.repeating += 1
+        return self._repeated
+
+    def _repeated(self) -> None:
+        self._thread.repeating -= 1

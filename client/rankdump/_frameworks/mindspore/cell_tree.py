@@ -1,0 +1,292 @@
+"""Cells of a model: their names, the arguments they were configured with, and the compiled calls
+that run them, as far as those can be seen from outside.
+
+Only plain values count as arguments, which print the same in every run; never tensors, cells or
+initializers. Inside a compiled call no Python function runs, so no cell and no backward is seen
+there.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType
+from typing import Any, cast
+
+from rankdump._frameworks.mindspore.framework import (
+    PLAIN_TYPES,
+    STATE_ATTRIBUTES,
+    Cell,
+    Parameter,
+    find_derivation,
+    is_mindspore_function,
+    iterate_cells,
+    iterate_own_parameters,
+    iterate_primitives,
+    read_attributes,
+    read_closure,
+    read_flags,
+)
+from rankdump._frameworks.operator_names import OperatorScope, make_scope
+
+
+@dataclass(frozen=True, slots=True)
+class CellOperator:
+    """A cell of a model, and where it stands; it is kept, so that its identity stays its own."""
+
+    cell: Any
+    scope: OperatorScope
+
+
+def find_cell_operators(model: Any) -> dict[int, CellOperator]:
+    """Return the cells of a model by identity; one in two places has the first one's name."""
+    classes = {path: type(cell).__name__ for path, cell in iterate_cells(model)}
+    return {
+        id(cell): CellOperator(cell, _make_cell_scope(path, classes))
+        for path, cell in iterate_cells(model)
+    }
+
+
+def iterate_parameter_names(model: Any, chosen: Callable[[Any], bool]) -> Iterator[str]:
+    """Return the names of parameters that belong to one of the chosen cells itself."""
+    for _, cell in iterate_cells(model):
+        if chosen(cell):
+            for parameter in iterate_own_parameters(cell):
+                yield parameter.name
+
+
+def _make_cell_scope(path: str, classes: dict[str, str]) -> OperatorScope:
+    parts = [("", classes[""])]
+    names = path.split(".") if path else []
+    for depth, name in enumerate(names, 1):
+        # A name with a dot in it is no path to a cell of its own.
+        parts.append((name, classes.get(".".join(names[:depth]), "")))
+    return make_scope(parts)
+
+
+_MAX_ARGUMENT_CHARACTERS = 1024
+_MAX_SEQUENCE_PARTS = 64
+_IGNORED_ATTRIBUTES = frozenset(("input_names", "output_names", "dump"))
+"""Attributes of primitives that say what its places are called, and what is dumped."""
+
+
+def read_cell_arguments(cell: Any) -> dict[str, str]:
+    """Return the cell's arguments as texts, sorted by name.
+
+    Those of a primitive stand behind its name in the cell: `matmul.transpose_b`.
+    """
+    left_out = STATE_ATTRIBUTES | read_flags(cell).keys()
+    found = {
+        name: str(value)
+        for name, value in read_attributes(cell).items()
+        if not name.startswith("_") and name not in left_out and _is_plain(value)
+    }
+    for name, primitive in iterate_primitives(cell):
+        for key, value in primitive.attrs.items():
+            if (
+                key not in _IGNORED_ATTRIBUTES
+                and not key.startswith("side_effect")
+                and _is_plain(value)
+            ):
+                found[f"{name}.{key}"] = str(value)
+    return dict(sorted(found.items()))
+
+
+def _is_plain(value: object, depth: int = 2) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _MAX_ARGUMENT_CHARACTERS
+    if isinstance(value, (tuple, list)):
+        parts = cast("tuple[Any, ...]", value)
+        return (
+            depth > 0
+            and len(parts) <= _MAX_SEQUENCE_PARTS
+            and all(_is_plain(p, depth - 1) for p in parts)
+        )
+    return isinstance(value, PLAIN_TYPES)
+
+
+_NATIVE_DUMP_HINT = (
+    "For these let MindSpore dump by itself: name a data_dump.json with another path in "
+    "MINDSPORE_DUMP_CONFIG, and run `rankdump ingest THAT_PATH --into TREE --follow`"
+)
+COMPILED_WARNING = (
+    "MindSpore runs the model compiled (graph mode or jit): inputs and outputs of the outermost "
+    "call, parameters, and gradients that reach Python are dumped, cells and operators inside it "
+    f"are not. {_NATIVE_DUMP_HINT}"
+)
+"""Warning of a dump of cells when it meets compiled code."""
+NO_ARGUMENTS_WARNING = (
+    "save_kernel_args: a compiled call has no arguments of its own, and those of the cells inside "
+    "it are not written"
+)
+"""Warning of a dump with arguments when it meets compiled code."""
+COMPILED_APIS_WARNING = (
+    "MindSpore runs compiled code (graph mode or jit): calls of the API inside it are not dumped. "
+    f"{_NATIVE_DUMP_HINT}"
+)
+"""Warning of a dump of API calls when it meets compiled code."""
+
+_MAX_SEARCHED_VALUES = 256
+"""How many values are looked at to find the models that a function runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCall:
+    """A call from Python of something that was compiled."""
+
+    program: Any
+    """The function, method or cell."""
+
+    @staticmethod
+    def of(function: Any, owner: Any = None) -> CompiledCall:
+        """Return the call of a compiled function, or of a method and the object it is called on."""
+        if owner is None or isinstance(function, MethodType):
+            return CompiledCall(function)
+        own = isinstance(owner, Cell) and function.__name__ == "construct"
+        return CompiledCall(owner if own else MethodType(function, owner))
+
+    @property
+    def internal(self) -> bool:
+        """Whether it is a function of MindSpore, and runs nothing of the script."""
+        cell = isinstance(self.program, Cell)
+        return (
+            not cell
+            and is_mindspore_function(self.program)
+            and find_derivation(self.program) is None
+        )
+
+
+def match_returned_gradients(call: CompiledCall, result: Any) -> list[tuple[Any, Any]]:
+    """Return the gradients in a result, each with its parameter; of most functions none.
+
+    The function must be what `value_and_grad`, `grad` or `GradOperation` made of another one.
+    """
+    found = find_derivation(call.program)
+    if found is None or found.weights is None:
+        return []
+    gradients = result if found.place is None else result[found.place]
+    if found.after_inputs:
+        gradients = gradients[1]
+    if isinstance(found.weights, Parameter):
+        return [(found.weights, _unpack_gradient(gradients))]
+    if len(gradients) != len(found.weights):
+        return []
+    pairs = zip(found.weights, gradients, strict=True)
+    return [(weight, _unpack_gradient(each)) for weight, each in pairs]
+
+
+def _unpack_gradient(value: Any) -> Any:
+    # With `return_ids` a gradient stands behind the name of its parameter.
+    return cast("Any", value[1]) if isinstance(value, tuple) else value
+
+
+class CompiledCallFinder:
+    """Finds the compiled calls that run one attached model, and are no call of one of its cells."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        # What was asked about is kept: its identity must not become another's.
+        self._known: dict[tuple[int, int], tuple[object, bool]] = {}
+
+    def forget(self) -> None:
+        """Look again at what was looked at: the script may have changed it."""
+        self._known.clear()
+
+    def scope(
+        self, call: CompiledCall, operators: Mapping[int, CellOperator]
+    ) -> OperatorScope | None:
+        """Return the name of a call that runs the model, or None.
+
+        `operators` are the model's cells by identity. The call of such a cell is observed as that,
+        and has None as well.
+        """
+        if id(call.program) in operators or not self._runs(call.program, operators):
+            return None
+        made_of = find_derivation(call.program)
+        if made_of is not None:
+            return OperatorScope(self._path(made_of.program, operators), made_of.how)
+        if isinstance(call.program, Cell):
+            return make_scope([("", type(call.program).__name__)])
+        return OperatorScope(
+            self._path(call.program, operators), _format_program_name(call.program)
+        )
+
+    def _path(self, program: Any, operators: Mapping[int, CellOperator]) -> str:
+        """Return where a function, method or cell stands."""
+        cell = getattr(program, "__self__", program)
+        if not isinstance(cell, Cell):
+            return _format_program_name(program)
+        operator = operators.get(id(cell))
+        return (
+            make_scope([("", type(cell).__name__)]).path
+            if operator is None
+            else operator.scope.path
+        )
+
+    def _runs(self, program: Any, operators: Mapping[int, CellOperator]) -> bool:
+        # A method is made anew each time that it is asked for.
+        place = (id(getattr(program, "__func__", program)), id(getattr(program, "__self__", None)))
+        known = self._known.get(place)
+        if known is None:
+            reached = any(self._holds(cell, operators) for cell in _iterate_named_cells(program))
+            known = self._known[place] = (program, reached)
+        return known[1]
+
+    def _holds(self, cell: Any, operators: Mapping[int, CellOperator]) -> bool:
+        if id(cell) in operators:
+            return True
+        return any(inside is self._model for _, inside in cell.cells_and_names())
+
+
+def _iterate_named_cells(program: Any) -> Iterator[Any]:
+    """Return the cells that a function names, or those that it calls name; of a cell itself."""
+    waiting, seen = [program], set[int]()
+    while waiting and len(seen) < _MAX_SEARCHED_VALUES:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if _is_cell(value):
+            yield value
+        else:
+            waiting += _list_named_values(value)
+
+
+def _list_named_values(value: Any) -> list[Any]:
+    """Return what a function may call, and cells that stand in a container or an object."""
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, functools.partial):
+        partial = cast("functools.partial[Any]", value)
+        return [partial.func, *partial.args, *partial.keywords.values()]
+    if isinstance(value, (list, tuple, dict)):
+        parts = cast("Any", value.values() if isinstance(value, dict) else value)
+        return list(parts) if len(parts) <= _MAX_SEARCHED_VALUES else []
+    if not isinstance(value, FunctionType):
+        attributes = getattr(value, "__dict__", {}).values()
+        return [each for each in attributes if _is_cell(each)]
+    found = list(read_closure(value).values())
+    if not is_mindspore_function(value):
+        names = set(_iterate_global_names(value.__code__))
+        found += [each for name, each in value.__globals__.items() if name in names]
+    return [each for each in found if not isinstance(each, (type, type(inspect)))]
+
+
+def _iterate_global_names(code: CodeType) -> Iterator[str]:
+    """Return the global names that code uses, also in functions defined inside."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _iterate_global_names(constant)
+
+
+def _is_cell(value: object) -> bool:
+    # By the type itself: asking a proxy for its class may run what it stands for.
+    return issubclass(type(value), Cell)
+
+
+def _format_program_name(program: Any) -> str:
+    name = str(getattr(program, "__name__", type(program).__name__))
+    return "function" if name == "<lambda>" else name.replace("/", "_")

@@ -1,0 +1,265 @@
+"""Access to MindSpore itself, imported here and nowhere else. Every interface of MindSpore that is
+not public is named in this module. MindSpore brings no types, so its names are `Any`.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rankdump._core.element_types import ELEMENT_TYPES
+
+_mindspore: Any = import_module("mindspore")
+_api: Any = import_module("mindspore.common.api")
+_bytecode: Any = import_module("mindspore.common._pijit_context")
+_recompute: Any = import_module("mindspore.common.recompute")
+_gradient: Any = import_module("mindspore.ops.composite.base")
+_hooks: Any = import_module("mindspore.common.hook_handle")
+
+Tensor: Any = _mindspore.Tensor
+Parameter: Any = _mindspore.Parameter
+Cell: Any = _mindspore.nn.Cell
+Primitive: Any = _mindspore.ops.Primitive
+
+ops: Any = _mindspore.ops
+RecomputedCell: Any = _recompute._RecomputeCell
+"""Runs a cell without keeping what its backward needs, and once more within the backward."""
+
+COMPILED_CALLS: tuple[tuple[Any, str], ...] = ((_api._JitExecutor, "__call__"),)
+"""Methods that run what was compiled."""
+COMPILERS: tuple[tuple[Any, str], ...] = (
+    (_api._JitExecutor, "compile"),
+    (_api._CellGraphExecutor, "compile"),
+)
+"""Methods that read the source of the program: it has to find the functions that stand there."""
+BYTECODE_CAPTURE: Any = _bytecode.PIJitCaptureContext
+"""Between its `__enter__` and `__exit__` a compiler follows what the interpreter runs."""
+
+
+def read_captured_arguments() -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return what the function is called with for which a bytecode capture begins or ends.
+
+    MindSpore hands it over nowhere: it stands in the frame that enters the context.
+    """
+    frame: Any = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename != _bytecode.__file__:
+        frame = frame.f_back
+    found: dict[str, Any] = {} if frame is None else frame.f_locals
+    return found.get("args", ()), found.get("kwds", {})
+
+
+def is_method_of(function: Any, cell: object) -> bool:
+    """Return whether a function is what stands under its name in the class of a cell."""
+    return isinstance(cell, Cell) and hasattr(type(cell), function.__name__)
+
+
+MINDSPORE_FOLDER = str(Path(_mindspore.__file__).parent)
+_DTYPE_NAMES = {
+    getattr(_mindspore, name): name for name in ELEMENT_TYPES if hasattr(_mindspore, name)
+}
+_OPTIMIZER_CLASSES = (
+    _mindspore.nn.Optimizer,
+    import_module("mindspore.experimental.optim").Optimizer,
+)
+
+
+def iterate_namespaces() -> Iterator[Any]:
+    """Return the modules whose functions a program calls."""
+    for name in ("ops", "ops.functional", "mint", "mint.nn.functional", "mint.linalg"):
+        yield import_module(f"mindspore.{name}")
+    yield import_module("mindspore.mint.special")
+
+
+def is_graph_mode() -> bool:
+    """Return whether cells are compiled as a whole, and so run out of sight."""
+    if os.environ.get("MS_JIT") == "0":  # with which MindSpore compiles nothing
+        return False
+    return bool(_mindspore.get_context("mode") == _mindspore.GRAPH_MODE)
+
+
+def is_recording_gradients() -> bool:
+    """Return whether a backward will follow what runs now."""
+    return bool(_api._pynative_executor.requires_grad())
+
+
+def read_dtype(tensor: Any) -> str:
+    """Return the element type of a tensor: its common name, or MindSpore's of any other."""
+    return _DTYPE_NAMES.get(tensor.dtype) or str(tensor.dtype)
+
+
+def iterate_cells(model: Any) -> Iterator[tuple[str, Any]]:
+    """Return the cells of a model, each with its dotted path; its own is empty."""
+    for path, cell in model.cells_and_names():
+        # Recomputation puts cells of its own beside those of the script.
+        if _RECOMPUTATION_CELL not in path.split("."):
+            yield path, cell
+
+
+def iterate_own_parameters(cell: Any) -> Iterator[Any]:
+    """Return the parameters of a cell itself, not those of cells inside it."""
+    yield from cell.get_parameters(expand=False)
+
+
+def iterate_primitives(cell: Any) -> Iterator[tuple[str, Any]]:
+    """Return the primitives that a cell holds, each with the name of its attribute."""
+    for name, primitive in getattr(cell, "_primitives", {}).items():
+        if primitive is not None:
+            yield name, primitive
+
+
+def read_flags(cell: Any) -> dict[str, Any]:
+    """Return what was set on a cell with `add_flags`, for compilers."""
+    # Asking the cell by `get_flags` would give it some.
+    flags: dict[str, Any] = read_attributes(cell).get("_func_graph_flags", {})
+    return flags
+
+
+def read_attributes(cell: Any) -> dict[str, Any]:
+    """Return the attributes of a cell that stand in it itself."""
+    attributes: dict[str, Any] = cell.__dict__
+    return attributes
+
+
+def read_dump_flag(cell: Any) -> bool | None:
+    """Return what `mindspore.set_dump` set on a cell; None when it was never called for it."""
+    flag = read_flags(cell).get("dump")
+    return None if flag is None else bool(flag)
+
+
+def has_marked_primitive(cell: Any) -> bool:
+    """Return whether `mindspore.set_dump` marked a primitive that a cell holds."""
+    return any(each.attrs.get("dump") == "true" for _, each in iterate_primitives(cell))
+
+
+STATE_ATTRIBUTES = frozenset(
+    (
+        "arguments_key",
+        "cell_type",
+        "grad_ops_label",
+        "has_bprop",
+        "is_top_cell",
+        "mixed_precision_type",
+        "requires_grad",
+        "training",
+    )
+)
+"""Public attributes that every cell has: they say how it is run, not how it was configured."""
+PLAIN_TYPES: tuple[type, ...] = (bool, int, float, str, type(None), _mindspore.Type)
+"""Types of values that print the same in every run; element types among them."""
+
+_RECOMPUTATION_CELL = "_recompute_cell"
+
+
+def is_optimizer(cell: object) -> bool:
+    """Return whether a cell is an optimizer, of either of MindSpore's kinds."""
+    return isinstance(cell, _OPTIMIZER_CLASSES)
+
+
+def has_optimizers() -> bool:
+    """Return whether there is an optimizer in this process."""
+    # By the type itself: asking a proxy for its class may run what it stands for.
+    kinds: set[Any] = {type(each) for each in gc.get_objects()}
+    return any(issubclass(kind, _OPTIMIZER_CLASSES) for kind in kinds)
+
+
+def is_training_step(cell: object) -> bool:
+    """Return whether a cell runs a whole step, as `nn.TrainOneStepCell` does."""
+    return isinstance(cell, _mindspore.nn.TrainOneStepCell)
+
+
+def is_built_in(cell: object) -> bool:
+    """Return whether a cell is one of MindSpore's layers or losses, and contains no others."""
+    module = type(cell).__module__
+    return module.startswith(_LAYER_MODULES) and not module.endswith(".container")
+
+
+def is_loss(cell: object) -> bool:
+    """Return whether a cell is one of MindSpore's losses."""
+    return type(cell).__module__.startswith("mindspore.nn.loss.")
+
+
+_LAYER_MODULES = ("mindspore.nn.layer.", "mindspore.nn.loss.", "mindspore.mint.nn.layer.")
+
+
+def find_recomputed_cell(region: Any) -> Any | None:
+    """Return the cell whose method a recomputed cell runs again; None when it runs a whole cell.
+
+    So it is for `cell.recompute()`; `mindspore.recompute(cell, ...)` calls the cell itself.
+    """
+    return getattr(getattr(region.net, "function", None), "__self__", None)
+
+
+def add_hook(tensor: Any, hook: Callable[[Any], Any]) -> int:
+    """Have a function called with a tensor's gradient; return the number of the hook.
+
+    RuntimeError for a tensor that no gradient comes to.
+    """
+    # The method of every tensor: a parameter's own makes MindSpore compile everything anew.
+    return int(Tensor.register_hook(tensor, hook).id)
+
+
+def remove_hook(number: int) -> None:
+    """Take a hook away."""
+    _hooks.Tensor_.remove_hook(number)
+
+
+def list_hooks(tensor: Any) -> list[Callable[[Any], Any]]:
+    """Return the hooks on a tensor, whoever put them there."""
+    return list(tensor.hooks())
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedFunction:
+    """What a function was made of by `value_and_grad`, `grad`, `GradOperation` or `vmap`."""
+
+    how: str
+    """As which of them: `value_and_grad`, `grad` or `vmap`."""
+    program: Any
+    """The function or cell of the script."""
+    weights: Any = None
+    """The parameters whose gradients it returns, or a single one; None when it returns none."""
+    place: int | None = None
+    """Where in its result the gradients stand; None when they are all of it."""
+    after_inputs: bool = False
+    """Whether the gradients of parameters stand behind those of inputs."""
+
+
+def find_derivation(function: Any) -> DerivedFunction | None:
+    """Return what MindSpore made a function of; None for a function that is not of its making."""
+    if not inspect.isfunction(function) or function.__module__ != _gradient.__name__:
+        return None
+    found = read_closure(function)
+    program, grad = found.get("fn", found.get("fn_")), found.get("grad_")
+    if program is None:
+        return None
+    if grad is None:
+        return DerivedFunction("vmap", program)
+    value, auxiliary = getattr(grad, "get_value", False), getattr(grad, "has_aux", False)
+    return DerivedFunction(
+        "value_and_grad" if value else "grad",
+        program,
+        weights=found.get("weights") if grad.get_by_list else None,
+        place=1 if value else 0 if auxiliary else None,
+        after_inputs=bool(getattr(grad, "get_by_position", False) or getattr(grad, "get_all", 0)),
+    )
+
+
+def read_closure(function: Any) -> dict[str, Any]:
+    """Return the variables that a function has from the functions around it, as far as set."""
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # of one that has no value yet
+            found[name] = cell.cell_contents
+    return found
+
+
+def is_mindspore_function(function: Any) -> bool:
+    """Return whether a function is defined in MindSpore itself."""
+    return str(getattr(function, "__module__", "")).startswith("mindspore.")

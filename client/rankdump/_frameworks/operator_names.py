@@ -1,0 +1,161 @@
+"""Names of operators in MindSpore's style, and the slot of every argument of a call. Pure, and
+without a framework: no clock, no disk, no import of torch or mindspore.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+PARAMETER_TYPE = "Parameter"
+"""Operator type of weights and of their gradients."""
+
+_GRADIENTS = "Gradients/"
+
+MAX_DEPTH = 32
+"""Containers nested deeper than this count as one leaf."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorScope:
+    """Where an operator stands in the network, before the number of its call."""
+
+    path: str
+    """`network-Net/conv1-Conv2d`."""
+    op_type: str
+
+    def __hash__(self) -> int:
+        # Of one part, which is remembered: nothing else is in the same place.
+        return hash(self.path)
+
+    def names(self, number: int) -> OperatorCallNames:
+        """Return the names of a call."""
+        return _make_names(self.path, self.op_type, number)
+
+    def forward(self, number: int) -> str:
+        """Return the name of a forward call."""
+        return self.names(number).forward
+
+    def recomputation(self, number: int) -> str:
+        """Return the name of a forward call repeated within the backward."""
+        return self.names(number).recomputation
+
+    def gradient(self, number: int) -> str:
+        """Return the name of the backward of a forward call."""
+        return self.names(number).gradient
+
+
+class OperatorCallNames(NamedTuple):
+    """How one call of an operator is called."""
+
+    forward: str
+    recomputation: str
+    """As which it is repeated within the backward."""
+    gradient: str
+    """As which its backward runs."""
+
+
+# The same in every iteration; a loop without steps must not be remembered for ever.
+@lru_cache(maxsize=1 << 14)
+def _make_names(path: str, op_type: str, number: int) -> OperatorCallNames:
+    forward = f"Default/{path}/{op_type}-op{number}"
+    return OperatorCallNames(forward, f"Recompute/{forward}", make_gradient_name(forward))
+
+
+def make_scope(parts: Sequence[tuple[str, str]]) -> OperatorScope:
+    """Return the scope of a module from the (name, class) pairs leading to it, root first.
+
+    >>> scope_of([("", "Net"), ("conv1", "Conv2d")]).forward(0)
+    'Default/network-Net/conv1-Conv2d/Conv2d-op0'
+    """
+    named = [("network", parts[0][1]), *parts[1:]]
+    path = "/".join(f"{_clean_component(name)}-{_clean_component(kind)}" for name, kind in named)
+    return OperatorScope(path, _clean_component(parts[-1][1]))
+
+
+def make_gradient_name(op_name: str) -> str:
+    """Return the name of what belongs to the backward of an operator or parameter."""
+    return f"{_GRADIENTS}{op_name}"
+
+
+def is_gradient(op_name: str) -> bool:
+    """Return whether a name is that of what belongs to a backward."""
+    return op_name.startswith(_GRADIENTS)
+
+
+def _clean_component(text: str) -> str:
+    # A slash inside a component would read as two of them.
+    return text.replace("/", "_")
+
+
+class CallLeaf(NamedTuple):
+    """One argument of a call, or one part of its result."""
+
+    slot: int
+    """Counts tensors and other values alike, so that it does not move when a value changes."""
+    argument: str
+    value: object
+
+
+def list_call_leaves(args: Sequence[object], kwargs: Mapping[str, object]) -> list[CallLeaf]:
+    """Return the leaves of a call's arguments: positional first, then by keyword."""
+    found: list[CallLeaf] = []
+    for index, value in enumerate(args):
+        name = _POSITIONAL[index] if index < len(_POSITIONAL) else f"args.{index}"
+        _collect_leaves(value, name, found, ())
+    for name, value in kwargs.items():
+        _collect_leaves(value, f"kwargs.{name}", found, ())
+    return found
+
+
+def list_result_leaves(result: object) -> list[CallLeaf]:
+    """Return the leaves of what a call returned."""
+    found: list[CallLeaf] = []
+    _collect_leaves(result, "out", found, ())
+    return found
+
+
+_POSITIONAL = tuple(f"args.{index}" for index in range(16))
+_LEAF_TYPES: set[type] = {int, float, bool, str, type(None)}
+"""Classes without parts; those that a framework brings are added as they are met."""
+_MAX_LEAF_TYPES = 1000
+
+
+def _collect_leaves(
+    value: object, argument: str, found: list[CallLeaf], path: tuple[int, ...]
+) -> None:
+    parts = None if len(path) >= MAX_DEPTH or id(value) in path else list_parts(value)
+    if parts is None:
+        found.append(CallLeaf(len(found), argument, value))
+        return
+    for name, part in parts:
+        _collect_leaves(part, f"{argument}.{name}", found, (*path, id(value)))
+
+
+def list_parts(value: object) -> list[tuple[str, object]] | None:
+    """Return the named parts of a container; None when the value is a leaf."""
+    if type(value) in _LEAF_TYPES:
+        return None
+    if isinstance(value, (tuple, list)):
+        items = cast("Sequence[object]", value)
+        fields: Sequence[object] = getattr(items, "_fields", ())
+        names = fields if len(fields) == len(items) else range(len(items))
+        return [(str(name), item) for name, item in zip(names, items, strict=True)]
+    # Before Mapping: a ModelOutput is both, and hides the fields that are None as a mapping.
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        declared = dataclasses.fields(value)
+        return [(field.name, getattr(value, field.name, None)) for field in declared]
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[object, Any]", value).items()
+        return [(_format_key(key, index), part) for index, (key, part) in enumerate(pairs)]
+    if len(_LEAF_TYPES) < _MAX_LEAF_TYPES and not isinstance(value, type):
+        _LEAF_TYPES.add(type(value))
+    return None
+
+
+def _format_key(key: object, index: int) -> str:
+    """Return a text for a key, by position where its own text could be costly or unstable."""
+    return str(key) if isinstance(key, (str, int)) else str(index)

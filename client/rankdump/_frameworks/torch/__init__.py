@@ -1,0 +1,20 @@
+"""Adapter of torch: observes a model through public hooks. torch is imported in this package and
+nowhere else; nothing without torch may import it.
+"""
+
+from __future__ import annotations
+
+from rankdump._frameworks.torch.model_hook import TorchModelHook, attach_model
+from rankdump._frameworks.torch.module_hooks import TorchOutermostWatch
+from rankdump._frameworks.torch.module_tree import find_class_name
+from rankdump._frameworks.torch.parameters import set_dump
+from rankdump._frameworks.torch.tensors import make_torch_source
+
+__all__ = [
+    "TorchModelHook",
+    "TorchOutermostWatch",
+    "attach_model",
+    "find_class_name",
+    "make_torch_source",
+    "set_dump",
+]

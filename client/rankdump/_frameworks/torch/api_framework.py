@@ -1,0 +1,167 @@
+"""Torch's side of an API dump (protocol `ApiFramework`) beside its hook: the saved state of a
+model, and the watch for calls of a model and steps of its optimizers.
+
+torch keeps no list of optimizers. An optimizer that shares a parameter with the model is the
+model's; where none does, as with an optimizer that holds copies of the weights, any optimizer
+counts.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from functools import wraps
+from pathlib import Path
+from typing import Any
+from weakref import ref
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from rankdump._core.recorder_protocol import Recorder
+from rankdump._frameworks.api_calls import ApiOptions, StepListener
+from rankdump._frameworks.torch.apis.api_hook import TorchApiHook
+from rankdump._frameworks.torch.apis.function_patches import without_dropout
+from rankdump._frameworks.torch.internals import find_backward_step
+from rankdump._frameworks.torch.module_hooks import TorchOutermostWatch
+
+# torch's stubs leave optimizers and handles untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+
+_MAX_SEARCHING_CALLS = 64
+"""Calls of a model without an optimizer's step after which none is looked for any more."""
+
+
+class TorchStepWatch:
+    """Tells a listener of one model, until it is removed."""
+
+    def __init__(self, model: Module, listener: StepListener) -> None:
+        self._model = model
+        self._listener = listener
+        self._calls = 0
+        self._found = False
+        self._judged: dict[int, tuple[ref[Optimizer], bool]] = {}
+        """Whether the steps of an optimizer count, by its identity."""
+        self._owned = False
+        """The model's own optimizer was seen."""
+        self._outermost = TorchOutermostWatch(self._called)
+        self._outermost.watch(model)
+        self._handle = register_optimizer_step_post_hook(self._stepped)
+        self._scaler = _ScalerStepPatch(self._scaled)
+
+    def optimized(self) -> bool:
+        """Return whether there is an optimizer whose steps can be waited for."""
+        if not self._found and self._calls < _MAX_SEARCHING_CALLS:
+            self._found = any(True for _ in _iterate_optimizers())
+        return self._found
+
+    def remove(self) -> None:
+        """Leave the model and torch as they were."""
+        self._outermost.remove()
+        self._handle.remove()
+        self._scaler.remove()
+
+    def _called(self, number: int) -> None:
+        if find_backward_step() is not None:  # a checkpoint is recomputed
+            return
+        self._calls += 1
+        trains = torch.is_grad_enabled() and any(p.requires_grad for p in self._model.parameters())
+        manner = f"{'training' if self._model.training else 'evaluation'}, gradients {trains}"
+        self._listener.called(manner, trains=trains)
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._scaled(optimizer)
+
+    def _scaled(self, optimizer: Optimizer) -> None:
+        known, counts = self._judged.get(id(optimizer), (None, False))
+        if known is None or known() is not optimizer:
+            counts = self._counts(optimizer)
+        if counts:
+            self._found = True
+            self._listener.stepped()
+
+    def _counts(self, optimizer: Optimizer) -> bool:
+        """Find out whether steps of an optimizer count: it takes a look at all objects there are.
+
+        They count until the model's own optimizer comes; from then on only that one's do.
+        """
+        own = {id(parameter) for parameter in self._model.parameters()}
+        shares = _shares_parameter(optimizer, own)
+        if shares and not self._owned:
+            self._owned = True
+            self._judged.clear()
+        counts = shares or not any(_shares_parameter(each, own) for each in _iterate_optimizers())
+        alive = {at: each for at, each in self._judged.items() if each[0]() is not None}
+        self._judged = {**alive, id(optimizer): (ref(optimizer), counts)}
+        return counts
+
+
+class _ScalerStepPatch:
+    """Hears `GradScaler.step`, which leaves the optimizer's out where gradients overflowed."""
+
+    def __init__(self, stepped: Any) -> None:
+        kind: Any = torch.amp.GradScaler
+        before = kind.step
+
+        @wraps(before)
+        def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            result = before(scaler, optimizer, *args, **kwargs)
+            if ours.listens:
+                stepped(optimizer)
+            return result
+
+        ours, self.listens = self, True
+        self._kind, self._before, self._step = kind, before, step
+        kind.step = step
+
+    def remove(self) -> None:
+        # Somebody who patched it later calls ours, which must then be silent.
+        self.listens = False
+        if self._kind.step is self._step:
+            self._kind.step = self._before
+
+
+def _iterate_optimizers() -> Iterator[Optimizer]:
+    # By the type itself: asking a proxy for its class may run what it stands for.
+    return (each for each in gc.get_objects() if issubclass(type(each), Optimizer))
+
+
+def _shares_parameter(optimizer: Optimizer, own: set[int]) -> bool:
+    return any(id(each) in own for group in optimizer.param_groups for each in group["params"])
+
+
+# torch's stubs leave the hooks of its classes untyped.
+# pyright: reportUnknownMemberType=false
+
+
+__all__ = ["NAME", "api_hook", "save_state", "watch_steps", "without_dropout"]
+
+NAME = "torch"
+_STATE = "pt_net.pth"
+
+
+def api_hook(model: Module, recorder: Recorder, *, graph: int, options: ApiOptions) -> TorchApiHook:
+    """Return what observes the calls of a model's program, and counts them from now on."""
+    return TorchApiHook(model, recorder, graph, options)
+
+
+def save_state(model: Module, folder: Path) -> None:
+    """Write `pt_net.pth`, the model's `state_dict`, in the place of an earlier one."""
+    path = folder / _STATE
+    hidden = folder / f".{_STATE}.{os.getpid()}"
+    try:
+        with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "wb") as file:
+            torch.save(model.state_dict(), file)
+        hidden.replace(path)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def watch_steps(model: Module, listener: StepListener) -> TorchStepWatch:
+    """Tell a listener of the model's calls and of its optimizers."""
+    return TorchStepWatch(model, listener)

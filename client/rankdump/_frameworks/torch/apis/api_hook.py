@@ -1,0 +1,156 @@
+"""Hook of one attached model for API dumps: composition root of the parts that observe API calls,
+and the pause of that observation within optimizer steps.
+
+What an optimizer does in its step is no call of the script's. With a closure the closure's calls
+are the script's; there the frames tell whose call it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from rankdump._core.recorder_protocol import Recorder
+from rankdump._frameworks.api_calls import ApiOptions
+from rankdump._frameworks.torch.apis.api_recorder import TorchApiRecorder
+from rankdump._frameworks.torch.apis.call_observer import TorchApiCallObserver, build_observed_tree
+from rankdump._frameworks.torch.apis.call_sites import CallSites
+from rankdump._frameworks.torch.apis.function_patches import OperatorPatch
+from rankdump._frameworks.torch.collectives import CollectiveSubscription
+from rankdump._frameworks.torch.internals import is_tracing, read_structure
+from rankdump._frameworks.torch.module_hooks import ModuleHooks
+from rankdump._frameworks.torch.observer import (
+    TorchObserver,
+    exclude_from_compilation,
+    run_shielded,
+)
+
+# torch's stubs leave an optimizer's hooks untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+
+class PausableObserver(Protocol):
+    """What can be deaf for a while, in one thread."""
+
+    def pause(self) -> None:
+        """Hear nothing in this thread until it goes on."""
+        ...
+
+    def resume(self) -> None:
+        """Go on listening where it was paused."""
+        ...
+
+
+class OptimizerPause:
+    """The steps of all optimizers of the process, from now until `remove`."""
+
+    def __init__(self, calls: PausableObserver) -> None:
+        self._calls = calls
+        self._handles = (
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        )
+
+    def remove(self) -> None:
+        """Leave optimizers as they were."""
+        for handle in self._handles:
+            handle.remove()
+
+    @exclude_from_compilation
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # The optimizer itself is the first argument, a closure the next one.
+        if not is_tracing() and len(args) < 2 and not kwargs:
+            self._calls.pause()
+
+    @exclude_from_compilation
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not is_tracing():
+            self._calls.resume()
+
+
+class TorchApiHook:
+    """One attached model, and all that its process calls; calls are counted from now on.
+
+    Of iterations that are not armed only the numbers of calls are kept. Another thread is
+    listened to from the first call of one of the model's modules in it.
+    """
+
+    def __init__(
+        self, model: Module, recorder: Recorder, graph: int, options: ApiOptions | None = None
+    ) -> None:
+        options = options or ApiOptions()
+        self._model = model
+        self._observer = TorchObserver(recorder, graph)
+        self._sites = CallSites(filtered=options.filter_stack)
+        self._records = TorchApiRecorder(self._observer, options, self._sites)
+        self._listening = CollectiveSubscription(model, self._observer)
+        self._calls = TorchApiCallObserver(
+            self._observer, self._sites, self._records, self._listening.model_called
+        )
+        self._steps = OptimizerPause(self._calls)
+        self._operators = OperatorPatch()
+        self._installed: ModuleHooks | None = None
+        self._structure: list[object] | None = None
+        self._iteration = -1
+        self._refresh()
+
+    def record_with(self, recorder: Recorder, options: ApiOptions) -> None:
+        """Hand over to this recorder from now on, as these options say; numbers go on."""
+        self._listening.record_with(recorder)
+        self._sites.refilter(options.filter_stack)
+        self._records.follow(options)
+
+    def iteration_begins(self, iteration: int, armed: bool) -> None:
+        """Look at the model again; an iteration may be armed and disarmed several times."""
+        if iteration != self._iteration:
+            self._iteration = iteration
+            self._records.restart()
+        self._listening.refresh()
+        self._refresh()
+
+    def iteration_ends(self, iteration: int, armed: bool) -> None:
+        """Leave the tensors of the iteration."""
+        run_shielded(self._records.release, self._observer.failed)
+
+    def detach(self) -> None:
+        """Leave the model and torch as they were before."""
+        self._calls.mode.retire()
+        self._steps.remove()
+        self._operators.remove()
+        self._uninstall()
+        self._records.restart()
+        self._records.release()
+        self._sites.forget()
+        self._listening.stop()
+
+    def _refresh(self) -> None:
+        try:
+            self._install()
+            # Outside of what keeps modes away: it would put back those that it found.
+            self._calls.restart()
+        except Exception as error:
+            self._observer.failed(error)
+
+    def _install(self) -> None:
+        structure = read_structure(self._model)
+        if self._installed is not None and structure is not None and structure == self._structure:
+            return
+        tree = build_observed_tree(self._model)
+        for note in tree.notes:
+            self._observer.recorder.warn_once(note)
+        if self._installed is None or not self._installed.tree.same_as(tree):
+            self._uninstall()
+            self._installed = ModuleHooks(tree, self._calls)
+        # What stands in the place of a module's call is part of it.
+        self._structure = read_structure(self._model)
+
+    def _uninstall(self) -> None:
+        installed, self._installed = self._installed, None
+        if installed is not None:
+            installed.remove()

@@ -1,0 +1,384 @@
+"""Observer of function and module calls in every thread, and the function mode through which torch
+reports them. Calls that count are numbered.
+
+A function that is called inside another call is not seen. torch's own modules are calls by
+themselves, inside one another as well; other modules have only a mark.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Module
+from torch.overrides import TorchFunctionMode
+
+from rankdump._frameworks.api_calls import ApiCallCounter
+from rankdump._frameworks.torch.apis.api_names import (
+    TorchApi,
+    TorchApiCatalogue,
+    find_module_api,
+    make_torch_api,
+)
+from rankdump._frameworks.torch.apis.api_recorder import OpenTorchApiCall, TorchApiRecorder
+from rankdump._frameworks.torch.apis.call_sites import CallSites, CodeOwner
+from rankdump._frameworks.torch.internals import (
+    call_past_modes,
+    has_mode,
+    is_tracing,
+    push_mode,
+    remove_mode,
+)
+from rankdump._frameworks.torch.module_tree import (
+    COMPILED_WARNING,
+    FUSED_WARNING,
+    ModuleOperator,
+    ModuleTree,
+    build_module_tree,
+)
+from rankdump._frameworks.torch.observer import (
+    ErrorFingerprint,
+    TorchObserver,
+    exclude_from_compilation,
+    find_handled_error,
+    find_raised_error,
+    fingerprint_error,
+    is_caused_by,
+    run_shielded,
+)
+from rankdump._layout.api_tree import ApiCall
+
+
+class ApiCallHandler(Protocol):
+    """What is asked to make the calls that a mode hears of."""
+
+    def follow(
+        self,
+        found: TorchApi,
+        function: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        frame: FrameType | None,
+    ) -> Any:
+        """Make a call of an API, asked for above a frame, and return or raise what it does."""
+        ...
+
+
+class ApiMode(TorchFunctionMode):
+    """Hears of calls in the threads that it was put into.
+
+    What a call calls itself is not heard: torch takes a mode off the stack while it runs.
+    """
+
+    def __init__(self, follower: ApiCallHandler) -> None:
+        super().__init__()
+        self._follower: ApiCallHandler | None = follower
+        self._callables = TorchApiCatalogue()
+
+    @exclude_from_compilation
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Make a call."""
+        follower = self._follower
+        # The compiler goes through this line, and no further.
+        if follower is None or is_dynamo_compiling():
+            return func(*args, **(kwargs or {}))
+        try:
+            found = self._callables[func]
+        except TypeError:  # one that cannot be hashed is a user's own
+            found = None
+        # Most of what is asked of tensors is no call: it ends here.
+        if found is None or is_tracing():
+            return func(*args, **(kwargs or {}))
+        return follower.follow(found, func, types, args, kwargs or {}, inspect.currentframe())
+
+    def retire(self) -> None:
+        """Hear nothing any more, in any thread, and leave this one."""
+        self._follower = None
+        remove_mode(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRole:
+    """What a call of a module stands for."""
+
+    layer: str
+    """Path of the module, with dots; empty for the model itself."""
+    api: TorchApi | None
+    """It is a call by itself."""
+    hides: bool
+    """Functions that are called inside it are no calls of their own."""
+
+
+def build_observed_tree(model: Module) -> ModuleTree:
+    """Return the modules of a model of which something is to be said, and what is not seen.
+
+    What stands inside a compiled region is part of it, and runs as it was compiled.
+    """
+    tree = build_module_tree(model)
+    compiled = set(_iterate_inner_ids(each for each in tree.operators if each.boundary))
+    bounded = {id(each.module) for each in tree.operators if each.boundary}
+    operators = [
+        each
+        for each in (*tree.operators, *tree.fused)
+        if id(each.module) not in compiled and (each.boundary or id(each.module) not in bounded)
+    ]
+    notes = tuple(note for note in tree.notes if note != FUSED_WARNING)
+    return replace(tree, operators=tuple(operators), notes=notes)
+
+
+def find_module_role(operator: ModuleOperator) -> ModuleRole:
+    """Return what calls of an observed module stand for."""
+    components = operator.scope.path.split("/")[1:]
+    layer = ".".join(each.rpartition("-")[0] for each in components)
+    called = find_module_api(operator.module)
+    return ModuleRole(layer, called, called is not None or operator.boundary)
+
+
+def _iterate_inner_ids(boundaries: Iterable[ModuleOperator]) -> Iterator[int]:
+    for boundary in boundaries:
+        for module in boundary.module.modules():
+            if module is not boundary.module:
+                yield id(module)
+
+
+@dataclass(slots=True, eq=False)
+class OpenApiModuleCall:
+    """A module's call that has begun."""
+
+    operator: ModuleOperator
+    role: ModuleRole
+    handled: int
+    """The error that the script was handling already."""
+    took_mode: bool = False
+    """The mode is off while it runs."""
+    calling: OpenTorchApiCall | None = None
+
+
+class ApiThreadState(threading.local):
+    """What is open in this thread."""
+
+    def __init__(self) -> None:
+        self.frames: list[OpenApiModuleCall] = []
+        self.generation = 0
+        self.met = False
+        """Whether the mode was put into this thread before."""
+        self.running = 0
+        """Functions that run, for which torch took the mode off."""
+        self.paused = False
+        self.fault: ErrorFingerprint | None = None
+        """The last error that came out of a module."""
+
+
+class TorchApiCallObserver:
+    """The calls of a process: of functions by anybody, of modules within one model."""
+
+    def __init__(
+        self,
+        observer: TorchObserver,
+        sites: CallSites,
+        records: TorchApiRecorder,
+        model_called: Callable[[], None],
+    ) -> None:
+        """`model_called` is told when a call of the model itself begins."""
+        self._model_called = model_called
+        self.mode = ApiMode(self)
+        self._observer = observer
+        self._sites = sites
+        self._records = records
+        self._roles: dict[ModuleOperator, ModuleRole] = {}
+        self._numbers = ApiCallCounter()
+        self._thread = ApiThreadState()
+        self._generation = 0
+
+    def restart(self) -> None:
+        """Listen in this thread, in which nothing that was hidden still runs."""
+        self._generation += 1
+        self._frames()
+        if not self._thread.running:
+            self._put()
+
+    def follow(
+        self,
+        found: TorchApi,
+        function: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        frame: FrameType | None,
+    ) -> Any:
+        """Make a call of a function, and tell of it if it counts."""
+        # A subclass is told of an operator as a whole, and does with it what it likes.
+        if found.opens and (not found.kind or set(types) <= {Tensor}):
+            return self._opened(function, types, args, kwargs)
+        calling = self._called(found, args, kwargs, None if frame is None else frame.f_back)
+        thread = self._thread
+        thread.running += 1
+        try:
+            result = function(*args, **kwargs)
+        except BaseException:
+            if calling is not None:
+                run_shielded(self._raised, self.failed, calling)
+            raise
+        finally:
+            thread.running -= 1
+        if calling is not None:
+            run_shielded(self._records.end, self.failed, calling, result)
+        return result
+
+    def enter(
+        self, operator: ModuleOperator, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
+        """Open a call of a module."""
+        thread, frames = self._thread, self._frames()
+        if thread.running:
+            return
+        self._meet()
+        role = self._role(operator)
+        frame = OpenApiModuleCall(operator, role, find_handled_error())
+        frames.append(frame)
+        if not role.layer:
+            self._model_called()
+        if role.hides:
+            frame.took_mode = remove_mode(self.mode)
+        if role.api is not None:
+            number = self._numbers.next(role.api.op_type)
+            if self._observer.armed:
+                self._mark(role)
+                frame.calling = _open_call(role.api, number)
+                self._records.begin(frame.calling, args, kwargs, inspect.currentframe())
+
+    def leave(self, operator: ModuleOperator, result: object) -> None:
+        """Close a call of a module, and with it those inside that never returned."""
+        thread, frames = self._thread, self._frames()
+        at = len(frames) - 1
+        while at >= 0 and frames[at].operator is not operator:
+            at -= 1
+        if at < 0 or thread.running:
+            return
+        closing = frames[at:]
+        del frames[at:]
+        if any(frame.took_mode for frame in closing):
+            self._put()
+        for frame in reversed(closing[1:]):
+            if frame.calling is not None:
+                self._records.end(frame.calling, None)
+        self._close(closing[0], result)
+
+    def pause(self) -> None:
+        """Hear nothing in this thread until it goes on."""
+        self._thread.paused = remove_mode(self.mode)
+
+    def resume(self) -> None:
+        """Go on listening where it was paused."""
+        if self._thread.paused:
+            self._thread.paused = False
+            self._put()
+
+    def failed(self, error: Exception) -> None:
+        """Report that a hook could not do its work."""
+        self._observer.failed(error)
+
+    def _close(self, frame: OpenApiModuleCall, result: object) -> None:
+        thread, error = self._thread, find_raised_error(frame.handled)
+        raised = error is not None and not is_caused_by(error, thread.fault)
+        thread.fault = None if error is None else fingerprint_error(error)
+        if frame.calling is not None:
+            self._records.end(frame.calling, result, raised=raised)
+        elif frame.role.api is None and error is None and self._observer.armed:
+            self._mark(frame.role)
+
+    def _mark(self, role: ModuleRole) -> None:
+        if role.layer:
+            self._records.mark(role.layer, inspect.currentframe())
+
+    def _opened(
+        self, function: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Any
+    ) -> Any:
+        """Run what is no call itself, and go on listening: what it calls are calls."""
+        push_mode(self.mode)
+        try:
+            return call_past_modes(function, types, args, kwargs)
+        finally:
+            remove_mode(self.mode)
+
+    def _called(
+        self,
+        found: TorchApi,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        frame: FrameType | None,
+    ) -> OpenTorchApiCall | None:
+        """Begin the call of a function; None when nothing is to be told of it."""
+        try:
+            named = self._named(found, args, frame)
+            if named is None:
+                return None
+            number = self._numbers.next(named.op_type)
+            if not self._observer.armed:
+                return None
+        except Exception as error:
+            self.failed(error)
+            return None
+        calling = _open_call(named, number)
+        run_shielded(self._records.begin, self.failed, calling, args, kwargs, frame)
+        return calling
+
+    def _named(
+        self, found: TorchApi, args: Sequence[Any], frame: FrameType | None
+    ) -> TorchApi | None:
+        """Return what a function is called where it stands; None when it is no call there."""
+        whose = self._sites.whose(frame)
+        if whose is not CodeOwner.USER:
+            if whose is CodeOwner.COMPILED:
+                self._observer.recorder.warn_once(COMPILED_WARNING)
+            return None
+        if found.kind != "Tensor" or frame is None:
+            return found
+        function, operator = self._sites.behind(frame)
+        if function:
+            return make_torch_api("Functional", function)
+        return make_torch_api("Tensor", operator) if operator else found
+
+    def _meet(self) -> None:
+        """Listen in a thread in which a module is called for the first time."""
+        if not self._thread.met:
+            self._put()
+
+    def _put(self) -> None:
+        self._thread.met = True
+        if not has_mode(self.mode):
+            push_mode(self.mode)
+
+    def _raised(self, calling: OpenTorchApiCall) -> None:
+        self._records.end(calling, None, raised=True)
+
+    def _role(self, operator: ModuleOperator) -> ModuleRole:
+        role = self._roles.get(operator)
+        if role is None:
+            role = self._roles[operator] = find_module_role(operator)
+        return role
+
+    def _frames(self) -> list[OpenApiModuleCall]:
+        thread = self._thread
+        if thread.generation != self._generation:
+            thread.frames.clear()
+            thread.generation = self._generation
+        return thread.frames
+
+
+def _open_call(found: TorchApi, number: int) -> OpenTorchApiCall:
+    call = ApiCall(found.kind, found.name, number)
+    return OpenTorchApiCall(call, call.name)

@@ -1,0 +1,142 @@
+"""Replaced functions of torch: operators that can be told from methods, and dropout that drops
+nothing.
+
+`2 * x` and `x.mul(2)` are one call to torch. Python asks `Tensor.__rmul__` for the first one,
+which is another name of `mul`: no function mode hears which it was, and the code of the script
+does not always tell where a tensor stands beside an operator. As long as somebody observes, each
+of these names is a function of ours that calls the method; its frame tells. Dropout stays off
+for the rest of the process, so that two runs can be compared.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import update_wrapper, wraps
+from types import CodeType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import Module, functional
+
+from rankdump._frameworks.torch.observer import exclude_from_compilation
+
+_OPERATOR_NAMES = tuple(
+    f"__{word}__"
+    for word in (
+        *("add", "sub", "mul", "matmul", "truediv", "mod", "pow", "radd", "rmul"),
+        *("rand", "ror", "rxor", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs"),
+        *("iadd", "isub", "imul", "itruediv", "imod", "ifloordiv", "ipow"),
+    )
+)
+"""Those of which torch says another name. What stands in the place of one of the others, such as
+`__eq__`, would be what torch tells the script's own modes and subclasses of."""
+
+_patch_lock = threading.Lock()
+_patch_users = 0
+_replaced_operators: dict[str, tuple[Any, Callable[..., Any]]] = {}
+"""What the class itself had under each name, None for nothing, and what it has instead."""
+
+
+class OperatorPatch:
+    """Operators tell what they are, from now until `remove`."""
+
+    def __init__(self) -> None:
+        global _patch_users
+        with _patch_lock:
+            _patch_users += 1
+            if _patch_users == 1:
+                _replace_operators()
+        self._removed = False
+
+    def remove(self) -> None:
+        """Leave tensors as they were when nobody else observes them."""
+        global _patch_users
+        with _patch_lock:
+            if self._removed:
+                return
+            self._removed = True
+            _patch_users -= 1
+            if _patch_users == 0:
+                _restore_operators()
+
+
+def find_written_operator(code: CodeType) -> str:
+    """Return which operator stands in the script where this code runs; empty for other code."""
+    return code.co_name if code.co_filename == __file__ and code.co_name in _OPERATOR_NAMES else ""
+
+
+def _replace_operators() -> None:
+    for name in _OPERATOR_NAMES:
+        method = getattr(Tensor, name, None)
+        if method is not None:
+            instead = _wrap_operator(name, method)
+            _replaced_operators[name] = vars(Tensor).get(name), instead
+            setattr(Tensor, name, instead)
+
+
+def _restore_operators() -> None:
+    for name, (own, instead) in _replaced_operators.items():
+        # Somebody may have put something in our place meanwhile.
+        if vars(Tensor).get(name) is not instead:
+            continue
+        if own is None:
+            delattr(Tensor, name)
+        else:
+            setattr(Tensor, name, own)
+    _replaced_operators.clear()
+
+
+def _wrap_operator(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def operator(tensor: Any, *others: Any) -> Any:
+        return method(tensor, *others)
+
+    operator.__code__ = operator.__code__.replace(co_name=name)
+    return exclude_from_compilation(update_wrapper(operator, method))
+
+
+# torch's stubs leave functions of `functional` untyped.
+# pyright: reportUnknownMemberType=false
+
+
+_DROPOUT_FUNCTIONS = (
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "alpha_dropout",
+    "feature_alpha_dropout",
+)
+_DROPOUT_MODULES = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
+_disabled_dropouts: set[Callable[..., Any]] = set()
+
+
+def without_dropout(model: Module) -> int:
+    """Set the p of the model's dropouts to 0, and that of every functional one; count the model's.
+
+    It is not undone: what follows is to be compared as well.
+    """
+    found = [module for module in model.modules() if isinstance(module, _DROPOUT_MODULES)]
+    for module in found:
+        module.p = 0.0
+    for name in _DROPOUT_FUNCTIONS:
+        before = getattr(functional, name)
+        if before not in _disabled_dropouts:
+            setattr(functional, name, _disable_dropout(before))
+    return len(found)
+
+
+def _disable_dropout(before: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(before)
+    def harmless(input: Any, p: float = 0.5, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
+        return before(input, 0.0, *args, **kwargs)
+
+    _disabled_dropouts.add(harmless)
+    return harmless

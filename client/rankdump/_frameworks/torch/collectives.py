@@ -1,0 +1,326 @@
+"""Replaced methods of torch's process group, through which every collective call is seen, the
+completion of asynchronous ones, and the subscription of one model to them.
+
+At this level it does not matter how a script imported `all_reduce`. Calls that never pass
+through Python are not seen: those inside compiled regions, and those of torch's own C++.
+Arguments, results and errors are passed through unchanged. A work with a future reports its own
+end. A work without one (messages, with gloo) ends when it is waited for, or at the latest when
+the script releases it; it is never kept alive.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+from weakref import ref
+
+import torch.distributed as dist
+from torch.nn import Module
+
+from rankdump._core.events import EventKind
+from rankdump._core.recorder_protocol import Recorder
+from rankdump._frameworks.torch.communication import (
+    ANY_SOURCE,
+    CollectiveRequest,
+    PendingCollective,
+    collective_recorder,
+    count_elements,
+    describe_group,
+    list_tensors,
+    read_group_timeout,
+)
+from rankdump._frameworks.torch.ddp import observe_buckets
+from rankdump._frameworks.torch.internals import find_running_ddp
+from rankdump._frameworks.torch.observer import TorchObserver, run_shielded
+
+# The work is a C++ class whose stubs are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+
+_work_class: Any = getattr(dist, "Work", None)
+
+
+class WorkWatcher:
+    """The replaced `Work.wait`, and the works nobody has waited for yet."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, PendingCollective] = {}
+        self._replaced: tuple[object, object] | None = None
+
+    def install(self) -> None:
+        """Replace the method."""
+        original: Callable[..., Any] = _work_class.wait
+        waits = self
+
+        @wraps(original)
+        def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(work, *args, **kwargs)
+            finally:
+                waits.ended(work)
+
+        # What stands in the class binds; `original`, read from it, does not.
+        self._replaced = (vars(_work_class)["wait"], wait)
+        _work_class.wait = wait
+
+    def remove(self) -> None:
+        """Put the method back; works still under way end when they are let go."""
+        if self._replaced is not None and vars(_work_class)["wait"] is self._replaced[1]:
+            _work_class.wait = self._replaced[0]
+        self._replaced = None
+
+    def watch(self, work: Any, pending: PendingCollective) -> None:
+        """Finish the event when the work is complete; without a work it already is."""
+        if not isinstance(work, dist.Work):
+            collective_recorder.end(pending)
+        elif not pending.begun:
+            # Nobody records it; only its number mattered, unless the end is to tell it.
+            if pending.sequence is None:
+                self._wait_for(work, pending)
+        elif not _finish_by_future(work, pending):
+            self._wait_for(work, pending)
+
+    def ended(self, work: dist.Work) -> None:
+        """Note that a wait for the work has returned."""
+        pending = self._pending.pop(id(work), None)
+        if pending is None:
+            return
+        try:
+            sender = _find_sender(work, pending)
+        except Exception:  # a wait that failed: nobody knows who would have sent
+            sender = None
+        collective_recorder.end(pending, sender)
+
+    def _wait_for(self, work: dist.Work, pending: PendingCollective) -> None:
+        self._pending[id(work)] = pending
+        weakref.finalize(work, self._let_go, id(work)).atexit = False
+
+    def _let_go(self, identity: int) -> None:
+        collective_recorder.end(self._pending.pop(identity, None))
+
+
+def _finish_by_future(work: dist.Work, pending: PendingCollective) -> bool:
+    """Have the work's future finish the event; False when it has none, or none of this kind."""
+    if pending.request.on_device or not pending.request.kind.collective:
+        return False
+    try:
+        future = work.get_future()
+    except RuntimeError:
+        return False
+
+    def done(_: object) -> None:
+        collective_recorder.end(pending)
+
+    future.add_done_callback(done)
+    return True
+
+
+def _find_sender(work: Any, pending: PendingCollective) -> int | None:
+    """Return the global rank of who sent a message from anyone, once it is there."""
+    request = pending.request
+    if request.kind is not EventKind.RECV or request.peer != ANY_SOURCE:
+        return None
+    return request.group.ranks[work._source_rank()]
+
+
+# The process group is a C++ class whose stubs are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveMethod:
+    """What a method of the process group does."""
+
+    kind: EventKind
+    sized_by: int | None = None
+    """Place of the argument whose elements count: equal on every member of the group."""
+    peer_at: int | None = None
+
+
+_GATHER_METHOD = CollectiveMethod(EventKind.ALL_GATHER, 1)
+_SCATTER_METHOD = CollectiveMethod(EventKind.REDUCE_SCATTER, 1)
+COLLECTIVE_METHODS = {
+    "allreduce": CollectiveMethod(EventKind.ALL_REDUCE, 0),
+    "allreduce_coalesced": CollectiveMethod(EventKind.ALL_REDUCE, 0),
+    "broadcast": CollectiveMethod(EventKind.BROADCAST, 0),
+    "reduce": CollectiveMethod(EventKind.REDUCE, 0),
+    "allgather": _GATHER_METHOD,
+    "allgather_coalesced": _GATHER_METHOD,
+    "allgather_into_tensor_coalesced": _GATHER_METHOD,
+    "all_gather_single": _GATHER_METHOD,
+    "all_gather_single_coalesced": _GATHER_METHOD,
+    "_allgather_base": _GATHER_METHOD,
+    "reduce_scatter": _SCATTER_METHOD,
+    "reduce_scatter_single": _SCATTER_METHOD,
+    "reduce_scatter_single_coalesced": _SCATTER_METHOD,
+    "reduce_scatter_tensor_coalesced": _SCATTER_METHOD,
+    "_reduce_scatter_base": _SCATTER_METHOD,
+    "gather": CollectiveMethod(EventKind.GATHER, 1),
+    "scatter": CollectiveMethod(EventKind.SCATTER, 0),
+    # Members may exchange parts of different sizes, so there is no count to agree on.
+    "alltoall": CollectiveMethod(EventKind.ALL_TO_ALL),
+    "alltoall_base": CollectiveMethod(EventKind.ALL_TO_ALL),
+    "all_to_all_single": CollectiveMethod(EventKind.ALL_TO_ALL),
+    "barrier": CollectiveMethod(EventKind.BARRIER),
+    "monitored_barrier": CollectiveMethod(EventKind.BARRIER),
+    "send": CollectiveMethod(EventKind.SEND, 0, 1),
+    "recv": CollectiveMethod(EventKind.RECV, 0, 1),
+    "recv_anysource": CollectiveMethod(EventKind.RECV, 0),
+}
+"""By name; a version of torch has some of them, newer ones under two names."""
+
+
+class ProcessGroupPatch:
+    """The replaced methods; in place as long as anybody listens."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._replaced: dict[str, tuple[object, object]] = {}
+        self._waits = WorkWatcher()
+
+    def listen(self, recorder: Recorder, graph: int) -> None:
+        """Tell a recorder of collectives from now on."""
+        collective_recorder.listen(recorder, graph)
+        self.refresh()
+
+    def forget(self, recorder: Recorder, graph: int) -> None:
+        """Tell it no longer; the last one to go puts the methods back."""
+        collective_recorder.forget(recorder, graph)
+        with self._lock:
+            if not collective_recorder.heard:
+                self._restore()
+
+    def refresh(self) -> None:
+        """Replace the methods once torch.distributed is in use."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return
+        with self._lock:
+            if self._replaced:
+                return
+            self._waits.install()
+            for name, method in COLLECTIVE_METHODS.items():
+                # What stands in the class binds; what reading it gives is callable, but does not.
+                original = vars(dist.ProcessGroup).get(name)
+                if original is not None:
+                    ours = self._observed(getattr(dist.ProcessGroup, name), method)
+                    self._replaced[name] = (original, ours)
+                    setattr(dist.ProcessGroup, name, ours)
+
+    def _restore(self) -> None:
+        for name, (original, ours) in self._replaced.items():
+            # Somebody who replaced ours keeps calling it: with nobody listening it only counts.
+            if vars(dist.ProcessGroup).get(name) is ours:
+                setattr(dist.ProcessGroup, name, original)
+        self._replaced.clear()
+        self._waits.remove()
+
+    def _observed(
+        self, original: Callable[..., Any], method: CollectiveMethod
+    ) -> Callable[..., Any]:
+        @wraps(original)
+        def observed(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            if collective_recorder.nested:
+                return original(group, *args, **kwargs)
+            pending = _begin_collective(group, method, (*args, *kwargs.values()))
+            try:
+                with collective_recorder.counted():
+                    work = original(group, *args, **kwargs)
+            except BaseException:
+                self._end(None, pending)
+                raise
+            self._end(work, pending)
+            return work
+
+        return observed
+
+    def _end(self, work: Any, pending: PendingCollective | None) -> None:
+        if pending is None:
+            return
+        try:
+            self._waits.watch(work, pending)
+        except Exception as error:
+            collective_recorder.failed(error)
+            collective_recorder.end(pending)
+
+
+def _begin_collective(
+    group: dist.ProcessGroup, method: CollectiveMethod, arguments: Sequence[object]
+) -> PendingCollective | None:
+    """Begin the event of a call; None when we fail, which the call must not notice."""
+    try:
+        members = describe_group(group)
+        sized = None if method.sized_by is None else arguments[method.sized_by]
+        tensors = list_tensors(sized)
+        element_count, dtype = count_elements(tensors)
+        peer = ANY_SOURCE
+        if method.peer_at is not None:
+            peer = members.ranks[int(str(arguments[method.peer_at]))]
+        rank = members.ranks[group.rank()]
+        device = tensors[0].device if tensors else None
+        return collective_recorder.begin(
+            CollectiveRequest(
+                kind=method.kind,
+                group=members,
+                rank=rank,
+                element_count=element_count,
+                dtype=dtype,
+                peer=peer,
+                on_device=device is not None and device.type != "cpu",
+                timeout=read_group_timeout(group, device),
+            )
+        )
+    except Exception as error:
+        collective_recorder.failed(error)
+        return None
+
+
+process_group_patch = ProcessGroupPatch()
+"""Of this process."""
+
+
+class CollectiveSubscription:
+    """On every rank alike, armed or not, until `stop`: all must count the same collectives."""
+
+    def __init__(self, model: Module, observer: TorchObserver) -> None:
+        self._observer = observer
+        self._on = False
+        self._around: ref[Module] | None = None
+        if dist.is_available():
+            run_shielded(self._start, observer.failed, model)
+
+    def refresh(self) -> None:
+        """Look again where collectives are to be listened for."""
+        if self._on:
+            run_shielded(process_group_patch.refresh, self._observer.failed)
+
+    def model_called(self) -> None:
+        """Find a wrapper that was put around the model later: it is known only while it runs."""
+        around = find_running_ddp() if self._on else None
+        if around is not None and (self._around is None or self._around() is not around):
+            self._around = ref(around)
+            observe_buckets(around)
+
+    def record_with(self, recorder: Recorder) -> None:
+        """Hand over to this recorder from now on, as the observer does."""
+        observer, before = self._observer, self._observer.recorder
+        observer.recorder = recorder
+        if self._on:
+            process_group_patch.forget(before, observer.graph)
+            process_group_patch.listen(recorder, observer.graph)
+
+    def stop(self) -> None:
+        """Hear no more."""
+        if self._on:
+            self._on = False
+            process_group_patch.forget(self._observer.recorder, self._observer.graph)
+
+    def _start(self, model: Module) -> None:
+        process_group_patch.listen(self._observer.recorder, self._observer.graph)
+        self._on = True
+        observe_buckets(model)

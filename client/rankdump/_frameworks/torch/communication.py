@@ -1,0 +1,285 @@
+"""Collectives and messages of a process: their groups, numbers, begins and ends, and how long a
+group lets them wait. One recorder for the whole process, because process groups belong to the
+process; knows nothing of how calls are intercepted.
+
+Times are the host's: on an accelerator a collective ends for the host when it is queued and
+waited for. A timeout that the backend does not reveal is unknown.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rankdump._core.events import EventKind
+from rankdump._core.events import ProcessGroup as Group
+from rankdump._core.recorder_protocol import CollectiveCall, Recorder, StartedEvent
+from rankdump._core.timeouts import GroupTimeout
+from rankdump._frameworks.torch.tensors import find_dtype_name
+
+# torch.distributed's stubs leave group names and ranks partly unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+
+ANY_SOURCE = -1
+
+_OPERATION_TITLES = {
+    kind: "".join(word.capitalize() for word in kind.name.split("_")) for kind in EventKind
+}
+
+
+class CollectiveCounter:
+    """Numbers collectives per group, and messages per group, sender and receiver, from 0.
+
+    Counting goes on in iterations that are not armed: all members must agree on the numbers.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[object, ...], Iterator[int]] = {}
+
+    def next(self, *key: object) -> int:
+        """Return the next number of that key; without a lock, for a fork must not find it taken."""
+        return next(self._counts.setdefault(key, itertools.count()))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRequest:
+    """A collective or message that is about to start."""
+
+    kind: EventKind
+    group: Group
+    rank: int
+    """This process's global rank."""
+    element_count: int = 0
+    dtype: str = ""
+    peer: int = ANY_SOURCE
+    """Global rank at the other end of a message, as far as it is known."""
+    scope: str = ""
+    """What stands between the group and the operation in the name."""
+    on_device: bool = False
+    """Its tensors lie on an accelerator, whose works tell the host no end."""
+    timeout: GroupTimeout | None = None
+    """How long it may wait, where that is known."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingCollective:
+    """A request under way; it ends once, whoever says so first."""
+
+    request: CollectiveRequest
+    sequence: int | None
+    """None until the sender of a message from anyone is known."""
+    begun: list[tuple[Recorder, StartedEvent]]
+    sequences: CollectiveCounter
+    _open: list[None] = field(default_factory=lambda: [None])
+
+    def finish(self, peer: int | None = None) -> None:
+        """Record the end; `peer` is the sender when only the end has shown it."""
+        try:
+            self._open.pop()
+        except IndexError:
+            return
+        if self.sequence is not None:
+            for recorder, begun in self.begun:
+                recorder.finished(begun)
+            return
+        peer = self.request.peer if peer is None else peer
+        sequence = _next_message_number(self.sequences, self.request, peer)
+        name, what = (
+            format_collective_name(self.request, peer, sequence),
+            _make_collective(self.request, peer, sequence),
+        )
+        for recorder, begun in self.begun:
+            recorder.finished(begun, name=name, collective=what)
+
+
+class CollectiveRecorder:
+    """The recorders that want to know, and the numbers so far."""
+
+    def __init__(self) -> None:
+        self._sequences = CollectiveCounter()
+        self._listeners: list[tuple[Recorder, int]] = []
+        self._inside = threading.local()
+
+    def listen(self, recorder: Recorder, graph: int) -> None:
+        """Tell this recorder, too; one that several models share is told once."""
+        self._listeners = [*self._listeners, (recorder, graph)]
+
+    def forget(self, recorder: Recorder, graph: int) -> None:
+        """Take back one `listen`."""
+        remaining = list(self._listeners)
+        if (recorder, graph) in remaining:
+            remaining.remove((recorder, graph))
+        self._listeners = remaining
+
+    @property
+    def heard(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._listeners)
+
+    @property
+    def nested(self) -> bool:
+        """Whether this thread is inside a call that is already counted."""
+        return getattr(self._inside, "depth", 0) > 0
+
+    @contextmanager
+    def counted(self) -> Generator[None]:
+        """Count no call that this one makes in its turn."""
+        self._inside.depth = getattr(self._inside, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._inside.depth -= 1
+
+    def begin(self, request: CollectiveRequest) -> PendingCollective:
+        """Number a request, and start its event with every recorder that is armed."""
+        if request.kind.collective:
+            number = self._sequences.next(request.group.name)
+        elif request.peer == ANY_SOURCE:
+            number = None
+        else:
+            number = _next_message_number(self._sequences, request, request.peer)
+        return PendingCollective(request, number, self._tell(request, number), self._sequences)
+
+    def end(self, pending: PendingCollective | None, peer: int | None = None) -> None:
+        """Record the end of a request, if it was begun; never raises."""
+        try:
+            if pending is not None:
+                pending.finish(peer)
+        except Exception as error:
+            self.failed(error)
+
+    def warn_once(self, message: str) -> None:
+        """Say something to every recorder."""
+        for recorder, _ in self._listeners:
+            recorder.warn_once(message)
+
+    def failed(self, error: Exception) -> None:
+        """Report that a collective could not be recorded."""
+        self.warn_once(f"a collective is not recorded: {type(error).__name__}: {error}")
+
+    def _tell(
+        self, request: CollectiveRequest, number: int | None
+    ) -> list[tuple[Recorder, StartedEvent]]:
+        """Start the event with every recorder that is armed, once with each."""
+        told: dict[int, tuple[Recorder, StartedEvent]] = {}
+        for recorder, graph in self._listeners:
+            if not recorder.armed or id(recorder) in told:
+                continue
+            if request.timeout is not None:
+                recorder.limited(request.timeout)
+            name, what = (
+                format_collective_name(request, request.peer, number),
+                _make_collective(request, request.peer, number),
+            )
+            begun = recorder.started(graph=graph, name=name, collective=what)
+            told[id(recorder)] = (recorder, begun)
+        return list(told.values())
+
+
+def describe_group(group: dist.ProcessGroup) -> Group:
+    """Return a communicator as the contract knows it."""
+    return Group(str(group.group_name), tuple(dist.get_process_group_ranks(group)))
+
+
+def count_elements(tensors: Iterable[Tensor]) -> tuple[int, str]:
+    """Return the elements of the tensors together, and the type of the first."""
+    found = list(tensors)
+    return sum(tensor.numel() for tensor in found), find_dtype_name(found[0]) if found else ""
+
+
+def format_collective_name(request: CollectiveRequest, peer: int, sequence: int | None) -> str:
+    """Return the name of a collective or message, unique within its iteration.
+
+    A message whose sender is not known yet has no number, and a name that others share.
+    """
+    title = _OPERATION_TITLES[request.kind]
+    if sequence is None:
+        return f"Default/group-{request.group.name}/peer-any/{title}"
+    between = request.scope if request.kind.collective else f"peer-{peer}/"
+    return f"Default/group-{request.group.name}/{between}{title}-op{sequence}"
+
+
+def _make_collective(request: CollectiveRequest, peer: int, sequence: int | None) -> CollectiveCall:
+    return CollectiveCall(
+        kind=request.kind,
+        group=request.group,
+        sequence=sequence or 0,
+        element_count=request.element_count,
+        dtype=request.dtype,
+        peer=peer,
+    )
+
+
+def _next_message_number(
+    sequences: CollectiveCounter, request: CollectiveRequest, peer: int
+) -> int:
+    ends = (request.rank, peer) if request.kind is EventKind.SEND else (peer, request.rank)
+    return sequences.next(request.group.name, *ends)
+
+
+def list_tensors(value: object, depth: int = 2) -> Sequence[Tensor]:
+    """Return the tensors of an argument: itself, a list, or a list of lists."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)) and depth:
+        parts = cast("Sequence[object]", value)
+        return [tensor for part in parts for tensor in list_tensors(part, depth - 1)]
+    return []
+
+
+collective_recorder = CollectiveRecorder()
+"""Of this process: groups, and the methods that are replaced, are there once."""
+
+
+# The process group is a C++ class whose stubs are partial.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportPrivateUsage=false
+
+
+_MICROSECOND = timedelta(microseconds=1)
+_known_timeouts: weakref.WeakKeyDictionary[Any, dict[str, GroupTimeout | None]] = (
+    weakref.WeakKeyDictionary()
+)
+"""By group, for a name may be given again, and by kind of device; empty for the group's own."""
+
+
+def read_group_timeout(
+    group: dist.ProcessGroup, device: torch.device | None
+) -> GroupTimeout | None:
+    """Return what a group's backend for tensors of a device was made with; None when unknown."""
+    known = _known_timeouts.get(group)
+    if known is None:
+        known = _known_timeouts[group] = {}
+    kind = "" if device is None else device.type
+    if kind not in known:
+        found = (_read_backend_timeout(group, each) for each in _list_devices(group, device))
+        known[kind] = next(filter(None, found), None)
+    return known[kind]
+
+
+def _list_devices(group: Any, device: torch.device | None) -> Sequence[torch.device]:
+    if device is not None:
+        return (device,)
+    return tuple(getattr(group, "_device_types", ()))
+
+
+def _read_backend_timeout(group: Any, device: torch.device) -> GroupTimeout | None:
+    try:
+        backend = group._get_backend(device)
+        limit = backend.options._timeout
+        if not isinstance(limit, timedelta) or limit < timedelta():
+            return None
+        return GroupTimeout(str(group.group_name), backend.name().lower(), limit // _MICROSECOND)
+    except (AttributeError, RuntimeError, TypeError):
+        return None

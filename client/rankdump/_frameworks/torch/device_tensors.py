@@ -1,0 +1,364 @@
+"""Tensors of an accelerator: copies of CUDA tensors into pinned host memory, and statistics of
+tensors computed where they lie.
+
+A CUDA tensor is first copied on the device, in the order of the job's own stream and at the
+speed of device memory. What the job does to it next does not show, and the job's stream never
+waits for the slow transfer to the host, which has a stream of its own. While more than a limit
+of such copies is in flight, the job's own stream makes the whole copy instead. Source: PyTorch,
+CUDA semantics, streams and pinned memory.
+
+Statistics accept tensors of any device, so that results of the host can be compared with those
+of an accelerator. Nothing waits for the accelerator before `read`, which reads many tensors back
+at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from rankdump._core.plan import StatisticPrecision
+from rankdump._core.recorder_protocol import DeferredStatistics
+from rankdump._core.statistics import DEVICE_STATISTICS, format_statistic_number
+from rankdump._frameworks.torch.internals import disable_observation
+from rankdump.errors import ProtocolError
+
+MAX_IN_FLIGHT_BYTES = 256 << 20
+"""Copies on the device that wait for their way to the host, of all devices together."""
+# cudaHostRegisterPortable: pinned for every device of the process.
+_REGISTER_PORTABLE = 1
+
+
+class CudaEvent(Protocol):
+    """A mark in a stream."""
+
+    def query(self) -> bool:
+        """Return whether everything before it is done; raise when the device failed."""
+        ...
+
+
+class CudaRuntime(Protocol):
+    """What is asked of CUDA."""
+
+    def register(self, address: int, byte_count: int) -> bool:
+        """Pin host memory; return whether that worked."""
+        ...
+
+    def unregister(self, address: int) -> None:
+        """Let pinned memory go."""
+        ...
+
+    def copy(self, tensor: Tensor, target: Tensor) -> CudaEvent:
+        """Begin to copy in the order of the job's stream; return what marks the end."""
+        ...
+
+    def copy_aside(self, tensor: Tensor, target: Tensor) -> CudaEvent:
+        """Begin to copy the tensor as it is now, beside the job's stream."""
+        ...
+
+
+class TorchCudaRuntime:
+    """CUDA as torch offers it."""
+
+    def __init__(self) -> None:
+        self._sides: dict[int, Any] = {}
+
+    def register(self, address: int, byte_count: int) -> bool:
+        """Pin host memory; return whether that worked."""
+        return int(_load_cudart().cudaHostRegister(address, byte_count, _REGISTER_PORTABLE)) == 0
+
+    def unregister(self, address: int) -> None:
+        """Let pinned memory go."""
+        _load_cudart().cudaHostUnregister(address)
+
+    def copy(self, tensor: Tensor, target: Tensor) -> CudaEvent:
+        """Begin to copy in the order of the job's stream; return what marks the end."""
+        target.copy_(tensor, non_blocking=True)
+        return self._mark(torch.cuda.current_stream(tensor.device))
+
+    def copy_aside(self, tensor: Tensor, target: Tensor) -> CudaEvent:
+        """Begin to copy the tensor as it is now, beside the job's stream."""
+        now = tensor.clone(memory_format=torch.contiguous_format)
+        side = self._side(tensor.device)
+        side.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(side):
+            target.copy_(now, non_blocking=True)
+        # The allocator may lend the memory out again only when the side stream is done with it.
+        now.record_stream(side)
+        return self._mark(side)
+
+    def _side(self, device: torch.device) -> Any:
+        index = device.index or 0
+        if index not in self._sides:
+            self._sides[index] = torch.cuda.Stream(device)
+        return self._sides[index]
+
+    def _mark(self, stream: Any) -> CudaEvent:
+        event = torch.cuda.Event()
+        event.record(stream)
+        return cast("CudaEvent", event)
+
+
+class CudaCopier:
+    """Begins copies of one process, and knows how much of it is under way."""
+
+    def __init__(self, runtime: CudaRuntime, most_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
+        self._runtime, self._most_bytes = runtime, most_bytes
+        self._lock = threading.Lock()
+        self._under_way_bytes = 0
+
+    def pin(self, memory: memoryview) -> Callable[[], None] | None:
+        """Pin host memory; None when it cannot be, else what lets it go."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        if not self._runtime.register(address, memory.nbytes):
+            return None
+        return lambda: self._runtime.unregister(address)
+
+    def begin(self, tensor: Tensor, target: memoryview) -> CudaTransfer:
+        """Begin to write the tensor's elements as they are now."""
+        size = target.nbytes
+        with self._lock:
+            aside = self._under_way_bytes + size <= self._most_bytes
+            held = size if aside else 0
+            self._under_way_bytes += held
+        copy = self._runtime.copy_aside if aside else self._runtime.copy
+        try:
+            with disable_observation():
+                flat = torch.frombuffer(target, dtype=torch.uint8)
+                event = copy(tensor.detach(), flat.view(tensor.dtype).view(tensor.shape))
+        except BaseException:
+            self._ended(held)
+            raise
+        return CudaTransfer(event, lambda: self._ended(held))
+
+    def _ended(self, byte_count: int) -> None:
+        with self._lock:
+            self._under_way_bytes -= byte_count
+
+
+class CudaTransfer:
+    """A copy under way; asked by one thread at a time."""
+
+    def __init__(self, event: CudaEvent, ended: Callable[[], None]) -> None:
+        self._event = event
+        self._ended: Callable[[], None] | None = ended
+
+    def done(self) -> bool:
+        """Return whether the elements are there; raise when they never will be."""
+        over = True
+        try:
+            over = self._event.query()
+            return over
+        finally:
+            if over and self._ended is not None:
+                self._ended()
+                self._ended = None
+
+
+class CudaTensor:
+    """One tensor of a CUDA device, as what copies it."""
+
+    __slots__ = ("_copier", "_tensor")
+
+    def __init__(self, tensor: Tensor, copier: CudaCopier) -> None:
+        self._tensor, self._copier = tensor, copier
+
+    def pin(self, memory: memoryview) -> Callable[[], None] | None:
+        """Make host memory fit for copies on their own; None when it cannot be."""
+        return self._copier.pin(memory)
+
+    def copy_into(self, target: memoryview) -> CudaTransfer:
+        """Begin to write the elements, C order, little endian, into a part of pinned memory."""
+        return self._copier.begin(self._tensor, target)
+
+
+def find_accelerator(tensor: Tensor) -> CudaTensor | None:
+    """Return what copies a tensor on its own; None when it is on no CUDA device."""
+    return CudaTensor(tensor, _COPIER) if tensor.is_cuda else None
+
+
+def _load_cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+_COPIER = CudaCopier(TorchCudaRuntime())
+
+
+# torch's stubs do not know its linear algebra.
+# pyright: reportUnknownVariableType=false
+
+
+StatisticKind = Literal["number", "truth", "null"]
+
+NULL_STATISTIC = "null"
+"""Stands where no figure can be computed (mindspore-dump.md 3.7)."""
+
+_BLOCK_ELEMENTS = 1 << 24
+"""Integers converted at a time for their norm: what is taken from the accelerator is bounded."""
+_COMPARABLE_DTYPES = {
+    "uint16": torch.int32,
+    "uint32": torch.int64,
+    "uint64": torch.float64,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceStatistics:
+    """The figures of one tensor, still on its device."""
+
+    row: Tensor
+    """One number for each item that is not null."""
+    kinds: tuple[StatisticKind, ...]
+    """How each item's text comes from its number."""
+    stream: Any
+    """Where the row is being computed; None on a device without streams."""
+
+    def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
+        """Return the texts of these others: one copy to the host for each device they lie on."""
+        texts: dict[int, tuple[str, ...]] = {}
+        by_device: dict[torch.device, list[tuple[int, DeviceStatistics]]] = {}
+        for index, other in enumerate(others):
+            if not isinstance(other, DeviceStatistics):
+                raise ProtocolError(f"figures {index}: {type(other).__name__} is of another kind")
+            by_device.setdefault(other.row.device, []).append((index, other))
+        for device, found in by_device.items():
+            numbers = iter(_fetch_numbers(device, [figures for _, figures in found]))
+            texts.update(
+                (index, _format_numbers(figures.kinds, numbers)) for index, figures in found
+            )
+        return [texts[index] for index in range(len(others))]
+
+
+def start_statistics(
+    tensor: Tensor, items: Sequence[str], precision: StatisticPrecision
+) -> DeviceStatistics:
+    """Start computing the items of a tensor that has elements.
+
+    `high` takes mean and norm in float32 at least, `low` in the tensor's own type; of integers
+    both are taken in float64. Maximum and minimum keep the tensor's type.
+    """
+    with disable_observation():
+        wide = _select_widest_dtype(tensor.device)
+        kinds: list[StatisticKind] = []
+        numbers: list[Tensor] = []
+        compute = _StatisticsComputation(tensor, precision)
+        for item in items:
+            found = compute.item(item)
+            kinds.append(NULL_STATISTIC if found is None else _find_kind(found))
+            numbers += [] if found is None else [found.to(wide)]
+        row = torch.stack(numbers) if numbers else torch.empty(0, dtype=wide, device=tensor.device)
+    return DeviceStatistics(row, tuple(kinds), _find_current_stream(tensor.device))
+
+
+def convert_to_comparable(tensor: Tensor) -> Tensor:
+    """Return the elements in a type that has an order in torch; of complex ones, both parts."""
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj())
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name.startswith("float8"):
+        # Holds every value of every such type, exactly.
+        return tensor.to(torch.bfloat16)
+    kind = _COMPARABLE_DTYPES.get(name)
+    return tensor if kind is None else tensor.to(kind)
+
+
+class _StatisticsComputation:
+    """The items of one tensor; maximum and minimum are found together, in one pass."""
+
+    def __init__(self, tensor: Tensor, precision: StatisticPrecision) -> None:
+        self._complex = tensor.is_complex()
+        self._elements = convert_to_comparable(tensor)
+        self._type = _select_accumulator(self._elements, precision)
+        self._extremes: tuple[Tensor, Tensor] | None = None
+        self._by_item: dict[str, Callable[[], Tensor]] = dict(
+            zip(DEVICE_STATISTICS, (self._max, self._min, self._mean, self._norm), strict=True)
+        )
+
+    def item(self, name: str) -> Tensor | None:
+        """Return the item as a scalar; None for one that is not to be had here."""
+        compute = self._by_item.get(name)
+        if compute is None or self._complex:
+            return None
+        try:
+            return compute()
+        except NotImplementedError:
+            # The device has no such function for that type.
+            return None
+
+    def _max(self) -> Tensor:
+        return self._both()[1]
+
+    def _min(self) -> Tensor:
+        return self._both()[0]
+
+    def _both(self) -> tuple[Tensor, Tensor]:
+        if self._extremes is None:
+            low, high = torch.aminmax(self._elements)
+            self._extremes = (low, high)
+        return self._extremes
+
+    def _mean(self) -> Tensor:
+        return torch.mean(self._elements, dtype=self._type)
+
+    def _norm(self) -> Tensor:
+        if self._elements.is_floating_point():
+            return _compute_norm(self._elements, self._type)
+        flat = self._elements.reshape(-1)
+        blocks = (flat[at : at + _BLOCK_ELEMENTS] for at in range(0, flat.numel(), _BLOCK_ELEMENTS))
+        norms = [_compute_norm(block.to(self._type), self._type) for block in blocks]
+        return _compute_norm(torch.stack(norms), self._type)
+
+
+def _compute_norm(elements: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.linalg.vector_norm(elements, dtype=dtype)
+
+
+def _select_accumulator(elements: Tensor, precision: StatisticPrecision) -> torch.dtype:
+    if not elements.is_floating_point():
+        return _select_widest_dtype(elements.device)
+    if precision == "low":
+        return elements.dtype
+    return torch.promote_types(elements.dtype, torch.float32)
+
+
+def _select_widest_dtype(device: torch.device) -> torch.dtype:
+    # Apple's devices have no float64.
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _find_kind(found: Tensor) -> StatisticKind:
+    return "truth" if found.dtype is torch.bool else "number"
+
+
+def _format_numbers(kinds: Sequence[StatisticKind], numbers: Iterator[float]) -> tuple[str, ...]:
+    return tuple(
+        NULL_STATISTIC if kind == NULL_STATISTIC else _format_number(kind, next(numbers))
+        for kind in kinds
+    )
+
+
+def _format_number(kind: StatisticKind, value: float) -> str:
+    return str(bool(value)) if kind == "truth" else format_statistic_number(value)
+
+
+def _fetch_numbers(device: torch.device, figures: Sequence[DeviceStatistics]) -> list[float]:
+    """Return all numbers of these figures, which lie on one device."""
+    with disable_observation():
+        now = _find_current_stream(device)
+        for stream in {each.stream for each in figures} - {now, None}:
+            now.wait_stream(stream)
+        joined = torch.cat([each.row for each in figures]).cpu()
+    return cast("list[float]", joined.tolist())
+
+
+def _find_current_stream(device: torch.device) -> Any:
+    """Return the stream that this thread's work on the device goes into, if it has any."""
+    current = getattr(getattr(torch, device.type, None), "current_stream", None)
+    return None if current is None or device.type == "cpu" else current(device)

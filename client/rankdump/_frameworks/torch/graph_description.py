@@ -1,0 +1,256 @@
+"""Description of a network as a graph while an iteration runs: callers, inputs, results and source
+lines, and the operator or parameter that made each tensor. Works only in the iteration that the
+recorder wants described; keeps no tensor and no part of autograd's graph alive.
+
+A tensor is known by its identity, a view by the tensor that it shows, and the result of
+unobserved arithmetic by autograd's graph, where it may have several makers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from rankdump._core.graph import GraphNode, GraphParameter, SourceLine, TensorType
+from rankdump._frameworks.model_observer import capture_source_lines
+from rankdump._frameworks.operator_names import CallLeaf
+from rankdump._frameworks.torch.internals import find_base, read_node_number, read_version
+from rankdump._frameworks.torch.module_tree import iterate_own_tensors, read_module_arguments
+from rankdump._frameworks.torch.observer import TorchObserver
+from rankdump._frameworks.torch.recomputation import TorchOperatorCall
+from rankdump._frameworks.torch.tensors import find_dtype_name
+
+# torch's stubs leave the nodes of autograd's graph partly untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+
+_MAX_SEARCHED_NODES = 256
+"""Nodes of autograd's graph looked at for one tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownTensor:
+    tensor: weakref.ref[Tensor]
+    version: int
+    maker: str
+
+
+class TensorProducers:
+    """The makers of one iteration's tensors, by name."""
+
+    def __init__(self) -> None:
+        self._by_identity: dict[int, _KnownTensor] = {}
+        self._by_node: dict[tuple[int, int], str] = {}
+
+    def forget(self) -> None:
+        """Know nothing any more."""
+        self._by_identity.clear()
+        self._by_node.clear()
+
+    def made(self, tensor: Tensor, name: str) -> str:
+        """Note that an operator returned a tensor; return which one made it.
+
+        That is another one when the tensor was only handed through.
+        """
+        known = self._known(tensor)
+        if known is not None and known.version == _read_version(tensor):
+            return known.maker
+        self._by_identity[id(tensor)] = _KnownTensor(
+            weakref.ref(tensor), _read_version(tensor), name
+        )
+        node = tensor.grad_fn
+        if node is not None:
+            self._by_node[threading.get_ident(), read_node_number(node)] = name
+        return name
+
+    def makers(self, tensor: Tensor) -> tuple[str, ...]:
+        """Return who made a tensor; nobody for one from outside."""
+        known = self._known(tensor)
+        if known is not None and known.version == _read_version(tensor):
+            return (known.maker,)
+        behind = self._behind(tensor.grad_fn)
+        if behind:
+            return behind
+        base = find_base(tensor)
+        known = known or (None if base is None else self._known(base))
+        return () if known is None else (known.maker,)
+
+    def _known(self, tensor: Tensor) -> _KnownTensor | None:
+        known = self._by_identity.get(id(tensor))
+        return known if known is not None and known.tensor() is tensor else None
+
+    def _behind(self, start: Any) -> tuple[str, ...]:
+        """Return the nearest known makers in autograd's graph."""
+        found: dict[str, None] = {}
+        waiting, seen = deque([start]), {None}
+        while waiting and len(seen) <= _MAX_SEARCHED_NODES:
+            node = waiting.popleft()
+            if node in seen:
+                continue
+            seen.add(node)
+            maker = self._of_node(node)
+            if maker is not None:
+                found[maker] = None
+            else:
+                waiting.extend(following for following, _ in node.next_functions)
+        return tuple(found)
+
+    def _of_node(self, node: Any) -> str | None:
+        leaf = None if node.next_functions else getattr(node, "variable", None)
+        if isinstance(leaf, Tensor):
+            known = self._known(leaf)
+            return None if known is None else known.maker
+        return self._by_node.get((threading.get_ident(), read_node_number(node)))
+
+
+def _read_version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else read_version(tensor)
+
+
+# With the import system, which has no files.
+_FOREIGN_FILES = (f"{Path(str(torch.__file__)).parent}{os.sep}", "<frozen ")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDraft:
+    """A call that has begun, as far as it can be described."""
+
+    inputs: tuple[str, ...]
+    source: tuple[SourceLine, ...]
+
+
+@dataclass(slots=True)
+class _ForwardDescription:
+    """What the backward of a call is described from."""
+
+    source: tuple[SourceLine, ...]
+    gradients: tuple[TensorType, ...] = ()
+    """Types of the gradients it will give."""
+    made: dict[str, None] = field(default_factory=dict[str, None])
+    """Makers of what the call returned: itself, or calls inside it."""
+
+
+class GraphDescriber:
+    """Describes one attached model."""
+
+    def __init__(self, observer: TorchObserver) -> None:
+        self._observer = observer
+        self._producers = TensorProducers()
+        self._names: dict[int, str] = {}
+        self._forwards: dict[str, _ForwardDescription] = {}
+        self._readers: dict[str, dict[str, None]] = {}
+        self._gradients: set[str] = set()
+
+    @property
+    def active(self) -> bool:
+        """Whether there is something to describe now."""
+        return self._observer.recorder.describing
+
+    def forget(self) -> None:
+        """Know nothing of the iteration any more."""
+        self._producers.forget()
+        self._names.clear()
+        self._forwards.clear()
+        self._readers.clear()
+        self._gradients.clear()
+
+    def parameters(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Describe parameters and buffers; those that are still without a shape are left out."""
+        for name, tensor in named:
+            self._names[id(tensor)] = name
+            kind = _find_tensor_type(tensor)
+            if kind is not None:
+                self._producers.made(tensor, name)
+                parameter = GraphParameter(name, kind)
+                self._observer.recorder.describe_parameter(self._observer.graph, parameter)
+
+    def begun(
+        self, call: TorchOperatorCall, module: Module, leaves: Sequence[CallLeaf]
+    ) -> NodeDraft:
+        """Note what a call reads and where it is made, before it may change anything."""
+        forward = call.names.forward
+        known = self._forwards.setdefault(
+            forward, _ForwardDescription(capture_source_lines(besides=_FOREIGN_FILES))
+        )
+        tensors = _list_leaf_tensors(leaves)
+        wanted = (t for t in tensors if t.requires_grad and not isinstance(t, Parameter))
+        known.gradients = known.gradients or _find_tensor_types(wanted)
+        inputs = [maker for tensor in tensors for maker in self._producers.makers(tensor) or ("",)]
+        for maker in filter(None, inputs):
+            self._readers.setdefault(maker, {})[call.names.gradient] = None
+        own = (self._names.get(id(tensor), "") for _, tensor in iterate_own_tensors(module))
+        inputs += [name for name in own if name and name not in inputs]
+        return NodeDraft(tuple(inputs), known.source)
+
+    def ended(
+        self,
+        call: TorchOperatorCall,
+        name: str,
+        module: Module,
+        sketch: NodeDraft,
+        results: Sequence[CallLeaf],
+    ) -> None:
+        """Describe a call; of one that raised there are no results."""
+        tensors = _list_leaf_tensors(results)
+        known = self._forwards.get(call.names.forward)
+        for tensor in tensors:
+            maker = self._producers.made(tensor, name)
+            if known is not None:
+                known.made[maker] = None
+        node = GraphNode(
+            name=name,
+            op_type=call.scope.op_type,
+            inputs=sketch.inputs,
+            outputs=_find_tensor_types(tensors),
+            attributes=read_module_arguments(module),
+            source=sketch.source,
+        )
+        self._observer.recorder.describe(self._observer.graph, node)
+
+    def gradient(self, call: TorchOperatorCall) -> None:
+        """Describe the backward of a call; it follows from those that ran before it."""
+        name = call.names.gradient
+        known = self._forwards.get(call.names.forward)
+        if known is None or name in self._gradients:
+            return
+        self._gradients.add(name)
+        # Copies: another thread may be adding to them.
+        made = [tuple(self._readers.get(maker, ())) for maker in tuple(known.made)]
+        readers = itertools.chain.from_iterable(made)
+        node = GraphNode(
+            name=name,
+            op_type=call.scope.op_type,
+            inputs=tuple(r for r in dict.fromkeys(readers) if r in self._gradients and r != name),
+            outputs=known.gradients,
+            source=known.source,
+        )
+        self._observer.recorder.describe(self._observer.graph, node)
+
+
+def _list_leaf_tensors(leaves: Iterable[CallLeaf]) -> list[Tensor]:
+    return [leaf.value for leaf in leaves if isinstance(leaf.value, Tensor)]
+
+
+def _find_tensor_types(tensors: Iterable[Tensor]) -> tuple[TensorType, ...]:
+    return tuple(kind for kind in map(_find_tensor_type, tensors) if kind is not None)
+
+
+def _find_tensor_type(tensor: Tensor) -> TensorType | None:
+    """Return the type of a tensor; None where it has no extents in numbers."""
+    try:
+        return TensorType(find_dtype_name(tensor), tuple(map(int, tensor.shape)))
+    except (RuntimeError, TypeError, ValueError):
+        # Nested and lazy tensors among them.
+        return None

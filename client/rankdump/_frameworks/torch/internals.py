@@ -1,0 +1,238 @@
+"""Private interfaces of torch that the adapter depends on, each with its behaviour where torch does
+not have it. No other module reaches below torch's public interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
+
+# These are C modules whose stubs, where there are any, leave much unknown.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportPrivateUsage=false, reportMissingModuleSource=false, reportUnknownParameterType=false
+
+
+_C: Any = torch._C
+_functorch: Any = getattr(_C, "_functorch", None)
+_is_wrapped: Callable[[Tensor], bool] = getattr(
+    _functorch, "is_functorch_wrapped_tensor", lambda _tensor: False
+)
+_autograd: Any = getattr(_C, "_autograd", None)
+_eval_frame: Any = getattr(getattr(_C, "_dynamo", None), "eval_frame", None)
+
+
+def unwrap_tensor(tensor: Tensor) -> Tensor:
+    """Return the tensor below the wrappers of torch.func; a vmapped one has its batch."""
+    while _is_wrapped(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def has_own_elements(tensor: Tensor) -> bool:
+    """Return whether the tensor keeps its elements itself, not through its Python class."""
+    kind: Any = type(tensor)
+    if kind is Tensor or kind is Parameter:
+        return True
+    return kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def read_version(tensor: Tensor) -> int:
+    """Return how often the tensor's content was changed in place."""
+    return tensor._version
+
+
+def find_base(tensor: Tensor) -> Tensor | None:
+    """Return the tensor whose elements this one shows; None when it has its own."""
+    return tensor._base
+
+
+def read_node_number(node: Any) -> int:
+    """Return the number of a node of the graph, in the order in which its thread made nodes."""
+    return node._sequence_nr()
+
+
+def read_structure(model: Module) -> list[object] | None:
+    """Return what a model is made of, equal as long as nothing was put in, out or elsewhere.
+
+    None for one with parts that do not tell. Only the identities of modules and parameters are in
+    it: they mean something to whoever keeps those alive.
+    """
+    found: list[object] = []
+    waiting, seen = [model], set[int]()
+    while waiting:
+        module = waiting.pop()
+        if id(module) in seen:
+            continue
+        if isinstance(module, torch.jit.ScriptModule):
+            return None
+        seen.add(id(module))
+        found += (id(module), type(module), module.training, id(find_compiled_call(module)))
+        for parts in (module._modules, module._parameters):
+            found += parts
+            found += map(id, parts.values())
+        # A buffer may be another tensor after every step; its name and place matter.
+        found += [(name, part is None) for name, part in module._buffers.items()]
+        found += module._non_persistent_buffers_set
+        waiting += [child for child in module._modules.values() if child is not None]
+    return found
+
+
+def is_persistent(module: Module, buffer: str) -> bool:
+    """Return whether a buffer of the module is part of its state."""
+    return buffer not in module._non_persistent_buffers_set
+
+
+def disable_function_modes() -> AbstractContextManager[None]:
+    """Keep a user's function modes from seeing what is asked of a tensor within."""
+    return _C.DisableTorchFunction()
+
+
+@contextmanager
+def disable_observation() -> Generator[None]:
+    """Keep autograd, autocast, torch.func and a user's modes from seeing what is read within."""
+    with (
+        _C.DisableTorchFunction(),
+        _C._DisableTorchDispatch(),
+        _disable_autocast(),
+        torch.no_grad(),
+        _disable_transforms(),
+    ):
+        yield
+
+
+def has_mode(mode: TorchFunctionMode) -> bool:
+    """Return whether a function mode is on this thread's stack."""
+    depth = _C._len_torch_function_stack()
+    return any(_C._get_function_stack_at(at) is mode for at in reversed(range(depth)))
+
+
+def push_mode(mode: TorchFunctionMode) -> None:
+    """Put a function mode on this thread's stack, below those that a block of the script ends.
+
+    The default device's is the lowest: torch looks for it there.
+    """
+    above: list[TorchFunctionMode] = []
+    while _C._len_torch_function_stack():
+        above.append(_C._pop_torch_function_stack())
+    if above and isinstance(above[-1], DeviceContext):
+        _C._push_on_torch_function_stack(above.pop())
+    for each in (mode, *reversed(above)):
+        _C._push_on_torch_function_stack(each)
+
+
+def remove_mode(mode: TorchFunctionMode) -> bool:
+    """Take a function mode off this thread's stack, wherever it is; return whether it was there."""
+    if not has_mode(mode):
+        return False
+    above: list[TorchFunctionMode] = []
+    while (top := _C._pop_torch_function_stack()) is not mode:
+        above.append(top)
+    for each in reversed(above):
+        _C._push_on_torch_function_stack(each)
+    return True
+
+
+def call_past_modes(function: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function of which this thread's highest mode does not hear, but of what it calls.
+
+    In a torch too old for this the mode hears of neither.
+    """
+    if hasattr(_C, "_skip_one_hop_torch_function"):
+        return _C._skip_one_hop_torch_function(function, types, args, kwargs)
+    with disable_function_modes():
+        return function(*args, **kwargs)
+
+
+def _disable_autocast() -> AbstractContextManager[Any]:
+    # Without this a torch too old for it may compute in the types that autocast likes better.
+    return _C._DisableAutocast() if hasattr(_C, "_DisableAutocast") else nullcontext()
+
+
+def _disable_transforms() -> AbstractContextManager[Any]:
+    if _functorch is None or _functorch.peek_interpreter_stack() is None:
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
+
+
+def is_tracing() -> bool:
+    """Return whether tensors are being traced rather than computed: no hook may touch them."""
+    return torch.compiler.is_compiling() or _C._get_tracing_state() is not None
+
+
+def skip_compilation(function: Callable[..., Any]) -> None:
+    """Have the compiler leave alone what the function runs, where nothing traces it.
+
+    A torch too old for this may compile such a function, which then observes nothing.
+    """
+    if hasattr(_eval_frame, "set_code_exec_strategy"):
+        skip = _eval_frame._FrameAction.SKIP
+        strategy = _eval_frame._FrameExecStrategy(skip, skip)
+        _eval_frame.set_code_exec_strategy(getattr(function, "__code__", None), strategy)
+    elif hasattr(_eval_frame, "skip_code"):
+        _eval_frame.skip_code(getattr(function, "__code__", None))
+
+
+def find_compiled_call(module: Module) -> Callable[..., Any] | None:
+    """Return what `Module.compile` has put in the place of the module's call."""
+    return getattr(module, "_compiled_call_impl", None)
+
+
+def find_plain_call(module: Module) -> Callable[..., Any]:
+    """Return the module's own call, with its hooks."""
+    return module._call_impl
+
+
+def set_compiled_call(module: Module, call: Callable[..., Any] | None) -> None:
+    """Replace what `Module.compile` has put in the place of the module's call; None for nothing."""
+    module._compiled_call_impl = call
+
+
+def read_pre_hooks(module: Module) -> dict[int, Callable[..., Any]]:
+    """Return what stands before every call of a module, by torch's own keys."""
+    return getattr(module, "_forward_pre_hooks", {})
+
+
+def find_running_ddp() -> Module | None:
+    """Return the innermost DistributedDataParallel whose forward runs now; None where none does."""
+    return getattr(DistributedDataParallel, "_active_ddp_module", None)
+
+
+def read_next_node_number() -> int:
+    """Return the number of the next node of the graph that this thread makes."""
+    return _autograd._get_sequence_nr() if hasattr(_autograd, "_get_sequence_nr") else 0
+
+
+def find_saving_hook() -> object | None:
+    """Return what watches the tensors this thread saves for the backward, if anything does."""
+    if not hasattr(_autograd, "_top_saved_tensors_default_hooks"):
+        return None
+    hooks = _autograd._top_saved_tensors_default_hooks(False)
+    return hooks[0] if hooks else None
+
+
+def find_backward_step() -> tuple[int, int, bool] | None:
+    """Return the running task of autograd, its node's number, and whether Python wrote the node.
+
+    None outside a backward; a torch too old to tell never seems to be inside one.
+    """
+    if not hasattr(_C, "_current_graph_task_id"):
+        return None
+    task = _C._current_graph_task_id()
+    if task == -1:
+        return None
+    node = _C._current_autograd_node() if hasattr(_C, "_current_autograd_node") else None
+    if node is None:
+        return task, -1, False
+    function = isinstance(node, torch.autograd.function.BackwardCFunction)
+    return task, node._sequence_nr(), function

@@ -1,0 +1,449 @@
+"""Observation of one attached model: its module calls as events with their tensors, and the
+gradients that arrive at and leave each call. Composition root of the adapter; costs nothing in
+iterations that are not armed.
+
+Each thread keeps its own stack of open calls. Of the calls that an error passes through, only
+the innermost one is reported as raised. Module backward hooks are not used: they wrap arguments
+and results in a node of autograd, and in-place modules then fail. A tensor hook sees the
+gradient summed over all consumers, and changes nothing. A backward operator is one event,
+recorded when its first gradient arrives; what autograd does inside it cannot be seen from here.
+It ends when the gradients of everything the forward read have arrived; one that expects no
+gradient ends as soon as it was seen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.utils.hooks import RemovableHandle
+
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import IterationHook, Recorder, StartedEvent
+from rankdump._frameworks.operator_names import CallLeaf, list_call_leaves, list_result_leaves
+from rankdump._frameworks.torch.collectives import CollectiveSubscription
+from rankdump._frameworks.torch.graph_description import GraphDescriber, NodeDraft
+from rankdump._frameworks.torch.internals import (
+    find_backward_step,
+    is_tracing,
+    read_structure,
+    unwrap_tensor,
+)
+from rankdump._frameworks.torch.module_hooks import ModuleHooks
+from rankdump._frameworks.torch.module_tree import (
+    ModuleOperator,
+    ModuleTree,
+    build_module_tree,
+    read_module_arguments,
+)
+from rankdump._frameworks.torch.observer import (
+    ErrorFingerprint,
+    TorchObserver,
+    exclude_from_compilation,
+    find_handled_error,
+    find_raised_error,
+    fingerprint_error,
+    is_caused_by,
+    run_shielded,
+)
+from rankdump._frameworks.torch.parameters import ModuleMarkReporter, TorchParameterObserver
+from rankdump._frameworks.torch.recomputation import BackwardStep, ForwardCallLog, TorchOperatorCall
+
+# torch's stubs leave hooks and handles untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+
+# Seen from the backward, what the forward wrote is read and what it read is written.
+_BACKWARD_SIDE = {TensorSide.INPUT: TensorSide.OUTPUT, TensorSide.OUTPUT: TensorSide.INPUT}
+
+
+class ModuleGradientObserver:
+    """Places the hooks of one attached model."""
+
+    def __init__(self, observer: TorchObserver, describer: GraphDescriber) -> None:
+        self._observer = observer
+        self._describer = describer
+        self._hooks = TensorHookRegistry()
+
+    def watch(
+        self, call: TorchOperatorCall, side: TensorSide, leaves: Iterable[CallLeaf], *, again: bool
+    ) -> None:
+        """Wait for the gradients of what a call read or wrote.
+
+        `again` says the call is being recomputed: slots its forward already waits for are left
+        alone, so that no gradient is recorded twice. Either way they carry the forward's number.
+        """
+        name = call.names.gradient
+        # The gradients arriving make the event, whether or not their values are wanted.
+        if side is TensorSide.INPUT and not self._observer.wants(name, TensorSide.OUTPUT):
+            return
+        for leaf in leaves:
+            tensor = leaf.value
+            if not isinstance(tensor, Tensor) or not is_hookable(tensor):
+                continue
+            place = (side, leaf.slot)
+            if again and place in call.watched:
+                continue
+            if not again:
+                call.watched.add(place)
+            self._hooks.place(tensor, _ModuleGradientHook(self, call, side, leaf))
+            call.arrivals.expect(side, leaf.slot, id(tensor))
+
+    def release(self) -> None:
+        """Remove the hooks from tensors that may outlive the iteration."""
+        self._hooks.release()
+
+    def take(self, call: TorchOperatorCall, side: TensorSide, leaf: CallLeaf) -> None:
+        """Hand over a gradient that has arrived, on that side of the forward."""
+        observer, name = self._observer, call.names.gradient
+        if not observer.armed:
+            return
+        if call.arrivals.begins(side, leaf.slot):
+            observer.event(name)
+            if self._describer.active:
+                run_shielded(self._describer.gradient, self.failed, call)
+        observer.tensors(call.scope.op_type, name, _BACKWARD_SIDE[side], [leaf])
+        if call.arrivals.complete:
+            observer.settled(name)
+
+    def failed(self, error: Exception) -> None:
+        """Report that a hook could not do its work."""
+        self._observer.failed(error)
+
+
+class _ModuleGradientHook:
+    """The hook of one slot; it holds what describes a tensor, never one."""
+
+    __slots__ = ("_argument", "_call", "_gradients", "_side", "_slot")
+
+    def __init__(
+        self,
+        gradients: ModuleGradientObserver,
+        call: TorchOperatorCall,
+        side: TensorSide,
+        leaf: CallLeaf,
+    ) -> None:
+        self._gradients = gradients
+        self._call = call
+        self._side = side
+        self._slot = leaf.slot
+        self._argument = leaf.argument
+
+    @exclude_from_compilation
+    def __call__(self, gradient: Tensor) -> None:
+        if not is_tracing():
+            leaf = CallLeaf(self._slot, self._argument, gradient)
+            run_shielded(self._gradients.take, self._gradients.failed, self._call, self._side, leaf)
+
+
+class TensorHookRegistry:
+    """The hooks on tensors of one model: those of leaves stay in place for later backwards."""
+
+    def __init__(self) -> None:
+        self._on_leaves: list[RemovableHandle] = []
+
+    def place(self, tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
+        """Have a hook given each gradient of a tensor."""
+        handle = cast("Callable[[object], RemovableHandle]", tensor.register_hook)(hook)
+        if tensor.is_leaf:
+            self._on_leaves.append(handle)
+
+    def release(self) -> None:
+        """Remove those that may outlive the iteration."""
+        handles, self._on_leaves = self._on_leaves, []
+        for handle in handles:
+            handle.remove()
+
+
+def is_hookable(tensor: Tensor) -> bool:
+    """Return whether autograd will bring a gradient here that no one else records."""
+    if not tensor.requires_grad or isinstance(tensor, Parameter):
+        return False
+    # Inside torch.func a hook would become part of the function that is transformed.
+    return unwrap_tensor(tensor) is tensor
+
+
+@dataclass(slots=True, eq=False)
+class OpenModuleCall:
+    """A call that has begun."""
+
+    operator: ModuleOperator
+    call: TorchOperatorCall | None
+    """None inside a compiled region's boundary, which is the same call."""
+    again: bool
+    """It is a recomputation."""
+    handled: int
+    """The error that the script was handling already."""
+    begun: StartedEvent | None = None
+    fault: ErrorFingerprint | None = None
+    """An error that came out of a call inside this one."""
+    sketch: NodeDraft | None = None
+
+    @property
+    def name(self) -> str:
+        """Full scope name."""
+        if self.call is None:
+            return ""
+        names = self.call.names
+        return names.recomputation if self.again else names.forward
+
+
+class _OpenCallStack(threading.local):
+    """The open calls of this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.frames: list[OpenModuleCall] = []
+        self.generation = -1
+
+
+class ModuleCallObserver:
+    """Observes the module calls of one attached model."""
+
+    def __init__(
+        self,
+        observer: TorchObserver,
+        numbering: ForwardCallLog,
+        gradients: ModuleGradientObserver,
+        describer: GraphDescriber,
+        marking: ModuleMarkReporter,
+    ) -> None:
+        self._observer = observer
+        self._numbering = numbering
+        self._gradients = gradients
+        self._describer = describer
+        self._marking = marking
+        self._stack = _OpenCallStack()
+        self._generation = 0
+
+    def restart(self) -> None:
+        """Forget the calls that are still open: an iteration begins, or nothing is seen any more.
+
+        Those of another thread are over when that thread makes its next call.
+        """
+        self._generation += 1
+        self._frames()
+
+    def enter(
+        self, operator: ModuleOperator, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
+        """Open a call and hand over its arguments."""
+        if not self._observer.armed:
+            return
+        self._marking.refresh()
+        frames = self._frames()
+        if frames and _is_inside_boundary(frames[-1].operator, operator):
+            frames.append(OpenModuleCall(operator, None, again=False, handled=find_handled_error()))
+            return
+        leaves = list_call_leaves(args, kwargs)
+        call, again = self._numbered(operator, leaves)
+        frame = OpenModuleCall(operator, call, again, find_handled_error())
+        frames.append(frame)
+        graph = self._observer.graph
+        try:
+            if not again:
+                self._observer.recorder.entered(graph, frame.name)
+            self._read(frame, call, leaves)
+        finally:
+            frame.begun = self._observer.recorder.started(graph=graph, name=frame.name)
+
+    def leave(self, operator: ModuleOperator, result: object) -> None:
+        """Close a call and hand over its results; those of a call that raised are None."""
+        closing = self._closed(operator)
+        if not closing:
+            return
+        for frame in reversed(closing[1:]):
+            self._settle(frame, [], raised=False)
+        frame = closing[0]
+        raised = self._raised(frame)
+        leaves: list[CallLeaf] = []
+        try:
+            leaves = list_result_leaves(result)
+            self._written(frame, leaves)
+        finally:
+            self._settle(frame, leaves, raised=raised)
+
+    def failed(self, error: Exception) -> None:
+        """Report that a hook could not do its work."""
+        self._observer.failed(error)
+
+    def _frames(self) -> list[OpenModuleCall]:
+        stack = self._stack
+        if stack.generation != self._generation:
+            self._finish(stack.frames)
+            stack.frames.clear()
+            stack.generation = self._generation
+        return stack.frames
+
+    def _read(
+        self, frame: OpenModuleCall, call: TorchOperatorCall, leaves: Sequence[CallLeaf]
+    ) -> None:
+        recorder, op_type = self._observer.recorder, call.scope.op_type
+        if self._describer.active:
+            run_shielded(self._sketch, self.failed, frame, call, leaves)
+        if recorder.wants_arguments and not frame.again:
+            values = read_module_arguments(frame.operator.module)
+            recorder.arguments(self._observer.graph, op_type, frame.name, values)
+        self._observer.tensors(op_type, frame.name, TensorSide.INPUT, leaves)
+        self._gradients.watch(call, TensorSide.INPUT, leaves, again=frame.again)
+
+    def _written(self, frame: OpenModuleCall, leaves: Sequence[CallLeaf]) -> None:
+        if frame.call is not None:
+            op_type = frame.call.scope.op_type
+            self._observer.tensors(op_type, frame.name, TensorSide.OUTPUT, leaves)
+            self._gradients.watch(frame.call, TensorSide.OUTPUT, leaves, again=frame.again)
+
+    def _sketch(
+        self, frame: OpenModuleCall, call: TorchOperatorCall, leaves: Sequence[CallLeaf]
+    ) -> None:
+        frame.sketch = self._describer.begun(call, frame.operator.module, leaves)
+
+    def _settle(self, frame: OpenModuleCall, leaves: Sequence[CallLeaf], *, raised: bool) -> None:
+        """Say that a call is over."""
+        call, sketch = frame.call, frame.sketch
+        if call is None:
+            return
+        if sketch is not None:
+            module = frame.operator.module
+            ended = self._describer.ended
+            run_shielded(ended, self.failed, call, frame.name, module, sketch, leaves)
+        self._observer.settled(frame.name, raised=raised)
+
+    def _raised(self, frame: OpenModuleCall) -> bool:
+        """Return whether a call raised an error of its own; tell the call around it."""
+        error = find_raised_error(frame.handled)
+        if error is None:
+            return False
+        own = frame.call is not None and not is_caused_by(error, frame.fault)
+        frames = self._frames()
+        if frames:
+            frames[-1].fault = frame.fault if frame.call is None else fingerprint_error(error)
+        return own
+
+    def _closed(self, operator: ModuleOperator) -> list[OpenModuleCall]:
+        """Take the operator's innermost call, and with it those inside that never returned."""
+        frames = self._frames()
+        at = len(frames) - 1
+        while at >= 0 and frames[at].operator is not operator:
+            at -= 1
+        if at < 0:
+            return []
+        closing = frames[at:]
+        del frames[at:]
+        self._finish(closing)
+        return closing
+
+    def _finish(self, frames: Sequence[OpenModuleCall]) -> None:
+        for frame in reversed(frames):
+            if frame.begun is not None:
+                self._observer.recorder.finished(frame.begun)
+
+    def _numbered(
+        self, operator: ModuleOperator, leaves: Sequence[CallLeaf]
+    ) -> tuple[TorchOperatorCall, bool]:
+        tensors = (leaf.value for leaf in leaves if isinstance(leaf.value, Tensor))
+        first = next(tensors, None)
+        step = find_backward_step()
+        if step is not None:
+            repeated = self._numbering.recomputation(operator.scope, first, BackwardStep(*step))
+            if repeated is not None:
+                return repeated, True
+        return self._numbering.forward(operator.scope, first), False
+
+
+def _is_inside_boundary(outer: ModuleOperator, inner: ModuleOperator) -> bool:
+    return outer.boundary and not inner.boundary and outer.scope == inner.scope
+
+
+def attach_model(model: Module, recorder: Recorder, graph: int) -> IterationHook:
+    """Observe a model from its next armed iteration on."""
+    return TorchModelHook(model, recorder, graph)
+
+
+class TorchModelHook:
+    """One attached model; costs nothing in iterations that are not armed."""
+
+    def __init__(self, model: Module, recorder: Recorder, graph: int) -> None:
+        self._model = model
+        self._observer = TorchObserver(recorder, graph)
+        self._numbering = ForwardCallLog()
+        self._describer = GraphDescriber(self._observer)
+        self._gradients = ModuleGradientObserver(self._observer, self._describer)
+        self._marking = ModuleMarkReporter(model, self._observer)
+        self._calls = ModuleCallObserver(
+            self._observer, self._numbering, self._gradients, self._describer, self._marking
+        )
+        self._parameters = TorchParameterObserver(model, self._observer)
+        self._installed: ModuleHooks | None = None
+        self._structure: list[object] | None = None
+        self._iteration = -1
+        self._listening = CollectiveSubscription(model, self._observer)
+
+    def iteration_begins(self, iteration: int, armed: bool) -> None:
+        """Install the hooks for an armed iteration, remove them for any other.
+
+        An iteration may be armed and disarmed several times: its calls are numbered on.
+        """
+        if iteration != self._iteration:
+            self._iteration = iteration
+            self._numbering.restart()
+            self._parameters.restart()
+        self._listening.refresh()
+        run_shielded(self._arm if armed else self._disarm, self._observer.failed)
+
+    def iteration_ends(self, iteration: int, armed: bool) -> None:
+        """Hand over parameters, buffers, and gradients that no optimizer used."""
+        if armed:
+            run_shielded(self._marking.refresh, self._observer.failed)
+            run_shielded(self._parameters.finish, self._observer.failed)
+            # Those that only the iteration gave a shape.
+            run_shielded(self._describe_parameters, self._observer.failed)
+        self._describer.forget()
+        run_shielded(self._gradients.release, self._observer.failed)
+
+    def detach(self) -> None:
+        """Leave the model as it was before."""
+        run_shielded(self._disarm, self._observer.failed)
+        self._numbering.restart()
+        self._listening.stop()
+
+    def _arm(self) -> None:
+        self._calls.restart()
+        self._describer.forget()
+        structure = read_structure(self._model)
+        self._parameters.start(structure)
+        # The hooks that are in place keep alive what the structure knows by identity.
+        if self._installed is None or structure is None or structure != self._structure:
+            self._install(build_module_tree(self._model))
+            # Hooks that stand for a compiled region are part of it.
+            self._structure = read_structure(self._model)
+        else:
+            self._marking.refresh()
+        self._describe_parameters()
+
+    def _install(self, tree: ModuleTree) -> None:
+        for note in tree.notes:
+            self._observer.recorder.warn_once(note)
+        self._marking.tell(tree)
+        if self._installed is None or not self._installed.tree.same_as(tree):
+            self._uninstall()
+            self._installed = ModuleHooks(tree, self._calls)
+
+    def _disarm(self) -> None:
+        self._uninstall()
+        self._calls.restart()
+        self._parameters.stop()
+        self._gradients.release()
+        self._describer.forget()
+
+    def _describe_parameters(self) -> None:
+        if self._describer.active:
+            self._describer.parameters(self._parameters.named())
+
+    def _uninstall(self) -> None:
+        installed, self._installed = self._installed, None
+        if installed is not None:
+            installed.remove()

@@ -1,0 +1,273 @@
+"""Names of the modules, parameters and buffers of a model, without the wrappers around modules, and
+the arguments that a module was configured with.
+
+Only plain values count as arguments, which print the same in every run; never tensors, modules
+or hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from rankdump._frameworks.operator_names import OperatorScope, make_scope
+from rankdump._frameworks.torch.internals import find_compiled_call, is_persistent
+
+# torch's stubs leave the classes of its compiler and of TorchScript partly untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+
+# By name, because importing the compiler costs a second that most jobs need not pay.
+_OPTIMIZED_MODULE = "torch._dynamo.eval_frame.OptimizedModule"
+_WRAPPER_ATTRIBUTES = {
+    _OPTIMIZED_MODULE: "_orig_mod",
+    "torch.nn.parallel.distributed.DistributedDataParallel": "module",
+    "torch.nn.parallel.data_parallel.DataParallel": "module",
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": (
+        "_fsdp_wrapped_module"
+    ),
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": (
+        "_checkpoint_wrapped_module"
+    ),
+}
+
+SCRIPTED_WARNING = "modules compiled by torch.jit are not observed, only the modules around them"
+COMPILED_WARNING = (
+    "operators inside a region compiled by torch.compile are not seen, only its boundary"
+)
+FUSED_WARNING = (
+    "a TransformerEncoderLayer in eval mode is not observed: a hook would switch off its fused "
+    "path and so change results"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleOperator:
+    """A module that is observed."""
+
+    module: Module
+    scope: OperatorScope
+    boundary: bool = False
+    """It stands for a compiled region: the same operator inside is not counted again."""
+    in_place: bool = False
+    """The region is the module's own call, as `Module.compile` makes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleTree:
+    """What is observed of a model, and what is not and why."""
+
+    operators: tuple[ModuleOperator, ...]
+    notes: tuple[str, ...]
+    fused: tuple[ModuleOperator, ...] = ()
+    """Modules that a hook would change: only their own call can be seen, in its place."""
+
+    def same_as(self, other: ModuleTree) -> bool:
+        """Return whether the same modules stand under the same names."""
+        return [(id(o.module), o.scope) for o in self.operators] == [
+            (id(o.module), o.scope) for o in other.operators
+        ]
+
+
+def build_module_tree(model: Module) -> ModuleTree:
+    """Name the modules of a model; one used in several places has the name of the first."""
+    walk = _ModuleWalk()
+    walk.visit(model, "", ())
+    return ModuleTree(tuple(walk.operators), tuple(sorted(walk.notes)), tuple(walk.fused))
+
+
+def iterate_parameters(model: Module) -> Iterator[tuple[str, Parameter]]:
+    """Return each parameter once, under its dotted name."""
+    for _, name, parameter in _iterate_once(
+        model, lambda module: module.named_parameters(recurse=False)
+    ):
+        yield name, parameter
+
+
+def iterate_buffers(model: Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """Return each buffer once, with its dotted name and whether it is part of the state."""
+    for place in iterate_buffer_locations(model):
+        yield place.name, place.buffer, place.persistent
+
+
+@dataclass(frozen=True, slots=True)
+class BufferLocation:
+    """Where a buffer stands, whichever tensor it is at the moment."""
+
+    name: str
+    """Dotted, from the root of the model."""
+    module: Module
+    persistent: bool
+    """It is part of the model's state."""
+
+    @property
+    def buffer(self) -> Tensor:
+        """The tensor that stands there now."""
+        return getattr(self.module, self.name.rpartition(".")[2])
+
+
+def iterate_buffer_locations(model: Module) -> Iterator[BufferLocation]:
+    """Return the place of each buffer; one that stands in several is known by the first."""
+    for module, name, _ in _iterate_once(model, lambda module: module.named_buffers(recurse=False)):
+        yield BufferLocation(name, module, is_persistent(module, name.rpartition(".")[2]))
+
+
+def iterate_chosen_names(model: Module, chosen: Callable[[Module], bool]) -> Iterator[str]:
+    """Return the dotted names of the parameters and buffers that the chosen modules own."""
+    names: dict[int, str] = {}
+    for prefix, module in _iterate_modules(model, "", set()):
+        for name, tensor in iterate_own_tensors(module):
+            # A shared one is known under the first of its names, whoever was chosen.
+            known = names.setdefault(id(tensor), prefix + name)
+            if chosen(module):
+                yield known
+
+
+def iterate_own_tensors(module: Module) -> Iterator[tuple[str, Tensor]]:
+    """Return the parameters and buffers that stand in a module itself."""
+    yield from module.named_parameters(recurse=False)
+    yield from module.named_buffers(recurse=False)
+
+
+def find_class_name(module: Module) -> str:
+    """Return the name of a module's class, of a wrapper's that of the module inside."""
+    while (inner := _find_wrapped(module)) is not None:
+        module = inner
+    return type(module).__name__
+
+
+class _ModuleWalk:
+    """One way through a model, from the root down."""
+
+    def __init__(self) -> None:
+        self.operators: list[ModuleOperator] = []
+        self.notes: set[str] = set()
+        self.fused: list[ModuleOperator] = []
+        self._seen: set[int] = set()
+
+    def visit(self, module: Module, name: str, above: tuple[tuple[str, str], ...]) -> None:
+        """Take in a module and what is below it; `above` are names and classes from the root."""
+        if id(module) in self._seen:
+            return
+        self._seen.add(id(module))
+        note = _explain_unobservable(module)
+        parts = (*above, (name, find_class_name(module)))
+        if note:
+            self.notes.add(note)
+            if note == FUSED_WARNING:
+                self.fused.append(
+                    ModuleOperator(module, make_scope(parts), boundary=True, in_place=True)
+                )
+            return
+        inner = _find_wrapped(module)
+        if inner is not None:
+            if _find_wrapper_kind(module) == _OPTIMIZED_MODULE:
+                self._bound(ModuleOperator(module, make_scope(parts), boundary=True))
+            self.visit(inner, name, above)
+            return
+        self.operators.append(ModuleOperator(module, make_scope(parts)))
+        if find_compiled_call(module) is not None:
+            self._bound(ModuleOperator(module, make_scope(parts), boundary=True, in_place=True))
+        for child_name, child in module.named_children():
+            self.visit(child, child_name, parts)
+
+    def _bound(self, boundary: ModuleOperator) -> None:
+        self.operators.append(boundary)
+        self.notes.add(COMPILED_WARNING)
+
+
+_TensorT = TypeVar("_TensorT", bound=Tensor)
+
+
+def _iterate_once(
+    model: Module, owned: Callable[[Module], Iterable[tuple[str, _TensorT]]]
+) -> Iterator[tuple[Module, str, _TensorT]]:
+    seen: set[int] = set()
+    for prefix, module in _iterate_modules(model, "", set()):
+        for name, tensor in owned(module):
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield module, prefix + name, tensor
+
+
+def _iterate_modules(module: Module, prefix: str, seen: set[int]) -> Iterator[tuple[str, Module]]:
+    """Return each module once, with the prefix of its parameters' names."""
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    inner = _find_wrapped(module)
+    if inner is not None:
+        yield from _iterate_modules(inner, prefix, seen)
+        return
+    yield prefix, module
+    for name, child in module.named_children():
+        yield from _iterate_modules(child, f"{prefix}{name}.", seen)
+
+
+def _find_wrapper_kind(module: Module) -> str:
+    for kind in type(module).__mro__:
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if name in _WRAPPER_ATTRIBUTES:
+            return name
+    return ""
+
+
+def _find_wrapped(module: Module) -> Module | None:
+    """Return the module a wrapper stands for; None when this is no wrapper."""
+    attribute = _WRAPPER_ATTRIBUTES.get(_find_wrapper_kind(module))
+    inner = getattr(module, attribute, None) if attribute else None
+    return inner if isinstance(inner, Module) else None
+
+
+def _explain_unobservable(module: Module) -> str:
+    if isinstance(module, torch.jit.ScriptModule):
+        return SCRIPTED_WARNING
+    if isinstance(module, torch.nn.TransformerEncoderLayer) and not module.training:
+        return FUSED_WARNING
+    return ""
+
+
+# torch's stubs leave what stands in a module untyped.
+# pyright: reportUnknownMemberType=false
+
+
+_PLAIN_TYPES = (bool, int, float, str, torch.dtype, torch.device, type(None))
+_STATE_ATTRIBUTES = frozenset(("training", "call_super_init", "dump_patches"))
+"""Attributes that every module has: a state, and what concerns the class."""
+_NO_ATTRIBUTE = object()
+_MAX_ARGUMENT_CHARACTERS = 1024
+_MAX_TUPLE_PARTS = 64
+
+
+def read_module_arguments(module: Module) -> dict[str, str]:
+    """Return the module's arguments as texts, sorted by name.
+
+    `bias` of a module that keeps it as a parameter says whether there is one.
+    """
+    found = {
+        name: str(value)
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name not in _STATE_ATTRIBUTES and _is_plain(value)
+    }
+    bias = getattr(module, "bias", _NO_ATTRIBUTE)
+    if bias is None or isinstance(bias, Tensor):
+        found.setdefault("bias", str(bias is not None))
+    return dict(sorted(found.items()))
+
+
+def _is_plain(value: object, depth: int = 2) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _MAX_ARGUMENT_CHARACTERS
+    if isinstance(value, tuple):
+        parts = cast("tuple[Any, ...]", value)
+        return (
+            depth > 0
+            and len(parts) <= _MAX_TUPLE_PARTS
+            and all(_is_plain(p, depth - 1) for p in parts)
+        )
+    return isinstance(value, _PLAIN_TYPES)

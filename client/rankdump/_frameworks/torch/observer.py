@@ -1,0 +1,164 @@
+"""Observer of one attached model, and the guards around every hook: tensors and events go to the
+recorder, failures of our own are reported and never reach the training, the compiler and a
+user's modes never reach our hooks.
+
+Errors of the job are recognised by a fingerprint and never kept: what an error's traceback
+refers to must be freed when the script releases the error. A script that frees memory and tries
+again depends on that.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import TensorObservation
+from rankdump._frameworks.model_observer import HOOK_FAILED, ModelObserver
+from rankdump._frameworks.operator_names import PARAMETER_TYPE, CallLeaf
+from rankdump._frameworks.torch.internals import disable_function_modes, skip_compilation
+from rankdump._frameworks.torch.tensors import make_torch_source
+
+
+class TorchObserver(ModelObserver):
+    """What the parts of the adapter share: the recorder, and the number of the graph."""
+
+    def tensors(
+        self, op_type: str, op_name: str, side: TensorSide, leaves: Iterable[CallLeaf]
+    ) -> None:
+        """Hand over the tensors among the leaves of one side of an operator."""
+        if not self.recorder.wants(self.graph, op_name, side):
+            return
+        for leaf in leaves:
+            if isinstance(leaf.value, Tensor):
+                self._tensor(op_type, op_name, side, leaf, leaf.value)
+
+    def state(self, name: str, argument: str, tensor: Tensor, *, constant: bool = False) -> None:
+        """Hand over a parameter or buffer as it stands."""
+        self._lone(name, CallLeaf(0, argument, tensor), tensor, state=True, constant=constant)
+
+    def gradient(self, name: str, tensor: Tensor) -> None:
+        """Hand over the gradient of a parameter: an operator by itself, which wrote it."""
+        self._lone(name, CallLeaf(0, "grad", tensor), tensor)
+
+    def _lone(
+        self,
+        name: str,
+        leaf: CallLeaf,
+        tensor: Tensor,
+        *,
+        state: bool = False,
+        constant: bool = False,
+    ) -> None:
+        if self.wants(name, TensorSide.OUTPUT):
+            self._tensor(
+                PARAMETER_TYPE,
+                name,
+                TensorSide.OUTPUT,
+                leaf,
+                tensor,
+                state=state,
+                constant=constant,
+            )
+            self.settled(name)
+
+    def _tensor(
+        self,
+        op_type: str,
+        op_name: str,
+        side: TensorSide,
+        leaf: CallLeaf,
+        tensor: Tensor,
+        *,
+        state: bool = False,
+        constant: bool = False,
+    ) -> None:
+        place = (self.graph, op_type, op_name, side, leaf.slot)
+        try:
+            source = make_torch_source(tensor)
+            if isinstance(source, str):
+                self.recorder.lose(*place, source)
+                return
+            self.recorder.observe(TensorObservation(*place, leaf.argument, source, state, constant))
+        except Exception as error:
+            self.recorder.lose(*place, HOOK_FAILED)
+            self.failed(error)
+
+
+_FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
+
+
+def exclude_from_compilation(function: _FunctionT) -> _FunctionT:
+    """Keep the compiler from a hook that runs between two compiled regions.
+
+    It would be compiled by itself, and a hook that is compiled observes nothing.
+    """
+    skip_compilation(function)
+    return function
+
+
+def run_shielded(
+    body: Callable[..., None], failed: Callable[[Exception], None], *args: Any
+) -> None:
+    """Run a hook's body; an error goes to `failed`, an interrupt passes through."""
+    try:
+        with disable_function_modes():
+            body(*args)
+    except Exception as error:
+        failed(error)
+
+
+_MAX_CAUSES = 32
+"""Errors looked at in a row of causes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFingerprint:
+    """What an error is recognised by.
+
+    Its identity alone would do but for one that was caught and freed, and whose place another
+    one took; that one was hardly raised by the same line.
+    """
+
+    identity: int
+    code: CodeType | None
+    line: int
+
+
+def find_handled_error() -> int:
+    """Return the identity of the error that this thread is handling; 0 for none."""
+    error = sys.exc_info()[1]
+    return 0 if error is None else id(error)
+
+
+def find_raised_error(handled: int) -> BaseException | None:
+    """Return the error being handled, unless it already was when `handled` was taken."""
+    error = sys.exc_info()[1]
+    return None if error is None or id(error) == handled else error
+
+
+def fingerprint_error(error: BaseException) -> ErrorFingerprint:
+    """Return what an error is recognised by, while it is being handled."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ErrorFingerprint(id(error), None, 0)
+    return ErrorFingerprint(id(error), trace.tb_frame.f_code, trace.tb_lineno)
+
+
+def is_caused_by(error: BaseException, fault: ErrorFingerprint | None) -> bool:
+    """Return whether an error is that one, or was raised because of it."""
+    found: BaseException | None = error
+    for _ in range(_MAX_CAUSES):
+        if found is None or fault is None:
+            return False
+        if fingerprint_error(found) == fault:
+            return True
+        found = found.__cause__ or found.__context__
+    return False

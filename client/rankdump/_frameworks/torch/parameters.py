@@ -1,0 +1,196 @@
+"""Parameters and buffers after the step, the gradients that the optimizer is about to use, and the
+modules that the script marked with `set_dump`.
+
+A gradient is read where an optimizer's step begins: after accumulation, reduction, unscaling and
+clipping. Without an optimizer of torch it is read at the end of the iteration. A buffer that is
+not part of the model's state is a constant and is handed over once. Marks keep no module alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from rankdump._core.record import TensorSide
+from rankdump._frameworks.operator_names import make_gradient_name
+from rankdump._frameworks.torch.internals import is_tracing, read_structure
+from rankdump._frameworks.torch.module_tree import (
+    BufferLocation,
+    ModuleTree,
+    build_module_tree,
+    iterate_buffer_locations,
+    iterate_buffers,
+    iterate_chosen_names,
+    iterate_parameters,
+)
+from rankdump._frameworks.torch.observer import (
+    TorchObserver,
+    exclude_from_compilation,
+    run_shielded,
+)
+
+# torch's stubs leave an optimizer's groups untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+
+class TorchParameterObserver:
+    """The parameters and buffers of one attached model."""
+
+    def __init__(self, model: Module, observer: TorchObserver) -> None:
+        self._model = model
+        self._observer = observer
+        self._named: list[tuple[str, str, Parameter]] = []
+        self._gradients: dict[int, str] = {}
+        self._buffers: list[BufferLocation] = []
+        self._structure: list[object] | None = None
+        self._recorded: set[str] = set()
+        self._constants: set[str] = set()
+        self._handle: RemovableHandle | None = None
+
+    def restart(self) -> None:
+        """Forget which gradients were handed over: an iteration begins."""
+        self._recorded.clear()
+
+    def start(self, structure: list[object] | None) -> None:
+        """Observe optimizers from now on; `structure` is what the model is made of."""
+        self._refresh(structure)
+        if self._handle is None:
+            self._handle = register_optimizer_step_pre_hook(self._before_step)
+
+    def stop(self) -> None:
+        """Observe no optimizer any more."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        # Nothing of the model is kept alive when nobody looks.
+        self._named, self._buffers = [], []
+        self._gradients = {}
+        self._structure = None
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Return parameters, then buffers, each once under its dotted name."""
+        yield from iterate_parameters(self._model)
+        for name, buffer, _ in iterate_buffers(self._model):
+            yield name, buffer
+
+    def finish(self) -> None:
+        """Hand over what an ended iteration left: gradients not yet seen, then all the rest."""
+        for _, gradient, parameter in self._named:
+            self._gradient(gradient, parameter)
+        for name, _, parameter in self._named:
+            self._observer.state(name, "parameter", parameter)
+        self._refresh(read_structure(self._model))
+        for place in self._buffers:
+            if place.persistent:
+                self._observer.state(place.name, "buffer", place.buffer)
+            else:
+                self._constant(place.name, place.buffer)
+
+    def _refresh(self, structure: list[object] | None) -> None:
+        """Walk through the modules, unless they are what they were."""
+        # A walk costs more than all that follows.
+        if structure is not None and structure == self._structure:
+            return
+        self._structure = structure
+        named = iterate_parameters(self._model)
+        self._named = [(name, make_gradient_name(name), parameter) for name, parameter in named]
+        self._gradients = {id(parameter): gradient for _, gradient, parameter in self._named}
+        self._buffers = list(iterate_buffer_locations(self._model))
+
+    @exclude_from_compilation
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not is_tracing():
+            run_shielded(self._step_begins, self._observer.failed, optimizer)
+
+    def _step_begins(self, optimizer: Optimizer) -> None:
+        if not self._observer.armed:
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                name = self._gradients.get(id(parameter))
+                if name is not None:
+                    self._gradient(name, parameter)
+
+    def _gradient(self, name: str, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is not None and name not in self._recorded:
+            self._recorded.add(name)
+            self._observer.gradient(name, gradient)
+
+    def _constant(self, name: str, buffer: Tensor) -> None:
+        if name not in self._constants and self._observer.wants(name, TensorSide.OUTPUT):
+            self._constants.add(name)
+            self._observer.state(name, "buffer", buffer, constant=True)
+
+
+class ModuleMarks:
+    """The marks of this process's modules; they keep no module alive."""
+
+    def __init__(self) -> None:
+        self._by_module: weakref.WeakKeyDictionary[Module, bool] = weakref.WeakKeyDictionary()
+        self.changes = 0
+        """How often a mark was set."""
+
+    def __len__(self) -> int:
+        return len(self._by_module)
+
+    def set(self, module: Module, enabled: bool) -> None:
+        """Mark a module and all modules inside it, or take their marks away."""
+        for inside in module.modules():
+            self._by_module[inside] = enabled
+        self.changes += 1
+
+    def names(self, model: Module, tree: ModuleTree) -> frozenset[str]:
+        """Return the scopes of a model's marked operators, and the names of their own tensors."""
+        if not any(self._by_module.values()):
+            return frozenset()
+        scopes = (each.scope.path for each in tree.operators if self._marked(each.module))
+        return frozenset((*scopes, *iterate_chosen_names(model, self._marked)))
+
+    def _marked(self, module: Module) -> bool:
+        return self._by_module.get(module, False)
+
+
+module_marks = ModuleMarks()
+"""Of this process."""
+
+
+def set_dump(module: object, enabled: object = True) -> None:
+    """Mark a module and all modules inside it, or take their marks away; the last call counts.
+
+    It takes effect with the next operator that is called. ValueError for anything but a module
+    and a bool, as in MindSpore (mindspore-dump.md 1.12).
+    """
+    if not isinstance(module, Module):
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        raise ValueError(f"set_dump: target of type {kind} is not allowed; a torch.nn.Module is")
+    if not isinstance(enabled, bool):
+        raise ValueError(f"set_dump: enabled={enabled!r} is not allowed; True and False are")
+    module_marks.set(module, enabled)
+
+
+class ModuleMarkReporter:
+    """Keeps one model's recorder up to date."""
+
+    def __init__(self, model: Module, observer: TorchObserver) -> None:
+        self._model = model
+        self._observer = observer
+        self._told = 0
+
+    def tell(self, tree: ModuleTree) -> None:
+        """Say which operators of the model are marked."""
+        self._told = module_marks.changes
+        self._observer.recorder.mark(self._observer.graph, module_marks.names(self._model, tree))
+
+    def refresh(self) -> None:
+        """Say it again if a mark was set since."""
+        if self._told != module_marks.changes:
+            self.tell(build_module_tree(self._model))

@@ -1,0 +1,253 @@
+"""Forward calls of an iteration, numbered per operator, and the one that a recomputation repeats.
+Tensors are recognised by fingerprints and never kept alive.
+
+Activation checkpointing comes in two kinds. The reentrant one runs a region inside an autograd
+function and without gradients: its calls follow the creation of that function's node. The other
+one watches what the region saves: its calls began under the same watcher. Both are found from
+the node whose backward runs, because nodes are numbered as the forward made them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, strided
+
+from rankdump._core.record import TensorSide
+from rankdump._frameworks.operator_names import OperatorCallNames, OperatorScope
+from rankdump._frameworks.torch.internals import (
+    find_saving_hook,
+    has_own_elements,
+    read_next_node_number,
+    read_version,
+    unwrap_tensor,
+)
+
+
+class TensorFingerprint(NamedTuple):
+    """Which memory a tensor had, at which version of its content."""
+
+    tensor: weakref.ref[Tensor]
+    address: int
+    version: int
+
+    def same_as(self, other: TensorFingerprint) -> bool:
+        """Return whether the other one is of the same, unchanged, still living data."""
+        mine = self.tensor()
+        return (
+            mine is not None
+            and (self.address, self.version) == (other.address, other.version)
+            # Its memory may have been written since, in place.
+            and (mine.data_ptr(), read_version(mine)) == (self.address, self.version)
+        )
+
+
+def compute_fingerprint(tensor: Tensor | None) -> TensorFingerprint | None:
+    """Return what a tensor is known by; None when it has no address or counts no versions."""
+    if tensor is None or unwrap_tensor(tensor) is not tensor or not has_own_elements(tensor):
+        return None
+    if tensor.is_inference() or tensor.layout is not strided or tensor.is_meta:
+        return None
+    address = tensor.data_ptr()
+    return (
+        TensorFingerprint(weakref.ref(tensor), address, read_version(tensor)) if address else None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardStep:
+    """A step of the backward: one node of one run through the graph."""
+
+    task: int
+    node: int
+    """Number of the node, in the order in which its thread made nodes."""
+    function: bool
+    """It is an autograd function written in Python."""
+
+
+class ForwardContext(NamedTuple):
+    """What a forward call began in."""
+
+    thread: int
+    next_node: int = 0
+    """Number of the first node it could make."""
+    watcher: int = 0
+    """Which hook watched what it saved for the backward; 0 for none."""
+    grad: bool = True
+
+
+class GradientArrivals:
+    """Which gradients of one run of a backward operator have been seen.
+
+    A recomputed call shares them with its forward: their gradients are one operator's.
+    """
+
+    __slots__ = ("_awaited", "_read", "_seen")
+
+    def __init__(self) -> None:
+        self._awaited: set[tuple[TensorSide, int]] = set()
+        self._read: set[int] = set()
+        self._seen: set[tuple[TensorSide, int]] = set()
+
+    def expect(self, side: TensorSide, slot: int, identity: int) -> None:
+        """Expect a gradient; the run ends with those of what the forward read.
+
+        One tensor that was read and returned has one gradient: it ends the run when it has been
+        seen on both sides.
+        """
+        if side is TensorSide.INPUT:
+            self._read.add(identity)
+        if identity in self._read:
+            self._awaited.add((side, slot))
+
+    def begins(self, side: TensorSide, slot: int) -> bool:
+        """Note a gradient; return whether a run of the operator begins with it."""
+        begins = not self._seen or (side, slot) in self._seen
+        if begins:
+            self._seen.clear()
+        self._seen.add((side, slot))
+        return begins
+
+    @property
+    def complete(self) -> bool:
+        """Whether this run has given all gradients that are expected of it."""
+        return self._awaited <= self._seen
+
+
+@dataclass(slots=True, eq=False)
+class TorchOperatorCall:
+    """One forward call of one operator."""
+
+    scope: OperatorScope
+    number: int
+    position: int
+    """Its place among all forward calls of the iteration."""
+    began_in: ForwardContext
+    fingerprint: TensorFingerprint | None = None
+    repeated: int = 0
+    watched: set[tuple[TensorSide, int]] = field(default_factory=lambda: set())
+    """Slots whose gradients the forward call itself waits for."""
+    arrivals: GradientArrivals = field(default_factory=GradientArrivals)
+
+    @property
+    def names(self) -> OperatorCallNames:
+        """Its names, and those of what follows from it."""
+        return self.scope.names(self.number)
+
+
+def find_region_start(program: Sequence[TorchOperatorCall], step: BackwardStep) -> int | None:
+    """Return the position of a region's first call; None when the step does not tell.
+
+    The program is what one thread called, in order.
+    """
+    after = bisect_right(program, step.node, key=lambda call: call.began_in.next_node)
+    if step.function and after < len(program) and not program[after].began_in.grad:
+        return program[after].position
+    watcher = program[after - 1].began_in.watcher if after else 0
+    if not watcher:
+        return None
+    return next(call.position for call in program if call.began_in.watcher == watcher)
+
+
+def choose_repeated_call(
+    calls: Sequence[TorchOperatorCall],
+    *,
+    after: int | None,
+    same_data: Callable[[TorchOperatorCall], bool],
+) -> tuple[TorchOperatorCall | None, str]:
+    """Return the call that is repeated, and why this one; the calls are one operator's, in order.
+
+    `after` is the position behind which the region goes on, None when that is not known.
+    """
+    if not calls:
+        return None, "never called before"
+    following = [call for call in calls if after is not None and call.position > after]
+    if following:
+        return following[0], "next in the region"
+    same = [call for call in calls if same_data(call)]
+    # Regions are repeated in reverse: of those repeated least, the last one.
+    last = min(same or calls, key=lambda call: (call.repeated, -call.position))
+    return last, "same data" if same else "last one not repeated"
+
+
+class ForwardCallLog:
+    """The calls of one iteration; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_scope: dict[OperatorScope, list[TorchOperatorCall]] = {}
+        self._by_thread: dict[int, list[TorchOperatorCall]] = {}
+        self._position = 0
+        self._last_repeated: dict[int, tuple[BackwardStep, int]] = {}
+        self._watchers: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+        self._fresh = itertools.count(1)
+
+    def restart(self) -> None:
+        """Forget all calls: an iteration begins."""
+        with self._lock:
+            self._by_scope.clear()
+            self._by_thread.clear()
+            self._last_repeated.clear()
+            self._position = 0
+
+    def forward(self, scope: OperatorScope, first: Tensor | None) -> TorchOperatorCall:
+        """Return a new call, numbered from 0 within its operator; `first` is its first tensor."""
+        fingerprint = compute_fingerprint(first)
+        with self._lock:
+            calls = self._by_scope.setdefault(scope, [])
+            self._position += 1
+            call = TorchOperatorCall(
+                scope, len(calls), self._position, self._surroundings(), fingerprint
+            )
+            calls.append(call)
+            self._by_thread.setdefault(call.began_in.thread, []).append(call)
+        return call
+
+    def recomputation(
+        self, scope: OperatorScope, first: Tensor | None, step: BackwardStep
+    ) -> TorchOperatorCall | None:
+        """Return the forward call that a call within the backward repeats, if there is one."""
+        now = compute_fingerprint(first)
+        thread = threading.get_ident()
+
+        def same_data(call: TorchOperatorCall) -> bool:
+            known = call.fingerprint
+            return known is not None and now is not None and known.same_as(now)
+
+        with self._lock:
+            calls: Sequence[TorchOperatorCall] = self._by_scope.get(scope, ())
+            # The backward of an accelerator runs in threads of its own: any call may be meant.
+            if thread in self._by_thread:
+                calls = [call for call in calls if call.began_in.thread == thread]
+            after = self._behind(thread, step)
+            call, _ = choose_repeated_call(calls, after=after, same_data=same_data)
+            if call is not None:
+                call.repeated += 1
+                self._last_repeated[thread] = (step, call.position)
+        return call
+
+    def _behind(self, thread: int, step: BackwardStep) -> int | None:
+        """Return the position behind which the repeated region goes on, if that is known."""
+        before = self._last_repeated.get(thread)
+        if before is not None and before[0] == step:
+            return before[1]
+        threads = {thread} & self._by_thread.keys() or self._by_thread.keys()
+        if len(threads) != 1:
+            return None
+        start = find_region_start(self._by_thread[next(iter(threads))], step)
+        return None if start is None else start - 1
+
+    def _surroundings(self) -> ForwardContext:
+        hook = find_saving_hook()
+        watcher = 0
+        if hook is not None:
+            watcher = self._watchers.setdefault(hook, next(self._fresh))
+        grad = torch.is_grad_enabled()
+        return ForwardContext(threading.get_ident(), read_next_node_number(), watcher, grad)

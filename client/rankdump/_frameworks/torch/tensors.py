@@ -1,0 +1,290 @@
+"""Source of a torch tensor's elements, or the reason why they cannot be read, and how the elements
+lie in host memory. Never changes the tensor, the random state, the autograd graph or what a
+user's dispatch mode sees.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from rankdump._core.element_types import ELEMENT_TYPES
+from rankdump._core.plan import StatisticPrecision
+from rankdump._core.recorder_protocol import DeferredStatistics, DeviceCopier, TensorVersion
+from rankdump._frameworks.torch import device_tensors
+from rankdump._frameworks.torch.internals import (
+    disable_function_modes,
+    disable_observation,
+    find_base,
+    has_own_elements,
+    read_version,
+    unwrap_tensor,
+)
+from rankdump.errors import ProtocolError
+
+MAX_SMALL_BYTES = 1 << 16
+"""Below this a plain copy takes less time than asking torch for one, which may use threads."""
+_UINT_DTYPES = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+"""By the bytes of an element: what numpy copies bit by bit."""
+
+
+def is_packed(tensor: Tensor) -> bool:
+    """Return whether the elements lie in host memory just as they are to be written."""
+    return tensor.is_cpu and tensor.is_contiguous() and _has_plain_memory(tensor)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether the elements fill a stretch of host memory, in whatever order."""
+    if not tensor.is_cpu:
+        return False
+    if tensor.is_contiguous():
+        return _has_plain_memory(tensor)
+    due = 1
+    for step, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent != 1:
+            if step != due:
+                return False
+            due *= extent
+    return _has_plain_memory(tensor)
+
+
+def copy_small_tensor(tensor: Tensor) -> bytes | None:
+    """Return a copy of a few elements, in C order; None where torch is to make it.
+
+    Most of the time that torch takes for so few is for being asked.
+    """
+    size = tensor.element_size()
+    if (
+        size not in _UINT_DTYPES
+        or not tensor.is_cpu
+        or not tensor.numel()
+        or not _has_plain_memory(tensor)
+    ):
+        return None
+    shape, strides = tuple(tensor.shape), [step * size for step in tensor.stride()]
+    reach = _compute_reach(shape, strides) + size
+    if reach > MAX_SMALL_BYTES:
+        return None
+    stretch = ctypes.string_at(tensor.data_ptr(), reach)
+    return np.ndarray(shape, _UINT_DTYPES[size], stretch, strides=strides).tobytes()
+
+
+def is_shrunk(tensor: Tensor) -> bool:
+    """Return whether the elements reach beyond the memory that is left of their storage."""
+    if not tensor.numel() or tensor.layout is not torch.strided:
+        return False
+    reach = tensor.storage_offset() + _compute_reach(tensor.shape, tensor.stride()) + 1
+    return reach * tensor.element_size() > tensor.untyped_storage().nbytes()
+
+
+def _has_plain_memory(tensor: Tensor) -> bool:
+    """Return whether memory holds the very elements. Asked last: it costs more than the rest."""
+    return not (tensor.is_neg() or tensor.is_conj())
+
+
+def _compute_reach(extents: Sequence[int], steps: Sequence[int]) -> int:
+    """Return how far the last element of some is behind the first."""
+    return sum((extent - 1) * step for extent, step in zip(extents, steps, strict=True))
+
+
+class TorchTensor:
+    """A tensor with its own elements, strided, on any device."""
+
+    __slots__ = ("byte_count", "dtype", "shape", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, version: int | None = None) -> None:
+        self.tensor = tensor
+        self.version = version
+        """How often it had been changed in place; None when it does not count that."""
+        self.dtype = find_dtype_name(tensor)
+        """Common name of the element type."""
+        self.shape = tuple(tensor.shape)
+        """Extents, outermost first."""
+        self.byte_count: int = tensor.nbytes
+        """Bytes of the elements, packed."""
+
+    def copy_into(self, target: memoryview) -> None:
+        """Write the elements into `byte_count` writable bytes, C order, little endian."""
+        with disable_function_modes():
+            size = self.byte_count
+            if target.nbytes != size or target.readonly:
+                raise ProtocolError(f"tensor of {size} bytes into a target of {target.nbytes}")
+            if not size:
+                return
+            if size <= MAX_SMALL_BYTES and is_packed(self.tensor):
+                address = ctypes.addressof(ctypes.c_char.from_buffer(target))
+                ctypes.memmove(address, self.tensor.data_ptr(), size)
+                return
+            data = copy_small_tensor(self.tensor)
+            if data is not None:
+                target[:] = data
+                return
+            with disable_observation():
+                elements = torch.frombuffer(target, dtype=torch.uint8).view(self.tensor.dtype)
+                elements.view(self.tensor.shape).copy_(self.tensor.detach())
+
+    def accelerator(self) -> DeviceCopier | None:
+        """Return what copies the elements on its own: a CUDA device."""
+        return device_tensors.find_accelerator(self.tensor)
+
+    def elements(self) -> memoryview | None:
+        """Return the elements where they lie; None on a device, or if they are not packed."""
+        with disable_function_modes():
+            return self._memory() if is_packed(self.tensor) else None
+
+    def unordered(self) -> memoryview | None:
+        """Return the elements where they lie, in any order; None on a device, or with gaps."""
+        with disable_function_modes():
+            return self._memory() if is_dense(self.tensor) else None
+
+    def standing(self) -> TensorVersion | None:
+        """Return the tensor itself, and how often it was changed in place."""
+        if self.version is None:
+            return None
+        with disable_function_modes():
+            base = find_base(self.tensor)
+        # A view and its base count their changes together.
+        owner = self.tensor if base is None else base
+        return TensorVersion(self.tensor, self.version, owner)
+
+    def copied(self) -> bytes:
+        """Return a copy of the elements, C order, little endian."""
+        with disable_function_modes():
+            if is_packed(self.tensor):
+                return ctypes.string_at(self.tensor.data_ptr(), self.byte_count)
+            data = copy_small_tensor(self.tensor)
+        if data is not None:
+            return data
+        room = bytearray(self.byte_count)
+        self.copy_into(memoryview(room))
+        return bytes(room)
+
+    def head(self, count: int) -> TorchTensor:
+        """Return the first elements in C order, as a tensor of one dimension.
+
+        It is a view where the elements lie in that order, else a copy of little more than them.
+        """
+        with disable_observation():
+            first = _select_first_rows(self.tensor.detach(), count).reshape(-1)[:count]
+        shared = first.untyped_storage().data_ptr() == self.tensor.untyped_storage().data_ptr()
+        if shared or self.version is None:
+            return TorchTensor(first, self.version)
+        # What has changed before is not brought back by a copy.
+        return TorchTensor(first, -1 if self.changed() else read_version(first))
+
+    def finite(self) -> bool:
+        """Return whether no element is NaN or infinite; one number is read back."""
+        tensor = self.tensor
+        if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
+            return True
+        with disable_observation():
+            # Extremes are NaN when an element is. A sum would do, too, but could overflow itself.
+            low, high = torch.aminmax(device_tensors.convert_to_comparable(tensor))
+            return bool((low.isfinite() & high.isfinite()).item())
+
+    def changed(self) -> bool:
+        """Return whether the elements are known to have changed since this source was made.
+
+        Writes past autograd, through `.data` or another library, are not known.
+        """
+        return self.version is not None and read_version(self.tensor) != self.version
+
+    def memory(self) -> TorchTensor:
+        """Return a source of the same memory that keeps no graph of gradients alive."""
+        with disable_observation():
+            return TorchTensor(self.tensor.detach(), self.version)
+
+    def again(self) -> TorchTensor | str:
+        """Return the tensor as it is by now; the job may have taken its memory away."""
+        with disable_function_modes():
+            if is_shrunk(self.tensor):
+                return "storage_freed"
+            return make_torch_source(self.tensor)
+
+    def figures(
+        self, items: tuple[str, ...], precision: StatisticPrecision
+    ) -> DeferredStatistics | None:
+        """Start computing statistics on the accelerator; None when the tensor is in host memory."""
+        if self.tensor.device.type == "cpu":
+            return None
+        return device_tensors.start_statistics(self.tensor, items, precision)
+
+    def _memory(self) -> memoryview:
+        room = (ctypes.c_char * self.byte_count).from_address(self.tensor.data_ptr())
+        return memoryview(room).cast("B")
+
+
+def make_torch_source(tensor: Tensor) -> TorchTensor | str:
+    """Return the tensor as a source, or the reason why its elements cannot be read."""
+    tensor = unwrap_tensor(tensor)
+    reason = _explain_unreadable(tensor)
+    return reason if reason else TorchTensor(tensor, _read_version(tensor))
+
+
+def find_dtype_name(tensor: Tensor) -> str:
+    """Return the element type as in `contract.dtypes`."""
+    return _DTYPE_NAMES.get(tensor.dtype) or _format_dtype(tensor.dtype)
+
+
+@cache
+def _format_dtype(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
+
+
+_EAGER_TYPES = (Tensor, Parameter)
+# Looked at for every tensor of a step: a plain dictionary answers fastest.
+_DTYPE_NAMES = {getattr(torch, name): name for name in ELEMENT_TYPES if hasattr(torch, name)}
+
+
+def _select_first_rows(tensor: Tensor, count: int) -> Tensor:
+    """Return a view of no more leading rows than hold that many elements."""
+    while tensor.dim() > 1 and tensor.numel():
+        inner = tensor.numel() // tensor.shape[0]
+        if count > inner:
+            return tensor.narrow(0, 0, min(-(-count // inner), tensor.shape[0]))
+        tensor = tensor.select(0, 0)
+    return tensor
+
+
+def _read_version(tensor: Tensor) -> int | None:
+    try:
+        return read_version(tensor)
+    except RuntimeError:  # a tensor of inference mode counts no changes
+        return None
+
+
+def _explain_unreadable(tensor: Tensor) -> str:
+    """Return the reason, empty when there is none; the cheap questions come first."""
+    if (
+        # What nearly all tensors are, of the processor.
+        type(tensor) in _EAGER_TYPES
+        and tensor.is_cpu
+        and tensor.dtype in _DTYPE_NAMES
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.untyped_storage().nbytes()
+    ):
+        return ""
+    if not has_own_elements(tensor):
+        # Fake, distributed and jagged tensors among them.
+        return "unsupported_tensor_class"
+    if tensor.layout is not torch.strided:
+        return "unsupported_sparse"
+    if tensor.is_nested or tensor.is_quantized:
+        return "unsupported_nested" if tensor.is_nested else "unsupported_quantized"
+    if tensor.is_meta or (type(tensor) not in _EAGER_TYPES and torch.nn.parameter.is_lazy(tensor)):
+        return "no_data"
+    if tensor.dtype not in _DTYPE_NAMES:
+        return "unsupported_dtype"
+    if tensor.numel() and not tensor.untyped_storage().nbytes():
+        return "storage_freed"
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        # A copy to the host would invalidate the capture.
+        return "graph_capture"
+    return ""

@@ -1,0 +1,283 @@
+"""Info and stack files of an api dump: lines, keys and entries, written and read (troubleshooter
+1.0.17 and 1.0.18). Pure.
+
+    [name, step, marks, dtype, shape, [max, min, mean]]                  up to 1.0.17
+    [name, step, marks, dtype, shape, [max, min, mean], md5, l2norm]     1.0.18
+
+The info file has one JSON array a line, with the tokens NaN and Infinity. The original tool
+always writes step 1 and no marks. Numbers are those of a float32 where the tensor is no wider.
+The stack file is one JSON object with an indent of 4: for each call the lines of its stack,
+innermost first.
+
+    torch.nn.Conv2d(0) forward       torch.nn.functional.relu(3) forward
+    torch.Tensor.permute(0) forward  torch.matmul(0) forward
+    LAYER: blocks.0.conv forward     NN_Conv2d_0_forward_stack_info
+
+The last form is that of MindSpore, of releases up to 1.0.15, and of calls that are not torch's.
+The original tool spells most modules of a LAYER wrongly; here they have their path, if it came
+with dots.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+
+from rankdump._core.graph import SourceLine
+from rankdump._layout.api_tree import (
+    LAYER_KIND,
+    RECOMPUTED_MARK,
+    ApiCall,
+    ApiFileNames,
+    ApiPlace,
+    parse_call_name,
+)
+from rankdump.errors import CorruptedError
+
+SUMMARY_ITEMS = ("max", "min", "avg")
+"""Figures of every line, in their order, by the names of `contract.statistics`."""
+RECOMPUTED_MARKS = json.dumps([RECOMPUTED_MARK])
+_NO_ENTRIES, _UNKNOWN_NUMBER = "[]", "NaN"
+_SHORT_LINE_FIELDS, _LONG_LINE_FIELDS = 6, 8
+_TORCH_PREFIX = "torch."
+_CLASS_FORM = "<class '{}'>"
+_WIDE_TYPES = ("float64", "int64", "uint64", "int32", "uint32")
+"""Types of which a float32 cannot hold every number."""
+_SCALAR_TYPES = {"int": "int64", "float": "float64", "bool": "bool"}
+"""How a number of Python is dumped."""
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
+_quote_text = json.encoder.encode_basestring_ascii
+
+
+@dataclass(frozen=True, slots=True)
+class InfoLine:
+    """One line, read back."""
+
+    name: str
+    """Of the tensor, `NN_Conv2d_0_forward_input.0`."""
+    step: int
+    recomputed: bool
+    dtype: str
+    """As the line spells it."""
+    shape: tuple[int, ...]
+    figures: Mapping[str, float]
+    """Max, min, mean and norm, those of them that the line has; a NaN is none of these."""
+    md5: str
+    """Empty where the line has none."""
+
+
+def format_info_line(
+    files: ApiFileNames,
+    *,
+    name: str,
+    step: int,
+    place: ApiPlace,
+    dtype: str,
+    shape: tuple[int, ...],
+    figures: Mapping[str, str],
+) -> str:
+    """Return the line of a tensor, without its end.
+
+    `figures` are texts by the names of `contract.statistics`; what is missing is NaN.
+    """
+    marks = RECOMPUTED_MARKS if place.recomputed else _NO_ENTRIES
+    if place.scalar:
+        summary = ", ".join(
+            _format_scalar(place.scalar, figures.get(item)) for item in SUMMARY_ITEMS
+        )
+        element = _CLASS_FORM.format(place.scalar)
+    else:
+        known = dtype != "bool"
+        summary = ", ".join(
+            _format_number(dtype, figures.get(item) if known else None) for item in SUMMARY_ITEMS
+        )
+        element = format_dtype_name(files.framework, dtype)
+    start = (
+        f"[{_quote_text(name)}, {step}, {marks}, {_quote_text(element)}, "
+        f"{_format_extents(shape)}, [{summary}]"
+    )
+    if not files.extended:
+        return f"{start}]"
+    md5, norm = figures.get("md5"), figures.get("l2norm")
+    if place.scalar:
+        md5, norm = md5 and _compute_scalar_md5(place.scalar, figures), None
+    l2norm = _NO_ENTRIES if norm is None else _format_number(dtype, norm)
+    return f"{start}, {_quote_text(md5) if md5 else _NO_ENTRIES}, {l2norm}]"
+
+
+@lru_cache(maxsize=64)
+def format_dtype_name(framework: str, dtype: str) -> str:
+    """Return an element type as a framework's own text has it: `torch.float32`, `Float32`."""
+    if framework != "mindspore":
+        return _TORCH_PREFIX + dtype
+    for plain, label in (("bfloat", "BFloat"), ("uint", "UInt"), ("float8_", "Float8")):
+        if dtype.startswith(plain):
+            return label + dtype.removeprefix(plain).upper()
+    return dtype.capitalize()
+
+
+def parse_dtype_name(text: str) -> str:
+    """Return the common name of an element type as a line spells it."""
+    if text.startswith("<class '"):
+        return _SCALAR_TYPES.get(text[len("<class '") : -len("'>")], text)
+    plain = text.removeprefix(_TORCH_PREFIX).lower()
+    return plain.replace("float8e", "float8_e")
+
+
+def parse_info_line(text: str, *, file: str) -> InfoLine:
+    """Read one line; DamagedError names what it is instead."""
+    try:
+        fields: Any = json.loads(text)
+        return _parse_info_fields(fields)
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        raise CorruptedError(f"{file}: no line of an info file: {text[:60]!r}: {error}") from None
+
+
+def _parse_info_fields(fields: Any) -> InfoLine:
+    if not isinstance(fields, list) or len(cast("list[Any]", fields)) not in (
+        _SHORT_LINE_FIELDS,
+        _LONG_LINE_FIELDS,
+    ):
+        raise ValueError(f"it is no list of {_SHORT_LINE_FIELDS} or {_LONG_LINE_FIELDS} fields")
+    name, step, marks, dtype, shape, summary, *rest = cast("list[Any]", fields)
+    if not isinstance(name, str) or not isinstance(dtype, str) or type(step) is not int:
+        raise ValueError("name, step or type is none")
+    extents = tuple(shape)
+    if not all(type(extent) is int and extent >= 0 for extent in extents):
+        raise ValueError(f"shape {shape!r}")
+    md5, l2norm = rest or (None, None)
+    pairs: list[tuple[str, Any]] = [*zip(SUMMARY_ITEMS, summary, strict=True), ("l2norm", l2norm)]
+    found = {item: float(value) for item, value in pairs if isinstance(value, (int, float))}
+    return InfoLine(
+        name=name,
+        step=step,
+        recomputed=RECOMPUTED_MARK in marks,
+        dtype=dtype,
+        shape=extents,
+        figures={item: value for item, value in found.items() if not math.isnan(value)},
+        md5=md5 if isinstance(md5, str) else "",
+    )
+
+
+def _format_number(dtype: str, text: str | None) -> str:
+    """Return a figure as JSON has it."""
+    if text is None:
+        return _UNKNOWN_NUMBER
+    value = float(text)
+    if not math.isfinite(value):
+        return _UNKNOWN_NUMBER if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    wide = dtype in _WIDE_TYPES or abs(value) > _MAX_FLOAT32
+    return repr(value if wide else float(np.float32(value)))
+
+
+def _format_scalar(kind: str, text: str | None) -> str:
+    if text is None:
+        return _UNKNOWN_NUMBER
+    value = float(text)
+    if kind == "float" or not math.isfinite(value):
+        return _format_number("float64", text)
+    return str(int(value)) if kind == "int" else str(bool(value)).lower()
+
+
+def _compute_scalar_md5(kind: str, figures: Mapping[str, str]) -> str:
+    """Return the digest of a number's text, as the real tool has it; nothing where it is lost."""
+    text = next((figures[item] for item in SUMMARY_ITEMS if item in figures), None)
+    if text is None:
+        return ""
+    value = float(text)
+    if math.isfinite(value) and kind != "float":
+        value = int(value) if kind == "int" else bool(value)
+    return hashlib.md5(str(value).encode(), usedforsecurity=False).hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def _format_extents(shape: tuple[int, ...]) -> str:
+    return json.dumps(shape)
+
+
+_KEY_PREFIXES = {
+    "Functional": "torch.nn.functional.",
+    "NN": "torch.nn.",
+    "Tensor": "torch.Tensor.",
+    "Torch": "torch.",
+}
+"""What a key of torch begins with, by kind; longer ones stand first."""
+_PLAIN_KEY_SUFFIX = "_stack_info"
+_MODULE_KEY = re.compile(rf"{LAYER_KIND}: (?P<path>.+) (?P<direction>forward|backward)", re.S)
+_CALL_KEY = re.compile(
+    r"(?P<api>.+)\((?P<number>[0-9]{1,18})\) (?P<direction>forward|backward)", re.S
+)
+_STACK_LINE = re.compile(
+    r"File (?P<file>.*), line (?P<line>[0-9]{1,9}), in (?P<function>.*?), \n ?", re.S
+)
+_MAX_LINE_CHARACTERS = 1 << 14
+"""Of a line; in a longer one it could take seconds to find what says its place."""
+_INDENT = " " * 4
+
+
+def make_stack_key(framework: str, op_name: str) -> str:
+    """Return the key of a call by its name, `NN_Conv2d_0_forward`.
+
+    A module's may be `LAYER_blocks.0.conv_forward`, where its path is known.
+    """
+    call = parse_call_name(op_name) if framework == "torch" else None
+    if call is not None and call.kind == LAYER_KIND:
+        return f"{LAYER_KIND}: {call.api} {call.direction}"
+    if call is None or call.kind not in _KEY_PREFIXES:
+        return f"{op_name}{_PLAIN_KEY_SUFFIX}"
+    return f"{_KEY_PREFIXES[call.kind]}{call.api}({call.number}) {call.direction}"
+
+
+def parse_stack_key(key: str) -> str:
+    """Return the name of the call that a key means, as its tensors have it; empty if it is none."""
+    if key.endswith(_PLAIN_KEY_SUFFIX):
+        return key.removesuffix(_PLAIN_KEY_SUFFIX)
+    module = _MODULE_KEY.fullmatch(key)
+    if module is not None:
+        return f"{LAYER_KIND}_{module['path'].replace('.', '_')}_{module['direction']}"
+    for kind, opens in _KEY_PREFIXES.items():
+        found = _CALL_KEY.fullmatch(key.removeprefix(opens)) if key.startswith(opens) else None
+        if found is not None:
+            number, backward = int(found["number"]), found["direction"] == "backward"
+            return ApiCall(kind, found["api"], number, "backward" if backward else "forward").name
+    return ""
+
+
+def is_module_key(key: str) -> bool:
+    """Return whether a key is a module's, which comes again whenever the module is called."""
+    return key.startswith((f"{LAYER_KIND}: ", f"{LAYER_KIND}_"))
+
+
+def format_stack_entry(key: str, lines: tuple[str, ...]) -> str:
+    """Return an entry of the file, without the comma behind it."""
+    if not lines:
+        return f"{_INDENT}{_quote_text(key)}: []"
+    body = ",\n".join(f"{_INDENT}{_INDENT}{_quote_text(line)}" for line in lines)
+    return f"{_INDENT}{_quote_text(key)}: [\n{body}\n{_INDENT}]"
+
+
+def read_stack_key(line: str) -> str:
+    """Return the key of the entry that begins in a line of the file; empty when none does."""
+    if not line.startswith(f'{_INDENT}"') or not line.endswith((": [", ": []", ": [],")):
+        return ""
+    try:
+        key: object = json.loads(line.rpartition(": [")[0])
+    except ValueError:
+        return ""
+    return key if isinstance(key, str) else ""
+
+
+def parse_source_line(text: str) -> SourceLine | None:
+    """Return the place that a line of a stack says; None when it says none."""
+    found = _STACK_LINE.match(text) if len(text) <= _MAX_LINE_CHARACTERS else None
+    if found is None:
+        return None
+    return SourceLine(found["file"], int(found["line"]), found["function"], text[found.end() :])

@@ -1,0 +1,353 @@
+"""Trees of troubleshooter's `api_dump`, and the names of API calls and their tensors in them
+(troubleshooter 1.0.17 and 1.0.18). Pure.
+
+    rank{rank}/{framework}_api_dump/{tensor name}.npy[.zst]
+    rank{rank}/{framework}_api_dump_info.pkl        or `.csv`, as 1.0.18 calls it
+    rank{rank}/{framework}_api_dump_stack.json
+    {kind}_{api}_{number}_{forward|backward}_{input|output}[.{path}]     a tensor of a call
+    LAYER_{module path with _}_forward_input                             a module was called here
+
+A tensor's name is that of its call with its place behind it; it is the same in the info file,
+and no other tensor of a dump has it. A name over 255 bytes is replaced by a number, as in
+MindSpore's tree. A path is one number or two: an input's place among the arguments, those by
+keyword behind the others in the order given; then, of a list, tuple or mapping, which of its
+leaves it is. The tool's own reader fails at anything else. An output has a path only when the
+call returned several. What the program calls an argument instead of such a number is a mark of
+the tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from rankdump._core.record import TensorKey, TensorSide, sanitize_name
+from rankdump._layout.file_name import PACKED_SUFFIX, FileKind, FileName
+from rankdump._layout.tree_paths import FilePlace, TreeContext, shorten_mindspore_name
+
+CallDirection = Literal["forward", "backward"]
+
+LAYER_KIND = "LAYER"
+"""Kind of a mark that says which module the calls before it, or behind it, belong to."""
+CALL_KINDS = ("NN", "Functional", "Tensor", "Torch", "VF", "NPU", "Distributed", LAYER_KIND)
+RECOMPUTED_MARK = "recompute"
+"""Mark of a tensor whose call repeats a forward within the backward."""
+_WORD_MARK = "="
+"""Begins the mark that says a path as the program does."""
+
+_MAX_REMEMBERED_CALLS = 1 << 14
+_CALL_NAME = re.compile(
+    rf"(?P<kind>{'|'.join(CALL_KINDS[:-1])})_(?P<api>.+)_(?P<number>[0-9]{{1,18}})"
+    r"_(?P<direction>forward|backward)"
+)
+_LAYER_NAME = re.compile(rf"{LAYER_KIND}_(?P<api>.+)_(?P<direction>forward|backward)")
+_PLACE_FORM = r"(?P<side>input|output)(?:\.(?P<path>[^/\\\0]+))?"
+_TENSOR_NAME = re.compile(rf"(?P<call>.+_(?:forward|backward))_(?P<place>{_PLACE_FORM})")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCall:
+    """One call of an API, or its backward."""
+
+    kind: str
+    api: str
+    """Name of the function, method or class; of a LAYER the path of the module with `_`."""
+    number: int
+    """Counts the calls of that API from the start of the process; 0 for a LAYER."""
+    direction: CallDirection = "forward"
+
+    @property
+    def op_type(self) -> str:
+        """What all calls of that API have in common: `NN_Conv2d`."""
+        return f"{self.kind}_{self.api}"
+
+    @property
+    def stem(self) -> str:
+        """Its name without the direction: `NN_Conv2d_0`."""
+        return self.op_type if self.kind == LAYER_KIND else f"{self.op_type}_{self.number}"
+
+    @property
+    def name(self) -> str:
+        """Its whole name: `NN_Conv2d_0_forward`; an operator's name in a dump."""
+        return f"{self.stem}_{self.direction}"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiPlace:
+    """Where in its call a tensor stood, as `TensorKind.argument` carries it."""
+
+    side: TensorSide
+    path: str = ""
+    """Behind the first dot: `0`, `1.0`; empty for the only output of a call."""
+    word: str = ""
+    """How the program says the path: `other`, `extra.bias`, `1.0.0`; empty where it says that."""
+    scalar: str = ""
+    """`int`, `float` or `bool` when it was a number of Python, which is dumped as a tensor."""
+    recomputed: bool = False
+
+    @property
+    def name(self) -> str:
+        """`input.0`, `output`, `output.1.0`."""
+        return f"{self.side.value}.{self.path}" if self.path else self.side.value
+
+    @property
+    def argument(self) -> str:
+        """Its name with what else is known of it: `input.1:=dim:int`, `input.0:recompute`."""
+        word = f"{_WORD_MARK}{self.word}" if self.word else ""
+        marks = (word, self.scalar, RECOMPUTED_MARK if self.recomputed else "")
+        return ":".join((self.name, *filter(None, marks)))
+
+
+# The same calls come again in every iteration, and in the dump that one is compared with.
+@lru_cache(maxsize=_MAX_REMEMBERED_CALLS)
+def parse_call_name(name: str) -> ApiCall | None:
+    """Return the call that has a name, `NN_Conv2d_0_forward`; None when it is none of these."""
+    found = _CALL_NAME.fullmatch(name)
+    if found is not None:
+        number = int(found["number"])
+        return ApiCall(found["kind"], found["api"], number, _parse_direction(found["direction"]))
+    found = _LAYER_NAME.fullmatch(name)
+    if found is not None:
+        return ApiCall(LAYER_KIND, found["api"], 0, _parse_direction(found["direction"]))
+    return None
+
+
+def parse_place(argument: str) -> ApiPlace | None:
+    """Return what `ApiPlace.argument` says; None when it is none."""
+    name, *marks = argument.split(":")
+    found = re.fullmatch(_PLACE_FORM, name)
+    if found is None:
+        return None
+    words = [mark.removeprefix(_WORD_MARK) for mark in marks if mark.startswith(_WORD_MARK)]
+    scalars = [
+        mark for mark in marks if mark != RECOMPUTED_MARK and not mark.startswith(_WORD_MARK)
+    ]
+    return ApiPlace(
+        TensorSide(found["side"]),
+        found["path"] or "",
+        "".join(words[:1]),
+        "".join(scalars[:1]),
+        RECOMPUTED_MARK in marks,
+    )
+
+
+def join_tensor_name(op_name: str, place: ApiPlace) -> str:
+    """Return the name of a tensor: in the info file, and of its file without `.npy`."""
+    return f"{op_name}_{place.name}"
+
+
+def parse_tensor_name(name: str) -> tuple[ApiCall, ApiPlace] | None:
+    """Return the call and the place that a tensor's name says; None when it is none of these."""
+    found = _TENSOR_NAME.fullmatch(name)
+    call = parse_call_name(found["call"]) if found is not None else None
+    if found is None or call is None:
+        return None
+    return call, ApiPlace(TensorSide(found["side"]), found["path"] or "")
+
+
+def _parse_direction(text: str) -> CallDirection:
+    return "backward" if text == "backward" else "forward"
+
+
+API_FRAMEWORKS = ("torch", "mindspore", "mindtorch")
+_NPY_SUFFIX = ".npy"
+_TENSOR_FORMAT = "DefaultFormat"
+_SIDE_WORDS = tuple(side.value for side in TensorSide)
+_INFO_NAME = re.compile(rf"({'|'.join(API_FRAMEWORKS)})_api_dump_info\.(pkl|csv)")
+_TENSOR_FOLDER = re.compile(rf"({'|'.join(API_FRAMEWORKS)})_api_dump")
+_MAX_REMEMBERED_PLACES = 1024
+"""Places: there are few of them, whatever the number of calls."""
+_SLOT_LIMIT = 1 << 31
+_MAX_SLOT_DIGITS = 11
+
+
+@dataclass(frozen=True, slots=True)
+class ApiFileNames:
+    """What the files of one framework's dump are called."""
+
+    framework: str
+    """One of FRAMEWORKS."""
+    extended: bool = False
+    """As 1.0.18 writes them: the info file ends in `.csv`, and its lines in two more fields."""
+
+    @property
+    def folder(self) -> str:
+        """The folder of the tensors, in that of the rank."""
+        return f"{self.framework}_api_dump"
+
+    @property
+    def info(self) -> str:
+        """The info file: text, whatever its name ends in."""
+        return f"{self.folder}_info.{'csv' if self.extended else 'pkl'}"
+
+    @property
+    def stacks(self) -> str:
+        """The file that says where calls came from."""
+        return f"{self.folder}_stack.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiLayout:
+    """The tree of one framework, in the form of one release."""
+
+    name: str
+    files: ApiFileNames
+
+    @property
+    def api(self) -> ApiFileNames | None:
+        """What the files of an api dump are called."""
+        return self.files
+
+    @property
+    def shares_stamps(self) -> bool:
+        """Whether all tensors of one call of an operator have the time stamp of the first."""
+        return False
+
+    @property
+    def timed(self) -> bool:
+        """Whether a folder is named by when the session began."""
+        return False
+
+    @property
+    def unknown_id(self) -> int:
+        """Task and stream of an operator of which nobody knows them."""
+        return 0
+
+    def tensor_format(self, shape: tuple[int, ...]) -> str:
+        """Return the word for the format of a tensor in the host's memory."""
+        return _TENSOR_FORMAT
+
+    def rank_folder(self, rank: int) -> str:
+        """Return the folder of a rank."""
+        return make_api_rank_folder(rank)
+
+    def folder_of(
+        self,
+        stand: TreeContext,
+        *,
+        rank: int,
+        net_name: str,
+        graph: int,
+        iteration: int,
+        constant: bool,
+    ) -> str:
+        """Return the folder of a rank's tensors, whatever their graph and iteration."""
+        return f"{make_api_rank_folder(rank)}/{self.files.folder}"
+
+    def place_of(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
+        """Return the place of a tensor's npy file, with what the codec appends."""
+        return shorten_mindspore_name(
+            self._folder(key), make_api_tensor_name(key), f"{_NPY_SUFFIX}{suffix}"
+        )
+
+    def readable(self, key: TensorKey, stand: TreeContext) -> TensorKey:
+        """Return the key as a path carries it: what reading it back gives."""
+        op_name = _spell_call(key.op_name)
+        call, place = parse_call_name(op_name), _find_place(key)
+        return TensorKey(
+            rank=key.rank,
+            net_name="",
+            graph=0,
+            iteration=0,
+            timestamp_us=0,
+            op_type=op_name if call is None else call.op_type,
+            op_name=op_name,
+            side=place.side,
+            slot=get_slot(place),
+            tensor_format=_TENSOR_FORMAT,
+            argument=place.name,
+        )
+
+    def operator_place(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
+        """Return the place of a file that holds the operator of a tensor."""
+        return shorten_mindspore_name(self._folder(key), sanitize_name(key.op_name) or "_", suffix)
+
+    def member_place(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
+        """Return the place of a `bin` file with one tensor of an operator, until it is joined."""
+        return shorten_mindspore_name(self._folder(key), make_api_tensor_name(key), suffix)
+
+    def _folder(self, key: TensorKey) -> str:
+        return f"{make_api_rank_folder(key.rank)}/{self.files.folder}"
+
+
+def make_api_rank_folder(rank: int) -> str:
+    """Return the folder of a rank."""
+    return f"rank{rank}"
+
+
+def is_api_tensor_folder(name: str) -> bool:
+    """Return whether tensors stand in a folder of that name, within a rank's."""
+    return _TENSOR_FOLDER.fullmatch(name) is not None
+
+
+def parse_info_file_name(name: str) -> ApiFileNames | None:
+    """Return to which files an info file belongs, by its name; None when it is none."""
+    found = _INFO_NAME.fullmatch(name)
+    return ApiFileNames(found[1], found[2] == "csv") if found is not None else None
+
+
+def make_api_tensor_name(key: TensorKey) -> str:
+    """Return a tensor's name as info file and file name spell it."""
+    return join_tensor_name(_spell_call(key.op_name), _find_place(key))
+
+
+def spell_api_tensor_name(op_name: str, place: ApiPlace) -> str:
+    """Return the same of a tensor at a place of a call."""
+    return join_tensor_name(_spell_call(op_name), _spell_place(place))
+
+
+def _spell_call(op_name: str) -> str:
+    # Nearly every name is one already, and no other has it: none is worth remembering.
+    return op_name if op_name.isidentifier() else sanitize_name(op_name) or "_"
+
+
+def _find_place(key: TensorKey) -> ApiPlace:
+    return _spell_place(parse_place(key.argument) or ApiPlace(key.side, str(key.slot)))
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED_PLACES)
+def _spell_place(place: ApiPlace) -> ApiPlace:
+    path = (
+        ".".join(sanitize_name(part) or "_" for part in place.path.split(".")) if place.path else ""
+    )
+    return ApiPlace(place.side, path)
+
+
+def parse_api_file_name(name: str) -> FileName | None:
+    """Return what the name of a tensor's file says; None when it is none of these.
+
+    A call that is none of the grammar's has its whole name for a type.
+    """
+    plain = name.removesuffix(PACKED_SUFFIX)
+    if not plain.endswith(_NPY_SUFFIX):
+        return None
+    stem, dot, path = plain.removesuffix(_NPY_SUFFIX).partition(".")
+    op_name, _, side = stem.rpartition("_")
+    if not op_name or side not in _SIDE_WORDS or (dot and not all(path.split("."))):
+        return None
+    call, place = parse_call_name(op_name), ApiPlace(TensorSide(side), path)
+    return FileName(
+        kind=FileKind.TENSOR,
+        op_type=op_name if call is None else call.op_type,
+        op_name=op_name,
+        task=0,
+        stream=0,
+        timestamp_us=0,
+        side=place.side,
+        slot=get_slot(place),
+        tensor_format=_TENSOR_FORMAT,
+        argument=place.name,
+    )
+
+
+def get_slot(place: ApiPlace) -> int:
+    """Return the number of an argument or a result; 0 where its place has none.
+
+    The parts of one share it: their places tell them apart.
+    """
+    first = place.path.partition(".")[0]
+    plain = first.isascii() and first.isdecimal()
+    number = int(first[:_MAX_SLOT_DIGITS]) if plain else 0
+    return number if number < _SLOT_LIMIT else 0

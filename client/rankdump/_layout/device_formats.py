@@ -1,0 +1,413 @@
+"""Conversions of tensors from the formats of an Ascend device into plain ones, and back. Pure.
+
+    NCHW NHWC HWCN NCDHW NDHWC DHWCN      every axis whole, in this order
+    NC1HWC0        [n][c/C0][h][w][c%C0]
+    NDC1HWC0       [n][d][c/C0][h][w][c%C0]
+    FRACTAL_Z      [c/C0][h][w][n/16][n%16][c%C0]        the first three in one extent
+    FRACTAL_Z_3D   [d][c/C0][h][w][n/16][n%16][c%C0]     the first four in one extent
+    FRACTAL_NZ     [...][w/C0][h/16][h%16][w%C0]         of [...][h][w]
+
+A format cuts one axis into blocks of C0 elements, pads the last block and puts the blocks
+elsewhere; nothing is ever computed. So a conversion is a view of the same bytes with its axes in
+another order, cropped by msaccucmp's rules, and one copy of that view. In FRACTAL_NZ a vector is
+the first row of its blocks. In FRACTAL_Z of a grouped convolution several groups share a block,
+each on its own diagonal: of G groups with `cin` channels and `cout` filters each, E stand in one
+block, where E is the fewest that fill blocks of C0 by 16. Source: CANN, msaccucmp and the GE
+format transfers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+
+from rankdump._layout.tensor_tiles import (
+    CUBE_SIZE,
+    OriginalLayout,
+    TensorTiles,
+    TileArray,
+    check_dimensions,
+    get_block_size,
+    get_usual_block_size,
+    name_extents,
+    transpose_axes,
+)
+from rankdump.errors import CorruptedError, UnsupportedError
+
+TileOpener: TypeAlias = "Callable[[TileArray, OriginalLayout, str], TensorTiles]"
+"""Makes tiles of a tensor on the device; the letters are those of the wanted order."""
+
+FLAT_ORDERS = ("NCHW", "NHWC", "HWCN")
+DEEP_ORDERS = ("NCDHW", "NDHWC", "DHWCN")
+_NC1HWC0, _NDC1HWC0 = "NC1HWC0", "NDC1HWC0"
+
+
+def open_plain(array: TileArray, letters: str, wanted: str) -> TensorTiles:
+    """Return a tensor of plain order in another one."""
+    check_dimensions(array.shape, len(letters), letters)
+    return _order_tiles(TensorTiles(array), letters, wanted)
+
+
+def open_channels(array: TileArray, origin: OriginalLayout, wanted: str) -> TensorTiles:
+    """Return an NC1HWC0 tensor in a plain order."""
+    check_dimensions(array.shape, 5, _NC1HWC0)
+    get_block_size(array.shape, origin, _NC1HWC0)
+    return _order_tiles(TensorTiles(transpose_axes(array, (0, 1, 4, 2, 3)), 1), "NCHW", wanted)
+
+
+def open_deep_channels(array: TileArray, origin: OriginalLayout, wanted: str) -> TensorTiles:
+    """Return an NDC1HWC0 tensor in a plain order."""
+    check_dimensions(array.shape, 6, _NDC1HWC0)
+    get_block_size(array.shape, origin, _NDC1HWC0)
+    return _order_tiles(TensorTiles(transpose_axes(array, (0, 1, 2, 5, 3, 4)), 2), "NDCHW", wanted)
+
+
+def open_fractal_z(array: TileArray, origin: OriginalLayout, wanted: str) -> TensorTiles:
+    """Return a FRACTAL_Z or FRACTAL_Z_3D tensor, without groups, in a plain order."""
+    source = "FRACTAL_Z_3D" if "D" in wanted else "FRACTAL_Z"
+    check_dimensions(array.shape, 4, source)
+    c0 = get_block_size(array.shape, origin, source)
+    extents = {"D": 1, **name_extents(wanted, origin)}
+    blocks = -(-extents["C"] // c0)
+    outer = (extents["D"], blocks, extents["H"], extents["W"])
+    first, columns, rows = array.shape[:3]
+    if math.prod(outer) != first or not _is_smallest_fit(extents["N"], columns, rows):
+        raise CorruptedError(
+            f"{source} of shape {array.shape} cannot hold {wanted} of {origin.shape}"
+        )
+    view = transpose_axes(array.reshape(*outer, columns * rows, c0), (0, 4, 1, 5, 2, 3))
+    if "D" in wanted:
+        return _order_tiles(TensorTiles(view, 2), "DNCHW", wanted)
+    return _order_tiles(TensorTiles(view[0], 1), "NCHW", wanted)
+
+
+def lay_out_channels(array: TileArray, letters: str, origin: OriginalLayout) -> TileArray:
+    """Lay a plain tensor out as NC1HWC0, or as NDC1HWC0 when it has a depth."""
+    extents = _list_extents(array, letters)
+    c0 = get_usual_block_size(array.itemsize, origin)
+    blocks = -(-extents["C"] // c0)
+    flat = (blocks, extents["H"], extents["W"], c0)
+    if "D" in letters:
+        made = np.zeros((extents["N"], extents["D"], *flat), array.dtype)
+        open_deep_channels(made, OriginalLayout(), letters).fill(array)
+    else:
+        made = np.zeros((extents["N"], *flat), array.dtype)
+        open_channels(made, OriginalLayout(), letters).fill(array)
+    return made
+
+
+def lay_out_fractal_z(array: TileArray, letters: str, origin: OriginalLayout) -> TileArray:
+    """Lay a plain tensor out as FRACTAL_Z, or as FRACTAL_Z_3D when it has a depth."""
+    extents = _list_extents(array, letters)
+    c0 = get_usual_block_size(array.itemsize, origin)
+    outer = -(-extents["C"] // c0) * extents["H"] * extents["W"] * extents.get("D", 1)
+    made = np.zeros((outer, -(-extents["N"] // CUBE_SIZE), CUBE_SIZE, c0), array.dtype)
+    open_fractal_z(made, OriginalLayout(array.shape), letters).fill(array)
+    return made
+
+
+def _list_extents(array: TileArray, letters: str) -> dict[str, int]:
+    check_dimensions(array.shape, len(letters), letters)
+    return name_extents(letters, OriginalLayout(array.shape))
+
+
+def _order_tiles(tiles: TensorTiles, letters: str, wanted: str) -> TensorTiles:
+    return tiles.ordered([letters.index(letter) for letter in wanted])
+
+
+def _is_smallest_fit(extent: int, blocks: int, block: int) -> bool:
+    """Whether that many blocks are just enough."""
+    return (blocks - 1) * block < extent <= blocks * block
+
+
+_FRACTAL_Z = "FRACTAL_Z"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedLayout:
+    """How the groups of one tensor are laid out."""
+
+    groups: int
+    cin: int
+    cout: int
+    height: int
+    width: int
+    c0: int
+
+    @property
+    def together(self) -> int:
+        """Groups in one block."""
+        in_blocks = math.lcm(self.cin, self.c0) // self.cin
+        out_blocks = math.lcm(self.cout, CUBE_SIZE) // self.cout
+        return min(math.lcm(in_blocks, out_blocks), self.groups)
+
+    @property
+    def extents(self) -> tuple[int, int, int, int, int, int]:
+        """Blocks of groups, C1, H, W, filters, C0."""
+        blocks = -(-self.groups // self.together)
+        c1 = -(-self.together * self.cin // self.c0)
+        filters = -(-self.together * self.cout // CUBE_SIZE) * CUBE_SIZE
+        return blocks, c1, self.height, self.width, filters, self.c0
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """As the device has it."""
+        blocks, c1, height, width, filters, c0 = self.extents
+        return blocks * c1 * height * width, filters // CUBE_SIZE, CUBE_SIZE, c0
+
+
+def read_grouped(array: TileArray, origin: OriginalLayout, wanted: str) -> TileArray:
+    """Return the tensor in a plain order."""
+    check_dimensions(array.shape, 4, _FRACTAL_Z)
+    extents = name_extents(wanted, origin)
+    plan = _make_grouped_layout(
+        extents, origin.groups, get_block_size(array.shape, origin, _FRACTAL_Z)
+    )
+    if plan.shape != array.shape:
+        raise CorruptedError(
+            f"{_FRACTAL_Z} of shape {array.shape} cannot hold {wanted} of {origin.shape} in "
+            f"{origin.groups} groups: that takes {plan.shape}"
+        )
+    whole = np.empty(origin.shape, array.dtype)
+    for filters, part in _iterate_pieces(
+        _as_nchw(whole, wanted), array.reshape(plan.extents), plan
+    ):
+        np.copyto(filters, part)
+    return whole
+
+
+def lay_out_grouped(array: TileArray, letters: str, origin: OriginalLayout) -> TileArray:
+    """Lay a plain tensor out."""
+    check_dimensions(array.shape, 4, letters)
+    extents = name_extents(letters, OriginalLayout(array.shape))
+    plan = _make_grouped_layout(
+        extents, origin.groups, get_usual_block_size(array.itemsize, origin)
+    )
+    made = np.zeros(plan.extents, array.dtype)
+    for filters, part in _iterate_pieces(_as_nchw(array, letters), made, plan):
+        np.copyto(part, filters)
+    return made.reshape(plan.shape)
+
+
+def _make_grouped_layout(extents: dict[str, int], groups: int, c0: int) -> GroupedLayout:
+    filters = extents["N"]
+    if filters % groups:
+        raise CorruptedError(f"{filters} filters do not divide into {groups} groups")
+    return GroupedLayout(groups, extents["C"], filters // groups, extents["H"], extents["W"], c0)
+
+
+def _iterate_pieces(
+    whole: TileArray, blocks: TileArray, plan: GroupedLayout
+) -> Iterator[tuple[TileArray, TileArray]]:
+    """Yield pieces of filters (n, c, h, w) and where they stand; one piece is of one block."""
+    for group in range(plan.groups):
+        block, within = divmod(group, plan.together)
+        filters = slice(group * plan.cout, (group + 1) * plan.cout)
+        rows = slice(within * plan.cout, (within + 1) * plan.cout)
+        first, channel = within * plan.cin, 0
+        while channel < plan.cin:
+            c1, at = divmod(first + channel, plan.c0)
+            count = min(plan.c0 - at, plan.cin - channel)
+            part = blocks[block, c1, :, :, rows, at : at + count]
+            yield whole[filters, channel : channel + count], transpose_axes(part, (2, 3, 0, 1))
+            channel += count
+
+
+def _as_nchw(array: TileArray, letters: str) -> TileArray:
+    return transpose_axes(array, [letters.index(letter) for letter in "NCHW"])
+
+
+_FRACTAL_NZ = "FRACTAL_NZ"
+_MIN_FRACTAL_NZ_DIMENSIONS = 4
+
+
+def open_fractal_nz(array: TileArray, origin: OriginalLayout) -> TensorTiles:
+    """Return the matrices; a vector when the original shape is one."""
+    if array.ndim < _MIN_FRACTAL_NZ_DIMENSIONS:
+        raise CorruptedError(
+            f"{_FRACTAL_NZ} has {_MIN_FRACTAL_NZ_DIMENSIONS} extents or more, the shape is "
+            f"{array.shape}"
+        )
+    c0 = get_block_size(array.shape, origin, _FRACTAL_NZ)
+    *lead, columns, rows, height, _ = array.shape
+    if height == 0:
+        raise CorruptedError(f"{_FRACTAL_NZ} of shape {array.shape} has blocks of no rows")
+    _check_original_shape(
+        origin.shape, (*lead, rows * height, columns * c0), height, c0, array.shape
+    )
+    view = np.moveaxis(array.reshape(*lead, columns, rows * height, c0), -3, -2)
+    if len(origin.shape) == 1:
+        return TensorTiles(view[0], 0)
+    return TensorTiles(view, len(lead) + 1)
+
+
+def lay_out_fractal_nz(array: TileArray, origin: OriginalLayout) -> TileArray:
+    """Lay matrices out, or a vector."""
+    c0 = get_usual_block_size(array.itemsize, origin)
+    *lead, height, width = (1,) * (2 - array.ndim) + array.shape
+    made = np.zeros((*lead, -(-width // c0), -(-height // CUBE_SIZE), CUBE_SIZE, c0), array.dtype)
+    open_fractal_nz(made, OriginalLayout()).fill(array.reshape(*lead, height, width))
+    return made
+
+
+def _check_original_shape(
+    wanted: tuple[int, ...],
+    padded: tuple[int, ...],
+    height: int,
+    width: int,
+    shape: tuple[int, ...],
+) -> None:
+    """Refuse an original shape whose blocks would be others."""
+    if not wanted:
+        return
+    vector = len(wanted) == 1 and len(padded) == 2 and padded[0] == height
+    least = (*padded[:-2], padded[-2] - height + 1, padded[-1] - width + 1)
+    checked = (padded[0], *wanted) if vector else wanted
+    fits = len(checked) == len(padded) and all(
+        low <= extent <= high for low, extent, high in zip(least, checked, padded, strict=True)
+    )
+    if not fits:
+        allowed = ",".join(
+            str(high) if low == high else f"{low}-{high}"
+            for low, high in zip(least, padded, strict=True)
+        )
+        raise CorruptedError(
+            f"{_FRACTAL_NZ} of shape {shape} cannot hold a tensor of {wanted}; it holds ({allowed})"
+        )
+
+
+def find_cropped_shape(shape: tuple[int, ...], original: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the shape without padding; None when the original one is not a part of it.
+
+    The original shape is taken as it is, with ones behind it: it is not brought into the order of
+    the target. Where nothing is padded there is nothing to crop, whatever the order.
+    """
+    if not original or math.prod(original) == math.prod(shape):
+        return shape
+    wanted = original + (1,) * (len(shape) - len(original))
+    if len(wanted) > len(shape) or not all(0 < w <= s for w, s in zip(wanted, shape, strict=True)):
+        return None
+    return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedTensor:
+    """A tensor in its new format, C-contiguous."""
+
+    array: TileArray
+    whole: bool = False
+    """Whether padding is still there, because the original shape is not a part of the result."""
+
+
+FormatConversion: TypeAlias = "Callable[[TileArray, OriginalLayout], ConvertedTensor]"
+
+
+def convert_format(
+    array: TileArray, source: str, target: str, origin: OriginalLayout | None = None
+) -> ConvertedTensor:
+    """Return a tensor of device shape in another format, its padding cropped.
+
+    UnsupportedError when there is no such conversion, DamagedError when shape, original shape and
+    format contradict each other. Nothing larger than the tensor and its padding is allocated.
+    """
+    if source == target:
+        return ConvertedTensor(np.ascontiguousarray(array))
+    conversion = CONVERSIONS.get((source, target))
+    if conversion is None:
+        known = ", ".join(list_target_formats(source)) or "nothing"
+        raise UnsupportedError(f"{source} is not converted to {target}, but to {known}")
+    return conversion(array, origin or OriginalLayout())
+
+
+def list_target_formats(source: str) -> tuple[str, ...]:
+    """Return the formats that one can be converted to."""
+    return tuple(target for known, target in CONVERSIONS if known == source)
+
+
+def _convert_lettered(
+    opener: TileOpener, wanted: str, array: TileArray, origin: OriginalLayout
+) -> ConvertedTensor:
+    return _read_cropped(opener(array, origin, wanted), origin)
+
+
+def _convert_fractal_z(wanted: str, array: TileArray, origin: OriginalLayout) -> ConvertedTensor:
+    if origin.groups < 2:
+        return _convert_lettered(open_fractal_z, wanted, array, origin)
+    return ConvertedTensor(read_grouped(array, origin, wanted))
+
+
+def _convert_fractal_nz(array: TileArray, origin: OriginalLayout) -> ConvertedTensor:
+    return _read_cropped(open_fractal_nz(array, origin), origin)
+
+
+def _convert_plain(
+    letters: str, wanted: str, array: TileArray, origin: OriginalLayout
+) -> ConvertedTensor:
+    return _read_cropped(open_plain(array, letters, wanted), origin)
+
+
+def _convert_to_channels(letters: str, array: TileArray, origin: OriginalLayout) -> ConvertedTensor:
+    return ConvertedTensor(lay_out_channels(array, letters, origin))
+
+
+def _convert_to_fractal_z(
+    letters: str, array: TileArray, origin: OriginalLayout
+) -> ConvertedTensor:
+    if origin.groups < 2 or "D" in letters:
+        return ConvertedTensor(lay_out_fractal_z(array, letters, origin))
+    return ConvertedTensor(lay_out_grouped(array, letters, origin))
+
+
+def _convert_to_fractal_nz(array: TileArray, origin: OriginalLayout) -> ConvertedTensor:
+    return ConvertedTensor(lay_out_fractal_nz(array, origin))
+
+
+def _read_cropped(tiles: TensorTiles, origin: OriginalLayout) -> ConvertedTensor:
+    part = find_cropped_shape(tiles.shape, origin.shape)
+    return ConvertedTensor(tiles.read(part or tiles.shape), whole=part is None)
+
+
+def _make_conversions() -> dict[tuple[str, str], FormatConversion]:
+    found: dict[tuple[str, str], FormatConversion] = {}
+    for wanted in FLAT_ORDERS:
+        found["NC1HWC0", wanted] = partial(_convert_lettered, open_channels, wanted)
+        found["FRACTAL_Z", wanted] = partial(_convert_fractal_z, wanted)
+        found[wanted, "NC1HWC0"] = partial(_convert_to_channels, wanted)
+        found[wanted, "FRACTAL_Z"] = partial(_convert_to_fractal_z, wanted)
+        # Matrices have no letters: what FRACTAL_NZ holds is the same in any of these.
+        if wanted != "HWCN":
+            found["FRACTAL_NZ", wanted] = _convert_fractal_nz
+    for wanted in DEEP_ORDERS:
+        found["NDC1HWC0", wanted] = partial(_convert_lettered, open_deep_channels, wanted)
+        found["FRACTAL_Z_3D", wanted] = partial(_convert_lettered, open_fractal_z, wanted)
+        found[wanted, "NDC1HWC0"] = partial(_convert_to_channels, wanted)
+        found[wanted, "FRACTAL_Z_3D"] = partial(_convert_to_fractal_z, wanted)
+    for orders in (FLAT_ORDERS, DEEP_ORDERS):
+        for letters in orders:
+            for wanted in orders:
+                if letters != wanted:
+                    found[letters, wanted] = partial(_convert_plain, letters, wanted)
+    found["NDC1HWC0", "ND"] = found["NDC1HWC0", "NCDHW"]
+    found["FRACTAL_NZ", "ND"] = _convert_fractal_nz
+    found["ND", "FRACTAL_NZ"] = _convert_to_fractal_nz
+    return found
+
+
+CONVERSIONS = _make_conversions()
+"""What can be converted, by source and target."""
+TARGET_FORMATS = tuple(sorted({target for _, target in CONVERSIONS}))
+
+
+__all__ = [
+    "CONVERSIONS",
+    "TARGET_FORMATS",
+    "ConvertedTensor",
+    "OriginalLayout",
+    "convert_format",
+    "list_target_formats",
+]

@@ -1,0 +1,243 @@
+"""Names of dumped files of any writer, parsed into one value for every form, and the long names
+that a folder's `mapping.csv` remembers. Pure.
+
+    {type}.{name}.{task}[.{stream}].{stamp}                            a bin file; `.csv`: its table
+    {type}.{name}.{number}.{task}.{stream}.{stamp}                     of a captured stream
+    ...[.{task type}.{context}.{thread}[.{device}]]                    of a part of an FFTS task
+    ...{side}.{slot}                                                   a bin file of one tensor
+    ...{side}.{slot}[.{format}[.{element}]].npy                        a tensor
+    Opdebug.Node_OpDebug.{task}[.{stream}].{stamp}...                  an overflow
+    ...{side}.{slot}.json                                              the JSON of one, never packed
+    exception_info.{stream}.{task}.{stamp}                             an exception
+    {kernel}.{stream}.{task}.{core type}.{core}.{stamp}                an exception, by a callback
+
+Each ends in `.zst` where it is packed. Source: CANN, dump file names. In aclnn's names the API's
+name comes first, which is the operator's. Rows of `mapping.csv` are written by MindSpore, by
+CANN (which adds a row for every block it writes) and by rankdump; a name on disk is a number,
+with or without the file's suffix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from enum import Enum
+from typing import NamedTuple
+
+from rankdump._core.record import TensorSide
+
+UNKNOWN_ID = 65535
+ACLNN_PREFIX = "aclnn"
+PACKED_SUFFIX = ".zst"
+_JSON_SUFFIX = ".json"
+# Plain digits without leading zeros: exactly one text per number, and none too long for int().
+NUMBER_PATTERN = r"(?:0|[1-9][0-9]{0,19})"
+_MAX_TASK_TYPE = 4
+"""AICORE, AICPU, DEBUG, HCCL, FFTSPLUS."""
+_MAX_ID = (1 << 32) - 1
+_MIN_NUMBERS, _MAX_NUMBERS = 2, 4
+"""Numbers of a name in front of what FFTS adds."""
+_OVERFLOW_WORDS = ("Opdebug", "Node_OpDebug")
+OVERFLOW_PREFIX = ".".join((*_OVERFLOW_WORDS, ""))
+"""What the name of a file that tells of an overflow begins with."""
+_NAME_PATTERN = re.compile(
+    rf"(?P<first>[^./]+)\.(?P<second>[^./]+)\.(?P<numbers>{NUMBER_PATTERN}(?:\.{NUMBER_PATTERN}){{1,7}})"
+    rf"(?:\.(?P<side>input|output)\.(?P<slot>{NUMBER_PATTERN})"
+    r"(?:\.(?P<format>[^./]+)(?:\.(?P<element>[^./]+))?)?)?"
+)
+_EXCEPTION_PATTERN = re.compile(
+    rf"(?P<kernel>[^./]+)\.(?P<stream>{NUMBER_PATTERN})\.(?P<task>{NUMBER_PATTERN})"
+    rf"(?P<core>\.[^./]+\.{NUMBER_PATTERN})?\.(?P<stamp>{NUMBER_PATTERN})"
+)
+_NUMBERED_PATTERN = re.compile(r"(?:.+\.)?[0-9]+", re.S)
+_TAGGED_PATTERN = re.compile(rf"(?P<name>.+)\.custom\.{NUMBER_PATTERN}")
+_EXCEPTION_INFO = "exception_info"
+
+
+class FileKind(Enum):
+    """What a file holds."""
+
+    TENSOR = "npy"
+    OPERATOR = "bin"
+    """All tensors of an operator."""
+    MEMBER = "bin of one tensor"
+    TABLE = "csv"
+    """Figures of an operator's tensors."""
+    OVERFLOW = "overflow"
+    """The state of the cores: no tensor of an operator."""
+    OVERFLOW_JSON = "overflow as JSON"
+
+    @property
+    def holds_tensors(self) -> bool:
+        """Whether it is a tensor, or has some in it."""
+        # Of thousands of files in a folder nearly each is a tensor.
+        return self is FileKind.TENSOR or self in (FileKind.OPERATOR, FileKind.MEMBER)
+
+
+class FileName(NamedTuple):
+    """A name taken apart. There is one for each file of a tree: no value is made faster."""
+
+    kind: FileKind
+    op_type: str
+    op_name: str
+    task: int
+    stream: int
+    timestamp_us: int
+    """Of an exception: the digits of its date, as they stand."""
+    side: TensorSide = TensorSide.INPUT
+    """Of a tensor, a member or the JSON of an overflow, like what follows."""
+    slot: int = 0
+    tensor_format: str = ""
+    element: str = ""
+    number: int | None = None
+    """Iteration, of a captured stream."""
+    part: tuple[int, ...] = ()
+    """Task type, context, thread and device of a part of an FFTS task."""
+    argument: str = ""
+    """Where in its call the tensor stood, in a dump of APIs."""
+
+    @property
+    def context(self) -> int:
+        """Of a part of an FFTS task; 65535 of a whole one."""
+        return self.part[1] if self.part else UNKNOWN_ID
+
+    @property
+    def thread(self) -> int:
+        """Of a part of an FFTS task; 65535 of a whole one."""
+        return self.part[2] if self.part else UNKNOWN_ID
+
+    @property
+    def debug(self) -> bool:
+        """Whether it tells of an overflow, in whatever form."""
+        return (self.op_type, self.op_name) == _OVERFLOW_WORDS
+
+
+def is_numbered_name(name: str) -> bool:
+    """Return whether a name may be a bin file's, as all of them end in a number.
+
+    That is a time stamp, a slot, or what stands in the place of a name that was too long.
+    """
+    return _NUMBERED_PATTERN.fullmatch(name.removesuffix(PACKED_SUFFIX)) is not None
+
+
+def parse_file_name(name: str) -> FileName | None:
+    """Return what a name in one of CANN's folders says; None for any other file's."""
+    body, kind = _split_suffix(name)
+    found = _NAME_PATTERN.fullmatch(body)
+    if found is None:
+        return None
+    ids = _split_numbers([int(number) for number in found["numbers"].split(".")])
+    if not _is_valid_form(kind, found) or ids is None:
+        return None
+    number, task, stream, stamp, part = ids
+    first, second, tensor = found["first"], found["second"], found["side"] is not None
+    if kind is FileKind.OPERATOR and (tensor or (first, second) == _OVERFLOW_WORDS):
+        kind = FileKind.MEMBER if tensor else FileKind.OVERFLOW
+    op_type, op_name = (second, first) if first.startswith(ACLNN_PREFIX) else (first, second)
+    return FileName(
+        kind=kind,
+        op_type=op_type,
+        op_name=op_name,
+        task=task,
+        stream=stream,
+        timestamp_us=stamp,
+        side=TensorSide(found["side"] or TensorSide.INPUT),
+        slot=int(found["slot"] or 0),
+        tensor_format=found["format"] or "",
+        element=found["element"] or "",
+        number=number,
+        part=part,
+    )
+
+
+def parse_exception_name(name: str) -> FileName | None:
+    """Return what a name in a folder of exceptions says."""
+    packed = PACKED_SUFFIX if name.endswith(PACKED_SUFFIX) else ""
+    tagged = _TAGGED_PATTERN.fullmatch(name.removesuffix(packed))
+    body = tagged["name"] if tagged else name.removesuffix(packed)
+    found = _EXCEPTION_PATTERN.fullmatch(body)
+    if found is None or not (found["core"] or found["kernel"] == _EXCEPTION_INFO):
+        return parse_file_name(body + packed)
+    return FileName(
+        kind=FileKind.OPERATOR,
+        op_type=found["kernel"],
+        op_name=found["kernel"],
+        task=int(found["task"]),
+        stream=int(found["stream"]),
+        timestamp_us=int(found["stamp"]),
+    )
+
+
+def _split_suffix(name: str) -> tuple[str, FileKind]:
+    body = name.removesuffix(PACKED_SUFFIX)
+    for suffix, kind in ((".npy", FileKind.TENSOR), (".csv", FileKind.TABLE)):
+        if body.endswith(suffix):
+            return body.removesuffix(suffix), kind
+    if name.endswith(_JSON_SUFFIX):
+        return name.removesuffix(_JSON_SUFFIX), FileKind.OVERFLOW_JSON
+    return body, FileKind.OPERATOR
+
+
+def _is_valid_form(kind: FileKind, found: re.Match[str]) -> bool:
+    """Return whether a file of that kind is called so."""
+    tensor = found["side"] is not None
+    if kind is FileKind.TENSOR:
+        return tensor
+    if kind is FileKind.OVERFLOW_JSON and (found["first"], found["second"]) != _OVERFLOW_WORDS:
+        return False
+    forms = {FileKind.TABLE: not tensor, FileKind.OVERFLOW_JSON: tensor}
+    return found["format"] is None and forms.get(kind, True)
+
+
+def _split_numbers(numbers: list[int]) -> tuple[int | None, int, int, int, tuple[int, ...]] | None:
+    """Return number, task, stream, stamp and part; None where the numbers are not these."""
+    part: tuple[int, ...] = ()
+    for length in (4, 3):  # with the device, and without
+        last = numbers[-length:]
+        possible = last[0] <= _MAX_TASK_TYPE and max(last) <= _MAX_ID
+        if len(numbers) - length >= _MIN_NUMBERS and possible:
+            numbers, part = numbers[:-length], tuple(last)
+            break
+    if len(numbers) > _MAX_NUMBERS:
+        return None
+    *before, stamp = numbers
+    number = before.pop(0) if len(numbers) == _MAX_NUMBERS else None
+    task, stream = before if len(before) > 1 else (before[0], UNKNOWN_ID)
+    return number, task, stream, stamp, part
+
+
+_SHORT_NAME = re.compile(r"[0-9a-f]+(?:\.[A-Za-z0-9.]*)?")
+"""msaccucmp's numbers are hexadecimal."""
+
+
+class LongFileNames:
+    """Full names by the name on disk."""
+
+    def __init__(self, rows: Iterable[str] = ()) -> None:
+        """Rows without their ends; those that name no file are passed over."""
+        pairs = (row.removesuffix("\r").partition(",") for row in rows)
+        self._names = {
+            short: full for short, _, full in pairs if full and _SHORT_NAME.fullmatch(short)
+        }
+
+    @classmethod
+    def parsed(cls, content: bytes) -> LongFileNames:
+        """Return the names that a whole file remembers."""
+        # Only \n ends a row: an operator's name may hold what else counts as a line end.
+        return cls(content.decode("utf-8", errors="surrogateescape").split("\n"))
+
+    def absent(self, there: Collection[str]) -> list[str]:
+        """Return the names on disk that are not among these, packed or not."""
+        return [
+            name for name in self._names if name not in there and name + PACKED_SUFFIX not in there
+        ]
+
+    def full(self, name: str) -> str:
+        """Return the full name of a file, or the name itself where it is no long one's."""
+        if not self._names:
+            return name
+        # A file that was packed later has a row under the name it had before.
+        plain = name.removesuffix(PACKED_SUFFIX)
+        return self._names.get(name) or (
+            self._names[plain] + name[len(plain) :] if plain in self._names else name
+        )

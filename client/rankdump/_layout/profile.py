@@ -1,0 +1,110 @@
+"""Output profiles: releases of MindSpore whose names and tables a tree can follow, and the unique
+short operator names of profile `ms2.0`. Pure.
+
+MindSpore up to 2.2 numbered operators across the whole network, so that `Conv2d-op1` was one
+operator (MindSpore 2.0 and 2.3, Dump guide; MindInsight's offline debugger needs it). With short
+names the first operator with a component keeps it, and the next one gets the next free number.
+`OperatorAliases` is not locked: one thread at a time may use it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How a tree is spelt."""
+
+    name: str
+    version: str
+    """Release that `config.json` names; readers compare it with their own."""
+    short_names: bool = False
+    """Operators are named by the last component of their scope; parameters keep their dots."""
+    element_token: bool = False
+    """File names end in the element type."""
+    fixed_table: bool = False
+    """`statistic.csv` has its ten old columns, and no comma at the end of a row."""
+
+    def element_of(self, dtype: str, device_target: str) -> str:
+        """Return the token of an element type; the CPU's is the framework's own type label."""
+        if not self.element_token:
+            return ""
+        return _format_type_label(dtype) if device_target == "CPU" else dtype
+
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile("ms2.3", "2.3.0"),
+        Profile("ms2.4", "2.4.0", element_token=True),
+        Profile("ms2.0", "2.0.0", short_names=True, fixed_table=True),
+    )
+}
+DEFAULT_PROFILE = PROFILES["ms2.3"]
+
+
+def _format_type_label(dtype: str) -> str:
+    """Return `Float32` for `float32`, `UInt8` for `uint8`, `Float8E4M3FN` for `float8_e4m3fn`."""
+    head, _, variant = dtype.partition("_")
+    for plain, label in (("bfloat", "BFloat"), ("uint", "UInt")):
+        if head.startswith(plain):
+            return head.replace(plain, label)
+    return head.capitalize() + variant.upper()
+
+
+# Names rise for ever in a loop without steps.
+_MAX_NAMES = 1 << 17
+_NUMBERED_NAME = re.compile(r"(.+-op)([0-9]{1,9})")
+_GRADIENTS_PREFIX = "Gradients/"
+
+
+def make_gradient_alias(parameter: str) -> str:
+    """Return the name of a parameter's gradient: its scope would be lost with a short name."""
+    return f"grad.{parameter}"
+
+
+class OperatorAliases:
+    """Scope names with unique last components; a name keeps the one it got."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {"": ""}
+        self._taken: set[str] = set()
+        self._next: dict[str, int] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether so many operators were named that further ones keep their own names."""
+        return len(self._names) >= _MAX_NAMES
+
+    def known(self, name: str) -> str | None:
+        """Return the alias of a name that was given one."""
+        return self._names.get(name)
+
+    def of(self, name: str) -> str:
+        """Return the alias of a name; itself when its last component is free."""
+        found = self._names.get(name)
+        if found is not None or self.full:
+            return name if found is None else found
+        inner = name.removeprefix(_GRADIENTS_PREFIX)
+        scope, slash, last = name.rpartition("/")
+        if inner != name and "/" not in inner:
+            scope, slash, last = "", "", make_gradient_alias(inner)
+        alias = f"{scope}{slash}{self._free(last)}"
+        self._names[name] = alias
+        return alias
+
+    def _free(self, component: str) -> str:
+        """Take a component, or the next number of it that nobody has."""
+        if component not in self._taken:
+            self._taken.add(component)
+            return component
+        numbered = _NUMBERED_NAME.fullmatch(component)
+        stem = numbered[1] if numbered else f"{component}-op"
+        number = max(int(numbered[2]) if numbered else 0, self._next.get(stem, 0)) + 1
+        while f"{stem}{number}" in self._taken:
+            number += 1
+        self._next[stem] = number
+        self._taken.add(f"{stem}{number}")
+        return f"{stem}{number}"

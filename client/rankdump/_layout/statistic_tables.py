@@ -1,0 +1,272 @@
+"""Tables of statistics: MindSpore's `statistic.csv` of a folder, and the table of one operator that
+CANN writes in the place of a `bin` file; header, rows, and reading both back. Pure.
+
+Source: MindSpore 2.3, Dump guide; CANN, dump_stats. A row of `statistic.csv` ends in a comma
+that the header has not; readers of any release accept files with and without it. The name of an
+operator's table is the `bin` file's with `.csv` behind it. There the count of elements stands
+behind the average by default, and right behind the shape where statistics are chosen; the plan's
+items are in the order of the columns already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rankdump._core.cann_types import DATA_TYPE_NUMBERS, DATA_TYPES
+from rankdump._core.record import TensorKind, TensorSide, sanitize_name
+from rankdump._core.session_protocol import RecordHead
+from rankdump._core.statistics import STATISTIC_TITLES
+from rankdump._layout.profile import Profile
+from rankdump._layout.tree_paths import STATISTIC_FILE, spell_operator
+from rankdump.errors import CorruptedError
+
+STATISTIC_COLUMNS = (
+    "Op Type",
+    "Op Name",
+    "Task ID",
+    "Stream ID",
+    "Timestamp",
+    "IO",
+    "Slot",
+    "Data Size",
+    "Data Type",
+    "Shape",
+)
+_FORMAT_COLUMN, _FORMAT_INDEX = "Format", 9
+STATISTIC_COLUMNS_WITH_FORMAT = (
+    *STATISTIC_COLUMNS[:_FORMAT_INDEX],
+    _FORMAT_COLUMN,
+    *STATISTIC_COLUMNS[_FORMAT_INDEX:],
+)
+"""As tools of CANN write them (ascend-formats.md 4.6); the words of sides are capitals there."""
+FIXED_TABLE_STATISTICS = tuple(item for item in STATISTIC_TITLES if item not in ("md5", "l2norm"))
+"""The ten columns of releases that let nobody choose, in their order."""
+# Some 5 MB, of the 100 that an idle agent may take.
+_MAX_REMEMBERED_KINDS = 1 << 14
+
+
+STATISTIC_TABLE_NAME = re.compile(r"statistic(?:\.[0-9a-f]{8})?\.csv")
+"""Name of a table: MindSpore's, or what `beside` gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticCsvRow:
+    """One line of a table, read back."""
+
+    op_type: str
+    op_name: str
+    """As the table spells it."""
+    task: int
+    stream: int
+    timestamp_us: int
+    side: TensorSide
+    slot: int
+    data_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    values: tuple[tuple[str, str], ...]
+    """Column title and text of each figure, in the table's order."""
+
+
+def select_table_items(items: tuple[str, ...], profile: Profile) -> tuple[str, ...]:
+    """Return the items a table of that profile has, given those that were asked for."""
+    return FIXED_TABLE_STATISTICS if profile.fixed_table else items
+
+
+def make_second_table_name(header: str, name: str = STATISTIC_FILE) -> str:
+    """Return the name of a table with these columns, where another job's stands under the usual."""
+    digest = hashlib.blake2b(header.encode(), digest_size=4).hexdigest()
+    return f"{name.removesuffix('.csv')}.{digest}.csv"
+
+
+def format_statistic_header(items: tuple[str, ...]) -> str:
+    """Return the first line, without its end."""
+    return ",".join((*STATISTIC_COLUMNS, *(STATISTIC_TITLES[item] for item in items)))
+
+
+def clean_table_field(name: str) -> str:
+    """Return a name as it can stand in a row: a comma or a quote in it would move the columns."""
+    return name.replace(",", "_").replace('"', "_")
+
+
+def format_statistic_line(head: RecordHead, figures: Sequence[str], profile: Profile) -> str:
+    """Return the line of one tensor, without its end."""
+    operator, tensor = _format_kind(head.kind, profile)
+    end = "" if profile.fixed_table else ","
+    fixed = f"{operator},{head.task},{head.stream},{head.timestamp_us},{tensor}"
+    return ",".join((fixed, *figures)) + end
+
+
+def format_statistics_only_line(
+    kind: TensorKind, timestamp_us: int, figures: str, profile: Profile, *, unknown_id: int = 0
+) -> str:
+    """Return the line of a tensor of which only figures came, joined by commas.
+
+    Task and stream of its operator are not known.
+    """
+    operator, tensor = _format_kind(kind, profile)
+    end = "" if profile.fixed_table else ","
+    when = f"{unknown_id},{unknown_id},{timestamp_us}"
+    return f"{operator},{when},{tensor}{figures and ','}{figures}{end}"
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED_KINDS)
+def _format_kind(kind: TensorKind, profile: Profile) -> tuple[str, str]:
+    return (
+        _format_operator(kind.op_type, kind.op_name, profile),
+        _format_tensor(kind.side.value, kind.slot, kind.byte_count, kind.dtype, kind.shape),
+    )
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED_KINDS)
+def _format_operator(op_type: str, op_name: str, profile: Profile) -> str:
+    spelled = clean_table_field(spell_operator(op_type, op_name, profile))
+    return f"{clean_table_field(sanitize_name(op_type))},{spelled}"
+
+
+def _format_tensor(
+    side: str, slot: int, byte_count: int, dtype: str, shape: tuple[int, ...]
+) -> str:
+    extents = ",".join(map(str, shape))
+    return f'{side},{slot},{byte_count},{dtype},"({extents})"'
+
+
+def parse_statistic_table(text: str, *, file: str) -> list[StatisticCsvRow]:
+    """Read a whole table; DamagedError names the line at fault.
+
+    A header that stands among the rows, as an interrupted writer may leave it, is passed over.
+    """
+    lines = text.split("\n")
+    first = lines[0].split(",")
+    fixed = (
+        STATISTIC_COLUMNS_WITH_FORMAT
+        if first[_FORMAT_INDEX:][:1] == [_FORMAT_COLUMN]
+        else STATISTIC_COLUMNS
+    )
+    if tuple(first[: len(fixed)]) != fixed:
+        raise CorruptedError(f"{file}: not a statistic table: it begins with {lines[0][:60]!r}")
+    titles = [title for title in first[len(fixed) :] if title]
+    rows: list[StatisticCsvRow] = []
+    for at, line in enumerate(lines[1:], start=2):
+        if line and line != lines[0]:
+            try:
+                rows.append(_parse_statistic_line(line, titles, len(fixed)))
+            except (ValueError, IndexError) as error:
+                raise CorruptedError(f"{file}, line {at}: {error}") from None
+    return rows
+
+
+def _parse_statistic_line(line: str, titles: list[str], columns: int) -> StatisticCsvRow:
+    before, quote, rest = line.partition('"(')
+    shape, closed, after = rest.partition(')"')
+    fields = before.split(",")
+    if not quote or not closed or len(fields) != columns:
+        raise ValueError(f"it has no shape in its column {columns}")
+    values = after.split(",")[1:]
+    if len(values) < len(titles):
+        raise ValueError(f"{len(values)} figures for {len(titles)} columns")
+    return StatisticCsvRow(
+        op_type=fields[0],
+        op_name=fields[1],
+        task=int(fields[2]),
+        stream=int(fields[3]),
+        timestamp_us=int(fields[4]),
+        side=TensorSide(fields[5].lower()),
+        slot=int(fields[6]),
+        data_bytes=int(fields[7]),
+        dtype=fields[8],
+        shape=tuple(int(extent) for extent in shape.split(",") if extent),
+        values=tuple(zip(titles, values, strict=False)),
+    )
+
+
+OPERATOR_TABLE_SUFFIX = ".csv"
+OPERATOR_COLUMNS = ("Input/Output", "Index", "Data Size", "Data Type", "Format", "Shape")
+OPERATOR_TITLES = {**STATISTIC_TITLES, "nan count": "Nan Count", "l2norm": "l2norm"}
+"""Column title of each item, where CANN spells it otherwise than MindSpore does."""
+_SIDE_WORDS = {TensorSide.INPUT: "Input", TensorSide.OUTPUT: "Output"}
+_SIDES_BY_WORD = {word: side for side, word in _SIDE_WORDS.items()}
+_SCALAR_SHAPE = "-"
+_COUNT_PATTERN = re.compile(r"[0-9]{1,20}")
+# Some 5 MB, of the 100 that an idle agent may take.
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCsvRow:
+    """One line of a table, read back."""
+
+    side: TensorSide
+    slot: int
+    data_bytes: int
+    data_type: str
+    """With the prefix, `DT_FLOAT`."""
+    tensor_format: str
+    shape: tuple[int, ...]
+    values: tuple[tuple[str, str], ...]
+    """Column title and text of each figure, in the table's order."""
+
+
+def format_operator_header(items: tuple[str, ...]) -> str:
+    """Return the first line, without its end."""
+    return ",".join((*OPERATOR_COLUMNS, *(OPERATOR_TITLES[item] for item in items)))
+
+
+def format_operator_line(kind: TensorKind, tensor_format: str, figures: str) -> str:
+    """Return the line of one tensor, without its end; its figures are joined by commas."""
+    return f"{_format_operator_tensor(kind, tensor_format)}{figures and ','}{figures}"
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED_KINDS)
+def _format_operator_tensor(kind: TensorKind, tensor_format: str) -> str:
+    data_type = DATA_TYPES[DATA_TYPE_NUMBERS.get(kind.dtype, 0)].name
+    shape = "x".join(map(str, kind.shape)) or _SCALAR_SHAPE
+    where = f"{_SIDE_WORDS[kind.side]},{kind.slot},{kind.byte_count}"
+    return f"{where},DT_{data_type},{tensor_format},{shape}"
+
+
+def parse_operator_table(text: str, *, file: str) -> list[OperatorCsvRow]:
+    """Read a whole table; DamagedError names the line at fault.
+
+    A header that stands among the rows, as an interrupted writer may leave it, is passed over.
+    """
+    lines = text.split("\n")
+    first = lines[0].split(",")
+    if tuple(first[: len(OPERATOR_COLUMNS)]) != OPERATOR_COLUMNS:
+        raise CorruptedError(f"{file}: not an operator's table: it begins with {lines[0][:60]!r}")
+    titles = [title for title in first[len(OPERATOR_COLUMNS) :] if title]
+    rows: list[OperatorCsvRow] = []
+    for at, line in enumerate(lines[1:], start=2):
+        if line and line != lines[0]:
+            try:
+                rows.append(_parse_operator_line(line, titles))
+            except ValueError as error:
+                raise CorruptedError(f"{file}, line {at}: {error}") from None
+    return rows
+
+
+def _parse_operator_line(line: str, titles: list[str]) -> OperatorCsvRow:
+    fields = line.split(",")
+    if len(fields) < len(OPERATOR_COLUMNS) + len(titles):
+        raise ValueError(f"{len(fields)} fields for {len(OPERATOR_COLUMNS) + len(titles)} columns")
+    side, slot, data_bytes, data_type, tensor_format, shape = fields[: len(OPERATOR_COLUMNS)]
+    if side not in _SIDES_BY_WORD:
+        raise ValueError(f"{side[:60]!r} in the place of Input or Output")
+    return OperatorCsvRow(
+        side=_SIDES_BY_WORD[side],
+        slot=_parse_count(slot),
+        data_bytes=_parse_count(data_bytes),
+        data_type=data_type,
+        tensor_format=tensor_format,
+        shape=() if shape == _SCALAR_SHAPE else tuple(map(_parse_count, shape.split("x"))),
+        values=tuple(zip(titles, fields[len(OPERATOR_COLUMNS) :], strict=False)),
+    )
+
+
+def _parse_count(text: str) -> int:
+    if not _COUNT_PATTERN.fullmatch(text):
+        raise ValueError(f"{text[:60]!r} is no whole number")
+    return int(text)

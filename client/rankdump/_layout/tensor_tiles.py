@@ -1,0 +1,170 @@
+"""Tiles of a tensor: a view with one axis in blocks, the one copy that makes it whole or fills it,
+and the original shape that a header states. Pure.
+
+Elements that lie together on both sides move as one element: numpy then does in one step what
+would be sixteen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump.errors import CorruptedError
+
+TileArray: TypeAlias = npt.NDArray[Any]
+
+_PAGE_BYTES = 4096
+_CACHED_LINES = 4096
+"""Cache lines that a core keeps at hand."""
+_DISTANT_TILE = 128, 16
+"""Elements that follow each other in the source, and in the target, where neighbours of the target
+are pages apart in the source: more pages would not stay at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTiles:
+    """A tensor as it lies in memory, its axes in the order in which it is wanted."""
+
+    view: TileArray
+    split: int | None = None
+    """The axis that stands as blocks, with the elements of a block on the axis behind it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents, with the padding of the last block."""
+        shape, at = self.view.shape, self.split
+        if at is None:
+            return shape
+        return (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
+
+    def ordered(self, order: Sequence[int]) -> TensorTiles:
+        """Return the same with its axes in another order; numbers as `shape` counts them."""
+        at = self.split
+        if at is None:
+            return TensorTiles(transpose_axes(self.view, order))
+        axes: list[int] = []
+        for axis in order:
+            axes += [at, at + 1] if axis == at else [axis + (axis > at)]
+        return TensorTiles(transpose_axes(self.view, axes), list(order).index(at))
+
+    def read(self, shape: tuple[int, ...]) -> TileArray:
+        """Return the first elements of each axis, contiguous."""
+        whole = np.empty(shape, self.view.dtype)
+        for place, part in self._pairs(whole):
+            _copy_elements(place, part)
+        return whole
+
+    def fill(self, whole: TileArray) -> None:
+        """Put a tensor of at most this shape where it belongs; the padding stays as it is."""
+        for place, part in self._pairs(whole):
+            _copy_elements(part, place)
+
+    def _pairs(self, whole: TileArray) -> Iterator[tuple[TileArray, TileArray]]:
+        """Yield pieces of a tensor and where they stand here: whole blocks, then what is left."""
+        at, view = self.split, self.view
+        if at is None:
+            yield whole, view[tuple(map(slice, whole.shape))]
+            return
+        before, behind = whole.shape[:at], whole.shape[at + 1 :]
+        block = view.shape[at + 1]
+        blocks, rest = divmod(whole.shape[at], block)
+        lead, tail = tuple(map(slice, before)), tuple(map(slice, behind))
+        full = whole[(*lead, slice(blocks * block))].reshape(*before, blocks, block, *behind)
+        yield full, view[(*lead, slice(blocks), slice(block), *tail)]
+        if rest:
+            last = whole[(*lead, slice(blocks * block, None))]
+            yield last, view[(*lead, blocks, slice(rest), *tail)]
+
+
+def transpose_axes(array: TileArray, axes: Sequence[int]) -> TileArray:
+    """Return a view with the axes in another order."""
+    return cast("TileArray", array.transpose(tuple(axes)))
+
+
+def _copy_elements(target: TileArray, source: TileArray) -> None:
+    if not target.size:
+        return
+    target, source = target.squeeze(), source.squeeze()
+    if target.ndim and target.strides[-1] == source.strides[-1] == target.itemsize:
+        run = np.dtype((np.void, target.shape[-1] * target.itemsize))
+        target, source = target.view(run)[..., 0], source.view(run)[..., 0]
+    for piece in _split_copy(source):
+        np.copyto(target[(*piece, ...)], source[(*piece, ...)])
+
+
+def _split_copy(source: TileArray) -> Iterator[tuple[slice, ...]]:
+    """Yield parts of a copy that the cache holds from the first use of a line to its last.
+
+    numpy goes through the target from its first element to its last, which takes what lies
+    together in the source at times that are far apart.
+    """
+    steps = list(source.shape)
+    last, nearest = source.ndim - 1, int(np.argmin(source.strides)) if source.ndim else 0
+    if nearest < last and source.strides[last] >= _PAGE_BYTES:
+        steps[nearest], steps[last] = _DISTANT_TILE
+    else:
+        lines = 1
+        for axis in range(last, nearest, -1):
+            if lines * steps[axis] > _CACHED_LINES:
+                steps[axis] = max(1, _CACHED_LINES // lines)
+                break
+            lines *= steps[axis]
+    cuts = (
+        [slice(start, start + step) for start in range(0, extent, step)]
+        for extent, step in zip(source.shape, steps, strict=True)
+    )
+    return product(*cuts)
+
+
+CUBE_SIZE = 16
+"""Rows of a block, and C0 of elements that have more than one byte on the device."""
+BYTE_CUBE_SIZE = 32
+"""C0 of elements of one byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalLayout:
+    """What a tensor was before the device laid it out."""
+
+    shape: tuple[int, ...] = ()
+    """In the format that the tensor is converted to, as msaccucmp takes it; empty: not known."""
+    groups: int = 0
+    """Of a grouped convolution; 0 and 1 are none."""
+    c0: int = 0
+    """Elements of a block; 0: what the shape says, or what is usual for the element's size."""
+
+
+def name_extents(letters: str, origin: OriginalLayout) -> dict[str, int]:
+    """Return the original extents by their letters; DamagedError when there are not as many."""
+    if len(origin.shape) != len(letters) or 0 in origin.shape:
+        raise CorruptedError(
+            f"the original shape is {origin.shape}; as {letters} it has {len(letters)} extents "
+            "above 0, and this format cannot be read without it"
+        )
+    return dict(zip(letters, origin.shape, strict=True))
+
+
+def get_block_size(shape: tuple[int, ...], origin: OriginalLayout, source: str) -> int:
+    """Return C0, the last extent; DamagedError when the header contradicts itself."""
+    c0 = shape[-1]
+    if c0 == 0 or origin.c0 not in (0, c0):
+        said = f", its format word says {origin.c0}" if origin.c0 else ""
+        raise CorruptedError(f"{source} of shape {shape} has blocks of {c0}{said}")
+    return c0
+
+
+def get_usual_block_size(item_bytes: int, origin: OriginalLayout) -> int:
+    """Return C0 for a tensor that is to be laid out (GE's rule)."""
+    return origin.c0 or (BYTE_CUBE_SIZE if item_bytes == 1 else CUBE_SIZE)
+
+
+def check_dimensions(shape: tuple[int, ...], rank: int, source: str) -> None:
+    """Refuse a shape that has another number of extents than its format."""
+    if len(shape) != rank:
+        raise CorruptedError(f"{source} has {rank} extents, the shape is {shape}")

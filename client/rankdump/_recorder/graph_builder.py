@@ -1,0 +1,127 @@
+"""Graphs of a rank as they are described, split into parts that fit into messages; the agent draws
+them. The first description of a name counts. Never reads a tensor, never writes a file.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+from rankdump._core.graph import GraphNode, GraphParameter, GraphPart, OperatorGraph
+
+MAX_PART_NODES = 500
+MAX_PART_CHARACTERS = 1 << 19
+"""A part stays well below what a message may hold."""
+# A loop without steps names operators for ever.
+MAX_NODES = 1 << 16
+
+
+class _GraphDraft:
+    """One graph so far."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, GraphNode] = {}
+        self.parameters: dict[str, GraphParameter] = {}
+        self.compiled = False
+        self.grown = False
+
+    def compile(self, nodes: Sequence[GraphNode]) -> None:
+        described, self.nodes = self.nodes, {}
+        for node in nodes:
+            self.nodes.setdefault(node.name, described.get(node.name, node))
+        self.compiled = self.grown = True
+
+    def add(self, node: GraphNode) -> None:
+        before = self.nodes.get(node.name)
+        if self.compiled and (before is None or before.outputs or before.source):
+            # What the framework did not compile is no part of its graph.
+            return
+        if self.compiled or before is None:
+            self.nodes[node.name] = node
+            self.grown = True
+
+
+class GraphBuilder:
+    """The graphs of one rank; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._graphs: dict[int, _GraphDraft] = {}
+
+    def add(self, graph: int, node: GraphNode) -> bool:
+        """Take an operator; False when the graph is too large for another one."""
+        with self._lock:
+            drawing = self._graphs.setdefault(graph, _GraphDraft())
+            if len(drawing.nodes) >= MAX_NODES and node.name not in drawing.nodes:
+                return False
+            drawing.add(node)
+            return True
+
+    def add_parameter(self, graph: int, parameter: GraphParameter) -> None:
+        """Take a weight or constant."""
+        with self._lock:
+            drawing = self._graphs.setdefault(graph, _GraphDraft())
+            if parameter.name not in drawing.parameters:
+                drawing.parameters[parameter.name] = parameter
+                drawing.grown = True
+
+    def compile(self, graph: int, nodes: Sequence[GraphNode]) -> None:
+        """Take the framework's own order of a graph; descriptions of its nodes complete it."""
+        with self._lock:
+            self._graphs.setdefault(graph, _GraphDraft()).compile(nodes)
+
+    def take(self) -> list[GraphPart]:
+        """Return every graph that grew since it was last taken, whole, in parts."""
+        with self._lock:
+            grown = [(n, drawing) for n, drawing in self._graphs.items() if drawing.grown]
+            graphs = [
+                OperatorGraph(
+                    number=number,
+                    nodes=tuple(drawing.nodes.values()),
+                    parameters=tuple(drawing.parameters.values()),
+                    compiled=drawing.compiled,
+                )
+                for number, drawing in grown
+            ]
+            for _, drawing in grown:
+                drawing.grown = False
+        return [part for graph in graphs for part in split_graph(graph)]
+
+
+def split_graph(graph: OperatorGraph) -> Iterator[GraphPart]:
+    """Yield a graph in parts that each fit into a message; one without nodes is one part."""
+    pieces = list(
+        zip_longest(_split_nodes(graph.nodes), _split_parameters(graph.parameters), fillvalue=())
+    )
+    for at, (nodes, parameters) in enumerate(pieces or [((), ())]):
+        piece = OperatorGraph(graph.number, nodes, parameters, graph.compiled)
+        yield GraphPart(piece, first=at == 0, last=at >= len(pieces) - 1)
+
+
+def _split_parameters(
+    parameters: tuple[GraphParameter, ...],
+) -> Iterator[tuple[GraphParameter, ...]]:
+    for at in range(0, len(parameters), MAX_PART_NODES):
+        yield parameters[at : at + MAX_PART_NODES]
+
+
+def _split_nodes(nodes: Sequence[GraphNode]) -> Iterator[tuple[GraphNode, ...]]:
+    piece: list[GraphNode] = []
+    size = 0
+    for node in nodes:
+        weight = _count_characters(node)
+        if piece and (len(piece) == MAX_PART_NODES or size + weight > MAX_PART_CHARACTERS):
+            yield tuple(piece)
+            piece, size = [], 0
+        piece.append(node)
+        size += weight
+    if piece:
+        yield tuple(piece)
+
+
+def _count_characters(node: GraphNode) -> int:
+    """Return about how long a node is as text."""
+    lines = sum(len(line.file) + len(line.function) + len(line.code) for line in node.source)
+    pairs = sum(len(name) + len(text) for name, text in node.attributes.items())
+    return len(node.name) + len(node.op_type) + sum(map(len, node.inputs)) + lines + pairs

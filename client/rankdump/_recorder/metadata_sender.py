@@ -1,0 +1,193 @@
+"""Senders of what a rank declares beside its tensors: events, graphs and ends of iterations in
+order, call stacks in batches, and limits to communication whenever they grew. Never waits for
+space.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import cast
+
+from rankdump._core.record import MAX_FRAME_ROWS
+from rankdump._core.session_protocol import CallStacks, MetadataItem
+from rankdump._core.timeouts import GroupTimeout, RankTimeouts
+from rankdump._recorder.event_trace import EventTrace
+from rankdump._recorder.graph_builder import GraphBuilder
+from rankdump._recorder.iteration_state import IterationCounters, StallTimer
+from rankdump._recorder.staging_buffer import StagingBuffer
+
+
+class MetadataSender:
+    """The declarations of one session; safe to use from several threads."""
+
+    def __init__(
+        self,
+        *,
+        trace: EventTrace,
+        sketch: GraphBuilder,
+        accounts: IterationCounters,
+        stalls: StallTimer,
+        submit: Callable[[MetadataItem], None],
+    ) -> None:
+        self._trace = trace
+        self._sketch = sketch
+        self._accounts = accounts
+        self._stalls = stalls
+        self._submit = submit
+        self._in_order = threading.Lock()
+        self._silent = False
+
+    def disarm(self) -> None:
+        """Declare nothing any more, in a child of the process: without a lock, it may be held."""
+        self._silent = True
+
+    def events(self) -> None:
+        """Hand over what waits."""
+        if self._silent:
+            return
+        # Whoever takes them sends them first: the end of an iteration comes after its events.
+        with self._in_order:
+            events = self._trace.take()
+            if events is not None:
+                self._submit(events)
+
+    def graphs(self) -> None:
+        """Hand over what is new of the graphs."""
+        for part in self._sketch.take():
+            self._submit(part)
+
+    def end(self, iteration: int, span: tuple[int, int]) -> None:
+        """Hand over all there is of an iteration, and that it is over."""
+        with self._stalls.counted():
+            self.events()
+            self.graphs()
+        self._accounts.stalled(iteration, self._stalls.settle_ns())
+        self._submit(self._accounts.settle(iteration, span))
+
+
+MAX_STACK_CHARACTERS = 1 << 18
+"""Of the stacks of one frame, about: stacks of a deep program are long."""
+
+
+class CallStackSender:
+    """The stacks of one rank's calls, in their order; safe to use from several threads."""
+
+    def __init__(self, stage: StagingBuffer, submit: Callable[[MetadataItem], None]) -> None:
+        self._stage = stage
+        self._submit = submit
+        self._lock = threading.Lock()
+        self._iteration = 0
+        self._calls: list[str] = []
+        self._places: list[int] = []
+        self._known: dict[tuple[str, ...], int] = {}
+        self._characters = 0
+        self.lost = 0
+        """Calls whose stacks found no room."""
+
+    def add(self, iteration: int, op_name: str, stack: tuple[str, ...]) -> None:
+        """Take the stack of a call."""
+        with self._lock:
+            if iteration != self._iteration:
+                self._send()
+                self._iteration = iteration
+            self._calls.append(op_name)
+            place = self._known.get(stack)
+            if place is None:
+                place = self._known[stack] = len(self._known)
+                self._characters += sum(map(len, stack))
+            self._places.append(place)
+            if len(self._calls) >= MAX_FRAME_ROWS or self._characters >= MAX_STACK_CHARACTERS:
+                self._send()
+
+    def flush(self) -> None:
+        """Send what waits for the end of the iteration."""
+        with self._lock:
+            self._send()
+
+    def _send(self) -> None:
+        if not self._calls:
+            return
+        stacks = CallStacks(
+            self._iteration, tuple(self._calls), tuple(self._places), tuple(self._known)
+        )
+        self._calls, self._places, self._known = [], [], {}
+        self._characters = 0
+        if self._stage.admit_at_once(stacks):
+            self._submit(stacks)
+        else:
+            self.lost += len(stacks.calls)
+
+
+MAX_NAME_CHARACTERS = 64
+MAX_TIMEOUT_S = 2**31
+
+
+class TimeoutReporter:
+    """The limits of one session; safe to use from several threads."""
+
+    def __init__(
+        self,
+        variables: Mapping[str, str],
+        declare: Callable[[RankTimeouts], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        """`variables` are those of the environment that set a limit."""
+        self._variables = dict(variables)
+        self._declare = declare
+        self._warn = warn
+        self._groups: dict[tuple[str, str], GroupTimeout] = {}
+        self._limits: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Say what the environment says, if it says anything."""
+        if self._variables:
+            self._say()
+
+    def group(self, timeout: GroupTimeout) -> None:
+        """Take what a process group in use was made with."""
+        place = (timeout.group, timeout.backend)
+        if self._groups.get(place) != timeout:
+            with self._lock:
+                self._groups[place] = timeout
+                self._say()
+
+    def limit(self, name: str, seconds: float) -> None:
+        """Take a limit that no variable says; one that cannot be is a warning."""
+        fault = _find_fault(name, seconds)
+        if fault:
+            self._warn(f"limit: {fault}")
+            return
+        with self._lock:
+            if self._limits.get(name) != seconds:
+                self._limits[name] = float(seconds)
+                self._say()
+
+    def _say(self) -> None:
+        groups = tuple(self._groups.values())
+        self._declare(RankTimeouts(dict(self._variables), groups, dict(self._limits)))
+
+
+def _find_fault(name: object, seconds: object) -> str:
+    """Return what is wrong with a limit; empty when nothing is."""
+    if not (isinstance(name, str) and name.isascii() and name.isidentifier()):
+        return f"name {_format_value(name)}; allowed: letters, digits and _"
+    if len(name) > MAX_NAME_CHARACTERS:
+        return f"name of {len(name)} characters; allowed: up to {MAX_NAME_CHARACTERS}"
+    number = cast("float", seconds) if isinstance(seconds, Real) else math.nan
+    if isinstance(seconds, bool) or not 0 <= number < MAX_TIMEOUT_S:
+        return (
+            f"{name} of {_format_value(seconds)}; allowed: seconds from 0 (never) to "
+            f"{MAX_TIMEOUT_S - 1}"
+        )
+    return ""
+
+
+def _format_value(value: object) -> str:
+    try:
+        return repr(value)[:MAX_NAME_CHARACTERS]
+    except Exception:  # the script's own object decides
+        return type(value).__name__

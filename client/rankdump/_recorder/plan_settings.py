@@ -1,0 +1,94 @@
+"""Settings of the recorder that follow from a plan: layout, profile, sizes of buffers and batches,
+statistics, shared memory, and how long a tensor may wait for space. Pure: no clock, no disk, no
+network.
+"""
+
+from __future__ import annotations
+
+from rankdump._core.plan import DumpPlan
+from rankdump._layout.profile import DEFAULT_PROFILE, PROFILES, Profile
+from rankdump._layout.statistic_tables import select_table_items
+from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
+from rankdump._recorder.event_trace import now_us
+from rankdump._recorder.record_namer import RecordNamer
+from rankdump._recorder.staging_buffer import ROW_BYTES
+from rankdump._recorder.tensor_statistics import MAX_WAITING_ROWS, StatisticsCalculator
+from rankdump._transport.connection import LinkState
+
+
+def select_layout(plan: DumpPlan) -> Layout:
+    """Return the plan's tree; an agent refuses a plan with an unknown one."""
+    return LAYOUTS.get(plan.output.layout, DEFAULT_LAYOUT)
+
+
+def make_record_namer(plan: DumpPlan, rank: int) -> RecordNamer:
+    """Return what names tensors as the plan's tree does."""
+    net_name, layout = plan.output.net_name, select_layout(plan)
+    return RecordNamer(rank=rank, net_name=net_name, clock_us=now_us, layout=layout)
+
+
+def has_call_stacks(plan: DumpPlan) -> bool:
+    """Return whether the plan's tree has a file of where calls came from."""
+    return select_layout(plan).api is not None
+
+
+def select_profile(plan: DumpPlan) -> Profile:
+    """Return how the tree is spelt; an agent refuses a plan with an unknown profile."""
+    return PROFILES.get(plan.output.profile, DEFAULT_PROFILE)
+
+
+def make_statistics_calculator(plan: DumpPlan) -> StatisticsCalculator | None:
+    """Return what computes figures on this rank; None where the plan never asks for them here."""
+    content = plan.content
+    if not (is_statistics_only(plan) or plan.delivery.on_full == "statistic"):
+        return None
+    items = select_table_items(content.statistics, select_profile(plan))
+    on_device = content.on_device and is_statistics_only(plan)
+    exact = select_layout(plan).api is not None
+    return StatisticsCalculator(
+        items=items, on_device=on_device, precision=content.precision, exact=exact
+    )
+
+
+def is_statistics_only(plan: DumpPlan) -> bool:
+    """Return whether figures are all that is kept of any tensor."""
+    return plan.content.saved == "statistic"
+
+
+def compute_batch_rows(plan: DumpPlan) -> int:
+    """Return how many rows may wait for each other: what fills the buffer has to leave it.
+
+    Otherwise they wait for the end of an iteration: they are then computed and sent together, and
+    no thread of ours runs in the middle of a step.
+    """
+    return max(1, min(MAX_WAITING_ROWS, compute_row_buffer_bytes(plan) // (2 * ROW_BYTES)))
+
+
+def compute_row_buffer_bytes(plan: DumpPlan) -> int:
+    """Return the room of rows: beside records a little, which these can never fill."""
+    limit = plan.delivery.buffer_bytes
+    return limit if is_statistics_only(plan) else limit // 16
+
+
+def is_shared_memory_wanted(plan: DumpPlan, address: str) -> bool:
+    """Return whether to ask for shared memory: only an agent of this host has any."""
+    return plan.delivery.shared_memory and address.startswith("unix:")
+
+
+def is_copied_directly(plan: DumpPlan) -> bool:
+    """Return whether a tensor's fate is known when it is read, so that it needs one copy only."""
+    return plan.selection.trigger == "always"
+
+
+def compute_remaining_wait_s(
+    plan: DumpPlan, *, link: LinkState, busy: bool, idle_s: float
+) -> float:
+    """Return how long a tensor may still wait for room, given since when nothing was taken."""
+    delivery = plan.delivery
+    if delivery.on_full != "block" or link not in (LinkState.UP, LinkState.AWAY, LinkState.OPENING):
+        return 0.0
+    holds_back = not is_copied_directly(plan) or is_statistics_only(plan)
+    if holds_back and not busy:
+        # What fills the buffer waits for the very thread that asks: nothing will make room.
+        return 0.0
+    return delivery.block_timeout_s - idle_s

@@ -1,0 +1,229 @@
+"""Builder and sender of records: an observed tensor becomes a record, a row of statistics, or a
+loss with its reason, and is counted and submitted at once or in batches.
+
+Every attempt ends in exactly one item; building never raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rankdump._core.element_types import ELEMENT_TYPES
+from rankdump._core.plan import DumpPlan
+from rankdump._core.record import StatisticRows, TensorKind
+from rankdump._core.recorder_protocol import StagedRecord, TensorObservation, TensorSource
+from rankdump._core.session_protocol import KernelArguments, MetadataItem, OperatorArguments
+from rankdump._recorder.iteration_state import IterationCounters, IterationState, StallTimer
+from rankdump._recorder.plan_settings import is_statistics_only
+from rankdump._recorder.record_namer import RecordNamer
+from rankdump._recorder.staging_buffer import StagingBuffer
+from rankdump._recorder.tensor_statistics import (
+    RowBatch,
+    StatisticsCalculator,
+    TensorStatisticsRow,
+    UnreadRow,
+)
+
+_logger = logging.getLogger(__name__)
+
+BUFFER_FULL = "buffer_full"
+COPY_FAILED = "copy_failed"
+NO_STATISTICS = "no_statistics"
+UNSUPPORTED_DTYPE = "unsupported_dtype"
+
+
+@dataclass(frozen=True, slots=True)
+class LostTensor:
+    """A selected tensor that is no record."""
+
+    iteration: int
+    op_name: str
+    reason: str
+
+
+BuildResult: TypeAlias = "StagedRecord | TensorStatisticsRow | LostTensor"
+"""What becomes of an observation."""
+
+
+class RecordBuilder:
+    """Reads tensors as the plan wants them; safe to use from several threads."""
+
+    def __init__(
+        self,
+        plan: DumpPlan,
+        course: IterationState,
+        *,
+        heads: RecordNamer,
+        stage: StagingBuffer,
+        measure: StatisticsCalculator | None,
+        stalls: StallTimer,
+    ) -> None:
+        self._sample_elements = plan.content.sample_elements
+        self._no_elements = is_statistics_only(plan)
+        self._course = course
+        self._heads = heads
+        self.over = heads.over
+        """Hears that a call is over: what comes under its name from now on is another one."""
+        self._stage = stage
+        self._measure = measure
+        self._stalls = stalls
+
+    def read(self, observation: TensorObservation) -> BuildResult:
+        """Copy or measure a tensor now."""
+        self._stalls.begin()
+        try:
+            return self._read(observation)
+        except Exception:  # a tensor that cannot be read must not end the training
+            _logger.debug("copy failed", exc_info=True)
+            return self.lost(observation.op_name, COPY_FAILED)
+        finally:
+            self._stalls.end()
+
+    def read_again(self, observation: TensorObservation) -> BuildResult:
+        """Copy or measure a tensor that was referred to, as it is now."""
+        try:
+            tensor = observation.tensor.again()
+        except Exception:  # as above
+            _logger.debug("tensor unknown", exc_info=True)
+            return self.lost(observation.op_name, COPY_FAILED)
+        if isinstance(tensor, str):
+            return self.lost(observation.op_name, tensor)
+        return self.read(observation._replace(tensor=tensor))
+
+    def lost(self, op_name: str, reason: str) -> LostTensor:
+        """Return the loss of a tensor of the running iteration."""
+        return LostTensor(self._course.iteration, op_name, reason)
+
+    def _read(self, observation: TensorObservation) -> BuildResult:
+        source = observation.tensor
+        if source.dtype not in ELEMENT_TYPES:
+            return self.lost(observation.op_name, UNSUPPORTED_DTYPE)
+        if self._sample_elements:
+            source = self._sampled(source)
+        kind = self._heads.kind(observation, source)
+        if self._no_elements:
+            row = self._row(kind, source)
+            return self.lost(kind.op_name, NO_STATISTICS) if row is None else row
+        course = self._course
+        head = self._heads.of(kind, iteration=course.iteration, switched_on=course.switched)
+        record = self._stage.keep(head, source)
+        if record is not None:
+            return record
+        row = self._row(kind, source, degraded=True)
+        return self.lost(kind.op_name, BUFFER_FULL) if row is None else row
+
+    def _row(
+        self, kind: TensorKind, source: TensorSource, *, degraded: bool = False
+    ) -> TensorStatisticsRow | None:
+        """Return the tensor's figures; None when the plan wants none, or it has none."""
+        if self._measure is None or not self._measure.can(kind.dtype):
+            return None
+        course = self._course
+        return TensorStatisticsRow(
+            kind,
+            self._heads.stamp(kind, course.iteration),
+            self._measure.take(source),
+            course.iteration,
+            course.switched,
+            degraded,
+        )
+
+    def _sampled(self, source: TensorSource) -> TensorSource:
+        count = self._sample_elements
+        return source.head(count) if count < math.prod(source.shape) else source
+
+
+STATISTICS_FAILED = "figures_failed"
+_MAX_ARGUMENTS_AT_ONCE = 500
+
+OperatorItem: TypeAlias = "BuildResult | OperatorArguments"
+"""What can be kept of an operator."""
+
+
+class RecordSender:
+    """Takes items in the order in which they are to stand; safe to use from several threads."""
+
+    def __init__(
+        self,
+        *,
+        accounts: IterationCounters,
+        stalls: StallTimer,
+        stage: StagingBuffer,
+        measure: StatisticsCalculator | None,
+        submit: Callable[[StagedRecord | MetadataItem], None],
+        on_lost: Callable[[str, str], None],
+        batch_rows: int,
+    ) -> None:
+        """Rows wait for the end of the iteration, or until as many wait as a batch takes."""
+        self._accounts = accounts
+        self._stalls = stalls
+        self._stage = stage
+        self._measure = measure
+        self._submit = submit
+        self._on_lost = on_lost
+        self._batch = RowBatch(batch_rows)
+        self._lock = threading.Lock()
+        self._in_turn = threading.Lock()
+        self._arguments: list[OperatorArguments] = []
+
+    def send(self, item: OperatorItem, iteration: int) -> None:
+        """Send what is kept of an operator of the running iteration."""
+        if isinstance(item, TensorStatisticsRow):
+            if self._batch.add(item):
+                self._send_rows()
+        elif isinstance(item, StagedRecord):
+            self._accounts.took(item.head.iteration)
+            self._submit(item)
+        elif isinstance(item, LostTensor):
+            self._lose(item)
+        else:
+            self._collect(item, iteration)
+
+    def forget(self, items: Iterable[object]) -> None:
+        """Give back the room of records that nobody wants."""
+        for item in items:
+            if isinstance(item, StagedRecord):
+                self._stage.release(item)
+
+    def flush(self, iteration: int) -> None:
+        """Send what waited for the end of the iteration."""
+        self._send_rows()
+        with self._lock:
+            self._send_arguments(iteration)
+
+    def _send_rows(self) -> None:
+        if self._measure is None:
+            return
+        with self._stalls.counted(), self._in_turn:
+            for rows in self._batch.read(self._measure):
+                if isinstance(rows, UnreadRow):
+                    self._lose(LostTensor(rows.iteration, rows.op_name, STATISTICS_FAILED))
+                elif self._stage.admit(rows):
+                    self._accounts.took(rows.iteration, len(rows))
+                    self._submit(rows)
+                else:
+                    self._lose_rows(rows)
+
+    def _lose_rows(self, rows: StatisticRows) -> None:
+        self._accounts.lost(rows.iteration, BUFFER_FULL, len(rows))
+        self._on_lost(BUFFER_FULL, rows.kinds[0].op_name)
+
+    def _lose(self, lost: LostTensor) -> None:
+        self._accounts.lost(lost.iteration, lost.reason)
+        self._on_lost(lost.reason, lost.op_name)
+
+    def _collect(self, arguments: OperatorArguments, iteration: int) -> None:
+        with self._lock:
+            self._arguments.append(arguments)
+            if len(self._arguments) >= _MAX_ARGUMENTS_AT_ONCE:
+                self._send_arguments(iteration)
+
+    def _send_arguments(self, iteration: int) -> None:
+        operators, self._arguments = tuple(self._arguments), []
+        if operators:
+            self._submit(KernelArguments(iteration, operators))

@@ -1,0 +1,337 @@
+"""Selection of tensors by the plan: lists, marks, sides and exclusions, cached per operator, and
+the ranges of operators that the program enters and leaves.
+
+A range goes from the first of two operators to the second, both included, in the order in which
+operators begin: one that began earlier lies outside, even if it ends within. A range is met once
+in an iteration and a model. A gradient or a recomputed call goes with its operator.
+
+Pure: no clock, no disk, no network.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import TypeAlias
+
+from rankdump._core.plan import (
+    UNNAMED_MODEL,
+    DumpPlan,
+    OperatorSelection,
+    TensorSelection,
+    WatchedOperators,
+)
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import TensorDecision
+from rankdump._core.selection import (
+    SelectionVerdict,
+    decide_exclusion,
+    decide_listed_operator,
+    decide_operator,
+    decide_side,
+    is_named_in,
+    strip_scope_prefix,
+)
+
+KEEP_DECISION = TensorDecision(True)
+# Call numbers make names; a loop without steps must not grow the cache for ever.
+_MAX_CACHED_NAMES = 1 << 16
+_NO_OPERATORS = OperatorSelection(everything=False)
+_BY_RANGE = TensorDecision(False, "it is outside of every range")
+"""Of an operator that no list names: where the program stands decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnmatchedEntry:
+    """What a configuration names, and no operator matched."""
+
+    kind: str
+    """In which list it stands."""
+    text: str
+    """As the configuration spells it."""
+    model: str = ""
+    """Whose list it is; empty for that of all models."""
+
+
+TensorSlot: TypeAlias = "tuple[int, str, str, TensorSide, int]"
+"""Graph, type and name of an operator, side and slot of one tensor of it."""
+_NameMatcher: TypeAlias = "Callable[[str], bool]"
+
+
+class RecordFilter:
+    """A plan's selection of operators and sides, asked by name."""
+
+    def __init__(
+        self,
+        plan: DumpPlan,
+        model_of: Callable[[int], str] = lambda graph: UNNAMED_MODEL,
+        in_range: Callable[[int, str], bool] = lambda graph, op_name: False,
+    ) -> None:
+        """`model_of` names a graph, `in_range` says whether an operator is within the plan's."""
+        self._plan = plan
+        self._selection = selection = plan.selection
+        self._model_of, self._in_range = model_of, in_range
+        self._marks: dict[int, frozenset[str]] = {}
+        self._entries = dict(_list_entries(plan))
+        self._asked = self._selected = self._left_out = False
+        self._excludes = any(each.excludes for each in selection.lists)
+        # Else a name has one answer, whichever graph it is of.
+        self._by_graph = bool(selection.models) or any(each.marked for each in selection.lists)
+        # Else all names have one answer: where each call has its own, none comes again.
+        self._by_name = selection.watched is not None or any(
+            not each.everything or each.marked or each.ranges for each in selection.lists
+        )
+        self._decided: dict[TensorSide, dict[tuple[str, int] | str, TensorDecision]]
+        self._decided = {side: {} for side in TensorSide}
+        self._excluded: dict[TensorSlot, bool] = {}
+
+    @property
+    def asked(self) -> bool:
+        """Whether any operator was asked for."""
+        return self._asked
+
+    @property
+    def selected(self) -> bool:
+        """Whether any operator that was asked for is selected, with one side of it at least."""
+        return self._selected
+
+    @property
+    def left_out(self) -> bool:
+        """Whether any tensor of a selected operator was left out."""
+        return self._left_out
+
+    @property
+    def marked(self) -> bool:
+        """Whether the script marked any operator."""
+        return any(self._marks.values())
+
+    @property
+    def unmatched(self) -> tuple[UnmatchedEntry, ...]:
+        """Entries of the plan's lists that no operator matched so far."""
+        return tuple(self._entries)
+
+    def mark(self, graph: int, names: frozenset[str]) -> None:
+        """Say which scopes and parameters of a graph the script marked with `set_dump`."""
+        if self._marks.get(graph) != names:
+            self._marks[graph] = names
+            self.forget()
+
+    def forget(self) -> None:
+        """Decide anew: something else than a name has changed."""
+        self._excluded.clear()
+        for known in self._decided.values():
+            known.clear()
+
+    def decide(self, op_name: str, side: TensorSide, graph: int) -> TensorDecision:
+        """Decide on the tensors on one side of an operator."""
+        known = self._decided[side]
+        place = (op_name, graph) if self._by_graph else op_name if self._by_name else ""
+        decision = known.get(place)
+        if decision is None:
+            if len(known) >= _MAX_CACHED_NAMES:
+                known.clear()
+            decision = known[place] = self._decide(op_name, side, graph)
+        if decision is _BY_RANGE and self._in_range(graph, op_name):
+            self._selected = True
+            return KEEP_DECISION
+        return decision
+
+    def leaves_out(self, place: TensorSlot) -> bool:
+        """Return whether a tensor is left out although its operator is selected."""
+        if not self._excludes:
+            return False
+        graph, op_type, op_name, side, slot = place
+        found = self._excluded.get(place)
+        if found is None:
+            if len(self._excluded) >= _MAX_CACHED_NAMES:
+                self._excluded.clear()
+            operators = self._selection.operators_of(self._model_of(graph))
+            verdict = decide_exclusion(operators, op_type, op_name, side, slot)
+            found = self._excluded[place] = not verdict.accepted
+        self._left_out = self._left_out or found
+        return found
+
+    def _decide(self, op_name: str, side: TensorSide, graph: int) -> TensorDecision:
+        self._asked = True
+        model = self._model_of(graph) if self._by_graph else ""
+        operators = self._selection.operators_of(model)
+        self._match(op_name, "" if operators is self._selection.operators else model)
+        verdict = self._verdict(operators, op_name, side, graph)
+        accepted = verdict.accepted
+        if accepted or operators.ranges:
+            verdict = decide_side(self._plan, side)
+        self._selected = self._selected or (accepted and verdict.accepted)
+        if not verdict.accepted:
+            return TensorDecision(False, verdict.reason)
+        return KEEP_DECISION if accepted else _BY_RANGE
+
+    def _match(self, op_name: str, model: str) -> None:
+        for entry, matches in list(self._entries.items()):
+            if entry.model == model and matches(op_name):
+                self._entries.pop(entry, None)
+
+    def _verdict(
+        self, operators: OperatorSelection, op_name: str, side: TensorSide, graph: int
+    ) -> SelectionVerdict:
+        watched = self._selection.watched
+        if watched is not None:
+            found = side is TensorSide.OUTPUT and is_named_in(watched.nodes, op_name)
+            return SelectionVerdict(found, "" if found else "it is not watched")
+        if operators.ranges and not operators.everything:
+            return decide_listed_operator(operators, op_name)
+        verdict = decide_operator(operators, op_name)
+        if verdict.accepted and operators.marked:
+            return self._mark_verdict(op_name, graph)
+        return verdict
+
+    def _mark_verdict(self, op_name: str, graph: int) -> SelectionVerdict:
+        own = strip_scope_prefix(op_name)
+        names = (own, own.removeprefix("Default/").rpartition("/")[0])
+        if any(name in self._marks.get(graph, ()) for name in names):
+            return SelectionVerdict(True)
+        return SelectionVerdict(False, "set_dump did not mark it")
+
+
+def decide_by_size(byte_count: int) -> TensorDecision:
+    """Decide on a tensor by its size: MindSpore writes nothing for one without elements."""
+    return KEEP_DECISION if byte_count else TensorDecision(False, "it has no elements")
+
+
+def _list_entries(plan: DumpPlan) -> Iterable[tuple[UnmatchedEntry, _NameMatcher]]:
+    """Return each entry of the plan's lists, and which operators it means."""
+    selection = plan.selection
+    if selection.watched is not None:
+        yield from _list_watched_entries(selection.watched)
+        return
+    for model, operators in (("", selection.operators), *selection.models):
+        if not (operators.everything or operators.marked):
+            for kind, text, alone in _list_operators(operators):
+                yield UnmatchedEntry(kind, text, model), _make_matcher(alone)
+
+
+def _list_operators(operators: OperatorSelection) -> Iterable[tuple[str, str, OperatorSelection]]:
+    """Return each entry as the configuration spells it, with itself alone."""
+    one = replace(_NO_OPERATORS, spelt=operators.spelt)
+    kind = "layer" if operators.spelt else "kernels"
+    yield from ((kind, name, replace(one, names=(name,))) for name in operators.names)
+    yield from ((kind, word, replace(one, types=(word,))) for word in operators.types)
+    for pattern in operators.patterns:
+        yield kind, f"name-regex({pattern})", replace(one, patterns=(pattern,))
+    for bounds in operators.ranges:
+        for word, name in zip(("begin", "end"), bounds, strict=True):
+            yield f"opname_range {word}", name, replace(_NO_OPERATORS, names=(name,), spelt=True)
+
+
+def _list_watched_entries(
+    watched: WatchedOperators,
+) -> Iterable[tuple[UnmatchedEntry, _NameMatcher]]:
+    for kind, names in (("layer", watched.layers), ("watcher_nodes", watched.nodes)):
+        for name in names:
+            yield (
+                UnmatchedEntry(kind, name),
+                lambda op_name, name=name: is_named_in((name,), op_name),
+            )
+
+
+def _make_matcher(operators: OperatorSelection) -> _NameMatcher:
+    return lambda op_name: decide_listed_operator(operators, op_name).accepted
+
+
+_MAX_REMEMBERED_OPERATORS = 1 << 16
+"""Call numbers make names; a loop without steps must not be remembered for ever."""
+
+
+class RangePosition(Enum):
+    """Where the program is, seen from a range."""
+
+    BEFORE = auto()
+    WITHIN = auto()
+    BEHIND = auto()
+    NOWHERE = auto()
+    """The end came first: there is no such range."""
+
+
+@dataclass(slots=True)
+class _RangeProgress:
+    """A range in one graph, in the running iteration."""
+
+    first: str
+    last: str
+    standing: RangePosition = RangePosition.BEFORE
+
+    def takes(self, op_name: str) -> bool:
+        """Go on to an operator that begins; return whether it lies within."""
+        first, last = is_named_in((self.first,), op_name), is_named_in((self.last,), op_name)
+        before = self.standing
+        if before is RangePosition.BEFORE and (first or last):
+            self.standing = RangePosition.WITHIN if first else RangePosition.NOWHERE
+        within = self.standing is RangePosition.WITHIN
+        if within and last:
+            self.standing = RangePosition.BEHIND
+        return within
+
+
+class OperatorRanges:
+    """The ranges of one rank's models; safe to use from several threads."""
+
+    def __init__(
+        self,
+        selection: TensorSelection,
+        model_of: Callable[[int], str],
+        warn: Callable[[str], None],
+    ) -> None:
+        """`model_of` names a graph."""
+        self._selection = selection
+        self.any = any(operators.ranges for operators in selection.lists)
+        """Whether there is any; without one nobody need tell which operators begin."""
+        self._model_of, self._warn = model_of, warn
+        self._lock = threading.Lock()
+        self._graphs: dict[int, list[_RangeProgress]] = {}
+        self._inside: set[tuple[int, str]] = set()
+
+    def restart(self) -> None:
+        """Begin anew: with an iteration, or where the script switched dumping."""
+        with self._lock:
+            self._graphs.clear()
+            self._inside.clear()
+
+    def entered(self, graph: int, op_name: str) -> None:
+        """Go on to an operator that begins."""
+        with self._lock:
+            ranges = self._graphs.get(graph)
+            if ranges is None:
+                ranges = self._graphs[graph] = self._ranges_of(graph)
+            # Every one of them goes on, whichever has the operator.
+            within = [self._takes(each, op_name) for each in ranges]
+            if True in within:
+                self._remember(graph, op_name)
+
+    def holds(self, graph: int, op_name: str) -> bool:
+        """Return whether an operator of the running iteration began within a range."""
+        inside = self._inside
+        return (graph, op_name) in inside or (graph, strip_scope_prefix(op_name)) in inside
+
+    def _ranges_of(self, graph: int) -> list[_RangeProgress]:
+        operators = self._selection.operators_of(self._model_of(graph))
+        return [_RangeProgress(first, last) for first, last in operators.ranges]
+
+    def _takes(self, stretch: _RangeProgress, op_name: str) -> bool:
+        before = stretch.standing
+        within = stretch.takes(op_name)
+        name = f"opname_range {stretch.first} to {stretch.last}"
+        if before is RangePosition.BEFORE and stretch.standing is RangePosition.NOWHERE:
+            self._warn(f"{name}: the second ran before the first, so nothing of it is kept")
+        elif before is RangePosition.BEHIND and is_named_in((stretch.first,), op_name):
+            self._warn(f"{name}: the first ran again after the second, only one stretch is kept")
+        return within
+
+    def _remember(self, graph: int, op_name: str) -> None:
+        if len(self._inside) < _MAX_REMEMBERED_OPERATORS:
+            self._inside.add((graph, op_name))
+        else:
+            self._warn(
+                f"more than {_MAX_REMEMBERED_OPERATORS} operators lie within a range: "
+                "further ones do not"
+            )

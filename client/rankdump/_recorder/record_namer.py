@@ -1,0 +1,153 @@
+"""Names and time stamps of records: the part of a tensor's description that is the same in every
+iteration, and the time that names its file or sorts its row. Never touches a tensor's elements.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from rankdump._core.plan import UNNAMED_MODEL
+from rankdump._core.record import TensorKind, TensorSide
+from rankdump._core.recorder_protocol import TensorObservation, TensorSource
+from rankdump._core.selection import GRADIENTS_PREFIX
+from rankdump._core.session_protocol import RecordHead
+from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, Layout
+
+_MAX_REMEMBERED_NAMES = 1 << 14
+"""Call numbers make names; a loop without steps must not be remembered for ever."""
+
+
+class TimestampAllocator:
+    """Times that name files and sort rows; safe to use from several threads.
+
+    Each is later than any before, unless all tensors of a call share the time of the first one.
+    """
+
+    def __init__(self, clock_us: Callable[[], int], *, shared: bool) -> None:
+        self._clock_us = clock_us
+        self.shared = shared
+        """Whether tensors of a call share the time of the first one."""
+        self._lock = threading.Lock()
+        self._last_us = 0
+        self._iteration = -1
+        self._calls: dict[tuple[int, str], tuple[int, set[int]]] = {}
+        """Of the present iteration: the time of each call, and which tensors it has had."""
+
+    def next(self, kind: TensorKind, iteration: int) -> int:
+        """Return the time stamp of a tensor of that kind, in us since the epoch."""
+        with self._lock:
+            if not self.shared:
+                return self._later()
+            if iteration != self._iteration or len(self._calls) >= _MAX_REMEMBERED_NAMES:
+                self._calls.clear()
+                self._iteration = iteration
+            call = kind.graph, kind.op_name
+            place = -kind.slot - 1 if kind.side is TensorSide.OUTPUT else kind.slot
+            known = self._calls.get(call)
+            # A tensor that was there before is of another call.
+            if known is None or place in known[1]:
+                known = self._calls[call] = self._later(), set[int]()
+            known[1].add(place)
+            return known[0]
+
+    def over(self, graph: int, op_name: str) -> None:
+        """Say that a call is over, if it is a forward one: a backward may be called over early."""
+        if not op_name.startswith(GRADIENTS_PREFIX):
+            with self._lock:
+                self._calls.pop((graph, op_name), None)
+
+    def _later(self) -> int:
+        self._last_us = stamp_us = max(self._clock_us(), self._last_us + 1)
+        return stamp_us
+
+
+class RecordNamer:
+    """Names the tensors of one rank; safe to use from several threads."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        net_name: str,
+        clock_us: Callable[[], int],
+        layout: Layout = DEFAULT_LAYOUT,
+    ) -> None:
+        """`net_name` is the plan's, which goes before the names of models."""
+        self._rank = rank
+        self._net_name = net_name
+        self._unknown_id = layout.unknown_id
+        self._stamps = TimestampAllocator(clock_us, shared=layout.shares_stamps)
+        # Where each call has a name of its own, none comes again.
+        self._remembers = layout.api is None
+        self._models: dict[int, str] = {}
+        self._kinds: dict[tuple[int, str, TensorSide, int], TensorKind] = {}
+
+    def name_model(self, graph: int, name: str) -> None:
+        """Say what the model of a graph is called; what was called otherwise is forgotten."""
+        self._models[graph] = name
+        self._kinds.clear()
+
+    def model(self, graph: int) -> str:
+        """Return what the model of a graph is called."""
+        return self._net_name or self._models.get(graph, UNNAMED_MODEL)
+
+    def kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
+        """Return the kind of what is kept of an observation: `source`, which may be a sample.
+
+        It is the same object as long as the tensor looks the same, where names come again.
+        """
+        if not self._remembers:
+            return self._made(observation, source)
+        place = (observation.graph, observation.op_name, observation.side, observation.slot)
+        known = self._kinds.get(place)
+        if (
+            known is not None
+            and known.shape == source.shape
+            and known.dtype == source.dtype
+            and known.argument == observation.argument
+            and known.op_type == observation.op_type
+            and known.constant == observation.constant
+        ):
+            return known
+        if len(self._kinds) >= _MAX_REMEMBERED_NAMES:
+            self._kinds.clear()
+        kind = self._kinds[place] = self._made(observation, source)
+        return kind
+
+    def stamp(self, kind: TensorKind, iteration: int) -> int:
+        """Return the time in us that names the file of a tensor, or sorts its row."""
+        return self._stamps.next(kind, iteration)
+
+    def over(self, graph: int, op_name: str) -> None:
+        """Say that a call is over: the next one of its name has a time of its own."""
+        if self._stamps.shared:
+            self._stamps.over(graph, op_name)
+
+    def of(self, kind: TensorKind, *, iteration: int, switched_on: bool = False) -> RecordHead:
+        """Return the head of a record of that kind, stamped now."""
+        return RecordHead(
+            kind,
+            iteration,
+            self._stamps.next(kind, iteration),
+            self._rank,
+            self._unknown_id,
+            self._unknown_id,
+            switched_on,
+        )
+
+    def _made(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
+        graph, op_type, op_name, side, slot, argument, *_ = observation
+        return TensorKind(
+            graph,
+            op_type,
+            op_name,
+            side,
+            slot,
+            source.dtype,
+            source.shape,
+            source.byte_count,
+            argument,
+            observation.constant,
+            self.model(graph),
+        )

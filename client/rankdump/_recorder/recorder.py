@@ -1,0 +1,202 @@
+"""Recorder that framework adapters call from any thread: resolves names, asks the plan, and passes
+tensors, graphs, call stacks and events on. Implements the `Recorder` protocol.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from rankdump._core.graph import GraphNode, GraphParameter
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import CollectiveCall, StartedEvent, TensorObservation
+from rankdump._core.session_protocol import OperatorArguments
+from rankdump._core.timeouts import GroupTimeout
+from rankdump._layout.profile import OperatorAliases, make_gradient_alias
+from rankdump._recorder.event_trace import EventTrace
+from rankdump._recorder.graph_builder import GraphBuilder
+from rankdump._recorder.iteration_state import IterationState
+from rankdump._recorder.metadata_sender import CallStackSender
+from rankdump._recorder.record_builder import LostTensor
+from rankdump._recorder.record_filter import OperatorRanges, RecordFilter, decide_by_size
+from rankdump._recorder.session_logger import SessionLogger
+from rankdump._recorder.triggers import DumpTrigger
+
+
+class DumpRecorder:
+    """One rank's recorder; safe to use from several threads."""
+
+    def __init__(
+        self,
+        course: IterationState,
+        selection: RecordFilter,
+        trigger: DumpTrigger,
+        ranges: OperatorRanges,
+        *,
+        trace: EventTrace,
+        sketch: GraphBuilder,
+        aliases: OperatorAliases | None,
+        callers: CallStackSender | None,
+        keeps_arguments: bool,
+        voice: SessionLogger,
+        on_events: Callable[[], None],
+        on_limit: Callable[[GroupTimeout], None],
+    ) -> None:
+        """`on_events` hears that many events wait, `on_limit` of every process group in use."""
+        self._course = course
+        self._filter = selection
+        self._trigger = trigger
+        self._ranges = ranges
+        self._trace = trace
+        self._sketch = sketch
+        self._aliases = aliases
+        self._callers = callers
+        self._keeps_arguments = keeps_arguments
+        self._voice = voice
+        self._on_events = on_events
+        self._on_limit = on_limit
+        self._constants: set[tuple[int, str]] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def armed(self) -> bool:
+        """Whether the plan selects the iteration that runs now on this rank."""
+        return self._course.armed
+
+    @property
+    def describing(self) -> bool:
+        """Whether operators are to be described now: in the first armed iteration."""
+        return self._course.describing
+
+    @property
+    def wants_arguments(self) -> bool:
+        """Whether the plan keeps the arguments of operators, in this iteration."""
+        return self._keeps_arguments and self._course.armed
+
+    # -- tensors
+
+    def entered(self, graph: int, op_name: str) -> None:
+        """Say that a forward call of an operator begins, before any tensor of it comes."""
+        if self._ranges.any:
+            self._ranges.entered(graph, self._named(op_name))
+
+    def wants(self, graph: int, op_name: str, side: TensorSide) -> bool:
+        """Return whether tensors of that operator and side are kept in this iteration."""
+        self._course.active = True
+        return self._course.armed and self._trigger.wants(self._named(op_name), side, graph)
+
+    def observe(self, observation: TensorObservation) -> None:
+        """Record a tensor of a side that `wants` has just said is kept."""
+        if not self._course.armed:
+            return
+        name = self._named(observation.op_name)
+        if not decide_by_size(observation.tensor.byte_count).keep:
+            return
+        if observation.constant and not self._first(observation.graph, name):
+            return
+        if name != observation.op_name:
+            observation = observation._replace(op_name=name)
+        self._trigger.take(observation)
+
+    def lose(
+        self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
+    ) -> None:
+        """Count a tensor of a side that `wants` has just said is kept, and that cannot be read."""
+        name = self._named(op_name)
+        left_out = self._filter.leaves_out((graph, op_type, name, side, slot))
+        if self._course.armed and not left_out:
+            self._trigger.note(graph, name, LostTensor(self._course.iteration, name, reason))
+
+    def settled(self, graph: int, op_name: str, *, raised: bool = False) -> None:
+        """Say that one call of an operator is over: all its tensors were handed over."""
+        if self._course.armed:
+            self._trigger.settled(graph, self._named(op_name), raised=raised)
+
+    def mark(self, graph: int, names: frozenset[str]) -> None:
+        """Say which operators of a graph the script marked with `set_dump`."""
+        if self._aliases is not None:
+            names = names.union(map(make_gradient_alias, names))
+        self._filter.mark(graph, names)
+
+    def arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
+        """Take what an operator was configured with, if the plan selects the operator."""
+        if not self.wants_arguments:
+            return
+        name = self._named(op_name)
+        if any(self._trigger.wants(name, side, graph) for side in TensorSide):
+            self._trigger.note(graph, name, OperatorArguments(graph, op_type, name, dict(values)))
+
+    def called(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
+        """Take where a selected call of an API came from: lines, innermost first."""
+        if self._callers is not None and self._course.armed:
+            self._callers.add(self._course.iteration, op_name, stack)
+
+    # -- graphs
+
+    def describe(self, graph: int, node: GraphNode) -> None:
+        """Take an operator's part in the graph; the first description of a name counts."""
+        if not self._course.describing:
+            return
+        if self._aliases is not None:
+            inputs = tuple(map(self._named, node.inputs))
+            node = replace(node, name=self._named(node.name), inputs=inputs)
+        if not self._sketch.add(graph, node):
+            self._voice.once(
+                f"graph {graph} is too large to be drawn whole", about=f"large graph {graph}"
+            )
+
+    def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
+        """Take a parameter's part in the graph."""
+        if self._course.describing:
+            named = replace(parameter, name=self._named(parameter.name))
+            self._sketch.add_parameter(graph, named)
+
+    def compiled(self, graph: int, nodes: Sequence[GraphNode]) -> None:
+        """Take the order of operators in which a framework compiled a graph."""
+        self._sketch.compile(graph, [replace(n, name=self._named(n.name)) for n in nodes])
+
+    # -- events and words
+
+    def started(
+        self, *, graph: int, name: str, collective: CollectiveCall | None = None
+    ) -> StartedEvent:
+        """Advance the rank's program by one event, which is to be finished whatever happens."""
+        self._course.active = True
+        return self._trace.started(graph=graph, name=self._named(name), collective=collective)
+
+    def finished(
+        self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
+    ) -> None:
+        """Record an event begun earlier as complete now; from any thread."""
+        name = self._named(name) if name else ""
+        if self._trace.finished(begun, name=name, collective=collective):
+            self._on_events()
+
+    def limited(self, timeout: GroupTimeout) -> None:
+        """Say what a process group that is used was made with."""
+        self._on_limit(timeout)
+
+    def warn_once(self, message: str) -> None:
+        """Log a warning the first time it is said."""
+        self._voice.once(message)
+
+    def _first(self, graph: int, name: str) -> bool:
+        """Return whether a constant was not seen before."""
+        with self._lock:
+            known = (graph, name) in self._constants
+            self._constants.add((graph, name))
+            return not known
+
+    def _named(self, name: str) -> str:
+        """Return the name that the profile gives an operator."""
+        if self._aliases is None:
+            return name
+        alias = self._aliases.known(name)
+        if alias is not None:
+            return alias
+        with self._lock:
+            alias = self._aliases.of(name)
+        if self._aliases.full:
+            self._voice.once("operators have too many names: short ones are no longer unique")
+        return alias

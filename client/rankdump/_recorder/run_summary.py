@@ -1,0 +1,193 @@
+"""Summary of a run at its end: warnings, remarks, and the reason when nothing was dumped, in the
+terms of the user's configuration format. Pure: no clock, no disk, no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rankdump._core.plan import DumpPlan
+from rankdump._core.selection import decide_device
+from rankdump._recorder.iteration_state import IterationCounters, IterationState
+from rankdump._recorder.record_filter import RecordFilter, UnmatchedEntry
+
+
+@dataclass(frozen=True, slots=True)
+class DialectTerms:
+    """The keys of a dialect; by default those of a `data_dump.json`."""
+
+    operators: str = "kernels"
+    sides: str = "input_output"
+    iterations: str = "iteration"
+    lists: str = "the plan"
+    """Where an operator is named together with what else it is chosen by, such as a model."""
+
+
+_CANN_TERMS = {"sides": "dump_mode", "iterations": "dump_step"}
+_TERMS_BY_DIALECT = {
+    "acl": DialectTerms(operators="dump_list", lists="dump_list", **_CANN_TERMS),
+    "tf": DialectTerms(operators="dump_layer", lists="dump_layer", **_CANN_TERMS),
+}
+
+
+def select_dialect_terms(plan: DumpPlan) -> DialectTerms:
+    """Return the words that the author of a plan knows."""
+    return _TERMS_BY_DIALECT.get(plan.dialect, DialectTerms())
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a rank's run amounted to, for explaining an empty dump."""
+
+    device: int
+    iterations_seen: int
+    iterations_armed: int
+    last_iteration: int
+    operators_seen: bool
+    tensors_kept: int
+    tensors_lost: int = 0
+    operators_selected: bool = True
+    left_out: bool = False
+    """The plan left a tensor out of an operator that it selects."""
+    marked: bool = False
+    switched: bool = False
+    """The script used `dump_start` or `dump_stop`."""
+    refused: bool = False
+    """The agent refused the rank: what did not happen after that says nothing of the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyDumpCause:
+    """Why nothing was dumped."""
+
+    reason: str
+    fault: bool = True
+    """False when an empty dump is what the plan hopes for."""
+
+
+def explain_empty_dump(plan: DumpPlan, run: RunFacts) -> EmptyDumpCause | None:
+    """Return why a run dumped nothing; None when it did dump something."""
+    if run.tensors_kept:
+        return None
+    if run.refused:
+        return EmptyDumpCause("the agent refused this rank")
+    early = _explain_no_iteration(plan, run)
+    if early:
+        return EmptyDumpCause(early)
+    if not run.operators_seen:
+        return EmptyDumpCause(
+            "no operator was observed: is the model that runs the one given to attach()?"
+        )
+    if not run.operators_selected:
+        return EmptyDumpCause(_explain_no_match(plan, run))
+    if run.tensors_lost:
+        return EmptyDumpCause(
+            f"every one of the {run.tensors_lost} tensors that the plan selects was lost"
+        )
+    if run.left_out:
+        words = "every tensor of the operators that the plan selects is left out by it"
+        return EmptyDumpCause(words, fault=False)
+    if plan.selection.trigger == "overflow":
+        return EmptyDumpCause("no overflow occurred: every output was finite", fault=False)
+    if plan.selection.trigger == "exception":
+        words = "no operator was seen to raise; errors in computing gradients are not traced to one"
+        return EmptyDumpCause(words, fault=False)
+    return EmptyDumpCause("what the plan selects handed over no tensor with elements")
+
+
+def _explain_no_iteration(plan: DumpPlan, run: RunFacts) -> str:
+    device = decide_device(plan, run.device)
+    if not device.accepted:
+        return device.reason
+    if not run.iterations_seen:
+        return "no iteration ran"
+    if run.iterations_armed:
+        return ""
+    if run.switched:
+        return "dump_stop() was called, and no dump_start() after it"
+    ran = f"the {run.iterations_seen} that ran, up to {run.last_iteration}"
+    key = select_dialect_terms(plan).iterations
+    return f'{key} "{plan.selection.iterations.text}" selects none of {ran}'
+
+
+def _explain_no_match(plan: DumpPlan, run: RunFacts) -> str:
+    words, marked = select_dialect_terms(plan), plan.selection.operators.marked
+    if marked and not run.marked:
+        return "dump_mode 2 keeps what set_dump() marks, and it marked nothing"
+    chosen = "set_dump()" if marked else words.operators
+    return f"{chosen} and {words.sides} match no operator that ran"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """Sentences about the run."""
+
+    warnings: tuple[str, ...]
+    """What the user has to know."""
+    remarks: tuple[str, ...]
+    """What is as it should be."""
+    notes: tuple[str, ...]
+    """All of it, as the agent keeps it."""
+
+
+def make_run_facts(
+    device: int,
+    course: IterationState,
+    selection: RecordFilter,
+    accounts: IterationCounters,
+    *,
+    refused: bool,
+) -> RunFacts:
+    """Return what came of a run."""
+    return RunFacts(
+        device=device,
+        iterations_seen=course.seen,
+        iterations_armed=course.armed_seen,
+        last_iteration=course.iteration,
+        operators_seen=selection.asked,
+        tensors_kept=accounts.kept,
+        tensors_lost=sum(accounts.losses.values()),
+        operators_selected=selection.selected,
+        left_out=selection.left_out,
+        marked=selection.marked,
+        switched=course.switched,
+        refused=refused,
+    )
+
+
+def summarize_run(
+    plan: DumpPlan, run: RunFacts, unmatched: Sequence[UnmatchedEntry], *, retired_in: int | None
+) -> RunSummary:
+    """Return what there is to say, given the entries of lists that matched nothing."""
+    # As long as no operator was asked for, an entry had no chance to match.
+    asked = run.operators_seen and not run.refused
+    unused = [_describe_unused(plan, entry) for entry in unmatched] if asked else []
+    warnings, remarks, notes = list(unused), list[str](), list(unused)
+    cause = explain_empty_dump(plan, run)
+    if cause is not None:
+        notes.insert(0, cause.reason)
+        if cause.fault:
+            warnings.insert(0, f"nothing was dumped: {cause.reason}")
+        else:
+            remarks.append(cause.reason)
+    if retired_in is not None:
+        limit = plan.selection.overflow_limit
+        reached = (
+            f"overflow_number {limit} was reached: nothing is kept after iteration {retired_in}"
+        )
+        remarks.append(reached)
+        notes.append(reached)
+    return RunSummary(tuple(warnings), tuple(remarks), tuple(notes))
+
+
+def _describe_unused(plan: DumpPlan, entry: UnmatchedEntry) -> str:
+    """Return a sentence with the words that the dialect has for it (mindspore-dump.md 9.2)."""
+    text = entry.text
+    if entry.kind == "kernels" and not entry.model:
+        return f"no operator that ran matches an entry of kernels: Unused Kernel in json: {text}"
+    model = f" of model {entry.model}" if entry.model else ""
+    return (
+        f"{select_dialect_terms(plan).lists} names {entry.kind} {text}{model}, which no "
+        "operator matched"
+    )

@@ -1,0 +1,179 @@
+"""Log messages of one session: every warning once, changes of the connection as they come, and only
+by one rank of a job on a host where a message holds for all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterable, Mapping
+
+from rankdump._core.session_protocol import SessionRequest
+from rankdump._transport.connection import LinkState
+
+_MAX_CLAIMS = 64
+"""Each is a descriptor; whoever has more to say says it without asking."""
+
+
+class HostNotices:
+    """Claims what is said, until `close`: of all ranks of a job on a host one gets each claim.
+
+    A claim is the name of an abstract Unix socket (unix(7)), which at most one process of a host or
+    container binds, and which ends with its process.
+    """
+
+    def __init__(self, job_id: str, *, alone: bool) -> None:
+        """A rank that is `alone` in its job gets every claim."""
+        self._job_id, self._alone = job_id, alone
+        self._claims: list[int] = []
+
+    def claim(self, text: str) -> bool:
+        """Return whether it is this rank that says a text."""
+        if self._alone or len(self._claims) >= _MAX_CLAIMS:
+            return True
+        key = f"{os.getuid()}\0{self._job_id}\0{text}".encode("utf-8", "surrogateescape")
+        name = hashlib.blake2b(key, digest_size=16).hexdigest()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
+            try:
+                claim.bind(f"\0rankdump-notice-{name}")
+            except OSError:
+                return False
+            self._claims.append(claim.detach())
+        return True
+
+    def close(self) -> None:
+        """Give all claims up."""
+        while self._claims:
+            os.close(self._claims.pop())
+
+
+_logger = logging.getLogger("rankdump")
+
+# A script that is wrong in a new way at every step must not fill its log.
+_MAX_WARNINGS = 1000
+
+
+class SessionLogger:
+    """Speaks for one session; safe to use from several threads.
+
+    What holds for all ranks of a host one of them says; what is a rank's own names the rank.
+    """
+
+    def __init__(
+        self, request: SessionRequest, address: str, buffer_bytes: int, *, missing: str = ""
+    ) -> None:
+        """`missing` says why there is no agent, where that is known from the start."""
+        self._address = address
+        self._buffer_bytes = buffer_bytes
+        self._missing = missing
+        alone = request.world_size == 1
+        self._rank = "" if alone else f"rank {request.rank}: "
+        self._host = HostNotices(request.job_id, alone=alone)
+        self._not_open = ""
+        self._times_away = 0
+        self._away = False
+        self._said: set[str] = set()
+        self._lock = threading.Lock()
+
+    def once(self, message: str, *, about: str = "") -> None:
+        """Log a warning the first time it is said, or the first one about a thing."""
+        with self._lock:
+            if (about or message) in self._said or len(self._said) > _MAX_WARNINGS:
+                return
+            self._said.add(about or message)
+            if len(self._said) > _MAX_WARNINGS:
+                message = f"{_MAX_WARNINGS} different warnings were given: no more are"
+            if not self._host.claim(about or message):
+                return
+        _logger.warning("rankdump: %s", message)
+
+    def lost(self, reason: str, op_name: str) -> None:
+        """Log the first tensor that was lost for a reason."""
+        message = f"tensors are dropped for {reason}, the first at {op_name}"
+        self.once(message, about=f"lost {reason}")
+
+    def link_changed(self, link: LinkState, reason: str, *, closing: bool) -> None:
+        """Log how the connection stands, where that is news."""
+        if link is LinkState.ABSENT:
+            self._not_open = ""
+            self.once(
+                f"{self._missing or f'no agent at {self._address} ({reason})'}: training goes on, "
+                f"up to {self._buffer_bytes >> 20} MiB of tensors wait for one, the rest is "
+                f"dropped and counted",
+                about="absent",
+            )
+        elif link is LinkState.OPENING:
+            self._not_open = f"the agent at {self._address} has not opened the session ({reason})"
+            self.once(
+                f"{self._rank}{self._not_open}: training goes on, up to "
+                f"{self._buffer_bytes >> 20} MiB of tensors wait for it, the rest is dropped and "
+                f"counted",
+                about="opening",
+            )
+        elif link is LinkState.REFUSED:
+            self.once(f"{self._rank}the agent at {self._address} refused this rank: {reason}")
+        elif link is LinkState.AWAY and not self._away and not closing:
+            self._away = True
+            self._times_away += 1
+            self.once(
+                f"lost the agent at {self._address}: {reason}", about=f"away {self._times_away}"
+            )
+        elif link is LinkState.UP:
+            self._missing = ""
+            if self._not_open:
+                self._not_open = ""
+                self.once(f"{self._rank}the agent at {self._address} has opened the session")
+            if self._away:
+                self._away = False
+                self.once(f"the agent at {self._address} is back", about=f"back {self._times_away}")
+
+    def no_slab(self, reason: str) -> None:
+        """Log that the agent's shared memory is not used, though it was asked for."""
+        self.once(f"tensors travel on the stream, in pieces: {reason}", about="no slab")
+
+    def left_in_slab(self, count: int, link: LinkState) -> None:
+        """Log what the agent has yet to take out of shared memory, whether it is there or not."""
+        if count and link is LinkState.UP:
+            self.once(
+                f"{self._rank}{count} tensors are left to the agent at {self._address} to write"
+            )
+        elif count:
+            self.once(
+                f"{self._rank}the agent at {self._address} has not come back: {count} tensors "
+                f"stand in its shared memory, and are in the tree only once it runs again"
+            )
+
+    def goodbye(self, warnings: Iterable[str], remarks: Iterable[str]) -> None:
+        """Log what the whole run amounted to."""
+        for message in warnings:
+            self.once(message)
+        for message in remarks:
+            _logger.info("rankdump: %s", message)
+
+    def stacks_lost(self, calls: int) -> None:
+        """Log of how many calls the stack file says nothing, for want of room."""
+        if calls:
+            self.once(
+                f"{self._rank}where {calls} calls came from was not sent: too much waited for the "
+                f"agent"
+            )
+
+    def losses(self, tensors: Mapping[str, int], declarations: int) -> None:
+        """Log what never reached the tree; the tensors by reason."""
+        if declarations:
+            self.once(
+                f"{self._rank}{declarations} batches of events, graphs and ends of iterations were "
+                f"not sent"
+            )
+        if tensors:
+            listed = ", ".join(f"{count} {reason}" for reason, count in tensors.items())
+            cause = self._missing or self._not_open
+            why = f"; {cause}" if cause else ""
+            self.once(f"{self._rank}{sum(tensors.values())} tensors were not dumped: {listed}{why}")
+
+    def close(self) -> None:
+        """Let other ranks of this host say what this one has said."""
+        self._host.close()

@@ -1,0 +1,246 @@
+"""Statistics of tensors, computed where the tensor lies, and the rows that wait for them.
+
+What an accelerator computes is read back once for many tensors; small tensors of the host are
+copied first and measured together. Never sends anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, compress, islice
+from typing import Any, NamedTuple, TypeAlias
+from weakref import ReferenceType, ref
+
+import numpy as np
+
+from rankdump._core.plan import StatisticPrecision
+from rankdump._core.record import MAX_FRAME_ROWS, StatisticRows, TensorKind
+from rankdump._core.recorder_protocol import DeferredStatistics, TensorSource, TensorVersion
+from rankdump._core.statistics import (
+    MD5_ITEM,
+    compute_statistic_row,
+    compute_statistic_rows,
+    has_statistics,
+)
+
+MAX_WAITING_ROWS = 2048
+"""A loop without steps must not be waited for for ever."""
+MAX_WAITING_BYTES = 1 << 23
+SMALL_TENSOR_BYTES = 1 << 14
+"""Below this a copy, measured with many others, costs less than a measurement of its own."""
+
+_MAX_CACHED_TENSORS = 1024
+_SAMPLE_WORDS = 64
+"""Words of eight bytes."""
+_MemoryRange = tuple[int, str, int, int]
+"""Identity of an object, element type, address in memory or 0 for a copy, and bytes."""
+
+_logger = logging.getLogger(__name__)
+
+StatisticsResult: TypeAlias = "str | bytes | DeferredStatistics"
+"""Texts joined by commas; or a small tensor as it was, or a promise, whose texts are to come."""
+
+
+class TensorStatisticsRow(NamedTuple):
+    """A tensor of which only figures are kept."""
+
+    kind: TensorKind
+    timestamp_us: int
+    figures: StatisticsResult
+    iteration: int
+    switched_on: bool = False
+    degraded: bool = False
+    """There was no room for its elements."""
+
+
+class StatisticsCache:
+    """Figures of tensors that were measured just now; safe to use from several threads.
+
+    What one operator wrote is what the next one reads, as it is or in another shape. A tensor that
+    shows the same memory of the same object, and counts no change, is not measured again, if a
+    sample of its elements is the same as well: of writes past the framework, which nothing counts,
+    that sees all but those to a few elements.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[_MemoryRange, tuple[ReferenceType[object], int, bytes, str]] = {}
+
+    def text(
+        self,
+        standing: TensorVersion | None,
+        dtype: str,
+        data: memoryview,
+        measured: Callable[[], str],
+        *,
+        lent: bool,
+    ) -> str:
+        """Return the figures of a tensor, from `measured` where they are not known.
+
+        `lent` says that the data are its own memory, not a copy in another order.
+        """
+        if standing is None:
+            return measured()
+        words = np.frombuffer(data[: data.nbytes & ~7], np.uint64)
+        thing = standing.owner if lent else standing.thing
+        place = id(thing), dtype, words.ctypes.data if lent else 0, data.nbytes
+        sample = words[:: max(1, words.size // _SAMPLE_WORDS)].tobytes()
+        known = self._known.get(place)
+        if known is not None and known[1:3] == (standing.changes, sample) and known[0]() is thing:
+            return known[3]
+        text = measured()
+        if len(self._known) >= _MAX_CACHED_TENSORS:
+            self._known.clear()
+        self._known[place] = ref(thing), standing.changes, sample, text
+        return text
+
+
+class StatisticsCalculator:
+    """Computes the plan's figures where the tensor lies."""
+
+    def __init__(
+        self,
+        *,
+        items: tuple[str, ...],
+        on_device: bool,
+        precision: StatisticPrecision,
+        exact: bool = False,
+    ) -> None:
+        """With `exact`, numbers have all their digits."""
+        self._items = items
+        self._on_device = on_device
+        self._precision: StatisticPrecision = precision
+        self._exact = exact
+        self._ordered = MD5_ITEM in items
+        self._recent = StatisticsCache()
+
+    def can(self, dtype: str) -> bool:
+        """Return whether a tensor of that element type has the plan's figures."""
+        return not self._items or has_statistics(dtype)
+
+    def take(self, source: TensorSource) -> StatisticsResult:
+        """Return the figures of a tensor as it is now, or what they will be made of."""
+        if not self._items:
+            return ""
+        if self._on_device:
+            promised = source.figures(self._items, self._precision)
+            if promised is not None:
+                return promised
+        if 0 < source.byte_count <= SMALL_TENSOR_BYTES:
+            return source.copied()
+        data = source.elements() if self._ordered else source.unordered()
+        lent = data is not None
+        if data is None:
+            data = memoryview(bytearray(source.byte_count))
+            source.copy_into(data)
+        elements, dtype = data, source.dtype
+
+        def measured() -> str:
+            return compute_statistic_row(self._items, dtype, elements, exact=self._exact)
+
+        return self._recent.text(source.standing(), dtype, elements, measured, lent=lent)
+
+    def texts(
+        self, kinds: Sequence[TensorKind], taken: Sequence[StatisticsResult]
+    ) -> list[str | None]:
+        """Return the texts of what was taken, all of a sort at once; None where that failed."""
+        found = [each if isinstance(each, str) else None for each in taken]
+        sorts: dict[str | type[DeferredStatistics], list[int]] = {}
+        for at, each in enumerate(taken):
+            if not isinstance(each, str):
+                sort = kinds[at].dtype if isinstance(each, bytes) else type(each)
+                sorts.setdefault(sort, []).append(at)
+        for sort, places in sorts.items():
+            try:
+                rows = self._read(sort, [taken[at] for at in places])
+                for at, row in zip(places, rows, strict=True):
+                    found[at] = row
+            except Exception:  # a device that failed must not end the training
+                _logger.debug("figures could not be read back", exc_info=True)
+        return found
+
+    def _read(
+        self, sort: str | type[DeferredStatistics], taken: list[StatisticsResult]
+    ) -> list[str]:
+        if isinstance(sort, str):
+            small = [each for each in taken if isinstance(each, bytes)]
+            return compute_statistic_rows(self._items, sort, small, exact=self._exact)
+        promised = [each for each in taken if not isinstance(each, (str, bytes))]
+        return [",".join(row) for row in promised[0].read(promised)]
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadRow:
+    """A row whose figures could not be read back."""
+
+    iteration: int
+    op_name: str
+
+
+@dataclass(slots=True)
+class _RowRun:
+    """Rows that one frame may hold, but for their number."""
+
+    mark: tuple[Any, ...]
+    """Iteration, switched on, degraded: what they have in common."""
+    kinds: list[TensorKind] = field(default_factory=list[TensorKind])
+    stamps_us: list[int] = field(default_factory=list[int])
+    figures: list[StatisticsResult] = field(default_factory=list[StatisticsResult])
+
+
+class RowBatch:
+    """Rows that wait for the end of an iteration, in their order; safe for several threads."""
+
+    def __init__(self, limit: int = MAX_WAITING_ROWS) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._runs: list[_RowRun] = []
+        self._rows = self._bytes = 0
+
+    def add(self, row: TensorStatisticsRow) -> bool:
+        """Put a row at the end; return whether so many wait that they should be read now."""
+        kind, stamp_us, figures, *rest = row
+        mark = tuple(rest)
+        with self._lock:
+            if not self._runs or self._runs[-1].mark != mark:
+                self._runs.append(_RowRun(mark))
+            run = self._runs[-1]
+            run.kinds.append(kind)
+            run.stamps_us.append(stamp_us)
+            run.figures.append(figures)
+            self._rows += 1
+            if type(figures) is bytes:
+                self._bytes += len(figures)
+            return self._rows >= self._limit or self._bytes >= MAX_WAITING_BYTES
+
+    def read(self, measure: StatisticsCalculator) -> Iterator[StatisticRows | UnreadRow]:
+        """Take everything out as frames, the figures of each sort read back all at once."""
+        with self._lock:
+            runs, self._runs = self._runs, []
+            self._rows = self._bytes = 0
+        if not runs:
+            return
+        kinds = list(chain.from_iterable(run.kinds for run in runs))
+        taken = list(chain.from_iterable(run.figures for run in runs))
+        texts = iter(measure.texts(kinds, taken))
+        for run in runs:
+            yield from _make_row_frames(run, list(islice(texts, len(run.kinds))))
+
+
+def _make_row_frames(
+    run: _RowRun, texts: Sequence[str | None]
+) -> Iterator[StatisticRows | UnreadRow]:
+    iteration, switched_on, degraded = run.mark
+    kinds, stamps_us = run.kinds, run.stamps_us
+    figures = [text for text in texts if text is not None]
+    if len(figures) < len(texts):
+        read = [text is not None for text in texts]
+        unread = [kind for kind, text in zip(kinds, texts, strict=True) if text is None]
+        yield from (UnreadRow(iteration, kind.op_name) for kind in unread)
+        kinds, stamps_us = list(compress(kinds, read)), list(compress(stamps_us, read))
+    for at in range(0, len(figures), MAX_FRAME_ROWS):
+        some = slice(at, at + MAX_FRAME_ROWS)
+        columns = tuple(kinds[some]), tuple(stamps_us[some]), tuple(figures[some])
+        yield StatisticRows(iteration, *columns, switched_on, degraded)

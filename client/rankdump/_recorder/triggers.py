@@ -1,0 +1,403 @@
+"""Triggers of a plan: an operator is kept always, when it overflowed, when it raised, or when it is
+watched for writes by others (MindSpore 2.3, Dump guide).
+
+Weights, buffers and constants are no operators: only the trigger `always` keeps them. The
+gradient of a weight is what a backward operator wrote, as in MindSpore. Items that wait for the
+end of their operator are forgotten when nobody asks for them. What a watched operator wrote is
+referred to until its iteration ends, so that memory stays in use. Tensors of the job are never
+changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from rankdump._core.plan import DumpPlan, WatchedOperators
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import TensorObservation
+from rankdump._core.selection import is_named_in, make_watch_name
+from rankdump._core.session_protocol import OperatorArguments
+from rankdump._recorder.iteration_state import IterationState
+from rankdump._recorder.record_builder import LostTensor, OperatorItem, RecordBuilder, RecordSender
+from rankdump._recorder.record_filter import RecordFilter
+
+_MAX_WATCHED_OPERATORS = 1 << 12
+"""Call numbers make names; a loop without steps must not keep memory for ever."""
+
+
+@dataclass(slots=True)
+class _WatchedOutputs:
+    """What a watched operator wrote last in the running iteration."""
+
+    outputs: dict[int, TensorObservation] = field(default_factory=dict[int, TensorObservation])
+    lost: list[LostTensor] = field(default_factory=list[LostTensor])
+
+
+class WatchTrigger:
+    """A trigger: outputs of watched operators, and again after each other layer of their model."""
+
+    def __init__(
+        self,
+        watched: WatchedOperators,
+        selection: RecordFilter,
+        reading: RecordBuilder,
+        outlet: RecordSender,
+        course: IterationState,
+    ) -> None:
+        self._layers = watched.layers
+        self._filter = selection
+        self._reading = reading
+        self._outlet = outlet
+        self._course = course
+        self._lock = threading.Lock()
+        self._ran: dict[tuple[int, str], _WatchedOutputs] = {}
+
+    def wants(self, op_name: str, side: TensorSide, graph: int) -> bool:
+        """Return whether it is the output of a watched operator."""
+        return self._filter.decide(op_name, side, graph).keep
+
+    def take(self, observation: TensorObservation) -> None:
+        """Read the tensor and send it, and refer to it until the iteration is over."""
+        if self._filter.leaves_out(observation[:5]):
+            return
+        self._outlet.send(self._reading.read(observation), self._course.iteration)
+        lasting = observation._replace(tensor=observation.tensor.memory())
+        with self._lock:
+            outputs = self._of(observation.graph, observation.op_name).outputs
+            outputs[observation.slot] = lasting
+
+    def note(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
+        """Send the loss of an output, and remember it: it is as lost after every layer."""
+        if isinstance(item, LostTensor):
+            self._outlet.send(item, self._course.iteration)
+            with self._lock:
+                self._of(graph, op_name).lost.append(item)
+
+    def settled(self, graph: int, op_name: str, *, raised: bool) -> None:
+        """Read other operators' outputs again if this one is a layer, however it ended."""
+        self._reading.over(graph, op_name)
+        if self._layers and not is_named_in(self._layers, op_name):
+            return
+        with self._lock:
+            ran = [
+                (name, list(found.outputs.values()), list(found.lost))
+                for (of_graph, name), found in self._ran.items()
+                if of_graph == graph and name != op_name
+            ]
+        for name, outputs, lost in ran:
+            again = make_watch_name(op_name, name)
+            for output in outputs:
+                item = self._reading.read_again(output._replace(op_name=again))
+                self._outlet.send(item, self._course.iteration)
+            for item in lost:
+                self._outlet.send(self._reading.lost(again, item.reason), self._course.iteration)
+            self._reading.over(graph, again)
+
+    def end(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            self._ran.clear()
+
+    def _of(self, graph: int, op_name: str) -> _WatchedOutputs:
+        found = self._ran.get((graph, op_name))
+        if found is None:
+            if len(self._ran) >= _MAX_WATCHED_OPERATORS:
+                self._ran.pop(next(iter(self._ran)))
+            found = self._ran[graph, op_name] = _WatchedOutputs()
+        return found
+
+
+ItemT = TypeVar("ItemT")
+OperatorCallKey: TypeAlias = "tuple[int, str]"
+"""Its graph and its name: two models may call an operator alike."""
+
+# A loop without steps, of operators that never end, must not be remembered for ever.
+_MAX_OPEN_OPERATORS = 1 << 14
+
+
+@dataclass(slots=True)
+class _OpenOperator(Generic[ItemT]):
+    """One operator that is not over."""
+
+    kept: bool = False
+    items: list[ItemT] = field(default_factory=list[ItemT])
+
+
+class DeferredItems(Generic[ItemT]):
+    """Items by their operator; safe to use from several threads."""
+
+    def __init__(self, limit: int = 0) -> None:
+        self._lock = threading.Lock()
+        self._limit = limit
+        self._open: dict[OperatorCallKey, _OpenOperator[ItemT]] = {}
+        self._kept = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether as many operators were kept as the limit allows; 0 allows any number."""
+        return 0 < self._limit <= self._kept
+
+    def keeps(self, call: OperatorCallKey) -> bool:
+        """Return whether an operator that is not over is being kept."""
+        found = self._open.get(call)
+        return found is not None and found.kept
+
+    def hold(self, call: OperatorCallKey, item: ItemT) -> list[ItemT]:
+        """Let an item wait for its operator; return what nothing waits for any more."""
+        with self._lock:
+            self._open.setdefault(call, _OpenOperator()).items.append(item)
+            if len(self._open) <= _MAX_OPEN_OPERATORS:
+                return []
+            return self._open.pop(next(iter(self._open))).items
+
+    def keep(self, call: OperatorCallKey) -> list[ItemT]:
+        """Keep an operator, if the limit allows; return what waited for that."""
+        with self._lock:
+            operator = self._open.setdefault(call, _OpenOperator())
+            if self.full and not operator.kept:
+                return []
+            self._kept += not operator.kept
+            operator.kept = True
+            items, operator.items = operator.items, []
+            return items
+
+    def settle(self, call: OperatorCallKey) -> list[ItemT]:
+        """Say that an operator is over; return what waited for nothing."""
+        with self._lock:
+            operator = self._open.pop(call, None)
+            return operator.items if operator is not None else []
+
+    def clear(self) -> list[ItemT]:
+        """Say that every operator is over; return what waited for nothing."""
+        with self._lock:
+            waiting, self._open = self._open, {}
+        return [item for operator in waiting.values() for item in operator.items]
+
+
+_logger = logging.getLogger(__name__)
+
+CHANGED_IN_PLACE = "changed_in_place"
+
+
+class DumpTrigger(Protocol):
+    """Decides on operators by what becomes of them."""
+
+    def wants(self, op_name: str, side: TensorSide, graph: int) -> bool:
+        """Return whether tensors on that side of an operator are to be handed over."""
+        ...
+
+    def take(self, observation: TensorObservation) -> None:
+        """Take a wanted tensor."""
+        ...
+
+    def note(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
+        """Take anything else that is said of a wanted operator."""
+        ...
+
+    def settled(self, graph: int, op_name: str, *, raised: bool) -> None:
+        """End an operator."""
+        ...
+
+    def end(self) -> None:
+        """End every operator: nothing more is said of them."""
+        ...
+
+
+class AlwaysTrigger:
+    """Keeps what the plan selects."""
+
+    def __init__(
+        self,
+        selection: RecordFilter,
+        reading: RecordBuilder,
+        outlet: RecordSender,
+        course: IterationState,
+    ) -> None:
+        self._filter = selection
+        self._reading = reading
+        self._outlet = outlet
+        self._course = course
+
+    def wants(self, op_name: str, side: TensorSide, graph: int) -> bool:
+        """Return whether the plan selects that side of the operator."""
+        return self._filter.decide(op_name, side, graph).keep
+
+    def take(self, observation: TensorObservation) -> None:
+        """Read the tensor and send it."""
+        if not self._filter.leaves_out(observation[:5]):
+            self._outlet.send(self._reading.read(observation), self._course.iteration)
+
+    def note(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
+        """Send it."""
+        self._outlet.send(item, self._course.iteration)
+
+    def settled(self, graph: int, op_name: str, *, raised: bool) -> None:
+        """All was sent; what comes under the name from now on is another call."""
+        self._reading.over(graph, op_name)
+
+    def end(self) -> None:
+        """Do nothing: all was sent."""
+
+
+class OverflowTrigger:
+    """Keeps operators that wrote something not finite, with copies of what they read.
+
+    Tensors are copied where they are observed, because operators may write in place.
+    """
+
+    def __init__(
+        self,
+        selection: RecordFilter,
+        reading: RecordBuilder,
+        outlet: RecordSender,
+        course: IterationState,
+        *,
+        limit: int,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._filter = selection
+        self._reading = reading
+        self._outlet = outlet
+        self._course = course
+        self._warn = warn
+        self._held: DeferredItems[OperatorItem] = DeferredItems(limit)
+
+    def wants(self, op_name: str, side: TensorSide, graph: int) -> bool:
+        """Return whether it is selected; outputs are wanted for their values in any case."""
+        if self._held.full and not self._held.keeps((graph, op_name)):
+            return False
+        if self._filter.decide(op_name, side, graph).keep:
+            return True
+        return (
+            side is TensorSide.OUTPUT and self._filter.decide(op_name, TensorSide.INPUT, graph).keep
+        )
+
+    def take(self, observation: TensorObservation) -> None:
+        """Hold a copy until its operator is known to be good or bad."""
+        graph, _, name, side = observation[:4]
+        call = (graph, name)
+        if observation.state:
+            return
+        if (
+            side is TensorSide.OUTPUT
+            and not self._held.keeps(call)
+            and not self._finite(observation)
+        ):
+            self._keep(call)
+        kept = self._filter.decide(name, side, graph).keep
+        if kept and not self._filter.leaves_out(observation[:5]):
+            self._put(call, self._reading.read(observation))
+
+    def note(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
+        """Hold it with the tensors of its operator."""
+        self._put((graph, op_name), item)
+
+    def settled(self, graph: int, op_name: str, *, raised: bool) -> None:
+        """Forget an operator that was good."""
+        self._outlet.forget(self._held.settle((graph, op_name)))
+        self._reading.over(graph, op_name)
+
+    def end(self) -> None:
+        """Forget every operator that was not bad so far."""
+        self._outlet.forget(self._held.clear())
+
+    def _put(self, call: tuple[int, str], item: OperatorItem) -> None:
+        if self._held.keeps(call):
+            self._outlet.send(item, self._course.iteration)
+        else:
+            self._outlet.forget(self._held.hold(call, item))
+
+    def _keep(self, call: tuple[int, str]) -> None:
+        for item in self._held.keep(call):
+            self._outlet.send(item, self._course.iteration)
+        if self._held.full:
+            self._course.retire()
+
+    def _finite(self, observation: TensorObservation) -> bool:
+        try:
+            return observation.tensor.finite()
+        except Exception:  # a tensor that cannot be read must not end the training
+            _logger.debug("finiteness unknown", exc_info=True)
+            self._warn(f"{observation.op_name} could not be checked for an overflow")
+            return True
+
+
+class ExceptionTrigger:
+    """Keeps the inputs of the operator that raised, read when it raised.
+
+    Until then they are only referred to, so nothing is copied for operators that work; a tensor
+    that is known to have changed since is lost.
+    """
+
+    def __init__(
+        self,
+        selection: RecordFilter,
+        reading: RecordBuilder,
+        outlet: RecordSender,
+        course: IterationState,
+    ) -> None:
+        self._filter = selection
+        self._reading = reading
+        self._outlet = outlet
+        self._course = course
+        self._held: DeferredItems[TensorObservation | LostTensor | OperatorArguments] = (
+            DeferredItems()
+        )
+
+    def wants(self, op_name: str, side: TensorSide, graph: int) -> bool:
+        """Return whether it is a selected input: what raised has no outputs."""
+        return side is TensorSide.INPUT and self._filter.decide(op_name, side, graph).keep
+
+    def take(self, observation: TensorObservation) -> None:
+        """Refer to the tensor until its operator is over."""
+        if not (observation.state or self._filter.leaves_out(observation[:5])):
+            self._held.hold((observation.graph, observation.op_name), observation)
+
+    def note(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
+        """Hold it until the operator is over."""
+        self._held.hold((graph, op_name), item)
+
+    def settled(self, graph: int, op_name: str, *, raised: bool) -> None:
+        """Send what an operator that raised had read; forget any other."""
+        for item in self._held.settle((graph, op_name)):
+            if raised:
+                self._outlet.send(self._now(item), self._course.iteration)
+        self._reading.over(graph, op_name)
+
+    def end(self) -> None:
+        """Forget the operators that did not raise."""
+        self._held.clear()
+
+    def _now(self, item: TensorObservation | LostTensor | OperatorArguments) -> OperatorItem:
+        if not isinstance(item, TensorObservation):
+            return item
+        try:
+            if item.tensor.changed():
+                return self._reading.lost(item.op_name, CHANGED_IN_PLACE)
+        except Exception:  # as if unknown: the copy tells whether it can be read at all
+            _logger.debug("change unknown", exc_info=True)
+        return self._reading.read_again(item)
+
+
+def make_trigger(
+    plan: DumpPlan,
+    selection: RecordFilter,
+    reading: RecordBuilder,
+    outlet: RecordSender,
+    course: IterationState,
+    *,
+    warn: Callable[[str], None],
+) -> DumpTrigger:
+    """Return the trigger that the plan names."""
+    if plan.selection.watched is not None:
+        return WatchTrigger(plan.selection.watched, selection, reading, outlet, course)
+    if plan.selection.trigger == "overflow":
+        limit = plan.selection.overflow_limit
+        return OverflowTrigger(selection, reading, outlet, course, limit=limit, warn=warn)
+    if plan.selection.trigger == "exception":
+        return ExceptionTrigger(selection, reading, outlet, course)
+    return AlwaysTrigger(selection, reading, outlet, course)

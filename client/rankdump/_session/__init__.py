@@ -1,0 +1,10 @@
+"""Sessions as a training script drives them: where the plan, the agent and the framework adapters
+of a rank come from, and one rank's dump from its start to its end.
+"""
+
+from __future__ import annotations
+
+from rankdump._session.default_session import attach, dump_start, dump_stop, limit, set_dump, step
+from rankdump._session.rank_session import Session
+
+__all__ = ["Session", "attach", "dump_start", "dump_stop", "limit", "set_dump", "step"]

@@ -1,0 +1,139 @@
+"""Finder of the agent that takes the dumps of a process: the one that RANKDUMP_AGENT names, this
+host's own, or one that its job brings along. gRPC is loaded only for the last.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rankdump._core.daemon_endpoint import DEFAULT_AGENT_ADDRESS
+from rankdump._core.rank_identity import identify_rank
+from rankdump.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from rankdump._embedded.daemon_lease import DaemonLease
+
+_logger = logging.getLogger("rankdump")
+
+AGENT_VARIABLE = "RANKDUMP_AGENT"
+_CONNECT_TIMEOUT_S = 0.5
+_START_TIMEOUT_S = 5.0
+"""Longest a job waits at its start for a daemon that it brings along; tensors wait for it then."""
+
+LeaseFactory = Callable[[str, bool], "DaemonLease"]
+"""Finds or starts the daemon of a job by its id, which merges its order or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAddress:
+    """Where an agent answers, or may answer one day."""
+
+    address: str
+    missing: str = ""
+    """Why there is none now; empty where there may be one."""
+
+
+class AgentFinder:
+    """Finds the agent of a process once; safe to use from several threads.
+
+    A daemon that it brings along is shared with the other ranks of the job on this host, and lasts
+    as long as any of their processes.
+    """
+
+    def __init__(
+        self,
+        lease: LeaseFactory | None = None,
+        why_not: Callable[[str], str] | None = None,
+    ) -> None:
+        """`why_not` says why no agent answers at an address; empty when one does."""
+        self._make_lease = lease or _make_lease
+        self._why_not = why_not or explain_missing_agent
+        self._lock = threading.Lock()
+        self._lease: DaemonLease | None = None
+        os.register_at_fork(after_in_child=self._forget)
+
+    def find(self, environ: Mapping[str, str], *, embedded: bool = True) -> AgentAddress:
+        """Return the agent that RANKDUMP_AGENT names, this host's, or one that is brought along.
+
+        None is brought along where `embedded` is False. What is missing may come yet.
+        """
+        if environ.get(AGENT_VARIABLE):
+            return AgentAddress(environ[AGENT_VARIABLE])
+        with self._lock:
+            if self._lease is not None:
+                return AgentAddress(self._lease.address)
+            reason = self._why_not(DEFAULT_AGENT_ADDRESS)
+            if not reason:
+                return AgentAddress(DEFAULT_AGENT_ADDRESS)
+            if not embedded:
+                return AgentAddress(
+                    DEFAULT_AGENT_ADDRESS, f"{reason}, and rankdump._embedded is false"
+                )
+            try:
+                self._lease = self._bring(environ, reason)
+            except UnavailableError as error:
+                return AgentAddress(DEFAULT_AGENT_ADDRESS, f"{reason}, and {error}")
+            return AgentAddress(self._lease.address)
+
+    def _bring(self, environ: Mapping[str, str], reason: str) -> DaemonLease:
+        # The trees of a process may differ; its daemon is one.
+        identity = identify_rank(environ, tree="")
+        lease = self._make_lease(identity.job_id, not identity.spans_hosts)
+        # Whatever is registered later, such as the end of a session, runs before this.
+        atexit.register(_close_lease, lease)
+        if lease.started_it:
+            _logger.warning(
+                "rankdump: %s: started one for this job at %s, which ends with the job%s",
+                reason,
+                lease.address,
+                _NOT_MERGED_NOTE if identity.spans_hosts else "",
+            )
+        return lease
+
+    def _forget(self) -> None:
+        # A fork has no share in its parent's daemon, and may find this lock held.
+        self._lock, self._lease = threading.Lock(), None
+
+
+_NOT_MERGED_NOTE = (
+    "; the order of all ranks is not merged, for they may run on several hosts: that needs an "
+    "agent on each of them and a coordinator"
+)
+
+
+def explain_missing_agent(address: str) -> str:
+    """Return why no agent accepts connections on a Unix socket; empty when one does."""
+    path = address.removeprefix("unix:")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
+        knock.settimeout(_CONNECT_TIMEOUT_S)
+        try:
+            knock.connect(path)
+        except PermissionError:
+            return f"this user may not use the agent of this host at {path}"
+        except OSError:
+            return "no agent runs on this host"
+    return ""
+
+
+def _make_lease(job_id: str, merges: bool) -> DaemonLease:
+    # Imported here: a session that is off must not load gRPC.
+    from rankdump._embedded.daemon_lease import DaemonLease
+
+    return DaemonLease(job_id, merges=merges, start_timeout_s=_START_TIMEOUT_S)
+
+
+def _close_lease(lease: DaemonLease) -> None:
+    fault = lease.close()
+    if fault:
+        _logger.error("rankdump: %s; its log: %s", fault, lease.log)
+
+
+default_agent_finder = AgentFinder()
+"""The one of this process."""

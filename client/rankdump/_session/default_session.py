@@ -1,0 +1,145 @@
+"""Default session of a process, the one that the environment asks for, with the public functions
+that use it; and a session that counts the calls of its models as iterations, for inference has
+no steps.
+
+Other ways to configure dumps may put sessions of their own in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rankdump._core.plan import DumpPlan
+from rankdump._session.framework_adapters import (
+    OutermostCallWatch,
+    make_outermost_watch,
+    mark_model,
+)
+from rankdump._session.plan_source import PlanSource
+from rankdump._session.rank_session import Session, never_raises
+
+
+class CallSession(Session):
+    """Begins an iteration with every outermost call of a model, until the script itself does.
+
+    Only where the plan comes from an `acl.json`: all others speak of steps. A model is called once
+    at most in an iteration; models that take turns share one.
+    """
+
+    def __init__(self, plan: DumpPlan | PlanSource | None = None, **about: Any) -> None:
+        self._outermost: OutermostCallWatch | None = None
+        self._told = not (isinstance(plan, DumpPlan) and plan.dialect == "acl")
+        self._iteration = 0
+        super().__init__(plan, **about)
+
+    @never_raises
+    def attach(self, model: Any, name: str = "") -> None:
+        """Observe a model's operators, and count its calls."""
+        if self.active and not self._told:
+            self._watch(model)
+        super().attach(model, name)
+
+    def step(self, iteration: int | None = None) -> None:
+        """Begin an iteration, by default the next one: from now on calls are not counted."""
+        self._told = True
+        super().step(iteration)
+
+    def close(self) -> None:
+        """Leave the models alone, and deliver what waits."""
+        if self._outermost is not None:
+            self._outermost.remove()
+        super().close()
+
+    def _watch(self, model: Any) -> None:
+        if self._outermost is None:
+            self._called: set[int] = set()
+            self._outermost = make_outermost_watch(model, self._begins)
+        if self._outermost is not None:
+            self._outermost.watch(model)
+
+    def _begins(self, number: int) -> None:
+        if self._told or not self.active:
+            return
+        if number in self._called:
+            self._called.clear()
+            self._iteration += 1
+        self._called.add(number)
+        super().step(self._iteration)
+
+
+_default: Session | None = None
+_replacement: Callable[[], Session] | None = None
+_step_listener: Callable[[int | None], None] | None = None
+
+
+def attach(model: object, session: Session | None = None, *, name: str = "") -> Session:
+    """Observe a model with a session, by default the one the environment asks for.
+
+    `name` is that of the model's folder where the configuration does not name all models.
+
+    Every call of a process without an explicit session shares the same one.
+    """
+    session = session or _get_session()
+    session.attach(model, name)
+    return session
+
+
+def step(iteration: int | None = None) -> None:
+    """Begin an iteration, by default the next one; of a dump of API calls as well."""
+    _get_session().step(iteration)
+    if _step_listener is not None:
+        _step_listener(iteration)
+
+
+def dump_start() -> None:
+    """Dump from now on, whatever iterations the configuration names; devices and operators stay.
+
+    From the first use of `dump_start` or `dump_stop` on, the two alone say when to dump.
+    """
+    _get_session().dump_start()
+
+
+def dump_stop() -> None:
+    """Dump nothing until `dump_start` is called."""
+    _get_session().dump_stop()
+
+
+def limit(name: str, seconds: float) -> None:
+    """Say how long communication may wait where no variable says it; 0 for without end."""
+    _get_session().limit(name, seconds)
+
+
+def set_dump(target: object, enabled: bool = True) -> None:
+    """Mark a torch module or a MindSpore cell, and what is inside it, for `dump_mode` 2.
+
+    With `enabled` False the mark is taken away; the last call for a module or cell counts.
+    ValueError when target is neither of them, or enabled no bool.
+    """
+    mark_model(target, enabled)
+
+
+def replace_default_session(source: Callable[[], Session] | None) -> None:
+    """Use the session that `source` returns in the place of the environment's; None ends that."""
+    global _replacement
+    _replacement = source
+
+
+def set_step_listener(begins: Callable[[int | None], None]) -> None:
+    """Tell somebody else too where the script itself begins an iteration."""
+    global _step_listener
+    _step_listener = begins
+
+
+def is_environment_session_active() -> bool:
+    """Return whether the session that the environment asks for is open."""
+    return _default is not None and _default.active
+
+
+def _get_session() -> Session:
+    global _default
+    if _replacement is not None:
+        return _replacement()
+    if _default is None or _default.closed:
+        _default = CallSession.from_environment()
+    return _default

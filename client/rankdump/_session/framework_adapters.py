@@ -1,0 +1,191 @@
+"""Adapter of the framework that a model is of, for its operators and for its calls of an API. An
+adapter is imported only when one of its models is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from rankdump._core.recorder_protocol import IterationHook, Recorder, TensorSource
+from rankdump._frameworks.api_calls import ApiOptions, StepListener
+from rankdump._frameworks.arrays import ArraySource
+
+_SUPPORTED_MODEL_TYPES = "torch.nn.Module, mindspore.nn.Cell"
+
+
+def make_hook(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | None:
+    """Return what observes a model; None, which is said once, for one of no known framework."""
+    if is_mindspore_cell(model):
+        from rankdump._frameworks import mindspore
+
+        return mindspore.MindSporeCellHook(model, recorder, graph=graph)
+    if not is_torch_module(model):
+        recorder.warn_once(
+            f"cannot attach to {_format_type(model)}; known: {_SUPPORTED_MODEL_TYPES}"
+        )
+        return None
+    from rankdump._frameworks import torch as adapter
+
+    return adapter.attach_model(model, recorder, graph=graph)
+
+
+def find_model_name(model: Any) -> str:
+    """Return what a model is called where nobody says it: its class, wrappers left out."""
+    if not is_torch_module(model):
+        return type(model).__name__
+    from rankdump._frameworks import torch as adapter
+
+    return adapter.find_class_name(model)
+
+
+class HookFactory(Protocol):
+    """Makes what observes a model."""
+
+    def __call__(self, recorder: Recorder, *, graph: int) -> IterationHook | None:
+        """Return the hook; None when there is nothing to observe, which was said."""
+        ...
+
+
+class OutermostCallWatch(Protocol):
+    """Tells of the calls of models that are not inside another call."""
+
+    def watch(self, model: Any) -> None:
+        """Watch a model too."""
+        ...
+
+    def remove(self) -> None:
+        """Leave the models as they were."""
+        ...
+
+
+def make_outermost_watch(model: Any, begins: Callable[[int], None]) -> OutermostCallWatch | None:
+    """Return what watches calls of models like this one; `begins` gets the number of the model.
+
+    None for a model of no known framework.
+    """
+    if is_mindspore_cell(model):
+        from rankdump._frameworks import mindspore
+
+        return mindspore.MindSporeOutermostWatch(begins)
+    if not is_torch_module(model):
+        return None
+    from rankdump._frameworks import torch as adapter
+
+    return adapter.TorchOutermostWatch(begins)
+
+
+def mark_model(target: object, enabled: object) -> None:
+    """Mark a model and what is inside it for `dump_mode` 2, or take the mark away.
+
+    ValueError when target is of no known framework, or enabled no bool.
+    """
+    if is_mindspore_cell(target):
+        from rankdump._frameworks import mindspore
+
+        mindspore.set_dump(target, enabled)
+        return
+    if not is_torch_module(target):
+        allowed = "is not allowed; a mindspore.nn.Cell or torch.nn.Module is"
+        raise ValueError(f"set_dump: target of type {_format_type(target)} {allowed}")
+    from rankdump._frameworks import torch as adapter
+
+    adapter.set_dump(target, enabled)
+
+
+def _format_type(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def make_array_source(array: Any) -> TensorSource | str:
+    """Return what reads an array, or the reason why nothing can.
+
+    A tensor of torch is read as its adapter does: numpy has no bfloat16, and sees no gradients.
+    """
+    if any(
+        kind.__name__ == "Tensor" and kind.__module__ == "torch" for kind in type(array).__mro__
+    ):
+        from rankdump._frameworks.torch.tensors import make_torch_source as source_of_tensor
+
+        return source_of_tensor(array)
+    return ArraySource(array)
+
+
+def is_torch_module(value: object) -> bool:
+    """Return whether a value is a module of torch; it need not be installed."""
+    return _has_base_in(value, "torch.nn.modules.module")
+
+
+def is_mindspore_cell(value: object) -> bool:
+    """Return whether a value is a cell of MindSpore; it need not be installed."""
+    return _has_base_in(value, "mindspore.nn.cell")
+
+
+def _has_base_in(value: object, module: str) -> bool:
+    # By name, so that a job without a framework need not import it.
+    return any(base.__module__ == module for base in type(value).__mro__)
+
+
+API_MODEL_TYPES = "torch.nn.Module, mindspore.nn.Cell"
+"""Models whose calls can be dumped."""
+
+
+class ApiIterationHook(IterationHook, Protocol):
+    """Counts the calls of an API from when it was made, and hands over what they read and wrote."""
+
+    def record_with(self, recorder: Recorder, options: ApiOptions) -> None:
+        """Hand over to this recorder from now on, as these options say; numbers go on."""
+        ...
+
+
+class ModelStepWatch(Protocol):
+    """Tells a listener, until it is removed."""
+
+    def optimized(self) -> bool:
+        """Return whether there is an optimizer whose steps can be waited for."""
+        ...
+
+    def remove(self) -> None:
+        """Leave model and framework as they were."""
+        ...
+
+
+class ApiFramework(Protocol):
+    """One framework: a module `migrating` of its adapter."""
+
+    @property
+    def NAME(self) -> str:  # noqa: N802 - a module has it as a constant
+        """What files are named by: `torch`, `mindspore`."""
+        ...
+
+    def api_hook(
+        self, model: Any, recorder: Recorder, *, graph: int, options: ApiOptions
+    ) -> ApiIterationHook:
+        """Return what observes the calls of a model's program, and counts them from now on."""
+        ...
+
+    def without_dropout(self, model: Any) -> int:
+        """Let no dropout of the model drop anything; return how many there are."""
+        ...
+
+    def save_state(self, model: Any, folder: Path) -> None:
+        """Write the model's state into a file of the framework's own kind."""
+        ...
+
+    def watch_steps(self, model: Any, listener: StepListener) -> ModelStepWatch:
+        """Tell a listener of the model's calls and of its optimizers."""
+        ...
+
+
+def find_api_framework(model: Any) -> ApiFramework | None:
+    """Return what belongs to the framework of a model; None for one of no known framework."""
+    if is_torch_module(model):
+        from rankdump._frameworks.torch import api_framework as torch_side
+
+        return torch_side
+    if is_mindspore_cell(model):
+        from rankdump._frameworks.mindspore import api_framework as mindspore_side
+
+        return mindspore_side
+    return None

@@ -1,0 +1,362 @@
+"""Session of one rank, from its start to its end, as a training script drives it: iterations,
+attached models, arrays, losses. Failures of its own are logged and never reach the script; only
+the loss of a tensor under a strict plan does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+from rankdump._core.plan import DumpPlan, plan_to_json
+from rankdump._core.rank_identity import (
+    RankIdentity,
+    find_process_group,
+    identify_rank,
+    make_session_request,
+    read_timeout_variables,
+)
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import IterationHook
+from rankdump._core.session_protocol import SessionRequest
+from rankdump._frameworks.arrays import ArrayOperatorRecorder, check_array_place, make_graph_nodes
+from rankdump._layout.tree_paths import make_folder_name
+from rankdump._session.agent_finder import AgentAddress, default_agent_finder
+from rankdump._session.framework_adapters import (
+    HookFactory,
+    find_model_name,
+    make_array_source,
+    make_hook,
+)
+from rankdump._session.plan_source import PlanSource, load_session_config_or_log, resolve_plan
+from rankdump.errors import ExhaustedError, RankdumpError
+
+if TYPE_CHECKING:
+    from rankdump._recorder.pipeline import DumpPipeline
+
+
+class SessionHooks:
+    """Hooks in the order in which their models came."""
+
+    def __init__(self) -> None:
+        self._hooks: list[IterationHook] = []
+
+    def add(self, hook: IterationHook, iteration: int, armed: bool) -> None:
+        """Tell one more, from the iteration on that runs now."""
+        self._hooks.append(hook)
+        hook.iteration_begins(iteration, armed)
+
+    def begin(self, iteration: int, armed: bool) -> None:
+        """Say that an iteration begins, or that it is dumped from now on, or no longer."""
+        for hook in self._hooks:
+            hook.iteration_begins(iteration, armed)
+
+    def end(self, iteration: int, armed: bool) -> None:
+        """Say that an iteration is over."""
+        for hook in self._hooks:
+            hook.iteration_ends(iteration, armed)
+
+    def detach(self) -> None:
+        """Leave the job as it was before."""
+        for hook in self._hooks:
+            hook.detach()
+
+
+_logger = logging.getLogger("rankdump")
+
+_P = ParamSpec("_P")
+
+
+def never_raises(method: Callable[_P, None]) -> Callable[_P, None]:
+    """Log what goes wrong inside; only a strict plan's loss passes."""
+
+    @wraps(method)
+    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            method(*args, **kwargs)
+        except ExhaustedError:
+            raise
+        except Exception:
+            _logger.exception("rankdump: internal error in %s", method.__name__)
+
+    return guarded
+
+
+class Session:
+    """One rank's dump. Without a plan it is off, and every call costs one branch.
+
+    Iterations count from 0. Call `step(i)` where iteration i begins, or `step()` where one
+    ends; the last one ends with `close()`, which runs by itself at exit. A configuration's
+    `initial_iteration` is added to every number, those given to `step` as well.
+
+    >>> Session().active
+    False
+    """
+
+    def __init__(
+        self,
+        plan: DumpPlan | PlanSource | None = None,
+        *,
+        config_source: bytes = b"",
+        identity: RankIdentity | None = None,
+        agent: str | AgentAddress = "",
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """`environ`, by default the process's own, says what is not given: which rank this is, by
+        its launcher's variables, and the agent, by RANKDUMP_AGENT. It also says how long
+        communication may wait, and names certificates.
+
+        Without any agent the session brings one along, shared by the ranks of its job on this host.
+        ConfigError when a configuration object is given that cannot be used.
+        """
+        environ = os.environ if environ is None else environ
+        plan = None if plan is None else resolve_plan(plan, environ)
+        self._pipeline: DumpPipeline | None = None
+        self._hooks = SessionHooks()
+        self.models: list[str] = []
+        """Names of the models so far; the number of one is its place."""
+        self._begun = False  # by the script, rather than by default
+        self._first = 0 if plan is None else plan.selection.initial_iteration
+        self._strict = plan is not None and plan.delivery.strict
+        self._losses_told = 0
+        self._alone = False
+        self.closed = False
+        """Whether `close` was called."""
+        self.undelivered = 0
+        """Tensors that had not reached an agent when it was closed."""
+        self.refused = False
+        """Whether the agent had refused this rank when it was closed."""
+        if plan is not None:
+            who, text = identity or identify_rank(environ, plan.output.root), plan_to_json(plan)
+            self._alone = who.world_size == 1
+            introduced = make_session_request(who, plan_json=text, config_source=config_source)
+            self._start(plan, introduced, agent, environ)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Session:
+        """Make the session that RANKDUMP_CONFIG, else MINDSPORE_DUMP_CONFIG, asks for.
+
+        With neither it is off. So it is with one that cannot be used: the reason is logged once.
+        """
+        environ = os.environ if environ is None else environ
+        asked = load_session_config_or_log(environ)
+        if asked is None:
+            return cls()
+        return cls(
+            asked.plan,
+            config_source=asked.source,
+            identity=asked.identity,
+            environ=environ,
+        )
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a plan."""
+        return self._pipeline is not None
+
+    @never_raises
+    def step(self, iteration: int | None = None) -> None:
+        """Begin an iteration, by default the next one; the one before is over."""
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        if self._alone:
+            self._check_group(pipeline)
+        given = None if iteration is None else self._first + int(iteration)
+        following = pipeline.iteration + 1 if given is None else given
+        if following < 0:
+            pipeline.recorder.warn_once(f"step({iteration}) is not allowed; a number from 0 is")
+            return
+        if following == pipeline.iteration:
+            self._begun = True
+            return
+        self._end_iteration(pipeline, ran=self._begun or given is None)
+        pipeline.begin_iteration(following)
+        self._begun = given is not None
+        self._tell_hooks(pipeline)
+        self._tell_losses(pipeline)
+
+    @never_raises
+    def dump(
+        self, op_type: str, op_name: str, side: str, slot: int, array: Any, *, graph: int = 0
+    ) -> None:
+        """Dump one array: `side` is `input` or `output`, `op_name` the full scope name.
+
+        `array` is a tensor of torch, or anything numpy can view. Consecutive calls with one
+        `op_name` are one operator. A plan that keeps the operator that raised reads its arrays
+        only then: the one whose arrays came last before an error ended the session.
+        """
+        pipeline = self._pipeline
+        if pipeline is None or not pipeline.armed:
+            return
+        fault = check_array_place(side, slot, graph)
+        if fault:
+            pipeline.recorder.warn_once(f"dump of {op_name}: {fault}")
+        else:
+            self._calls.dump(op_type, op_name, TensorSide(side), slot, array, graph)
+
+    @never_raises
+    def constant(self, name: str, array: Any, *, graph: int = 0) -> None:
+        """Dump an array that never changes, once for its graph: in the first iteration dumped."""
+        if self._pipeline is not None:
+            self._calls.constant(name, array, graph)
+
+    @never_raises
+    def graph(
+        self, names: Sequence[str], *, graph: int = 0, op_types: Sequence[str] | None = None
+    ) -> None:
+        """Give the order in which a framework compiled a graph: full scope names.
+
+        It takes the place of the observed order. Without `op_types` they are read off the names.
+        """
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        nodes = make_graph_nodes(names, op_types)
+        if isinstance(nodes, str):
+            pipeline.recorder.warn_once(f"graph {graph}: {nodes}")
+        else:
+            pipeline.recorder.compiled(graph, nodes)
+
+    @never_raises
+    def attach(self, model: Any, name: str = "") -> None:
+        """Observe a model's operators from now on; a model of no known framework is said once.
+
+        `name` is its folder's where the plan does not name all models; by default its class's.
+        """
+        if self._pipeline is not None:
+            self.observe(partial(make_hook, model), name or find_model_name(model))
+
+    @never_raises
+    def observe(self, make: HookFactory, name: str) -> None:
+        """Observe a model with a hook of the caller's making; `close` detaches it.
+
+        `name` is that of the model's folder where the plan does not name all models.
+        """
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        graph = len(self.models)
+        hook = make(pipeline.recorder, graph=graph)
+        if hook is not None:
+            self.models.append(make_folder_name(name))
+            pipeline.add_model(graph, self.models[-1])
+            self._hooks.add(hook, pipeline.iteration, pipeline.armed)
+
+    @never_raises
+    def dump_start(self) -> None:
+        """Dump from now on, whatever iterations the plan names; devices and operators stay."""
+        self._switch(True)
+
+    @never_raises
+    def dump_stop(self) -> None:
+        """Dump nothing until `dump_start` is called."""
+        self._switch(False)
+
+    @never_raises
+    def limit(self, name: str, seconds: float) -> None:
+        """Say how long communication may wait where no variable says it; 0 for without end."""
+        if self._pipeline is not None:
+            self._pipeline.limit(name, seconds)
+
+    def close(self) -> None:
+        """End the last iteration, deliver what waits, and leave the job as it was before."""
+        # In a `finally` an error is on its way: which operator it comes from may be asked for.
+        self._close(ended=True, raised=sys.exc_info()[1] is not None)
+
+    @never_raises
+    def _close(self, *, ended: bool, raised: bool) -> None:
+        pipeline, self._pipeline = self._pipeline, None
+        self.closed = True
+        if pipeline is None:
+            return
+        atexit.unregister(self._close_at_exit)
+        self._calls.finish(raised=raised)
+        if ended:
+            self._end_iteration(pipeline, ran=self._begun)
+        self._hooks.detach()
+        pipeline.close()
+        self.undelivered, self.refused = pipeline.undelivered, pipeline.refused
+        if not raised:  # an error on its way is the script's own, and stays that
+            self._tell_losses(pipeline)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._close(ended=error is None, raised=error is not None)
+
+    def _start(
+        self,
+        plan: DumpPlan,
+        request: SessionRequest,
+        agent: str | AgentAddress,
+        environ: Mapping[str, str],
+    ) -> None:
+        # Imported here: a session that is off must not load gRPC.
+        from rankdump._recorder.pipeline import DumpPipeline
+        from rankdump._wire.channel import read_credentials
+
+        if isinstance(agent, str):
+            found = AgentAddress(agent) if agent else None
+            agent = found or default_agent_finder.find(environ, embedded=plan.delivery.embedded)
+        self._pipeline = DumpPipeline(
+            plan,
+            request,
+            agent.address,
+            read_timeout_variables(environ),
+            read_credentials(environ),
+            missing=agent.missing,
+        )
+        self._calls = ArrayOperatorRecorder(self._pipeline.recorder, make_array_source)
+        self._pipeline.start()
+        atexit.register(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        # An unhandled exception left the running iteration unfinished.
+        ended = not hasattr(sys, "last_value")
+        try:
+            self._close(ended=ended, raised=not ended)
+        except RankdumpError as error:  # a strict plan; the interpreter is leaving anyway
+            _logger.error("rankdump: %s", error)
+
+    def _end_iteration(self, pipeline: DumpPipeline, *, ran: bool) -> None:
+        self._calls.finish()
+        self._hooks.end(pipeline.iteration, pipeline.armed)
+        pipeline.end_iteration(ran=ran)
+
+    def _check_group(self, pipeline: DumpPipeline) -> None:
+        """Say that a session which took its process for the only rank began too early."""
+        rank, size = find_process_group() or (0, 1)
+        if size > 1:
+            self._alone = False
+            pipeline.recorder.warn_once(
+                f"this process is rank {rank} of {size} in torch.distributed, but its session "
+                f"began before init_process_group and takes it for the only rank of a job; open "
+                f"the session after init_process_group, or set RANK and WORLD_SIZE"
+            )
+
+    def _switch(self, on: bool) -> None:
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        before = pipeline.armed
+        if not on:
+            self._calls.finish()
+        pipeline.switch(on)
+        if pipeline.armed is not before:
+            self._tell_hooks(pipeline)
+
+    def _tell_hooks(self, pipeline: DumpPipeline) -> None:
+        self._hooks.begin(pipeline.iteration, pipeline.armed)
+        self._calls.armed()
+
+    def _tell_losses(self, pipeline: DumpPipeline) -> None:
+        if self._strict and pipeline.losses > self._losses_told:
+            lost, self._losses_told = pipeline.losses - self._losses_told, pipeline.losses
+            raise ExhaustedError(f"{lost} tensors were lost and the plan is strict")

@@ -1,0 +1,130 @@
+"""Format of a slab: shared memory in which a rank leaves frames for its agent, as a ring. Pure: any
+buffer.
+
+       0  magic, version, bytes of the ring
+      64  `written`: bytes ever published, by the rank
+     128  `released`: bytes ever released, by the agent
+    4096  the ring: entries, each a head, a frame and the frame's data, at multiples of 64
+
+Positions only rise; an entry at position p stands at p modulo the ring's length and never wraps.
+What the rank committed is readable even if either process dies. One process writes, one reads.
+The other one may read at any moment, so each number is stored atomically: through an element of
+a memoryview, because `struct.pack_into` fills the place with zeros first.
+
+An entry is sealed before it is announced: its head then holds checksums of itself and of its
+frame, and the digest of its data. An entry that a killed rank left unsealed is accepted as it
+is.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Protocol
+
+from rankdump.errors import CorruptedError
+
+ENTRY_ALIGNMENT = 64
+RING_OFFSET = 4096
+MIN_RING_BYTES = 1 << 16
+SLAB_VERSION = 2
+WRITTEN_OFFSET, RELEASED_OFFSET = 64, 128
+ENTRY_HEAD = struct.Struct("<IIQIIQQII16s")
+ENTRY_MAGIC = 0x31454452
+CHECKED_HEAD_BYTES = slice(8, 44)
+"""What of a head its checksum is over: all but what changes after the reservation."""
+_SLAB_HEADER = struct.Struct("<8sQQ")
+_SLAB_MAGIC = b"RDSLAB\0\1"
+SLAB_HEADER_BYTES = _SLAB_HEADER.size
+
+
+class EntryState(IntEnum):
+    """How far an entry is."""
+
+    RESERVED = 1
+    COMMITTED = 2
+    ABANDONED = 3
+    """Its frame counts, its data never came."""
+    FILLER = 4
+    """Room at the end of the ring that was too small."""
+    SEALED = 5
+    """Committed, with checksums."""
+
+
+class SlabStore(Protocol):
+    """Where a slab stands, as its reader sees it."""
+
+    @property
+    def length(self) -> int:
+        """Bytes of the whole slab."""
+        ...
+
+    def read(self, offset: int, length: int) -> memoryview:
+        """Return some of it; DamagedError when it is not there."""
+        ...
+
+    def number(self, offset: int) -> int:
+        """Return a number that the other side may be changing."""
+        ...
+
+    def put_number(self, offset: int, value: int) -> None:
+        """Change a number at one blow."""
+        ...
+
+
+class SlabMemory:
+    """A slab in a buffer; what is read is no copy."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+        self.length = len(memory)
+        """Bytes of the whole slab."""
+        self._numbers = memory[: len(memory) // 8 * 8].cast("Q")
+
+    def read(self, offset: int, length: int) -> memoryview:
+        """Return some of it, for reading."""
+        return self._memory[offset : offset + length].toreadonly()
+
+    def number(self, offset: int) -> int:
+        """Return a number, loaded at one blow."""
+        return self._numbers[offset // 8]
+
+    def put_number(self, offset: int, value: int) -> None:
+        """Store a number at one blow."""
+        self._numbers[offset // 8] = value
+
+
+def compute_slab_bytes(ring_bytes: int) -> int:
+    """Return the length of a slab with a ring of that many bytes, rounded up to whole entries."""
+    return RING_OFFSET + align_length(max(ring_bytes, MIN_RING_BYTES))
+
+
+def make_slab_header(length: int) -> bytes:
+    """Return what an empty slab of `compute_slab_bytes` length begins with; the rest is zeros."""
+    ring_bytes = length - RING_OFFSET
+    if ring_bytes < MIN_RING_BYTES or ring_bytes % ENTRY_ALIGNMENT:
+        raise ValueError(f"a slab of {length} bytes: see slab_bytes")
+    return _SLAB_HEADER.pack(_SLAB_MAGIC, SLAB_VERSION, ring_bytes)
+
+
+def format_slab(memory: memoryview) -> None:
+    """Make an empty slab of a buffer of `compute_slab_bytes` length."""
+    header = make_slab_header(len(memory))
+    memory[:RING_OFFSET] = header + bytes(RING_OFFSET - len(header))
+
+
+def parse_slab_header(header: memoryview, length: int) -> tuple[int, int]:
+    """Return version and ring bytes of a slab, given how it begins; DamagedError for no slab."""
+    if length < RING_OFFSET + MIN_RING_BYTES or len(header) < SLAB_HEADER_BYTES:
+        raise CorruptedError(f"damaged slab of {length} bytes: that is too short for any")
+    magic, version, ring_bytes = _SLAB_HEADER.unpack_from(header)
+    if magic != _SLAB_MAGIC or ring_bytes != length - RING_OFFSET:
+        raise CorruptedError(f"damaged slab of {length} bytes with header {bytes(header[:24])!r}")
+    if version not in (1, SLAB_VERSION):
+        raise CorruptedError(f"slab of version {version}: this side knows 1 and {SLAB_VERSION}")
+    return version, ring_bytes
+
+
+def align_length(length: int) -> int:
+    """Return a length rounded up to whole lines."""
+    return -(-length // ENTRY_ALIGNMENT) * ENTRY_ALIGNMENT

@@ -1,0 +1,214 @@
+"""Reader of a slab, on the agent's side, which trusts nothing that it finds there. Pure: any store.
+For one thread at a time.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rankdump._shm.slab_format import (
+    CHECKED_HEAD_BYTES,
+    ENTRY_ALIGNMENT,
+    ENTRY_HEAD,
+    ENTRY_MAGIC,
+    RELEASED_OFFSET,
+    RING_OFFSET,
+    SLAB_HEADER_BYTES,
+    WRITTEN_OFFSET,
+    EntryState,
+    SlabStore,
+    align_length,
+    parse_slab_header,
+)
+from rankdump.errors import CorruptedError
+
+# Ranks of an earlier library may be alive, or dead, behind an agent that was replaced.
+_ENTRY_HEAD_OF_VERSION_1 = struct.Struct("<IIQQQ")
+_NO_DIGEST = bytes(16)
+_READ_AHEAD_BYTES = 64 << 10
+"""What a reader asks for at once while entries are small; of large ones, the head alone."""
+_READ_AHEAD_OF_LARGE_BYTES = 1 << 10
+_KNOWN_STATES = frozenset(map(int, EntryState))
+
+
+class SlabEntry(NamedTuple):
+    """What a reader finds."""
+
+    frame: memoryview
+    data_at: int
+    """Where in the slab its data stands, until the position behind the entry is released."""
+    data_bytes: int
+    whole: bool
+    """Whether the data is there; without it only the frame counts."""
+    end: int
+    """Position behind the entry."""
+    digest: bytes = b""
+    """xxh3-128 of the data, as the rank sealed it; empty when it did not."""
+    damaged: bool = False
+    """Whether the frame is not the one that was sealed."""
+    sequence: int = 0
+    """The frame's number, where it was sealed."""
+    mark: int = 0
+    """What its rank wants known of a frame that cannot be read."""
+
+
+class SlabReader:
+    """Finds entries; for one thread at a time."""
+
+    def __init__(self, store: SlabStore) -> None:
+        self._store = store
+        header = store.read(0, min(store.length, SLAB_HEADER_BYTES))
+        self._version, self.ring_bytes = parse_slab_header(header, store.length)
+        self._read = self.released
+        if self._read % ENTRY_ALIGNMENT:
+            raise CorruptedError(f"damaged slab, released to {self._read} where no entry ends")
+        self._window, self._window_at = memoryview(b""), 0
+        self._ahead = _READ_AHEAD_BYTES
+
+    @property
+    def written(self) -> int:
+        """Position behind the last published entry."""
+        return self._store.number(WRITTEN_OFFSET)
+
+    @property
+    def released(self) -> int:
+        """Position before which everything may be overwritten."""
+        return self._store.number(RELEASED_OFFSET)
+
+    def entries(self, announced: int | None = None) -> Iterator[SlabEntry]:
+        """Yield what was published since the last call; DamagedError for what cannot be.
+
+        While the rank lives, only what lies before the position that a message of it `announced`
+        is sure to be seen as it was written, on every kind of processor.
+        """
+        written = self.written
+        if not self._read <= written <= self.released + self.ring_bytes:
+            raise CorruptedError(f"damaged slab, written to {written} and read to {self._read}")
+        yield from self._until(written if announced is None else min(announced, written))
+
+    def remains(self) -> Iterator[SlabEntry]:
+        """Yield what a rank that is dead had committed or begun; one begun is not whole."""
+        yield from self.entries()
+        try:
+            yield from self._until(self.released + self.ring_bytes)
+        except CorruptedError:
+            # Nothing stands here yet, or what an earlier lap left.
+            return
+
+    def at(self, position: int) -> SlabEntry:
+        """Return the entry that was published at a position; DamagedError when none is there.
+
+        For its rank, which knows where it wrote: one that is damaged does not hide those behind it.
+        """
+        found = self._entry(position, position + self.ring_bytes - position % self.ring_bytes)
+        if not isinstance(found, SlabEntry):
+            raise CorruptedError(f"damaged slab, without an entry at {position}")
+        return found
+
+    def data(self, entry: SlabEntry) -> memoryview:
+        """Return an entry's data."""
+        end = self._window_at + len(self._window)
+        position = entry.end - align_length(entry.data_bytes)
+        if self._window_at <= position and position + entry.data_bytes <= end:
+            begin = position - self._window_at
+            return self._window[begin : begin + entry.data_bytes]
+        return self._store.read(entry.data_at, entry.data_bytes)
+
+    def release(self, position: int) -> None:
+        """Let the rank overwrite everything before a position."""
+        if not self.released <= position <= self._read:
+            raise ValueError(f"release to {position}, read to {self._read}")
+        self._store.put_number(RELEASED_OFFSET, position)
+
+    def _until(self, limit: int) -> Iterator[SlabEntry]:
+        while self._read < limit:
+            entry = self._entry(self._read, limit)
+            if isinstance(entry, SlabEntry):
+                self._read = entry.end
+                yield entry
+            else:
+                self._read = entry
+
+    def _entry(self, position: int, limit: int) -> SlabEntry | int:
+        """Return the entry at a position, or the position behind a filler."""
+        offset = position % self.ring_bytes
+        found = _parse_entry_head(
+            self._version, self._bytes(position, ENTRY_HEAD.size, limit), position
+        )
+        filler = found.state == EntryState.FILLER
+        frame_at = offset + found.size
+        data_at = offset + align_length(found.size + found.frame_bytes)
+        total = found.data_bytes if filler else data_at - offset + align_length(found.data_bytes)
+        end = position + total
+        if not 0 < total <= self.ring_bytes - offset or end > limit or total % ENTRY_ALIGNMENT:
+            raise CorruptedError(
+                f"damaged slab: the entry at {position} declares {total} bytes, it is written to "
+                f"{limit}"
+            )
+        if filler:
+            return end
+        frame = self._bytes(position + frame_at - offset, found.frame_bytes, limit)
+        self._ahead = (
+            _READ_AHEAD_BYTES if total <= _READ_AHEAD_BYTES // 2 else _READ_AHEAD_OF_LARGE_BYTES
+        )
+        sealed = found.state == EntryState.SEALED
+        return SlabEntry(
+            frame,
+            RING_OFFSET + data_at,
+            found.data_bytes,
+            whole=sealed or found.state == EntryState.COMMITTED,
+            end=end,
+            digest=found.digest if sealed and found.digest != _NO_DIGEST else b"",
+            damaged=sealed and zlib.crc32(frame) != found.frame_checksum,
+            sequence=found.sequence,
+            mark=found.mark,
+        )
+
+    def _bytes(self, position: int, length: int, limit: int) -> memoryview:
+        """Return bytes of the ring, of which more are read at once, but none not published."""
+        begin = position - self._window_at
+        if begin < 0 or begin + length > len(self._window):
+            offset = position % self.ring_bytes
+            ahead = max(length, min(self._ahead, limit - position))
+            ahead = min(ahead, self.ring_bytes - offset)
+            self._window, begin = self._store.read(RING_OFFSET + offset, ahead), 0
+            self._window_at = position
+        return self._window[begin : begin + length]
+
+
+class _EntryHead(NamedTuple):
+    """What stands before a frame."""
+
+    size: int
+    state: int
+    frame_bytes: int
+    data_bytes: int
+    frame_checksum: int = 0
+    sequence: int = 0
+    mark: int = 0
+    digest: bytes = _NO_DIGEST
+
+
+def _parse_entry_head(version: int, raw: memoryview, position: int) -> _EntryHead:
+    if version == 1:
+        magic, state, stamp, frame_bytes, data_bytes = _ENTRY_HEAD_OF_VERSION_1.unpack_from(raw)
+        head, checksum = (
+            _EntryHead(_ENTRY_HEAD_OF_VERSION_1.size, state, frame_bytes, data_bytes),
+            None,
+        )
+    else:
+        magic, state, stamp, frame_bytes, frame_checksum, data_bytes, *rest = ENTRY_HEAD.unpack(raw)
+        sequence, mark, checksum, digest = rest
+        head = _EntryHead(
+            ENTRY_HEAD.size, state, frame_bytes, data_bytes, frame_checksum, sequence, mark, digest
+        )
+    if (magic, stamp) != (ENTRY_MAGIC, position) or state not in _KNOWN_STATES:
+        raise CorruptedError(f"damaged slab, without an entry at {position}")
+    if state == EntryState.SEALED and zlib.crc32(raw[CHECKED_HEAD_BYTES]) != checksum:
+        raise CorruptedError(
+            f"damaged slab: the head of the entry at {position} is not what was sealed"
+        )
+    return head

@@ -1,0 +1,192 @@
+"""Writer of a slab, on the rank's side: space is reserved, filled, published and sealed. Pure: any
+buffer. Safe to use from several threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rankdump._shm.slab_format import (
+    CHECKED_HEAD_BYTES,
+    ENTRY_HEAD,
+    ENTRY_MAGIC,
+    RELEASED_OFFSET,
+    RING_OFFSET,
+    SLAB_VERSION,
+    WRITTEN_OFFSET,
+    EntryState,
+    align_length,
+    parse_slab_header,
+)
+from rankdump.errors import CorruptedError
+
+_MAX_MARK = (1 << 32) - 1
+
+
+class SlabReservation(NamedTuple):
+    """Room for one entry, between `reserve` and `commit` or `abandon`."""
+
+    offset: int
+    """Of the entry's head within the ring."""
+    data: memoryview
+    """Where the data goes."""
+    position: int
+    end: int
+    """Position behind the entry."""
+    frame: bytes
+    sequence: int
+    mark: int
+
+
+class SlabWriter:
+    """Safe to use from several threads.
+
+    Entries are published in the order of their reservations, so an unfinished one holds back
+    those after it.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        """DamagedError when this side cannot write there."""
+        version, self.ring_bytes = parse_slab_header(memory[:RING_OFFSET], len(memory))
+        if version != SLAB_VERSION:
+            raise CorruptedError(f"slab of version {version}: this side writes {SLAB_VERSION}")
+        self._numbers = memory[:RING_OFFSET].cast("Q")
+        self._ring = memory[RING_OFFSET:]
+        self._states = self._ring.cast("I")
+        self._lock = threading.Lock()
+        self._next = self.written
+        self._open: deque[SlabReservation] = deque()
+        self._done: dict[int, bool] = {}
+        self._unsealed: deque[SlabReservation] = deque()
+        self._one_seals = threading.Lock()
+        self._sealing: int | None = None
+
+    @property
+    def written(self) -> int:
+        """Position behind the last published entry."""
+        return self._numbers[WRITTEN_OFFSET // 8]
+
+    @property
+    def released(self) -> int:
+        """Position before which everything may be overwritten."""
+        return self._numbers[RELEASED_OFFSET // 8]
+
+    def fits(self, frame_bytes: int, data_bytes: int) -> bool:
+        """Return whether an entry of that size can be reserved at all, once there is room."""
+        return _compute_entry_bytes(frame_bytes, data_bytes) <= self.ring_bytes // 2
+
+    def reserve(
+        self, frame: bytes, data_bytes: int, *, sequence: int = 0, mark: int = 0
+    ) -> SlabReservation | None:
+        """Take room for a frame and its data; None when there is none just now.
+
+        Number and mark are what is known of the frame should its bytes be damaged.
+        """
+        total = _compute_entry_bytes(len(frame), data_bytes)
+        with self._lock:
+            offset = self._next % self.ring_bytes
+            # An entry never wraps: what is left at the end is filled up.
+            filler = self.ring_bytes - offset if offset + total > self.ring_bytes else 0
+            if self._next + filler + total - self._free_to() > self.ring_bytes:
+                return None
+            if filler:
+                self._put_head(offset, EntryState.FILLER, 0, filler)
+                self._next += filler
+                offset = 0
+            begin = offset + ENTRY_HEAD.size
+            self._ring[begin : begin + len(frame)] = frame
+            # Last, so that a death in between leaves no head before half a frame.
+            self._put_head(offset, EntryState.RESERVED, len(frame), data_bytes)
+            data_at = offset + align_length(ENTRY_HEAD.size + len(frame))
+            room = SlabReservation(
+                offset,
+                self._ring[data_at : data_at + data_bytes],
+                self._next,
+                self._next + total,
+                frame,
+                sequence,
+                min(mark, _MAX_MARK),
+            )
+            self._next = room.end
+            self._open.append(room)
+        return room
+
+    def commit(self, reservation: SlabReservation) -> None:
+        """Publish an entry whose data is in place."""
+        self._end(reservation, EntryState.COMMITTED)
+
+    def abandon(self, reservation: SlabReservation) -> None:
+        """Publish an entry whose data will never come."""
+        self._end(reservation, EntryState.ABANDONED)
+
+    def seal(self, position: int, digest_of: Callable[[int, memoryview], bytes]) -> None:
+        """Put checksums to what was committed before a position, if it is still there.
+
+        `digest_of` is asked for the digest of a frame's data, given its number; empty means none.
+        """
+        with self._one_seals:
+            while (room := self._to_seal(position)) is not None:
+                digest = digest_of(room.sequence, room.data)
+                head = bytearray(ENTRY_HEAD.size)
+                crc, length = zlib.crc32(room.frame), len(room.frame)
+                about = room.position, length, crc, len(room.data), room.sequence, room.mark
+                ENTRY_HEAD.pack_into(head, 0, ENTRY_MAGIC, 0, *about, 0, digest)
+                own = zlib.crc32(head[CHECKED_HEAD_BYTES])
+                ENTRY_HEAD.pack_into(head, 0, ENTRY_MAGIC, 0, *about, own, digest)
+                # All but the state, which comes last and at one blow.
+                self._ring[room.offset + 8 : room.offset + ENTRY_HEAD.size] = head[8:]
+                self._states[room.offset // 4 + 1] = EntryState.SEALED
+
+    def _to_seal(self, position: int) -> SlabReservation | None:
+        with self._lock:
+            self._sealing = None
+            while self._unsealed and self._unsealed[0].end <= position:
+                room = self._unsealed.popleft()
+                # What was read and released by now may be another entry's.
+                if room.end > self.released:
+                    self._sealing = room.position
+                    return room
+        return None
+
+    def _free_to(self) -> int:
+        """Return the position before which room may be used; not that of an entry being sealed."""
+        released = self.released
+        return released if self._sealing is None else min(released, self._sealing)
+
+    def _end(self, reservation: SlabReservation, state: EntryState) -> None:
+        self._states[reservation.offset // 4 + 1] = state
+        with self._lock:
+            waiting, done = self._open, self._done
+            done[reservation.position] = state == EntryState.COMMITTED
+            end = 0
+            while waiting and waiting[0].position in done:
+                room = waiting.popleft()
+                end = room.end
+                if done.pop(room.position):
+                    self._unsealed.append(room)
+            if end:
+                self._numbers[WRITTEN_OFFSET // 8] = end
+
+    def _put_head(self, offset: int, state: EntryState, frame_bytes: int, data_bytes: int) -> None:
+        ENTRY_HEAD.pack_into(
+            self._ring,
+            offset,
+            ENTRY_MAGIC,
+            state,
+            self._next,
+            frame_bytes,
+            0,
+            data_bytes,
+            0,
+            0,
+            0,
+            b"",
+        )
+
+
+def _compute_entry_bytes(frame_bytes: int, data_bytes: int) -> int:
+    return align_length(ENTRY_HEAD.size + frame_bytes) + align_length(data_bytes)

@@ -1,0 +1,61 @@
+"""State of the connection to an agent, its timeouts and channel options, and the address that a
+redirect means. Pure: no clock, no disk, no network.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from rankdump.errors import ProtocolError
+
+
+def resolve_redirect(address: str, redirect: str) -> str:
+    """Return the address beside the one that was asked; ProtocolError when there is none.
+
+    Beside: in a container the folder of the socket may have another name than on the host.
+
+    >>> redirected("unix:/run/rankdump/agent.sock", "agent.sock.1")
+    'unix:/run/rankdump/agent.sock.1'
+    >>> redirected("localhost:7420", "41321")
+    'localhost:41321'
+    """
+    if address.startswith("unix:"):
+        legal = "/" not in redirect and redirect not in (".", "..")
+        folder, slash, _ = address.removeprefix("unix:").rpartition("/")
+        found = f"unix:{folder}{slash}{redirect}"
+    else:
+        legal = redirect.isascii() and redirect.isdecimal() and 0 < int(redirect) <= 0xFFFF
+        found = f"{address.rpartition(':')[0]}:{redirect}"
+    if not legal:
+        raise ProtocolError(f"agent {address} sends on to {redirect!r}, which is not beside it")
+    return found
+
+
+OPEN_TIMEOUT_S = 10.0
+LEAVE_TIMEOUT_S = 2.0
+BACKOFF_S = (0.05, 5.0)
+# An agent that restarts is back by then; a job should not hang at its end for one that is gone.
+RETURN_AT_EXIT_TIMEOUT_S = 10.0
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", 8 << 20),
+    ("grpc.enable_http_proxy", 0),
+    # A stream that gRPC itself repeats on another connection can end up without any answer; what
+    # is resent is decided here.
+    ("grpc.enable_retries", 0),
+)
+
+
+class LinkState(Enum):
+    """How the connection stands."""
+
+    CONNECTING = "connecting"
+    """No answer yet, of any kind."""
+    ABSENT = "absent"
+    """Nobody has answered so far."""
+    OPENING = "opening"
+    """It is there, and has not opened the session yet: a disk is busy."""
+    UP = "up"
+    AWAY = "away"
+    """It was there before."""
+    REFUSED = "refused"
+    """It said no for good."""

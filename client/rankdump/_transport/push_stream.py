@@ -1,0 +1,299 @@
+"""Requests of one connection after its hello: doorbells for the shared-memory ring, which is filled
+here in order and with large records in pieces, or the frames themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rankdump._core.record import StatisticRows
+from rankdump._core.recorder_protocol import StagedRecord
+from rankdump._core.session_protocol import CallStacks
+from rankdump._shm.slab_writer import SlabReservation
+from rankdump._transport.frame_queue import (
+    COPY_FAILED,
+    BufferedItem,
+    NumberedItem,
+    QueuedItem,
+    RecoveredEntry,
+    make_lost_frame,
+)
+from rankdump._transport.send_buffer import BATCH_ENTRIES, SPACE_POLL_S, SendBuffer
+from rankdump._transport.send_ring import SendRing
+from rankdump._wire.frames import (
+    add_sequence,
+    batch_frames,
+    compute_checksum,
+    make_metadata_frame,
+    make_record_frames,
+    serialize_chunk_body,
+    serialize_record_body,
+    split_frame,
+)
+from rankdump.errors import RankdumpError
+from rankdump.wire.v1 import agent_pb2
+
+_NO_DATA = memoryview(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class RingEntry:
+    """One entry to be made."""
+
+    body: bytes
+    """The frame without its number."""
+    data: memoryview
+    begin: int = 0
+    """Where in the record the data begins."""
+    whole: bool = True
+    cuts: bool = False
+    """Whether it is a piece of a larger record."""
+    last: bool = True
+    """Whether nothing of the item follows."""
+    done: BufferedItem | None = None
+    """What is free with this entry."""
+    iteration: int | None = None
+    """Of a record."""
+
+
+class FrameTooLargeError(RankdumpError):
+    """An item that is no record and has no room in this slab, however empty."""
+
+
+class RingLoader:
+    """The sender's hand; safe while the thread of an earlier stream has not ended yet."""
+
+    def __init__(self, depot: SendBuffer, on_taken: Callable[[BufferedItem], None]) -> None:
+        self._depot = depot
+        self._on_taken = on_taken
+        self._ready: tuple[QueuedItem, int, RingEntry] | None = None
+
+    def load(self, ring: SendRing) -> bool:
+        """Make one entry; False when nothing waits, or there is no room."""
+        with self._depot.changed:
+            first = self._first()
+        if first is None:
+            return False
+        # Serialised outside the lock, and once however long it waits for room.
+        load = self._load_of(first, ring)
+        room = self._reserve(first.item, load, ring)
+        if room is None:
+            return False
+        room.data[:] = load.data
+        self._depot.publish(ring, room, whole=load.whole)
+        self._ready = None
+        if load.done is not None:
+            self._on_taken(load.done)
+        return True
+
+    def _first(self) -> NumberedItem | None:
+        items = self._depot.items
+        if items.numbered:
+            return items.numbered[0]
+        return NumberedItem(0, items.waiting[0]) if items.waiting else None
+
+    def _load_of(self, first: NumberedItem, ring: SendRing) -> RingEntry:
+        ready = self._ready
+        if ready is not None and ready[0] is first.item and ready[1] == first.gone_bytes:
+            return ready[2]
+        load = make_ring_entry(first, ring)
+        if not ring.fits(len(load.body), len(load.data)):
+            raise FrameTooLargeError(f"a frame of {len(load.body)} bytes has no room in its slab")
+        self._ready = first.item, first.gone_bytes, load
+        return load
+
+    def _reserve(self, item: QueuedItem, load: RingEntry, ring: SendRing) -> SlabReservation | None:
+        depot, items = self._depot, self._depot.items
+        with depot.changed:
+            first = self._first()
+            if depot.ring is not ring or first is None or first.item is not item:
+                return None
+            if first.gone_bytes != load.begin:
+                return None
+            sequence = first.sequence or items.last + 1
+            frame = add_sequence(sequence, load.body)
+            room = ring.reserve(frame, len(load.data), sequence=sequence, iteration=load.iteration)
+            depot.sender_first = room is None
+            if room is None:
+                return None
+            ring.copying += 1
+            if first.sequence:
+                items.numbered.popleft()
+            else:
+                first = items.pop()
+            if load.cuts:
+                ring.cut(sequence, room)
+                first.gone_bytes += len(load.data)
+                # Held until acknowledged: its pieces do not stay in the slab.
+                if load.last:
+                    items.window.append(first)
+                else:
+                    items.numbered.appendleft(first)
+            else:
+                items.keep(first)
+            return room
+
+
+def make_ring_entry(each: NumberedItem, ring: SendRing) -> RingEntry:
+    """Return the next entry of an item, given what of it is in the slab."""
+    item = each.item
+    if isinstance(item, StagedRecord):
+        data = item.data[: item.head.byte_count]
+        body = serialize_record_body(item.head)
+        if ring.fits(len(body), len(data)):
+            return RingEntry(body, data, done=item, iteration=item.head.iteration)
+        if not each.gone_bytes:
+            body = serialize_record_body(item.head, compute_checksum(data))
+        return _make_piece_entry(each, body, data, ring, item.head.iteration)
+    if isinstance(item, RecoveredEntry):
+        return _make_resent_entry(each, item, ring)
+    done = item if isinstance(item, (StatisticRows, CallStacks)) else None
+    return RingEntry(make_metadata_frame(0, item).SerializeToString(), _NO_DATA, done=done)
+
+
+def _make_resent_entry(each: NumberedItem, item: RecoveredEntry, ring: SendRing) -> RingEntry:
+    frame = agent_pb2.Frame()
+    frame.CopyFrom(item.frame)
+    frame.ClearField("sequence")
+    iteration = None
+    if frame.HasField("record"):
+        iteration = frame.record.iteration
+        # It may have been damaged where it lay, so it keeps what it was sealed with.
+        frame.record.checksum = item.frame.record.checksum or item.checksum
+    body = frame.SerializeToString()
+    if not item.whole:
+        return RingEntry(body, _NO_DATA, whole=False, iteration=iteration)
+    if ring.fits(len(body), len(item.data)):
+        return RingEntry(body, item.data, iteration=iteration)
+    return _make_piece_entry(each, body, item.data, ring, iteration)
+
+
+def _make_piece_entry(
+    each: NumberedItem, body: bytes, data: memoryview, ring: SendRing, iteration: int | None
+) -> RingEntry:
+    begin = each.gone_bytes
+    end = min(begin + ring.piece_bytes, len(data))
+    return RingEntry(
+        body if begin == 0 else serialize_chunk_body(begin),
+        data[begin:end],
+        begin=begin,
+        cuts=True,
+        last=end == len(data),
+        iteration=None if begin else iteration,
+    )
+
+
+TICK_S = 0.5
+
+
+class PushStream:
+    """The requests of the present stream; one that was replaced ends itself."""
+
+    def __init__(
+        self,
+        depot: SendBuffer,
+        *,
+        on_taken: Callable[[BufferedItem], None],
+        on_tick: Callable[[], None],
+    ) -> None:
+        """`on_tick` is called about every TICK_S, whatever there is to say."""
+        self._depot = depot
+        self._loader = RingLoader(depot, on_taken)
+        self._on_tick = on_tick
+        self._ticked_s = 0.0
+        self._stream = 0
+        self.closing = False
+        """Whether a stream ends when nothing waits any more."""
+
+    def begin_stream(self) -> int:
+        """Return the number of a new stream; an earlier one is over."""
+        with self._depot.changed:
+            self.end_stream()
+            return self._stream
+
+    def end_stream(self) -> None:
+        """Let the present stream say nothing more."""
+        with self._depot.changed:
+            self._stream += 1
+            self.wake()
+
+    def wake(self) -> None:
+        """Let everybody look again; under the lock."""
+        self._depot.changed.notify_all()
+        self._depot.bell.strike()
+
+    def requests(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
+        """Yield what is to be said, as it comes, until this stream is no longer the present one."""
+        ring = self._depot.ring
+        if ring is None:
+            while (some := self._next(stream)) is not None:
+                yield from batch_frames(frame for each in some for frame in make_frames(each))
+            return
+        rung = 0
+        while (written := self._next_doorbell(stream, ring, rung)) is not None:
+            rung = written
+            yield agent_pb2.PushRequest(doorbell=agent_pb2.Doorbell(written=written))
+
+    def _next(self, stream: int) -> list[NumberedItem] | None:
+        """Wait for items that go over the stream; None when it has nothing more to say."""
+        while True:
+            self._tick()
+            with self._depot.changed:
+                if self._stream != stream:
+                    return None
+                # A few at a time, so that a long backlog does not hold the lock.
+                some = self._depot.some()
+                if some or self.closing:
+                    return some or None
+                self._depot.bell.wait(TICK_S)
+
+    def _next_doorbell(self, stream: int, ring: SendRing, rung: int) -> int | None:
+        """Wait for entries of the slab; None when there are none to come."""
+        depot = self._depot
+        while True:
+            self._tick()
+            self._load(stream, ring)
+            depot.copies.finish()
+            with depot.changed:
+                if self._stream != stream or depot.ring is not ring:
+                    return None
+                if ring.written == rung:
+                    busy = depot.items.unsent or depot.copies.any
+                    if self.closing and not busy:
+                        return None
+                    depot.bell.wait(SPACE_POLL_S if busy else TICK_S)
+                    continue
+                if not self.closing:
+                    depot.bell.gather()
+            # Here, because no training thread waits for it.
+            written = ring.written
+            ring.seal(written)
+            return written
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._ticked_s >= TICK_S:
+            self._ticked_s = now_s
+            self._on_tick()
+
+    def _load(self, stream: int, ring: SendRing) -> None:
+        for _ in range(BATCH_ENTRIES):
+            if self._stream != stream or not self._loader.load(ring):
+                return
+
+
+def make_frames(each: NumberedItem) -> Iterator[agent_pb2.Frame]:
+    """Yield an item as it goes over the stream."""
+    item = each.item
+    if isinstance(item, StagedRecord):
+        return make_record_frames(each.sequence, item.head, item.data)
+    if not isinstance(item, RecoveredEntry):
+        return iter((make_metadata_frame(each.sequence, item),))
+    if item.whole:
+        return split_frame(item.frame, item.data, item.checksum)
+    # A record whose bytes never came.
+    return iter(
+        (make_lost_frame(each.sequence, item.frame.record.iteration, item.tensors, COPY_FAILED),)
+    )

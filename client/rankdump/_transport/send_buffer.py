@@ -1,0 +1,305 @@
+"""Buffer between the training threads and the sender: one lock, the queue of items, copies that
+accelerators make on their own, and the condition that wakes the sender at once or for a batch.
+
+An entry whose copy is under way holds back those after it, so looking at the oldest is enough.
+Knows nothing of gRPC. Copies are made outside the lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from rankdump._core.recorder_protocol import (
+    DeviceTransfer,
+    PlacementResult,
+    StagedRecord,
+    TensorSource,
+)
+from rankdump._core.session_protocol import MetadataItem, RecordHead
+from rankdump._shm.slab_writer import SlabReservation
+from rankdump._transport.connection import LinkState
+from rankdump._transport.frame_queue import BufferedItem, FrameQueue, NumberedItem
+from rankdump._transport.send_ring import SendRing
+from rankdump._wire.frames import add_sequence, serialize_record_body
+
+BATCH_ENTRIES = 256
+BATCH_BYTES = 32 << 20
+BATCH_TIMEOUT_S = 0.002
+
+
+class BatchingCondition:
+    """Counts entries of a slab; every call is made under the lock that it was given."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._rung = threading.Condition(lock)
+        self._entries = self._bytes = 0
+        self._enough = 1
+
+    def count(self, byte_count: int) -> None:
+        """Note an entry; it wakes the sender when enough have come for what it waits for."""
+        self._entries += 1
+        self._bytes += byte_count
+        if self._entries >= self._enough or self._bytes >= BATCH_BYTES:
+            self._rung.notify_all()
+
+    def strike(self) -> None:
+        """Wake the sender for anything that is no entry."""
+        if self._enough == 1:
+            self._rung.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for anything; False when nothing came."""
+        self._enough = 1
+        return self._rung.wait(timeout_s)
+
+    def gather(self) -> None:
+        """Wait until a batch is full or its time is over, and begin the next."""
+        self._enough = BATCH_ENTRIES
+        if self._entries < BATCH_ENTRIES and self._bytes < BATCH_BYTES:
+            self._rung.wait(BATCH_TIMEOUT_S)
+        self._entries = self._bytes = 0
+        self._enough = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCopy:
+    """An entry of a slab that fills by itself."""
+
+    head: RecordHead
+    ring: SendRing
+    room: SlabReservation
+    transfer: DeviceTransfer
+
+
+class EntryPublisher(Protocol):
+    """Ends an entry, with its data or without."""
+
+    def __call__(self, ring: SendRing, room: SlabReservation, *, whole: bool) -> None:
+        """Publish it."""
+        ...
+
+
+class PendingCopies:
+    """Safe to use from several threads."""
+
+    def __init__(self, publish: EntryPublisher, on_torn: Callable[[RecordHead], None]) -> None:
+        self._publish, self._on_torn = publish, on_torn
+        self._under_way: deque[PendingCopy] = deque()
+        self._finishing = threading.Lock()
+
+    @property
+    def any(self) -> bool:
+        """Whether a copy is under way, as far as anybody looked."""
+        return bool(self._under_way)
+
+    def add(self, copy: PendingCopy) -> None:
+        """Take a copy that was begun."""
+        self._under_way.append(copy)
+
+    def finish(self) -> None:
+        """Publish what is there by now."""
+        with self._finishing:
+            while self._under_way:
+                copy = self._under_way[0]
+                try:
+                    whole = copy.transfer.done()
+                    if not whole:
+                        return
+                except Exception:  # the number is given, so the record must follow
+                    self._on_torn(copy.head)
+                    whole = False
+                self._under_way.popleft()
+                self._publish(copy.ring, copy.room, whole=whole)
+
+
+_logger = logging.getLogger(__name__)
+
+# The agent gives room back without a word while it takes in pieces, so it is looked for.
+SPACE_POLL_S = 0.01
+_MAX_ITEMS_AT_ONCE = 64
+
+
+class SendBuffer:
+    """Safe to use from several threads; `submit` never waits, `place` as long as patience lasts."""
+
+    def __init__(
+        self, *, on_taken: Callable[[BufferedItem], None], on_torn: Callable[[RecordHead], None]
+    ) -> None:
+        self._on_taken, self._on_torn = on_taken, on_torn
+        lock = threading.RLock()
+        self.changed = threading.Condition(lock)
+        """Notified when an acknowledgement came or the connection changed."""
+        self.bell = BatchingCondition(lock)
+        self.items = FrameQueue()
+        self.copies = PendingCopies(self.publish, on_torn)
+        """Those that accelerators make on their own."""
+        self.ring: SendRing | None = None
+        self.link = LinkState.CONNECTING
+        self.closed = False
+        """Whether nothing is taken any more."""
+        self.sender_first = False
+        """Whether what waits found no room: whoever fills the slab now would starve it."""
+        self._progress_s = time.monotonic()
+        self._released = 0
+        self._catching_up = False  # what waited for a slab goes first, and is followed on the heap
+
+    # -- from training threads
+
+    def idle_s(self) -> float:
+        """Return seconds since the agent last took something, or since nothing was waiting."""
+        with self.changed:
+            if self.ring is not None and self.ring.released != self._released:
+                self._released = self.ring.released
+                self._progress_s = time.monotonic()
+            return time.monotonic() - self._progress_s if self.items.outstanding else 0.0
+
+    def submit(self, item: StagedRecord | MetadataItem) -> None:
+        """Put an item at the end; never blocks."""
+        if self.closed:
+            return
+        with self.changed:
+            if not self.items.outstanding:
+                self._progress_s = time.monotonic()
+            self.items.add(item)
+            self.bell.strike()
+
+    def place(
+        self, head: RecordHead, source: TensorSource, patience_s: Callable[[], float]
+    ) -> PlacementResult:
+        """Copy a tensor straight into the slab; a copy that fails is told to `on_torn`."""
+        ring = self.ring
+        if ring is None:
+            return PlacementResult.ELSEWHERE
+        body = serialize_record_body(head)
+        if not ring.fits(len(body), head.byte_count):
+            return PlacementResult.ELSEWHERE
+        while (room := self._reserve(ring, body, head)) is None:
+            if self.ring is not ring or self._catching_up or self.closed:
+                return PlacementResult.ELSEWHERE
+            left_s = patience_s()
+            if left_s <= 0:
+                return PlacementResult.FULL
+            with self.changed:
+                self.changed.wait(min(left_s, SPACE_POLL_S))
+        self._fill(head, ring, room, source)
+        return PlacementResult.DONE
+
+    def _fill(
+        self, head: RecordHead, ring: SendRing, room: SlabReservation, source: TensorSource
+    ) -> None:
+        whole = begun = False
+        try:
+            transfer = ring.begin_copy(source, room.data)
+            if transfer is None:
+                source.copy_into(room.data)
+                whole = True
+            else:
+                self.copies.add(PendingCopy(head, ring, room, transfer))
+                begun = True
+        except Exception:  # told by `on_torn`: the number is given, so the record must follow
+            self._on_torn(head)
+        finally:
+            if not begun:
+                self.publish(ring, room, whole=whole)
+
+    def _reserve(self, ring: SendRing, body: bytes, head: RecordHead) -> SlabReservation | None:
+        with self.changed:
+            if self.ring is not ring or self.closed or self.items.bars_the_way:
+                return None
+            if self.sender_first:
+                return None
+            self._catching_up = False
+            sequence, iteration = self.items.last + 1, head.iteration
+            frame = add_sequence(sequence, body)
+            room = ring.reserve(frame, head.byte_count, sequence=sequence, iteration=iteration)
+            if room is not None:
+                if not self.items.outstanding:
+                    self._progress_s = time.monotonic()
+                self.items.number(1, iteration)
+                ring.copying += 1
+            return room
+
+    def publish(self, ring: SendRing, room: SlabReservation, *, whole: bool) -> None:
+        """End an entry that was reserved, with its data or without."""
+        ring.publish(room, whole=whole)
+        with self.changed:
+            ring.copying -= 1
+            if not ring.copying and self.ring is not ring:
+                self.changed.notify_all()
+            self.bell.count(len(room.data))
+
+    # -- from the sender
+
+    def some(self) -> list[NumberedItem]:
+        """Take a few items that go over the stream; they are held until acknowledged."""
+        items = self.items
+        some = [
+            items.numbered.popleft() for _ in range(min(len(items.numbered), _MAX_ITEMS_AT_ONCE))
+        ]
+        some += [
+            items.pop() for _ in range(min(len(items.waiting), _MAX_ITEMS_AT_ONCE - len(some)))
+        ]
+        items.window.extend(some)
+        return some
+
+    def acknowledge(self, sequence: int) -> None:
+        """Let go of what the agent has accounted for."""
+        with self.changed:
+            before = self.items.acknowledged
+            taken = self.items.acknowledge(sequence)
+            if self.items.acknowledged > before:
+                self._progress_s = time.monotonic()
+            self.changed.notify_all()
+            self.bell.strike()
+        for item in taken:
+            self._on_taken(item)
+
+    def set_link(self, link: LinkState) -> None:
+        """Note how the connection stands."""
+        with self.changed:
+            self.link = link
+            self.changed.notify_all()
+
+    def renew_patience(self) -> None:
+        """Begin to wait anew: even an agent that was stuck gets its time again."""
+        self._progress_s = time.monotonic()
+
+    def give_up_ring(self) -> None:
+        """Leave the slab; what of it is not accounted for goes first on the way that follows."""
+        with self.changed:
+            ring, self.ring = self.ring, None
+        if ring is not None:
+            # Copies under way are short, and nothing new begins.
+            self.settle(ring)
+            ring.seal(ring.written)
+        with self.changed:
+            carried: list[NumberedItem] = []
+            if ring is not None:
+                carried = list(ring.rest(self.items.acknowledged))
+                ring.close()
+            lost = self.items.send_again(carried)
+        if lost:
+            _logger.warning("rankdump: %d tensors were damaged in shared memory", lost)
+
+    def settle(self, ring: SendRing, timeout_s: float = math.inf) -> None:
+        """Wait until nobody fills an entry of a slab that was given up."""
+        deadline_s = time.monotonic() + timeout_s
+        while ring.copying and time.monotonic() < deadline_s:
+            self.copies.finish()
+            with self.changed:
+                if ring.copying:
+                    self.changed.wait(SPACE_POLL_S)
+
+    def take_ring(self, ring: SendRing) -> None:
+        """Send everything through a slab from now on."""
+        with self.changed:
+            self.ring, self._released = ring, ring.released
+            self.sender_first = False
+            self._catching_up = self.items.bars_the_way

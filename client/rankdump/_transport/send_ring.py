@@ -1,0 +1,256 @@
+"""Shared-memory ring as the sender uses it: the slab's file, mapped and locked for as long as this
+process may write into it, with numbered entries, pieces of large records, and what is left when
+it is given up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+import threading
+from array import array
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from rankdump._core.recorder_protocol import DeviceTransfer, TensorSource
+from rankdump._core.session_protocol import SlabPlace
+from rankdump._shm.slab_format import SlabMemory
+from rankdump._shm.slab_reader import SlabReader
+from rankdump._shm.slab_writer import SlabReservation, SlabWriter
+from rankdump._transport.frame_queue import NumberedItem, RecoveredEntry
+from rankdump._wire.frames import compute_checksum
+from rankdump.errors import CorruptedError
+from rankdump.wire.v1 import agent_pb2
+
+
+class SlabMapping:
+    """A mapped file with a POSIX lock on it, by which the agent sees that this process lives.
+
+    The lock ends with *any* descriptor of the file in this process. There are two, the one here
+    and the one that `mmap` makes for itself, and `close` ends both.
+    """
+
+    def __init__(self, place: SlabPlace) -> None:
+        """Map the place; OSError or DamagedError when that cannot be done."""
+        self._descriptor = os.open(place.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            facts = os.fstat(self._descriptor)
+            if facts.st_size != place.length:
+                raise CorruptedError(
+                    f"slab {place.path} of {facts.st_size} bytes, granted with {place.length}"
+                )
+            self.identity = (facts.st_dev, facts.st_ino)
+            """Which file it is, by device and inode."""
+            # Entered into this process's tables at once: a fault for each page of the first lap
+            # would cost as much as the copy.
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            self._map = mmap.mmap(self._descriptor, place.length, flags=flags)
+            # Last: a mapping that failed would take the lock with its descriptor.
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self.memory = memoryview(self._map)
+        """The whole file."""
+
+    def is_at(self, place: SlabPlace) -> bool:
+        """Return whether the place is still this very file."""
+        try:
+            facts = Path(place.path).stat()
+        except OSError:
+            return False
+        return (facts.st_dev, facts.st_ino) == self.identity
+
+    def close(self) -> None:
+        """Give the lock up; the memory goes with the last view of it."""
+        os.close(self._descriptor)
+        self.memory.release()
+
+
+_logger = logging.getLogger(__name__)
+
+MAX_PIECE_BYTES = 1 << 20
+_MAX_NUMBER_BYTES = 11
+"""What a frame's number adds to it at most."""
+
+
+class SendRing:
+    """One slab of a session, from its grant until it is given up."""
+
+    def __init__(self, place: SlabPlace) -> None:
+        """Map the place; OSError or DamagedError when it is no slab that can be written."""
+        self._mapping = SlabMapping(place)
+        try:
+            self._writer = SlabWriter(self._mapping.memory)
+        except BaseException:
+            self._mapping.close()
+            raise
+        self._cut_from: dict[int, int] = {}
+        self._standing = _EntryPositions()
+        self._unpin: Callable[[], None] | None = None
+        self._may_pin = True
+        self._pinning = threading.Lock()
+        self.copying = 0
+        """Entries that are being filled; the owner counts them under its lock."""
+
+    @property
+    def written(self) -> int:
+        """Position behind the last published entry."""
+        return self._writer.written
+
+    @property
+    def released(self) -> int:
+        """Position before which the agent needs nothing any more."""
+        return self._writer.released
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of one piece of a record that is cut."""
+        return min(MAX_PIECE_BYTES, self._writer.ring_bytes // 8)
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Which file it is, by device and inode."""
+        return self._mapping.identity
+
+    def is_at(self, place: SlabPlace) -> bool:
+        """Return whether the place is still this very slab."""
+        return self._mapping.is_at(place)
+
+    def fits(self, body_bytes: int, data_bytes: int) -> bool:
+        """Return whether a frame without its number and its data can ever go in as one entry."""
+        return self._writer.fits(body_bytes + _MAX_NUMBER_BYTES, data_bytes)
+
+    def reserve(
+        self, frame: bytes, data_bytes: int, *, sequence: int, iteration: int | None
+    ) -> SlabReservation | None:
+        """Take room for a numbered frame; None when there is none now.
+
+        The iteration is that of a record: it is counted there should its frame be damaged.
+        """
+        mark = 0 if iteration is None else iteration + 1
+        room = self._writer.reserve(frame, data_bytes, sequence=sequence, mark=mark)
+        if room is not None:
+            self._standing.add(sequence, room.position, released=self._writer.released)
+        return room
+
+    def begin_copy(self, source: TensorSource, target: memoryview) -> DeviceTransfer | None:
+        """Let the tensor's accelerator copy into a part of this slab; None when it cannot.
+
+        The slab is pinned for the first one that asks. One refusal or failure counts for all: the
+        plain copy is slower, and certain.
+        """
+        accelerator = source.accelerator() if self._may_pin else None
+        if accelerator is None:
+            return None
+        try:
+            with self._pinning:
+                if self._may_pin and self._unpin is None:
+                    self._unpin = accelerator.pin(self._mapping.memory)
+                    self._may_pin = self._unpin is not None
+            return accelerator.copy_into(target) if self._may_pin else None
+        except Exception:
+            _logger.debug("an accelerator cannot copy into the slab", exc_info=True)
+            self._may_pin = False
+            return None
+
+    def publish(self, room: SlabReservation, *, whole: bool) -> None:
+        """Publish an entry, with its data or without."""
+        if whole:
+            self._writer.commit(room)
+        else:
+            self._writer.abandon(room)
+
+    def seal(self, position: int) -> None:
+        """Put checksums to what was published before a position; for the sender."""
+        self._writer.seal(position, self._digest)
+
+    def cut(self, sequence: int, first: SlabReservation) -> None:
+        """Note that a record enters in pieces, which the agent releases one by one."""
+        released = self._writer.released
+        ahead = (first.offset - released) % self._writer.ring_bytes
+        self._cut_from.setdefault(sequence, released + ahead)
+
+    def broken_for(self, acknowledged: int) -> bool:
+        """Return whether an agent that begins anew would miss the beginning of a cut record."""
+        self._cut_from = {k: at for k, at in self._cut_from.items() if k > acknowledged}
+        return any(self._writer.released > at for at in self._cut_from.values())
+
+    def rest(self, acknowledged: int) -> Iterator[NumberedItem]:
+        """Yield what the agent has not accounted for, but for what cannot be read any more, and
+        for records that were cut.
+
+        Nothing may be written any more. The data stays where it is.
+        """
+        try:
+            reader = SlabReader(SlabMemory(self._mapping.memory))
+        except CorruptedError as error:
+            _logger.warning("rankdump: shared memory was damaged: %s", error)
+            return
+        for sequence, position in self._standing:
+            if sequence > acknowledged and sequence not in self._cut_from:
+                found = _recover_entry(reader, sequence, position)
+                if found is not None:
+                    yield found
+
+    def close(self) -> None:
+        """Let the agent know that nothing more comes."""
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
+        self._mapping.close()
+
+    def _digest(self, sequence: int, data: memoryview) -> bytes:
+        # A record in pieces says itself what all of it is known by.
+        return b"" if not data or sequence in self._cut_from else compute_checksum(data)
+
+
+class _EntryPositions:
+    """Numbers and positions of entries: 16 bytes each, for a full slab may hold a million."""
+
+    def __init__(self) -> None:
+        self._numbers, self._positions = array("Q"), array("Q")
+        self._gone = 0
+        """How many in front were released."""
+
+    def add(self, sequence: int, position: int, *, released: int) -> None:
+        """Note an entry, and forget those before what was released."""
+        gone, known = self._gone, len(self._positions)
+        while gone < known and self._positions[gone] < released:
+            gone += 1
+        if 2 * gone > known:
+            del self._numbers[:gone], self._positions[:gone]
+            gone = 0
+        self._gone = gone
+        self._numbers.append(sequence)
+        self._positions.append(position)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return islice(zip(self._numbers, self._positions, strict=True), self._gone, None)
+
+
+def _recover_entry(reader: SlabReader, sequence: int, position: int) -> NumberedItem | None:
+    """Return what stands at a position, None when that is not what was put there."""
+    try:
+        entry = reader.at(position)
+        frame = agent_pb2.Frame.FromString(bytes(entry.frame))
+    except (CorruptedError, DecodeError):
+        return None
+    if entry.damaged or frame.sequence != sequence:
+        return None
+    data = reader.data(entry)
+    return NumberedItem(
+        sequence,
+        RecoveredEntry(frame, data, entry.whole, _count_frame_tensors(frame), entry.digest),
+    )
+
+
+def _count_frame_tensors(frame: agent_pb2.Frame) -> int:
+    if frame.HasField("figure_rows"):
+        return len(frame.figure_rows.kinds)
+    return frame.lost.tensors if frame.HasField("lost") else int(frame.HasField("record"))

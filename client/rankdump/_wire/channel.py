@@ -1,0 +1,235 @@
+"""Channels to daemons: in the clear on this host, with certificates everywhere else; errors as gRPC
+status codes in both directions, and the cause why nobody answers, in one sentence.
+
+A server that does not trust a certificate only closes the connection. So the own certificate is
+verified against the own authorities here, and their verdict is taken for the server's.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from rankdump._core.daemon_endpoint import is_loopback, is_socket_address
+from rankdump.errors import (
+    ConfigError,
+    CorruptedError,
+    ExhaustedError,
+    ForbiddenError,
+    PermanentError,
+    ProtocolError,
+    RankdumpError,
+    RejectedError,
+    RetryableError,
+    UnavailableError,
+    UnsupportedError,
+)
+
+ChannelOptions = Sequence[tuple[str, int | str]]
+TLS_VARIABLES = ("RANKDUMP_TLS_CA", "RANKDUMP_TLS_CERT", "RANKDUMP_TLS_KEY")
+"""Files of the authorities, the own certificate and its key, PEM."""
+TLS_SETTINGS_PLACE = f"{', '.join(TLS_VARIABLES)}; of a daemon: the section [tls]"
+"""Where certificates are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsCredentials:
+    """Files by which two sides know each other; none at all where all are empty."""
+
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    @property
+    def given(self) -> bool:
+        """Whether there are any."""
+        return any((self.ca, self.certificate, self.key))
+
+
+def read_credentials(environ: Mapping[str, str]) -> TlsCredentials:
+    """Return those that variables name; that some are missing is said where they are needed."""
+    return TlsCredentials(*(environ.get(name, "") for name in TLS_VARIABLES))
+
+
+def open_channel(
+    address: str, credentials: TlsCredentials | None = None, options: ChannelOptions = ()
+) -> grpc.Channel:
+    """Return a channel to an address.
+
+    With credentials TCP is encrypted and both sides show who they are. Files are read anew for
+    each channel, so certificates that were renewed are used by the next one. ConfigError when
+    only some files are named, or none for another host; UnavailableError when one of them cannot
+    be read, for it may be there again in a moment.
+    """
+    if is_socket_address(address):
+        return grpc.insecure_channel(address, options=options)
+    if credentials is None or not credentials.given:
+        if not is_loopback(address):
+            allowed = (
+                "an address of this host as long as there are no certificates "
+                f"({TLS_SETTINGS_PLACE})"
+            )
+            raise ConfigError("address", "", address, allowed)
+        return grpc.insecure_channel(address, options=options)
+    files = (credentials.ca, credentials.certificate, credentials.key)
+    for name, path in zip(TLS_VARIABLES, files, strict=True):
+        if not path:
+            raise ConfigError(
+                "environment", name, "", f"a file, as {', '.join(TLS_VARIABLES)} are one"
+            )
+    ca, certificate, key = map(_read_certificate, files)
+    shown = grpc.ssl_channel_credentials(ca, key, certificate)
+    return grpc.secure_channel(address, shown, options=options)
+
+
+def _read_certificate(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UnavailableError(f"certificate file {path}: {error.strerror}") from None
+
+
+# The words of gRPC, of releases from 1.62 to 1.85.
+_CONNECT_FAILURE = "failed to connect"
+_CLOSED_WORDS = ("Socket closed", "Connection reset", "recvmsg", "Broken pipe")
+_HOST_MISMATCH_WORDS = ("Hostname Verification", "is not in peer certificate")
+_STATUS_PREFIX = re.compile(
+    r"^[A-Z_]+: (?:(?:ipv[46]|unix):\S+: )?(?:Failed to connect to remote host: )?"
+)
+"""What gRPC says before the cause: a status code, and the address once more."""
+_VERIFY_FAILURE = re.compile(r"CERTIFICATE_VERIFY_FAILED:? ?([^:]*)")
+
+
+def explain_unavailable(
+    error: UnavailableError, address: str, credentials: TlsCredentials | None = None
+) -> UnavailableError:
+    """Return an error of an address with its cause in a few words."""
+    text = str(error)
+    last = _STATUS_PREFIX.sub("", text.rpartition("error: ")[2])
+    if is_socket_address(address) or _CONNECT_FAILURE not in text:
+        return UnavailableError(last)
+    if credentials is None or not credentials.given:
+        return UnavailableError(_explain_without_credentials(last))
+    return UnavailableError(_explain_with_credentials(text, last, credentials))
+
+
+def _explain_without_credentials(last: str) -> str:
+    if any(word in last for word in _CLOSED_WORDS):
+        return (
+            f"it closes connections in the clear: it may want certificates ({TLS_SETTINGS_PLACE})"
+        )
+    return last
+
+
+def _explain_with_credentials(text: str, last: str, credentials: TlsCredentials) -> str:
+    own = find_credentials_fault(credentials)
+    if own:
+        return own
+    verdict = _VERIFY_FAILURE.search(text)
+    if verdict:
+        said = verdict[1].strip()
+        whose = f"its certificate is not one that {credentials.ca} vouches for"
+        return f"{whose}: {said}" if said else whose
+    if any(words in text for words in _HOST_MISMATCH_WORDS):
+        return "its certificate is for another host than this address names"
+    if "WRONG_VERSION_NUMBER" in text:
+        return "it does not speak TLS, or is not rankdumpd"
+    if any(word in last for word in _CLOSED_WORDS):
+        return f"it does not believe the certificate {credentials.certificate}"
+    return last
+
+
+def find_credentials_fault(credentials: TlsCredentials) -> str:
+    """Return why nobody will believe these credentials; empty when their authorities would.
+
+    A handshake in memory, in which the own certificate is the client's.
+    """
+    asked, asks = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    asked.check_hostname, asked.verify_mode = False, ssl.CERT_NONE
+    asks.verify_mode = ssl.CERT_REQUIRED
+    try:
+        for side in (asked, asks):
+            side.load_cert_chain(credentials.certificate, credentials.key, password="")
+    except OSError as error:  # an SSLError is one
+        return (
+            f"certificate {credentials.certificate} with {credentials.key}: {_format_reason(error)}"
+        )
+    try:
+        asks.load_verify_locations(credentials.ca)
+    except OSError as error:
+        return f"authorities {credentials.ca}: {_format_reason(error)}"
+    return _try_handshake(asked, asks, credentials.certificate)
+
+
+def _try_handshake(asked: ssl.SSLContext, asks: ssl.SSLContext, certificate: str) -> str:
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (
+        asked.wrap_bio(to_client, to_server),
+        asks.wrap_bio(to_server, to_client, server_side=True),
+    )
+    try:
+        # Two rounds and what TLS 1.3 says at the end; done sides repeat nothing.
+        for _ in range(3):
+            for side in sides:
+                try:
+                    side.do_handshake()
+                except ssl.SSLWantReadError:
+                    continue
+    except ssl.SSLCertVerificationError as error:
+        return f"the own certificate {certificate} is not valid: {error.verify_message}"
+    except ssl.SSLError as error:
+        return f"the own certificate {certificate} cannot be used: {_format_reason(error)}"
+    return ""
+
+
+def _format_reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "not PEM").lower().replace("_", " ")
+    return error.strerror or str(error)
+
+
+CODES_BY_ERROR: tuple[tuple[type[RankdumpError], grpc.StatusCode], ...] = (
+    (ConfigError, grpc.StatusCode.INVALID_ARGUMENT),
+    (ProtocolError, grpc.StatusCode.INVALID_ARGUMENT),
+    (UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
+    (ForbiddenError, grpc.StatusCode.PERMISSION_DENIED),
+    (RejectedError, grpc.StatusCode.FAILED_PRECONDITION),
+    (CorruptedError, grpc.StatusCode.DATA_LOSS),
+    (ExhaustedError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (UnavailableError, grpc.StatusCode.UNAVAILABLE),
+    (RetryableError, grpc.StatusCode.UNAVAILABLE),
+    (PermanentError, grpc.StatusCode.FAILED_PRECONDITION),
+)
+"""What a server answers; the first row that fits counts."""
+
+ERRORS_BY_CODE: dict[grpc.StatusCode, type[RankdumpError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: ProtocolError,
+    grpc.StatusCode.UNIMPLEMENTED: UnsupportedError,
+    grpc.StatusCode.FAILED_PRECONDITION: RejectedError,
+    grpc.StatusCode.PERMISSION_DENIED: ForbiddenError,
+    grpc.StatusCode.UNAUTHENTICATED: ForbiddenError,
+    grpc.StatusCode.DATA_LOSS: CorruptedError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ExhaustedError,
+}
+"""What a client makes of an answer; any other code may pass later: UnavailableError."""
+
+
+def get_status_code(error: RankdumpError) -> grpc.StatusCode:
+    """Return the status code a server answers with."""
+    for kind, code in CODES_BY_ERROR:
+        if isinstance(error, kind):
+            return code
+    return grpc.StatusCode.INTERNAL
+
+
+def make_error(failure: grpc.RpcError) -> RankdumpError:
+    """Return what a failed call means to its caller."""
+    if not isinstance(failure, grpc.Call):
+        return UnavailableError(str(failure))
+    kind = ERRORS_BY_CODE.get(failure.code(), UnavailableError)
+    return kind(failure.details() or failure.code().name)

@@ -1,0 +1,123 @@
+"""Frames of a session: records in pieces of at most a chunk, metadata frames, and batches in which
+small frames share a message. In a slab a frame stands whole, with its data beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import xxhash
+
+from rankdump._core.events import EventColumns
+from rankdump._core.graph import GraphPart
+from rankdump._core.record import StatisticRows
+from rankdump._core.session_protocol import (
+    CallStacks,
+    IterationEnd,
+    KernelArguments,
+    MetadataItem,
+    RecordHead,
+)
+from rankdump._core.timeouts import RankTimeouts
+from rankdump._wire.message_fields import copy_fields
+from rankdump._wire.metadata_messages import (
+    arguments_to_wire,
+    events_to_wire,
+    graph_part_to_wire,
+    stacks_to_wire,
+)
+from rankdump._wire.session_messages import record_to_wire, statistic_rows_to_wire, timeouts_to_wire
+from rankdump.wire.v1 import agent_pb2
+
+# About the size at which a Python gRPC stream is fastest (peers.md, "Data planes").
+MAX_CHUNK_BYTES = 1 << 20
+
+
+def make_record_frames(
+    sequence: int, head: RecordHead, data: memoryview
+) -> Iterator[agent_pb2.Frame]:
+    """Yield a record: its head with the first bytes, then the chunks it did not hold."""
+    frame = agent_pb2.Frame(sequence=sequence, record=record_to_wire(head, b""))
+    return split_frame(frame, data[: head.byte_count])
+
+
+def split_frame(
+    frame: agent_pb2.Frame, data: memoryview, checksum: bytes = b""
+) -> Iterator[agent_pb2.Frame]:
+    """Yield a frame whose data lay beside it, as in a slab, with the data in it and in chunks.
+
+    The checksum is that under which the data lay there; without one it is made here.
+    """
+    if data:
+        frame.record.checksum = frame.record.checksum or checksum or compute_checksum(data)
+        frame.record.data = bytes(data[:MAX_CHUNK_BYTES])
+    yield frame
+    for offset in range(MAX_CHUNK_BYTES, len(data), MAX_CHUNK_BYTES):
+        piece = bytes(data[offset : offset + MAX_CHUNK_BYTES])
+        chunk = agent_pb2.Chunk(offset=offset, data=piece)
+        yield agent_pb2.Frame(sequence=frame.sequence, chunk=chunk)
+
+
+def compute_checksum(data: memoryview) -> bytes:
+    """Return what a record's bytes are known by on their way: their xxh3-128."""
+    return xxhash.xxh3_128_digest(data)
+
+
+def serialize_record_body(head: RecordHead, checksum: bytes = b"") -> bytes:
+    """Return a record's frame for a slab, without its number.
+
+    Its checksum is of all of its data, where not all stands in one entry.
+    """
+    record = record_to_wire(head, b"")
+    record.checksum = checksum
+    return agent_pb2.Frame(record=record).SerializeToString()
+
+
+def serialize_chunk_body(offset: int) -> bytes:
+    """Return the frame of a later piece of a record for a slab, without its number."""
+    return agent_pb2.Frame(chunk=agent_pb2.Chunk(offset=offset)).SerializeToString()
+
+
+def add_sequence(sequence: int, body: bytes) -> bytes:
+    """Return a serialised frame with its number; parts of a message may stand in any order."""
+    return agent_pb2.Frame(sequence=sequence).SerializeToString() + body
+
+
+def make_metadata_frame(sequence: int, declaration: MetadataItem) -> agent_pb2.Frame:
+    """Return the frame of anything but a record."""
+    if isinstance(declaration, EventColumns):
+        return agent_pb2.Frame(sequence=sequence, events=events_to_wire(declaration))
+    if isinstance(declaration, StatisticRows):
+        rows = statistic_rows_to_wire(declaration)
+        return agent_pb2.Frame(sequence=sequence, figure_rows=rows)
+    if isinstance(declaration, GraphPart):
+        part = graph_part_to_wire(declaration)
+        return agent_pb2.Frame(sequence=sequence, graph_part=part)
+    if isinstance(declaration, KernelArguments):
+        arguments = arguments_to_wire(declaration)
+        return agent_pb2.Frame(sequence=sequence, kernel_arguments=arguments)
+    if isinstance(declaration, CallStacks):
+        return agent_pb2.Frame(sequence=sequence, call_stacks=stacks_to_wire(declaration))
+    if isinstance(declaration, RankTimeouts):
+        return agent_pb2.Frame(sequence=sequence, timeouts=timeouts_to_wire(declaration))
+    if isinstance(declaration, IterationEnd):
+        end = agent_pb2.IterationEnd(**copy_fields(declaration, IterationEnd))
+        return agent_pb2.Frame(sequence=sequence, iteration_end=end)
+    goodbye = agent_pb2.SessionEnd(
+        iterations_seen=declaration.iterations_seen, notes=declaration.notes
+    )
+    return agent_pb2.Frame(sequence=sequence, session_end=goodbye)
+
+
+def batch_frames(frames: Iterable[agent_pb2.Frame]) -> Iterator[agent_pb2.PushRequest]:
+    """Gather frames into messages of about a chunk, so that small ones share a write."""
+    held: list[agent_pb2.Frame] = []
+    size = 0
+    for frame in frames:
+        held.append(frame)
+        size += frame.ByteSize()
+        if size >= MAX_CHUNK_BYTES:
+            yield agent_pb2.PushRequest(batch=agent_pb2.FrameBatch(frames=held))
+            held, size = [], 0
+    if held:
+        yield agent_pb2.PushRequest(batch=agent_pb2.FrameBatch(frames=held))

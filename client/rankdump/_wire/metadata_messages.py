@@ -1,0 +1,259 @@
+"""Messages of event batches, graphs, operator arguments and call stacks, and frozen values, in both
+directions. Columns travel as packed numbers; bounds are checked on receipt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rankdump._core.events import (
+    EVENT_COLUMN_TYPES,
+    EventColumn,
+    EventColumns,
+    EventKind,
+    ProcessGroup,
+)
+from rankdump._core.graph import (
+    GraphNode,
+    GraphParameter,
+    GraphPart,
+    OperatorGraph,
+    SourceLine,
+    TensorType,
+)
+from rankdump._core.record import MAX_FRAME_ROWS
+from rankdump._core.session_protocol import CallStacks, KernelArguments, OperatorArguments
+from rankdump._wire.message_fields import (
+    NUMBER_LIMIT,
+    check_count,
+    check_text,
+    copy_fields,
+    make_sendable,
+    replace_surrogates,
+)
+from rankdump.errors import ProtocolError
+from rankdump.wire.v1 import agent_pb2, events_pb2
+
+MAX_MESSAGE_EVENTS = 1 << 20
+"""Most events of one message."""
+MAX_EVENT_NAMES = 1 << 16
+MAX_PROCESS_GROUPS = 1 << 12
+MAX_GROUP_MEMBERS = 1 << 20
+"""Ranks of all groups of one message."""
+_CALL_COLUMNS = ("group", "sequence", "element_count", "dtype", "peer", "stall_us")
+"""Those that only collectives and messages fill; of operators they have the values of _OPERATOR."""
+_COMMON_COLUMNS = tuple(field for field in EVENT_COLUMN_TYPES if field not in _CALL_COLUMNS)
+_OPERATOR_DEFAULTS = {"peer": -1}
+_INDEX_TYPE = "u4"
+
+
+def events_to_wire(events: EventColumns, *, names: bool = True) -> events_pb2.EventColumns:
+    """Return the message of a batch; without `names` where the stream says them elsewhere."""
+    columns = events.columns
+    calls = np.flatnonzero(columns["kind"] != int(EventKind.OPERATOR))
+    message = events_pb2.EventColumns(
+        names=[make_sendable(replace_surrogates(name)) for name in events.names] if names else (),
+        groups=[
+            events_pb2.ProcessGroup(name=make_sendable(g.name), ranks=g.ranks)
+            for g in events.groups
+        ],
+        stalled_us=events.stalled_us,
+        sent_us=events.sent_us,
+        count=len(events),
+        calls=calls.astype(f"<{_INDEX_TYPE}").tobytes(),
+        position=columns["position"].astype("<u8").tobytes(),
+    )
+    for field in _COMMON_COLUMNS:
+        if field != "position":
+            setattr(message, field, _pack_column(columns[field], EVENT_COLUMN_TYPES[field]))
+    for field in _CALL_COLUMNS:
+        setattr(message, field, _pack_column(columns[field][calls], EVENT_COLUMN_TYPES[field]))
+    return message
+
+
+def events_from_wire(
+    message: events_pb2.EventColumns, texts: Sequence[str] | None = None
+) -> EventColumns:
+    """Read a batch; ProtocolError when columns differ in length or point nowhere.
+
+    Without names of its own its columns point into `texts`.
+    """
+    count = message.count
+    if count > MAX_MESSAGE_EVENTS:
+        raise ProtocolError(f"{count} events in one message; at most {MAX_MESSAGE_EVENTS}")
+    # A column of zeros is empty, but for this one: it shows how long a batch really is.
+    if len(message.position) != 8 * count:
+        raise ProtocolError(f"{count} events with {len(message.position)} bytes of positions")
+    _check_event_texts(message)
+    columns = {field: _read_column(message, field, count) for field in _COMMON_COLUMNS}
+    kinds = columns["kind"]
+    if count and not (kinds.min() >= 1 and kinds.max() <= max(EventKind)):
+        raise ProtocolError("event of an unknown kind")
+    calls = _unpack_column("calls", message.calls, _INDEX_TYPE, len(message.calls) // 4)
+    if not np.array_equal(calls, np.flatnonzero(kinds != int(EventKind.OPERATOR))):
+        raise ProtocolError(f"{len(calls)} calls that are not those of the kinds")
+    for field in _CALL_COLUMNS:
+        columns[field] = np.full(count, _OPERATOR_DEFAULTS.get(field, 0), EVENT_COLUMN_TYPES[field])
+        columns[field][calls] = _read_column(message, field, len(calls))
+    names: Sequence[str] = tuple(message.names) or texts or ("",)
+    for field in ("name", "group", "dtype"):
+        if count and columns[field].max() >= len(names):
+            raise ProtocolError(f"event column {field} points past {len(names)} names")
+    groups = tuple(ProcessGroup(g.name, tuple(g.ranks)) for g in message.groups)
+    return EventColumns(names, groups, columns, message.stalled_us, message.sent_us)
+
+
+def _check_event_texts(message: events_pb2.EventColumns) -> None:
+    check_count("names of events", len(message.names), MAX_EVENT_NAMES)
+    check_count("groups", len(message.groups), MAX_PROCESS_GROUPS)
+    check_count("ranks of groups", sum(len(g.ranks) for g in message.groups), MAX_GROUP_MEMBERS)
+    for name in message.names:
+        check_text("event with a name", name)
+    for group in message.groups:
+        check_text("group with a name", group.name)
+
+
+def _pack_column(column: EventColumn, code: str) -> bytes:
+    return column.astype(f"<{code}").tobytes() if column.any() else b""
+
+
+def _read_column(message: events_pb2.EventColumns, field: str, count: int) -> EventColumn:
+    column = _unpack_column(field, getattr(message, field), EVENT_COLUMN_TYPES[field], count)
+    if EVENT_COLUMN_TYPES[field] == "u8" and column.max(initial=0) >= NUMBER_LIMIT:
+        raise ProtocolError(f"event column {field} with a number over {NUMBER_LIMIT - 1}")
+    return column
+
+
+def _unpack_column(field: str, data: bytes, code: str, count: int) -> EventColumn:
+    if not data:
+        return np.zeros(count, code)
+    if len(data) != count * np.dtype(code).itemsize:
+        raise ProtocolError(f"event column {field} of {len(data)} bytes for {count} events")
+    return np.frombuffer(data, f"<{code}").astype(code, copy=False)
+
+
+MAX_GRAPH_DIMENSIONS = 64
+
+
+def graph_part_to_wire(part: GraphPart) -> agent_pb2.GraphPart:
+    """Return the message of some nodes of a graph."""
+    graph = part.graph
+    return agent_pb2.GraphPart(
+        graph=graph.number,
+        nodes=map(_node_to_wire, graph.nodes),
+        parameters=[
+            agent_pb2.GraphParameter(name=replace_surrogates(p.name), type=_type_to_wire(p.type))
+            for p in graph.parameters
+        ],
+        compiled=graph.compiled,
+        first=part.first,
+        last=part.last,
+    )
+
+
+def graph_part_from_wire(message: agent_pb2.GraphPart) -> GraphPart:
+    """Read some nodes of a graph."""
+    graph = OperatorGraph(
+        number=message.graph,
+        nodes=tuple(map(_node_from_wire, message.nodes)),
+        parameters=tuple(
+            GraphParameter(p.name, _type_from_wire(p.type)) for p in message.parameters
+        ),
+        compiled=message.compiled,
+    )
+    return GraphPart(graph, first=message.first, last=message.last)
+
+
+def arguments_to_wire(arguments: KernelArguments) -> agent_pb2.KernelArguments:
+    """Return the message of what operators were configured with."""
+    operators = [
+        agent_pb2.OperatorArguments(
+            graph=each.graph,
+            op_type=replace_surrogates(each.op_type),
+            op_name=replace_surrogates(each.op_name),
+            values={
+                replace_surrogates(name): replace_surrogates(text)
+                for name, text in each.values.items()
+            },
+        )
+        for each in arguments.operators
+    ]
+    return agent_pb2.KernelArguments(iteration=arguments.iteration, operators=operators)
+
+
+def arguments_from_wire(message: agent_pb2.KernelArguments) -> KernelArguments:
+    """Read what operators were configured with."""
+    operators = tuple(
+        OperatorArguments(each.graph, each.op_type, each.op_name, dict(each.values))
+        for each in message.operators
+    )
+    return KernelArguments(message.iteration, operators)
+
+
+def stacks_to_wire(stacks: CallStacks) -> agent_pb2.CallStacks:
+    """Return the message of where calls came from."""
+    return agent_pb2.CallStacks(
+        iteration=stacks.iteration,
+        calls=map(replace_surrogates, stacks.calls),
+        stacks=stacks.stacks,
+        texts=[agent_pb2.CallStack(lines=map(replace_surrogates, lines)) for lines in stacks.texts],
+    )
+
+
+def stacks_from_wire(message: agent_pb2.CallStacks) -> CallStacks:
+    """Read where calls came from; ProtocolError when the columns do not fit each other."""
+    calls, places = tuple(message.calls), tuple(message.stacks)
+    if len(calls) != len(places) or len(calls) > MAX_FRAME_ROWS:
+        raise ProtocolError(
+            f"columns of {len(calls)} calls and {len(places)} stacks, at most {MAX_FRAME_ROWS}"
+        )
+    texts = tuple(tuple(stack.lines) for stack in message.texts)
+    if max(places, default=-1) >= len(texts):
+        raise ProtocolError(f"a call with stack {max(places)} of {len(texts)}")
+    return CallStacks(message.iteration, calls, places, texts)
+
+
+def _node_to_wire(node: GraphNode) -> agent_pb2.GraphNode:
+    source = [
+        agent_pb2.SourceLine(
+            file=replace_surrogates(line.file),
+            line=line.line,
+            function=replace_surrogates(line.function),
+            code=replace_surrogates(line.code),
+        )
+        for line in node.source
+    ]
+    return agent_pb2.GraphNode(
+        name=replace_surrogates(node.name),
+        op_type=replace_surrogates(node.op_type),
+        inputs=map(replace_surrogates, node.inputs),
+        outputs=map(_type_to_wire, node.outputs),
+        attributes={
+            replace_surrogates(name): replace_surrogates(text)
+            for name, text in node.attributes.items()
+        },
+        source=source,
+    )
+
+
+def _node_from_wire(message: agent_pb2.GraphNode) -> GraphNode:
+    return GraphNode(
+        name=message.name,
+        op_type=message.op_type,
+        inputs=tuple(message.inputs),
+        outputs=tuple(map(_type_from_wire, message.outputs)),
+        attributes=dict(message.attributes),
+        source=tuple(SourceLine(**copy_fields(line, SourceLine)) for line in message.source),
+    )
+
+
+def _type_to_wire(kind: TensorType) -> agent_pb2.TensorType:
+    return agent_pb2.TensorType(dtype=kind.dtype, shape=kind.shape)
+
+
+def _type_from_wire(message: agent_pb2.TensorType) -> TensorType:
+    if len(message.shape) > MAX_GRAPH_DIMENSIONS:
+        raise ProtocolError(f"tensor of a graph with {len(message.shape)} dimensions")
+    return TensorType(message.dtype, tuple(message.shape))

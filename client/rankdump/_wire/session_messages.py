@@ -1,0 +1,355 @@
+"""Messages of a session and frozen values, in both directions: requests, grants, records, rows of
+statistics and metadata. Every length and number from the wire is checked here.
+
+What a record has in common from step to step is serialized once, and parsed and checked once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+from math import prod
+
+from google.protobuf.message import DecodeError
+
+from rankdump._core import record
+from rankdump._core.element_types import ELEMENT_TYPES
+from rankdump._core.plan import NET_NAME_PATTERN, UNNAMED_MODEL
+from rankdump._core.record import MAX_FRAME_ROWS, StatisticRows, TensorKind, TensorSide
+from rankdump._core.session_protocol import (
+    IterationEnd,
+    MetadataItem,
+    RecordHead,
+    SessionEnd,
+    SessionGrant,
+    SessionRequest,
+    SlabPlace,
+)
+from rankdump._core.timeouts import GroupTimeout, RankTimeouts
+from rankdump._wire.message_fields import (
+    MAX_LINE_CHARACTERS,
+    NUMBER_LIMIT,
+    check_count,
+    check_numbers,
+    check_text,
+    copy_fields,
+    make_notes_printable,
+    make_printable,
+    make_sendable,
+    replace_surrogates,
+)
+from rankdump._wire.metadata_messages import (
+    arguments_from_wire,
+    events_from_wire,
+    graph_part_from_wire,
+    stacks_from_wire,
+)
+from rankdump.errors import ProtocolError
+from rankdump.wire.v1 import agent_pb2, events_pb2
+
+_SIDE_NUMBERS = {TensorSide.INPUT: agent_pb2.SIDE_INPUT, TensorSide.OUTPUT: agent_pb2.SIDE_OUTPUT}
+_SIDES_BY_NUMBER = {number: side for side, number in _SIDE_NUMBERS.items()}
+MAX_TENSOR_DIMENSIONS = 64
+MAX_ARGUMENT_CHARACTERS = 1024
+MAX_TYPE_CHARACTERS = 64
+_MAX_KIND_BYTES = 1 << 16
+_NAME_INDEX = TensorKind._fields.index("op_name")
+# Some 10 MB, of the 100 that an idle agent may take.
+_MAX_REMEMBERED_KINDS = 1 << 14
+_MAX_REMEMBERED_BYTES = 1 << 10
+
+
+def kind_to_wire(kind: TensorKind) -> bytes:
+    """Return a kind as other messages hold it; equal ones are equal bytes."""
+    # Parts of a message may stand one after the other. A name may never come again, but in the few
+    # kinds of its call; what else a kind says comes in every call.
+    return _serialize_nameless(*kind[:_NAME_INDEX], *kind[_NAME_INDEX + 1 :]) + _serialize_name(
+        kind.op_name
+    )
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED_KINDS)
+def _serialize_name(op_name: str) -> bytes:
+    """Return the part of a kind that is its name."""
+    return agent_pb2.TensorKind(
+        op_name=make_sendable(replace_surrogates(op_name))
+    ).SerializeToString()
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED_KINDS)
+def _serialize_nameless(
+    graph: int,
+    op_type: str,
+    side: TensorSide,
+    slot: int,
+    dtype: str,
+    shape: tuple[int, ...],
+    byte_count: int,
+    argument: str,
+    constant: bool,
+    model: str,
+) -> bytes:
+    """Return the other part."""
+    return agent_pb2.TensorKind(
+        graph=graph,
+        op_type=make_sendable(replace_surrogates(op_type)),
+        side=_SIDE_NUMBERS[side],
+        slot=slot,
+        dtype=make_sendable(dtype, MAX_TYPE_CHARACTERS),
+        shape=shape,
+        byte_count=byte_count,
+        argument=make_sendable(replace_surrogates(argument), MAX_ARGUMENT_CHARACTERS),
+        constant=constant,
+        model=model,
+    ).SerializeToString(deterministic=True)
+
+
+def kind_from_wire(data: bytes) -> TensorKind:
+    """Read a kind; ProtocolError when it contradicts itself, or is longer than any is."""
+    # Long ones are few, unless somebody wants this memory.
+    return _parse_remembered_kind(data) if len(data) <= _MAX_REMEMBERED_BYTES else _parse_kind(data)
+
+
+def _parse_kind(data: bytes) -> TensorKind:
+    if len(data) > _MAX_KIND_BYTES:
+        raise ProtocolError(f"record of a kind of {len(data)} bytes, at most {_MAX_KIND_BYTES}")
+    try:
+        message = agent_pb2.TensorKind.FromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"record of no kind: {error}") from None
+    side = _SIDES_BY_NUMBER.get(message.side)
+    if side is None:
+        raise ProtocolError(f"record with side {message.side}")
+    shape = tuple(message.shape)
+    if len(shape) > MAX_TENSOR_DIMENSIONS:
+        raise ProtocolError(f"record with {len(shape)} dimensions")
+    if max((message.byte_count, *shape)) >= NUMBER_LIMIT:
+        raise ProtocolError(f"record with a number over {NUMBER_LIMIT - 1}")
+    _check_kind_texts(message)
+    if message.model and not NET_NAME_PATTERN.fullmatch(message.model):
+        raise ProtocolError(
+            f"record of model {message.model[:60]!r}, which no folder may be called"
+        )
+    element = ELEMENT_TYPES.get(message.dtype)
+    if element and message.byte_count != prod(shape) * element.item_bytes:
+        raise ProtocolError(
+            f"record declares {message.byte_count} bytes for {message.dtype} of shape {list(shape)}"
+        )
+    return TensorKind(
+        graph=message.graph,
+        op_type=message.op_type,
+        op_name=message.op_name,
+        side=side,
+        slot=message.slot,
+        dtype=message.dtype,
+        shape=shape,
+        byte_count=message.byte_count,
+        argument=message.argument,
+        constant=message.constant,
+        model=message.model,
+    )
+
+
+_parse_remembered_kind = lru_cache(maxsize=_MAX_REMEMBERED_KINDS)(_parse_kind)
+
+
+def _check_kind_texts(message: agent_pb2.TensorKind) -> None:
+    check_text("record with an op_type", message.op_type)
+    check_text("record with an op_name", message.op_name)
+    check_text("record with an element type", message.dtype, MAX_TYPE_CHARACTERS)
+    check_text("record with an argument", message.argument, MAX_ARGUMENT_CHARACTERS)
+    check_text("record with a model", message.model, MAX_LINE_CHARACTERS)
+
+
+MAX_WORLD_SIZE = 1 << 24
+MAX_JOB_ID_CHARACTERS = 256
+MAX_REASONS = 256
+MAX_TIMEOUTS = 4096
+_MAX_PLAN_BYTES = 4 << 20
+_MAX_SOURCE_BYTES = 1 << 20
+_SECRET_LENGTH_RANGE = (16, 64)
+
+
+def session_request_to_wire(request: SessionRequest) -> agent_pb2.OpenSessionRequest:
+    """Return the message of a rank's introduction."""
+    return agent_pb2.OpenSessionRequest(**copy_fields(request, SessionRequest))
+
+
+def session_request_from_wire(message: agent_pb2.OpenSessionRequest) -> SessionRequest:
+    """Read a rank's introduction; ProtocolError when it contradicts itself."""
+    if not message.session_id or not message.job_id:
+        raise ProtocolError("session without a session id or a job id")
+    if not 0 <= message.rank < message.world_size <= MAX_WORLD_SIZE:
+        raise ProtocolError(f"rank {message.rank} of {message.world_size}: rank must be below it")
+    check_numbers(f"session of rank {message.rank}", (message.pid,))
+    _check_job_id(message.job_id)
+    check_text("session id", message.session_id, MAX_JOB_ID_CHARACTERS)
+    check_count("bytes of a plan", len(message.plan_json), _MAX_PLAN_BYTES)
+    check_count("bytes of a configuration", len(message.config_source), _MAX_SOURCE_BYTES)
+    if (
+        message.secret
+        and not _SECRET_LENGTH_RANGE[0] <= len(message.secret) <= _SECRET_LENGTH_RANGE[1]
+    ):
+        raise ProtocolError(f"session with a secret of {len(message.secret)} bytes")
+    return SessionRequest(
+        host=make_printable(message.host),
+        framework=make_printable(message.framework),
+        device_target=make_printable(message.device_target),
+        **copy_fields(message, SessionRequest, "host", "framework", "device_target"),
+    )
+
+
+def _check_job_id(job_id: str) -> None:
+    check_text("job id", job_id, MAX_JOB_ID_CHARACTERS)
+    if not job_id.isprintable():
+        raise ProtocolError(f"job id {job_id!r}: printable characters only")
+
+
+def session_grant_to_wire(grant: SessionGrant) -> agent_pb2.OpenSessionResponse:
+    """Return the message of the agent's answer."""
+    return agent_pb2.OpenSessionResponse(
+        token=grant.token,
+        acknowledged_sequence=grant.acknowledged,
+        max_record_bytes=grant.max_record_bytes,
+        excluded=grant.excluded,
+        slab=None if grant.slab is None else agent_pb2.Slab(**copy_fields(grant.slab, SlabPlace)),
+        redirect=grant.redirect,
+        opening=grant.opening,
+    )
+
+
+def session_grant_from_wire(message: agent_pb2.OpenSessionResponse) -> SessionGrant:
+    """Read the agent's answer."""
+    return SessionGrant(
+        token=message.token,
+        acknowledged=message.acknowledged_sequence,
+        max_record_bytes=message.max_record_bytes,
+        excluded=message.excluded,
+        slab=SlabPlace(**copy_fields(message.slab, SlabPlace))
+        if message.HasField("slab")
+        else None,
+        redirect=message.redirect,
+        opening=message.opening,
+    )
+
+
+def record_to_wire(head: RecordHead, data: bytes) -> agent_pb2.Record:
+    """Return the message of a record with its first bytes."""
+    return agent_pb2.Record(
+        kind=kind_to_wire(head.kind),
+        iteration=head.iteration,
+        timestamp_us=head.timestamp_us,
+        task=head.task,
+        stream=head.stream,
+        switched_on=head.switched_on,
+        data=data,
+    )
+
+
+def record_from_wire(message: agent_pb2.Record, *, rank: int, net_name: str) -> RecordHead:
+    """Read a record's head; ProtocolError when it contradicts itself.
+
+    `net_name` is the plan's, which goes before the one that the rank gives.
+    """
+    kind = kind_from_wire(message.kind)
+    iteration, timestamp_us = message.iteration, message.timestamp_us
+    if iteration >= NUMBER_LIMIT or timestamp_us >= NUMBER_LIMIT:
+        raise ProtocolError(f"record with a number over {NUMBER_LIMIT - 1}")
+    model = net_name or kind.model or UNNAMED_MODEL
+    if kind.model != model:
+        kind = kind._replace(model=model)
+    return RecordHead(
+        kind, iteration, timestamp_us, rank, message.task, message.stream, message.switched_on
+    )
+
+
+def statistic_rows_to_wire(rows: StatisticRows) -> agent_pb2.FigureRows:
+    """Return the message of rows of figures."""
+    return agent_pb2.FigureRows(
+        iteration=rows.iteration,
+        kinds=map(kind_to_wire, rows.kinds),
+        timestamps_us=rows.timestamps_us,
+        figures=rows.figures,
+        switched_on=rows.switched_on,
+        degraded=rows.degraded,
+    )
+
+
+def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
+    """Read rows of figures; ProtocolError when the columns differ in length or are too long."""
+    lengths = {len(message.kinds), len(message.timestamps_us), len(message.figures)}
+    if len(lengths) > 1 or max(lengths) > MAX_FRAME_ROWS:
+        raise ProtocolError(f"figure columns of {sorted(lengths)} rows, at most {MAX_FRAME_ROWS}")
+    timestamps_us = tuple(message.timestamps_us)
+    if max(message.iteration, *timestamps_us, 0) >= NUMBER_LIMIT:
+        raise ProtocolError(f"figures with a number over {NUMBER_LIMIT - 1}")
+    return StatisticRows(
+        iteration=message.iteration,
+        kinds=tuple(map(kind_from_wire, message.kinds)),
+        timestamps_us=timestamps_us,
+        figures=tuple(message.figures),
+        switched_on=message.switched_on,
+        degraded=message.degraded,
+    )
+
+
+def timeouts_to_wire(timeouts: RankTimeouts) -> events_pb2.Timeouts:
+    """Return the message of a rank's limits."""
+    groups = [events_pb2.GroupTimeout(**copy_fields(g, GroupTimeout)) for g in timeouts.groups]
+    return events_pb2.Timeouts(variables=timeouts.variables, groups=groups, limits=timeouts.limits)
+
+
+def timeouts_from_wire(message: events_pb2.Timeouts) -> RankTimeouts:
+    """Read a rank's limits; ProtocolError when they are none, or longer than any are."""
+    for each in (message.variables, message.groups, message.limits):
+        check_count("limits of time", len(each), MAX_TIMEOUTS)
+    named = (text for group in message.groups for text in (group.group, group.backend))
+    for text in (*named, *message.variables, *message.variables.values(), *message.limits):
+        check_text("limit of time with a text", text)
+    check_numbers("limit of time", (group.timeout_us for group in message.groups))
+    if not all(map(math.isfinite, message.limits.values())):
+        raise ProtocolError("limit of time that is no number of seconds")
+    groups = tuple(GroupTimeout(**copy_fields(g, GroupTimeout)) for g in message.groups)
+    return RankTimeouts(dict(message.variables), groups, dict(message.limits))
+
+
+def iteration_end_from_wire(message: agent_pb2.IterationEnd) -> IterationEnd:
+    """Read the end of an iteration; reasons that nobody knows count as one."""
+    rest = copy_fields(message, IterationEnd, "dropped")
+    return IterationEnd(dropped=reasons_from_wire(message.dropped), **rest)
+
+
+def reasons_from_wire(dropped: Mapping[str, int]) -> dict[str, int]:
+    """Read what was dropped, by reason; ProtocolError when there are more reasons than any has."""
+    check_count("reasons of drops", len(dropped), MAX_REASONS)
+    counted: Counter[str] = Counter()
+    for reason, count in dropped.items():
+        counted[record.normalize_reason(reason)] += count
+    check_numbers("drops", counted.values())
+    return dict(counted)
+
+
+def metadata_from_wire(frame: agent_pb2.Frame) -> MetadataItem:
+    """Read a frame that is neither record nor chunk."""
+    body = frame.WhichOneof("body")
+    if body == "events":
+        return events_from_wire(frame.events)
+    if body == "figure_rows":
+        return statistic_rows_from_wire(frame.figure_rows)
+    if body == "iteration_end":
+        return iteration_end_from_wire(frame.iteration_end)
+    if body == "timeouts":
+        return timeouts_from_wire(frame.timeouts)
+    if body == "graph_part":
+        return graph_part_from_wire(frame.graph_part)
+    if body == "kernel_arguments":
+        return arguments_from_wire(frame.kernel_arguments)
+    if body == "call_stacks":
+        return stacks_from_wire(frame.call_stacks)
+    if body == "session_end":
+        return SessionEnd(
+            frame.session_end.iterations_seen, make_notes_printable(frame.session_end.notes)
+        )
+    raise ProtocolError(f"frame {frame.sequence} with body {body}")

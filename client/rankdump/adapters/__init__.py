@@ -1,1 +1,0 @@
-"""One package per framework; each imports the framework that is already there, never another."""

@@ -1,1 +1,0 @@
-"""The `rankdump` command: what people type. Only the edge: asks, reads, prints."""

@@ -1,1 +1,0 @@
-"""What client, agent, coordinator and readers agree on. Stdlib and numpy only."""

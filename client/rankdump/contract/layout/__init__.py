@@ -1,1 +1,0 @@
-"""Where a record stands in a tree, one module per tree. Pure, and each its own inverse."""

@@ -1,1 +1,0 @@
-"""The wire: messages in `v1`, their frozen counterparts through `convert`, `views`, `errors`."""

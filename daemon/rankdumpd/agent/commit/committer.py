@@ -1,0 +1,360 @@
+"""The one thread that commits: it enters a batch of frames in the ledger in one transaction, then
+applies post-commit actions and acknowledges. A frame that cannot be entered holds up no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from rankdump._core.record import TensorKind, TensorSide
+from rankdump._core.session_protocol import RecordHead
+from rankdump.errors import UnavailableError
+from rankdumpd.agent.commit.post_commit import PostCommitActions, count_frames
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.limits.usage import DumpUsage, QueueBudget
+from rankdumpd.agent.records import (
+    FrameId,
+    MetadataFrame,
+    RecordOutcome,
+    StatisticRowsResult,
+    UsageChange,
+    make_drop_outcome,
+)
+from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.session.registry import SessionRegistry
+from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.metrics import MetricCounters
+
+RETRY_INTERVAL_S = 1.0
+MAX_COMMIT_TRIES = 3
+INTERNAL_ERROR = "internal_error"
+_MAX_NUMBER = (1 << 63) - 1
+"""Larger ones no column holds."""
+
+FinishedFrame: TypeAlias = "RecordOutcome | StatisticRowsResult | MetadataFrame"
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class SessionBatch:
+    """One session's part of a batch."""
+
+    outcomes: list[RecordOutcome] = field(default_factory=list[RecordOutcome])
+    judged: list[StatisticRowsResult] = field(default_factory=list[StatisticRowsResult])
+    declared: list[MetadataFrame] = field(default_factory=list[MetadataFrame])
+
+    @property
+    def sequences(self) -> list[int]:
+        """Numbers of its frames."""
+        return [f.ticket.sequence for f in (*self.outcomes, *self.judged, *self.declared)]
+
+
+SessionBatches: TypeAlias = "dict[RankSession, SessionBatch]"
+
+
+class BatchCommitter:
+    """For one thread; waits while the ledger's disk refuses, until `stopping`."""
+
+    def __init__(
+        self,
+        ledger: AgentLedger,
+        registry: SessionRegistry,
+        stopping: threading.Event,
+        meters: MetricCounters,
+    ) -> None:
+        self._ledger, self._registry, self._stopping = ledger, registry, stopping
+        self._meters = meters
+        self.problem = ""
+        """Why nothing can be entered at present; empty when it can."""
+
+    def entered(self, frames: Sequence[FinishedFrame]) -> Iterator[SessionBatches]:
+        """Enter frames and yield them, together or, where that fails, part by part.
+
+        What cannot be entered by itself is counted as dropped; what cannot even be counted is left
+        to the rank to send again. UnavailableError when the ledger is no more.
+        """
+        try:
+            shares = self._shares(frames)
+            done = self._commit(shares)
+        except UnavailableError:
+            raise
+        except Exception as error:
+            if len(frames) == 1:
+                yield from self._by_itself(frames[0], error)
+                return
+            _logger.warning("%d frames are entered in parts: %r", len(frames), error)
+            half = len(frames) // 2
+            yield from self.entered(frames[:half])
+            yield from self.entered(frames[half:])
+        else:
+            if done:
+                yield shares
+
+    def _by_itself(self, frame: FinishedFrame, error: Exception) -> Iterator[SessionBatches]:
+        ticket = frame.ticket
+        session = self._registry.get(ticket.session_id)
+        _logger.error(
+            "frame %d of session %s",
+            ticket.sequence,
+            ticket.session_id,
+            exc_info=error,
+            extra={"session": ticket.session_id},
+        )
+        for attempt in [frame] * (MAX_COMMIT_TRIES - 1) + [_make_stand_in(frame)]:
+            try:
+                shares = self._shares([attempt])
+                done = self._commit(shares)
+            except UnavailableError:
+                raise
+            except Exception as another:
+                error = another
+                continue
+            if attempt is not frame:
+                what = type(getattr(frame, "declaration", frame)).__name__
+                who = f"rank {session.request.rank}, frame {ticket.sequence} ({what})"
+                session.trouble(f"{who}: not entered, counted as {INTERNAL_ERROR}: {error}")
+            if done:
+                yield shares
+            return
+        session.unclaim([ticket.sequence], f"frame {ticket.sequence} was not settled: {error!r}")
+
+    def _shares(self, frames: Sequence[FinishedFrame]) -> SessionBatches:
+        shares: defaultdict[str, SessionBatch] = defaultdict(SessionBatch)
+        for item in frames:
+            share = shares[item.ticket.session_id]
+            if isinstance(item, RecordOutcome):
+                share.outcomes.append(item)
+            elif isinstance(item, StatisticRowsResult):
+                share.judged.append(item)
+            else:
+                share.declared.append(item)
+        return {self._registry.get(session_id): share for session_id, share in shares.items()}
+
+    def _commit(self, shares: SessionBatches) -> bool:
+        while True:
+            begun_s = time.monotonic()
+            try:
+                self._ledger.commit(
+                    [outcome for share in shares.values() for outcome in share.outcomes],
+                    [judged for share in shares.values() for judged in share.judged],
+                    [declared for share in shares.values() for declared in share.declared],
+                    {s.request.session_id: s.watermark for s in shares},
+                    synced=any(session.outlet.synced for session in shares),
+                )
+            except sqlite3.OperationalError as error:
+                self._meters.add("rankdump_agent_commit_errors_total")
+                if str(error) != self.problem:
+                    _logger.error("the ledger cannot be written, trying again: %s", error)
+                self.problem = str(error)
+                if self._stopping.wait(RETRY_INTERVAL_S):
+                    return False
+            else:
+                self._meters.took("rankdump_agent_commit_seconds", time.monotonic() - begun_s)
+                if self.problem:
+                    _logger.warning("the ledger can be written again")
+                self.problem = ""
+                return True
+
+
+def _make_stand_in(frame: FinishedFrame) -> RecordOutcome | StatisticRowsResult:
+    """Return what stands for a frame that cannot be entered as it is: nothing of it is kept."""
+    if isinstance(frame, StatisticRowsResult):
+        rows = replace(frame.rows, iteration=min(frame.rows.iteration, _MAX_NUMBER))
+        return StatisticRowsResult(frame.ticket, rows, {INTERNAL_ERROR: range(len(rows))}, b"")
+    if isinstance(frame, RecordOutcome):
+        return _make_bare_outcome(frame.ticket, frame.head.rank, frame.head.iteration)
+    return _make_bare_outcome(frame.ticket, 0, getattr(frame.declaration, "iteration", 0))
+
+
+def _make_bare_outcome(ticket: FrameId, rank: int, iteration: int) -> RecordOutcome:
+    nothing = TensorKind(0, "", "", TensorSide.OUTPUT, 0, dtype="", shape=(), byte_count=0)
+    head = RecordHead(nothing, min(iteration, _MAX_NUMBER), timestamp_us=0, rank=rank)
+    return make_drop_outcome(ticket, head, INTERNAL_ERROR)
+
+
+MAX_BATCH_FRAMES = 4096
+CHECK_INTERVAL_S = 1.0
+"""Between two looks for what is to be tried again, or may be forgotten."""
+FRAME_COST_BYTES = 1024
+"""What a frame occupies besides its tensor."""
+
+
+def compute_cost_bytes(item_bytes: int) -> int:
+    """Return what a frame with that many bytes occupies until it is committed."""
+    return item_bytes + FRAME_COST_BYTES
+
+
+@dataclass(slots=True)
+class _FrameBatch:
+    """What is committed at once, and what it occupies."""
+
+    frames: list[FinishedFrame] = field(default_factory=list["FinishedFrame"])
+    cost: int = 0
+
+
+class FrameCommitter:
+    """Takes finished frames from any thread; nothing ends it but `stop`."""
+
+    def __init__(
+        self,
+        ledger: AgentLedger,
+        registry: SessionRegistry,
+        effects: PostCommitActions,
+        budget: QueueBudget,
+        *,
+        meters: MetricCounters,
+        usage: DumpUsage | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledger, self._registry, self._effects = ledger, registry, effects
+        self._budget, self._meters, self._clock = budget, meters, clock
+        self._usage = usage or DumpUsage()
+        self._done: queue.SimpleQueue[tuple[Sequence[FinishedFrame], int] | None] = (
+            queue.SimpleQueue()
+        )
+        self._unfinished: deque[RankSession] = deque()
+        """Sessions with effects that take their time; each counts as a frame under way."""
+        self._stopping = threading.Event()
+        self._settler = BatchCommitter(ledger, registry, self._stopping, meters)
+        self._looked_s = clock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread = threading.Thread(target=self._run, name="rankdumpd-committer")
+        self._thread.start()
+
+    def submit(self, frames: Sequence[FinishedFrame], cost: int) -> None:
+        """Hand over frames with what they occupy together; never waits."""
+        self._done.put((frames, cost))
+
+    def take(self, outcomes: Sequence[RecordOutcome]) -> None:
+        """Hand over records that were written or dropped; never waits."""
+        self.submit(
+            outcomes, sum(compute_cost_bytes(outcome.head.byte_count) for outcome in outcomes)
+        )
+
+    def findings(self) -> list[str]:
+        """Return why nothing is accounted for at present, a sentence; none when all is."""
+        problem = self._settler.problem or self._ledger.problem
+        return [f"the ledger cannot be written, and ranks wait: {problem}"] if problem else []
+
+    def fault(self) -> str:
+        """Say that the thread has died."""
+        alive = self._thread is None or self._thread.is_alive()
+        return "" if alive else "the thread that commits is dead"
+
+    def stop(self, timeout_s: float = 60.0) -> bool:
+        """Commit what was submitted, give up where the disk refuses; return whether the thread has
+        ended by then.
+        """
+        self._stopping.set()
+        if self._thread:
+            self._done.put(None)
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
+            self._thread = None
+        return True
+
+    def _run(self) -> None:
+        running = True
+        while running:
+            batch, running = self._batch(wait=not self._unfinished)
+            if batch.frames:
+                self._settle(batch)
+            # What is left when the end comes is done by the next process.
+            if running and self._unfinished:
+                self._unfinished.rotate(-1)
+                self._apply(self._unfinished[-1])
+            if running and self._clock() - self._looked_s >= CHECK_INTERVAL_S:
+                self._look()
+                self._looked_s = self._clock()
+
+    def _batch(self, *, wait: bool) -> tuple[_FrameBatch, bool]:
+        batch = _FrameBatch()
+        try:
+            item = self._done.get(timeout=CHECK_INTERVAL_S) if wait else self._done.get_nowait()
+        except queue.Empty:
+            return batch, True
+        while item is not None:
+            frames, cost = item
+            batch.frames += frames
+            batch.cost += cost
+            if len(batch.frames) >= MAX_BATCH_FRAMES or self._done.empty():
+                return batch, True
+            item = self._done.get()
+        return batch, False
+
+    def _settle(self, batch: _FrameBatch) -> None:
+        try:
+            for shares in self._settler.entered(batch.frames):
+                for session, share in shares.items():
+                    self._take_note(session, share)
+        except UnavailableError as error:
+            # This process is about to end; the next one hears of them again.
+            _logger.error("%d frames are left: %s", len(batch.frames), error)
+        except Exception:
+            # A fault in one batch must not silence the acknowledgements of all others.
+            _logger.exception("a batch of %d frames was not settled", len(batch.frames))
+        finally:
+            self._budget.give(batch.cost, items=len(batch.frames))
+
+    def _take_note(self, session: RankSession, share: SessionBatch) -> None:
+        try:
+            session.committed(share.outcomes, share.judged, share.declared)
+        except Exception as error:
+            request = session.request
+            _logger.exception("session %s", request.session_id, extra=build_log_fields(request))
+            session.unclaim(share.sequences, f"its frames were not counted: {error!r}")
+        else:
+            if share.outcomes or share.judged:
+                self._meters.add_all(count_frames(share.outcomes, share.judged))
+            stored = sum(outcome.bytes_stored for outcome in share.outcomes)
+            root = str(session.outlet.tree.root)
+            self._usage.add(UsageChange(session.request.job_id, root, stored))
+            self._apply(session)
+
+    def _apply(self, session: RankSession) -> None:
+        done = True
+        try:
+            done = self._effects.apply_due(session)
+        except Exception as error:
+            request = session.request
+            _logger.exception(
+                "session %s of rank %d",
+                request.session_id,
+                request.rank,
+                extra=build_log_fields(request),
+            )
+            session.trouble(f"rank {request.rank}: a declaration had no effect: {error}")
+        if done and session in self._unfinished:
+            self._unfinished.remove(session)
+            self._budget.give(0)
+        elif not done and session not in self._unfinished:
+            self._unfinished.append(session)
+            self._budget.hold()
+
+    def _look(self) -> None:
+        """Try again what failed; let the ledger forget, as long as nothing else is to be done."""
+        sessions = self._registry.all()
+        for session in self._effects.to_try_again(sessions):
+            self._apply(session)
+        self._registry.let_go()
+        try:
+            if self._ledger.problem:
+                self._ledger.probe()
+            self._ledger.left(each.request.session_id for each in sessions if each.over)
+            while self._done.empty() and not self._stopping.is_set() and self._ledger.tidy():
+                pass
+        except (sqlite3.Error, UnavailableError) as error:
+            _logger.warning("the ledger is not tidied: %s", error)

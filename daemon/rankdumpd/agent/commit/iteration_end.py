@@ -1,0 +1,244 @@
+"""End of an iteration: operators joined some at a time, order files, and the manifest with its
+records as the ledger has them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from rankdump._core.manifest import Manifest, ManifestRecord, ManifestSession
+from rankdump._core.record import StatisticRows, TensorKind
+from rankdump._core.session_protocol import IterationEnd
+from rankdump._core.status import IterationStatus
+from rankdump._layout.tree_layouts import Layout
+from rankdumpd.agent.declarations import reread_statistic_rows
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.ledger.rows import StoredRecord, StoredStatisticRows, StoredTableRow
+from rankdumpd.agent.limits.usage import DumpUsage
+from rankdumpd.agent.records import (
+    FrameId,
+    JoinedMember,
+    MetadataFrame,
+    OperatorMember,
+    StatisticTableRow,
+    UsageChange,
+    format_member,
+)
+from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.storage import rank_files
+from rankdumpd.agent.storage.record_formats import BinFileJoiner
+from rankdumpd.server import state_files
+
+MAX_BATCH_OPERATORS = 256
+MAX_BATCH_BYTES = 64 << 20
+"""So much may stand twice on the disk, in an operator's file and in those of its tensors."""
+
+_logger = logging.getLogger(__name__)
+
+
+class IterationJoin:
+    """The operators of an iteration that is over, joined some at a time."""
+
+    def __init__(
+        self,
+        ledger: AgentLedger,
+        session: RankSession,
+        declared: MetadataFrame,
+        end: IterationEnd,
+        usage: DumpUsage,
+    ) -> None:
+        self.declared, self.end = declared, end
+        self._left = _join_groups(ledger, session, declared.ticket, end.iteration, usage)
+
+    def go_on(self) -> bool:
+        """Join some more; return whether that was all.
+
+        OSError, of a disk that is full or ails, and sqlite3.Error leave it to another time. Where
+        the disk refuses for good, tensors stay in files of their own. So do those that came when
+        their operator had been joined already.
+        """
+        return next(self._left, True)
+
+
+def _join_groups(
+    ledger: AgentLedger, session: RankSession, end: FrameId, iteration: int, usage: DumpUsage
+) -> Iterator[bool]:
+    """Join a group of operators at each step, and yield whether it was the last one."""
+    joiner, session_id = session.outlet.joiner, end.session_id
+    if joiner is None:
+        return
+    found = _group_by_operator(ledger.members(session_id, iteration, before=end.sequence))
+    groups = list(_split_batches(found))
+    for number, operators in enumerate(groups, start=1):
+        shares: list[JoinedMember] = []
+        done: list[OperatorMember] = []
+        for members in operators:
+            # Done before: what a crash left of it is removed.
+            done += [member for member in members if member.joined]
+            if not any(member.joined for member in members):
+                parts = _join_operator(joiner, session, members)
+                shares += parts
+                done += members if parts else []
+        if shares:
+            ledger.joined(session_id, shares, synced=session.outlet.synced)
+            more = _count_added_bytes(operators, shares)
+            session.stored_anew(iteration, more)
+            root = str(session.outlet.tree.root)
+            usage.add(UsageChange(session.request.job_id, root, more))
+        _remove_own_files(joiner, session, done)
+        yield number == len(groups)
+
+
+def _group_by_operator(members: Iterable[OperatorMember]) -> list[list[OperatorMember]]:
+    operators: defaultdict[str, list[OperatorMember]] = defaultdict(list)
+    for member in members:
+        operators[member.whole.path].append(member)
+    return [*operators.values()]
+
+
+def _split_batches(
+    operators: Iterable[list[OperatorMember]],
+) -> Iterator[list[list[OperatorMember]]]:
+    some: list[list[OperatorMember]] = []
+    room = MAX_BATCH_BYTES
+    for members in operators:
+        some.append(members)
+        room -= sum(member.bytes_stored for member in members)
+        if room <= 0 or len(some) >= MAX_BATCH_OPERATORS:
+            yield some
+            some, room = [], MAX_BATCH_BYTES
+    if some:
+        yield some
+
+
+def _join_operator(
+    joiner: BinFileJoiner, session: RankSession, members: Sequence[OperatorMember]
+) -> list[JoinedMember]:
+    mark = f"{session.request.session_id}-{members[0].sequence}"
+    try:
+        return joiner.join(members, mark=mark)
+    except OSError as error:
+        if state_files.is_transient(error):
+            raise
+        _note_failure(session, "tensors stay in files of their own", error)
+        return []
+
+
+def _count_added_bytes(
+    operators: Iterable[Sequence[OperatorMember]], shares: Iterable[JoinedMember]
+) -> int:
+    before = {each.sequence: each.bytes_stored for members in operators for each in members}
+    return sum(share.bytes_stored - before[share.sequence] for share in shares)
+
+
+def _remove_own_files(
+    joiner: BinFileJoiner, session: RankSession, members: Sequence[OperatorMember]
+) -> None:
+    try:
+        joiner.remove(members)
+    except OSError as error:
+        if state_files.is_transient(error):
+            raise
+        _note_failure(session, "tensors stand in files of their own as well", error)
+
+
+def _note_failure(session: RankSession, what: str, error: OSError) -> None:
+    rank = session.request.rank
+    if session.trouble(f"rank {rank}, {what}: {error.strerror or error}"):
+        _logger.error("rank %d, %s", rank, what, exc_info=error)
+
+
+_StatisticRow = tuple[TensorKind, int, str]
+
+
+def iter_committed_rows(
+    found: Iterable[StoredTableRow | StoredStatisticRows], session: RankSession
+) -> Iterator[StatisticTableRow]:
+    """Yield the lines of tables, in the order of the frames."""
+    for piece in found:
+        if isinstance(piece, StoredTableRow):
+            yield piece.row
+        else:
+            rows, of_row = reread_statistic_rows(piece.raw), session.outlet.lines.of_row
+            for kind, timestamp_us, figures in _iter_kept(rows, piece):
+                yield of_row(kind, timestamp_us, figures, rows.iteration)
+
+
+def make_manifest_records(
+    kept: Iterable[StoredRecord | StoredStatisticRows], layout: Layout
+) -> tuple[set[int], tuple[ManifestRecord, ...]]:
+    """Return the graphs of what is kept of an iteration, and its records."""
+    graphs: set[int] = set()
+    records: list[ManifestRecord] = []
+    for each in kept:
+        if isinstance(each, StoredRecord):
+            graphs.add(each.graph)
+            records.append(each.record)
+        else:
+            for kind, timestamp_us, _ in _iter_kept(reread_statistic_rows(each.raw), each):
+                graphs.add(kind.graph)
+                records.append(_make_record(kind, timestamp_us, layout))
+    return graphs, tuple(records)
+
+
+def _iter_kept(rows: StatisticRows, frame: StoredStatisticRows) -> Iterator[_StatisticRow]:
+    all_of_them = zip(rows.kinds, rows.timestamps_us, rows.figures, strict=True)
+    if not frame.refused:
+        return all_of_them
+    refused = {place for places in frame.refused.values() for place in places}
+    return (row for place, row in enumerate(all_of_them) if place not in refused)
+
+
+def _make_record(kind: TensorKind, timestamp_us: int, layout: Layout) -> ManifestRecord:
+    return ManifestRecord(
+        path="",
+        timestamp_us=timestamp_us,
+        op_type=kind.op_type,
+        op_name=kind.op_name,
+        argument=kind.argument,
+        dtype=kind.dtype,
+        shape=kind.shape,
+        bytes_in=0,
+        bytes_stored=0,
+        digest="",
+        member=format_member(kind.side, kind.slot) if layout.shares_stamps else "",
+    )
+
+
+def write_iteration_files(
+    ledger: AgentLedger,
+    session: RankSession,
+    status: IterationStatus,
+    ticket: FrameId,
+    *,
+    repeated: bool,
+) -> None:
+    """Write order files and manifest of an iteration that ended with a ticket's frame.
+
+    With `repeated` they may be there in part.
+    """
+    request, outlet, iteration = session.request, session.outlet, status.iteration
+    kept = ledger.kept(request.session_id, iteration)
+    kept_graphs, records = make_manifest_records(kept, outlet.layout)
+    tree, layout = outlet.tree, outlet.layout
+    if layout.api is None:  # there the info file has the order
+        graphs = session.program.graphs(iteration) | kept_graphs
+        rank_files.write_program_order(tree, request.rank, session.program.unwritten(iteration))
+        rank_files.append_iteration(tree, request.rank, graphs, iteration, repeated=repeated)
+    manifest = Manifest(
+        status=status,
+        world_size=request.world_size,
+        device=request.device,
+        host=request.host,
+        records=records,
+        session=ManifestSession(
+            pid=request.pid,
+            framework=request.framework,
+            device_target=request.device_target,
+            last_sequence=ticket.sequence,
+            plan=request.plan_json.decode(errors="replace"),
+        ),
+    )
+    rank_files.write_manifest(tree, layout.rank_folder(request.rank), manifest)

@@ -1,0 +1,462 @@
+"""Post-commit actions: rows of tables at once, metadata frames in their order, and counts for
+monitoring. What fails for a passing reason suspends its session and is tried again from the
+ledger, after a pause that grows.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from rankdump._core.events import EventColumns
+from rankdump._core.graph import GraphPart, OperatorGraph
+from rankdump._core.plan import UNNAMED_MODEL
+from rankdump._core.record import normalize_reason
+from rankdump._core.session_protocol import CallStacks, IterationEnd, KernelArguments, SessionEnd
+from rankdump._core.status import IterationStatus
+from rankdump._core.timeouts import RankTimeouts
+from rankdump._layout.tree_paths import MAX_NAME_BYTES
+from rankdump.errors import ExhaustedError
+from rankdumpd.agent.commit.iteration_end import (
+    IterationJoin,
+    iter_committed_rows,
+    write_iteration_files,
+)
+from rankdumpd.agent.declarations import reread_metadata_frame
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.limits.usage import DumpUsage
+from rankdumpd.agent.records import (
+    FrameId,
+    MetadataFrame,
+    RecordOutcome,
+    RecordStatus,
+    StatisticRowsResult,
+)
+from rankdumpd.agent.report.reporter import CoordinatorReporter
+from rankdumpd.agent.session.pending_metadata import ProgramOrder
+from rankdumpd.agent.session.rank_session import RankSession, prepare_tree
+from rankdumpd.agent.storage import rank_files
+from rankdumpd.agent.storage.graph_files import GraphAssembler, render_graph
+from rankdumpd.agent.storage.statistic_tables import StatisticTables
+from rankdumpd.server import state_files
+from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.metrics import MetricCounters, SampleKey
+
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 30.0
+"""A disk that was full for an hour is noticed to have room again after so long at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RetryTime:
+    at_s: float
+    pause_s: float
+
+
+class Backoff:
+    """By name of what waits, when it is to be tried next."""
+
+    def __init__(self) -> None:
+        self._tries: dict[str, _RetryTime] = {}
+
+    def later(self, name: str, *, now_s: float) -> None:
+        """Note that it failed, once more or for the first time."""
+        before = self._tries.get(name)
+        pause_s = min(2 * before.pause_s, LAST_RETRY_S) if before else FIRST_RETRY_S
+        self._tries[name] = _RetryTime(now_s + pause_s, pause_s)
+
+    def due(self, *, now_s: float) -> list[str]:
+        """Return what is to be tried now."""
+        return [name for name, each in self._tries.items() if each.at_s <= now_s]
+
+    def over(self, name: str) -> bool:
+        """Forget what is done; return whether it had waited."""
+        return self._tries.pop(name, None) is not None
+
+
+_logger = logging.getLogger(__name__)
+
+
+def handle_failure(
+    session: RankSession, what: str, error: Exception, end: MetadataFrame | None = None
+) -> None:
+    """Let the session wait, raising ExhaustedError, or say what is not to be had.
+
+    `end` is the declaration that was being applied, where it is the end of something.
+    """
+    said = f"rank {session.request.rank}, {what}: {state_files.describe_error(error)}"
+    if state_files.is_transient(error):
+        session.due.set_back(end)
+        raise ExhaustedError(f"{said}; it waits in the ledger and is tried again") from None
+    # Not marked as applied: the next start of the agent tries again.
+    _logger.error(said, exc_info=error, extra=build_log_fields(session.request))
+    session.trouble(said)
+
+
+def apply_metadata(ledger: AgentLedger, session: RankSession, declared: MetadataFrame) -> None:
+    """Carry one out and enter that it is; ExhaustedError when it has to wait."""
+    declaration = declared.declaration
+    if isinstance(declaration, RankTimeouts):
+        _apply_timeouts(ledger, session, declared.ticket)
+    elif isinstance(declaration, GraphPart):
+        graph = session.graphs.take(declared.ticket, declaration)
+        if graph:
+            _write_graph(ledger, session, graph)
+    elif isinstance(declaration, KernelArguments):
+        _write_arguments(ledger, session, declared.ticket, declaration)
+    elif isinstance(declaration, CallStacks):
+        _write_stacks(ledger, session, declared, declaration)
+
+
+def _apply_timeouts(ledger: AgentLedger, session: RankSession, ticket: FrameId) -> None:
+    try:
+        ledger.timeouts_kept(ticket)
+    except sqlite3.Error as error:
+        handle_failure(session, "timeouts not kept", error)
+
+
+def _write_graph(ledger: AgentLedger, session: RankSession, graph: OperatorGraph) -> None:
+    tree, rank = session.outlet.tree, session.request.rank
+    try:
+        rank_files.write_graph(tree, rank, render_graph(graph, session.outlet.stand.profile))
+        if graph.compiled:
+            names = [node.name for node in graph.nodes]
+            rank_files.write_program_order(tree, rank, {graph.number: names})
+            session.program.given(graph.number)
+        ledger.carried_out(session.graphs.settled(graph.number), session.program.written)
+    except (OSError, sqlite3.Error) as error:
+        handle_failure(session, f"graph {graph.number}: not written", error)
+
+
+def _write_arguments(
+    ledger: AgentLedger, session: RankSession, ticket: FrameId, arguments: KernelArguments
+) -> None:
+    rank, outlet = session.request.rank, session.outlet
+
+    def folder_of(graph: int) -> str:
+        return outlet.layout.folder_of(
+            outlet.stand,
+            rank=rank,
+            net_name=session.plan.output.net_name or UNNAMED_MODEL,
+            graph=graph,
+            iteration=arguments.iteration,
+            constant=False,
+        )
+
+    try:
+        unnameable = rank_files.write_arguments(
+            outlet.tree, arguments, folder_of=folder_of, mark=_make_mark(ticket)
+        )
+        ledger.carried_out([ticket], session.program.written)
+    except (OSError, sqlite3.Error) as error:
+        handle_failure(session, f"iteration {arguments.iteration}: arguments not written", error)
+        return
+    for name in unnameable:
+        session.trouble(
+            f"rank {rank}: no file holds the arguments of {name!r}: "
+            f"its name would be over {MAX_NAME_BYTES} bytes"
+        )
+
+
+def _write_stacks(
+    ledger: AgentLedger, session: RankSession, declared: MetadataFrame, stacks: CallStacks
+) -> None:
+    file = session.outlet.stacks
+    try:
+        if file is not None:
+            file.add(stacks, again=session.due.begun(declared))
+        ledger.carried_out([declared.ticket], session.program.written)
+    except (OSError, sqlite3.Error) as error:
+        handle_failure(session, f"iteration {stacks.iteration}: stacks not written", error)
+
+
+def _make_mark(ticket: FrameId) -> str:
+    return f"{ticket.session_id}-{ticket.sequence}"
+
+
+_RECORDS = "rankdump_agent_records_total"
+_DROPPED = "rankdump_agent_dropped_records_total"
+
+
+def count_frames(
+    outcomes: Iterable[RecordOutcome], judged: Iterable[StatisticRowsResult]
+) -> dict[SampleKey, float]:
+    """Return what records and rows of figures add, as they stand in the ledger."""
+    fates: Counter[RecordStatus] = Counter()
+    reasons: Counter[str] = Counter()
+    received = stored = 0
+    for outcome in outcomes:
+        fates[outcome.fate] += 1
+        received += outcome.head.byte_count
+        stored += outcome.bytes_stored
+        if outcome.reason:
+            reasons[outcome.reason] += 1
+    for frame in judged:
+        fates[frame.fate] += frame.kept
+        for reason, places in frame.refused.items():
+            fates[RecordStatus.DROPPED] += len(places)
+            reasons[reason] += len(places)
+    found: dict[SampleKey, float] = {
+        ("rankdump_agent_received_bytes_total", ()): received,
+        ("rankdump_agent_stored_bytes_total", ()): stored,
+    }
+    for fate, count in fates.items():
+        found[_RECORDS, (("fate", fate.value),)] = count
+    return found | _count_drops(reasons, "agent")
+
+
+def count_iteration_end(end: IterationEnd) -> dict[SampleKey, float]:
+    """Return what a rank says at the end of an iteration adds."""
+    found: dict[SampleKey, float] = {
+        ("rankdump_agent_iterations_total", ()): 1,
+        ("rankdump_agent_stall_seconds_total", ()): end.stall_us / 1e6,
+        (_RECORDS, (("fate", RecordStatus.DROPPED.value),)): sum(end.dropped.values()),
+    }
+    return found | _count_drops(end.dropped, "rank")
+
+
+def _count_drops(reasons: Mapping[str, int], by: str) -> dict[SampleKey, float]:
+    """Return drops by the words there are: what a rank says may be any text."""
+    found: dict[SampleKey, float] = {}
+    for reason, count in reasons.items():
+        key = _DROPPED, (("by", by), ("reason", normalize_reason(reason)))
+        found[key] = found.get(key, 0) + count
+    return found
+
+
+READ_BATCH_FRAMES = 64
+"""Declarations that are read again at once: of a session that waited long there are many."""
+
+
+class PostCommitActions:
+    """Applies due declarations, in order; called from one thread at a time."""
+
+    def __init__(
+        self,
+        ledger: AgentLedger,
+        reporter: CoordinatorReporter,
+        *,
+        meters: MetricCounters,
+        usage: DumpUsage | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledger, self._reporter = ledger, reporter
+        self._meters, self._clock = meters, clock
+        self._usage = usage or DumpUsage()
+        self._again = Backoff()
+        self._joining: dict[str, IterationJoin] = {}
+        """By session: the iteration whose operators are being joined."""
+
+    def apply_due(self, session: RankSession) -> bool:
+        """Apply what the watermark has passed, then acknowledge it; return whether that was all.
+
+        Joining operators may take long: a little of it is done at a time, and others go on.
+        """
+        done = session.due.waits or self._go_on(session)
+        if session.due.waits:
+            self._tell_ends(session)
+        self._reporter.wake()
+        session.acknowledge()
+        return done
+
+    def to_try_again(self, sessions: Iterable[RankSession]) -> list[RankSession]:
+        """Return those of all sessions for which `apply_due` is due although nothing came."""
+        due = set(self._again.due(now_s=self._clock()))
+        found: list[RankSession] = []
+        for session in sessions:
+            if session.due.waits and session.request.session_id in due:
+                session.due.resume()
+                found.append(session)
+            elif not session.introduced and not session.due.waits:
+                found.append(session)
+        return found
+
+    def _go_on(self, session: RankSession) -> bool:
+        try:
+            self._introduce(session)
+            self._tabulate(session)
+            done = self._apply_some(session)
+        except ExhaustedError as error:
+            self._wait(session, str(error))
+            return True
+        if done and session.due.all_here:
+            session.due.complaint = ""
+            if self._again.over(session.request.session_id):
+                request = session.request
+                _logger.warning(
+                    "rank %d: what waited is in the tree",
+                    request.rank,
+                    extra=build_log_fields(request),
+                )
+        return done
+
+    def _wait(self, session: RankSession, why: str) -> None:
+        session_id = session.request.session_id
+        self._again.later(session_id, now_s=self._clock())
+        self._joining.pop(session_id, None)
+        session.program = ProgramOrder(session.program.written)
+        session.graphs = GraphAssembler()
+        if session.outlet.tables is not None:
+            session.outlet.tables.look_back()
+        if why != session.due.complaint:
+            _logger.error(why, extra=build_log_fields(session.request))
+        session.due.complaint = why
+
+    def _tell_ends(self, session: RankSession) -> None:
+        """Count and report iterations whose manifests have to wait, and take a goodbye."""
+        while (declared := session.due.next(session.watermark)) is not None:
+            declaration = declared.declaration
+            if isinstance(declaration, IterationEnd):
+                status = self._ended(session, declared, declaration)
+                self._report_end(session, declared.ticket, status)
+            elif isinstance(declaration, SessionEnd):
+                session.say_goodbye(declaration)
+                self._reporter.session(session.status(), str(session.outlet.tree.root))
+
+    def _introduce(self, session: RankSession) -> None:
+        if session.introduced:
+            return
+        try:
+            prepare_tree(session, session.request)
+        except OSError as error:
+            handle_failure(session, "its metadata is not written", error)
+        session.introduced = True
+
+    def _apply_some(self, session: RankSession) -> bool:
+        while self._join_some(session):
+            declared = self._next_due(session)
+            if declared is None:
+                return True
+            self._apply(session, declared)
+        return False
+
+    def _next_due(self, session: RankSession) -> MetadataFrame | None:
+        while True:
+            declared, after = session.due.next(session.watermark), session.due.read_to
+            if declared is not None or after is None:
+                return declared
+            try:
+                self._read_on(session, after)
+            except sqlite3.Error as error:
+                handle_failure(session, "what is due is not read", error)
+                return None
+
+    def _read_on(self, session: RankSession, after: int) -> None:
+        session_id, watermark = session.request.session_id, session.watermark
+        found = self._ledger.unapplied(session_id, after, up_to=watermark, most=READ_BATCH_FRAMES)
+        all_there = len(found) < READ_BATCH_FRAMES
+        if all_there:
+            found += self._ledger.unapplied(session_id, watermark)
+        again = [reread_metadata_frame(raw, session_id) for raw in found]
+        session.due.refill(again, all_there=all_there)
+
+    def _join_some(self, session: RankSession) -> bool:
+        """Return whether no operators are left to be joined; their iteration ends then."""
+        joining = self._joining.pop(session.request.session_id, None)
+        if joining is None:
+            return True
+        try:
+            joined = joining.go_on()
+        except (OSError, sqlite3.Error) as error:
+            what = f"iteration {joining.end.iteration}: operators not joined"
+            handle_failure(session, what, error, joining.declared)
+            self._end_iteration(session, joining.declared, joining.end, joined=False)
+            return True
+        if joined:
+            self._end_iteration(session, joining.declared, joining.end)
+        else:
+            self._joining[session.request.session_id] = joining
+        return joined
+
+    def _apply(self, session: RankSession, declared: MetadataFrame) -> None:
+        declaration = declared.declaration
+        if isinstance(declaration, EventColumns):
+            session.program.take(declaration)
+        elif isinstance(declaration, IterationEnd):
+            joining = IterationJoin(self._ledger, session, declared, declaration, self._usage)
+            self._joining[session.request.session_id] = joining
+        elif isinstance(declaration, SessionEnd):
+            self._end_session(session, declared, declaration)
+        else:
+            apply_metadata(self._ledger, session, declared)
+
+    def _tabulate(self, session: RankSession) -> None:
+        """Write the rows of all that is committed without a gap."""
+        tables = session.outlet.tables
+        if tables is None:
+            return
+        try:
+            while session.tabulated_to < session.watermark:
+                self._tabulate_some(session, tables, session.watermark)
+        except (OSError, sqlite3.Error) as error:
+            handle_failure(session, "tables of figures: rows have to wait", error)
+
+    def _tabulate_some(self, session: RankSession, tables: StatisticTables, up_to: int) -> None:
+        session_id = session.request.session_id
+        found, reached = self._ledger.table_rows(
+            session_id, after=session.tabulated_to, up_to=up_to
+        )
+        for sentence in tables.add(iter_committed_rows(found, session)):
+            session.trouble(sentence)
+        session.tabulated_to = reached
+
+    def _end_iteration(
+        self,
+        session: RankSession,
+        declared: MetadataFrame,
+        end: IterationEnd,
+        *,
+        joined: bool = True,
+    ) -> None:
+        ticket = declared.ticket
+        status = self._ended(session, declared, end)
+        try:
+            # A manifest says that everything is there: without its rows it has to wait as they do.
+            if joined and _are_rows_written(session, ticket):
+                repeated = session.due.begun(declared)
+                write_iteration_files(self._ledger, session, status, ticket, repeated=repeated)
+                session.program.ended(end.iteration)
+                self._ledger.iteration_ended(ticket, end, session.program.written, status)
+                return
+        except (OSError, sqlite3.Error) as error:
+            what = f"iteration {end.iteration}: no manifest written"
+            handle_failure(session, what, error, declared)
+        self._report_end(session, ticket, status)
+
+    def _ended(
+        self, session: RankSession, declared: MetadataFrame, end: IterationEnd
+    ) -> IterationStatus:
+        if session.ends_first(declared, end):
+            self._meters.add_all(count_iteration_end(end))
+        return session.end_iteration(declared, end)
+
+    def _report_end(self, session: RankSession, ticket: FrameId, status: IterationStatus) -> None:
+        try:
+            self._ledger.iteration_waits(ticket, status)
+        except sqlite3.Error as error:
+            # It is reported when its manifest is there.
+            _logger.error(
+                "rank %d, iteration %d: not reported: %s",
+                status.rank,
+                status.iteration,
+                error,
+                extra=build_log_fields(status, iteration=status.iteration),
+            )
+
+    def _end_session(self, session: RankSession, declared: MetadataFrame, end: SessionEnd) -> None:
+        session.say_goodbye(end)
+        try:
+            if _are_rows_written(session, declared.ticket):
+                self._ledger.session_ended(declared.ticket, end)
+        except sqlite3.Error as error:
+            handle_failure(session, "its goodbye is not entered", error, declared)
+        self._reporter.session(session.status(), str(session.outlet.tree.root))
+
+
+def _are_rows_written(session: RankSession, ticket: FrameId) -> bool:
+    """Return whether every row before a declaration stands in its table."""
+    return session.outlet.tables is None or session.tabulated_to >= ticket.sequence

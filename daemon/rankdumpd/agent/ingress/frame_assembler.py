@@ -1,0 +1,310 @@
+"""Assembly of the frames of one stream to whole records, rows of statistics and metadata frames. It
+checks every frame against the session's plan and decides nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rankdump._core.record import StatisticRows
+from rankdump._core.selection import SelectionVerdict
+from rankdump._core.session_protocol import RecordHead
+from rankdump._wire import session_messages
+from rankdump._wire.message_fields import NUMBER_LIMIT
+from rankdump.errors import ProtocolError, ResendError
+from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.declarations import (
+    UNREADABLE,
+    make_unreadable_result,
+    read_lost_tensors,
+    read_metadata_frame,
+    reread_metadata_frame,
+    reread_statistic_rows,
+)
+from rankdumpd.agent.records import (
+    FrameId,
+    MetadataFrame,
+    ReceivedRecord,
+    RecordElements,
+    RecordOutcome,
+    StatisticRowsResult,
+    load_elements,
+    make_drop_outcome,
+)
+
+MAX_STATISTICS = 64
+MAX_STATISTIC_CHARACTERS = 64
+_TOO_LONG = re.compile(rf"[^,]{{{MAX_STATISTIC_CHARACTERS + 1}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticRules:
+    """What a session's plan says of figures that come in the place of elements."""
+
+    due: int
+    """How many there are of each tensor."""
+    elements: bool
+    """Records bring their elements."""
+    degrades: bool
+    """A tensor for which there was no room may bring figures all the same."""
+
+
+def check_record_size(sequence: int, head: RecordHead, first_bytes: int) -> None:
+    """Raise ProtocolError where a record brings more than it declares.
+
+    Elements in the place of figures are no fault here: a tensor may have none, and one of them
+    must not cost the session. `admit` drops it by reason.
+    """
+    if first_bytes > head.byte_count:
+        raise ProtocolError(
+            f"record {sequence} brings {first_bytes} bytes, declares {head.byte_count}"
+        )
+
+
+def check_statistic_rows(sequence: int, rows: StatisticRows, rules: StatisticRules) -> None:
+    """Raise ProtocolError where figures are not those of the plan, or could harm a table."""
+    if rows.degraded and not rules.degrades:
+        raise ProtocolError(f"frame {sequence} is degraded: the plan's on_full allows none such")
+    if rules.elements and not rows.degraded:
+        raise ProtocolError(f"frame {sequence} brings figures: the plan keeps elements")
+    if rules.due > MAX_STATISTICS:
+        raise ProtocolError(
+            f"frame {sequence}: the plan has {rules.due} figures, at most {MAX_STATISTICS} "
+            "are taken"
+        )
+    for text in rows.figures:
+        count = text.count(",") + 1 if text else 0
+        if count != rules.due:
+            raise ProtocolError(f"frame {sequence} with {count} figures: the plan has {rules.due}")
+    _check_texts(sequence, rows.figures)
+
+
+def _check_texts(sequence: int, texts: Sequence[str]) -> None:
+    # They become fields of a table: nothing in one may end it. All at once, because thousands
+    # come with every step.
+    joined = ",".join(texts)
+    if joined.isprintable() and '"' not in joined and not _TOO_LONG.search(joined):
+        return
+    for text in joined.split(","):
+        if len(text) > MAX_STATISTIC_CHARACTERS or not text.isprintable() or '"' in text:
+            raise ProtocolError(
+                f"frame {sequence} with figure {text[:MAX_STATISTIC_CHARACTERS]!r}: printable, no "
+                f"quote, at most {MAX_STATISTIC_CHARACTERS} characters"
+            )
+
+
+__all__ = [
+    "CompletedFrame",
+    "FrameAssembler",
+    "read_lost_tensors",
+    "read_metadata_frame",
+    "reread_metadata_frame",
+    "reread_statistic_rows",
+]
+
+_MAPPED_BYTES = 1 << 20
+"""A larger record that comes in pieces has pages of its own: there are few of that size."""
+
+CompletedFrame = ReceivedRecord | RecordOutcome | StatisticRowsResult | MetadataFrame
+"""What a frame completes: a record to keep, a refused one, rows of figures, a declaration."""
+
+
+@dataclass(slots=True)
+class _OpenRecord:
+    """The record whose chunks are coming in."""
+
+    sequence: int
+    head: RecordHead
+    filled: int = 0
+    target: bytearray | mmap.mmap | None = None
+    """None while the bytes are thrown away."""
+    reason: str = ""
+    repeated: bool = False
+    checksum: bytes = b""
+
+
+class FrameAssembler:
+    """Puts the frames of one stream together; not for several threads."""
+
+    def __init__(
+        self,
+        session_id: str,
+        *,
+        rank: int,
+        net_name: str,
+        highest_first: int,
+        figures: int,
+        elements: bool,
+        degrades: bool,
+        known: Callable[[int], bool],
+        admit: Callable[[RecordHead], SelectionVerdict],
+    ) -> None:
+        """Expect a first frame of at most `highest_first`; `admit` is asked before allocation.
+
+        `figures` is how many stand in the place of a tensor's elements. None may where the plan
+        keeps `elements`, unless it `degrades` tensors for which there is no room.
+        """
+        self._session_id = session_id
+        self._rules = StatisticRules(figures, elements=elements, degrades=degrades)
+        self._rank, self._net_name = rank, net_name
+        self._known, self._admit = known, admit
+        self._highest_first = highest_first
+        self._last = 0
+        self._open: _OpenRecord | None = None
+
+    @property
+    def last_sequence(self) -> int:
+        """Number of the last frame that came; 0 before the first."""
+        return self._last
+
+    @property
+    def within_record(self) -> bool:
+        """Whether chunks of the last record have to come."""
+        return self._open is not None
+
+    def feed(
+        self, frame: agent_pb2.Frame, data: RecordElements | None = None, *, lost: str = ""
+    ) -> CompletedFrame | None:
+        """Take one frame; return what it completes, None while a record is open or repeated.
+
+        ResendError when one before it is missing, ProtocolError when it cannot be read itself.
+        Elements come within the frame, or as `data` that stays readable until they are committed.
+        Those that never came are `lost` for that reason.
+        """
+        body = frame.WhichOneof("body")
+        if body == "chunk":
+            data = _select_data(frame.sequence, frame.chunk.data, data)
+            return self._chunk(frame.sequence, frame.chunk.offset, data, lost)
+        if not self._advance(frame.sequence):
+            return None
+        if body == "record":
+            data = _select_data(frame.sequence, frame.record.data, data)
+            return self._record(frame.sequence, frame.record, data, lost)
+        if body == "lost":
+            return self._lost(frame.sequence, frame.lost)
+        declared = read_metadata_frame(frame, self._session_id)
+        if isinstance(declared.declaration, StatisticRows):
+            check_statistic_rows(frame.sequence, declared.declaration, self._rules)
+        return None if self._known(frame.sequence) else declared
+
+    def finish(self) -> None:
+        """Accept the end of the stream; ResendError when a record is still open."""
+        if self._open:
+            raise ResendError(
+                f"record {self._open.sequence} ended at byte {self._open.filled} "
+                f"of {self._open.head.byte_count}"
+            )
+
+    def cut_off(self, reason: str) -> RecordOutcome | None:
+        """Return the record that is open as dropped: the rest of it will never come."""
+        record, self._open = self._open, None
+        if record is None or record.repeated:
+            return None
+        ticket = FrameId(self._session_id, record.sequence)
+        return make_drop_outcome(ticket, record.head, record.reason or reason)
+
+    def settle_unreadable(self, frame: agent_pb2.Frame) -> CompletedFrame | None:
+        """Give up the frame that `feed` could not read just now: it takes its number, no more.
+
+        Tensors are counted as dropped; whatever else it said is not known.
+        """
+        if self._open:
+            return self.cut_off(UNREADABLE)
+        if self._known(frame.sequence):
+            return None
+        ticket = FrameId(self._session_id, frame.sequence)
+        return make_unreadable_result(ticket, frame)
+
+    def _advance(self, sequence: int) -> bool:
+        """Go on to a frame; return whether it is new on this stream."""
+        if not 1 <= sequence < NUMBER_LIMIT:
+            raise ProtocolError(f"frame number {sequence} is none from 1 to {NUMBER_LIMIT - 1}")
+        if self._last and sequence <= self._last:
+            return False
+        self.finish()
+        if not self._last and sequence > self._highest_first:
+            raise ResendError(f"first frame is {sequence}, at most {self._highest_first} is due")
+        if self._last and sequence != self._last + 1:
+            raise ResendError(f"frame {sequence} after {self._last}: numbers rise by one")
+        self._last = sequence
+        return True
+
+    def _record(
+        self, sequence: int, message: agent_pb2.Record, data: RecordElements, lost: str
+    ) -> ReceivedRecord | RecordOutcome | None:
+        head = session_messages.record_from_wire(message, rank=self._rank, net_name=self._net_name)
+        check_record_size(sequence, head, len(data))
+        ticket = FrameId(self._session_id, sequence)
+        # A slab's entry that was given up may have lost its data's length with its data.
+        whole = len(data) == head.byte_count or bool(lost and not data)
+        if self._known(sequence):
+            self._open = None if whole else _OpenRecord(sequence, head, len(data), repeated=True)
+            return None
+        answer = SelectionVerdict(False, lost) if lost and head.byte_count else self._admit(head)
+        if whole:
+            if answer.accepted:
+                return ReceivedRecord(ticket, head, data, message.checksum)
+            return make_drop_outcome(ticket, head, answer.reason)
+        self._open = _OpenRecord(sequence, head, reason=answer.reason, checksum=message.checksum)
+        if answer.accepted:
+            self._allocate(self._open)
+        self._fill(self._open, 0, data)
+        return None
+
+    def _lost(self, sequence: int, message: agent_pb2.Lost) -> StatisticRowsResult | None:
+        judged = read_lost_tensors(FrameId(self._session_id, sequence), message)
+        return None if self._known(sequence) else judged
+
+    def _allocate(self, record: _OpenRecord) -> None:
+        size = record.head.byte_count
+        try:
+            # What is only declared costs nothing: pages are taken as they are filled.
+            record.target = mmap.mmap(-1, size) if size > _MAPPED_BYTES else bytearray(size)
+        except (MemoryError, OverflowError, OSError, ValueError):
+            record.reason = "no_memory"
+
+    def _chunk(
+        self, sequence: int, offset: int, data: RecordElements, lost: str
+    ) -> ReceivedRecord | RecordOutcome | None:
+        record = self._open
+        if record is None or record.sequence != sequence:
+            if 1 <= sequence <= self._last:
+                return None
+            raise ResendError(f"chunk of record {sequence}, which is not open")
+        if offset + len(data) <= record.filled < record.head.byte_count:
+            return None
+        if lost:
+            record.target, record.reason = None, lost
+        self._fill(record, offset, data)
+        if record.filled < record.head.byte_count:
+            return None
+        self._open = None
+        ticket = FrameId(self._session_id, sequence)
+        if record.repeated:
+            return None
+        if record.target is None:
+            return make_drop_outcome(ticket, record.head, record.reason)
+        return ReceivedRecord(ticket, record.head, memoryview(record.target), record.checksum)
+
+    def _fill(self, record: _OpenRecord, offset: int, data: RecordElements) -> None:
+        end = offset + len(data)
+        if offset != record.filled or end > record.head.byte_count:
+            kind = ResendError if offset > record.filled else ProtocolError
+            raise kind(
+                f"record {record.sequence}: bytes {offset} to {end} after {record.filled} "
+                f"of {record.head.byte_count}"
+            )
+        if record.target is not None:
+            record.target[offset:end] = load_elements(data)
+        record.filled = end
+
+
+def _select_data(sequence: int, within: bytes, beside: RecordElements | None) -> RecordElements:
+    if beside is None:
+        return memoryview(within)
+    if within:
+        raise ProtocolError(f"frame {sequence} of a slab has {len(within)} bytes of data in itself")
+    return beside

@@ -1,0 +1,227 @@
+"""Connected Push streams: a thread for each receives its frames, and a mailbox holds the answers
+that its rank is due. The mailbox knows no gRPC.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import grpc
+
+from rankdump._core.session_protocol import Acknowledgement
+from rankdump.errors import ProtocolError, RankdumpError, UnavailableError
+from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.ingress.session_intake import SessionIntake
+from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.shm.ring_registry import RingRegistry
+from rankdumpd.server.logs import build_log_fields
+
+
+class StreamMailbox:
+    """What one stream has to tell its rank; filled by many threads, emptied by one."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._acknowledged = 0
+        self._draining = self._slab_ready = False
+        self._warnings: list[str] = []
+        self._last: int | None = None
+        self._error: RankdumpError | None = None
+        self.at_rest = False
+        """Whether all that came was taken in, to the end of a record; its reader says so."""
+
+    def acknowledge(self, sequence: int) -> None:
+        """Tell that everything up to this number is accounted for."""
+        with self._changed:
+            self._acknowledged = max(self._acknowledged, sequence)
+            self._changed.notify_all()
+
+    def warn(self, text: str) -> None:
+        """Let the rank say this in its log."""
+        with self._changed:
+            self._warnings.append(text)
+            self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Tell that the agent is about to stop."""
+        with self._changed:
+            self._draining = True
+            self._changed.notify_all()
+
+    def offer_slab(self) -> None:
+        """Tell that shared memory is there for who opens the session again."""
+        with self._changed:
+            self._slab_ready = True
+            self._changed.notify_all()
+
+    def end(self, reason: str) -> None:
+        """Break the stream off as something that may work later."""
+        self.fail(UnavailableError(reason))
+
+    def fail(self, error: RankdumpError) -> None:
+        """Break the stream off; the first error counts."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def complete(self, last_sequence: int) -> None:
+        """Let the stream end once this number is acknowledged: nothing more comes in."""
+        with self._changed:
+            self._last = last_sequence
+            self._changed.notify_all()
+
+    def answers(self) -> Iterator[Acknowledgement]:
+        """Yield what there is to tell until the stream is complete; raise its error."""
+        told = Acknowledgement(0)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda told=told: self._has_news(told))
+                warnings, self._warnings = tuple(self._warnings), []
+                news = self._news(warnings)
+                error, complete = self._error, self._complete()
+            if news != told:
+                told = replace(news, warnings=())
+                yield news
+            elif error:
+                raise error
+            elif complete:
+                return
+
+    def _has_news(self, told: Acknowledgement) -> bool:
+        news = self._news(tuple(self._warnings)) != told
+        return news or self._error is not None or self._complete()
+
+    def _news(self, warnings: tuple[str, ...]) -> Acknowledgement:
+        return Acknowledgement(self._acknowledged, self._draining, warnings, self._slab_ready)
+
+    def _complete(self) -> bool:
+        return self._last is not None and self._acknowledged >= self._last
+
+
+_logger = logging.getLogger(__name__)
+
+
+class PushStreamReader:
+    """Takes in what one stream brings or announces, and waits where there is no room for more."""
+
+    def __init__(
+        self,
+        session: RankSession,
+        mailbox: StreamMailbox,
+        *,
+        intake: SessionIntake,
+        rings: RingRegistry,
+    ) -> None:
+        self._session, self._mailbox = session, mailbox
+        self._intake, self._rings = intake, rings
+
+    def read(self, requests: Iterator[agent_pb2.PushRequest]) -> None:
+        """Take frames until the rank closes its side or breaks a rule."""
+        try:
+            self._read_slab(0)
+            self._mailbox.at_rest = self._between_records()
+            for request in requests:
+                self._mailbox.at_rest = False
+                if request.HasField("batch"):
+                    self._take(request.batch)
+                elif request.HasField("doorbell"):
+                    self._read_slab(request.doorbell.written)
+                else:
+                    raise ProtocolError("a stream's first message says hello, and no other")
+                self._mailbox.at_rest = self._between_records()
+            self._intake.finish()
+            self._mailbox.complete(max(self._last_in_slab(), self._intake.last_sequence))
+        except RankdumpError as error:
+            self._mailbox.fail(error)
+        except grpc.RpcError:
+            self._mailbox.end("the rank is gone")
+        except Exception:
+            request = self._session.request
+            _logger.exception(
+                "stream of session %s", request.session_id, extra=build_log_fields(request)
+            )
+            self._mailbox.end("the agent failed to take a frame")
+        finally:
+            self._intake.give_back()
+
+    def _take(self, batch: agent_pb2.FrameBatch) -> None:
+        if not self._intake.last_sequence:
+            self._rings.not_used(self._session)
+        try:
+            for frame in batch.frames:
+                self._intake.take(frame)
+        finally:
+            self._intake.hand_on()
+
+    def _read_slab(self, announced: int) -> None:
+        ring = self._rings.of(self._session)
+        if ring is not None:
+            ring.read(announced)
+        elif announced:
+            session_id = self._session.request.session_id
+            raise ProtocolError(f"session {session_id!r} rings a bell without a slab")
+
+    def _between_records(self) -> bool:
+        ring = self._rings.of(self._session)
+        return not self._intake.within_record and (ring is None or not ring.within_record)
+
+    def _last_in_slab(self) -> int:
+        ring = self._rings.of(self._session)
+        return ring.last_sequence if ring else 0
+
+
+class OpenPushStreams:
+    """The streams that are connected now, and the threads that read them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._mailboxes: set[StreamMailbox] = set()
+        self._threads: list[threading.Thread] = []
+        self._draining = False
+
+    def add(
+        self,
+        mailbox: StreamMailbox,
+        reader: PushStreamReader,
+        requests: Iterator[agent_pb2.PushRequest],
+    ) -> None:
+        """Begin to read a stream; one that comes late learns at once that the end is near."""
+        thread = threading.Thread(target=reader.read, args=(requests,), name="rankdumpd-reader")
+        with self._changed:
+            self._mailboxes.add(mailbox)
+            self._threads = [t for t in self._threads if t.is_alive()]
+            thread.start()
+            self._threads.append(thread)
+            if self._draining:
+                mailbox.drain()
+
+    def discard(self, mailbox: StreamMailbox) -> None:
+        """Note that a stream is over."""
+        with self._changed:
+            self._mailboxes.discard(mailbox)
+            self._changed.notify_all()
+
+    def drain(self, timeout_s: float) -> int:
+        """Ask the ranks to finish their streams; return how many have not by the deadline."""
+        with self._changed:
+            self._draining = True
+            for mailbox in self._mailboxes:
+                mailbox.drain()
+            self._changed.wait_for(lambda: not self._mailboxes, timeout_s)
+            return len(self._mailboxes)
+
+    def end(self, reason: str) -> None:
+        """Break off the streams that are left."""
+        with self._changed:
+            for mailbox in self._mailboxes:
+                mailbox.end(reason)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until no thread reads any more, or no longer."""
+        deadline_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))

@@ -1,0 +1,322 @@
+"""Intake of the frames of one session: assembled, admitted, charged to the byte budget and handed
+to worker threads or to the committer. A frame that fails repeatedly is given up.
+
+Records travel to the workers in batches: many small ones, which one thread works off, or a large
+one alone, for which there are as many threads as cores. Small ones are system calls with a
+little Python between them; two threads at that would only pass the interpreter to each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from rankdump._core.record import SPACE_REASONS, StatisticRows
+from rankdump._core.selection import ACCEPTED_VERDICT, SelectionVerdict
+from rankdump._core.session_protocol import RecordHead
+from rankdump.errors import ProtocolError, ResendError, RetryableError
+from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.commit.committer import FinishedFrame, FrameCommitter, compute_cost_bytes
+from rankdumpd.agent.ingress.frame_assembler import CompletedFrame, FrameAssembler
+from rankdumpd.agent.limits.admission import RecordAdmission, ResourceUsage
+from rankdumpd.agent.limits.usage import QueueBudget
+from rankdumpd.agent.records import (
+    SMALL_RECORD_BYTES,
+    MetadataFrame,
+    ReceivedRecord,
+    RecordElements,
+    RecordOutcome,
+    StatisticRowsResult,
+    make_drop_outcome,
+)
+from rankdumpd.agent.session.rank_session import RankSession
+
+_MAX_SESSIONS = 4096
+
+
+class FailureCounter:
+    """The last failure of each session that failed lately; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: dict[str, tuple[str, int]] = {}
+
+    def failed(self, session_id: str, what: str) -> int:
+        """Count a failure; return how many of the last ones of this session were the same."""
+        with self._lock:
+            before, count = self._last.pop(session_id, ("", 0))
+            count = count + 1 if before == what else 1
+            self._last[session_id] = what, count
+            if len(self._last) > _MAX_SESSIONS:
+                del self._last[next(iter(self._last))]
+            return count
+
+
+_BatchQueue: TypeAlias = "queue.SimpleQueue[Sequence[ReceivedRecord] | None]"
+
+_logger = logging.getLogger(__name__)
+
+
+class RecordWorkers:
+    """Threads that turn parcels into outcomes; nothing ends one but `stop`."""
+
+    def __init__(
+        self,
+        count: int,
+        process: Callable[[ReceivedRecord], RecordOutcome],
+        done: Callable[[Sequence[RecordOutcome]], None],
+    ) -> None:
+        self._process = process
+        self._done = done
+        self._large: _BatchQueue = queue.SimpleQueue()
+        self._small: _BatchQueue = queue.SimpleQueue()
+        self._served = [*[self._large] * count, self._small]
+        self._threads: list[threading.Thread] = []
+        self._deadline_s = math.inf
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._threads = [
+            threading.Thread(target=self._run, args=(batches,), name=f"rankdumpd-worker-{number}")
+            for number, batches in enumerate(self._served)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, parcels: Sequence[ReceivedRecord]) -> None:
+        """Hand over a batch; never waits."""
+        (self._large if len(parcels) == 1 else self._small).put(parcels)
+
+    def fault(self) -> str:
+        """Say that a thread has died."""
+        return "" if all(t.is_alive() for t in self._threads) else "a thread that writes is dead"
+
+    def stop(self, timeout_s: float = 60.0) -> bool:
+        """Finish what was submitted, for so long, then leave the rest; return whether the threads
+        have ended. May be repeated.
+        """
+        self._deadline_s = time.monotonic() + timeout_s
+        for _, batches in zip(self._threads, self._served, strict=False):
+            batches.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, self._deadline_s - time.monotonic()))
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return not self._threads
+
+    def _run(self, batches: _BatchQueue) -> None:
+        while (parcels := batches.get()) is not None:
+            # What is left then was not acknowledged, and is sent to the next process.
+            if time.monotonic() < self._deadline_s:
+                self._done([self._outcome(parcel) for parcel in parcels])
+
+    def _outcome(self, parcel: ReceivedRecord) -> RecordOutcome:
+        try:
+            return self._process(parcel)
+        except Exception:
+            ticket = parcel.ticket
+            session_id = ticket.session_id
+            extra = {"session": session_id}
+            _logger.exception("record %d of session %s", ticket.sequence, session_id, extra=extra)
+            return make_drop_outcome(ticket, parcel.head, "internal_error")
+
+
+MAX_GATHERED_FRAMES = 256
+MAX_GATHERED_BYTES = 1 << 20
+"""What a stream may hold beside the budget: it is taken from there when it is handed on."""
+
+
+MAX_UNREADABLE_TRIES = 3
+"""After so many a frame that cannot be read is given up."""
+MAX_GAPS = 10
+"""After so many a rank that leaves a number out is refused: it does not have it."""
+
+
+class SessionIntake:
+    """Takes frames in their order, for one thread at a time; waits where there is no room.
+
+    Frames that are small wait for others that come with them: `hand_on` ends that.
+    """
+
+    def __init__(
+        self,
+        session: RankSession,
+        *,
+        budget: QueueBudget,
+        workers: RecordWorkers,
+        committer: FrameCommitter,
+        room: Callable[[], ResourceUsage],
+        tries: FailureCounter,
+    ) -> None:
+        self._session = session
+        self._budget, self._workers, self._committer = budget, workers, committer
+        self._admission = RecordAdmission(session.plan, session.request.device)
+        self._look_up_room = room
+        self._room: ResourceUsage | None = None
+        self._tries = tries
+        self._growing = False
+        """Whether the budget has given room for a record that is not whole yet."""
+        self._piece_bytes = 0
+        """How much of a record the present frame brings."""
+        self._gathered: list[ReceivedRecord | FinishedFrame] = []
+        self._gathered_cost = 0
+        outlet = session.outlet
+        self._assembler = FrameAssembler(
+            session.request.session_id,
+            rank=session.request.rank,
+            net_name=session.plan.output.net_name,
+            highest_first=session.watermark + 1,
+            figures=outlet.figures,
+            elements=outlet.elements,
+            degrades=outlet.degrades,
+            known=session.known,
+            admit=self._admit,
+        )
+
+    @property
+    def last_sequence(self) -> int:
+        """Number of the last frame that came; 0 before the first."""
+        return self._assembler.last_sequence
+
+    @property
+    def within_record(self) -> bool:
+        """Whether more of the last record has to come."""
+        return self._assembler.within_record
+
+    def take(
+        self, frame: agent_pb2.Frame, data: RecordElements | None = None, *, lost: str = ""
+    ) -> None:
+        """Take a frame whose data may stand elsewhere; `lost` says why that data never came.
+
+        ResendError when a frame is missing, or for the first few times that one cannot be read.
+        """
+        self._piece_bytes = _count_piece_bytes(frame) if data is None else len(data)
+        if self._growing and frame.HasField("chunk"):
+            self._budget.grow(self, self._piece_bytes)
+        try:
+            item = self._assembler.feed(frame, data, lost=lost)
+        except ResendError as error:
+            raise self._gap(error) from None
+        except RetryableError:
+            raise
+        except Exception as error:
+            item = self._unreadable(frame, error)
+        self._gather(item)
+
+    def cut_off(self, reason: str) -> None:
+        """Count the record whose rest will never come."""
+        self._gather(self._assembler.cut_off(reason))
+        self.hand_on()
+
+    def finish(self) -> None:
+        """Accept that nothing more comes; ResendError within a record."""
+        try:
+            self._assembler.finish()
+        except ResendError as error:
+            raise self._gap(error) from None
+
+    def hand_on(self) -> None:
+        """Hand on what was gathered: nothing more comes with it."""
+        gathered, cost = self._gathered, self._gathered_cost
+        self._gathered, self._gathered_cost, self._room = [], 0, None
+        if gathered:
+            self._budget.take(cost, items=len(gathered))
+            self._claim(gathered)
+
+    def give_back(self) -> None:
+        """Free the room of a record that did not come to its end."""
+        if self._growing:
+            self._budget.abandon(self)
+            self._growing = False
+
+    def _gap(self, error: ResendError) -> ResendError | ProtocolError:
+        session_id, due = self._session.request.session_id, self._assembler.last_sequence + 1
+        tries = self._tries.failed(session_id, f"gap before {due}")
+        return error if tries < MAX_GAPS else ProtocolError(f"{error}, for the {tries}th time")
+
+    def _unreadable(self, frame: agent_pb2.Frame, error: Exception) -> CompletedFrame | None:
+        """Give a frame up that failed too often; else let it be sent again."""
+        request, number = self._session.request, frame.sequence
+        if not number or number != self._assembler.last_sequence:
+            raise error
+        if not isinstance(error, ProtocolError):
+            _logger.error("session %s, frame %d", request.session_id, number, exc_info=error)
+        tries = self._tries.failed(request.session_id, f"frame {number}")
+        if tries < MAX_UNREADABLE_TRIES:
+            raise ResendError(f"frame {number} cannot be read: {error}") from None
+        self._session.trouble(f"rank {request.rank}: a frame could not be read: {error}")
+        return self._assembler.settle_unreadable(frame)
+
+    def _admit(self, head: RecordHead) -> SelectionVerdict:
+        large = head.byte_count > SMALL_RECORD_BYTES
+        if large:
+            self.hand_on()
+        answer = self._admission.of_record(head, self._present_room())
+        if answer.reason in SPACE_REASONS and self._is_there(head):
+            answer = ACCEPTED_VERDICT
+        if answer.accepted and large:
+            # What is only declared takes no room from others.
+            self._budget.begin(self, compute_cost_bytes(min(self._piece_bytes, head.byte_count)))
+            self._growing = True
+        return answer
+
+    def _is_there(self, head: RecordHead) -> bool:
+        """Return whether a killed process may have written it: then it takes no room, and a drop
+        would leave a file that nobody knows.
+        """
+        return self._session.restored and self._session.outlet.writer.has(head)
+
+    def _gather(self, item: CompletedFrame | None) -> None:
+        if item is None:
+            return
+        if isinstance(item, ReceivedRecord) and self._growing:
+            self._budget.end(self, _compute_cost(item))
+            self._growing = False
+            self._claim([item])
+            return
+        self.give_back()
+        frame = item if isinstance(item, ReceivedRecord) else self._judged(item)
+        self._gathered.append(frame)
+        self._gathered_cost += _compute_cost(frame)
+        full = self._gathered_cost > MAX_GATHERED_BYTES
+        if full or len(self._gathered) >= MAX_GATHERED_FRAMES:
+            self.hand_on()
+
+    def _judged(self, item: RecordOutcome | StatisticRowsResult | MetadataFrame) -> FinishedFrame:
+        if not isinstance(item, MetadataFrame) or not isinstance(item.declaration, StatisticRows):
+            return item
+        refused = self._admission.of_rows(item.declaration, self._present_room())
+        return StatisticRowsResult(item.ticket, item.declaration, refused, item.raw)
+
+    def _present_room(self) -> ResourceUsage:
+        # Asked once for all that comes together: that little more under way changes nothing.
+        if self._room is None:
+            self._room = self._look_up_room()
+        return self._room
+
+    def _claim(self, items: Sequence[ReceivedRecord | FinishedFrame]) -> None:
+        claimed = self._session.claim({item.ticket.sequence for item in items})
+        if len(claimed) < len(items):
+            left = [item for item in items if item.ticket.sequence not in claimed]
+            self._budget.give(sum(map(_compute_cost, left)), items=len(left))
+            items = [item for item in items if item.ticket.sequence in claimed]
+        parcels = [item for item in items if isinstance(item, ReceivedRecord)]
+        done = [item for item in items if not isinstance(item, ReceivedRecord)]
+        if parcels:
+            self._workers.submit(parcels)
+        if done:
+            self._committer.submit(done, sum(map(_compute_cost, done)))
+
+
+def _compute_cost(item: ReceivedRecord | FinishedFrame) -> int:
+    if isinstance(item, ReceivedRecord):
+        return compute_cost_bytes(item.head.byte_count)
+    return compute_cost_bytes(0 if isinstance(item, RecordOutcome) else len(item.raw))
+
+
+def _count_piece_bytes(frame: agent_pb2.Frame) -> int:
+    return len(frame.chunk.data if frame.HasField("chunk") else frame.record.data)

@@ -1,0 +1,290 @@
+"""The ledger of an agent, for writing: a frame that stands in it is accounted for, and never
+twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+
+from rankdump._core.session_protocol import IterationEnd, SessionEnd, SessionRequest
+from rankdump._core.status import IterationStatus, SessionState
+from rankdump.errors import CorruptedError, RankdumpError, UnavailableError
+from rankdumpd.agent.ledger import database, retention, rows
+from rankdumpd.agent.ledger.database import lock_ledger_folder, make_folder_error, open_ledger_file
+from rankdumpd.agent.ledger.reader import LedgerReader
+from rankdumpd.agent.ledger.report_log import ReportLog
+from rankdumpd.agent.ledger.retention import RetiredIterations
+from rankdumpd.agent.records import (
+    FrameId,
+    JoinedMember,
+    MetadataFrame,
+    RecordOutcome,
+    StatisticRowsResult,
+)
+
+_INSERT_BATCH_ROWS = 64
+_BATCH_PLACES = ", ".join([rows.RECORD_PLACES] * _INSERT_BATCH_ROWS)
+
+
+def insert_records(base: sqlite3.Connection, records: list[tuple[str | int, ...]]) -> None:
+    """Insert rows of records; a number that stands there already stays as it is."""
+    # Some at a time: every step of SQLite lets go of the interpreter, and taking it back from
+    # threads that are busy costs more than the row.
+    whole = len(records) // _INSERT_BATCH_ROWS * _INSERT_BATCH_ROWS
+    query = "INSERT OR IGNORE INTO records VALUES "
+    for first in range(0, whole, _INSERT_BATCH_ROWS):
+        some = records[first : first + _INSERT_BATCH_ROWS]
+        base.execute(query + _BATCH_PLACES, list(chain.from_iterable(some)))
+    base.executemany(query + rows.RECORD_PLACES, records[whole:])
+
+
+_INSERT_AWAY = "INSERT OR IGNORE INTO away VALUES (?, ?, 0)"
+
+
+def _read_clock_us() -> int:
+    return time.time_ns() // 1000
+
+
+class AgentLedger(LedgerReader):
+    """Rows of all sessions; safe to use from several threads, one at a time."""
+
+    def __init__(
+        self, state_dir: Path, *, report_bytes: int = 0, now_us: Callable[[], int] = _read_clock_us
+    ) -> None:
+        """Log what a coordinator is to be told, up to that much; 0 when there is none.
+
+        ConfigError when the folder cannot hold a ledger, ExhaustedError when it has no space,
+        DamagedError when what it has is none.
+        """
+        self._synced: bool | None = None
+        self._left: set[str] = set()
+        self.problem = ""
+        """Why the last transaction failed; empty when it did not."""
+        self._taken_back: Callable[[], None] = lambda: None
+        self._guard = lock_ledger_folder(state_dir)
+        self.path = path = state_dir / "ledger.sqlite"
+        """The file."""
+        try:
+            super().__init__(open_ledger_file(path), str(path), now_us)
+            self.log = ReportLog(path, self._transaction, most_bytes=report_bytes)
+            self._taken_back = self.log.forget_counts
+            self.retention = RetiredIterations(path, self._select, self._transaction, now_us)
+            with self._transaction() as base:
+                retention.note_closed_sessions(base, now_us())
+        except RankdumpError as error:
+            os.close(self._guard)
+            if isinstance(error, UnavailableError):
+                raise CorruptedError(str(error)) from None
+            raise
+        except sqlite3.Error as error:
+            os.close(self._guard)
+            raise make_folder_error(state_dir, error) from None
+
+    def close(self) -> None:
+        """Let another process have the file; may be repeated."""
+        with self._lock:
+            if self._guard >= 0:
+                self.log.close()
+                self.retention.close()
+                self._base.close()
+                os.close(self._guard)
+                self._guard = -1
+
+    def open_session(self, request: SessionRequest) -> None:
+        """Enter a session, or note where a known one runs now; its secret is a hash by now.
+
+        UnavailableError when it cannot be entered.
+        """
+        about = {k: v for k, v in asdict(request).items() if not isinstance(v, bytes)}
+        who = (request.session_id, json.dumps(about), request.plan_json)
+        row = (*who, SessionState.OPEN.value, request.secret.hex(), self._now_us())
+        with self._available() as base:
+            base.execute(
+                "INSERT INTO sessions VALUES (?, ?, ?, ?, 0, 0, '[]', '[]', ?, ?)"
+                " ON CONFLICT (session_id) DO UPDATE"
+                " SET request = excluded.request, plan = excluded.plan,"
+                " secret_hash = excluded.secret_hash",
+                row,
+            )
+            base.execute("DELETE FROM away WHERE session_id = ?", (request.session_id,))
+        self._left.discard(request.session_id)
+
+    def withdraw(self, session_id: str) -> None:
+        """Forget a session of which nothing ever came."""
+        with self._transaction() as base:
+            base.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
+
+    def commit(
+        self,
+        outcomes: Iterable[RecordOutcome],
+        judged: Iterable[StatisticRowsResult],
+        declared: Collection[MetadataFrame],
+        watermarks: Mapping[str, int],
+        *,
+        synced: bool,
+    ) -> None:
+        """Enter frames in one transaction; a number that stands there already stays as it is."""
+        with self._transaction(synced=synced) as base:
+            insert_records(base, [rows.make_record_row(outcome) for outcome in outcomes])
+            base.executemany(
+                "INSERT OR IGNORE INTO figures VALUES (?, ?, ?, ?, ?, ?, ?)",
+                map(rows.make_statistics_row, judged),
+            )
+            self.log.enter_declared(base, declared)
+            base.executemany(
+                "INSERT OR IGNORE INTO declarations VALUES (?, ?, ?, ?, 0)",
+                map(rows.make_metadata_row, declared),
+            )
+            base.executemany(
+                "UPDATE sessions SET watermark = ? WHERE session_id = ?",
+                [(watermark, session_id) for session_id, watermark in watermarks.items()],
+            )
+
+    def joined(self, session_id: str, shares: Iterable[JoinedMember], *, synced: bool) -> None:
+        """Remember that the files of operators hold tensors, whose own files may go now."""
+        with self._transaction(synced=synced) as base:
+            base.executemany(
+                "UPDATE records SET joined = 1, bytes_stored = ?"
+                " WHERE session_id = ? AND sequence = ?",
+                [(share.bytes_stored, session_id, share.sequence) for share in shares],
+            )
+
+    def iteration_ended(
+        self, ticket: FrameId, end: IterationEnd, graphs: Iterable[int], status: IterationStatus
+    ) -> None:
+        """Remember that an iteration's manifest is in the tree, and log its balance.
+
+        Its events are not needed again but for the coordinator.
+        """
+        with self._transaction() as base:
+            base.execute(database.CLEAR_APPLIED_EVENTS, (ticket.session_id, ticket.sequence))
+            base.execute(
+                "INSERT OR IGNORE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*rows.make_end_row(ticket, end), self._now_us()),
+            )
+            self.log.enter_balance(base, ticket, status)
+            _enter_ordered_graphs(base, ticket, graphs)
+
+    def iteration_waits(self, ticket: FrameId, status: IterationStatus) -> None:
+        """Log the balance of an iteration whose manifest could not be written yet."""
+        with self._transaction() as base:
+            self.log.enter_balance(base, ticket, status)
+
+    def timeouts_kept(self, ticket: FrameId) -> None:
+        """Remember that timeouts took effect; they stay until others come."""
+        with self._transaction() as base:
+            base.execute(
+                "UPDATE declarations SET applied = 1 WHERE session_id = ? AND sequence = ?",
+                (ticket.session_id, ticket.sequence),
+            )
+
+    def carried_out(self, tickets: Iterable[FrameId], ordered: Iterable[int]) -> None:
+        """Remember that declarations of a session have taken effect and are not needed again."""
+        with self._transaction() as base:
+            for ticket in tickets:
+                base.execute(
+                    "UPDATE declarations SET applied = 1, body = x''"
+                    " WHERE session_id = ? AND sequence = ?",
+                    (ticket.session_id, ticket.sequence),
+                )
+                _enter_ordered_graphs(base, ticket, ordered)
+
+    def session_ended(self, ticket: FrameId, end: SessionEnd) -> None:
+        """Remember that a session said goodbye."""
+        with self._transaction() as base:
+            base.execute(
+                "UPDATE declarations SET applied = 1 WHERE session_id = ? AND sequence = ?",
+                (ticket.session_id, ticket.sequence),
+            )
+            base.execute(
+                "UPDATE sessions SET state = ?, iterations_seen = ?, notes = ?"
+                " WHERE session_id = ?",
+                (
+                    SessionState.CLOSED.value,
+                    end.iterations_seen,
+                    json.dumps(end.notes),
+                    ticket.session_id,
+                ),
+            )
+            base.execute(_INSERT_AWAY, (ticket.session_id, self._now_us()))
+
+    def probe(self) -> None:
+        """Write something that changes nothing, to see whether that is possible again."""
+        with self._transaction() as base:
+            base.execute("UPDATE reporting SET acknowledged = acknowledged")
+
+    def left(self, session_ids: Iterable[str]) -> None:
+        """Note since when sessions are over, or their ranks gone."""
+        new = set(session_ids) - self._left
+        if new:
+            with self._transaction() as base:
+                base.executemany(_INSERT_AWAY, [(each, self._now_us()) for each in new])
+            self._left |= new
+
+    def tidy(self) -> bool:
+        """Fold some rows of sessions that are over for a day; return whether there may be more."""
+        found = self._select(
+            retention.SELECT_NEXT_FOLD, self._now_us() - int(retention.ROW_RETENTION_S * 1e6)
+        )
+        for (session_id,) in found:
+            with self._transaction() as base:
+                retention.fold_session(base, session_id)
+            self._select(retention.VACUUM_PAGES)
+        return bool(found)
+
+    def forget(self, session_id: str, iteration: int) -> None:
+        """Fold the rows of an iteration into its sums: its tensors are not asked for any more.
+
+        Rows that came after the last end that took effect stay. Numbers stay known.
+        """
+        folds = True
+        while folds:
+            with self._transaction() as base:
+                folds = retention.fold_rows(base, session_id, iteration)
+
+    @contextmanager
+    def _transaction(self, *, synced: bool = False) -> Generator[sqlite3.Connection]:
+        with self._lock:
+            if synced is not self._synced:
+                # A power loss may take the last commits of NORMAL with it, never of FULL.
+                self._base.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+                self._synced = synced
+            with self._whole():
+                try:
+                    self._base.execute("BEGIN IMMEDIATE")
+                    yield self._base
+                    self._base.execute("COMMIT")
+                    self.problem = ""
+                except BaseException as error:
+                    if isinstance(error, sqlite3.OperationalError):
+                        self.problem = str(error)
+                    self._take_back()
+                    raise
+
+    @contextmanager
+    def _available(self) -> Generator[sqlite3.Connection]:
+        try:
+            with self._transaction() as base:
+                yield base
+        except sqlite3.Error as error:
+            raise UnavailableError(f"the ledger cannot be written at present: {error}") from None
+
+    def _take_back(self) -> None:
+        self._taken_back()
+        if self._base.in_transaction:
+            self._base.execute("ROLLBACK")
+
+
+def _enter_ordered_graphs(base: sqlite3.Connection, ticket: FrameId, graphs: Iterable[int]) -> None:
+    base.execute(
+        "UPDATE sessions SET graphs = ? WHERE session_id = ?",
+        (json.dumps(sorted(graphs)), ticket.session_id),
+    )

@@ -1,0 +1,248 @@
+"""The SQLite file of the ledger: one owner at a time, tables of the present version, migrations
+from older ones, and the longer statements.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from functools import partial
+from pathlib import Path
+
+from rankdump.errors import RankdumpError
+from rankdumpd.server import state_files
+
+SCHEMA_VERSION = 5
+"""Of the tables below, as the file's `user_version` says it; the first ones had none."""
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (
+    session_id TEXT PRIMARY KEY,
+    request TEXT NOT NULL,           -- JSON of what the rank said of itself
+    plan BLOB NOT NULL,
+    state TEXT NOT NULL,
+    watermark INTEGER NOT NULL,      -- every frame up to here stands below; more may
+    iterations_seen INTEGER NOT NULL,
+    notes TEXT NOT NULL,             -- JSON list
+    graphs TEXT NOT NULL,            -- JSON list: graphs whose program order is in the tree
+    secret_hash TEXT NOT NULL DEFAULT '',  -- of what only its rank knows, SHA-256; empty: nothing
+    opened_us INTEGER NOT NULL DEFAULT 0   -- since the epoch; 0 when it is not known
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS records (
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    graph INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    fate TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    path TEXT NOT NULL,
+    op_type TEXT NOT NULL,
+    op_name TEXT NOT NULL,
+    argument TEXT NOT NULL,
+    dtype TEXT NOT NULL,
+    shape TEXT NOT NULL,             -- JSON list
+    bytes_in INTEGER NOT NULL,
+    bytes_stored INTEGER NOT NULL,
+    digest TEXT NOT NULL,
+    timestamp_us INTEGER NOT NULL DEFAULT 0,
+    row_table TEXT NOT NULL DEFAULT '',    -- table of figures in which its line belongs
+    row TEXT NOT NULL DEFAULT '',          -- that line; empty when there is none
+    member TEXT NOT NULL DEFAULT '',       -- side and slot, where the time stamp is an operator's
+    head_bytes INTEGER NOT NULL DEFAULT 0, -- of its bin file, before its elements
+    whole TEXT NOT NULL DEFAULT '',        -- its operator's file; empty when there is none
+    whole_name TEXT NOT NULL DEFAULT '',   -- full name of that file, where it has a short one
+    joined INTEGER NOT NULL DEFAULT 0,     -- that file holds it, and path is gone
+    PRIMARY KEY (session_id, sequence)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS records_by_iteration ON records (session_id, iteration);
+CREATE TABLE IF NOT EXISTS figures (
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    fate TEXT NOT NULL,              -- of the rows that are kept
+    kept INTEGER NOT NULL,           -- how many these are
+    refused TEXT NOT NULL,           -- JSON: places of the others, by reason
+    body BLOB NOT NULL,              -- the frame as it came
+    PRIMARY KEY (session_id, sequence)
+);
+CREATE INDEX IF NOT EXISTS figures_by_iteration ON figures (session_id, iteration);
+CREATE TABLE IF NOT EXISTS declarations (
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    body BLOB NOT NULL,              -- the frame as it came; empty once nobody needs it
+    applied INTEGER NOT NULL,
+    PRIMARY KEY (session_id, sequence)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS iterations (
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    expected INTEGER NOT NULL,
+    dropped TEXT NOT NULL,           -- JSON: what the rank itself dropped, by reason
+    stall_us INTEGER NOT NULL DEFAULT 0,
+    first_position INTEGER NOT NULL DEFAULT 0,
+    last_position INTEGER NOT NULL DEFAULT 0,
+    ended_us INTEGER NOT NULL DEFAULT 0,   -- since the epoch; 0 when it is not known
+    PRIMARY KEY (session_id, sequence)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tallies (
+    session_id TEXT NOT NULL,
+    iteration INTEGER NOT NULL,
+    fate TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    records INTEGER NOT NULL,        -- whose own rows are gone, or that were rows of figures
+    bytes_in INTEGER NOT NULL,
+    bytes_stored INTEGER NOT NULL,
+    PRIMARY KEY (session_id, iteration, fate, reason)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS away (
+    session_id TEXT PRIMARY KEY,     -- that said goodbye, or whose rank is gone
+    since_us INTEGER NOT NULL,
+    folded INTEGER NOT NULL          -- nothing of it is left to be forgotten
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS log (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- of what the coordinator is told, for ever
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,       -- of the declaration it is about; 0: none
+    kind TEXT NOT NULL,
+    events INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,          -- what it keeps from being forgotten
+    body BLOB NOT NULL               -- JSON; empty: the declaration's own
+);
+CREATE INDEX IF NOT EXISTS log_by_declaration ON log (session_id, sequence);
+CREATE INDEX IF NOT EXISTS log_by_kind ON log (kind, number);
+CREATE TABLE IF NOT EXISTS reporting (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    agent_id TEXT NOT NULL,
+    acknowledged INTEGER NOT NULL,   -- the coordinator needs nothing up to here again
+    lost_events INTEGER NOT NULL,
+    lost_states INTEGER NOT NULL     -- items of any other kind
+);
+CREATE TABLE IF NOT EXISTS pins (
+    job_id TEXT PRIMARY KEY,         -- whose iterations stay
+    since_us INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS retired (
+    session_id TEXT NOT NULL,
+    iteration INTEGER NOT NULL,      -- that was removed, or is being
+    began_us INTEGER NOT NULL,
+    done INTEGER NOT NULL,           -- its files are gone
+    bytes INTEGER NOT NULL,          -- what they took
+    status TEXT NOT NULL,            -- JSON: its balance
+    PRIMARY KEY (session_id, iteration)
+) WITHOUT ROWID;
+"""
+MIGRATIONS = {
+    0: """
+ALTER TABLE records ADD COLUMN timestamp_us INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE records ADD COLUMN row_folder TEXT NOT NULL DEFAULT '';
+ALTER TABLE records ADD COLUMN row TEXT NOT NULL DEFAULT '';
+""",
+    # Rows of figures came with a table of their own, which is made like any that is missing.
+    1: "",
+    # So did the log of what the coordinator is told.
+    2: """
+ALTER TABLE iterations ADD COLUMN stall_us INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE iterations ADD COLUMN first_position INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE iterations ADD COLUMN last_position INTEGER NOT NULL DEFAULT 0;
+""",
+    # Rows knew the folder of their table, which had one name.
+    3: """
+ALTER TABLE records RENAME COLUMN row_folder TO row_table;
+UPDATE records SET row_table = row_table || '/statistic.csv' WHERE row <> '';
+ALTER TABLE records ADD COLUMN member TEXT NOT NULL DEFAULT '';
+ALTER TABLE records ADD COLUMN head_bytes INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE records ADD COLUMN whole TEXT NOT NULL DEFAULT '';
+ALTER TABLE records ADD COLUMN whole_name TEXT NOT NULL DEFAULT '';
+ALTER TABLE records ADD COLUMN joined INTEGER NOT NULL DEFAULT 0;
+""",
+    # Nobody asked a session for a secret, and iterations stayed for ever.
+    4: """
+ALTER TABLE sessions ADD COLUMN secret_hash TEXT NOT NULL DEFAULT '';
+ALTER TABLE sessions ADD COLUMN opened_us INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE iterations ADD COLUMN ended_us INTEGER NOT NULL DEFAULT 0;
+""",
+}
+"""What makes the tables of an older version those of the next one."""
+
+
+_SETTING_KEY = "agent.state_dir"
+TEXT_FACTORY = partial(str, encoding="utf-8", errors="replace")
+"""How a text is read: one that a disk damaged must not keep those beside it from being read."""
+
+
+def open_ledger_file(path: Path) -> sqlite3.Connection:
+    """Return a connection; tables of an earlier version are brought up to the present one."""
+
+    def prepare(base: sqlite3.Connection) -> None:
+        base.text_factory = TEXT_FACTORY
+        # Before the first table: what is forgotten is to become free again.
+        base.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        base.execute("PRAGMA journal_mode = WAL")
+        state_files.migrate_tables(
+            base,
+            path,
+            newest=SCHEMA_VERSION,
+            migrations=MIGRATIONS,
+            known_by="records",
+            whose="agent",
+        )
+        base.executescript(SCHEMA)
+
+    return state_files.open_database(path, _SETTING_KEY, prepare)
+
+
+def make_folder_error(state_dir: Path, error: Exception) -> RankdumpError:
+    """Return what is said of a state folder whose file could not be prepared."""
+    return state_files.explain_state_error(state_dir, _SETTING_KEY, error)
+
+
+def lock_ledger_folder(state_dir: Path) -> int:
+    """Return a locked descriptor: two agents on one ledger would acknowledge for each other."""
+    return state_files.lock_state_folder(state_dir, "lock", _SETTING_KEY, "agent")
+
+
+INSERT_REPORTING = "INSERT OR IGNORE INTO reporting VALUES (1, lower(hex(randomblob(16))), 0, 0, 0)"
+# As one row, for sqlite gives up the interpreter's lock at every one.
+SELECT_NEXT_ITEMS = """
+SELECT json_group_array(json_array(number, kind, session_id, job_id, rank, events, length(body))),
+    CAST(group_concat(body, '') AS BLOB)
+FROM (
+    SELECT l.number, l.kind, l.session_id, l.events,
+        CASE WHEN json_valid(s.request) THEN json_extract(s.request, '$.job_id') ELSE '' END
+            AS job_id,
+        CASE WHEN json_valid(s.request) THEN json_extract(s.request, '$.rank') ELSE 0 END AS rank,
+        COALESCE(CASE WHEN l.body = x'' THEN d.body ELSE l.body END, x'') AS body
+    FROM (
+        SELECT *, SUM(bytes) OVER (ORDER BY number) - bytes AS before
+        FROM (SELECT * FROM log WHERE number > ? ORDER BY number LIMIT ?)
+    ) AS l
+    LEFT JOIN sessions AS s ON s.session_id = l.session_id
+    LEFT JOIN declarations AS d ON d.session_id = l.session_id AND d.sequence = l.sequence
+    WHERE l.before < ?
+)
+"""
+CLEAR_REPORTED_EVENTS = """
+UPDATE declarations SET applied = 1, body = x'' WHERE kind = 'EventColumns'
+AND (session_id, sequence) IN
+    (SELECT session_id, sequence FROM log WHERE number BETWEEN ? AND ? AND kind = 'events')
+AND sequence < (SELECT MAX(sequence) FROM iterations AS i
+    WHERE i.session_id = declarations.session_id)
+"""
+"""Events have taken effect once an iteration ended behind them, whatever their row says."""
+NOT_APPLIED_CONDITION = """
+applied = 0 AND (kind <> 'EventColumns' OR sequence > COALESCE((SELECT MAX(sequence)
+    FROM iterations AS i WHERE i.session_id = declarations.session_id), 0))
+"""
+CLEAR_APPLIED_EVENTS = """
+UPDATE declarations SET applied = 1, body = x'' WHERE session_id = ?1 AND applied = 0
+AND sequence <= ?2 AND sequence > COALESCE(
+    (SELECT MAX(sequence) FROM iterations WHERE session_id = ?1 AND sequence < ?2), 0)
+AND (sequence = ?2 OR kind = 'EventColumns' AND NOT EXISTS (SELECT 1 FROM log
+    WHERE log.session_id = ?1 AND log.sequence = declarations.sequence))
+"""
+"""Those that the coordinator has to be told stay until it has them."""
+SELECT_NEWEST_TIMEOUTS = """
+SELECT MAX(sequence) FROM declarations WHERE session_id = ?1 AND kind = 'Timeouts'
+AND NOT EXISTS (SELECT 1 FROM log WHERE session_id = ?1 AND kind = 'timeouts')
+HAVING MAX(sequence) IS NOT NULL
+"""

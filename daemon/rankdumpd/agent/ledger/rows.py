@@ -1,0 +1,306 @@
+"""Rows of the ledger: the values that it returns, and their conversion from and to columns.
+Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+from rankdump._core.manifest import ManifestRecord
+from rankdump._core.session_protocol import IterationEnd, SessionRequest
+from rankdump._core.status import SessionState
+from rankdump._layout.tree_paths import FilePlace
+from rankdump.errors import CorruptedError
+from rankdumpd.agent.records import (
+    BinTensor,
+    FrameId,
+    MetadataFrame,
+    OperatorMember,
+    OperatorMembership,
+    RecordOutcome,
+    RecordStatus,
+    RejectedPlaces,
+    StatisticRowsResult,
+    StatisticTableRow,
+    parse_member,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record that is in the tree, as the ledger gives it back."""
+
+    sequence: int
+    graph: int
+    record: ManifestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTableRow:
+    """A record's row in its table, as the ledger gives it back."""
+
+    sequence: int
+    row: StatisticTableRow
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStatisticRows:
+    """Rows of figures as the ledger gives them back."""
+
+    sequence: int
+    raw: bytes
+    refused: RejectedPlaces
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSessionRow:
+    """A session as the ledger knows it."""
+
+    request: SessionRequest
+    state: SessionState
+    watermark: int
+    """Every frame up to this number is committed; more may be."""
+    iterations_seen: int
+    notes: tuple[str, ...]
+    ordered_graphs: tuple[int, ...]
+    """Graphs whose program order is in the tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeCountRow:
+    """Committed records of one iteration that ended the same way."""
+
+    iteration: int
+    fate: RecordStatus
+    reason: str
+    records: int
+    bytes_in: int
+    bytes_stored: int
+
+
+@dataclass(frozen=True, slots=True)
+class IterationEndRow:
+    """What a rank declared at the end of an iteration."""
+
+    iteration: int
+    expected: int
+    dropped: Mapping[str, int]
+    stall_us: int = 0
+    first_position: int = 0
+    last_position: int = 0
+
+
+class ReportItemKind(str, Enum):
+    """What an item of the log says; the value is the word in the ledger."""
+
+    SESSION = "session"
+    TIMEOUTS = "timeouts"
+    EVENTS = "events"
+    BALANCE = "balance"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportItem:
+    """Something the coordinator is told, under a number that it keeps for ever."""
+
+    number: int
+    kind: ReportItemKind
+    session_id: str
+    job_id: str
+    rank: int
+    events: int
+    """How many it holds."""
+    body: bytes
+    """The frame as the rank sent it; of sessions and balances their JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedIteration:
+    """An iteration of a job, over for all of its ranks that are here."""
+
+    job_id: str
+    iteration: int
+    ended_us: int
+    """Since the epoch, when the last of them ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationRemoval:
+    """A rank's part of an iteration that is removed."""
+
+    session_id: str
+    iteration: int
+    byte_count: int
+    """Room that its files leave: those with other names leave none."""
+    began_us: int
+    about: Mapping[str, object]
+    """Its `job` and `rank`, and `why` it is removed."""
+
+
+SESSION_COLUMNS = "request, plan, state, watermark, iterations_seen, notes, graphs, secret_hash"
+FRAME_COLUMNS = "sequence, body, refused"
+KEPT_COLUMNS = (
+    "sequence, graph, CASE joined WHEN 0 THEN path ELSE whole END, timestamp_us, op_type, op_name,"
+    " argument, dtype, shape, bytes_in, bytes_stored, digest, member"
+)
+MEMBER_COLUMNS = (
+    "sequence, path, whole, whole_name, head_bytes, bytes_stored, joined, timestamp_us, op_name,"
+    " member, dtype, shape, bytes_in"
+)
+RECORD_PLACES = f"({', '.join('?' * 22)}, 0)"
+_NO_MEMBER = OperatorMembership("")
+_LIMIT = 1 << 63
+
+
+def read_number(value: object) -> int:
+    """Return what stands in a column of numbers; DamagedError when it is none."""
+    if not isinstance(value, int) or not 0 <= value < _LIMIT:
+        raise CorruptedError(f"ledger with {value!r:.40} in the place of a number")
+    return value
+
+
+def read_session_row(row: tuple[Any, ...]) -> LedgerSessionRow:
+    """Return a session from the columns of SESSION_COLUMNS; DamagedError when it is none."""
+    request, plan, state, watermark, seen, notes, graphs, secret_hash = row
+    try:
+        about, secret = json.loads(request), bytes.fromhex(secret_hash)
+        return LedgerSessionRow(
+            request=SessionRequest(**about, plan_json=plan, config_source=b"", secret=secret),
+            state=SessionState(state),
+            watermark=read_number(watermark),
+            iterations_seen=read_number(seen),
+            notes=tuple(json.loads(notes)),
+            ordered_graphs=tuple(map(read_number, json.loads(graphs))),
+        )
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorruptedError(f"ledger with a session that is none: {error}") from None
+
+
+def make_record_row(outcome: RecordOutcome) -> tuple[str | int, ...]:
+    """Return a record's columns."""
+    head, kind = outcome.head, outcome.head.kind
+    row, member = outcome.row, outcome.membership or _NO_MEMBER
+    return (
+        outcome.ticket.session_id,
+        outcome.ticket.sequence,
+        kind.graph,
+        head.iteration,
+        outcome.fate.value,
+        outcome.reason,
+        outcome.path,
+        kind.op_type,
+        kind.op_name,
+        kind.argument,
+        kind.dtype,
+        _format_shape(kind.shape),
+        kind.byte_count,
+        outcome.bytes_stored,
+        outcome.digest,
+        head.timestamp_us,
+        row.table.path if row else "",
+        row.text if row else "",
+        member.member,
+        member.head_bytes,
+        member.whole.path if member.whole else "",
+        member.whole.mapped_from if member.whole else "",
+    )
+
+
+def read_stored_record(row: tuple[Any, ...]) -> StoredRecord:
+    """Return a record from the columns of KEPT_COLUMNS."""
+    sequence, graph, path, timestamp_us, op_type, op_name, argument, dtype, shape, *rest = row
+    bytes_in, bytes_stored, digest, member = rest
+    record = ManifestRecord(
+        path=path,
+        timestamp_us=timestamp_us,
+        op_type=op_type,
+        op_name=op_name,
+        argument=argument,
+        dtype=dtype,
+        shape=_parse_shape(shape),
+        bytes_in=bytes_in,
+        bytes_stored=bytes_stored,
+        digest=digest,
+        member=member,
+    )
+    return StoredRecord(sequence, graph, record)
+
+
+def read_operator_member(row: tuple[Any, ...]) -> OperatorMember:
+    """Return a tensor of an operator from the columns of MEMBER_COLUMNS."""
+    sequence, path, whole, whole_name, head_bytes, bytes_stored, joined, *about = row
+    timestamp_us, op_name, place, dtype, shape, bytes_in = about
+    return OperatorMember(
+        sequence=sequence,
+        path=path,
+        whole=parse_row_place(whole, whole_name),
+        head_bytes=head_bytes,
+        bytes_stored=bytes_stored,
+        joined=bool(joined),
+        timestamp_us=timestamp_us,
+        op_name=op_name,
+        tensor=BinTensor(*parse_member(place), dtype, _parse_shape(shape), bytes_in),
+    )
+
+
+def parse_row_place(path: str, mapped_from: str = "") -> FilePlace:
+    """Return a place from its path."""
+    folder, _, name = path.rpartition("/")
+    return FilePlace(folder, name, mapped_from)
+
+
+def read_stored_rows(row: tuple[Any, ...]) -> StoredStatisticRows:
+    """Return rows of figures from the columns of FRAME_COLUMNS."""
+    sequence, raw, refused = row
+    return StoredStatisticRows(sequence, raw, json.loads(refused))
+
+
+def make_statistics_row(judged: StatisticRowsResult) -> tuple[str | int | bytes, ...]:
+    """Return the columns of a frame of figures."""
+    ticket = judged.ticket
+    refused = {reason: list(places) for reason, places in judged.refused.items()}
+    return (
+        ticket.session_id,
+        ticket.sequence,
+        judged.rows.iteration,
+        judged.fate.value,
+        judged.kept,
+        json.dumps(refused),
+        judged.raw,
+    )
+
+
+def make_end_row(ticket: FrameId, end: IterationEnd) -> tuple[str | int, ...]:
+    """Return the columns of the end of an iteration."""
+    return (
+        ticket.session_id,
+        ticket.sequence,
+        end.iteration,
+        end.expected,
+        json.dumps(dict(end.dropped)),
+        end.stall_us,
+        end.first_position,
+        end.last_position,
+    )
+
+
+def make_metadata_row(declared: MetadataFrame) -> tuple[str | int | bytes, ...]:
+    """Return a declaration's columns but the last, `applied`."""
+    ticket = declared.ticket
+    kind = type(declared.declaration).__name__
+    return (ticket.session_id, ticket.sequence, kind, declared.raw)
+
+
+@lru_cache(maxsize=1024)
+def _format_shape(shape: tuple[int, ...]) -> str:
+    return json.dumps(shape)
+
+
+@lru_cache(maxsize=1024)
+def _parse_shape(text: str) -> tuple[int, ...]:
+    return tuple(json.loads(text))

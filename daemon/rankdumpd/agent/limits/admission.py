@@ -1,0 +1,260 @@
+"""Admission of records by plan, disk and limits, from their heads alone, and the resource policy of
+a host with its warnings. Pure: no clock, no disk, no network.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rankdump._core import selection, statistics
+from rankdump._core.element_types import ELEMENT_TYPES
+from rankdump._core.plan import UNNAMED_MODEL, DumpPlan
+from rankdump._core.record import StatisticRows, TensorKind, TensorSide
+from rankdump._core.selection import ACCEPTED_VERDICT, SelectionVerdict
+from rankdump._core.session_protocol import RecordHead
+from rankdump._core.units import format_bytes
+
+WARNING_RATIO = 0.8
+"""Of a limit, from which on people hear of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourcePolicy:
+    """The limits of one agent; 0 is none."""
+
+    max_record_bytes: int
+    keep_free_bytes: int = 0
+    keep_free_ratio: float = 0.0
+    keep_free_inodes_ratio: float = 0.0
+    disk_bytes: int = 0
+    """Of all dumps together."""
+    job_bytes: int = 0
+    """Of the dump of one job."""
+    retain_s: float = 0.0
+    """Iterations are removed when they are older."""
+    retain_bytes: int = 0
+    """They are while dumps take more together."""
+
+    @property
+    def retains_all(self) -> bool:
+        """Whether nothing is ever removed."""
+        return not self.retain_s and not self.retain_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """What a disk says of itself; all zero when it never said anything."""
+
+    free_bytes: int = 0
+    """For processes without privileges."""
+    total_bytes: int = 0
+    free_inodes: int = 0
+    total_inodes: int = 0
+    """0 also where a file system has no fixed number of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUsage:
+    """What a decision on one tensor needs to know."""
+
+    policy: ResourcePolicy
+    space: DiskSpace = field(default_factory=DiskSpace)
+    queued_records: int = 0
+    queued_bytes: int = 0
+    """Under way: they will be on the disk before the next one is."""
+    used_bytes: int = 0
+    """What dumps of this agent take."""
+    job_bytes: int = 0
+    """What the dump of the job takes."""
+
+
+def compute_floor_bytes(policy: ResourcePolicy, space: DiskSpace) -> int:
+    """Return what stays free of a disk: the larger of both settings."""
+    return max(policy.keep_free_bytes, int(policy.keep_free_ratio * space.total_bytes))
+
+
+def compute_floor_inodes(policy: ResourcePolicy, space: DiskSpace) -> int:
+    """Return how many files more a disk has to be able to hold."""
+    return int(policy.keep_free_inodes_ratio * space.total_inodes)
+
+
+def find_limit_reason(room: ResourceUsage, byte_count: int) -> str:
+    """Return why a tensor of that size is not taken; empty when there is room for it.
+
+    A disk that never said anything refuses nothing: who writes to it will see.
+    """
+    policy, space, coming = room.policy, room.space, room.queued_bytes + byte_count
+    if byte_count > policy.max_record_bytes:
+        return "record_too_large"
+    if space.total_bytes and space.free_bytes - coming < compute_floor_bytes(policy, space):
+        return "disk_low"
+    if space.total_inodes:
+        left = space.free_inodes - room.queued_records - 1
+        if left < compute_floor_inodes(policy, space):
+            return "inodes_low"
+    if policy.disk_bytes and room.used_bytes + coming > policy.disk_bytes:
+        return "disk_cap"
+    if policy.job_bytes and room.job_bytes + coming > policy.job_bytes:
+        return "job_quota"
+    return ""
+
+
+def find_removal_reason(policy: ResourcePolicy, age_s: float, used_bytes: int) -> str:
+    """Return why an iteration is removed that ended so long ago, `age` or `size`; else nothing."""
+    if policy.retain_s and age_s > policy.retain_s:
+        return "age"
+    return "size" if policy.retain_bytes and used_bytes > policy.retain_bytes else ""
+
+
+def list_disk_warnings(policy: ResourcePolicy, root: str, space: DiskSpace) -> Iterator[str]:
+    """Say when a disk comes near its floors, or is below them, with the numbers."""
+    free, total, floor = space.free_bytes, space.total_bytes, compute_floor_bytes(policy, space)
+    # A disk that only an absolute floor guards may well be full for the most part.
+    limit = total - floor if policy.keep_free_ratio else 0
+    near = _is_near(total - free, limit) if limit else free * (1 - WARNING_RATIO) <= floor
+    if total and near:
+        now = f"{format_bytes(free)} ({free / total:.0%}) free of {format_bytes(total)}"
+        key = _format_floor_key(policy, floor)
+        yield f"disk of {root}: {now}; {_describe_floor(free, floor)} {format_bytes(floor)} ({key})"
+    free, total, floor = space.free_inodes, space.total_inodes, compute_floor_inodes(policy, space)
+    if floor and _is_near(total - free, total - floor):
+        now = f"room for {free} more files of {total}"
+        yield (
+            f"disk of {root}: {now}; {_describe_floor(free, floor)} {floor} "
+            "(agent.keep_free_inodes_ratio)"
+        )
+
+
+def list_cap_warnings(policy: ResourcePolicy, used_bytes: int) -> Iterator[str]:
+    """Say when all dumps together come near what they may take."""
+    if policy.disk_bytes and _is_near(used_bytes, policy.disk_bytes):
+        yield f"dumps take {_format_share(used_bytes, policy.disk_bytes)} (agent.disk_bytes)"
+
+
+def list_job_warnings(policy: ResourcePolicy, job_id: str, job_bytes: int) -> Iterator[str]:
+    """Say when the dump of a job comes near what it may take."""
+    if policy.job_bytes and _is_near(job_bytes, policy.job_bytes):
+        taken = _format_share(job_bytes, policy.job_bytes)
+        yield f"the dump of job {job_id} takes {taken} (agent.job_bytes)"
+
+
+def _is_near(used: int, limit: int) -> bool:
+    return used >= WARNING_RATIO * limit
+
+
+def _describe_floor(left: int, floor: int) -> str:
+    return "tensors are refused below" if left >= floor else "tensors are refused, it is below"
+
+
+def _format_floor_key(policy: ResourcePolicy, floor: int) -> str:
+    if floor == policy.keep_free_bytes:
+        return "agent.keep_free_bytes"
+    return f"agent.keep_free_ratio is {policy.keep_free_ratio:.0%}"
+
+
+def _format_share(used: int, limit: int) -> str:
+    return f"{format_bytes(used)} of the {format_bytes(limit)} that it may"
+
+
+MAX_REMEMBERED_BYTES = 4 << 20
+"""Of one session: ten thousand names of the usual length, or fewer that are longer."""
+_ANSWER_BYTES = 192
+"""What an answer takes besides the texts that it is about."""
+_INPUT = TensorSide.INPUT
+
+
+class RecordAdmission:
+    """What one rank's plan, and the room there is, say of its tensors; each reason is a word that
+    is counted.
+
+    It remembers what it said of an operator, a side and an element type: the same ones come with
+    every step. For one thread at a time.
+    """
+
+    def __init__(self, plan: DumpPlan, device: int) -> None:
+        self._plan = plan
+        self._device_taken = selection.decide_device(plan, device).accepted
+        self._iteration: tuple[int, bool, str] = (-1, False, "")
+        lists = plan.selection.lists
+        # Else what is said of an operator is the same for all of its slots, and for all models.
+        self._by_tensor = bool(plan.selection.models) or any(each.excludes for each in lists)
+        self._remembered: dict[tuple[object, ...], str] = {}
+        self._remembered_bytes = 0
+
+    def of_record(self, head: RecordHead, room: ResourceUsage) -> SelectionVerdict:
+        """Decide on a record that brings its elements."""
+        reason = (
+            self._iteration_reason(head.iteration, head.switched_on)
+            or self._kind_reason(head.kind, head.kind.model, False)
+            or find_limit_reason(room, head.byte_count)
+        )
+        return SelectionVerdict(False, reason) if reason else ACCEPTED_VERDICT
+
+    def of_rows(self, rows: StatisticRows, room: ResourceUsage) -> Mapping[str, Sequence[int]]:
+        """Return the places of the rows of figures that are not taken, by reason."""
+        common = self._iteration_reason(rows.iteration, rows.switched_on)
+        if common:
+            return {common: range(len(rows))} if rows.kinds else {}
+        low, net_name = find_limit_reason(room, 0), self._plan.output.net_name
+        refused: defaultdict[str, list[int]] = defaultdict(list)
+        for place, kind in enumerate(rows.kinds):
+            model = net_name or kind.model or UNNAMED_MODEL
+            reason = self._kind_reason(kind, model, True) or low
+            if reason:
+                refused[reason].append(place)
+        return refused
+
+    def _iteration_reason(self, iteration: int, switched_on: bool) -> str:
+        if (iteration, switched_on) != self._iteration[:2]:
+            self._iteration = (iteration, switched_on, self._find_reason(iteration, switched_on))
+        return self._iteration[2]
+
+    def _find_reason(self, iteration: int, switched_on: bool) -> str:
+        if not self._device_taken:
+            return "device_excluded"
+        if not switched_on and not selection.decide_iteration(self._plan, iteration).accepted:
+            return "iteration_excluded"
+        return ""
+
+    def _kind_reason(self, kind: TensorKind, model: str, figures: bool) -> str:
+        asked = (kind.op_name, kind.side is _INPUT, kind.dtype, figures)
+        if self._by_tensor:
+            asked = (*asked, model, kind.op_type, kind.slot)
+        reason = self._remembered.get(asked)
+        if reason is None:
+            reason = self._selection_reason(kind, model) or self._type_reason(kind.dtype, figures)
+            self._remember(asked, reason)
+        return reason
+
+    def _remember(self, asked: tuple[object, ...], reason: str) -> None:
+        size = _ANSWER_BYTES + sum(sys.getsizeof(each) for each in asked if isinstance(each, str))
+        if self._remembered_bytes + size > MAX_REMEMBERED_BYTES:
+            self._remembered.clear()
+            self._remembered_bytes = 0
+        self._remembered[asked] = reason
+        self._remembered_bytes += size
+
+    def _selection_reason(self, kind: TensorKind, model: str) -> str:
+        name, side, watched = kind.op_name, kind.side, self._plan.selection.watched
+        if not selection.decide_side(self._plan, side).accepted:
+            return "side_excluded"
+        if watched is not None:
+            taken = side is not _INPUT and selection.decide_watched_operator(watched, name).accepted
+            return "" if taken else "operator_excluded"
+        operators = self._plan.selection.operators_of(model)
+        if not selection.decide_operator(operators, name).accepted:
+            return "operator_excluded"
+        verdict = selection.decide_exclusion(operators, kind.op_type, name, side, kind.slot)
+        return "" if verdict.accepted else "tensor_excluded"
+
+    def _type_reason(self, dtype: str, figures: bool) -> str:
+        if dtype not in ELEMENT_TYPES:
+            return "unsupported_dtype"
+        content = self._plan.content
+        if figures:
+            known = not content.statistics or statistics.has_statistics(dtype)
+            return "" if known else "no_statistics"
+        return "no_statistics" if content.saved == "statistic" else ""

@@ -1,0 +1,145 @@
+"""The limits of an agent applied to its sessions: the resource usage that decides on a record, disk
+and job status, and warnings for limits that are near. It never waits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from rankdump._core import forecast
+from rankdump._core.status import AgentLoad, DiskStatus, JobNeed, JobUsage, MemoryStatus
+from rankdumpd.agent.limits import admission as rules
+from rankdumpd.agent.limits.admission import ResourcePolicy, ResourceUsage
+from rankdumpd.agent.limits.disk_space import DiskGauge
+from rankdumpd.agent.limits.usage import DumpUsage, QueueBudget
+from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.shm.slab_folder import SESSION_BYTES, MemoryShares, SlabFolder
+from rankdumpd.settings import AgentSettings
+
+
+class ResourceLimits:
+    """Knows what is used of each limit; safe to use from several threads, and never waits."""
+
+    def __init__(
+        self,
+        policy: ResourcePolicy,
+        cap: MemoryShares,
+        budget: QueueBudget,
+        usage: DumpUsage,
+        slabs: SlabFolder,
+        *,
+        disk: DiskGauge | None = None,
+    ) -> None:
+        self.policy = policy
+        """May be replaced by another at any time."""
+        self._cap, self._budget, self._usage = cap, budget, usage
+        self._slabs = slabs
+        self._disk = disk or DiskGauge()
+
+    def room_of(self, session: RankSession) -> ResourceUsage:
+        """Return what decides on a tensor of a session."""
+        return ResourceUsage(
+            self.policy,
+            self._disk.space(session.outlet.tree.root),
+            queued_records=self._budget.items,
+            queued_bytes=self._budget.used_bytes,
+            used_bytes=self._usage.total,
+            job_bytes=self._usage.of_job(session.request.job_id),
+        )
+
+    def load_of(self, sessions: Iterable[RankSession]) -> AgentLoad:
+        """Return what is under way, and the room on the fullest disk of some sessions."""
+        spaces = [self._disk.space(root) for root in _list_roots(sessions)]
+        fullest = min(spaces, key=lambda space: space.free_bytes, default=rules.DiskSpace())
+        return AgentLoad(
+            self._budget.items, self._budget.used_bytes, fullest.free_bytes, fullest.total_bytes
+        )
+
+    @property
+    def queue(self) -> tuple[int, int]:
+        """Bytes that were taken in and are not committed, and how many they may be."""
+        return self._budget.used_bytes, self._budget.limit_bytes
+
+    def disks_of(self, sessions: Iterable[RankSession]) -> tuple[DiskStatus, ...]:
+        """Return the disks of the trees of some sessions."""
+        unfinished: Counter[Path] = Counter()
+        for session in sessions:
+            unfinished[session.outlet.tree.root] += not session.over
+        return tuple(self._disk_status(root, count) for root, count in unfinished.items())
+
+    def jobs(self, pinned: Iterable[str]) -> tuple[JobUsage, ...]:
+        """Return every job that takes room here, or is pinned."""
+        kept = set(pinned)
+        known = {job_id: (taken, retired) for job_id, taken, retired in self._usage.jobs()}
+        return tuple(
+            JobUsage(job_id, taken, self.policy.job_bytes, job_id in kept, retired)
+            for job_id in sorted(known.keys() | kept)
+            for taken, retired in [known.get(job_id, (0, 0))]
+        )
+
+    def staying(self, need: JobNeed) -> JobNeed:
+        """Return what a job needs until its old iterations are removed to make room."""
+        return forecast.limit_need_to_retention(need, self.policy.retain_bytes, self._usage.total)
+
+    def memory(self, live_sessions: int) -> MemoryStatus:
+        """Return what queue, slabs and sessions take."""
+        held = self._slabs.held_bytes + live_sessions * SESSION_BYTES
+        used = self._budget.used_bytes + held
+        return MemoryStatus(used, self._cap.total_bytes)
+
+    def findings(self, sessions: Iterable[RankSession]) -> list[str]:
+        """Return the limits that are near or reached, a sentence each, and silent disks."""
+        near = [said for root in _list_roots(sessions) for said in self._of_disk(root)]
+        near += rules.list_cap_warnings(self.policy, self._usage.total)
+        for job_id, taken, _ in self._usage.jobs():
+            near += rules.list_job_warnings(self.policy, job_id, taken)
+        return [*near, *self._disk.findings()]
+
+    def warnings(self, session: RankSession) -> list[str]:
+        """Return what a rank is to hear at once: the limits at which its tensors are refused."""
+        if not rules.find_limit_reason(self.room_of(session), 0):
+            return []
+        root, job_id = session.outlet.tree.root, session.request.job_id
+        return [
+            *self._of_disk(root),
+            *rules.list_cap_warnings(self.policy, self._usage.total),
+            *rules.list_job_warnings(self.policy, job_id, self._usage.of_job(job_id)),
+        ]
+
+    def _of_disk(self, root: Path) -> list[str]:
+        return list(rules.list_disk_warnings(self.policy, str(root), self._disk.space(root)))
+
+    def _disk_status(self, root: Path, unfinished_ranks: int) -> DiskStatus:
+        space = self._disk.space(root)
+        return DiskStatus(
+            root=str(root),
+            free_bytes=space.free_bytes,
+            total_bytes=space.total_bytes,
+            floor_bytes=rules.compute_floor_bytes(self.policy, space),
+            free_inodes=space.free_inodes,
+            total_inodes=space.total_inodes,
+            used_bytes=self._usage.of_root(str(root)),
+            limit_bytes=self.policy.disk_bytes,
+            floor_inodes=rules.compute_floor_inodes(self.policy, space),
+            unfinished_ranks=unfinished_ranks,
+        )
+
+
+def _list_roots(sessions: Iterable[RankSession]) -> list[Path]:
+    return list(dict.fromkeys(session.outlet.tree.root for session in sessions))
+
+
+def make_policy(settings: AgentSettings, record_bytes: int) -> ResourcePolicy:
+    """Return the limits that settings name, and that of the largest record."""
+    return ResourcePolicy(
+        max_record_bytes=record_bytes,
+        keep_free_bytes=settings.keep_free_bytes,
+        keep_free_ratio=settings.keep_free_ratio,
+        keep_free_inodes_ratio=settings.keep_free_inodes_ratio,
+        disk_bytes=settings.disk_bytes,
+        job_bytes=settings.job_bytes,
+        retain_s=settings.retain_days * 86_400,
+        retain_bytes=settings.retain_bytes,
+    )

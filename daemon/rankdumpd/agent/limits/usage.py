@@ -1,0 +1,176 @@
+"""Bytes in use: the budget of frames under way through the agent, which makes senders wait, and
+what dumps take on disk by job and by tree.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+
+from rankdump.errors import UnavailableError
+from rankdumpd.agent.records import UsageChange
+
+
+class QueueBudget:
+    """A limit in bytes; the first to wait is the first to go on.
+
+    What exceeds the whole limit passes alone, when nothing else is under way.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        """Most of them."""
+        self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()
+        self._used_bytes = 0
+        self._items = 0
+        self._growing: dict[object, int] = {}
+        """What those occupy that are not whole yet, the eldest first."""
+        self._closed = False
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes under way."""
+        return self._used_bytes
+
+    @property
+    def items(self) -> int:
+        """Frames under way."""
+        return self._items
+
+    def take(self, cost_bytes: int, *, items: int = 1) -> None:
+        """Wait until there is room, then occupy it; UnavailableError once closed."""
+        place = object()
+        with self._changed:
+            self._waiting.append(place)
+            try:
+                self._changed.wait_for(lambda: self._closed or self._may_pass(place, cost_bytes))
+                if self._closed:
+                    raise UnavailableError("the agent is stopping")
+                self._used_bytes += cost_bytes
+                self._items += items
+            finally:
+                self._waiting.remove(place)
+                self._changed.notify_all()
+
+    def begin(self, owner: object, cost_bytes: int) -> None:
+        """Occupy room for the beginning of a frame; the rest is asked for as it comes."""
+        with self._changed:
+            self.take(cost_bytes)
+            self._growing[owner] = cost_bytes
+
+    def grow(self, owner: object, more_bytes: int) -> None:
+        """Wait until there is room for more of a frame that was begun, then occupy it.
+
+        When nothing that is whole is under way, no room will come: the eldest passes then.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._may_grow(owner, more_bytes))
+            if self._closed:
+                raise UnavailableError("the agent is stopping")
+            self._used_bytes += more_bytes
+            self._growing[owner] += more_bytes
+
+    def end(self, owner: object, cost_bytes: int) -> None:
+        """Let a frame that is whole now occupy just this, until it is given back."""
+        with self._changed:
+            self._used_bytes += cost_bytes - self._growing.pop(owner)
+            self._changed.notify_all()
+
+    def abandon(self, owner: object) -> None:
+        """Free what was occupied for a frame that never will be whole."""
+        with self._changed:
+            self._used_bytes -= self._growing.pop(owner)
+            self._items -= 1
+            self._changed.notify_all()
+
+    def hold(self) -> None:
+        """Count one more frame that occupies nothing: more of it is to be done."""
+        with self._changed:
+            self._items += 1
+
+    def give(self, cost_bytes: int, *, items: int = 1) -> None:
+        """Free what was taken."""
+        with self._changed:
+            self._used_bytes -= cost_bytes
+            self._items -= items
+            self._changed.notify_all()
+
+    def wait_idle(self, timeout_s: float) -> int:
+        """Wait until nothing is under way; return the frames that still are."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._items == 0, timeout_s)
+            return self._items
+
+    def close(self) -> None:
+        """Turn away everyone who waits, now and later."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _may_pass(self, place: object, cost_bytes: int) -> bool:
+        if self._waiting[0] is not place:
+            return False
+        return self._items == 0 or self._used_bytes + cost_bytes <= self.limit_bytes
+
+    def _may_grow(self, owner: object, more_bytes: int) -> bool:
+        if self._used_bytes + more_bytes <= self.limit_bytes:
+            return True
+        only_begun = self._used_bytes == sum(self._growing.values())
+        return only_begun and next(iter(self._growing)) is owner
+
+
+class DumpUsage:
+    """Bytes of tensors that are in trees; safe to use from several threads.
+
+    A tensor that is a link takes nothing, tables and manifests are not counted.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._total = 0
+        self._jobs: Counter[str] = Counter()
+        self._roots: Counter[str] = Counter()
+        self._retired: Counter[str] = Counter()
+
+    @property
+    def total(self) -> int:
+        """What all take."""
+        return max(0, self._total)
+
+    def restore(self, taken: Iterable[UsageChange], retired: Mapping[str, int]) -> None:
+        """Begin with what an earlier process left; `retired` counts iterations by job."""
+        for each in taken:
+            self.add(each)
+        self._retired.update(retired)
+
+    def add(self, taken: UsageChange) -> None:
+        """Count what tensors take more; less where it is negative."""
+        if taken.byte_count:
+            with self._lock:
+                self._total += taken.byte_count
+                self._jobs[taken.job_id] += taken.byte_count
+                self._roots[taken.root] += taken.byte_count
+
+    def retired(self, job_id: str) -> None:
+        """Count an iteration of a rank that was removed."""
+        with self._lock:
+            self._retired[job_id] += 1
+
+    def of_job(self, job_id: str) -> int:
+        """Return what the dump of a job takes."""
+        return max(0, self._jobs[job_id])
+
+    def of_root(self, root: str) -> int:
+        """Return what is in a tree."""
+        return max(0, self._roots[root])
+
+    def jobs(self) -> list[tuple[str, int, int]]:
+        """Return what each job takes that takes anything, and how many iterations it lost."""
+        with self._lock:
+            return [
+                (job_id, taken, self._retired[job_id])
+                for job_id, taken in self._jobs.items()
+                if taken > 0
+            ]

@@ -1,0 +1,344 @@
+"""Frozen values that the folders of the agent hand to each other: frame ids, received records and
+their outcomes, metadata frames, rows of statistics and members of operators.
+
+The elements of a record lie in memory, or in a file until they are needed; reading such a file
+is the only I/O in this module.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from rankdump._codec.zstd_frames import ByteBuffer
+from rankdump._core.record import StatisticRows, TensorSide
+from rankdump._core.session_protocol import MetadataItem, RecordHead
+from rankdump._layout.tree_paths import FilePlace
+from rankdump.errors import CorruptedError
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorMembership:
+    """What a tensor is to its operator."""
+
+    member: str
+    """Side and slot, `input.0`."""
+    whole: FilePlace | None = None
+    """The operator's file, into which the tensor's own is joined; None where there is none."""
+    head_bytes: int = 0
+    """How much of the tensor's own file stands before its elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class BinTensor:
+    """A tensor as the header of a `bin` file describes it."""
+
+    side: TensorSide
+    slot: int
+    dtype: str
+    shape: tuple[int, ...]
+    byte_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorMember:
+    """A tensor with a `bin` file of its own, as the ledger gives it back."""
+
+    sequence: int
+    path: str
+    """Of its own file, relative to the root of the tree; it is gone when the tensor is joined."""
+    whole: FilePlace
+    head_bytes: int
+    bytes_stored: int
+    joined: bool
+    """The operator's file holds it."""
+    timestamp_us: int
+    op_name: str
+    tensor: BinTensor
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedMember:
+    """A tensor that its operator's file holds now."""
+
+    sequence: int
+    bytes_stored: int
+    """Its share of that file."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileTail:
+    """The end of a file."""
+
+    path: str
+    """Relative to the root of the tree."""
+    start: int
+    length: int
+
+
+def format_member(side: TensorSide, slot: int) -> str:
+    """Return the word for one tensor of an operator."""
+    return f"{side.value}.{slot}"
+
+
+def parse_member(text: str) -> tuple[TensorSide, int]:
+    """Return the side and slot that such a word says."""
+    side, _, slot = text.partition(".")
+    return TensorSide(side), int(slot)
+
+
+CORRUPTED = "corrupted"
+"""Why elements are dropped that are not those which were sent."""
+
+
+_MAX_REUSED_BYTES = 16 << 20
+
+
+class _ThreadBuffer(threading.local):
+    """Memory of each thread that is used again: to touch new pages takes longer than to copy."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def room(self, length: int) -> memoryview:
+        """Return so many bytes of it."""
+        if len(self._memory) < length:
+            self._memory = bytearray(length)
+        return memoryview(self._memory)[:length]
+
+
+_thread_buffer = _ThreadBuffer()
+
+
+class FileDescriptor:
+    """An open file or folder, closed with the last reference to it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredElements:
+    """Elements that stand in a file which another process may change, or cut short."""
+
+    file: FileDescriptor
+    at: int
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def load(self) -> memoryview:
+        """Return them in memory of this process; DamagedError when the file ends before them.
+
+        What is known of them is known of this copy: the file may change at any time. The copy
+        lasts until this thread loads the next ones.
+        """
+        if self.length > _MAX_REUSED_BYTES:
+            return read_bytes_at(self.file.number, self.at, self.length)
+        return _read_into(_thread_buffer.room(self.length), self.file.number, self.at)
+
+
+RecordElements = memoryview | DeferredElements
+
+
+def load_elements(elements: RecordElements) -> memoryview:
+    """Return elements in memory; DamagedError when they are there no more."""
+    return elements if isinstance(elements, memoryview) else elements.load()
+
+
+def _read_into(room: memoryview, descriptor: int, offset: int) -> memoryview:
+    done = 0
+    while done < len(room):
+        count = os.preadv(descriptor, (room[done:],), offset + done)
+        if not count:
+            missing = len(room) - done
+            raise CorruptedError(f"a file ends {missing} bytes before {offset + len(room)}")
+        done += count
+    return room
+
+
+def read_bytes_at(descriptor: int, offset: int, length: int) -> memoryview:
+    """Return bytes of an open file; DamagedError when it is too short.
+
+    Reading ends there; touching mapped memory behind the end of a file would end the process.
+    """
+    data = os.pread(descriptor, length, offset)
+    while len(data) < length:
+        more = os.pread(descriptor, length - len(data), offset + len(data))
+        if not more:
+            missing = length - len(data)
+            raise CorruptedError(f"a file ends {missing} bytes before {offset + length}")
+        data += more
+    return memoryview(data)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameId:
+    """Identity of one frame, for ever: sending it again changes nothing."""
+
+    session_id: str
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedRecord:
+    """A record that arrived whole."""
+
+    ticket: FrameId
+    head: RecordHead
+    data: RecordElements
+    """In C order, little endian; readable as long as the parcel is not committed."""
+    checksum: bytes = b""
+    """xxh3-128 of the elements as the rank sent them; empty when it did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExaminedRecord:
+    """A record and what its elements say of it."""
+
+    ticket: FrameId
+    head: RecordHead
+    digest: str
+    """xxh3-128 of the elements as they arrived, hexadecimal."""
+    figures: tuple[str, ...] | None = None
+    """Texts of its row in `statistic.csv`; None when it has no row."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRecord:
+    """A record as its file will hold it."""
+
+    record: ExaminedRecord
+    suffix: str
+    """What is appended to its name: nothing where the codec would not have saved enough."""
+    parts: Sequence[ByteBuffer]
+    head_bytes: int = 0
+    """Bytes before the elements, of a `bin` file."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """What tells a file that was written from any that took its place or was changed since."""
+
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalFile:
+    """A whole file of a tree, which others may be linked to."""
+
+    path: str
+    """Relative to the root of the tree."""
+    stamp: FileStamp
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticTableRow:
+    """One line of a table of figures."""
+
+    table: FilePlace
+    text: str
+    """The line, without its end."""
+
+
+class RecordStatus(str, Enum):
+    """What became of a record; the value is the word in the ledger."""
+
+    STORED = "stored"
+    LINKED = "linked"
+    DEGRADED = "degraded"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOutcome:
+    """A record's end; `reason` is empty unless it was dropped."""
+
+    ticket: FrameId
+    head: RecordHead
+    fate: RecordStatus
+    reason: str = ""
+    path: str = ""
+    """Relative to the root of the tree; empty when there is no file of its own."""
+    digest: str = ""
+    bytes_stored: int = 0
+    """Room that its file took; nothing for a link."""
+    row: StatisticTableRow | None = None
+    original: OriginalFile | None = None
+    """The file that was written for it."""
+    membership: OperatorMembership | None = None
+    """None where its path and its time stamp are its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataFrame:
+    """A numbered frame that is neither a record nor rows of figures."""
+
+    ticket: FrameId
+    declaration: MetadataItem
+    raw: bytes
+    """The frame as it came, for the ledger."""
+
+
+RejectedPlaces: TypeAlias = "Mapping[str, Sequence[int]]"
+"""Places of the rows of a frame that are dropped, by reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticRowsResult:
+    """Rows of figures, and which of them are not kept."""
+
+    ticket: FrameId
+    rows: StatisticRows
+    refused: RejectedPlaces
+    raw: bytes
+    """The frame as it came, for the ledger."""
+
+    @property
+    def fate(self) -> RecordStatus:
+        """What becomes of the rows that are kept."""
+        return RecordStatus.DEGRADED if self.rows.degraded else RecordStatus.STORED
+
+    @property
+    def kept(self) -> int:
+        """How many rows are kept."""
+        return len(self.rows) - sum(map(len, self.refused.values()))
+
+
+def make_drop_outcome(ticket: FrameId, head: RecordHead, reason: str) -> RecordOutcome:
+    """Return the outcome of a record that is not in the tree."""
+    return RecordOutcome(ticket, head, RecordStatus.DROPPED, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class QuietRank:
+    """A session all of whose frames that came are committed."""
+
+    job_id: str
+    rank: int
+    session_id: str
+    watermark: int
+    """Number of the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageChange:
+    """What one session's tensors take, or do no longer."""
+
+    job_id: str
+    root: str
+    byte_count: int
+
+
+SMALL_RECORD_BYTES = 16 << 10
+"""A record up to here costs more to hand on than to write."""

@@ -1,0 +1,375 @@
+"""One report stream to the coordinator: a greeting, then the items of the report log in order, with
+each text sent once a stream.
+
+gRPC takes requests on a thread of its own, which reads the log; the reporter's takes the
+answers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump._core.status import IterationStatus, SessionState, SessionStatus
+from rankdump._wire import status_messages
+from rankdump.wire.v1 import agent_pb2, coordinator_pb2, events_pb2
+from rankdumpd.agent.ledger.rows import ReportItem, ReportItemKind
+from rankdumpd.agent.report.clock import ClockInstant
+
+MAX_TEXTS = 65_536
+"""Beyond it the table starts anew, before the next message."""
+_INDEX = "<u4"
+
+
+class StreamTextTable:
+    """The table of one stream; the empty text stands at 0 from the start."""
+
+    def __init__(self) -> None:
+        self._indexes = {"": 0}
+        self._said = 1
+
+    def added(self) -> coordinator_pb2.Texts | None:
+        """Return what the other side does not know yet; call it once a message."""
+        texts = list(self._indexes)[self._said :] if self._said < len(self._indexes) else []
+        first, self._said = self._said, len(self._indexes)
+        return coordinator_pb2.Texts(first=first, texts=texts) if texts else None
+
+    def renew(self) -> None:
+        """Start anew if there are too many; what `added` returns next says so."""
+        if len(self._indexes) > MAX_TEXTS:
+            self._indexes, self._said = {"": 0}, 0
+
+    def point(self, columns: events_pb2.EventColumns) -> None:
+        """Let a batch with names of its own point into the table instead."""
+        places = self._places(columns.names)
+        calls = len(columns.calls) // 4
+        for field, count in (("name", columns.count), ("group", calls), ("dtype", calls)):
+            setattr(columns, field, _map_indexes(getattr(columns, field), count, places))
+        columns.ClearField("names")
+
+    def _places(self, names: Iterable[str]) -> npt.NDArray[Any]:
+        indexes = self._indexes
+        found = [indexes.setdefault(name, len(indexes)) for name in names]
+        return np.array(found or [0], _INDEX)
+
+
+def _map_indexes(data: bytes, count: int, places: npt.NDArray[Any]) -> bytes:
+    # An empty column is one of zeros, both ways.
+    indexes = np.frombuffer(data, _INDEX) if data else np.zeros(count, _INDEX)
+    mapped = places[indexes]
+    return mapped.tobytes() if mapped.any() else b""
+
+
+class ReportMessages:
+    """Makes the messages of one stream; a batch of events says only names that are new in it."""
+
+    def __init__(self) -> None:
+        self._texts = StreamTextTable()
+
+    def of(self, items: Sequence[ReportItem]) -> coordinator_pb2.ReportRequest:
+        """Return the message of some items, in their order; without any it only asks for news."""
+        request = coordinator_pb2.ReportRequest()
+        if items:
+            self._texts.renew()
+        for item in items:
+            request.sequence = item.number
+            if item.kind is ReportItemKind.EVENTS:
+                self._add_events(request, item)
+            else:
+                _ADD_FUNCTIONS[item.kind](request, item)
+        texts = self._texts.added()
+        if texts:
+            request.texts.CopyFrom(texts)
+        return request
+
+    def _add_events(self, request: coordinator_pb2.ReportRequest, item: ReportItem) -> None:
+        columns = agent_pb2.Frame.FromString(item.body).events
+        self._texts.point(columns)
+        about = {"job_id": item.job_id, "rank": item.rank, "session_id": item.session_id}
+        request.events.add(columns=columns, **about)
+
+
+def _add_session(request: coordinator_pb2.ReportRequest, item: ReportItem) -> None:
+    body = json.loads(item.body)
+    about = body["status"]
+    about |= {"state": SessionState(about["state"]), "notes": tuple(about["notes"])}
+    request.sessions.append(status_messages.session_to_wire(SessionStatus(**about)))
+    request.roots[item.job_id] = body["root"]
+
+
+def _add_timeouts(request: coordinator_pb2.ReportRequest, item: ReportItem) -> None:
+    timeouts = agent_pb2.Frame.FromString(item.body).timeouts
+    request.timeouts.add(job_id=item.job_id, rank=item.rank, timeouts=timeouts)
+
+
+def _add_balance(request: coordinator_pb2.ReportRequest, item: ReportItem) -> None:
+    status = IterationStatus(**json.loads(item.body))
+    request.iterations.append(status_messages.iteration_to_wire(status))
+
+
+_ADD_FUNCTIONS = {
+    ReportItemKind.SESSION: _add_session,
+    ReportItemKind.TIMEOUTS: _add_timeouts,
+    ReportItemKind.BALANCE: _add_balance,
+}
+
+
+class ReportItemLog(Protocol):
+    """Numbered items, as far as the reporter knows them."""
+
+    @property
+    def newest(self) -> int:
+        """Number of the last item that this process entered."""
+        ...
+
+    def enter_session(self, status: SessionStatus, root: str) -> None:
+        """Enter how a session stands and where its tree is."""
+        ...
+
+    def acknowledged(self, number: int) -> None:
+        """Forget the items up to a number."""
+        ...
+
+    def begin_after(self, number: int) -> int:
+        """See to it that no item has a number that the coordinator knows as another's; return how
+        many got another one.
+        """
+        ...
+
+    def acknowledged_to(self) -> int:
+        """Return up to which number items were ever forgotten like that."""
+        ...
+
+    def give_up(self, first: int, last: int) -> None:
+        """Forget items that cannot be told, and count them."""
+        ...
+
+    def items(self, after: int) -> list[ReportItem]:
+        """Return the next items behind a number, some at a time."""
+        ...
+
+    def waiting(self, after: int) -> tuple[int, int]:
+        """Return how many items stand behind a number, and how many events they hold."""
+        ...
+
+    def last(self) -> int:
+        """Return the number of the last item; 0 when none stands there."""
+        ...
+
+    def lost(self) -> tuple[int, int]:
+        """Return how many events and how many other items were ever given up."""
+        ...
+
+    def agent_id(self) -> str:
+        """Return the name under which the items are numbered."""
+        ...
+
+
+def _read_clocks() -> ClockInstant:
+    # Side by side: what passes between the two readings counts as a jump of the clock.
+    return ClockInstant(time.time_ns() // 1000, time.monotonic_ns() // 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class ReporterTimes:
+    """How long the reporter waits for what, and its clocks."""
+
+    heartbeat_s: float = 1.0
+    first_retry_s: float = 0.1
+    last_retry_s: float = 5.0
+    answer_s: float = 60.0
+    """A coordinator that answers nothing for so long is given up."""
+    knock_s: float = 5.0
+    """How long a coordinator that has nothing to take may need to say that it is there."""
+    clock_s: float = 0.5
+    """An answer that takes longer would say nothing about clocks."""
+    now: Callable[[], ClockInstant] = _read_clocks
+
+
+MAX_UNANSWERED = 8
+MAX_REQUEST_ITEMS = 1_000
+# A message of this much stays well under what a server takes.
+MAX_REQUEST_EVENTS = 20_000
+MAX_REQUEST_BYTES = 2 << 20
+MIN_FORGOTTEN_ITEMS = 64
+
+_logger = logging.getLogger(__name__)
+
+_Request = coordinator_pb2.ReportRequest
+_Span = tuple[int, int]
+
+
+class ReportStream:
+    """What was said and answered on one stream."""
+
+    def __init__(
+        self,
+        log: ReportItemLog,
+        changed: threading.Condition,
+        *,
+        times: ReporterTimes,
+        careful_to: int,
+        prepared: Callable[[_Request, int | None], None],
+        overdue: Callable[[], None],
+    ) -> None:
+        """Send items up to `careful_to` one by one.
+
+        `prepared` says the rest of each message, and is told up to which number the log is told
+        with it; None before the coordinator has answered.
+        """
+        self._log, self._changed, self._times = log, changed, times
+        self._careful_to = careful_to
+        self._prepared, self._overdue = prepared, overdue
+        self.received = 0
+        self.unread: _Span | None = None
+        """Items among which is one that is damaged in the ledger."""
+        self._acknowledged = self._forgotten = 0
+        self._known = 0
+        self._greeted = self._over = False
+        self._messages = ReportMessages()
+        self._composing = threading.Lock()
+        self._read: deque[ReportItem] = deque()
+        self._read_to = self._told_to = 0
+        self._news = True
+        self._unanswered: deque[_Span] = deque()
+        self._heard_us = times.now().monotonic_us
+
+    def requests(self) -> Iterator[_Request]:
+        """Yield what is to be sent, as answers make room for it, and nothing behind an item that
+        cannot be read.
+        """
+        request = self._said(())
+        while request is not None:
+            yield request
+            request = self._next()
+
+    def take(self, answer: coordinator_pb2.ReportResponse) -> None:
+        """Take the answer to the oldest request without one."""
+        # A power loss, or a folder that was put back, may have taken numbers from the log that the
+        # coordinator has heard: nothing else may get them.
+        again = 0 if self._greeted else self._log.begin_after(_find_highest(answer))
+        with self._changed:
+            self._heard_us = self._times.now().monotonic_us
+            if self._unanswered:
+                self._unanswered.popleft()
+            self._acknowledged = max(self._acknowledged, answer.acknowledged_sequence)
+            self.received = max(self.received, answer.received_sequence, self._acknowledged)
+            if not self._greeted:
+                self._greeted = True
+                if again:
+                    _logger.warning("%d items are told again, behind %d", again, self.received)
+                    self._acknowledged = self.received
+                self._read_to, self._known = self._acknowledged, self.received
+            quiet = not self._unanswered
+            self._changed.notify_all()
+        more = self._acknowledged - self._forgotten
+        if more > 0 and (quiet or more >= MIN_FORGOTTEN_ITEMS):
+            self._log.acknowledged(self._acknowledged)
+            self._forgotten = self._acknowledged
+
+    def wake(self) -> None:
+        """Look for new items; the caller holds the lock."""
+        self._news = True
+        self._changed.notify_all()
+
+    def end(self) -> None:
+        """Send nothing more; the log is not read any more when this returns."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        with self._composing:
+            pass
+
+    def unanswered(self) -> list[_Span]:
+        """Return the first and last number of every message with items that has no answer; of one
+        that could not even be made, only those.
+        """
+        if self.unread:
+            return [self.unread]
+        with self._changed:
+            return [span for span in self._unanswered if span[1]]
+
+    def _next(self) -> _Request | None:
+        with self._composing:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(self._may_go_on, self._times.heartbeat_s)
+                    if self._over:
+                        return None
+                    room = self._has_room()
+                    silent_us = self._times.now().monotonic_us - self._heard_us
+                if room:
+                    return self._said(self._gathered())
+                if silent_us > self._times.answer_s * 1e6:
+                    self._overdue()
+
+    def _may_go_on(self) -> bool:
+        return self._over or (self._has_room() and (self._news or bool(self._read)))
+
+    def _has_room(self) -> bool:
+        careful = bool(self._unanswered) and 0 < self._unanswered[-1][0] <= self._careful_to
+        return self._greeted and len(self._unanswered) < (1 if careful else MAX_UNANSWERED)
+
+    def _said(self, items: tuple[ReportItem, ...]) -> _Request | None:
+        span = (items[0].number, items[-1].number) if items else (0, 0)
+        try:
+            request = self._messages.of(items)
+        except Exception:
+            # Whatever it is: the same item would fail the next stream as well.
+            _logger.debug("items %d to %d", *span, exc_info=True)
+            self.unread = span
+            return None
+        if items:
+            self._told_to = span[1]
+        self._prepared(request, max(self._told_to, self.received) if self._greeted else None)
+        with self._changed:
+            if not self._unanswered:
+                self._heard_us = self._times.now().monotonic_us
+            self._unanswered.append(span)
+        return request
+
+    def _gathered(self) -> tuple[ReportItem, ...]:
+        if not self._read:
+            # First: what is entered while this reads is looked for again.
+            self._news = False
+            self._read.extend(self._log.items(self._read_to))
+            if self._read:
+                self._news, self._read_to = True, self._read[-1].number
+        found: list[ReportItem] = []
+        events = size = 0
+        while self._read and len(found) < MAX_REQUEST_ITEMS:
+            item = self._read[0]
+            events += item.events
+            size += len(item.body)
+            if found and (
+                events > MAX_REQUEST_EVENTS
+                or size > MAX_REQUEST_BYTES
+                or self._parts(found[-1], item)
+            ):
+                break
+            found.append(self._read.popleft())
+        return tuple(found)
+
+    def _parts(self, earlier: ReportItem, later: ReportItem) -> bool:
+        """Return whether two items must not share a message.
+
+        What has arrived before is told again, and a message that held something new besides would
+        not be known as a repetition. Those of a message follow each other: only the last number is
+        said.
+        """
+        careful = earlier.number <= self._careful_to
+        gap = earlier.number + 1 < later.number
+        return careful or gap or earlier.number <= self._known < later.number
+
+
+def _find_highest(answer: coordinator_pb2.ReportResponse) -> int:
+    return max(answer.acknowledged_sequence, answer.received_sequence)

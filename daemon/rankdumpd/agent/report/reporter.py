@@ -1,0 +1,468 @@
+"""The reporter thread: sends the report log to the coordinator, tracks outages, quiet ranks and the
+coordinator's clock. It holds up nobody; without an address it reports nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import socket
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import grpc
+
+from rankdump._core.status import AgentLoad, ClockEstimate, SessionStatus
+from rankdump._wire import status_messages
+from rankdump._wire.channel import TlsCredentials, explain_unavailable, make_error, open_channel
+from rankdump._wire.message_fields import copy_fields
+from rankdump.errors import (
+    ConfigError,
+    CorruptedError,
+    ForbiddenError,
+    RankdumpError,
+    RetryableError,
+    UnavailableError,
+)
+from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
+from rankdumpd.agent.records import QuietRank
+from rankdumpd.agent.report.clock import ClockInstant, ClockSample, ClockWindow
+from rankdumpd.agent.report.report_stream import ReporterTimes, ReportItemLog, ReportStream
+from rankdumpd.server import machine
+from rankdumpd.server.logs import build_log_fields
+
+WARN_AFTER_S = 2.0
+"""A coordinator that is started together with its agents may be away for so long."""
+LAST_TRY_TIMEOUT_S = 2.0
+"""What a stop gives a coordinator that does not answer, to take what is left after all."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorOutage:
+    """That nothing is delivered."""
+
+    since_s: float
+    """Of the first attempt that failed, in seconds since the epoch."""
+    reason: str
+    refused: bool
+    """Whether the coordinator answers and wants nothing of this agent, or files are at fault."""
+
+    def worth_saying(self, now_s: float) -> bool:
+        """Return whether people should know of it by now."""
+        return self.refused or now_s - self.since_s >= WARN_AFTER_S
+
+
+def describe_outage(address: str, outage: CoordinatorOutage, *, items: int, events: int) -> str:
+    """Say what is not delivered, since when and why."""
+    since = datetime.datetime.fromtimestamp(outage.since_s).strftime("%Y-%m-%d %H:%M:%S")
+    waits = f"messages waiting: {items:,}, with events: {events:,}"
+    wait = waits if items else "nothing waits for it yet"
+    verb = "refuses this agent" if outage.refused else "cannot be reached"
+    return f"coordinator {address} {verb} since {since}: {outage.reason}; {wait}"
+
+
+def is_hopeless(outage: CoordinatorOutage | None, *, now_s: float, tried: bool) -> bool:
+    """Return whether to wait on for a coordinator is of no use; `tried` since the wait began."""
+    return outage is not None and tried and outage.worth_saying(now_s)
+
+
+REPORT_DELAY_US = 2_000_000
+"""A rank tells what it began at most so long after: open calls after a second, twice a second."""
+
+
+class QuietRankTracker:
+    """For one thread at a time; the clock is an argument."""
+
+    def __init__(self, quiet: Callable[[], Iterable[QuietRank]]) -> None:
+        self._quiet = quiet
+        self._before: frozenset[QuietRank] = frozenset()
+        self._found: tuple[QuietRank, ...] = ()
+        self._until_us = self._newest = 0
+
+    def begin(self) -> None:
+        """Begin a stream: what was found for an earlier one may come too late now."""
+        self._before, self._found = frozenset(), ()
+
+    def look(self, *, now_us: int, newest: Callable[[], int]) -> None:
+        """See who is quiet, and since the last look; `newest` returns the last number of the log.
+
+        One look would not do: the next frame may be about to come.
+        """
+        quiet = frozenset(self._quiet())
+        self._found = tuple(quiet & self._before)
+        # Behind the look: what quiet ranks have sent stands in the log by now.
+        self._before, self._newest = quiet, newest()
+        self._until_us = now_us - REPORT_DELAY_US
+
+    def told_to(self, number: int) -> tuple[tuple[QuietRank, ...], int]:
+        """Return who is known up to when, now that the log is told up to a number; each once."""
+        if number < self._newest:
+            return (), 0
+        found, self._found = self._found, ()
+        return found, self._until_us
+
+
+FIRST_SAMPLES = 8
+
+
+class ClockEstimator:
+    """The estimate of a reporter, over all of its connections; for one thread at a time."""
+
+    def __init__(self, times: ReporterTimes) -> None:
+        self._times = times
+        self._window = ClockWindow()
+        self._asked: ClockInstant | None = None
+
+    def reconnected(self) -> None:
+        """Note that another coordinator may be there: what was known of its clock is void."""
+        self._window = ClockWindow(steps=self._window.steps, last=self._window.last)
+        self._asked = None
+
+    def keep_up(self, stub: coordinator_pb2_grpc.CoordinatorServiceStub) -> bool:
+        """Ask if it is time to; return whether it was."""
+        now = self._times.now()
+        known, self._window = self._window, self._window.at(now)
+        if self._asked is None or self._window.steps != known.steps:
+            self._ask(stub, FIRST_SAMPLES)
+        elif now.monotonic_us - self._asked.monotonic_us >= self._times.heartbeat_s * 1e6:
+            self._ask(stub, 1)
+        else:
+            return False
+        return True
+
+    def estimate(self) -> ClockEstimate:
+        """Return what is known now."""
+        return self._window.estimate(self._times.now())
+
+    def _ask(self, stub: coordinator_pb2_grpc.CoordinatorServiceStub, count: int) -> None:
+        for _ in range(count):
+            self._asked = sent = self._times.now()
+            try:
+                answer = stub.Clock(coordinator_pb2.ClockRequest(), timeout=self._times.clock_s)
+            except grpc.RpcError:
+                # Reports do not depend on it.
+                return
+            back = self._times.now()
+            sample = ClockSample(sent, answer.received_us, answer.sent_us, back)
+            self._window = self._window.with_sample(sample)
+
+
+MAX_WARNINGS = 256
+
+_logger = logging.getLogger(__name__)
+
+
+class CoordinatorReporter:
+    """Tells what stands in the log until the coordinator has it; without an address, nothing."""
+
+    def __init__(
+        self,
+        address: str,
+        log: ReportItemLog,
+        *,
+        load: Callable[[], AgentLoad],
+        warn: Callable[[str, str], None],
+        tell_again: Callable[[], None],
+        quiet: Callable[[], Iterable[QuietRank]] = tuple,
+        credentials: TlsCredentials | None = None,
+        times: ReporterTimes | None = None,
+    ) -> None:
+        """Call `warn` with a job and a text, `tell_again` when the coordinator forgot sessions.
+
+        `quiet` returns the ranks of which nothing is under way.
+        """
+        self._address, self._log = address, log
+        self._load, self._warn, self._tell_again = load, warn, tell_again
+        self._credentials = credentials
+        self._agent_id = log.agent_id()
+        self._host_id = machine.read_host_id()
+        self._times = times or ReporterTimes()
+        self._timing = ClockEstimator(self._times)
+        self._hearing = QuietRankTracker(quiet)
+        self._changed = threading.Condition()
+        self._conversation: ReportStream | None = None
+        self._call: grpc.Call | None = None
+        self._received = self._careful_to = self._woken_to = 0
+        self._warnings: dict[tuple[str, str], None] = {}
+        self._figures = (0, 0)
+        self._unentered = 0
+        self._outage: CoordinatorOutage | None = None
+        self._failures = 0
+        self._again = False
+        """Try now: somebody waits for it."""
+        self._said = ""
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def findings(self) -> list[str]:
+        """Return what the coordinator does not take at present, and what was given up so."""
+        events, states = self._log.lost()
+        lost = {"events": events, "states": states + self._unentered}
+        outage = self._outage
+        waits = outage is not None and outage.worth_saying(self._now_s())
+        return [
+            *([self._undelivered(outage)] if outage and waits else []),
+            *(f"{n} {what} never reached the coordinator" for what, n in lost.items() if n),
+        ]
+
+    def events(self) -> tuple[int, int]:
+        """Return how many events wait to be told, and how many were given up."""
+        return self._log.waiting(self._received)[1], self._log.lost()[0]
+
+    def session(self, status: SessionStatus, root: str) -> None:
+        """Report how a session stands, and where its tree is."""
+        if not self._address:
+            return
+        try:
+            self._log.enter_session(status, root)
+        except sqlite3.Error as error:
+            # The rank is not to blame, and the next state of the session says it again.
+            self._unentered += 1
+            _logger.error(
+                "session %s is not reported: %s",
+                status.session_id,
+                error,
+                extra=build_log_fields(status),
+            )
+        self.wake()
+
+    def warnings(self, job_id: str) -> list[str]:
+        """Return what the ranks of a job should say in their logs."""
+        with self._changed:
+            return [text for job, text in self._warnings if job == job_id]
+
+    def wake(self) -> None:
+        """Look into the log if something was entered."""
+        if self._address and self._log.newest != self._woken_to:
+            self._woken_to = self._log.newest
+            with self._changed:
+                if self._conversation:
+                    self._conversation.wake()
+                self._changed.notify_all()
+
+    def start(self) -> None:
+        """Begin to report."""
+        if self._address:
+            self._thread = threading.Thread(target=self._run, name="rankdumpd-reporter")
+            self._thread.start()
+
+    def fault(self) -> str:
+        """Say that the thread has died."""
+        thread = self._thread
+        alive = thread is None or thread.is_alive()
+        return "" if alive else "the thread that reports to the coordinator is dead"
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait until everything has arrived; return the items that have not.
+
+        A coordinator that does not answer is tried once more, and not waited for.
+        """
+        if not self._address:
+            return 0
+        with self._changed:
+            failures, self._again = self._failures, True
+            self._changed.notify_all()
+            if self._outage:
+                timeout_s = min(timeout_s, LAST_TRY_TIMEOUT_S)
+            self._changed.wait_for(lambda: self._flushed(failures), timeout_s)
+            return self._left()
+
+    def leave(self, folder: str) -> None:
+        """Say what stays in the ledger for the next agent of its folder."""
+        items = self._left() if self._address else 0
+        if items:
+            outage = self._outage
+            waits = f"messages waiting: {items:,}"
+            said = self._undelivered(outage) if outage else waits
+            _logger.warning("%s; they stay in %s until an agent starts there again", said, folder)
+
+    def stop(self) -> None:
+        """End at once; may be repeated."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            if self._call:
+                self._call.cancel()
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+
+    def _left(self) -> int:
+        return self._log.waiting(self._received)[0]
+
+    def _flushed(self, failures: int) -> bool:
+        tried = self._failures > failures
+        return self._left() == 0 or is_hopeless(self._outage, now_s=self._now_s(), tried=tried)
+
+    def _now_s(self) -> float:
+        return self._times.now().wall_us / 1e6
+
+    def _undelivered(self, outage: CoordinatorOutage) -> str:
+        items, events = self._log.waiting(self._received)
+        return describe_outage(self._address, outage, items=items, events=events)
+
+    def _run(self) -> None:
+        retry_s = self._times.first_retry_s
+        while not self._stopping:
+            received, careful_to = self._received, self._careful_to
+            try:
+                self._knock()
+                self._converse()
+            except (grpc.RpcError, RankdumpError) as failure:
+                self._judge(failure)
+            except Exception:
+                _logger.exception("a report to %s failed", self._address)
+            went_on = (self._received, self._careful_to) != (received, careful_to)
+            retry_s = (
+                self._times.first_retry_s if went_on else min(2 * retry_s, self._times.last_retry_s)
+            )
+            with self._changed:
+                self._failures += 1
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._stopping or self._again, retry_s)
+                self._again = False
+
+    def _knock(self) -> None:
+        """See that the coordinator is there, and wait until there is something to tell."""
+        with self._changed:
+            if self._received or self._left():
+                return
+        with open_channel(self._address, self._credentials) as channel:
+            stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+            asked = coordinator_pb2.ClockRequest()
+            self._call = call = stub.Clock.future(asked, timeout=self._times.knock_s)
+            with self._changed:
+                if self._stopping:
+                    call.cancel()
+            try:
+                call.result()
+            except grpc.FutureCancelledError:
+                return
+        with self._changed:
+            self._call = None
+            self._reached()
+            self._changed.wait_for(lambda: self._stopping or self._left() > 0)
+
+    def _converse(self) -> None:
+        if self._stopping:
+            return
+        with open_channel(self._address, self._credentials) as channel:
+            stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+            conversation = ReportStream(
+                self._log,
+                self._changed,
+                times=self._times,
+                careful_to=self._careful_to,
+                prepared=lambda request, told: self._prepare(request, told, stub),
+                overdue=self._break_off,
+            )
+            self._timing.reconnected()
+            self._hearing.begin()
+            answers = stub.Report(conversation.requests())
+            with self._changed:
+                self._conversation, self._call = conversation, answers
+                if self._stopping:
+                    answers.cancel()
+            try:
+                for number, answer in enumerate(answers):
+                    self._take(conversation, answer, greeting=number == 0)
+                if conversation.unread:
+                    first, last = conversation.unread
+                    raise CorruptedError(f"items {first} to {last} of the log cannot be read")
+            finally:
+                with self._changed:
+                    self._call = None
+                answers.cancel()
+                conversation.end()
+
+    def _break_off(self) -> None:
+        with self._changed:
+            if self._call:
+                self._call.cancel()
+
+    def _take(
+        self,
+        conversation: ReportStream,
+        answer: coordinator_pb2.ReportResponse,
+        *,
+        greeting: bool,
+    ) -> None:
+        if greeting and answer.acknowledged_sequence < self._log.acknowledged_to():
+            self._tell_again()
+        conversation.take(answer)
+        with self._changed:
+            self._received = conversation.received
+            self._reached()
+            given = dict.fromkeys((each.job_id, each.text) for each in answer.warnings)
+            new = [each for each in given if each not in self._warnings]
+            self._warnings.update(dict.fromkeys(new))
+            for earliest in list(self._warnings)[: len(self._warnings) - MAX_WARNINGS]:
+                del self._warnings[earliest]
+            self._changed.notify_all()
+        for job_id, text in new:
+            self._warn(job_id, text)
+
+    def _reached(self) -> None:
+        outage, self._outage = self._outage, None
+        if self._said and outage:
+            away_s = self._now_s() - outage.since_s
+            _logger.info("coordinator %s takes reports again, after %.0f s", self._address, away_s)
+        self._said = ""
+
+    def _prepare(
+        self,
+        request: coordinator_pb2.ReportRequest,
+        told: int | None,
+        stub: coordinator_pb2_grpc.CoordinatorServiceStub,
+    ) -> None:
+        """Say who reports, and how this host stands; what costs something, once a second."""
+        if told is not None:
+            if self._timing.keep_up(stub):
+                self._figures = (self._log.waiting(self._received)[1], self._log.lost()[0])
+                self._hearing.look(now_us=self._times.now().wall_us, newest=self._log.last)
+            heard, until_us = self._hearing.told_to(told)
+            for each in heard:
+                about = {"job_id": each.job_id, "rank": each.rank, "session_id": each.session_id}
+                request.heard.add(until_us=until_us, **about)
+        request.agent_id = self._agent_id
+        request.host, request.host_id = socket.gethostname(), self._host_id
+        request.load.CopyFrom(status_messages.load_to_wire(self._load()))
+        clock = copy_fields(self._timing.estimate(), ClockEstimate)
+        request.clock.CopyFrom(coordinator_pb2.ClockEstimate(**clock))
+        request.held_events, request.lost_events = self._figures
+
+    def _judge(self, failure: grpc.RpcError | RankdumpError) -> None:
+        """Give up the item that is refused or damaged: it would fail the same way for ever."""
+        error = make_error(failure) if isinstance(failure, grpc.RpcError) else failure
+        if isinstance(error, UnavailableError):
+            error = explain_unavailable(error, self._address, self._credentials)
+        spans = self._conversation.unanswered() if self._conversation else []
+        # A certificate that is not believed says nothing about the item.
+        passes = isinstance(error, UnavailableError | ForbiddenError | ConfigError)
+        refused = not passes and bool(spans)
+        if not refused:
+            self._note(error)
+            return
+        if str(error) != self._said and not self._stopping:
+            self._said = str(error)
+            _logger.error("coordinator %s: %s", self._address, error)
+        first, last = spans[0]
+        if len(spans) == 1 and first == last:
+            self._log.give_up(first, last)
+        # Which one of several it was shows when each comes alone.
+        self._careful_to = max(self._careful_to, spans[-1][1])
+
+    def _note(self, error: RankdumpError) -> None:
+        """Remember that nothing is delivered, and say so when that is news."""
+        now_s, before = self._now_s(), self._outage
+        outage = CoordinatorOutage(
+            since_s=before.since_s if before else now_s,
+            reason=str(error),
+            refused=not isinstance(error, RetryableError),
+        )
+        self._outage = outage
+        if outage.reason != self._said and outage.worth_saying(now_s) and not self._stopping:
+            self._said = outage.reason
+            _logger.warning("%s", self._undelivered(outage))

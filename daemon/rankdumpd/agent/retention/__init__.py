@@ -1,0 +1,1 @@
+"""Removal of old iterations from dump trees by age and size."""

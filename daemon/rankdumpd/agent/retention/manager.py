@@ -1,0 +1,190 @@
+"""The retention thread: removes old iterations by age and size, whole ones, those that ended first,
+none that is open or pinned.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeAlias
+
+from rankdump._core.manifest import RetiredIteration
+from rankdump.errors import CorruptedError, RankdumpError
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.ledger.rows import EndedIteration, IterationRemoval
+from rankdumpd.agent.limits.admission import ResourcePolicy, find_removal_reason
+from rankdumpd.agent.limits.usage import DumpUsage
+from rankdumpd.agent.records import UsageChange
+from rankdumpd.agent.retention.iteration_removal import (
+    IterationPart,
+    compute_freed_bytes,
+    list_tensor_files,
+    remove_part,
+)
+from rankdumpd.agent.session import registry
+from rankdumpd.agent.session.registry import SessionRegistry
+from rankdumpd.agent.storage.session_storage import make_session_storage
+from rankdumpd.server.metrics import MetricCounters
+
+CHECK_INTERVAL_S = 30.0
+AuditCallback: TypeAlias = "Callable[[str, Mapping[str, object]], None]"
+"""Hears what was done, and the particulars."""
+
+_logger = logging.getLogger(__name__)
+
+
+def _read_clock_us() -> int:
+    return time.time_ns() // 1000
+
+
+def no_op(_what: str, _fields: Mapping[str, object]) -> None:
+    """Hear nothing."""
+
+
+class RetentionManager:
+    """Looks for what is to be removed, in a thread of its own; what it began, it finishes."""
+
+    def __init__(
+        self,
+        ledger: AgentLedger,
+        registry: SessionRegistry,
+        usage: DumpUsage,
+        policy: Callable[[], ResourcePolicy],
+        *,
+        told: AuditCallback = no_op,
+        meters: MetricCounters | None = None,
+        now_us: Callable[[], int] = _read_clock_us,
+    ) -> None:
+        """`told` hears what was removed; `now_us` is since the epoch."""
+        self._ledger, self._registry, self._usage = ledger, registry, usage
+        self._policy, self._told, self._now_us = policy, told, now_us
+        self._meters = meters or MetricCounters()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._problem = ""
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread = threading.Thread(target=self._run, name="rankdumpd-keeper", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 60.0) -> bool:
+        """Leave what is not done to the next process; return whether the thread has ended."""
+        self._stopping.set()
+        if self._thread:
+            self._thread.join(timeout_s)
+            return not self._thread.is_alive()
+        return True
+
+    def findings(self) -> list[str]:
+        """Return why iterations stay that should have been removed."""
+        return [f"old iterations are not removed: {self._problem}"] if self._problem else []
+
+    def look(self) -> int:
+        """Finish what was begun, then remove what is due; return how many iterations that were."""
+        problems: list[str] = []
+        for left in self._ledger.retention.unfinished():
+            self._tried(partial(self._finish, left), problems)
+        removed = 0
+        policy = self._policy()
+        for ended in self._ledger.retention.oldest() if not policy.retains_all else ():
+            age_s = (self._now_us() - ended.ended_us) / 1e6
+            why = find_removal_reason(policy, age_s, self._usage.total)
+            if not why or self._stopping.is_set():
+                break
+            retire = partial(self._retire, ended, why)
+            removed += bool(self._tried(retire, problems))
+        self._say("; ".join(dict.fromkeys(problems)))
+        return removed
+
+    def _tried(self, step: Callable[[], bool], problems: list[str]) -> bool:
+        """Take a step; one that fails is tried again later and keeps no other from being taken."""
+        try:
+            return step()
+        except (OSError, RankdumpError) as error:
+            problems.append(str(error))
+            return False
+
+    def _say(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            _logger.error("old iterations are not removed: %s", problem)
+        self._problem = problem
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                while self.look() and not self._stopping.is_set():
+                    pass
+            except (sqlite3.Error, RankdumpError) as error:
+                self._say(str(error))
+            self._stopping.wait(CHECK_INTERVAL_S)
+
+    def _retire(self, ended: EndedIteration, why: str) -> bool:
+        """Remove all parts of an iteration; return whether there were any."""
+        now_us = self._now_us()
+        parts = [
+            self._part(session_id, ended.iteration, now_us, why)
+            for session_id in self._ledger.retention.parts(ended)
+        ]
+        sizes = compute_freed_bytes((part.tree, list_tensor_files(part)) for part in parts)
+        begun = [_make_removal(part, size) for part, size in zip(parts, sizes, strict=True)]
+        if not begun or not self._ledger.retention.begin(begun):
+            return False
+        for part, size in zip(parts, sizes, strict=True):
+            self._usage.add(UsageChange(ended.job_id, str(part.tree.root), -size))
+        return all(self._finish(each) for each in begun)
+
+    def _finish(self, begun: IterationRemoval) -> bool:
+        about = begun.about
+        why = str(about.get("why", ""))
+        part = self._part(begun.session_id, begun.iteration, begun.began_us, why)
+        part.hold.take(make=False)
+        try:
+            for _ in remove_part(part, shared=self._shared(part)):
+                if self._stopping.is_set():
+                    return False
+        finally:
+            part.hold.let_go()
+        self._ledger.forget(begun.session_id, begun.iteration)
+        self._ledger.retention.done(begun)
+        self._usage.retired(part.retired.job_id)
+        self._meters.add("rankdump_agent_retired_iterations_total")
+        root = str(part.tree.root)
+        self._told("retired", {**about, "session": begun.session_id, "root": root})
+        _logger.info("rank %d: iteration %d is removed", part.retired.rank, begun.iteration)
+        return True
+
+    def _part(self, session_id: str, iteration: int, at_us: int, why: str) -> IterationPart:
+        row = self._ledger.find(session_id)
+        if row is None:
+            raise CorruptedError(f"session {session_id!r} is not in the ledger")
+        request = row.request
+        outlet = make_session_storage(request, registry.read_checked_plan(request))
+        retired = RetiredIteration(request.job_id, session_id, request.rank, iteration, at_us, why)
+        return IterationPart(outlet.tree, outlet.hold, outlet.layout, outlet.stand, retired)
+
+    def _shared(self, part: IterationPart) -> bool:
+        """Return whether a rank of another job may write to the folders of this one."""
+        return any(
+            session.outlet.tree.root == part.tree.root
+            and session.request.rank == part.retired.rank
+            and session.request.job_id != part.retired.job_id
+            and not session.over
+            for session in self._registry.all()
+        )
+
+
+def _make_removal(part: IterationPart, size: int) -> IterationRemoval:
+    retired = part.retired
+    about = {
+        "job": retired.job_id,
+        "rank": retired.rank,
+        "iteration": retired.iteration,
+        "bytes": size,
+        "why": retired.why,
+    }
+    return IterationRemoval(retired.session_id, retired.iteration, size, retired.at_us, about)

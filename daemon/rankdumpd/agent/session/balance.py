@@ -1,0 +1,219 @@
+"""Balances of iterations: counts of what became of tensors, and findings where they do not add up.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rankdump._core.session_protocol import IterationEnd, SessionRequest
+from rankdump._core.status import IterationStatus, SessionState, SessionStatus
+from rankdumpd.agent.ledger.rows import IterationEndRow, OutcomeCountRow
+from rankdumpd.agent.records import RecordOutcome, RecordStatus, StatisticRowsResult
+
+_MAX_COUNT = (1 << 63) - 1
+
+
+@dataclass(slots=True)
+class IterationTally:
+    """Running counts of one iteration; an iteration that runs twice is counted together.
+
+    There is one for each that a live rank ever ended, so it is to be small.
+    """
+
+    expected: int = 0
+    complete: bool = False
+    stored: int = 0
+    linked: int = 0
+    degraded: int = 0
+    dropped: dict[str, int] | None = None
+    """By reason; None while nothing was."""
+    bytes_in: int = 0
+    bytes_stored: int = 0
+    stall_us: int = 0
+    positions: tuple[int, int] = (0, 0)
+    ended_to: int = 0
+    """Number of the last declaration of its end that is counted."""
+
+    def count(
+        self, fate: RecordStatus, reason: str, *, records: int = 1, bytes_in: int, bytes_stored: int
+    ) -> None:
+        """Add records that ended the same way."""
+        if fate is RecordStatus.DROPPED:
+            self._drop(reason, records)
+        else:
+            self._keep(fate, records)
+        self.bytes_in += bytes_in
+        self.bytes_stored += bytes_stored
+
+    def count_rows(self, judged: StatisticRowsResult) -> None:
+        """Add rows of figures: they bring no bytes, and no file stores them."""
+        self._keep(judged.fate, judged.kept)
+        for reason, places in judged.refused.items():
+            self._drop(reason, len(places))
+
+    def end(self, end: IterationEnd) -> None:
+        """Add what the rank itself declares at the end of the iteration."""
+        self.expected += end.expected
+        for reason, count in end.dropped.items():
+            self._drop(reason, count)
+        self.stall_us += end.stall_us
+        self.positions = _merge_positions(self.positions, (end.first_position, end.last_position))
+        self.complete = True
+
+    def status(self, request: SessionRequest, iteration: int) -> IterationStatus:
+        """Return the counts as they stand."""
+        return IterationStatus(
+            job_id=request.job_id,
+            session_id=request.session_id,
+            rank=request.rank,
+            iteration=iteration,
+            complete=self.complete,
+            expected=_limit_count(self.expected),
+            stored=self.stored,
+            linked=self.linked,
+            degraded=self.degraded,
+            dropped={reason: _limit_count(n) for reason, n in (self.dropped or {}).items() if n},
+            bytes_in=_limit_count(self.bytes_in),
+            bytes_stored=self.bytes_stored,
+            stall_us=_limit_count(self.stall_us),
+            first_position=self.positions[0],
+            last_position=self.positions[1],
+        )
+
+    def _keep(self, fate: RecordStatus, count: int) -> None:
+        if fate is RecordStatus.STORED:
+            self.stored += count
+        elif fate is RecordStatus.LINKED:
+            self.linked += count
+        elif fate is RecordStatus.DEGRADED:
+            self.degraded += count
+
+    def _drop(self, reason: str, count: int) -> None:
+        if self.dropped is None:
+            self.dropped = {}
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+
+class SessionTallies:
+    """The running counts of every iteration of a session."""
+
+    def __init__(self) -> None:
+        self._tallies: defaultdict[int, IterationTally] = defaultdict(IterationTally)
+
+    def restore(self, counts: Iterable[OutcomeCountRow], ends: Iterable[IterationEndRow]) -> None:
+        """Take up what the ledger remembers."""
+        for row in counts:
+            self._tallies[row.iteration].count(
+                row.fate,
+                row.reason,
+                records=row.records,
+                bytes_in=row.bytes_in,
+                bytes_stored=row.bytes_stored,
+            )
+        for end in ends:
+            self._tallies[end.iteration].end(_make_end(end))
+
+    def add(self, outcomes: Iterable[RecordOutcome], judged: Iterable[StatisticRowsResult]) -> None:
+        """Add records and rows of figures that stand in the ledger now."""
+        for outcome in outcomes:
+            self._tallies[outcome.head.iteration].count(
+                outcome.fate,
+                outcome.reason,
+                bytes_in=outcome.head.byte_count,
+                bytes_stored=outcome.bytes_stored,
+            )
+        for frame in judged:
+            self._tallies[frame.rows.iteration].count_rows(frame)
+
+    def stored_anew(self, iteration: int, more_bytes: int) -> None:
+        """Add what kept tensors take more room than they did, or less."""
+        self._tallies[iteration].bytes_stored += more_bytes
+
+    def ends_first(self, end: IterationEnd, sequence: int) -> bool:
+        """Return whether an end with this number was not counted yet."""
+        return sequence > self._tallies[end.iteration].ended_to
+
+    def end(self, request: SessionRequest, end: IterationEnd, sequence: int) -> IterationStatus:
+        """Complete an iteration, or find it complete by this number; return its balance."""
+        tally = self._tallies[end.iteration]
+        if self.ends_first(end, sequence):
+            tally.end(end)
+            tally.ended_to = sequence
+        return tally.status(request, end.iteration)
+
+    def statuses(self, request: SessionRequest) -> list[IterationStatus]:
+        """Return the balance of every iteration that sent anything, in order."""
+        return [tally.status(request, number) for number, tally in sorted(self._tallies.items())]
+
+
+def list_balance_findings(
+    session: SessionStatus, iterations: Sequence[IterationStatus]
+) -> list[str]:
+    """Return what does not add up in one session, one sentence each."""
+    found = [_describe_imbalance(status) for status in iterations if not _is_fine(status)]
+    if session.state is not SessionState.OPEN:
+        found += [
+            f"rank {status.rank} ended within iteration {status.iteration}, "
+            f"with {status.kept} {'tensor' if status.kept == 1 else 'tensors'} in the tree"
+            for status in iterations
+            if not status.complete
+        ]
+    explained = session.excluded or session.notes
+    kept = any(status.kept for status in iterations)
+    if session.state is SessionState.CLOSED and not kept and not explained:
+        found.append(
+            f"rank {session.rank} collected nothing: {_explain_nothing(session, iterations)}"
+        )
+    return found
+
+
+def _limit_count(total: int) -> int:
+    """Return a sum of what a rank said as a message and a column can hold it."""
+    return min(total, _MAX_COUNT)
+
+
+def _make_end(row: IterationEndRow) -> IterationEnd:
+    return IterationEnd(
+        row.iteration,
+        row.expected,
+        row.dropped,
+        row.stall_us,
+        row.first_position,
+        row.last_position,
+    )
+
+
+def _merge_positions(known: tuple[int, int], more: tuple[int, int]) -> tuple[int, int]:
+    if not any(known) or not any(more):
+        return known if any(known) else more
+    return min(known[0], more[0]), max(known[1], more[1])
+
+
+def _is_fine(status: IterationStatus) -> bool:
+    return status.balanced or not status.complete
+
+
+def _describe_imbalance(status: IterationStatus) -> str:
+    return (
+        f"rank {status.rank}, iteration {status.iteration}: {status.expected} tensors expected, "
+        f"{status.kept} kept and {sum(status.dropped.values())} dropped"
+    )
+
+
+def _explain_nothing(session: SessionStatus, iterations: Iterable[IterationStatus]) -> str:
+    reasons: Counter[str] = Counter()
+    for status in iterations:
+        reasons.update(status.dropped)
+    if reasons:
+        return "dropped: " + _format_counts(reasons)
+    ended = sum(1 for status in iterations if status.complete)
+    if ended:
+        return f"no tensor was selected in {ended} selected iterations"
+    return f"none of the {session.iterations_seen} iterations it ran was selected"
+
+
+def _format_counts(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))

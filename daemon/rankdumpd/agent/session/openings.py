@@ -1,0 +1,247 @@
+"""Sessions that are being opened, each in a thread of its own: a rank hears in time that it takes
+long, and asks again.
+
+A disk that is busy may hold up what is written before a session is open for longer than any rank
+waits. So the result of an opening is kept for the next try. A rank that waits no longer leaves a
+final balance (lost tensors, ends of iterations, its goodbye), whose numbers are all checked and
+which is taken when the session is open.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from rankdump._core.session_protocol import IterationEnd, SessionEnd, SessionGrant, SessionRequest
+from rankdump._core.status import IterationStatus, SessionState, SessionStatus
+from rankdump.errors import ExhaustedError, ProtocolError, RankdumpError
+from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.declarations import read_lost_tensors, read_metadata_frame
+from rankdumpd.agent.records import FrameId
+from rankdumpd.agent.session import registry
+from rankdumpd.agent.session.balance import SessionTallies
+from rankdumpd.agent.session.rank_session import make_session_status
+from rankdumpd.server.logs import build_log_fields
+
+NEVER_OPEN_NOTE = "its session was not open when it ended: nothing of it is in the tree"
+
+
+@dataclass(frozen=True, slots=True)
+class FinalBalance:
+    """Frames that wait for a session, and what they say."""
+
+    frames: tuple[agent_pb2.Frame, ...]
+    session: SessionStatus
+    iterations: tuple[IterationStatus, ...]
+
+    @property
+    def lost(self) -> int:
+        """Tensors that are lost."""
+        return sum(sum(status.dropped.values()) for status in self.iterations)
+
+
+def read_final_balance(request: SessionRequest, frames: Iterable[agent_pb2.Frame]) -> FinalBalance:
+    """Read what a rank left; ProtocolError when it is anything else than that."""
+    plan, frames = registry.read_checked_plan(request), tuple(frames)
+    tallies, farewell = SessionTallies(), SessionEnd(0)
+    for number, frame in enumerate(frames, 1):
+        if frame.sequence != number:
+            raise ProtocolError(f"frame {frame.sequence} where {number} is due")
+        if frame.HasField("lost"):
+            lost = read_lost_tensors(FrameId(request.session_id, number), frame.lost)
+            tallies.add((), (lost,))
+            continue
+        declaration = read_metadata_frame(frame, request.session_id).declaration
+        if isinstance(declaration, IterationEnd):
+            tallies.end(request, declaration, number)
+        elif isinstance(declaration, SessionEnd):
+            farewell = SessionEnd(
+                declaration.iterations_seen, (*declaration.notes, NEVER_OPEN_NOTE)
+            )
+        else:
+            raise ProtocolError(f"frame {number} is none that a rank without a session leaves")
+    status = make_session_status(request, plan, SessionState.CLOSED, farewell)
+    return FinalBalance(frames, status, tuple(tallies.statuses(request)))
+
+
+ANSWER_TIMEOUT_S = 5.0
+"""Longest an answer waits for an opening: ranks wait for 10 s."""
+RESULT_RETENTION_S = 120.0
+"""Time for which an opening that is over waits for its rank."""
+FINDING_RETENTION_S = 86400.0
+"""Time for which people hear of one that failed when its rank had given up."""
+MAX_OPENINGS = 4096
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _SessionOpening:
+    """One that goes on, or that is over and was not asked for since."""
+
+    request: SessionRequest
+    since_s: float
+    done: threading.Event = field(default_factory=threading.Event)
+    over_s: float = 0.0
+    grant: SessionGrant | None = None
+    error: Exception | None = None
+    late: bool = False
+    """Whether a rank heard that it takes long."""
+    left: FinalBalance | None = None
+
+
+class SessionOpenings:
+    """One at most for each session; safe to use from several threads."""
+
+    def __init__(
+        self,
+        open_one: Callable[[SessionRequest], SessionGrant],
+        take_left: Callable[[str, FinalBalance], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`take_left` gives a session that is open what its rank left."""
+        self._open_one, self._take_left, self._clock = open_one, take_left, clock
+        self._lock = threading.Lock()
+        self._openings: dict[str, _SessionOpening] = {}
+
+    def open(self, request: SessionRequest) -> SessionGrant:
+        """Let a rank in or back in, or say that this goes on; raises what `open_one` does."""
+        while True:
+            opening = self._begun(request)
+            if not opening.done.wait(ANSWER_TIMEOUT_S):
+                return self._takes_long(opening)
+            with self._lock:
+                if self._openings.get(request.session_id) is opening:
+                    del self._openings[request.session_id]
+            # One that another process asked for tells this one nothing.
+            if opening.request == request:
+                return _get_result(opening)
+
+    def leave(self, request: SessionRequest, left: FinalBalance) -> None:
+        """Take note that a rank waits no longer; what it left is taken when its session is open."""
+        _logger.error(
+            "rank %d gave up (process %d on host %s): its session was not open when it ended, and "
+            "%d tensors are lost",
+            request.rank,
+            request.pid,
+            request.host,
+            left.lost,
+            extra=build_log_fields(request),
+        )
+        opening = self._begun(request, left)
+        if opening.request != request:
+            _logger.warning(
+                "session %s is another's: what was left is not taken", request.session_id
+            )
+
+    def statuses(self) -> tuple[tuple[SessionStatus, ...], tuple[IterationStatus, ...]]:
+        """Return the sessions that are not open yet and the balances that their ranks left."""
+        with self._lock:
+            left = [opening.left for opening in self._openings.values() if opening.left]
+        iterations = tuple(status for each in left for status in each.iterations)
+        return tuple(each.session for each in left), iterations
+
+    def findings(self) -> list[str]:
+        """Return whose session takes long to be opened, or was not open in time."""
+        now_s = self._clock()
+        with self._lock:
+            openings = list(self._openings.values())
+        return [_describe_opening(each, now_s) for each in openings if each.late or each.left]
+
+    def _begun(self, request: SessionRequest, left: FinalBalance | None = None) -> _SessionOpening:
+        with self._lock:
+            self._forget()
+            opening = self._openings.get(request.session_id)
+            # What is over takes nothing any more: once more, for what was left.
+            begins = opening is None or (left is not None and opening.done.is_set())
+            if opening is None or begins:
+                if len(self._openings) >= MAX_OPENINGS:
+                    raise ExhaustedError(f"{MAX_OPENINGS} sessions are being opened already")
+                opening = _SessionOpening(request, self._clock())
+                self._openings[request.session_id] = opening
+            if opening.request == request:
+                opening.left = left or opening.left
+        if begins:
+            threading.Thread(
+                target=self._run, args=(opening,), name="rankdumpd-opening", daemon=True
+            ).start()
+        return opening
+
+    def _run(self, opening: _SessionOpening) -> None:
+        try:
+            opening.grant = self._open_one(opening.request)
+        except RankdumpError as error:
+            opening.error = error
+        except Exception as error:  # told to whoever asks, if anybody still does
+            _logger.exception("opening of session %s", opening.request.session_id)
+            opening.error = error
+        request, took_s = opening.request, self._clock() - opening.since_s
+        with self._lock:
+            opening.over_s = self._clock()
+            left, late = opening.left, opening.late
+            if left and not opening.error:
+                self._openings.pop(request.session_id, None)
+            opening.done.set()
+        if late or left:
+            outcome = f"failed: {opening.error}" if opening.error else "is open"
+            _logger.warning(
+                "rank %d: its session %s, after %.0f s",
+                request.rank,
+                outcome,
+                took_s,
+                extra=build_log_fields(request),
+            )
+        if left and not opening.error:
+            try:
+                self._take_left(request.session_id, left)
+            except RankdumpError as error:
+                _logger.error(
+                    "rank %d: what it left: %s",
+                    request.rank,
+                    error,
+                    extra=build_log_fields(request),
+                )
+
+    def _takes_long(self, opening: _SessionOpening) -> SessionGrant:
+        request, since_s = opening.request, self._clock() - opening.since_s
+        with self._lock:
+            first, opening.late = not opening.late, True
+        if first:
+            _logger.warning(
+                "rank %d: opening its session takes long: a disk is busy",
+                request.rank,
+                extra=build_log_fields(request),
+            )
+        return SessionGrant(b"", 0, 0, opening=f"a disk is busy, for {since_s:.0f} s so far")
+
+    def _forget(self) -> None:
+        now_s = self._clock()
+        for who, opening in list(self._openings.items()):
+            kept_s = FINDING_RETENTION_S if opening.left else RESULT_RETENTION_S
+            if opening.done.is_set() and now_s - opening.over_s > kept_s:
+                del self._openings[who]
+
+
+def _get_result(opening: _SessionOpening) -> SessionGrant:
+    if opening.error is not None:
+        raise opening.error
+    assert opening.grant is not None
+    return opening.grant
+
+
+def _describe_opening(opening: _SessionOpening, now_s: float) -> str:
+    request = opening.request
+    who = f"rank {request.rank} (process {request.pid} on host {request.host})"
+    if opening.left:
+        if opening.error:
+            why = f"its session could not be opened: {opening.error}"
+        else:
+            why = f"its session has been opening for {now_s - opening.since_s:.0f} s"
+        return f"{who} gave up: {why}; {opening.left.lost} tensors are lost"
+    if opening.done.is_set():
+        return f"{who} has not asked again since its session was opened late"
+    return f"{who}: its session has been opening for {now_s - opening.since_s:.0f} s"

@@ -1,0 +1,168 @@
+"""Metadata frames of one session that have not taken effect yet, with the reason why they wait, and
+the program order of each graph as its events tell it. No I/O: frames are reread from the ledger
+by the caller.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump._core.events import EventColumns
+from rankdump._core.session_protocol import IterationEnd, SessionEnd
+from rankdumpd.agent.records import MetadataFrame
+
+
+class PendingMetadata:
+    """One thread takes out, any may ask.
+
+    While the session waits for its disk only ends are kept, to be told of: declarations stand in
+    the ledger, and are read from there again, some at a time.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._items: dict[int, MetadataFrame] = {}
+        self._begun_to = self._read_to = self._told_to = 0
+        self._behind = False
+        self.waits = False
+        """An effect failed and is tried again later: until then nothing takes effect."""
+        self.complaint = ""
+        """Why something of the session waits for its disk, for people."""
+
+    @property
+    def all_here(self) -> bool:
+        """Whether the ledger has none that is not here."""
+        return not self.waits and not self._behind
+
+    @property
+    def read_to(self) -> int | None:
+        """Number up to which they were read again; None when none are left to be read."""
+        return self._read_to if self._behind else None
+
+    @property
+    def goodbyes(self) -> list[int]:
+        """Numbers of the goodbyes that stand here; none while they wait like all else."""
+        with self._lock:
+            items = () if self.waits else self._items.items()
+            return [at for at, item in items if isinstance(item.declaration, SessionEnd)]
+
+    def restore(self, items: Iterable[MetadataFrame]) -> None:
+        """Take what the ledger had when this process began."""
+        with self._lock:
+            self._items = {item.ticket.sequence: item for item in items}
+            self._begun_to = max(self._items, default=0)
+
+    def add(self, items: Collection[MetadataFrame]) -> None:
+        """Take what has just been committed."""
+        if not self.all_here:
+            items = [item for item in items if self.waits and _is_end(item)]
+        with self._lock:
+            self._items.update((item.ticket.sequence, item) for item in items)
+
+    def next(self, watermark: int) -> MetadataFrame | None:
+        """Take out the first that the watermark has passed; while all wait, each end once."""
+        with self._lock:
+            first = min(self._items, default=None)
+            if first is None or first > watermark:
+                return None
+            if self.waits:
+                self._told_to = first
+            else:
+                self._begun_to = max(self._begun_to, first)
+            return self._items.pop(first)
+
+    def begun(self, item: MetadataFrame) -> bool:
+        """Return whether it may have been applied in part, by an earlier process or this one."""
+        return item.ticket.sequence <= self._begun_to
+
+    def set_back(self, failed: MetadataFrame | None) -> None:
+        """Wait from now on; what failed is the first to be tried again."""
+        with self._lock:
+            kept = [*self._items.values(), *([failed] if failed else [])]
+            ends = {item.ticket.sequence: item for item in kept if _is_end(item)}
+            self._items = {number: end for number, end in ends.items() if number > self._told_to}
+            self.waits, self._behind = True, False
+
+    def resume(self) -> None:
+        """Begin again with what the ledger has."""
+        with self._lock:
+            self._items, self._read_to = {}, 0
+            self.waits, self._behind = False, True
+
+    def refill(self, items: Collection[MetadataFrame], *, all_there: bool) -> None:
+        """Take what the ledger has next."""
+        with self._lock:
+            self._items.update((item.ticket.sequence, item) for item in items)
+            self._read_to = max(self._items, default=self._read_to)
+            self._behind = not all_there
+
+    def complaints(self) -> list[str]:
+        """Return why something waits, a sentence; nothing when nothing does."""
+        return [self.complaint] if self.complaint else []
+
+
+def _is_end(item: MetadataFrame) -> bool:
+    return isinstance(item.declaration, (IterationEnd, SessionEnd))
+
+
+_EventPiece = tuple[npt.NDArray[np.uint64], list[str]]
+
+
+class ProgramOrder:
+    """Events of iterations that are still running; each graph's order is asked for once."""
+
+    def __init__(self, written: Iterable[int] = ()) -> None:
+        self._written = set(written)
+        self._pieces: dict[int, dict[int, list[_EventPiece]]] = {}
+
+    @property
+    def written(self) -> frozenset[int]:
+        """Graphs whose order is in the tree."""
+        return frozenset(self._written)
+
+    def take(self, events: EventColumns) -> None:
+        """Keep a batch of events."""
+        columns = events.columns
+        pairs = np.stack((columns["iteration"], columns["graph"].astype(np.uint64)), axis=1)
+        for iteration, graph in np.unique(pairs, axis=0).tolist():
+            pieces = self._pieces.setdefault(iteration, defaultdict(list))[graph]
+            if graph in self._written:
+                continue
+            chosen = np.flatnonzero((pairs[:, 0] == iteration) & (pairs[:, 1] == graph))
+            found: list[int] = columns["name"][chosen].tolist()
+            names = [str(events.names[index]) for index in found]
+            pieces.append((columns["position"][chosen], names))
+
+    def graphs(self, iteration: int) -> frozenset[int]:
+        """Return the graphs that ran in an iteration."""
+        return frozenset(self._pieces.get(iteration, ()))
+
+    def unwritten(self, iteration: int) -> dict[int, list[str]]:
+        """Return the names in program order of each graph that is not in the tree yet."""
+        return {
+            graph: _order_names(pieces)
+            for graph, pieces in self._pieces.get(iteration, {}).items()
+            if graph not in self._written and pieces
+        }
+
+    def given(self, graph: int) -> None:
+        """Note that the framework's own order of a graph is in the tree, in place of what ran."""
+        self._written.add(graph)
+
+    def ended(self, iteration: int) -> None:
+        """Forget an iteration and all before it: their graphs are in the tree now."""
+        self._written |= self._pieces.get(iteration, {}).keys()
+        self._pieces = {i: pieces for i, pieces in self._pieces.items() if i > iteration}
+
+
+def _order_names(pieces: list[_EventPiece]) -> list[str]:
+    positions = np.concatenate([positions for positions, _ in pieces])
+    names = [name for _, some in pieces for name in some]
+    # What was told of while it was open is told again when it is complete: the last word counts.
+    _, last = np.unique(positions[::-1], return_index=True)
+    return [names[len(names) - 1 - index] for index in last.tolist()]

@@ -1,0 +1,391 @@
+"""One rank's session: who it is, which frames are committed and acknowledged, which stream and ring
+it has, its status, and the preparation of its tree.
+
+The arithmetic of acknowledgements is pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import threading
+from collections.abc import Collection, Iterable
+from typing import Protocol
+
+from rankdump._core import selection
+from rankdump._core.plan import DumpPlan
+from rankdump._core.session_protocol import IterationEnd, SessionEnd, SessionRequest
+from rankdump._core.status import IterationStatus, SessionState, SessionStatus
+from rankdumpd.agent.ledger.rows import IterationEndRow, LedgerSessionRow, OutcomeCountRow
+from rankdumpd.agent.records import MetadataFrame, QuietRank, RecordOutcome, StatisticRowsResult
+from rankdumpd.agent.session import balance
+from rankdumpd.agent.session.balance import SessionTallies
+from rankdumpd.agent.session.pending_metadata import PendingMetadata, ProgramOrder
+from rankdumpd.agent.storage import rank_files
+from rankdumpd.agent.storage.graph_files import GraphAssembler
+from rankdumpd.agent.storage.session_storage import make_session_storage
+
+
+class SessionListener(Protocol):
+    """The stream of a session, as far as its session knows it."""
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether all that came was taken in, to the end of a record."""
+        ...
+
+    def acknowledge(self, sequence: int) -> None:
+        """Tell the rank that everything up to this number is accounted for."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Let the rank say this in its log."""
+        ...
+
+    def offer_slab(self) -> None:
+        """Tell the rank that its shared memory is there now."""
+        ...
+
+    def end(self, reason: str) -> None:
+        """Break the stream off; the rank may come back."""
+        ...
+
+
+class SessionRing(Protocol):
+    """The slab of a session, as far as its session knows it."""
+
+    def acknowledge(self, sequence: int) -> None:
+        """Release what is safe now that everything up to this number is."""
+        ...
+
+    def abandon(self, reason: str) -> None:
+        """Let the rank go on without it, and send again what is not acknowledged."""
+        ...
+
+
+def make_session_status(
+    request: SessionRequest, plan: DumpPlan, state: SessionState, farewell: SessionEnd
+) -> SessionStatus:
+    """Return who a session is and how it stands; `farewell` is empty until it says goodbye."""
+    return SessionStatus(
+        request.job_id,
+        request.session_id,
+        request.rank,
+        request.world_size,
+        request.device,
+        request.host,
+        request.pid,
+        state=state,
+        excluded=selection.decide_device(plan, request.device).reason,
+        iterations_seen=farewell.iterations_seen,
+        notes=farewell.notes,
+        framework=request.framework,
+        device_target=request.device_target,
+        selected=plan.selection.iterations.text,
+    )
+
+
+class CommitProgress:
+    """A watermark, and the numbers beyond it that came early."""
+
+    def __init__(self, watermark: int = 0, beyond: Iterable[int] = ()) -> None:
+        self._watermark = watermark
+        self._beyond = {number for number in beyond if number > watermark}
+        self._rise()
+
+    @property
+    def watermark(self) -> int:
+        """Everything up to this number is accounted for."""
+        return self._watermark
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence <= self._watermark or sequence in self._beyond
+
+    def add(self, sequences: Iterable[int]) -> None:
+        """Account for these numbers, in any order, again or not."""
+        self._beyond.update(number for number in sequences if number > self._watermark)
+        self._rise()
+
+    def _rise(self) -> None:
+        while self._watermark + 1 in self._beyond:
+            self._watermark += 1
+            self._beyond.remove(self._watermark)
+
+
+class RankSession:
+    """One rank's session; safe to use from several threads."""
+
+    def __init__(self, request: SessionRequest, plan: DumpPlan) -> None:
+        self.plan = plan
+        self.outlet = make_session_storage(request, plan)
+        self.introduced = True
+        """What describes its rank is in the tree, or cannot be."""
+        self.restored = False
+        """An earlier process may have written what it did not come to enter."""
+        self.tabulated_to = 0
+        """Rows of every frame up to this number stand in their tables."""
+        self.due = PendingMetadata()
+        self.graphs = GraphAssembler()
+        self.program = ProgramOrder()
+        self.request = request
+        self.token = secrets.token_bytes(16)
+        self.excluded = selection.decide_device(plan, request.device).reason
+        self._lock = threading.Lock()
+        self._expected = True
+        self._farewell: SessionEnd | None = None
+        self._progress = CommitProgress()
+        self._acknowledged = 0
+        self._under_way: set[int] = set()
+        self._tallies = SessionTallies()
+        self._troubles: dict[str, None] = {}
+        self._warnings: dict[str, None] = {}
+        self._listener: SessionListener | None = None
+        self._ring: SessionRing | None = None
+        self._slab_waits = False
+        self._gone = False
+        """Its process has ended, and all it left was taken in."""
+
+    def restore(
+        self,
+        row: LedgerSessionRow,
+        *,
+        beyond: Iterable[int],
+        counts: Iterable[OutcomeCountRow],
+        ends: Iterable[IterationEndRow],
+        due: Iterable[MetadataFrame],
+        tabulated_to: int,
+    ) -> None:
+        """Become what the ledger remembers; before anybody else knows this session."""
+        self._expected, self.restored = False, True
+        self.tabulated_to = tabulated_to
+        if self.outlet.tables is not None:
+            self.outlet.tables.look_back()
+        if row.state is SessionState.CLOSED:
+            self._farewell = SessionEnd(row.iterations_seen, row.notes)
+        self.program = ProgramOrder(row.ordered_graphs)
+        self._progress = CommitProgress(row.watermark, beyond)
+        self._acknowledged = self._progress.watermark
+        self.due.restore(due)
+        self._tallies.restore(counts, ends)
+
+    @property
+    def watermark(self) -> int:
+        """Every frame up to this number is committed."""
+        return self._progress.watermark
+
+    @property
+    def acknowledged(self) -> int:
+        """Every frame up to this number is committed, and a goodbye has taken effect."""
+        return self._acknowledged
+
+    @property
+    def live(self) -> bool:
+        """Whether its stream is connected."""
+        return self._listener is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no stream is connected and no frame under way."""
+        return self._listener is None and not self._under_way
+
+    @property
+    def closed(self) -> bool:
+        """Whether it said goodbye, and nothing came after that."""
+        return self._farewell is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it is left to be done, as far as this process knows."""
+        done = self._ring is None and self.due.all_here
+        return self.idle and done and self.status().state is not SessionState.OPEN
+
+    @property
+    def quiet_at(self) -> QuietRank | None:
+        """How far its frames are committed while no other is known of; None while one is.
+
+        A rank that may come back, or that said goodbye, is not quiet.
+        """
+        with self._lock:
+            listener, busy = self._listener, bool(self._under_way) or self.closed
+            rest = self._gone if listener is None else listener.at_rest
+            if busy or not rest:
+                return None
+            request = self.request
+            return QuietRank(request.job_id, request.rank, request.session_id, self.watermark)
+
+    def known(self, sequence: int) -> bool:
+        """Return whether a frame arrived whole before, committed or not.
+
+        Asked without the lock, for every frame: `claim` has the last word.
+        """
+        return sequence in self._progress or sequence in self._under_way
+
+    def claim(self, sequences: set[int]) -> set[int]:
+        """Take responsibility for frames that arrived whole; return those that nobody has."""
+        with self._lock:
+            new = {number for number in sequences if not self.known(number)}
+            if new:
+                self._under_way.update(new)
+                self._farewell = None
+            return new
+
+    def unclaim(self, sequences: Iterable[int], reason: str) -> None:
+        """Give frames up that could not be settled: the rank is to send them again."""
+        with self._lock:
+            self._under_way.difference_update(sequences)
+            listener, ring = self._listener, self._ring
+        if ring:
+            ring.abandon(reason)
+        if listener:
+            listener.end(reason)
+
+    def committed(
+        self,
+        outcomes: Collection[RecordOutcome],
+        judged: Collection[StatisticRowsResult],
+        declared: Collection[MetadataFrame],
+    ) -> None:
+        """Count frames that stand in the ledger now."""
+        with self._lock:
+            self._tallies.add(outcomes, judged)
+            settled = [each.ticket.sequence for each in (*outcomes, *judged, *declared)]
+            self.due.add(declared)
+            self._progress.add(settled)
+            self._under_way.difference_update(settled)
+
+    def stored_anew(self, iteration: int, more_bytes: int) -> None:
+        """Count that kept tensors take another room than they did."""
+        with self._lock:
+            self._tallies.stored_anew(iteration, more_bytes)
+
+    def ends_first(self, declared: MetadataFrame, end: IterationEnd) -> bool:
+        """Return whether an end of an iteration was not counted yet."""
+        with self._lock:
+            return self._tallies.ends_first(end, declared.ticket.sequence)
+
+    def end_iteration(self, declared: MetadataFrame, end: IterationEnd) -> IterationStatus:
+        """Complete an iteration, again or not; return its balance."""
+        with self._lock:
+            return self._tallies.end(self.request, end, declared.ticket.sequence)
+
+    def say_goodbye(self, end: SessionEnd) -> None:
+        """Close the session: the rank has nothing more to send."""
+        with self._lock:
+            self._farewell = end
+
+    def trouble(self, sentence: str) -> bool:
+        """Remember what people should know of this session; return whether that is new."""
+        with self._lock:
+            new = sentence not in self._troubles
+            self._troubles.setdefault(sentence)
+            return new
+
+    def warn(self, text: str) -> None:
+        """Let the rank say something in its log; the same text once."""
+        with self._lock:
+            listener = None if text in self._warnings else self._listener
+            self._warnings[text] = None
+        if listener:
+            listener.warn(text)
+
+    def acknowledge(self) -> None:
+        """Tell the rank how far its frames are safe.
+
+        A goodbye is acknowledged when all before it has taken effect, or waits for its disk;
+        anything else need not wait for the end of an iteration, which the ledger has.
+        """
+        with self._lock:
+            before = [at - 1 for at in self.due.goodbyes]
+            safe = min([self._progress.watermark, *before])
+            self._acknowledged = max(self._acknowledged, safe)
+            listener, ring = self._listener, self._ring
+        # Before the rank hears of it: it looks for room then.
+        if ring:
+            ring.acknowledge(self._acknowledged)
+        if listener:
+            listener.acknowledge(self._acknowledged)
+
+    def attach(self, ring: SessionRing | None) -> None:
+        """Let a slab hear of what is acknowledged; None for no slab."""
+        with self._lock:
+            self._ring, self._slab_waits = ring, False
+
+    def offer_slab(self) -> None:
+        """Let the rank know, now or when it comes, that its slab was made meanwhile."""
+        with self._lock:
+            self._slab_waits, listener = True, self._listener
+        if listener:
+            listener.offer_slab()
+
+    def reopen(self, request: SessionRequest) -> None:
+        """Let the same rank come back, with a new token."""
+        with self._lock:
+            self.request = dataclasses.replace(request, plan_json=self.request.plan_json)
+            self.token = secrets.token_bytes(16)
+            self._expected, self._gone = True, False
+
+    def connect(self, listener: SessionListener) -> None:
+        """Make a stream the only one of this session; an earlier one is ended."""
+        with self._lock:
+            earlier, self._listener = self._listener, listener
+            warnings, slab_waits = list(self._warnings), self._slab_waits
+        if earlier:
+            earlier.end("the session is connected by another stream")
+        # Nobody knows whether they got through before the last stream broke.
+        for text in warnings:
+            listener.warn(text)
+        if slab_waits:
+            listener.offer_slab()
+        listener.acknowledge(self._acknowledged)
+
+    def disconnect(self, listener: SessionListener) -> bool:
+        """Note that a stream is gone; return whether it was the one that counts."""
+        with self._lock:
+            if self._listener is not listener:
+                return False
+            self._listener = None
+            self._expected = False
+            return True
+
+    def lose(self) -> None:
+        """Note that its process is gone."""
+        self._expected, self._gone = False, True
+
+    def status(self) -> SessionStatus:
+        """Return who this is and how it stands."""
+        with self._lock:
+            farewell = self._farewell or SessionEnd(0)
+            return make_session_status(self.request, self.plan, self._state(), farewell)
+
+    def _state(self) -> SessionState:
+        if self._farewell:
+            return SessionState.CLOSED
+        if self._listener or self._expected:
+            return SessionState.OPEN
+        return SessionState.LOST
+
+    def iterations(self) -> list[IterationStatus]:
+        """Return the balance of every iteration that sent anything, in order."""
+        with self._lock:
+            return self._tallies.statuses(self.request)
+
+    def findings(self) -> list[str]:
+        """Return what people should know of this session."""
+        return [
+            *self._troubles,
+            *self.due.complaints(),
+            *balance.list_balance_findings(self.status(), self.iterations()),
+        ]
+
+
+def prepare_tree(session: RankSession, request: SessionRequest) -> None:
+    """Hold the tree, and write a rank's metadata where it is not there.
+
+    May be repeated after an OSError.
+    """
+    outlet = session.outlet
+    outlet.hold.take()
+    if outlet.layout.api is not None:
+        outlet.tree.make(f"{outlet.layout.rank_folder(request.rank)}/{outlet.layout.api.folder}")
+    else:
+        rank_files.write_rank_metadata(outlet.tree, request, session.plan, outlet.stand.profile)

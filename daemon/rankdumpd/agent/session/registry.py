@@ -1,0 +1,492 @@
+"""All sessions of an agent: opening, checking, resuming and finding them; at most one live session
+per rank. Sessions of an earlier process are restored from the ledger; those whose rows are
+damaged are rejected.
+
+The checks of a request and its plan are pure: no clock, no disk, no network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import logging
+import os
+import re
+import secrets
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from rankdump._codec.file_codec import CODECS
+from rankdump._core import tree_root as trees
+from rankdump._core.plan import DumpPlan, plan_from_json
+from rankdump._core.session_protocol import SessionGrant, SessionRequest
+from rankdump._core.status import StatusView
+from rankdump._layout.profile import PROFILES
+from rankdump._layout.tree_layouts import LAYOUTS
+from rankdump._wire.message_fields import make_printable
+from rankdump._wire.session_messages import session_request_to_wire
+from rankdump._wire.status_messages import view_to_wire
+from rankdump.errors import (
+    CorruptedError,
+    ExhaustedError,
+    ForbiddenError,
+    ProtocolError,
+    RankdumpError,
+    RejectedError,
+    RetryableError,
+    UnavailableError,
+)
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.ledger.rows import LedgerSessionRow
+from rankdumpd.agent.records import MetadataFrame
+from rankdumpd.agent.session.rank_session import RankSession, SessionListener, prepare_tree
+from rankdumpd.server import state_files
+from rankdumpd.server.logs import build_log_fields
+from rankdumpd.server.metrics import MetricCounters
+
+# The id's first characters become part of a file name.
+_SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_OWNER_MAY_ENTER = 0o300
+
+
+def read_checked_plan(request: SessionRequest) -> DumpPlan:
+    """Return the plan of a session that may be served; say what is wrong with any other."""
+    if not _SESSION_ID.fullmatch(request.session_id):
+        raise ProtocolError(f"session id {request.session_id!r}: letters, digits, _ and - only")
+    plan = plan_from_json(request.plan_json)
+    fault = _find_fault(plan)
+    if fault:
+        raise RejectedError(f"plan of rank {request.rank}: {fault}")
+    return plan
+
+
+def seal_request(request: SessionRequest) -> SessionRequest:
+    """Return an introduction that has the SHA-256 of its secret in the secret's place.
+
+    Nothing behind the door knows the secret itself. A client that has none keeps none.
+    """
+    secret = hashlib.sha256(request.secret).digest() if request.secret else b""
+    return dataclasses.replace(request, secret=secret)
+
+
+def check_holder(known: SessionRequest, request: SessionRequest) -> None:
+    """Raise ForbiddenError where who resumes a session is not who opened it; both are sealed.
+
+    One that was opened without a secret, by an older client or in front of an older agent, goes
+    to whoever resumes it, and is theirs from then on.
+    """
+    if known.secret and not hmac.compare_digest(known.secret, request.secret):
+        raise ForbiddenError(
+            f"session {request.session_id!r} was opened by another process: its secret is not known"
+        )
+
+
+def check_same_rank(known: SessionRequest, request: SessionRequest) -> None:
+    """Raise RefusedError where who resumes a session is another rank than it was opened for."""
+    for name in ("job_id", "rank", "world_size", "device", "plan_json"):
+        if getattr(known, name) != getattr(request, name):
+            raise RejectedError(f"session {request.session_id!r} was opened with another {name}")
+
+
+def _find_fault(plan: DumpPlan) -> str:
+    output = plan.output
+    if output.codec not in CODECS:
+        return f"codec {output.codec!r} is none of {', '.join(CODECS)}"
+    if output.layout not in LAYOUTS:
+        return f"layout {output.layout!r} is none of {', '.join(LAYOUTS)}"
+    if LAYOUTS[output.layout].timed and not output.started:
+        return f"layout {output.layout!r} without the time when the session began"
+    if output.profile not in PROFILES:
+        return f"profile {output.profile!r} is none of {', '.join(PROFILES)}"
+    if output.folder_mode & _OWNER_MAY_ENTER != _OWNER_MAY_ENTER:
+        return f"folder_mode {output.folder_mode:#o} keeps the agent itself from writing"
+    return _find_contradiction(plan)
+
+
+def _find_contradiction(plan: DumpPlan) -> str:
+    output, content = plan.output, plan.content
+    by_operator = content.tables == "operator"
+    if not LAYOUTS[output.layout].shares_stamps and (output.file_format == "bin" or by_operator):
+        what = "bin files" if output.file_format == "bin" else "tables of operators"
+        return f"layout {output.layout!r} has no {what}"
+    if output.file_format == "bin" and content.saved == "full":
+        return "file_format 'bin' with saved_data 'full': only npy files have figures beside them"
+    if by_operator and content.saved == "full":
+        return "a table in the place of each operator's file, with saved_data 'full'"
+    if LAYOUTS[output.layout].api is not None and content.saved == "tensor":
+        return f"layout {output.layout!r} with saved_data 'tensor': its tensors all have a line"
+    return ""
+
+
+class SessionRestorer:
+    """Finds sessions of an earlier process."""
+
+    def __init__(
+        self, ledger: AgentLedger, read_declared: Callable[[bytes, str], MetadataFrame]
+    ) -> None:
+        self._ledger, self._read_declared = ledger, read_declared
+
+    def find(self, session_id: str) -> RankSession | None:
+        """Return a session as the ledger has it; DamagedError when that is none, UnavailableError
+        while a disk fails.
+        """
+        try:
+            row = self._ledger.find(session_id)
+            session = self._restored(row) if row else None
+            if session:
+                _check_reportable(session)
+            return session
+        except (sqlite3.Error, RankdumpError):
+            raise
+        except Exception as error:
+            if state_files.is_transient(error):
+                raise UnavailableError(f"session {session_id!r}: {error}") from error
+            raise CorruptedError(f"the ledger is damaged: {error!r}") from error
+
+    def _restored(self, row: LedgerSessionRow) -> RankSession:
+        session_id = row.request.session_id
+        session = RankSession(row.request, read_checked_plan(row.request))
+        session.restore(
+            row,
+            beyond=self._ledger.committed_beyond(session_id, row.watermark),
+            counts=self._ledger.counts(session_id),
+            ends=self._ledger.ends(session_id),
+            due=[
+                self._read_declared(raw, session_id) for raw in self._ledger.unapplied(session_id)
+            ],
+            # The end of an iteration takes effect after all rows before it.
+            tabulated_to=self._ledger.last_end(session_id),
+        )
+        return session
+
+
+def _check_reportable(session: RankSession) -> None:
+    """Raise what is wrong with a session of which nobody could be told: that one is refused, for
+    else nobody would be told of any.
+    """
+    session_request_to_wire(session.request)
+    view_to_wire(StatusView((session.status(),), tuple(session.iterations())))
+
+
+_MAX_CAUSE_CHARACTERS = 512
+
+_logger = logging.getLogger(__name__)
+
+
+class RejectedSessions:
+    """Remembers which, and why."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def add(self, session_id: str, error: Exception) -> None:
+        """Give a session up, and say so in the log."""
+        said = make_printable(
+            f"session {session_id!r} cannot be taken up again: {error}", _MAX_CAUSE_CHARACTERS
+        )
+        _logger.error(said, extra={"session": session_id})
+        self._said[session_id] = said
+
+    def check(self, session_id: str) -> None:
+        """Raise RefusedError for a session that was given up."""
+        if session_id in self._said:
+            raise RejectedError(f"{self._said[session_id]}; one that begins anew is let in")
+
+    def findings(self) -> list[str]:
+        """Return a sentence for each."""
+        return [f"{said}; its rank is refused" for said in self._said.values()]
+
+
+CONNECT_TIMEOUT_S = 60.0
+"""A rank connects at once; who has not by then never will."""
+
+
+class PendingSessions:
+    """Remembers who is due, and since when."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since_s: dict[str, float] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._since_s)
+
+    def enter(self, session_id: str) -> None:
+        """Expect a stream of this session from now on."""
+        self._since_s[session_id] = self._clock()
+
+    def leave(self, session_id: str) -> None:
+        """Expect it no more."""
+        self._since_s.pop(session_id, None)
+
+    def take_overdue(self) -> list[str]:
+        """Return those that did not come, and expect them no more."""
+        now_s = self._clock()
+        overdue = [
+            who for who, since_s in self._since_s.items() if now_s - since_s > CONNECT_TIMEOUT_S
+        ]
+        for session_id in overdue:
+            del self._since_s[session_id]
+        return overdue
+
+
+MAX_CLOSED_SESSIONS = 1024
+MAX_ABSENT_RANKS = 64
+"""Ranks that never came, of which people hear."""
+
+
+class SessionRegistry:
+    """Knows every session that is open or was lately; safe to use from several threads."""
+
+    def __init__(
+        self,
+        ledger: AgentLedger,
+        *,
+        max_record_bytes: int,
+        room: Callable[[int], str],
+        read_declared: Callable[[bytes, str], MetadataFrame],
+        meters: MetricCounters,
+        max_sessions: int = 4096,
+        roots: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Ask `room` with the sessions that are here why there is none for another.
+
+        `roots` are the folders that trees may be in, any when there are none.
+        """
+        self._ledger = ledger
+        self._remembered = SessionRestorer(ledger, read_declared)
+        self._room = room
+        self._max_record_bytes = max_record_bytes
+        self._max_sessions, self._roots = max_sessions, roots
+        self._lobby = PendingSessions(clock)
+        self._meters = meters
+        self._lock = threading.RLock()
+        self._sessions: dict[str, RankSession] = {}
+        self._given_up = RejectedSessions()
+        self._absent: deque[str] = deque(maxlen=MAX_ABSENT_RANKS)
+        self._draining = False
+
+    def recover(self) -> list[RankSession]:
+        """Take up what an earlier process left unfinished; return those sessions.
+
+        One of which the ledger is damaged keeps no other out.
+        """
+        for session_id in self._ledger.unfinished():
+            try:
+                session = self._remembered.find(session_id)
+                if session is None:
+                    raise CorruptedError("the ledger does not find it by its name")
+                # What is due waits, too, while somebody mends the tree.
+                session.introduced = session.outlet.hold.take_again()
+                self._sessions[session_id] = session
+            except (sqlite3.Error, RetryableError) as error:
+                # It is looked for again when its rank comes back.
+                _logger.error("session %s is not taken up at present: %s", session_id, error)
+            except RankdumpError as error:
+                self.give_up(session_id, error)
+        return self.all()
+
+    def give_up(self, session_id: str, error: Exception) -> None:
+        """Refuse a session's rank from now on: what the ledger has of it is not to be used."""
+        with self._lock:
+            self._sessions.pop(session_id, None)
+            self._given_up.add(session_id, error)
+
+    def findings(self) -> list[str]:
+        """Return which sessions were given up, and which ranks never came; a sentence each."""
+        with self._lock:
+            self._expire()
+            return [*self._given_up.findings(), *self._absent]
+
+    def open(self, request: SessionRequest) -> SessionGrant:
+        """Let a rank in or back in; RefusedError and UnavailableError say why not."""
+        plan, request = read_checked_plan(request), seal_request(request)
+        with self._lock:
+            session = self._let_in(request, plan)
+        try:
+            # Without the lock: a disk that is busy holds up nobody else.
+            # Before anything is made: what turns records into files looks at the tree at once.
+            trees.check_root(plan.output.root, self._roots, resolve=os.path.realpath)
+            session = session or RankSession(request, plan)
+            _prepare_tree(session, request)
+            with self._lock:
+                self._check_open()
+                self._ledger.open_session(request)
+                session.reopen(request)
+                self._sessions[request.session_id] = session
+                self._lobby.enter(request.session_id)
+                self._forget_closed()
+        except BaseException:
+            with self._lock:
+                self._lobby.leave(request.session_id)
+            raise
+        self._meters.add("rankdump_agent_opened_sessions_total")
+        return SessionGrant(
+            token=session.token,
+            acknowledged=session.acknowledged,
+            max_record_bytes=self._max_record_bytes,
+            excluded=session.excluded,
+        )
+
+    def connect(self, session_id: str, token: bytes, listener: SessionListener) -> RankSession:
+        """Give a session its stream; ForbiddenError when the caller is not its rank."""
+        with self._lock:
+            session = self._sessions.get(session_id)
+            if session is None:
+                raise UnavailableError(f"session {session_id!r} is not open here: open it again")
+            if not secrets.compare_digest(session.token, token):
+                raise ForbiddenError(
+                    f"session {session_id!r}: the token is not the one it was given"
+                )
+            self._check_alone(session.request)
+            _lock_tree(session)
+            self._lobby.leave(session_id)
+            session.connect(listener)
+            return session
+
+    def live(self) -> int:
+        """Return how many sessions are connected."""
+        with self._lock:
+            return sum(session.live for session in self._sessions.values())
+
+    def get(self, session_id: str) -> RankSession:
+        """Return a session that is known to be there."""
+        return self._sessions[session_id]
+
+    def all(self) -> list[RankSession]:
+        """Return all sessions, in the order in which they came."""
+        with self._lock:
+            self._expire()
+            return list(self._sessions.values())
+
+    def let_go(self) -> None:
+        """Hold no longer the trees of sessions that have said goodbye and are done with."""
+        with self._lock:
+            for session in self._sessions.values():
+                if session.closed and session.over:
+                    session.outlet.hold.let_go()
+
+    def close(self) -> None:
+        """Hold no tree any more."""
+        for session in self.all():
+            session.outlet.hold.let_go()
+
+    def refuse(self) -> None:
+        """Let nobody in from now on."""
+        with self._lock:
+            self._draining = True
+
+    def _let_in(self, request: SessionRequest, plan: DumpPlan) -> RankSession | None:
+        """Return the session of a rank that may come, where it is known; raise why it may not."""
+        self._check_open()
+        session = self._find(request.session_id)
+        if session:
+            check_holder(session.request, request)
+            check_same_rank(session.request, request)
+        self._check_tree(request, plan.output.root)
+        self._check_alone(request)
+        self._check_room(request)
+        self._lobby.enter(request.session_id)
+        return session
+
+    def _check_open(self) -> None:
+        if self._draining:
+            raise UnavailableError("the agent is stopping and takes no new sessions")
+
+    def _find(self, session_id: str) -> RankSession | None:
+        self._given_up.check(session_id)
+        return self._sessions.get(session_id) or self._remembered.find(session_id)
+
+    def _check_tree(self, request: SessionRequest, root: str) -> None:
+        """Raise RefusedError where another rank of the job dumps into another tree."""
+        for other in self._sessions.values():
+            theirs = other.plan.output.root
+            if other.live and other.request.job_id == request.job_id and theirs != root:
+                raise RejectedError(
+                    f"job {request.job_id!r} dumps into {theirs}, and this rank's plan names "
+                    f"{root}: two jobs have one id; RANKDUMP_JOB_ID gives each an id of its own"
+                )
+
+    def _check_alone(self, request: SessionRequest) -> None:
+        for other in self._sessions.values():
+            theirs = other.request
+            same = (theirs.job_id, theirs.rank) == (request.job_id, request.rank)
+            if same and theirs.session_id != request.session_id and other.live:
+                raise RejectedError(
+                    f"rank {request.rank} of job {request.job_id!r} is process {theirs.pid} "
+                    f"on host {theirs.host!r} already, and connected"
+                )
+
+    def _check_room(self, request: SessionRequest) -> None:
+        self._expire()
+        live = {session_id for session_id, session in self._sessions.items() if session.live}
+        others = len(live.union(self._lobby) - {request.session_id})
+        fault = self._room(others)
+        if others >= self._max_sessions:
+            fault = f"{others} sessions are open, and agent.max_sessions is {self._max_sessions}"
+        if fault:
+            raise ExhaustedError(f"rank {request.rank} of job {request.job_id!r}: {fault}")
+
+    def _expire(self) -> None:
+        """Expect those no more that opened a session and never came; of most nothing is left."""
+        for session_id in self._lobby.take_overdue():
+            session = self._sessions.get(session_id)
+            if session is None or session.live:
+                continue
+            session.lose()
+            if not session.over or session.watermark or session.iterations():
+                continue
+            del self._sessions[session_id]
+            self._note_absent(session.request)
+            try:
+                self._ledger.withdraw(session_id)
+            except sqlite3.Error as error:
+                # Its row is one too many, and nobody else's trouble.
+                _logger.warning("session %s stays in the ledger: %s", session_id, error)
+
+    def _note_absent(self, request: SessionRequest) -> None:
+        who = f"rank {request.rank} (process {request.pid} on host {request.host})"
+        said = f"{who} opened its session and never came: nothing of it is in the tree"
+        _logger.warning(said, extra=build_log_fields(request))
+        self._absent.append(said)
+
+    def _forget_closed(self) -> None:
+        closed = [session_id for session_id, session in self._sessions.items() if session.over]
+        for session_id in closed[: max(0, len(closed) - MAX_CLOSED_SESSIONS)]:
+            del self._sessions[session_id]
+
+
+def _lock_tree(session: RankSession) -> None:
+    """Hold the tree of a session that may have let go of it since it was opened."""
+    try:
+        session.outlet.hold.take()
+    except BlockingIOError as error:
+        raise UnavailableError(f"session {session.request.session_id!r}: {error}") from None
+    except OSError:
+        return  # without room its records are counted as dropped
+
+
+def _prepare_tree(session: RankSession, request: SessionRequest) -> None:
+    try:
+        prepare_tree(session, request)
+    except OSError as error:
+        said = f"output root {session.plan.output.root!r} cannot be written"
+        if not state_files.is_transient(error):
+            raise RejectedError(f"{said}: {error}") from None
+        if not state_files.is_no_space(error):
+            _logger.warning(
+                "rank %d: %s at present: %s",
+                request.rank,
+                said,
+                error,
+                extra=build_log_fields(request),
+            )
+            raise UnavailableError(f"{said} at present: {error}") from None
+        # Room may come back while the job runs; until then its records are counted as dropped.
+        session.introduced = False
+        session.due.complaint = f"rank {request.rank}: no room for its metadata: {error}"

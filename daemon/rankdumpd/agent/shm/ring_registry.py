@@ -1,0 +1,282 @@
+"""Rings of all sessions: granted, restored after a restart, and read to the end when a rank
+dies.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from rankdump._core.session_protocol import SlabPlace
+from rankdump._core.status import SessionState
+from rankdump.errors import ExhaustedError, RankdumpError, UnavailableError
+from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.shm.ring_reader import FrameIntake, RingReader
+from rankdumpd.agent.shm.slab_file import SlabFile, SlabMaker
+from rankdumpd.agent.shm.slab_folder import SlabFolder
+from rankdumpd.server.logs import build_log_fields
+
+CHECK_INTERVAL_S = 0.25
+SLAB_TIMEOUT_S = 2.0
+"""Longest an answer waits for a slab; what is ready later is asked for again."""
+_JOIN_TIMEOUT_S = 1.0
+LOCK_TIMEOUT_S = 30.0
+"""Time a rank has to lock a slab it was granted."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _SessionRingEntry:
+    """A session with its slab."""
+
+    session: RankSession
+    ring: RingReader
+    since_s: float
+    mapped: bool = False
+    """Whether a rank was ever seen to use it."""
+    read: bool = False
+    """Whether all that a rank that is gone left was taken in."""
+
+    @property
+    def unused(self) -> bool:
+        """Whether no rank ever touched it: an answer that named it may not have come through."""
+        return not self.mapped and self.ring.unused
+
+
+@dataclass(slots=True)
+class _ExpectedSlab:
+    """A session whose slab was not ready when it was asked for."""
+
+    session: RankSession
+    expected_s: float
+    """When its rank was last expected to ask again."""
+
+
+class RingRegistry:
+    """One ring at most for each session; a thread looks after those whose rank is away."""
+
+    def __init__(
+        self,
+        slabs: SlabFolder,
+        *,
+        intake: Callable[[RankSession], FrameIntake],
+        live_sessions: Callable[[], int],
+        changed: Callable[[RankSession], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._slabs, self._intake = slabs, intake
+        self._live_sessions, self._changed = live_sessions, changed
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._held: dict[str, _SessionRingEntry] = {}
+        self._maker = SlabMaker(slabs.remove)
+        self._to_come: dict[str, _ExpectedSlab] = {}
+        self._stopping = threading.Event()
+        self._ticking = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def of(self, session: RankSession) -> RingReader | None:
+        """Return a session's ring."""
+        held = self._held.get(session.request.session_id)
+        return held.ring if held else None
+
+    def grant(self, session: RankSession) -> SlabPlace | None:
+        """Return the slab that a session can go on with, or a new one; None when it has to do
+        without, or when none is ready yet: its stream hears when one is.
+        """
+        request = session.request
+        held = self._held.get(request.session_id)
+        if held and request.wants_slab and (held.ring.may_go_on or held.unused):
+            return held.ring.slab.place
+        if held:
+            self._drop(held)
+        if not request.wants_slab or not self._slabs.offered:
+            return None
+        slab = self._new_slab(session)
+        if slab is not None:
+            self._hold(session, slab)
+        # An earlier call, which its rank may have given up, may have taken it.
+        held = self._held.get(request.session_id)
+        return held.ring.slab.place if held else None
+
+    def _new_slab(self, session: RankSession) -> SlabFile | None:
+        request = session.request
+        try:
+            slab = self._maker.take(
+                request.session_id,
+                lambda: self._slabs.make(
+                    request.session_id,
+                    wanted_bytes=session.plan.delivery.buffer_bytes,
+                    sessions=self._live_sessions() + 1,
+                    secret_hash=request.secret.hex(),
+                ),
+                patience_s=SLAB_TIMEOUT_S,
+                late=lambda fault: (
+                    _note_stream_only(session, fault) if fault else session.offer_slab()
+                ),
+            )
+        except ExhaustedError as error:
+            _note_stream_only(session, str(error))
+            return None
+        if slab is None:
+            with self._lock:
+                self._to_come[request.session_id] = _ExpectedSlab(session, self._clock())
+        return slab
+
+    def take_up(self, sessions: Iterable[RankSession]) -> None:
+        """Find the slabs that an earlier process left to these sessions."""
+        for session in sessions:
+            slab = None
+            try:
+                request = session.request
+                slab = self._slabs.find(request.session_id, secret_hash=request.secret.hex())
+                if slab:
+                    self._hold(session, slab)
+            except RankdumpError as error:
+                _note_lost_slab(session, error)
+                if slab:
+                    self._slabs.remove(session.request.session_id, slab)
+
+    def not_used(self, session: RankSession) -> None:
+        """Take back a slab that a rank got and, as its frames on the stream show, cannot map."""
+        held = self._held.get(session.request.session_id)
+        if held and not held.ring.slab.in_use():
+            self._drop(held)
+
+    def start(self) -> None:
+        """Begin to look after them."""
+        self._thread = threading.Thread(target=self._run, name="rankdumpd-rings")
+        self._thread.start()
+
+    def fault(self) -> str:
+        """Say that the thread has died."""
+        alive = self._thread is None or self._thread.is_alive()
+        return "" if alive else "the thread that looks after slabs is dead"
+
+    def stop(self) -> None:
+        """End the thread; may be repeated."""
+        self._stopping.set()
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        self._slabs.stop()
+        self._maker.join(_JOIN_TIMEOUT_S)
+
+    def left(self, session: RankSession) -> None:
+        """Take away the slab of a session whose stream is over, if it said goodbye."""
+        if session.closed and session.idle:
+            self._maker.drop(session.request.session_id)
+            held = self._held.get(session.request.session_id)
+            if held:
+                self._drop(held)
+
+    def close(self) -> None:
+        """Leave to the next process what may still be needed."""
+        for session_id in self._maker.sessions():
+            self._maker.drop(session_id)
+        for held in list(self._held.values()):
+            self.left(held.session)
+            held.ring.slab.close()
+        self._slabs.leave()
+
+    def look(self) -> None:
+        """Read what ranks that are gone left, and take away what is not needed any more."""
+        with self._ticking:
+            self._drop_unwanted()
+            for held in list(self._held.values()):
+                try:
+                    self._look_at(held)
+                except UnavailableError:
+                    return
+                except Exception:
+                    request = held.session.request
+                    _logger.exception(
+                        "slab of session %s", request.session_id, extra=build_log_fields(request)
+                    )
+
+    def _run(self) -> None:
+        while not self._stopping.wait(CHECK_INTERVAL_S):
+            self.look()
+
+    def _drop_unwanted(self) -> None:
+        """Take away slabs that were made for ranks that do not come back for them."""
+        now_s, to_come = self._clock(), list(self._to_come.items())
+        making = set(self._maker.sessions())
+        for session_id, coming in to_come:
+            session = coming.session
+            if session.status().state is SessionState.OPEN:
+                coming.expected_s = now_s
+            elif session.closed or now_s - coming.expected_s > LOCK_TIMEOUT_S:
+                self._maker.drop(session_id)
+            if session_id not in making:
+                with self._lock:
+                    self._to_come.pop(session_id, None)
+
+    def _look_at(self, held: _SessionRingEntry) -> None:
+        session = held.session
+        if self._held.get(session.request.session_id) is not held:
+            return
+        in_use = held.ring.slab.in_use()
+        held.mapped = held.mapped or in_use or held.ring.begun
+        if session.live:
+            return
+        if not held.read and not session.closed and not in_use and self._was_used(held):
+            self._read_remains(held)
+        if session.idle and (held.read or session.closed):
+            self._drop(held)
+
+    def _was_used(self, held: _SessionRingEntry) -> bool:
+        return held.mapped or self._clock() - held.since_s > LOCK_TIMEOUT_S
+
+    def _read_remains(self, held: _SessionRingEntry) -> None:
+        session = held.session
+        request = session.request
+        _logger.info(
+            "rank %d is gone: reading the rest of its slab",
+            request.rank,
+            extra=build_log_fields(request),
+        )
+        try:
+            held.ring.read_remains()
+        except UnavailableError:
+            raise
+        except RankdumpError as error:
+            _note_lost_slab(session, error)
+        held.read = True
+        session.lose()
+        self._changed(session)
+
+    def _hold(self, session: RankSession, slab: SlabFile) -> None:
+        ring = RingReader(
+            slab,
+            self._intake(session),
+            acknowledged=session.acknowledged,
+            trouble=lambda said: session.trouble(f"rank {session.request.rank}: {said}"),
+        )
+        with self._lock:
+            self._held[session.request.session_id] = _SessionRingEntry(session, ring, self._clock())
+        session.attach(ring)
+
+    def _drop(self, held: _SessionRingEntry) -> None:
+        session_id = held.session.request.session_id
+        with self._lock:
+            if self._held.get(session_id) is not held:
+                return
+            del self._held[session_id]
+        held.session.attach(None)
+        held.ring.give_up()
+        self._slabs.remove(session_id, held.ring.slab)
+
+
+def _note_stream_only(session: RankSession, fault: str) -> None:
+    session.trouble(f"rank {session.request.rank}: its frames travel on the stream: {fault}")
+
+
+def _note_lost_slab(session: RankSession, error: RankdumpError) -> None:
+    sentence = f"rank {session.request.rank}: what it left in its slab is lost: {error}"
+    _logger.warning(sentence, extra=build_log_fields(session.request))
+    session.trouble(sentence)

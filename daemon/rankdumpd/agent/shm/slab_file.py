@@ -1,0 +1,254 @@
+"""The file of one slab: made, read, watched and removed, and slabs that are being made, each in a
+thread of its own. It knows nothing of the content.
+
+A rank may write into the file, so it may also truncate it, and touching memory behind the end of
+a file is fatal to a process (SIGBUS). Seals would forbid that, but exist only for files without
+a name, which cannot go through a bind mount. So this side maps nothing: what it reads it copies
+by `pread`, which merely comes back short, and what is known of a copy stays true of it. Touching
+every page of a slab may take longer than a rank waits for an answer.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import secrets
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rankdump._core.session_protocol import SlabPlace
+from rankdump._shm.slab_format import make_slab_header
+from rankdump.errors import CorruptedError, ExhaustedError
+from rankdumpd.agent.records import DeferredElements, FileDescriptor, read_bytes_at
+
+SLAB_FILE_MODE = 0o660
+UNFINISHED_SUFFIX = ".new"
+"""End of the name of a slab that is being made."""
+_BLOCK = bytes(4 << 20)
+# struct flock of a 64-bit Linux: type, whence, start, length, pid, and room the kernel reads.
+_FLOCK = struct.Struct("hhqqi4x")
+_NUMBER = struct.Struct("=Q")
+
+
+class SlabFile:
+    """An open slab, as its reader sees it; elements outlive its removal."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        """Own the descriptor of an open file."""
+        self.path = path
+        self._file: FileDescriptor | None = FileDescriptor(descriptor)
+        self.length = os.fstat(descriptor).st_size
+        """Bytes of the whole file."""
+
+    @property
+    def place(self) -> SlabPlace:
+        """Where a rank finds it."""
+        return SlabPlace(str(self.path), self.length)
+
+    def check(self) -> None:
+        """DamagedError when the file is not as long as it was made, or was left."""
+        found = os.fstat(self._opened).st_size
+        if found != self.length:
+            raise CorruptedError(f"slab {self.path} of {self.length} bytes has {found} now")
+
+    def read(self, offset: int, length: int) -> memoryview:
+        """Return a copy of some of it; DamagedError when it is not there."""
+        return read_bytes_at(self._opened, offset, length)
+
+    def beside(self, offset: int, length: int) -> DeferredElements:
+        """Return some of it that is copied later, by whoever needs it."""
+        if self._file is None:
+            raise self._given_up()
+        return DeferredElements(self._file, offset, length)
+
+    def number(self, offset: int) -> int:
+        """Return a number that the rank may be changing."""
+        first = None
+        # Nobody promises that a copy of eight bytes is made at one blow.
+        while (again := bytes(self.read(offset, _NUMBER.size))) != first:
+            first = again
+        return _NUMBER.unpack(again)[0]
+
+    def put_number(self, offset: int, value: int) -> None:
+        """Change a number."""
+        os.pwrite(self._opened, _NUMBER.pack(value), offset)
+
+    def in_use(self) -> bool:
+        """Return whether a process that maps it lives: it holds the lock of the whole file."""
+        if self._file is None:
+            return False
+        # Asked for this open file and not for this process, whose own ranks count as well.
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        answer = fcntl.fcntl(self._file.number, fcntl.F_OFD_GETLK, asked)
+        return _FLOCK.unpack(answer)[0] != fcntl.F_UNLCK
+
+    def close(self) -> None:
+        """Leave the file to the next process; may be repeated."""
+        self._file = None
+
+    def remove(self) -> None:
+        """Take the file away; its memory goes when no elements in it are needed any more."""
+        if self._file is None:
+            return
+        mine = os.fstat(self._file.number)
+        try:
+            found = self.path.lstat()
+            # Another slab of the session may stand there by now.
+            if (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino):
+                self.path.unlink()
+        except FileNotFoundError:
+            pass
+        self.close()
+
+    @property
+    def _opened(self) -> int:
+        if self._file is None:
+            raise self._given_up()
+        return self._file.number
+
+    def _given_up(self) -> CorruptedError:
+        return CorruptedError(f"slab {self.path} was given up")
+
+
+def make_slab(
+    path: Path, length: int, *, group: int, stopping: Callable[[], bool] = lambda: False
+) -> SlabFile:
+    """Make an empty slab in the place of any other; OSError when there is no room for it, or when
+    `stopping` says that nobody needs it any more.
+
+    Every page is touched here: the first touch costs far more than a copy. It has its name when
+    all of it is there.
+    """
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{UNFINISHED_SUFFIX}")
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(unfinished, flags, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, length)
+        for offset in range(0, length, len(_BLOCK)):
+            if stopping():
+                raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+            os.pwrite(descriptor, memoryview(_BLOCK)[: length - offset], offset)
+        os.pwrite(descriptor, make_slab_header(length), 0)
+        # Nobody else may write before it is a slab.
+        os.fchown(descriptor, -1, group)
+        os.fchmod(descriptor, SLAB_FILE_MODE)
+        unfinished.rename(path)
+    except BaseException:
+        os.close(descriptor)
+        unfinished.unlink(missing_ok=True)
+        raise
+    return SlabFile(path, descriptor)
+
+
+def open_slab(path: Path) -> SlabFile | None:
+    """Return the slab that an earlier process left; None when there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    return SlabFile(path, descriptor)
+
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _PendingSlab:
+    """One slab, and what became of it."""
+
+    late: Callable[[str], None]
+    done: threading.Event = field(default_factory=threading.Event)
+    slab: SlabFile | None = None
+    fault: str = ""
+    waiting: int = 0
+    """How many wait for it now."""
+    wanted: bool = True
+
+
+class SlabMaker:
+    """One slab at most for each session; safe to use from several threads."""
+
+    def __init__(self, remove: Callable[[str, SlabFile], None]) -> None:
+        """`remove` takes away a session's slab that nobody wants any more."""
+        self._remove = remove
+        self._lock = threading.Lock()
+        self._slabs: dict[str, _PendingSlab] = {}
+
+    def sessions(self) -> list[str]:
+        """Return those whose slab is being made, or waits to be asked for."""
+        with self._lock:
+            return [who for who, pending in self._slabs.items() if pending.wanted]
+
+    def take(
+        self,
+        session_id: str,
+        make: Callable[[], SlabFile],
+        *,
+        patience_s: float,
+        late: Callable[[str], None],
+    ) -> SlabFile | None:
+        """Return a session's slab, which is `take`n then; None when it is not ready in time.
+
+        `late` hears once that it is ready, or what is wrong. ExhaustedError when it cannot be made.
+        """
+        with self._lock:
+            pending = self._slabs.get(session_id)
+            if pending is None:
+                pending = self._slabs[session_id] = _PendingSlab(late)
+                args = (session_id, pending, make)
+                threading.Thread(
+                    target=self._run, args=args, name="rankdumpd-slab", daemon=True
+                ).start()
+            pending.late, pending.wanted = late, True
+            pending.waiting += 1
+        pending.done.wait(patience_s)
+        with self._lock:
+            pending.waiting -= 1
+            if not pending.done.is_set() or self._slabs.get(session_id) is not pending:
+                return None
+            del self._slabs[session_id]
+        if pending.fault:
+            raise ExhaustedError(pending.fault)
+        return pending.slab
+
+    def drop(self, session_id: str) -> None:
+        """Take a slab away that nobody wants any more, as soon as it is made."""
+        with self._lock:
+            pending = self._slabs.get(session_id)
+            if pending is None:
+                return
+            pending.wanted = False
+            if pending.done.is_set():
+                del self._slabs[session_id]
+        if pending.done.is_set() and pending.slab is not None:
+            self._remove(session_id, pending.slab)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until none is being made any more, or no longer."""
+        with self._lock:
+            slabs = list(self._slabs.values())
+        for pending in slabs:
+            pending.done.wait(timeout_s)
+
+    def _run(self, session_id: str, pending: _PendingSlab, make: Callable[[], SlabFile]) -> None:
+        try:
+            pending.slab = make()
+        except ExhaustedError as error:
+            pending.fault = str(error)
+        except Exception as error:  # who waits must hear of it
+            _logger.exception("slab of session %s", session_id)
+            pending.fault = f"internal error: {error}"
+        with self._lock:
+            pending.done.set()
+            if not pending.wanted or (pending.fault and not pending.waiting):
+                del self._slabs[session_id]
+            if pending.wanted and not pending.waiting:
+                # Under the lock: whoever asks next must not overtake it.
+                pending.late(pending.fault)
+        if not pending.wanted and pending.slab is not None:
+            self._remove(session_id, pending.slab)

@@ -1,0 +1,307 @@
+"""The folder of an agent's slabs, locked by that agent, and the shares of its memory: queue, slabs
+and sessions. It knows neither sessions nor frames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import grp
+import logging
+import os
+import re
+import stat
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankdump._shm.slab_format import compute_slab_bytes
+from rankdump.errors import ConfigError, CorruptedError, ExhaustedError
+from rankdumpd.agent.records import FileDescriptor
+from rankdumpd.agent.shm.slab_file import UNFINISHED_SUFFIX, SlabFile, make_slab, open_slab
+from rankdumpd.server.state_files import make_group_folder
+
+SLAB_SUFFIX = ".slab"
+_HASH_CHARACTERS = 16
+_MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
+_MOUNTS = Path("/proc/self/mountinfo")
+
+_logger = logging.getLogger(__name__)
+
+
+def find_slab_folder(runtime_dir: str, socket: Path | None) -> Path | None:
+    """Return the folder of an agent's slabs; None when it listens on no socket of this host.
+
+    Without a setting it stands beside the socket: one bind mount shows a container both.
+    """
+    if socket is None:
+        return None
+    folder = Path(runtime_dir) if runtime_dir else socket.parent
+    if not is_in_memory(folder, _MOUNTS.read_text()):
+        _logger.warning(
+            "shared memory in %s will be written to a disk: agent.runtime_dir may name a folder "
+            "on tmpfs",
+            folder,
+        )
+    return folder / "slabs"
+
+
+def make_slab_name(session_id: str, secret_hash: str) -> str:
+    """Return the name of a session's slab: who is of the group, but not that rank, has to guess it.
+
+    The hash is that of the session's secret, in hexadecimal; empty for a session without one.
+    """
+    guessed = f".{secret_hash[:_HASH_CHARACTERS]}" if secret_hash else ""
+    return f"{session_id}{guessed}{SLAB_SUFFIX}"
+
+
+def parse_session_id(name: str) -> str:
+    """Return the session whose slab has a name."""
+    return name.partition(".")[0]
+
+
+def is_in_memory(folder: Path, mounts: str) -> bool:
+    """Return whether a folder stands on a file system without a disk, given mountinfo's text."""
+    kind, longest = "", -1
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        point = Path(_unescape(left.split(" ")[4]))
+        # A later mount at the same point hides the earlier one.
+        if folder.resolve().is_relative_to(point) and len(point.parts) >= longest:
+            kind, longest = right.split(" ")[0], len(point.parts)
+    return kind in _MEMORY_FILE_SYSTEMS
+
+
+def find_group_id(name: str) -> int:
+    """Return a group's number, -1 for none; ConfigError when there is no such group."""
+    if not name:
+        return -1
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ConfigError("settings", "agent.runtime_group", name, "a group of this host") from None
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+
+
+SESSION_BYTES = 8 << 20
+"""What a session may hold besides its slab: one message of the largest size."""
+_MIN_SESSIONS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShares:
+    """A limit that queue, slabs and sessions stay under together."""
+
+    total_bytes: int
+    queue_bytes: int
+    """Of the queue, or of the largest record, which passes it alone."""
+    record_bytes: int
+    """Of the largest record that fits."""
+
+    def session_fault(self, *, slab_bytes: int, sessions: int) -> str:
+        """Return why one more session cannot be let in beside these; empty when it can."""
+        return self._fault("a session", SESSION_BYTES, slab_bytes, sessions)
+
+    def slab_fault(self, wanted_bytes: int, *, slab_bytes: int, sessions: int) -> str:
+        """Return why there is no room for another slab beside these; empty when there is."""
+        return self._fault("a slab", wanted_bytes, slab_bytes, sessions)
+
+    def _fault(self, what: str, wanted_bytes: int, slab_bytes: int, sessions: int) -> str:
+        used_bytes = self.queue_bytes + slab_bytes + sessions * SESSION_BYTES
+        if used_bytes + wanted_bytes <= self.total_bytes:
+            return ""
+        return (
+            f"{what} needs {wanted_bytes} bytes, and {max(0, self.total_bytes - used_bytes)} of "
+            f"the agent's {self.total_bytes} (agent.memory_bytes) are left: "
+            f"{self.queue_bytes} for its queue, {slab_bytes} in slabs, {sessions} sessions"
+        )
+
+
+def share_memory(
+    memory_bytes: int, *, machine_bytes: int, queue_bytes: int, max_record_bytes: int
+) -> MemoryShares:
+    """Return the shares of a limit; without one, of half the machine's memory.
+
+    That half grows to what a few sessions need on a small machine.
+    """
+    total_bytes = memory_bytes or max(
+        machine_bytes // 2, queue_bytes + _MIN_SESSIONS * SESSION_BYTES
+    )
+    record_bytes = min(max_record_bytes, max(queue_bytes, total_bytes // 2))
+    return MemoryShares(total_bytes, max(queue_bytes, record_bytes), record_bytes)
+
+
+SLAB_FOLDER_MODE = 0o710
+"""The group may enter and not look around: names of slabs are known to their ranks alone."""
+_ENTER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class SlabFolder:
+    """Makes slabs and takes them away; safe to use from several threads."""
+
+    def __init__(
+        self, folder: Path | None, *, group: int, ring_bytes: int, cap: MemoryShares
+    ) -> None:
+        """Make none without a folder, or with rings of no bytes.
+
+        ConfigError when another agent has its slabs there: each would take the other's away.
+        """
+        self._folder = folder if ring_bytes else None
+        self._group, self._ring_bytes, self._cap = group, ring_bytes, cap
+        self._lock = threading.Lock()
+        self._held: dict[str, int] = {}
+        self._said: set[str] = set()
+        self._stopping = threading.Event()
+        self._guard = self._own()
+
+    @property
+    def offered(self) -> bool:
+        """Whether this agent makes slabs at all."""
+        return self._folder is not None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all slabs."""
+        with self._lock:
+            return sum(self._held.values())
+
+    def make(
+        self, session_id: str, *, wanted_bytes: int, sessions: int, secret_hash: str = ""
+    ) -> SlabFile:
+        """Make a session's slab, in the place of an earlier one; ExhaustedError says why not."""
+        path = self._path(session_id, secret_hash)
+        length = compute_slab_bytes(min(wanted_bytes, self._ring_bytes))
+        with self._lock:
+            others = sum(self._held.values()) - self._held.get(session_id, 0)
+            fault = self._cap.slab_fault(length, slab_bytes=others, sessions=sessions)
+            if fault:
+                raise self._none("full", fault)
+            self._held[session_id] = length
+        try:
+            self._make_folder(path.parent)
+            return make_slab(path, length, group=self._group, stopping=self._stopping.is_set)
+        except OSError as error:
+            self._forget(session_id)
+            if self._stopping.is_set():
+                raise ExhaustedError("the agent is stopping") from None
+            why = f"no slab of {length} bytes in {path.parent}: {error}"
+            raise self._none("folder", why) from None
+
+    def find(self, session_id: str, *, secret_hash: str = "") -> SlabFile | None:
+        """Return the slab that an earlier process left to a session; DamagedError if it is none."""
+        if self._folder is None:
+            return None
+        path = self._path(session_id, secret_hash)
+        try:
+            slab = open_slab(path)
+        except OSError as error:
+            _remove_file(path)
+            raise CorruptedError(f"slab {path} cannot be opened: {error}") from None
+        if slab is not None:
+            with self._lock:
+                self._held[session_id] = slab.length
+        return slab
+
+    def remove(self, session_id: str, slab: SlabFile) -> None:
+        """Take a slab away."""
+        slab.remove()
+        self._forget(session_id)
+
+    def remove_strays(self, needed: Collection[str]) -> None:
+        """Take away what earlier processes left and no session and no process needs."""
+        if self._folder is None or not self._folder.is_dir():
+            return
+        for path in self._folder.glob(f"*{SLAB_SUFFIX}"):
+            if parse_session_id(path.name) not in needed and not _is_in_use(path):
+                _logger.info("removing %s, which no session needs", path)
+                _remove_file(path)
+        for path in self._folder.glob(f"*{UNFINISHED_SUFFIX}"):
+            _remove_file(path)
+
+    def stop(self) -> None:
+        """Finish none of those that are being made."""
+        self._stopping.set()
+
+    def leave(self) -> None:
+        """Leave the folder to the next process, or take it away if nothing is left in it."""
+        if self._folder is not None and not self.held_bytes:
+            # Where it is not there, or not empty: what stands there is not ours to remove.
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()
+        self._guard = None
+
+    def _own(self) -> FileDescriptor | None:
+        """Lock the folder itself; None where there is no such lock, or no such folder: the first
+        that wants a slab will hear why.
+        """
+        while self._folder is not None:
+            try:
+                self._make_folder(self._folder)
+                guard = FileDescriptor(os.open(self._folder, _ENTER_FLAGS))
+                fcntl.flock(guard.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                allowed = "a folder in which no other agent has its slabs"
+                where = str(self._folder.parent)
+                raise ConfigError("settings", "agent.runtime_dir", where, allowed) from None
+            except FileNotFoundError:
+                # An agent that ended took it away at this moment.
+                continue
+            except OSError:
+                return None
+            # The same, a moment later.
+            if os.fstat(guard.number).st_nlink:
+                return guard
+        return None
+
+    def _path(self, session_id: str, secret_hash: str) -> Path:
+        if self._folder is None:
+            raise ExhaustedError("this agent makes no slabs")
+        return self._folder / make_slab_name(session_id, secret_hash)
+
+    def _make_folder(self, folder: Path) -> None:
+        # The socket's folder, before there is a socket.
+        make_group_folder(folder.parent, self._group)
+        # Another session may be just as far.
+        folder.mkdir(parents=True, mode=SLAB_FOLDER_MODE, exist_ok=True)
+        facts = folder.lstat()
+        if facts.st_uid not in (0, os.geteuid()):
+            raise PermissionError(f"{folder} belongs to user {facts.st_uid}")
+        if stat.S_IMODE(facts.st_mode) != SLAB_FOLDER_MODE:
+            os.chown(folder, -1, self._group)
+            folder.chmod(SLAB_FOLDER_MODE)
+
+    def _forget(self, session_id: str) -> None:
+        with self._lock:
+            self._held.pop(session_id, None)
+
+    def _none(self, kind: str, why: str) -> ExhaustedError:
+        # Every session hears of it; the log once.
+        if kind not in self._said:
+            self._said.add(kind)
+            _logger.warning("frames of some ranks travel on their streams: %s", why)
+        return ExhaustedError(why)
+
+
+def _remove_file(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        # It costs memory, but keeps nobody from working.
+        _logger.warning("%s cannot be removed: %s", path, error)
+
+
+def _is_in_use(path: Path) -> bool:
+    try:
+        slab = open_slab(path)
+    except OSError:
+        return False
+    if slab is None:
+        return False
+    try:
+        return slab.in_use()
+    finally:
+        slab.close()

@@ -1,0 +1,188 @@
+"""Folders below one root, each held by a descriptor, so that no link leads a file elsewhere.
+
+A path is looked up anew by every call that names it, and a link may have been put into it since
+the last one. So a folder is entered name by name, where no link is followed, and what is done in
+it is done through its descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import NamedTuple
+
+from rankdumpd.agent.records import FileDescriptor
+
+MAX_OPEN_FOLDERS = 256
+_ENTER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# No plan asks for it, and a process may not mask any bit of it: whoever finds a folder of this
+# mode knows that its maker was killed before it had the mode of the tree.
+_UNFINISHED_MODE = stat.S_ISVTX | stat.S_IRWXU
+_MAX_SYNCED = 4096
+
+
+class OutsideRootError(OSError):
+    """A folder of the tree leads out of it."""
+
+
+class _OpenFolder(NamedTuple):
+    """A folder that was entered."""
+
+    folder: FileDescriptor
+    identity: tuple[int, int]
+
+
+class OpenFolderCache:
+    """The folders that a process entered last; safe to use from several threads."""
+
+    def __init__(self, most: int = MAX_OPEN_FOLDERS) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._held: OrderedDict[tuple[str, str], _OpenFolder] = OrderedDict()
+
+    def find(self, root: str, folder: str) -> FileDescriptor | None:
+        """Return a folder below a root that still stands where it was entered."""
+        key = root, folder
+        with self._lock:
+            held = self._held.get(key)
+            if held is None:
+                return None
+            self._held.move_to_end(key)
+        try:
+            facts = os.lstat(f"{root}/{folder}")
+        except OSError:
+            facts = None
+        if facts is not None and (facts.st_dev, facts.st_ino) == held.identity:
+            return held.folder
+        with self._lock:
+            self._held.pop(key, None)
+        return None
+
+    def hold(self, root: str, folder: str, opened: FileDescriptor) -> None:
+        """Keep a folder; the one that was not used for longest is let go of."""
+        facts = os.fstat(opened.number)
+        with self._lock:
+            self._held[root, folder] = _OpenFolder(opened, (facts.st_dev, facts.st_ino))
+            self._held.move_to_end((root, folder))
+            if len(self._held) > self._most:
+                self._held.popitem(last=False)
+
+
+_OPEN_FOLDERS = OpenFolderCache()
+
+
+class TreeFolders:
+    """What stands below one root; the root itself may be reached through links."""
+
+    def __init__(
+        self, root: Path, *, mode: int, synced: bool, held: OpenFolderCache = _OPEN_FOLDERS
+    ) -> None:
+        """Folders that are made get this mode, whatever the process masks."""
+        self._root, self._mode, self._synced, self._held = str(root), mode, synced, held
+        self._safe: set[str] = set()
+
+    def open(self, folder: str, *, make: bool = False) -> FileDescriptor:
+        """Return a folder, which stays open while anybody has it; FileNotFoundError, if it is not
+        to be made, or OutsideRootError.
+
+        In a synced tree its name and those above it survive a power loss from now on.
+        """
+        if not self._synced or folder in self._safe:
+            found = self._held.find(self._root, folder)
+            if found is not None:
+                return found
+        if not folder:
+            opened = self._open_root(make)
+            if self._synced:
+                self._sync_above()
+        else:
+            above, _, name = folder.rpartition("/")
+            parent = self.open(above, make=make)
+            opened = self._open_below(parent, name, make)
+            if self._synced:
+                # Whoever made it: that one may have been killed before its name was safe.
+                sync_folder(parent)
+        self._held.hold(self._root, folder, opened)
+        if self._synced:
+            self._note_safe(folder)
+        return opened
+
+    def _note_safe(self, folder: str) -> None:
+        if len(self._safe) >= _MAX_SYNCED:
+            self._safe.clear()
+        self._safe.add(folder)
+
+    def _open_below(self, parent: FileDescriptor, name: str, make: bool) -> FileDescriptor:
+        if name in ("", ".", ".."):
+            raise OutsideRootError(errno.EXDEV, f"no folder of {self._root}", name)
+        try:
+            return self._enter(name, parent.number)
+        except FileNotFoundError:
+            if not make:
+                raise
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, _UNFINISHED_MODE, dir_fd=parent.number)
+        return self._enter(name, parent.number)
+
+    def _enter(self, name: str, parent: int | None = None) -> FileDescriptor:
+        follow = os.O_NOFOLLOW if parent is not None else 0
+        try:
+            opened = FileDescriptor(os.open(name, _ENTER_FLAGS | follow, dir_fd=parent))
+        except NotADirectoryError:
+            if parent is not None and _is_link(name, parent):
+                said = f"a link stands in the place of a folder below {self._root}"
+                raise OutsideRootError(errno.EXDEV, said, name) from None
+            raise
+        facts = os.fstat(opened.number)
+        unfinished = stat.S_IMODE(facts.st_mode) & ~stat.S_ISGID == _UNFINISHED_MODE
+        if unfinished and facts.st_uid == os.geteuid() and self._mode != _UNFINISHED_MODE:
+            number = os.open(name, LIST_FLAGS | follow, dir_fd=parent)
+            try:
+                os.fchmod(number, self._mode)
+            finally:
+                os.close(number)
+        return opened
+
+    def _open_root(self, make: bool) -> FileDescriptor:
+        try:
+            return self._enter(self._root)
+        except FileNotFoundError:
+            if not make:
+                raise
+        missing = [Path(self._root)]
+        while not missing[-1].parent.is_dir():
+            missing.append(missing[-1].parent)
+        # The first that is there may be one that an earlier process did not finish.
+        self._enter(str(missing[-1].parent))
+        for folder in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(_UNFINISHED_MODE)
+            self._enter(str(folder))
+        return self._enter(self._root)
+
+    def _sync_above(self) -> None:
+        for folder in Path(self._root).resolve().parents:
+            try:
+                sync_folder(FileDescriptor(os.open(folder, _ENTER_FLAGS)))
+            except PermissionError:
+                # Where this process may not look it cannot have made anything.
+                return
+
+
+def sync_folder(folder: FileDescriptor) -> None:
+    """Make the names in a folder survive a power loss."""
+    number = os.open(".", LIST_FLAGS, dir_fd=folder.number)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _is_link(name: str, parent: int) -> bool:
+    return stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)

@@ -1,0 +1,271 @@
+"""Files beside the tensors of a rank: configuration, graphs, execution order, kernel arguments,
+call stacks, and last the manifest. A stack file is valid after every addition. It reads no
+tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rankdump._core.manifest import Manifest, make_manifest_name
+from rankdump._core.plan import UNNAMED_MODEL, DumpPlan, TensorSelection
+from rankdump._core.record import sanitize_line, sanitize_name
+from rankdump._core.session_protocol import CallStacks, KernelArguments, SessionRequest
+from rankdump._layout import tree_paths as layout
+from rankdump._layout.api_files import (
+    format_stack_entry,
+    is_module_key,
+    make_stack_key,
+    read_stack_key,
+)
+from rankdump._layout.profile import Profile
+from rankdump._layout.tree_layouts import DEFAULT_LAYOUT
+from rankdump._layout.tree_paths import MAX_NAME_BYTES, FilePlace
+from rankdumpd.agent.storage.tree import DumpTree
+
+_DEBUG_MODES = {"always": 0, "overflow": 3, "exception": 4}
+
+
+def render_configuration(plan: DumpPlan, device: int) -> bytes:
+    """Return the file's bytes; a plan for every device names the one it was found on."""
+    body = {
+        "common_dump_settings": _make_common_settings(plan, device),
+        "e2e_dump_settings": _make_e2e_settings(plan),
+    }
+    return (json.dumps(body, indent=2) + "\n").encode()
+
+
+def _make_common_settings(plan: DumpPlan, device: int) -> dict[str, object]:
+    selection, content = plan.selection, plan.content
+    devices = (device,) if selection.devices is None else selection.devices
+    common: dict[str, object] = {
+        "dump_mode": _find_dump_mode(selection),
+        "path": plan.output.root,
+        "net_name": plan.output.net_name or UNNAMED_MODEL,
+        "iteration": selection.iterations.text,
+        "saved_data": content.saved,
+        "input_output": _find_sides(selection),
+        "kernels": _list_kernels(selection),
+        "support_device": list(devices),
+        "op_debug_mode": _DEBUG_MODES[selection.trigger],
+        "statistic_category": list(content.statistics),
+        "file_format": plan.output.file_format,
+        "initial_iteration": selection.initial_iteration,
+    }
+    if selection.trigger == "overflow":
+        # With any other mode MindSpore refuses the key itself.
+        common["overflow_number"] = selection.overflow_limit
+    return common
+
+
+def _make_e2e_settings(plan: DumpPlan) -> dict[str, object]:
+    content = plan.content
+    settings: dict[str, object] = {
+        "enable": plan.output.layout == DEFAULT_LAYOUT.name,
+        "trans_flag": True,
+        "stat_calc_mode": "device" if content.on_device else "host",
+        "device_stat_precision_mode": content.precision,
+        "save_kernel_args": content.kernel_arguments,
+        "sample_mode": int(content.sample_elements > 0),
+    }
+    if content.sample_elements:
+        settings["sample_num"] = content.sample_elements
+    return settings
+
+
+def _find_dump_mode(selection: TensorSelection) -> int:
+    if selection.operators.marked:
+        return 2
+    return 0 if selection.operators.everything else 1
+
+
+def _find_sides(selection: TensorSelection) -> int:
+    if selection.inputs and selection.outputs:
+        return 0
+    return 1 if selection.inputs else 2
+
+
+def _list_kernels(selection: TensorSelection) -> list[str]:
+    operators = selection.operators
+    patterns = (f"name-regex({pattern})" for pattern in operators.patterns)
+    return [*operators.names, *operators.types, *patterns]
+
+
+ORDER_HEADER = "NodeExecutionOrder-FullNameWithScope"
+_CONFIGURATION_FILE = "data_dump.json"
+_SOURCE_FILES = {"acl": "acl.json"}
+"""What a dialect calls its file."""
+_DEVICE_TARGETS = ("Ascend", "GPU", "CPU")
+
+
+def write_rank_metadata(
+    tree: DumpTree, request: SessionRequest, plan: DumpPlan, profile: Profile
+) -> None:
+    """Write a rank's configuration and its `config.json`, unless they are there.
+
+    MindInsight passes over a rank without either: a plan that came without a `data_dump.json`
+    becomes one. The file of another dialect stands beside it, under its own name.
+    """
+    folder = f"{layout.make_rank_folder(request.rank)}/{layout.METADATA_FOLDER}"
+    target = request.device_target if request.device_target in _DEVICE_TARGETS else "CPU"
+    about = {"device_target": target, "ms_version": profile.version}
+    source, name = request.config_source, _SOURCE_FILES.get(plan.dialect, _CONFIGURATION_FILE)
+    files = {
+        _CONFIGURATION_FILE: render_configuration(plan, request.device),
+        "config.json": json.dumps(about, separators=(",", ":")).encode(),
+        **({name: source} if source else {}),
+    }
+    for name, data in files.items():
+        if not tree.has(folder, name):
+            tree.put(folder, name, (data,), mark=name)
+
+
+def write_program_order(tree: DumpTree, rank: int, orders: Mapping[int, Sequence[str]]) -> None:
+    """Write the operators of each graph, by their full scope names, as the rank ran them."""
+    for graph, names in sorted(orders.items()):
+        lines = (ORDER_HEADER, *map(sanitize_line, names))
+        name = f"ms_execution_order_graph_{graph}.csv"
+        data = "".join(f"{line}\n" for line in lines).encode()
+        tree.put(_order_folder(rank), name, (data,), mark=name)
+
+
+def append_iteration(
+    tree: DumpTree, rank: int, graphs: Iterable[int], iteration: int, *, repeated: bool
+) -> None:
+    """Add the iteration to each graph's list; when repeated, only where it is not the last."""
+    folder = _order_folder(rank)
+    for graph in sorted(graphs):
+        name = f"ms_global_execution_order_graph_{graph}.csv"
+        last = tree.lines(folder, name)[-1:] if repeated else []
+        if last != [str(iteration)]:
+            tree.append_lines(folder, name, (str(iteration),))
+
+
+def write_graph(tree: DumpTree, rank: int, files: Mapping[str, bytes]) -> None:
+    """Write the files of a graph by name; those of an earlier description are replaced."""
+    folder = f"{layout.make_rank_folder(rank)}/{layout.GRAPH_FOLDER}"
+    for name, data in files.items():
+        tree.put(folder, name, (data,), mark=name)
+
+
+def write_arguments(
+    tree: DumpTree, arguments: KernelArguments, *, folder_of: Callable[[int], str], mark: str
+) -> list[str]:
+    """Write what operators were configured with; return those whose file name is too long.
+
+    `make_iteration_folder` gives the folder of a graph's tensors.
+
+    Source: mindspore-dump.md 2.9. No name there is ever mapped to a shorter one.
+    """
+    too_long: list[str] = []
+    for each in arguments.operators:
+        name = f"{sanitize_name(each.op_type) or '_'}.{sanitize_name(each.op_name) or '_'}.json"
+        if len(name.encode()) > MAX_NAME_BYTES:
+            too_long.append(each.op_name)
+            continue
+        text = json.dumps(dict(each.values), indent=4, sort_keys=True, ensure_ascii=False)
+        tree.put(folder_of(each.graph), name, (text.encode(),), mark=mark)
+    return too_long
+
+
+def write_manifest(tree: DumpTree, rank_folder: str, manifest: Manifest) -> None:
+    """Write the manifest of an iteration: from now on it counts as complete."""
+    status = manifest.status
+    name = make_manifest_name(status.iteration, status.session_id)
+    tree.put(f"{rank_folder}/{layout.MANIFEST_FOLDER}", name, (manifest.to_json(),), mark=name)
+
+
+def _order_folder(rank: int) -> str:
+    return f"{layout.make_rank_folder(rank)}/{layout.EXECUTION_ORDER_FOLDER}"
+
+
+_CLOSING_BYTES = b"\n}"
+# The end of an entry whose stack has lines, or of one that has none.
+_ENTRY_END = re.compile(rb'\n    (?:\]|"[^\n]*": \[\])(?=,?(?:\n|\Z))')
+_LOOK_BACK_BYTES = 1 << 16
+
+
+class CallStackFile:
+    """The stack file of one session's rank; not for several threads.
+
+    Its closing brace is written over, and the file is never read as a whole but for the keys that
+    are there: once by each process, and for what may have been added before a crash.
+    """
+
+    def __init__(self, tree: DumpTree, place: FilePlace, framework: str) -> None:
+        self._tree, self._place, self._framework = tree, place, framework
+        self._modules: set[str] | None = None
+        """Keys of modules that are there: those come again with every call."""
+
+    def add(self, stacks: CallStacks, *, again: bool) -> None:
+        """Add calls that are not there; with `again` each may have been added before.
+
+        After an OSError none of them is there.
+        """
+        keys = [make_stack_key(self._framework, name) for name in stacks.calls]
+        had = self._had(set(keys), again=again)
+        entries: list[str] = []
+        for key, place in zip(keys, stacks.stacks, strict=True):
+            if key not in had:
+                had.add(key)
+                entries.append(format_stack_entry(key, stacks.texts[place]))
+        if entries:
+            data = ",\n".join(entries).encode()
+            self._tree.change(
+                self._place.folder, self._place.name, lambda file: self._extend(file, data)
+            )
+        self._modules = {key for key in had if is_module_key(key)}
+
+    def _had(self, keys: set[str], *, again: bool) -> set[str]:
+        """Return the keys of modules that are there, and those of `keys` where that can be."""
+        if self._modules is not None and not again:
+            return set(self._modules)
+        folder, name = self._place.folder, self._place.name
+        if not self._tree.has(folder, name):
+            return set()
+        # The first line of an entry says nothing where a crash left no more of it.
+        self._tree.change(folder, name, _repair_end)
+        there = map(read_stack_key, self._tree.each_line(folder, name))
+        return {key for key in there if is_module_key(key) or (again and key in keys)}
+
+    def _extend(self, file: int, data: bytes) -> None:
+        end = _find_entries_end(file)
+        whole = b"".join((b",\n" if end else b"{\n", data, _CLOSING_BYTES))
+        try:
+            _write_at(file, whole, end)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                _repair_end(file)
+            raise
+
+
+def _repair_end(file: int) -> None:
+    end = _find_entries_end(file)
+    _write_at(file, _CLOSING_BYTES if end else b"", end)
+
+
+def _write_at(file: int, data: bytes, start: int) -> None:
+    left, at = memoryview(data), start
+    while left:
+        count = os.pwrite(file, left, at)
+        left, at = left[count:], at + count
+    os.ftruncate(file, at)
+
+
+def _find_entries_end(file: int) -> int:
+    """Return where the last whole entry ends; 0 when there is none."""
+    size = os.fstat(file).st_size
+    tail = os.pread(file, len(_CLOSING_BYTES) + 6, max(0, size - len(_CLOSING_BYTES) - 6))
+    if tail.endswith(b"\n    ]" + _CLOSING_BYTES):
+        return size - len(_CLOSING_BYTES)
+    reach = _LOOK_BACK_BYTES
+    while True:
+        start = max(0, size - reach)
+        ends = [found.end() for found in _ENTRY_END.finditer(os.pread(file, size - start, start))]
+        if ends or not start:
+            return start + ends[-1] if ends else 0
+        reach *= 2

@@ -1,0 +1,197 @@
+"""Forms of a record's file: digest and statistics of its elements, npy files, `bin` files with
+their header, and the join of an operator's `bin` files to one.
+
+Encoding is pure. A join copies elements as they lie on the disk, packed or not; a crash between
+any two steps leaves the operator's file whole or its tensors' files whole, and a repetition ends
+the same.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+import xxhash
+
+from rankdump._binfile.bin_file import HEADER_LENGTH_BYTES
+from rankdump._binfile.header import DumpData, OpInput, OpOutput, Shape, serialize_bin_header
+from rankdump._codec.file_codec import FileCodec, pack_file, pack_parts
+from rankdump._core import element_types, npy_format, statistics
+from rankdump._core.cann_types import DATA_TYPE_NUMBERS, FORMAT_NUMBERS
+from rankdump._core.record import TensorSide
+from rankdump._core.session_protocol import RecordHead
+from rankdump._layout.tree_layouts import Layout
+from rankdumpd.agent.records import (
+    BinTensor,
+    EncodedRecord,
+    ExaminedRecord,
+    FileTail,
+    JoinedMember,
+    OperatorMember,
+    ReceivedRecord,
+)
+from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
+
+MAX_SLOTS = 1 << 14
+"""A header says something of every slot below the last one."""
+_MAX_REMEMBERED_SLOTS = 1 << 8
+# Some 5 MB, of the 100 that an idle agent may take.
+_MAX_REMEMBERED_HEADERS = 1 << 13
+_Part = TypeVar("_Part", OpInput, OpOutput)
+
+
+def make_bin_header(
+    op_name: str, timestamp_us: int, tensors: Sequence[BinTensor], layout: Layout
+) -> bytes:
+    """Return the length and the header; slots below a tensor's that have none are placeholders."""
+    one = len(tensors) == 1 and tensors[0].slot < _MAX_REMEMBERED_SLOTS
+    what = (
+        _describe_one_tensor(op_name, tensors[0], layout)
+        if one
+        else _describe_tensors(op_name, tensors, layout)
+    )
+    # Messages one behind the other are one message, and these fields come first.
+    body = serialize_bin_header(DumpData(dump_time=timestamp_us)) + what
+    return len(body).to_bytes(HEADER_LENGTH_BYTES, "little") + body
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED_HEADERS)
+def _describe_one_tensor(op_name: str, tensor: BinTensor, layout: Layout) -> bytes:
+    """Return what is the same about a tensor in every iteration."""
+    return _describe_tensors(op_name, (tensor,), layout)
+
+
+def _describe_tensors(op_name: str, tensors: Iterable[BinTensor], layout: Layout) -> bytes:
+    sides: dict[TensorSide, dict[int, BinTensor]] = {side: {} for side in TensorSide}
+    for tensor in tensors:
+        sides[tensor.side][tensor.slot] = tensor
+    header = DumpData(
+        version="",
+        op_name=op_name,
+        input=_make_parts(OpInput, sides[TensorSide.INPUT], layout),
+        output=_make_parts(OpOutput, sides[TensorSide.OUTPUT], layout),
+    )
+    return serialize_bin_header(header)
+
+
+def _make_parts(
+    kind: type[_Part], tensors: dict[int, BinTensor], layout: Layout
+) -> tuple[_Part, ...]:
+    slots = range(max(tensors, default=-1) + 1)
+    nothing = kind()
+    return tuple(
+        _make_part(kind, tensors[slot], layout) if slot in tensors else nothing for slot in slots
+    )
+
+
+def _make_part(kind: type[_Part], tensor: BinTensor, layout: Layout) -> _Part:
+    shape = Shape(tensor.shape)
+    return kind(
+        data_type=DATA_TYPE_NUMBERS.get(tensor.dtype, 0),
+        format=FORMAT_NUMBERS[layout.tensor_format(tensor.shape)],
+        shape=shape,
+        size=tensor.byte_count,
+        original_shape=shape,
+    )
+
+
+def examine_record(
+    parcel: ReceivedRecord, data: memoryview, items: tuple[str, ...] | None, *, exact: bool = False
+) -> ExaminedRecord:
+    """Return what a parcel's elements say: their digest, and the figures that `items` names.
+
+    `items` is None for no figures; with `exact` these have all their digits.
+    """
+    digest = xxhash.xxh3_128_hexdigest(data)
+    return ExaminedRecord(
+        parcel.ticket, parcel.head, digest, _compute_statistics(parcel.head, data, items, exact)
+    )
+
+
+def is_corrupted(parcel: ReceivedRecord, record: ExaminedRecord) -> bool:
+    """Return whether the elements are not those that the rank sent; `record` is they, examined."""
+    return bool(parcel.checksum) and parcel.checksum.hex() != record.digest
+
+
+def encode_npy(record: ExaminedRecord, data: memoryview, codec: FileCodec) -> EncodedRecord:
+    """Return a record with its elements as an npy file, packed where the codec makes it smaller.
+
+    Safe to call from several threads.
+    """
+    head = record.head
+    header = npy_format.format_npy_header(
+        element_types.get_element_type(head.kind.dtype).descr, head.kind.shape
+    )
+    packed = pack_file(codec, (header, element_types.convert_to_stored(head.kind.dtype, data)))
+    return EncodedRecord(record, packed.suffix, packed.parts)
+
+
+def encode_bin(
+    record: ExaminedRecord, data: memoryview, codec: FileCodec, layout: Layout
+) -> EncodedRecord:
+    """Return a record as a `bin` file of its own: its elements as the framework held them."""
+    kind = record.head.kind
+    tensor = BinTensor(kind.side, kind.slot, kind.dtype, kind.shape, kind.byte_count)
+    header = make_bin_header(kind.op_name, record.head.timestamp_us, (tensor,), layout)
+    start = pack_parts(codec, (header,))
+    elements = pack_parts(codec, (data,))
+    parts = (*start.parts, *elements.parts)
+    return EncodedRecord(record, start.suffix, parts, head_bytes=sum(map(len, start.parts)))
+
+
+def _compute_statistics(
+    head: RecordHead, data: memoryview, items: tuple[str, ...] | None, exact: bool
+) -> tuple[str, ...] | None:
+    # MindSpore writes no row for a tensor without elements or with complex ones (3.5).
+    if items is None or not head.byte_count or not statistics.has_statistics(head.kind.dtype):
+        return None
+    return statistics.compute_statistic_texts(items, head.kind.dtype, data, exact=exact)
+
+
+class BinFileJoiner:
+    """Joins tensors of one session; not for several threads."""
+
+    def __init__(
+        self, tree: DumpTree, names: MappingFiles, codec: FileCodec, layout: Layout
+    ) -> None:
+        self._tree, self._names = tree, names
+        self._codec, self._layout = codec, layout
+
+    def join(self, members: Sequence[OperatorMember], *, mark: str) -> list[JoinedMember]:
+        """Write the file of an operator, or raise OSError and leave everything as it is.
+
+        The tensors' own files stay until `remove`, but for that of the only one.
+        """
+        first = members[0]
+        if len({(each.tensor.side, each.tensor.slot) for each in members}) < len(members):
+            raise OSError(errno.EEXIST, "an operator with two tensors in one slot")
+        self._names.note(first.whole)
+        if len(members) == 1:
+            self._tree.move(first.path, first.whole.name)
+            return [JoinedMember(first.sequence, first.bytes_stored)]
+        ordered = sorted(members, key=_sort_key)
+        tensors = [each.tensor for each in ordered]
+        header = make_bin_header(first.op_name, first.timestamp_us, tensors, self._layout)
+        head = b"".join(pack_parts(self._codec, (header,)).parts)
+        pieces = [_make_tail(each) for each in ordered]
+        self._tree.join(first.whole.folder, first.whole.name, head, pieces, mark=mark)
+        shares = [piece.length for piece in pieces]
+        shares[0] += len(head)
+        return [
+            JoinedMember(each.sequence, share) for each, share in zip(ordered, shares, strict=True)
+        ]
+
+    def remove(self, members: Iterable[OperatorMember]) -> None:
+        """Remove the own files of tensors that stand in their operators' files."""
+        self._tree.remove(each.path for each in members if each.path != each.whole.path)
+
+
+def _sort_key(member: OperatorMember) -> tuple[bool, int]:
+    """Return what sorts tensors as their elements stand in a file: inputs first."""
+    return member.tensor.side is TensorSide.OUTPUT, member.tensor.slot
+
+
+def _make_tail(member: OperatorMember) -> FileTail:
+    return FileTail(member.path, member.head_bytes, member.bytes_stored - member.head_bytes)

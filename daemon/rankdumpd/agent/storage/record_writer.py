@@ -1,0 +1,248 @@
+"""Encoded records written to or linked in a dump tree, or dropped with a reason, and the index of
+duplicates by digest. It knows no gRPC.
+
+A record's line of its table is made here, spelt like its file, and written later, in order. The
+index forgets when it is full, and knows nothing of what an earlier process wrote: such a tensor
+is written once more.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from rankdump._codec.file_codec import CODECS, select_codec
+from rankdump._core.record import TensorKey
+from rankdump._core.session_protocol import RecordHead
+from rankdump._layout.tree_layouts import Layout
+from rankdump._layout.tree_paths import FilePlace, TreeContext
+from rankdumpd.agent.records import (
+    EncodedRecord,
+    ExaminedRecord,
+    OperatorMembership,
+    OriginalFile,
+    RecordOutcome,
+    RecordStatus,
+    format_member,
+    make_drop_outcome,
+)
+from rankdumpd.agent.storage.folders import OutsideRootError
+from rankdumpd.agent.storage.statistic_tables import TableFormat
+from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
+
+NAME_TAKEN = "name_taken"
+"""Another tensor of the dump has the name of its file."""
+
+_REASONS = {
+    errno.ENOSPC: "disk_full",
+    errno.EDQUOT: "disk_full",
+    errno.EMFILE: "no_descriptors",
+    errno.ENFILE: "no_descriptors",
+}
+
+_SUFFIXES = tuple(codec.suffix for codec in CODECS.values())
+
+_logger = logging.getLogger(__name__)
+
+
+class RecordWriter:
+    """Writes the records of one session; safe to use from several threads."""
+
+    def __init__(
+        self,
+        tree: DumpTree,
+        names: MappingFiles,
+        *,
+        layout: Layout,
+        stand: TreeContext,
+        lines: TableFormat,
+        device_target: str,
+    ) -> None:
+        self._tree, self._names = tree, names
+        self._layout, self._stand, self._device_target = layout, stand, device_target
+        self._lines = lines
+        self._lock = threading.Lock()
+        self._logged: set[str] = set()
+
+    def write(self, encoded: EncodedRecord) -> RecordOutcome:
+        """Return the record stored under its place, or dropped with the disk's reason."""
+        record = encoded.record
+        key = self._key(record.head)
+        place = self._place(key, encoded)
+        try:
+            self._names.note(place)
+            parts, mark = encoded.parts, _make_mark(record)
+            # What has the name already may be another tensor: no name says its session.
+            stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=False)
+        except FileExistsError as error:
+            if not self._is_there(place, encoded):
+                self._log_once(logging.ERROR, "gives two tensors one name", error, record)
+                return make_drop_outcome(record.ticket, record.head, NAME_TAKEN)
+            stamp = None
+        except OSError as error:
+            if not self._is_there(place, encoded):
+                reason = find_write_reason(error)
+                self._log_once(logging.ERROR, f"drops records, reason {reason}", error, record)
+                return make_drop_outcome(record.ticket, record.head, reason)
+            stamp = None
+        return RecordOutcome(
+            record.ticket,
+            record.head,
+            RecordStatus.STORED,
+            path=place.path,
+            digest=record.digest,
+            bytes_stored=sum(map(len, encoded.parts)),
+            row=self._lines.of_record(record, place),
+            original=None if stamp is None else OriginalFile(place.path, stamp),
+            membership=self._membership(key, encoded),
+        )
+
+    def has(self, head: RecordHead) -> bool:
+        """Return whether something in the tree has the name of a record, in any form of it."""
+        key, stand = self._key(head), self._stand
+        places = [
+            kind(key, stand, suffix)
+            for kind in (self._layout.place_of, self._layout.member_place)
+            for suffix in _SUFFIXES
+        ]
+        try:
+            return any(self._tree.has(place.folder, place.name) for place in places)
+        except OSError:
+            return False
+
+    def link(self, record: ExaminedRecord, original: OriginalFile) -> RecordOutcome | None:
+        """Return the record linked to a file with its bytes; None where the disk will not."""
+        key = self._key(record.head)
+        place = self._layout.place_of(key, self._stand, select_codec(original.path).suffix)
+        if place.path == original.path:
+            return None  # sent again: its own file is no other's
+        try:
+            self._names.note(place)
+            self._tree.link(original, place.folder, place.name, mark=_make_mark(record))
+        except FileExistsError:
+            return None
+        except OSError as error:
+            self._log_once(logging.INFO, "writes copies where it cannot link", error, record)
+            return None
+        return RecordOutcome(
+            record.ticket,
+            record.head,
+            RecordStatus.LINKED,
+            path=place.path,
+            digest=record.digest,
+            row=self._lines.of_record(record, place),
+            membership=self._membership(key),
+        )
+
+    def _key(self, head: RecordHead) -> TensorKey:
+        """Return a record's key with what its names say of the tensor beside."""
+        element = self._stand.profile.element_of(head.kind.dtype, self._device_target)
+        tensor_format = self._layout.tensor_format(head.kind.shape)
+        argument = head.kind.argument if self._layout.api is not None else ""
+        return head.key._replace(element=element, tensor_format=tensor_format, argument=argument)
+
+    def _place(self, key: TensorKey, encoded: EncodedRecord) -> FilePlace:
+        kind = self._layout.member_place if encoded.head_bytes else self._layout.place_of
+        return kind(key, self._stand, encoded.suffix)
+
+    def _membership(
+        self, key: TensorKey, encoded: EncodedRecord | None = None
+    ) -> OperatorMembership | None:
+        if not self._layout.shares_stamps:
+            return None
+        member = format_member(key.side, key.slot)
+        if encoded is None or not encoded.head_bytes:
+            return OperatorMembership(member)
+        whole = self._layout.operator_place(key, self._stand, encoded.suffix)
+        return OperatorMembership(member, whole, encoded.head_bytes)
+
+    def _is_there(self, place: FilePlace, encoded: EncodedRecord) -> bool:
+        """Return whether a file is just this record, sent again or marked once more."""
+        try:
+            return self._tree.holds(place.folder, place.name, encoded.parts)
+        except OSError:
+            return False
+
+    def _log_once(self, level: int, said: str, error: OSError, record: ExaminedRecord) -> None:
+        with self._lock:
+            if said in self._logged:
+                return
+            self._logged.add(said)
+        session_id = record.ticket.session_id
+        _logger.log(
+            level, "session %s %s: %s", session_id, said, error, extra={"session": session_id}
+        )
+
+
+def _make_mark(record: ExaminedRecord) -> str:
+    return f"{record.ticket.session_id}-{record.ticket.sequence}"
+
+
+def find_write_reason(error: OSError) -> str:
+    """Return the word under which a failed write is counted."""
+    if isinstance(error, OutsideRootError):
+        return "outside_root"
+    return _REASONS.get(error.errno or 0, "write_error")
+
+
+MAX_ORIGINALS = 32_768
+"""Together 20 MB, of the 100 that an idle agent may take."""
+MIN_LINKED_BYTES = 4096
+"""Writing so little costs what a link does (15 us on tmpfs), and takes hardly any room."""
+_LOCK_COUNT = 1024
+
+
+class DuplicateIndex:
+    """Files that others may be linked to, of all trees; safe to use from several threads."""
+
+    def __init__(self, most: int = MAX_ORIGINALS) -> None:
+        self._most = most
+        self._known: OrderedDict[str, OriginalFile] = OrderedDict()
+        self._lock = threading.Lock()
+        self._turns = [threading.Lock() for _ in range(_LOCK_COUNT)]
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def once(
+        self,
+        record: ExaminedRecord,
+        kind: str,
+        *,
+        link: Callable[[OriginalFile], RecordOutcome | None],
+        write: Callable[[], RecordOutcome],
+    ) -> RecordOutcome:
+        """Return the record linked to an identical one of its kind, or written where there is none.
+
+        `kind` names the tree and how files are stored in it. `link` may answer None: not possible.
+        """
+        if record.head.byte_count < MIN_LINKED_BYTES:
+            return write()
+        key = f"{record.digest} {record.head.kind.dtype} {record.head.kind.shape} {kind}"
+        # An input often follows the output it equals at once. Whoever waits here does so no
+        # longer than packing the same bytes again would take.
+        with self._turns[hash(key) % _LOCK_COUNT]:
+            original = self._find(key)
+            outcome = link(original) if original else None
+            if outcome is None:
+                outcome = write()
+                if outcome.original:
+                    self._remember(key, outcome.original)
+            return outcome
+
+    def _find(self, key: str) -> OriginalFile | None:
+        with self._lock:
+            found = self._known.get(key)
+            if found:
+                self._known.move_to_end(key)
+            return found
+
+    def _remember(self, key: str, original: OriginalFile) -> None:
+        with self._lock:
+            self._known[key] = original
+            self._known.move_to_end(key)
+            if len(self._known) > self._most:
+                self._known.popitem(last=False)

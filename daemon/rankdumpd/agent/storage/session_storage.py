@@ -1,0 +1,140 @@
+"""Storage of one session: tree, lock, writer, tables and stack file, set up as its plan says, and
+the function that stores a received record.
+"""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+
+from rankdump._codec.file_codec import FileCodec, get_codec
+from rankdump._core.plan import DumpPlan
+from rankdump._core.session_protocol import SessionRequest
+from rankdump._layout.profile import PROFILES
+from rankdump._layout.tree_layouts import LAYOUTS, Layout
+from rankdump._layout.tree_paths import FilePlace, TreeContext
+from rankdump.errors import CorruptedError
+from rankdumpd.agent.records import (
+    CORRUPTED,
+    ReceivedRecord,
+    RecordOutcome,
+    load_elements,
+    make_drop_outcome,
+)
+from rankdumpd.agent.storage.rank_files import CallStackFile
+from rankdumpd.agent.storage.record_formats import (
+    MAX_SLOTS,
+    BinFileJoiner,
+    encode_bin,
+    encode_npy,
+    examine_record,
+    is_corrupted,
+)
+from rankdumpd.agent.storage.record_writer import DuplicateIndex, RecordWriter
+from rankdumpd.agent.storage.statistic_tables import StatisticTables, TableFormat, make_table_format
+from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
+from rankdumpd.agent.storage.tree_lock import TreeLock, claim_stand
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStorage:
+    """What turns records of one session into files."""
+
+    layout: Layout
+    stand: TreeContext
+    codec: FileCodec
+    tree: DumpTree
+    hold: TreeLock
+    writer: RecordWriter
+    joiner: BinFileJoiner | None
+    """None where a tensor has a file of its own for ever."""
+    tables: StatisticTables | None
+    """None when figures neither come nor are computed."""
+    lines: TableFormat
+    stacks: CallStackFile | None
+    """None where no file says where calls came from."""
+    figures: int
+    """How many there are of a tensor that comes without its elements."""
+    elements: bool
+    """Tensors come with their elements."""
+    degrades: bool
+    """A tensor for which the rank had no room comes as figures all the same."""
+    items: tuple[str, ...] | None
+    """Figures that are computed here; None when none are."""
+    synced: bool
+    """A record counts as safe once it would survive a power loss."""
+
+
+def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStorage:
+    """Return the rooms of a session whose plan has been vetted."""
+    output, content, delivery = plan.output, plan.content, plan.delivery
+    layout = LAYOUTS[output.layout]
+    codec, synced = get_codec(output.codec), delivery.durability == "synced"
+    degrades = delivery.on_full == "statistic"
+    tree = DumpTree(
+        output.root,
+        file_mode=output.file_mode,
+        folder_mode=output.folder_mode,
+        # As the real tool has it: only tensors are read-only.
+        growing_mode=output.file_mode | stat.S_IWUSR if layout.api is not None else None,
+        synced=synced,
+    )
+    stand = TreeContext(output.root, request.device, output.started, PROFILES[output.profile])
+    if layout.timed:
+        stand = claim_stand(tree, stand, job_id=request.job_id, rank=request.rank)
+    lines = make_table_format(plan, layout, stand, request.rank)
+    names = MappingFiles(tree)
+    target = request.device_target
+    return SessionStorage(
+        layout=layout,
+        stand=stand,
+        codec=codec,
+        tree=tree,
+        hold=TreeLock(tree),
+        writer=RecordWriter(
+            tree, names, layout=layout, stand=stand, lines=lines, device_target=target
+        ),
+        joiner=BinFileJoiner(tree, names, codec, layout) if output.file_format == "bin" else None,
+        tables=_make_tables(tree, names, lines) if content.tabulated or degrades else None,
+        lines=lines,
+        stacks=_make_stack_file(tree, layout, request.rank),
+        figures=len(lines.items),
+        elements=content.saved != "statistic",
+        degrades=degrades,
+        items=lines.items if content.saved == "full" else None,
+        synced=synced,
+    )
+
+
+def _make_tables(tree: DumpTree, names: MappingFiles, lines: TableFormat) -> StatisticTables:
+    return StatisticTables(tree, names, lines.header, looks_back=False)
+
+
+def _make_stack_file(tree: DumpTree, layout: Layout, rank: int) -> CallStackFile | None:
+    if layout.api is None:
+        return None
+    place = FilePlace(layout.rank_folder(rank), layout.api.stacks)
+    return CallStackFile(tree, place, layout.api.framework)
+
+
+def store_record(
+    parcel: ReceivedRecord, outlet: SessionStorage, originals: DuplicateIndex
+) -> RecordOutcome:
+    """Return what became of a tensor of the session that has this outlet."""
+    try:
+        data = load_elements(parcel.data)
+    except CorruptedError:
+        return make_drop_outcome(parcel.ticket, parcel.head, CORRUPTED)
+    record = examine_record(parcel, data, outlet.items, exact=outlet.layout.api is not None)
+    if is_corrupted(parcel, record):
+        return make_drop_outcome(parcel.ticket, parcel.head, CORRUPTED)
+    if outlet.joiner:
+        if parcel.head.kind.slot >= MAX_SLOTS:
+            return make_drop_outcome(parcel.ticket, parcel.head, "slot_too_high")
+        return outlet.writer.write(encode_bin(record, data, outlet.codec, outlet.layout))
+    return originals.once(
+        record,
+        f"{outlet.codec.name} {outlet.tree.kind}",
+        link=lambda original: outlet.writer.link(record, original),
+        write=lambda: outlet.writer.write(encode_npy(record, data, outlet.codec)),
+    )

@@ -1,0 +1,304 @@
+"""Tables of statistics: the form of a tensor's line in each tree and plan, and the tables
+themselves, to which committed rows are added in order and each once. It computes no statistics.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import dropwhile, groupby
+from typing import Protocol
+
+from rankdump._core.plan import UNNAMED_MODEL, DumpPlan
+from rankdump._core.record import TensorKey, TensorKind, TensorSide
+from rankdump._layout import api_files, api_tree, statistic_tables
+from rankdump._layout.api_tree import ApiPlace, parse_place
+from rankdump._layout.tree_layouts import Layout
+from rankdump._layout.tree_paths import STATISTIC_FILE, FilePlace, TreeContext
+from rankdumpd.agent.records import ExaminedRecord, StatisticTableRow
+from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
+
+_MAX_FOLDERS = 1024
+_MAX_PLACES = 1024
+
+
+class TableFormat(Protocol):
+    """The tables of one session."""
+
+    @property
+    def header(self) -> str:
+        """First line of a table; empty where it has none."""
+        ...
+
+    @property
+    def items(self) -> tuple[str, ...]:
+        """Figures of a line, by the names of `contract.statistics`."""
+        ...
+
+    def of_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow | None:
+        """Return the line of a tensor whose file stands there; None when it has none."""
+        ...
+
+    def of_row(
+        self, kind: TensorKind, timestamp_us: int, figures: str, iteration: int
+    ) -> StatisticTableRow:
+        """Return the line of a tensor of which only figures came, joined by commas."""
+        ...
+
+
+def make_table_format(plan: DumpPlan, layout: Layout, stand: TreeContext, rank: int) -> TableFormat:
+    """Return the tables that a plan asks for, whether or not it has figures."""
+    content = plan.content
+    if layout.api is not None:
+        table = FilePlace(layout.rank_folder(rank), layout.api.info)
+        return InfoFileFormat(content.statistics, layout.api, table)
+    about = _SessionFacts(rank, plan.output.net_name, layout, stand)
+    if content.tables == "operator":
+        return OperatorTableFormat(content.statistics, about)
+    return FolderTableFormat(
+        statistic_tables.select_table_items(content.statistics, stand.profile), about
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _SessionFacts:
+    """What all lines of a session have in common."""
+
+    rank: int
+    net_name: str
+    layout: Layout
+    stand: TreeContext
+
+    def model(self, kind: TensorKind) -> str:
+        """Return the name of a tensor's model."""
+        return self.net_name or kind.model or UNNAMED_MODEL
+
+
+@dataclass(frozen=True, slots=True)
+class FolderTableFormat:
+    """One `statistic.csv` in each folder."""
+
+    items: tuple[str, ...]
+    about: _SessionFacts
+    _tables: dict[tuple[str, int, int, bool], FilePlace] = field(
+        default_factory=dict[tuple[str, int, int, bool], FilePlace]
+    )
+
+    @property
+    def header(self) -> str:
+        """First line of a table."""
+        return statistic_tables.format_statistic_header(self.items)
+
+    def of_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow | None:
+        """Return the line of a tensor whose file stands there; None when it has none."""
+        if record.figures is None:
+            return None
+        text = statistic_tables.format_statistic_line(
+            record.head, record.figures, self.about.stand.profile
+        )
+        return StatisticTableRow(FilePlace(place.folder, STATISTIC_FILE), text)
+
+    def of_row(
+        self, kind: TensorKind, timestamp_us: int, figures: str, iteration: int
+    ) -> StatisticTableRow:
+        """Return the line of a tensor of which only figures came."""
+        about = self.about
+        text = statistic_tables.format_statistics_only_line(
+            kind,
+            timestamp_us,
+            figures,
+            about.stand.profile,
+            unknown_id=about.layout.unknown_id,
+        )
+        return StatisticTableRow(self._table(kind, iteration), text)
+
+    def _table(self, kind: TensorKind, iteration: int) -> FilePlace:
+        about = self.about
+        where = about.model(kind), kind.graph, iteration, kind.constant
+        table = self._tables.get(where)
+        if table is None:
+            folder = about.layout.folder_of(
+                about.stand,
+                rank=about.rank,
+                net_name=where[0],
+                graph=kind.graph,
+                iteration=iteration,
+                constant=kind.constant,
+            )
+            if len(self._tables) >= _MAX_FOLDERS:
+                self._tables.clear()
+            table = self._tables[where] = FilePlace(folder, STATISTIC_FILE)
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTableFormat:
+    """A table of each operator, in the place of its file."""
+
+    items: tuple[str, ...]
+    about: _SessionFacts
+
+    @property
+    def header(self) -> str:
+        """First line of a table."""
+        return statistic_tables.format_operator_header(self.items)
+
+    def of_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow | None:
+        """Return nothing: operators with a table have no file."""
+        return None
+
+    def of_row(
+        self, kind: TensorKind, timestamp_us: int, figures: str, iteration: int
+    ) -> StatisticTableRow:
+        """Return the line of a tensor of which only figures came."""
+        about = self.about
+        layout = about.layout
+        key = TensorKey(
+            rank=about.rank,
+            net_name=about.model(kind),
+            graph=kind.graph,
+            iteration=iteration,
+            timestamp_us=timestamp_us,
+            op_type=kind.op_type,
+            op_name=kind.op_name,
+            side=kind.side,
+            slot=kind.slot,
+            task=layout.unknown_id,
+            stream=layout.unknown_id,
+            constant=kind.constant,
+        )
+        table = layout.operator_place(key, about.stand, statistic_tables.OPERATOR_TABLE_SUFFIX)
+        text = statistic_tables.format_operator_line(
+            kind, layout.tensor_format(kind.shape), figures
+        )
+        return StatisticTableRow(table, text)
+
+
+@dataclass(frozen=True, slots=True)
+class InfoFileFormat:
+    """The info file of an api dump: one of each rank, and a line for every tensor."""
+
+    items: tuple[str, ...]
+    files: api_tree.ApiFileNames
+    table: FilePlace
+
+    @property
+    def header(self) -> str:
+        """Return nothing: it has no header."""
+        return ""
+
+    def of_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow:
+        """Return the line of a tensor with a file; one that has no figures has a line as well."""
+        return self._line(record.head.kind, record.head.iteration, record.figures or ())
+
+    def of_row(
+        self, kind: TensorKind, timestamp_us: int, figures: str, iteration: int
+    ) -> StatisticTableRow:
+        """Return the line of a tensor of which only figures came."""
+        values = tuple(figures.split(",")) if figures else ()
+        return self._line(kind, iteration, values)
+
+    def _line(self, kind: TensorKind, iteration: int, values: tuple[str, ...]) -> StatisticTableRow:
+        place = _find_place(kind.argument, kind.side, kind.slot)
+        text = api_files.format_info_line(
+            self.files,
+            name=api_tree.spell_api_tensor_name(kind.op_name, place),
+            step=iteration,
+            place=place,
+            dtype=kind.dtype,
+            shape=kind.shape,
+            figures=dict(zip(self.items, values, strict=False)),
+        )
+        return StatisticTableRow(self.table, text)
+
+
+@lru_cache(maxsize=_MAX_PLACES)
+def _find_place(argument: str, side: TensorSide, slot: int) -> ApiPlace:
+    return parse_place(argument) or ApiPlace(side, str(slot))
+
+
+_MAX_OPEN_TABLES = 256
+
+
+class StatisticTables:
+    """The tables of one session; not for several threads.
+
+    An earlier process may have written some of the rows already. A table that this one has not
+    touched yet is gone through for the first of its rows: what stands behind that may be those that
+    follow.
+    """
+
+    def __init__(
+        self, tree: DumpTree, names: MappingFiles, header: str, *, looks_back: bool = True
+    ) -> None:
+        """Without `looks_back` no row can be there: the session is a new one."""
+        self._tree, self._names, self._header = tree, names, header
+        self.looks_back = looks_back
+        """Whether rows may be there before they are added."""
+        self._open: dict[str, str] = {}
+        """Name of the file by the path that its rows say."""
+        self._there: dict[str, Counter[str]] = {}
+        """Lines by that path that may be rows which are yet to be added again."""
+
+    def look_back(self) -> None:
+        """Expect from now on that rows are there before they are added."""
+        self.looks_back = True
+        self._open.clear()
+        self._there.clear()
+
+    def add(self, rows: Iterable[StatisticTableRow]) -> list[str]:
+        """Append rows; return a sentence where they stand beside another job's table.
+
+        After an OSError the same rows may be added again: none will stand there twice.
+        """
+        pairs = [
+            (table.name, self._append(table, [row.text for row in some]))
+            for table, some in groupby(rows, key=lambda row: row.table)
+        ]
+        return [
+            f"{usual} of another job has other columns: rows stand in {name} beside it"
+            for usual, name in dict.fromkeys(pairs)
+            if name != usual
+        ]
+
+    def _append(self, table: FilePlace, lines: list[str]) -> str:
+        # Forgotten while it is written: what a failing disk leaves has to be read again.
+        name, head = self._open.pop(table.path, ""), list[str]()
+        there = self._there.pop(table.path, Counter[str]())
+        if not name:
+            self._names.note(table)
+            name, began, there = self._found(table, lines[0])
+            head = [self._header] if self._header and not began else []
+        new = [line for line in lines if not _take_line(there, line)] if there else lines
+        if head or new:
+            self._tree.append_lines(table.folder, name, (*head, *new))
+        if len(self._open) >= _MAX_OPEN_TABLES:
+            self._open.clear()
+            self._there.clear()
+        self._open[table.path] = name
+        if there:
+            self._there[table.path] = there
+        return name
+
+    def _found(self, table: FilePlace, first: str) -> tuple[str, bool, Counter[str]]:
+        """Return the file of these rows, whether it has any line, and those to check."""
+        name = table.name
+        began = next(self._tree.each_line(table.folder, name), None)
+        if self._header and began not in (None, self._header):
+            name = statistic_tables.make_second_table_name(self._header, name)
+            began = next(self._tree.each_line(table.folder, name), None)
+        there = Counter[str]()
+        if began is not None and self.looks_back:
+            lines = self._tree.each_line(table.folder, name)
+            there.update(dropwhile(lambda line: line != first, lines))
+        return name, began is not None, there
+
+
+def _take_line(there: Counter[str], line: str) -> bool:
+    """Return whether a line is there, and count it as found."""
+    if not there[line]:
+        return False
+    there[line] -= 1
+    return True

@@ -1,0 +1,117 @@
+"""Merged execution order of one iteration: its lines, its collectives and messages with all
+members, and the findings about it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rankdump._core.events import OPEN_END_POSITION, EventColumn, EventKind, Finding, ProcessGroup
+from rankdump._core.status import OrderEntry
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderedCalls:
+    """Collectives and messages of one iteration, in their order, with all who took part.
+
+    Element i of every column of `columns` describes call i; the members of call i are the
+    elements `bounds[i]` to `bounds[i + 1]` of every column of `members`.
+    """
+
+    columns: dict[str, EventColumn]
+    """graph, name, kind, group (index into the groups), sequence, start_us, end_us, and as its
+    first member has them element_count, dtype (index into the names), peer."""
+    bounds: EventColumn
+    members: dict[str, EventColumn]
+    """rank, start_us, end_us, position, end_position (OPEN for those that wait), stream,
+    stall_us, peer."""
+    missing: Mapping[int, tuple[int, ...]]
+    """Members that should have taken part and did not, by call; calls without any are absent."""
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def waiting(self, call: int) -> tuple[int, ...]:
+        """Return the ranks that have arrived at a call and wait in it."""
+        members = slice(*self.bounds[call : call + 2])
+        opened = self.members["end_position"][members] == OPEN_END_POSITION
+        return tuple(self.members["rank"][members][opened].tolist())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GlobalOrder:
+    """The merged order of one iteration; columns first, entries where they are written down."""
+
+    iteration: int
+    names: tuple[str, ...]
+    groups: tuple[ProcessGroup, ...]
+    columns: dict[str, EventColumn]
+    """One element per line: call (-1 for an operator), graph, name, rank, start_us, end_us,
+    stream, position (in the rank's program; of a call its first member's)."""
+    calls: OrderedCalls
+    findings: tuple[Finding, ...]
+    skews: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Microseconds added to the times of a clock, last of all, because its members left their
+    collectives so much before or after the others; clocks that needed nothing are absent."""
+
+    def __len__(self) -> int:
+        return len(self.columns["call"])
+
+    def entries(self, first_position: int = 0) -> Iterator[OrderEntry]:
+        """Yield the lines in order, their positions rising from the one given."""
+        columns = (self.columns[column].tolist() for column in _LINE_FIELDS)
+        lines: Iterable[tuple[int, ...]] = zip(*columns, strict=True)
+        for position, line in enumerate(lines, first_position):
+            call = line[0]
+            yield self._operator(position, line) if call < 0 else self.call_entry(position, call)
+
+    def _operator(self, position: int, line: tuple[int, ...]) -> OrderEntry:
+        _, graph, name, rank, start, end, stream, place = line
+        return OrderEntry(
+            position=position,
+            graph=graph,
+            iteration=self.iteration,
+            ranks=(rank,),
+            name=self.names[name],
+            kind=EventKind.OPERATOR,
+            start_us=start,
+            end_us=end,
+            rank_positions=(place,),
+            streams=(stream,),
+        )
+
+    def call_entry(self, position: int, call: int) -> OrderEntry:
+        """Return the line of one call, at that position."""
+        low, high = self.calls.bounds[call : call + 2]
+        members = self.calls.members
+        graph, name, kind, group, sequence, start, end, elements, dtype, peer = (
+            int(self.calls.columns[column][call]) for column in _CALL_FIELDS
+        )
+        return OrderEntry(
+            position=position,
+            graph=graph,
+            iteration=self.iteration,
+            ranks=tuple(members["rank"][low:high].tolist()),
+            name=self.names[name],
+            kind=EventKind(kind),
+            group=self.groups[group].name,
+            sequence=sequence,
+            start_us=start,
+            end_us=end,
+            missing=self.calls.missing.get(call, ()),
+            rank_positions=tuple(members["position"][low:high].tolist()),
+            streams=tuple(members["stream"][low:high].tolist()),
+            element_count=elements,
+            dtype=self.names[dtype],
+            peer=peer,
+        )
+
+
+_LINE_FIELDS = ("call", "graph", "name", "rank", "start_us", "end_us", "stream", "position")
+
+
+_CALL_FIELDS = (
+    *("graph", "name", "kind", "group", "sequence", "start_us", "end_us"),
+    *("element_count", "dtype", "peer"),
+)

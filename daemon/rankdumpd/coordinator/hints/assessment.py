@@ -1,0 +1,372 @@
+"""Assessment of a wait: its limit, the share it used, the spread to be expected by the last
+iteration, and the exact settings that make room for it. Pure.
+
+Every limit that would strike is raised to twice the need, rounded as the runtime rounds, and in
+the order that HCCL wants: event above execution, watchdog above execution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from rankdump._core.events import EventColumn, ProcessGroup
+from rankdump._core.selection import parse_iterations
+from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit
+from rankdumpd.coordinator.fleet_views import JobFacts
+from rankdumpd.coordinator.hints import timeout_limits
+from rankdumpd.coordinator.hints.rank_warnings import (
+    HALF_SHARE,
+    find_next_step,
+    format_percentage,
+    format_ranks,
+    format_wait,
+)
+from rankdumpd.coordinator.hints.spread_history import GroupSpreadHistory, HintState, WidestSpread
+from rankdumpd.coordinator.hints.timeout_limits import (
+    SECOND_US,
+    GroupScope,
+    ProcessGroupLimits,
+    WaitLimit,
+    collect_group_limits,
+)
+
+NO_LAST_ITERATION = -1
+_MIN_ITERATIONS = 5
+"""Iterations it takes before a rise is believed."""
+_MIN_SLOPE_ERRORS = 4.0
+"""A slope counts when it is that many times its own standard error."""
+_MIN_RISE_SHARE = 0.1
+"""And when it raised the spread by this part of its mean."""
+_MAX_ITERATION = (1 << 63) - 1
+"""What a signed number holds: an iteration beyond it is never reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadTrend:
+    """A straight line through the spreads of a group."""
+
+    slope_us: float
+    """Per iteration."""
+    start_us: float
+    """At iteration 0."""
+
+    def at(self, iteration: int) -> int:
+        """Return the spread expected in an iteration."""
+        return min(max(0, round(self.start_us + self.slope_us * iteration)), _MAX_ITERATION)
+
+    def reaches(self, spread_us: float) -> int:
+        """Return the first iteration with at least that spread."""
+        return max(0, int(np.ceil((spread_us - self.start_us) / self.slope_us)))
+
+
+def fit_spread_trend(history: Sequence[tuple[int, int]]) -> SpreadTrend | None:
+    """Return the line through the spreads of iterations; None unless they clearly rise."""
+    if len(history) < _MIN_ITERATIONS:
+        return None
+    iterations: EventColumn = np.array([iteration for iteration, _ in history], dtype="f8")
+    spreads: EventColumn = np.array([spread for _, spread in history], dtype="f8")
+    centred = iterations - iterations.mean()
+    square = float(centred @ centred)
+    if not square:
+        return None
+    slope = float(centred @ spreads) / square
+    start = float(spreads.mean()) - slope * float(iterations.mean())
+    left = spreads - (start + slope * iterations)
+    error = float(np.sqrt((left @ left) / (len(history) - 2) / square))
+    grown = slope * float(np.ptp(iterations))
+    if (
+        slope <= _MIN_SLOPE_ERRORS * error
+        or grown < _MIN_RISE_SHARE * float(spreads.mean())
+        or slope <= 0
+    ):
+        return None
+    return SpreadTrend(slope, start)
+
+
+def find_last_selected_iteration(selections: Iterable[str]) -> int:
+    """Return the last iteration that any of the plans selects; ENDLESS when that has no end."""
+    last = NO_LAST_ITERATION
+    for text in set(selections):
+        iterations = parse_iterations(text)
+        if iterations is None or iterations.spans is None:
+            return NO_LAST_ITERATION
+        last = max([last, *(high for _, high in iterations.spans)])
+    return last if last <= _MAX_ITERATION else NO_LAST_ITERATION
+
+
+_SAFETY_FACTOR = 2
+_MILLISECOND_SETTINGS = ("stream_sync_timeout", "event_sync_timeout")
+"""What TF counts in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsAdvice:
+    """Lines to set, and what they cannot do."""
+
+    settings: tuple[str, ...] = ()
+    remark: str = ""
+
+
+def advise_settings(
+    limits: ProcessGroupLimits, sequence: int, *, limit_us: int, expected_us: int
+) -> SettingsAdvice:
+    """Return what to set for a wait of that length, given the limit it comes near to."""
+    need_us = find_next_step(expected_us / limit_us) * limit_us
+    target_s = ceil(_SAFETY_FACTOR * need_us / SECOND_US)
+    raised = _RaisedLimits(limits, sequence, target_s)
+    return SettingsAdvice(tuple(raised.lines()), raised.remark)
+
+
+class _RaisedLimits:
+    """The limits of one group, raised to a target."""
+
+    def __init__(self, limits: ProcessGroupLimits, sequence: int, target_s: int) -> None:
+        self._target_s = target_s
+        self._settable = [each for each in limits.covering(sequence) if not each.derived]
+        self._by_name: dict[str, WaitLimit] = {}
+        for each in self._settable:
+            known = self._by_name.setdefault(each.limit.name, each)
+            if each.limit.limit_us < known.limit.limit_us:
+                self._by_name[each.limit.name] = each
+        self._aiv = limits.aiv
+        self._exec_s = self._execution()
+        self.remark = self._remark()
+
+    def lines(self) -> Iterator[str]:
+        if self._aiv and self._exec_s > timeout_limits.MAX_HCCL_AIV_S:
+            # The default of every device is another mode.
+            yield "unset HCCL_OP_EXPANSION_MODE"
+        if self._below(timeout_limits.HCCL_EXEC, self._exec_s):
+            yield f"export {timeout_limits.HCCL_EXEC}={self._exec_s}"
+        if self._below(timeout_limits.HCCL_SESSION_EXEC, self._exec_s):
+            yield f"NPURunConfig(..., {timeout_limits.HCCL_SESSION_EXEC}={self._exec_s})"
+        if self._low(timeout_limits.HCCL_EVENT, above_s=self._exec_s):
+            yield f"export {timeout_limits.HCCL_EVENT}={self._above_execution()}"
+        connect_s = min(self._target_s, timeout_limits.MAX_HCCL_CONNECT_S)
+        if self._below(timeout_limits.HCCL_CONNECT, connect_s):
+            yield f"export {timeout_limits.HCCL_CONNECT}={connect_s}"
+        for grade, call in _TIMEOUT_CALLS.items():
+            if self._low(grade.value, above_s=self._exec_s):
+                yield f"{call}(..., timeout=timedelta(seconds={self._above_execution()}))"
+        yield from self._others()
+
+    def _others(self) -> Iterator[str]:
+        known = {
+            timeout_limits.HCCL_EXEC,
+            timeout_limits.HCCL_SESSION_EXEC,
+            timeout_limits.HCCL_EVENT,
+            timeout_limits.HCCL_CONNECT,
+        }
+        known |= {grade.value for grade in GroupScope}
+        for name in self._by_name:
+            if name in known or not self._low(name, above_s=self._exec_s):
+                continue
+            seconds = self._above_execution()
+            if name in _MILLISECOND_SETTINGS:
+                yield f"NPURunConfig(..., {name}={seconds * 1000})"
+            else:
+                yield f"{name}={seconds}"
+
+    def _low(self, name: str, *, above_s: int = 0) -> bool:
+        """Return whether a limit would strike, or stands not above the one of execution."""
+        return self._below(name, max(self._target_s, above_s + bool(above_s)))
+
+    def _below(self, name: str, seconds: int) -> bool:
+        found = self._by_name.get(name)
+        return found is not None and found.limit.limit_us < seconds * SECOND_US
+
+    def _execution(self) -> int:
+        """Return the limit of execution in seconds, raised where it would strike; 0: none."""
+        for name in (timeout_limits.HCCL_EXEC, timeout_limits.HCCL_SESSION_EXEC):
+            if self._low(name):
+                if self._aiv and self._target_s <= timeout_limits.MAX_HCCL_AIV_S:
+                    return self._target_s
+                return min(
+                    ceil(self._target_s / timeout_limits.HCCL_STEP_S) * timeout_limits.HCCL_STEP_S,
+                    timeout_limits.MAX_HCCL_EXEC_S,
+                )
+            if name in self._by_name:
+                return self._by_name[name].limit.limit_us // SECOND_US
+        return 0
+
+    def _above_execution(self) -> int:
+        above_s = self._exec_s + timeout_limits.HCCL_EVENT_MARGIN_S if self._exec_s else 0
+        return max(self._target_s, above_s)
+
+    def _remark(self) -> str:
+        if (
+            self._low(timeout_limits.HCCL_EXEC) or self._low(timeout_limits.HCCL_SESSION_EXEC)
+        ) and self._target_s > timeout_limits.MAX_HCCL_EXEC_S:
+            return f"910 and 310P take no more than {timeout_limits.MAX_HCCL_EXEC_S} s"
+        if (
+            self._low(timeout_limits.HCCL_CONNECT)
+            and self._target_s > timeout_limits.MAX_HCCL_CONNECT_S
+        ):
+            return (
+                f"{timeout_limits.HCCL_CONNECT} takes no more than "
+                f"{timeout_limits.MAX_HCCL_CONNECT_S} s"
+            )
+        return ""
+
+
+_TIMEOUT_CALLS = {GroupScope.WORLD: "init_process_group", GroupScope.PART: "new_group"}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWait:
+    """A wait to be judged, and what to say of it before its share."""
+
+    group: ProcessGroup
+    widest: WidestSpread
+    told: str
+    waiting: bool = False
+    rise: SpreadTrend | None = None
+
+
+def build_hints(state: HintState, facts: JobFacts) -> tuple[TimeoutHint, ...]:
+    """Return a hint for every group of several members that was seen, the nearest first."""
+    hints: list[TimeoutHint] = []
+    for group, history in state.groups.items():
+        if len(group.ranks) == 1:
+            continue
+        limits = collect_group_limits(group, list_group_members(group, history), facts)
+        wait = _find_nearest_wait(group, history, limits)
+        if wait is not None:
+            hints.append(assess_wait(wait, limits, facts))
+    return tuple(sorted(hints, key=lambda hint: (-hint.share, -hint.spread_us)))
+
+
+def list_group_members(group: ProcessGroup, history: GroupSpreadHistory) -> tuple[int, ...]:
+    """Return the ranks of a group; of one that nobody declared those that were seen in it."""
+    if group.ranks:
+        return group.ranks
+    seen = [each for each in (history.first, history.widest) if each]
+    return tuple(sorted({rank for each in seen for rank in (each.first_rank, each.last_rank)}))
+
+
+def assess_wait(wait: GroupWait, limits: ProcessGroupLimits, facts: JobFacts) -> TimeoutHint:
+    """Return the hint of one wait."""
+    widest, limit = wait.widest, limits.budget(wait.widest.sequence)
+    last = find_last_selected_iteration(
+        each.selected for each in facts.sessions.values() if not each.excluded
+    )
+    expected = widest.spread_us
+    if wait.rise is not None and last != NO_LAST_ITERATION:
+        expected = max(expected, wait.rise.at(last))
+    level = _choose_level(limit, widest.spread_us, expected)
+    given = SettingsAdvice()
+    if limit is not None and level is not HintLevel.OK:
+        given = advise_settings(
+            limits, widest.sequence, limit_us=limit.limit_us, expected_us=expected
+        )
+    return TimeoutHint(
+        job_id=facts.job_id,
+        group=wait.group.name,
+        backend=limits.backend,
+        level=level,
+        waiting=wait.waiting,
+        kind=widest.kind,
+        name=widest.name,
+        iteration=widest.iteration,
+        sequence=widest.sequence,
+        first_rank=widest.first_rank,
+        last_rank=widest.last_rank,
+        spread_us=widest.spread_us,
+        dump_us=widest.dump_us,
+        limit=limit,
+        limits=limits.listed,
+        projected_us=expected,
+        projected_iteration=last,
+        settings=given.settings,
+        reason="; ".join(_clauses(wait, limit, level, (expected, last), given)),
+    )
+
+
+def _find_nearest_wait(
+    group: ProcessGroup, history: GroupSpreadHistory, limits: ProcessGroupLimits
+) -> GroupWait | None:
+    """Return the wait that used most of its budget: the widest, or the one of the first call."""
+    known = [each for each in (history.widest, history.first) if each is not None]
+    if not known:
+        return None
+    widest = max(known, key=lambda each: (_compute_share(each, limits), each.spread_us))
+    rise = fit_spread_trend(history.history) if widest is history.widest else None
+    return GroupWait(group, widest, _describe_wait(group, widest), rise=rise)
+
+
+def _compute_share(widest: WidestSpread, limits: ProcessGroupLimits) -> float:
+    limit = limits.budget(widest.sequence)
+    return widest.spread_us / limit.limit_us if limit else 0.0
+
+
+def _choose_level(limit: TimeoutLimit | None, spread_us: int, expected_us: int) -> HintLevel:
+    if limit is None:
+        return HintLevel.OK
+    if spread_us >= limit.limit_us:
+        return HintLevel.EXCEEDED
+    near = max(spread_us, expected_us) >= HALF_SHARE * limit.limit_us
+    return HintLevel.WARNING if near else HintLevel.OK
+
+
+def _describe_wait(group: ProcessGroup, widest: WidestSpread) -> str:
+    call = describe_hint_call(group.name, widest)
+    first, last, spread = widest.first_rank, widest.last_rank, format_wait(widest.spread_us)
+    if not widest.arrived:
+        return f"rank {first} waited {spread} for rank {last}, not known to have come, in {call}"
+    if not widest.spread_us:
+        return f"the members came to {call} at once"
+    return f"rank {last} came {spread} after rank {first} to {call}"
+
+
+def describe_hint_call(group: str, widest: WidestSpread) -> str:
+    """Return which call that is."""
+    where = f"number {widest.sequence} of group {group!r} in iteration {widest.iteration}"
+    return f"{widest.kind} {widest.name!r}, {where}"
+
+
+def _clauses(
+    wait: GroupWait,
+    limit: TimeoutLimit | None,
+    level: HintLevel,
+    expected: tuple[int, int],
+    given: SettingsAdvice,
+) -> Iterator[str]:
+    yield wait.told
+    spread_us, dump_us = wait.widest.spread_us, wait.widest.dump_us
+    if limit is None:
+        yield "no limit is known that would strike"
+    else:
+        share = format_percentage(spread_us / limit.limit_us)
+        holders = (
+            "" if set(limit.ranks) >= set(wait.group.ranks) else f" of {format_ranks(limit.ranks)}"
+        )
+        yield f"that is {share} of the {format_wait(limit.limit_us)} of {limit.name}{holders}"
+    if spread_us:
+        yield (
+            f"dumping caused {format_wait(dump_us)} of it"
+            if dump_us
+            else "dumping caused none of it"
+        )
+    if wait.rise is not None:
+        yield _describe_trend(wait.rise, limit, *expected)
+    if given.settings:
+        yield "the settings give twice what is to be expected"
+    if given.remark:
+        yield given.remark
+    if level is not HintLevel.OK and dump_us > spread_us / 2:
+        yield "dumping less shortens it: `saved_data` `statistic` or fewer `kernels`"
+
+
+def _describe_trend(
+    rise: SpreadTrend, limit: TimeoutLimit | None, expected_us: int, last: int
+) -> str:
+    if last != NO_LAST_ITERATION:
+        return f"it rises, to {format_wait(expected_us)} by iteration {last}"
+    if limit is None:
+        return "it rises"
+    half, whole = rise.reaches(HALF_SHARE * limit.limit_us), rise.reaches(limit.limit_us)
+    return f"it rises, to half of the limit by iteration {half} and all of it by iteration {whole}"

@@ -1,0 +1,289 @@
+"""Open waits: calls that have begun while a member has not come, and how long that is known for
+sure. Pure. That a rank has not come is claimed only as far as it has reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rankdump._core.events import (
+    OPEN_END_POSITION,
+    EventColumn,
+    EventColumns,
+    EventKind,
+    ProcessGroup,
+)
+from rankdump._core.timeouts import TimeoutHint
+from rankdumpd.coordinator.fleet_views import IterationView, JobFacts, RankCoverage
+from rankdumpd.coordinator.hints.assessment import GroupWait, assess_wait, describe_hint_call
+from rankdumpd.coordinator.hints.rank_warnings import format_wait
+from rankdumpd.coordinator.hints.spread_history import HintState, WidestSpread
+from rankdumpd.coordinator.hints.timeout_limits import collect_group_limits
+
+FRESH_REPORT_US = 10_000_000
+"""Who was heard of so lately is heard of as usual: agents report once a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitClaim:
+    """How long one rank is known to have kept a call waiting."""
+
+    rank: int
+    known_us: int
+    reason: str = ""
+    """Why it may be longer; empty when the rank is heard of as usual."""
+
+
+def estimate_wait(
+    rank: int, heard: RankCoverage | None, *, start_us: int, now_us: int
+) -> WaitClaim:
+    """Return how long a call that began at `start_us` is known to have waited for a rank."""
+    if heard is None:
+        return WaitClaim(rank, 0, f"nothing has been heard of rank {rank} so far")
+    known_us = max(0, min(now_us, heard.until_us) - start_us)
+    behind_us = now_us - heard.until_us
+    if behind_us <= FRESH_REPORT_US:
+        return WaitClaim(rank, known_us)
+    told = f"what rank {rank} did in the last {format_wait(behind_us)} is not known"
+    return WaitClaim(rank, known_us, f"{told}: {heard.agent}" if heard.agent else told)
+
+
+def select_surest_claim(claims: Sequence[WaitClaim], stuck: set[int]) -> WaitClaim:
+    """Return the claim that says most of a wait.
+
+    A rank that waits elsewhere itself is blamed only when no other is known to be as late.
+    """
+    longest_us = max(claim.known_us for claim in claims)
+    near = [claim for claim in claims if 2 * claim.known_us >= longest_us]
+    return min(near, key=lambda claim: (claim.rank in stuck, claim.rank))
+
+
+def estimate_waits(
+    ranks: Sequence[int], heard: Mapping[int, RankCoverage], *, start_us: int, now_us: int
+) -> list[WaitClaim]:
+    """Return the claim of each rank that has not come to a call."""
+    return [estimate_wait(r, heard.get(r), start_us=start_us, now_us=now_us) for r in ranks]
+
+
+_OTHER_END_KIND = {EventKind.SEND: EventKind.RECV, EventKind.RECV: EventKind.SEND}
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenCall:
+    """A call that has begun on a rank and is not complete."""
+
+    rank: int
+    position: int
+    kind: EventKind
+    name: str
+    group: ProcessGroup
+    sequence: int
+    peer: int
+    start_us: int
+    stall_us: int
+
+
+def find_open_waits(
+    view: IterationView, facts: JobFacts, now_us: int, state: HintState | None = None
+) -> tuple[TimeoutHint, ...]:
+    """Return a hint for every group whose members wait for another one now.
+
+    A wait is claimed only as far as the late rank was heard: it may have come since. The state
+    says how long dumping had held up ranks that made no call in this iteration yet.
+    """
+    ranks = {rank: _RankCalls(rank, batches) for rank, batches in view.events.items()}
+    calls = [call for rank in ranks.values() for call in rank.open_calls()]
+    stalls: Mapping[int, int] = state.stalls if state else {}
+    found: dict[ProcessGroup, TimeoutHint] = {}
+    stuck = {call.rank for call in calls}
+    for call in _select_earliest_calls(calls):
+        absent = _find_absent_ranks(call, ranks, view.excluded)
+        if not absent:
+            continue
+        claims = estimate_waits(absent, view.heard, start_us=call.start_us, now_us=now_us)
+        claim = select_surest_claim(claims, stuck)
+        wait = _build_wait(call, ranks, claim, (now_us, view.iteration), (stalls, view.stalls))
+        limits = collect_group_limits(
+            call.group, call.group.ranks or (call.rank, claim.rank), facts
+        )
+        hint = assess_wait(wait, limits, facts)
+        known = found.get(call.group)
+        if known is None or hint.share > known.share:
+            found[call.group] = hint
+    return tuple(found.values())
+
+
+def _select_earliest_calls(calls: Sequence[_OpenCall]) -> list[_OpenCall]:
+    """Return of each collective the member that came first, and every message."""
+    first: dict[object, _OpenCall] = {}
+    for call in sorted(calls, key=lambda call: (call.start_us, call.rank)):
+        ends = (call.rank, call.peer) if call.kind in _OTHER_END_KIND else None
+        first.setdefault((call.group, call.sequence, ends), call)
+    return list(first.values())
+
+
+def _find_absent_ranks(
+    call: _OpenCall, ranks: Mapping[int, _RankCalls], excluded: frozenset[int]
+) -> list[int]:
+    """Return who has not come to a call."""
+    if call.kind in _OTHER_END_KIND:
+        answer = int(_OTHER_END_KIND[call.kind])
+        others, kinds = [call.peer], (answer, answer)
+    else:
+        others = [rank for rank in call.group.ranks if rank != call.rank]
+        kinds = (int(EventKind.ALL_REDUCE), int(EventKind.BARRIER))
+    return [
+        rank
+        for rank in others
+        if rank >= 0
+        and rank not in excluded
+        and not (rank in ranks and ranks[rank].came_to(call, kinds))
+    ]
+
+
+def _build_wait(
+    call: _OpenCall,
+    ranks: Mapping[int, _RankCalls],
+    claim: WaitClaim,
+    now: tuple[int, int],
+    stalls: tuple[Mapping[int, int], Mapping[int, int]],
+) -> GroupWait:
+    """Return what a call has come to; the stalls are those at the last merged calls, and now."""
+    (now_us, iteration), (merged, newest) = now, stalls
+    last, spread = claim.rank, claim.known_us
+    own = ranks[call.rank].stall_before(call.position, merged)
+    before = merged.get(last, 0)
+    if last in ranks:
+        before = ranks[last].stall_before(float("inf"), merged)
+    at_last = newest.get(last, 0)
+    # A new session counts anew.
+    other = at_last - before if at_last >= before else at_last
+    # Dumping held up both: the part is what it held up the late one more.
+    dumped = other - max(0, call.stall_us - own)
+    widest = WidestSpread(
+        iteration=iteration,
+        sequence=min(call.sequence, OPEN_END_POSITION),
+        kind=call.kind.name.lower(),
+        name=call.name,
+        first_rank=call.rank,
+        last_rank=last,
+        spread_us=spread,
+        dump_us=min(max(0, dumped), spread),
+        arrived=False,
+    )
+    doing = ranks[last].doing(now_us) if last in ranks else "has reported nothing of this iteration"
+    told = _describe_open_wait(call, claim, describe_hint_call(call.group.name, widest))
+    return GroupWait(call.group, widest, f"{told}; rank {last} {doing}", waiting=True)
+
+
+def _describe_open_wait(call: _OpenCall, claim: WaitClaim, where: str) -> str:
+    """Say how long a call has waited for whom, or that this is not known."""
+    waited = f"rank {call.rank} has waited {format_wait(claim.known_us)}"
+    if not claim.reason:
+        return f"{waited} for rank {claim.rank} in {where}"
+    if claim.known_us:
+        return f"{waited} or more for rank {claim.rank} in {where}; {claim.reason}"
+    return f"rank {call.rank} is in {where}, and rank {claim.rank} may have come; {claim.reason}"
+
+
+class _RankCalls:
+    """The events of one rank."""
+
+    def __init__(self, rank: int, batches: Sequence[EventColumns]) -> None:
+        self._rank = rank
+        self._batches = batches
+        self._calls: dict[int, tuple[EventColumn, dict[str, int]]] = {}
+
+    def open_calls(self) -> Iterator[_OpenCall]:
+        """Yield what has begun and is not complete."""
+        pending: dict[int, tuple[EventColumns, int]] = {}
+        for batch in self._batches:
+            columns = batch.columns
+            for row in np.flatnonzero(columns["end_position"] == OPEN_END_POSITION).tolist():
+                if columns["kind"][row] != int(EventKind.OPERATOR):
+                    pending[int(columns["position"][row])] = (batch, row)
+        for position, (batch, row) in pending.items():
+            if not self._completed(position):
+                yield self._open_call(batch, row)
+
+    def _completed(self, position: int) -> bool:
+        """Return whether the call at a position was reported again, as complete."""
+        return any(
+            (
+                batch.columns["end_position"][batch.columns["position"] == position]
+                != OPEN_END_POSITION
+            ).any()
+            for batch in self._batches
+        )
+
+    def came_to(self, call: _OpenCall, kinds: tuple[int, int]) -> bool:
+        """Return whether this rank has begun its part of a call."""
+        # The newest first: who waits for long has its call at the end.
+        for at in reversed(range(len(self._batches))):
+            rows, places = self._indexed(at)
+            place = places.get(call.group.name)
+            if place is None:
+                continue
+            columns = self._batches[at].columns
+            fits = (columns["group"][rows] == place) & (columns["sequence"][rows] == call.sequence)
+            kind = columns["kind"][rows]
+            fits &= (kind >= kinds[0]) & (kind <= kinds[1])
+            if call.kind in _OTHER_END_KIND:
+                fits &= columns["peer"][rows] == call.rank
+            if fits.any():
+                return True
+        return False
+
+    def stall_before(self, position: float, stalls: Mapping[int, int]) -> int:
+        """Return the stall at the last call before a position; else at the last one merged."""
+        found = (-1, stalls.get(self._rank, 0))
+        for at, batch in enumerate(self._batches):
+            rows, _ = self._indexed(at)
+            positions = batch.columns["position"]
+            before = rows[positions[rows] < position]
+            if len(before):
+                row = before[positions[before].argmax()]
+                found = max(found, (int(positions[row]), int(batch.columns["stall_us"][row])))
+        return found[1]
+
+    def doing(self, now_us: int) -> str:
+        """Say what it completed last."""
+        ended, name = None, ""
+        for batch in self._batches:
+            if len(batch):
+                row = int(batch.columns["end_us"].argmax())
+                end = int(batch.columns["end_us"][row])
+                if ended is None or end > ended:
+                    ended, name = end, batch.names[int(batch.columns["name"][row])]
+        if ended is None:
+            return "has reported nothing of this iteration"
+        return f"was last heard of in {name!r}, {format_wait(max(0, now_us - ended))} ago"
+
+    def _indexed(self, at: int) -> tuple[EventColumn, dict[str, int]]:
+        """Return the rows of a batch that are calls, and the places of their groups' names."""
+        if at not in self._calls:
+            batch = self._batches[at]
+            rows = np.flatnonzero(batch.columns["kind"] != int(EventKind.OPERATOR))
+            used: set[int] = set(batch.columns["group"][rows].tolist())
+            self._calls[at] = rows, {batch.names[place]: place for place in used}
+        return self._calls[at]
+
+    def _open_call(self, batch: EventColumns, row: int) -> _OpenCall:
+        columns = {name: column[row] for name, column in batch.columns.items()}
+        group = batch.names[int(columns["group"])]
+        declared = (each for each in batch.groups if each.name == group)
+        members = next(declared, ProcessGroup(group, ()))
+        return _OpenCall(
+            rank=self._rank,
+            position=int(columns["position"]),
+            kind=EventKind(int(columns["kind"])),
+            name=batch.names[int(columns["name"])],
+            group=replace(members, ranks=tuple(sorted(set(members.ranks)))),
+            sequence=int(columns["sequence"]),
+            peer=int(columns["peer"]),
+            start_us=int(columns["start_us"]),
+            stall_us=int(columns["stall_us"]),
+        )

@@ -1,0 +1,125 @@
+"""Warnings that ranks print in their logs: a line for each hint that is no longer fine, and the
+wording of times, shares and ranks. Pure.
+
+The ranks of a host print every text once. So the text of a wait that grows stays the same until
+the next step of its share, whoever is known by then to have come before the late one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeAlias
+
+from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit
+
+_MAX_NAMED_RANKS = 4
+
+
+def format_wait(us: float) -> str:
+    """Return a time with the digits that matter: `2.5 ms`, `12.4 s`, `1836 s`."""
+    seconds = us / 1e6
+    if seconds >= 100 or seconds == int(seconds):
+        return f"{seconds:.0f} s"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{us / 1000:.0f} ms" if us >= 100_000 else f"{us / 1000:.3g} ms"
+
+
+def format_percentage(share: float) -> str:
+    """Return a part of a whole."""
+    return f"{share:.0%}".replace("%", " %")
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks by number, the first few of many."""
+    listed = ", ".join(map(str, ranks[:_MAX_NAMED_RANKS]))
+    more = len(ranks) - _MAX_NAMED_RANKS
+    who = "rank" if len(ranks) == 1 else "ranks"
+    return f"{who} {listed}" + (f" and {more} more" if more > 0 else "")
+
+
+HALF_SHARE = 0.5
+_SHARE_STEPS = (
+    *(tenth / 10 for tenth in range(10)),
+    *(1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0),
+    *(float(1 << power) for power in range(5, 64)),
+)
+
+
+def find_reached_step(share: float) -> float:
+    """Return the last step that a share has reached."""
+    return _SHARE_STEPS[bisect_right(_SHARE_STEPS, max(0.0, share)) - 1]
+
+
+def find_next_step(share: float) -> float:
+    """Return the next step above a share; it changes only when `find_reached_step` does."""
+    return _SHARE_STEPS[min(bisect_right(_SHARE_STEPS, max(0.0, share)), len(_SHARE_STEPS) - 1)]
+
+
+_MAX_WARNINGS = 8
+"""Of a job with thousands of groups only the nearest are said."""
+
+
+WarningKey: TypeAlias = tuple[str, str, int, float]
+"""Group, what becomes of it, late rank and step: what is said once."""
+_NO_WARNINGS: Mapping[WarningKey, str] = MappingProxyType({})
+
+
+def build_warnings(
+    hints: Iterable[TimeoutHint], said: Mapping[WarningKey, str] = _NO_WARNINGS
+) -> dict[WarningKey, str]:
+    """Return a line for each hint of a budget that is half used, or will be; nearest first.
+
+    What was said of a thing before stays as it was.
+    """
+    nearest = sorted(
+        hints, key=lambda hint: (-find_reached_step(hint.share), hint.job_id, hint.group)
+    )
+    found: dict[WarningKey, str] = {}
+    for hint in nearest:
+        if hint.level is not HintLevel.OK and hint.limit is not None and len(found) < _MAX_WARNINGS:
+            thing = _build_key(hint, hint.limit)
+            found[thing] = said.get(thing) or found.get(thing) or _format_warning(hint, hint.limit)
+    return found
+
+
+def _build_key(hint: TimeoutHint, limit: TimeoutLimit) -> WarningKey:
+    if hint.share < HALF_SHARE:
+        return (
+            hint.group,
+            "rises",
+            hint.last_rank,
+            find_reached_step(hint.projected_us / limit.limit_us),
+        )
+    what = "waits" if hint.waiting else "waited"
+    return hint.group, what, hint.last_rank, find_reached_step(hint.share)
+
+
+def _format_warning(hint: TimeoutHint, limit: TimeoutLimit) -> str:
+    budget = f"the {format_wait(limit.limit_us)} of {limit.name}"
+    settings = f"; set {' and '.join(hint.settings)}" if hint.settings else ""
+    return (
+        f"group {hint.group!r}: {_format_wait(hint, limit, budget)}; "
+        f"{_format_dump_part(hint)}{settings}"
+    )
+
+
+def _format_wait(hint: TimeoutHint, limit: TimeoutLimit, budget: str) -> str:
+    first, last = hint.first_rank, hint.last_rank
+    if hint.share < HALF_SHARE:
+        share = format_percentage(find_reached_step(hint.projected_us / limit.limit_us))
+        by = f"by iteration {hint.projected_iteration}"
+        return f"rank {last} is late, and the wait of the others rises to {share} of {budget} {by}"
+    step = find_reached_step(hint.share)
+    used = f"{format_wait(step * limit.limit_us)} or more, {format_percentage(step)} of {budget}"
+    if hint.waiting:
+        return f"rank {last} is late: rank {first} has waited {used}"
+    return f"rank {last} was late: rank {first} waited {used}"
+
+
+def _format_dump_part(hint: TimeoutHint) -> str:
+    if not hint.dump_us:
+        return "dumping causes none of it"
+    return f"dumping causes {'most' if hint.dump_us > hint.spread_us / 2 else 'a part'} of it"

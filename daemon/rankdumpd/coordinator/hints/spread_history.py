@@ -1,0 +1,373 @@
+"""Spread of arrivals at each call, dumping's part of it, and the history of both that a job keeps
+as hint state. Pure.
+
+The job is taken as a max-plus system: a rank goes on from a call when the last member has
+arrived. Beside the arrivals as they were runs the job as it would have been without dumping:
+there a rank arrives earlier by its delay, the sum of its own stalls and of the waits they
+caused, and leaves a call when the last member would have arrived.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from rankdump._core.events import OPEN_END_POSITION, EventKind, ProcessGroup
+from rankdump.errors import CorruptedError
+from rankdumpd.coordinator.execution_order import GlobalOrder
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpread:
+    """One call: who waited for whom, how long, and dumping's part of it."""
+
+    call: int
+    first_rank: int
+    last_rank: int
+    spread_us: int
+    dump_us: int
+    arrived: bool = True
+    """Whether the last one came at all."""
+
+
+@dataclass(slots=True)
+class RankTimeline:
+    """One rank: how far the walk is in it, and the delay that dumping has caused so far."""
+
+    stall_us: int = 0
+    """That of the call it started last."""
+    delay_us: int = 0
+    now_us: int = 0
+    """When it was last seen: it started a call, or went on from one."""
+    rows: Iterator[int] = field(default_factory=lambda: iter(()))
+    """Its calls to come as rows of the members, in the order it started them."""
+    completions: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    """Calls it has still to go on from: its position then, when the last member arrived, and when
+    that would have been."""
+
+    def start(self, start_us: int, stall_us: int) -> int:
+        """Start a call; return when that would have been without dumping."""
+        if stall_us < self.stall_us:
+            # A new session counts anew.
+            self.stall_us = self.delay_us = 0
+        self.delay_us += stall_us - self.stall_us
+        self.stall_us = stall_us
+        self.now_us = start_us
+        return start_us - self.delay_us
+
+    def go_on(self, position: int) -> None:
+        """Go on from all calls that were complete before that position."""
+        waits = self.completions
+        waits.sort(reverse=True)
+        while waits and waits[-1][0] < position:
+            _, complete_us, undumped_us = waits.pop()
+            now_us = max(self.now_us, complete_us)
+            self.delay_us = now_us - max(self.now_us - self.delay_us, undumped_us)
+            self.now_us = now_us
+
+
+def measure_call_spreads(
+    order: GlobalOrder, programs: dict[int, RankTimeline], stalls: Mapping[int, int]
+) -> Iterator[CallSpread]:
+    """Yield the spread of every call in its order, and carry on the programs of the ranks.
+
+    Of messages only the receiver waits: a receive has the spread to its send, a send none. Where
+    a member is missing, what the others are known to have waited for it counts, and what `stalls`
+    says of it: how long dumping had held it up when it was last heard.
+    """
+    walk = _SpreadWalk(order, programs, stalls)
+    for call in range(len(order.calls)):
+        yield walk.step(call)
+    for program in programs.values():
+        program.go_on(OPEN_END_POSITION)
+
+
+class _SpreadWalk:
+    """The state of one pass over the calls of an iteration."""
+
+    def __init__(
+        self, order: GlobalOrder, programs: dict[int, RankTimeline], stalls: Mapping[int, int]
+    ) -> None:
+        calls = order.calls
+        self._newest = stalls
+        self._calls = calls
+        self._bounds: list[int] = calls.bounds.tolist()
+        self._kinds: list[int] = calls.columns["kind"].tolist()
+        self._groups: list[int] = calls.columns["group"].tolist()
+        self._sequences: list[int] = calls.columns["sequence"].tolist()
+        members = calls.members
+        self._ranks: list[int] = members["rank"].tolist()
+        self._starts: list[int] = members["start_us"].tolist()
+        self._positions: list[int] = members["position"].tolist()
+        self._ends: list[int] = members["end_position"].tolist()
+        self._stalls: list[int] = members["stall_us"].tolist()
+        self._peers: list[int] = members["peer"].tolist()
+        self._undumped: list[int | None] = [None] * len(self._ranks)
+        """When each member would have arrived."""
+        self._sent: dict[tuple[int, int, int, int], tuple[int, int]] = {}
+        self._programs = programs
+        by_program = np.lexsort((members["position"], members["rank"])).tolist()
+        self._last_start: dict[int, int] = {}
+        for rank, grouped in groupby(by_program, key=self._ranks.__getitem__):
+            rows = list(grouped)
+            self._last_start[rank] = self._starts[rows[-1]]
+            programs.setdefault(rank, RankTimeline()).rows = iter(rows)
+
+    def step(self, call: int) -> CallSpread:
+        """Let the members of a call arrive, and go on from it."""
+        low, high = self._bounds[call], self._bounds[call + 1]
+        undumped = [self._arrive(row) for row in range(low, high)]
+        kind = self._kinds[call]
+        if kind == int(EventKind.SEND):
+            return self._send(call, low, undumped[0])
+        if kind == int(EventKind.RECV):
+            return self._receive(call, low, undumped[0])
+        starts = self._starts[low:high]
+        first, last = min(starts), max(starts)
+        undumped_last = max(undumped)
+        for row in range(low, high):
+            self._complete(row, last, undumped_last)
+        first_rank = self._ranks[low + starts.index(first)]
+        missing = self._calls.missing.get(call)
+        if missing:
+            waited = max(0, int(self._calls.columns["end_us"][call]) - first)
+            # Of several the one that came to nothing else for longest: others wait for it.
+            late = min(missing, key=lambda rank: (self._last_start.get(rank, 0), rank))
+            dumped = min(self._stalled_since(late), waited)
+            return CallSpread(call, first_rank, late, waited, dumped, arrived=False)
+        spread = last - first
+        last_rank = self._ranks[low + starts.index(last)]
+        dumped = spread - (undumped_last - min(undumped))
+        return CallSpread(call, first_rank, last_rank, spread, min(max(0, dumped), spread))
+
+    def _stalled_since(self, rank: int) -> int:
+        """Return how long dumping has held up a rank since its last call."""
+        newest, before = self._newest.get(rank, 0), 0
+        if rank in self._programs:
+            before = self._programs[rank].stall_us
+        return newest - before if newest >= before else newest
+
+    def _send(self, call: int, row: int, undumped: int) -> CallSpread:
+        rank, peer = self._ranks[row], self._peers[row]
+        key = (self._groups[call], rank, peer, self._sequences[call])
+        self._sent[key] = (self._starts[row], undumped)
+        return CallSpread(call, rank, rank, 0, 0)
+
+    def _receive(self, call: int, row: int, undumped: int) -> CallSpread:
+        rank, peer = self._ranks[row], self._peers[row]
+        arrival = self._starts[row]
+        key = (self._groups[call], peer, rank, self._sequences[call])
+        if key not in self._sent:
+            return CallSpread(call, rank, rank, 0, 0)
+        sent, undumped_sent = self._sent[key]
+        self._complete(row, max(arrival, sent), max(undumped, undumped_sent))
+        spread = max(0, sent - arrival)
+        dumped = spread - max(0, undumped_sent - undumped)
+        return CallSpread(call, rank, peer, spread, min(max(0, dumped), spread))
+
+    def _arrive(self, wanted: int) -> int:
+        """Return when a member would have arrived; earlier calls of its rank come first."""
+        found = self._undumped[wanted]
+        if found is not None:
+            return found
+        program = self._programs[self._ranks[wanted]]
+        for row in program.rows:
+            if program.completions:
+                program.go_on(self._positions[row])
+            found = self._undumped[row] = program.start(self._starts[row], self._stalls[row])
+            if row == wanted:
+                return found
+        raise AssertionError("a member is not in its own program")
+
+    def _complete(self, row: int, complete_us: int, undumped_us: int) -> None:
+        end, program = self._ends[row], self._programs[self._ranks[row]]
+        if end == self._positions[row] and not program.completions:
+            # It blocked: the rank left it together with the others.
+            program.now_us, program.delay_us = complete_us, complete_us - undumped_us
+        elif end < OPEN_END_POSITION:
+            program.completions.append((end, complete_us, undumped_us))
+
+
+MAX_SPREAD_HISTORY = 64
+MAX_HINT_GROUPS = 4096
+_STATE_VERSION = 1
+_MAX_SEQUENCE = (1 << 63) - 1
+"""Numbers of collectives are signed where they are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class WidestSpread:
+    """The widest spread of a group, and where that was."""
+
+    iteration: int
+    sequence: int
+    kind: str
+    name: str
+    first_rank: int
+    last_rank: int
+    spread_us: int
+    dump_us: int
+    arrived: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpreadHistory:
+    """One group so far."""
+
+    first: WidestSpread | None = None
+    """The first collective of all, in which the members connect: another limit covers it."""
+    widest: WidestSpread | None = None
+    """Of all that came after it."""
+    history: tuple[tuple[int, int], ...] = ()
+    """Iteration and its widest spread after the first collective; the newest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class HintState:
+    """All of a job."""
+
+    iteration: int = -1
+    """The last one merged."""
+    stalls: Mapping[int, int] = field(default_factory=dict[int, int])
+    """How long dumping had held each rank up when it started its last call."""
+    delays: Mapping[int, int] = field(default_factory=dict[int, int])
+    """How much later than without dumping each rank was after its last call."""
+    groups: Mapping[ProcessGroup, GroupSpreadHistory] = field(
+        default_factory=dict[ProcessGroup, GroupSpreadHistory]
+    )
+
+    def to_json(self) -> str:
+        """Return the state as one line of text."""
+        groups = [
+            {"name": group.name, "ranks": group.ranks, **asdict(history)}
+            for group, history in self.groups.items()
+        ]
+        whole = {
+            "version": _STATE_VERSION,
+            "iteration": self.iteration,
+            "ranks": [[rank, self.stalls[rank], self.delays.get(rank, 0)] for rank in self.stalls],
+            "groups": groups,
+        }
+        return json.dumps(whole, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> HintState:
+        """Read it back; DamagedError when it is something else."""
+        try:
+            whole: Any = json.loads(text)
+            if whole["version"] != _STATE_VERSION:
+                raise ValueError(f"version {whole['version']!r}")
+            ranks: list[list[int]] = whole["ranks"]
+            return HintState(
+                iteration=int(whole["iteration"]),
+                stalls={int(rank): int(stall) for rank, stall, _ in ranks},
+                delays={int(rank): int(delay) for rank, _, delay in ranks},
+                groups=dict(map(_parse_group, whole["groups"])),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise CorruptedError(f"not a state of hints: {error!r}") from None
+
+
+def update_hint_state(
+    state: HintState, order: GlobalOrder, stalls: Mapping[int, int] | None = None
+) -> HintState:
+    """Return the state after one more iteration; `stalls` are those that ranks said last."""
+    # Iterations between, which are not dumped, have levelled the ranks by their collectives.
+    follows = order.iteration - state.iteration in (0, 1)
+    delays: Mapping[int, int] = state.delays if follows else {}
+    programs = {
+        rank: RankTimeline(stall, delays.get(rank, 0)) for rank, stall in state.stalls.items()
+    }
+    groups = dict(state.groups)
+    for (group, first), spread in _widest_spreads(order, programs, stalls or {}).items():
+        history = groups.get(group, GroupSpreadHistory())
+        groups[group] = _add_spread(history, _describe_spread(order, spread), first=first)
+    return HintState(
+        iteration=order.iteration,
+        stalls={rank: program.stall_us for rank, program in programs.items()},
+        delays={rank: program.delay_us for rank, program in programs.items()},
+        groups=_limit_groups(groups),
+    )
+
+
+def _widest_spreads(
+    order: GlobalOrder, programs: dict[int, RankTimeline], stalls: Mapping[int, int]
+) -> dict[tuple[ProcessGroup, bool], CallSpread]:
+    """Return the widest spread of each group, its first collective apart."""
+    columns = order.calls.columns
+    groups: list[int] = columns["group"].tolist()
+    first: list[bool] = (
+        (columns["sequence"] == 0) & (columns["kind"] < _FIRST_MESSAGE_KIND)
+    ).tolist()
+    widest: dict[tuple[int, bool], CallSpread] = {}
+    for spread in measure_call_spreads(order, programs, stalls):
+        key = (groups[spread.call], first[spread.call])
+        known = widest.get(key)
+        if known is None or spread.spread_us > known.spread_us:
+            widest[key] = spread
+    return {(order.groups[group], start): spread for (group, start), spread in widest.items()}
+
+
+_FIRST_MESSAGE_KIND = int(EventKind.SEND)
+"""This and what is above it are messages."""
+
+
+def _describe_spread(order: GlobalOrder, spread: CallSpread) -> WidestSpread:
+    columns, call = order.calls.columns, spread.call
+    return WidestSpread(
+        iteration=order.iteration,
+        sequence=min(int(columns["sequence"][call]), _MAX_SEQUENCE),
+        kind=EventKind(int(columns["kind"][call])).name.lower(),
+        name=order.names[int(columns["name"][call])],
+        first_rank=spread.first_rank,
+        last_rank=spread.last_rank,
+        spread_us=spread.spread_us,
+        dump_us=spread.dump_us,
+        arrived=spread.arrived,
+    )
+
+
+def _add_spread(
+    history: GroupSpreadHistory, new: WidestSpread, *, first: bool
+) -> GroupSpreadHistory:
+    if first:
+        return replace(history, first=_select_wider(history.first, new))
+    earlier = tuple(point for point in history.history if point[0] != new.iteration)
+    points = (*earlier, (new.iteration, new.spread_us))[-MAX_SPREAD_HISTORY:]
+    return replace(history, widest=_select_wider(history.widest, new), history=points)
+
+
+def _select_wider(known: WidestSpread | None, new: WidestSpread) -> WidestSpread:
+    """Return the wider one; of equals the one known before."""
+    return new if known is None or new.spread_us > known.spread_us else known
+
+
+def _limit_groups(
+    groups: dict[ProcessGroup, GroupSpreadHistory],
+) -> dict[ProcessGroup, GroupSpreadHistory]:
+    """Return at most MAX_GROUPS of them: a job may make groups without end."""
+    if len(groups) <= MAX_HINT_GROUPS:
+        return groups
+    by_spread = sorted(groups.items(), key=lambda item: _max_spread_us(item[1]), reverse=True)
+    return dict(by_spread[:MAX_HINT_GROUPS])
+
+
+def _max_spread_us(history: GroupSpreadHistory) -> int:
+    return max(each.spread_us if each else 0 for each in (history.first, history.widest))
+
+
+def _parse_group(value: Any) -> tuple[ProcessGroup, GroupSpreadHistory]:
+    history = tuple((int(iteration), int(spread)) for iteration, spread in value["history"])
+    group = ProcessGroup(str(value["name"]), tuple(map(int, value["ranks"])))
+    return group, GroupSpreadHistory(
+        _parse_widest(value["first"]), _parse_widest(value["widest"]), history
+    )
+
+
+def _parse_widest(value: Any) -> WidestSpread | None:
+    return None if value is None else WidestSpread(**value)

@@ -1,0 +1,407 @@
+"""Timeout limits that hold for the members of a process group, and where each was read: torch,
+NCCL, and HCCL as its runtime rounds it. Pure.
+
+Sources: environment variables of CANN 8 (HCCL), of torch_npu and of torch's ProcessGroupNCCL.
+The class of an Ascend device is not known here: where classes differ the smaller value counts,
+and the source of the limit says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from rankdump._core.events import ProcessGroup
+from rankdump._core.status import SessionStatus
+from rankdump._core.timeouts import GroupTimeout, RankTimeouts, TimeoutLimit
+from rankdumpd.coordinator.fleet_views import JobFacts
+
+SECOND_US = 1_000_000
+UNLIMITED_TIMEOUT_S = 2147483647
+"""The largest limit that anything here takes."""
+_MAX_SHOWN_CHARACTERS = 40
+_TRUE_TEXTS = ("1", "y", "yes", "t", "true")
+_FALSE_TEXTS = ("0", "n", "no", "f", "false")
+
+
+class LimitCoverage(Enum):
+    """Which waits a limit strikes."""
+
+    WAITS = "waits"
+    FIRST = "first"
+    """Only in the first collective of a group, in which its members connect."""
+    NOTHING = "nothing"
+    """It is listed because it is in force, but strikes something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitLimit:
+    """A limit, and what has to be known to choose among several."""
+
+    limit: TimeoutLimit
+    covers: LimitCoverage = LimitCoverage.WAITS
+    derived: bool = False
+    """It follows from another limit when that one is set."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutSetting:
+    """A number of seconds, and where it was read."""
+
+    seconds: float
+    source: str
+
+
+def read_timeout_setting(
+    variables: Mapping[str, str],
+    name: str,
+    default: float,
+    *,
+    owner: str,
+    legal: tuple[float, float],
+    whole: bool = True,
+) -> TimeoutSetting:
+    """Return what a variable says; its default, and why, where it says nothing legal."""
+    usual = f"default of {owner}"
+    text = variables.get(name, "").strip()
+    if not text:
+        return TimeoutSetting(default, usual)
+    seconds = _parse_number(text, whole)
+    if seconds is None:
+        return TimeoutSetting(
+            default, f"{usual}: {text[:_MAX_SHOWN_CHARACTERS]!r} in the environment cannot be read"
+        )
+    low, high = legal
+    if not low <= seconds <= high:
+        allowed = f"{low:g} to {high:.0f}"
+        shown = f"{text[:_MAX_SHOWN_CHARACTERS]} in the environment is not allowed, only {allowed}"
+        return TimeoutSetting(default, f"{usual}: {shown}")
+    return TimeoutSetting(seconds, "environment")
+
+
+def read_declared_limit(limits: Mapping[str, float], name: str) -> float | None:
+    """Return the seconds a script declared; None where that is no number of seconds."""
+    seconds = limits.get(name, math.nan)
+    return min(seconds, UNLIMITED_TIMEOUT_S) if seconds >= 0 else None
+
+
+def read_count_variable(variables: Mapping[str, str], name: str, default: int) -> int:
+    """Return the whole number a variable says, or the default."""
+    number = _parse_number(variables.get(name, "").strip(), whole=True)
+    return default if number is None else int(number)
+
+
+def is_variable_on(variables: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """Return whether a variable switches something on, in torch's words for that."""
+    text = variables.get(name, "").strip().lower()
+    if text in _TRUE_TEXTS:
+        return True
+    return False if text in _FALSE_TEXTS else default
+
+
+def _parse_number(text: str, whole: bool) -> float | None:
+    try:
+        number = int(text) if whole else float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+HCCL_EXEC, HCCL_EVENT, HCCL_CONNECT = (
+    "HCCL_EXEC_TIMEOUT",
+    "HCCL_EVENT_TIMEOUT",
+    "HCCL_CONNECT_TIMEOUT",
+)
+HCCL_SESSION_EXEC = "hccl_timeout"
+"""What TF's session says instead of the environment."""
+HCCL_STEP_S = 68
+"""On 910 and 310P the runtime rounds down to multiples of this."""
+MAX_HCCL_EXEC_S = 17340
+"""What 910 and 310P take at most."""
+MAX_HCCL_AIV_S = 1091
+"""In AIV mode nothing above it works."""
+MAX_HCCL_CONNECT_S = 7200
+HCCL_EVENT_MARGIN_S = 30
+"""By how much torch_npu sets the event's limit above that of execution."""
+
+_DEFAULT_EXEC_S, _DEFAULT_EVENT_S, _DEFAULT_CONNECT_S = 1836, 1868, 120
+
+
+@dataclass(frozen=True, slots=True)
+class HcclExecLimit:
+    """How long HCCL waits for peers while it executes."""
+
+    name: str
+    read_s: float
+    """As it was set."""
+    limit_s: float
+    """As it is in force; 0: never strikes."""
+    source: str
+    aiv: bool
+
+
+def read_exec_limit(timeouts: RankTimeouts) -> HcclExecLimit:
+    """Return the limit of execution; what TF's session says overrides the environment."""
+    mode = timeouts.variables.get("HCCL_OP_EXPANSION_MODE", "").strip().upper()
+    name, read = HCCL_EXEC, _read_exec_setting(timeouts, aiv=mode == "AIV")
+    session_s = read_declared_limit(timeouts.limits, HCCL_SESSION_EXEC)
+    if session_s is not None:
+        name, read = HCCL_SESSION_EXEC, TimeoutSetting(session_s, "session")
+    if mode == "AIV":
+        most = 0 < read.seconds <= MAX_HCCL_AIV_S
+        limit_s = read.seconds if most else MAX_HCCL_AIV_S
+        source = f"{read.source}; in AIV mode {MAX_HCCL_AIV_S} s at most"
+        return HcclExecLimit(name, read.seconds, limit_s, source, aiv=True)
+    limit_s = _round_exec_limit(read.seconds)
+    source = read.source
+    if limit_s != read.seconds:
+        source += f" says {read.seconds:g} s; in force on 910 and 310P, other devices keep it"
+    return HcclExecLimit(name, read.seconds, limit_s, source, aiv=False)
+
+
+def list_hccl_limits(timeouts: RankTimeouts, *, torch: bool) -> list[WaitLimit]:
+    """Return the limits of HCCL itself for one rank."""
+    execution = read_exec_limit(timeouts)
+    limits = [WaitLimit(_build_limit(execution.name, execution.limit_s, execution.source))]
+    variables = timeouts.variables
+    if torch and not variables.get(HCCL_EVENT, "").strip():
+        event_s = execution.read_s + HCCL_EVENT_MARGIN_S if execution.read_s else 0
+        source = f"default of torch_npu: {HCCL_EXEC} + {HCCL_EVENT_MARGIN_S} s"
+        limits.append(WaitLimit(_build_limit(HCCL_EVENT, event_s, source), derived=True))
+    else:
+        legal = (0, UNLIMITED_TIMEOUT_S)
+        event = read_timeout_setting(
+            variables, HCCL_EVENT, _DEFAULT_EVENT_S, owner="CANN", legal=legal
+        )
+        limits.append(WaitLimit(_build_limit(HCCL_EVENT, event.seconds, event.source)))
+    legal = (_DEFAULT_CONNECT_S, MAX_HCCL_CONNECT_S)
+    connect = read_timeout_setting(
+        variables, HCCL_CONNECT, _DEFAULT_CONNECT_S, owner="CANN", legal=legal
+    )
+    source = f"{connect.source}; first collective of a group only"
+    limits.append(
+        WaitLimit(_build_limit(HCCL_CONNECT, connect.seconds, source), LimitCoverage.FIRST)
+    )
+    return limits
+
+
+def _read_exec_setting(timeouts: RankTimeouts, *, aiv: bool) -> TimeoutSetting:
+    default = MAX_HCCL_AIV_S if aiv else _DEFAULT_EXEC_S
+    legal = (0, UNLIMITED_TIMEOUT_S)
+    return read_timeout_setting(
+        timeouts.variables, HCCL_EXEC, default, owner="CANN", legal=legal, whole=not aiv
+    )
+
+
+def _round_exec_limit(seconds: float) -> float:
+    """Return what a 910 or 310P makes of it; other devices never make it less."""
+    if not seconds:
+        return 0
+    return max(HCCL_STEP_S, min(int(seconds), MAX_HCCL_EXEC_S) // HCCL_STEP_S * HCCL_STEP_S)
+
+
+def _build_limit(name: str, seconds: float, source: str) -> TimeoutLimit:
+    return TimeoutLimit(name, int(seconds * SECOND_US), source, ())
+
+
+_HALF_HOUR_S = 1800
+_NEVER = "never strikes: "
+
+
+class GroupScope(Enum):
+    """Whether a group has all ranks of its job: that decides how it is made."""
+
+    WORLD = "timeout of init_process_group"
+    PART = "timeout of new_group"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroupLimits:
+    """All limits that hold for members of one group."""
+
+    backend: str = ""
+    limits: tuple[WaitLimit, ...] = ()
+    aiv: bool = False
+    """A member has HCCL in AIV mode, where no limit above 1091 s works."""
+
+    @property
+    def listed(self) -> tuple[TimeoutLimit, ...]:
+        """Every limit, the tightest first; those that never strike last."""
+        found = (each.limit for each in self.limits)
+        return tuple(sorted(found, key=lambda limit: (not limit.limit_us, limit.limit_us)))
+
+    def covering(self, sequence: int) -> list[WaitLimit]:
+        """Return the limits that strike a wait in the collective of that number."""
+        first = sequence == 0
+        return [
+            each
+            for each in self.limits
+            if each.limit.limit_us
+            and (
+                each.covers is LimitCoverage.WAITS or (first and each.covers is LimitCoverage.FIRST)
+            )
+        ]
+
+    def budget(self, sequence: int) -> TimeoutLimit | None:
+        """Return the tightest limit that covers such a wait."""
+        covering = (each.limit for each in self.covering(sequence))
+        return min(covering, key=lambda limit: limit.limit_us, default=None)
+
+
+def collect_group_limits(
+    group: ProcessGroup, ranks: Iterable[int], facts: JobFacts
+) -> ProcessGroupLimits:
+    """Return what holds for a group, of which these ranks are known."""
+    known: dict[WaitLimit, list[int]] = {}
+    backend, aiv = "", False
+    for rank in ranks:
+        session, timeouts = facts.sessions.get(rank), facts.timeouts.get(rank, RankTimeouts())
+        if session is None and rank not in facts.timeouts:
+            continue
+        own = next((each for each in timeouts.groups if each.group == group.name), None)
+        backend = backend or (own.backend if own else _usual_backend(session))
+        grade = GroupScope.WORLD if _is_world(group, session) else GroupScope.PART
+        for limit in _rank_limits(timeouts, own, session, grade):
+            known.setdefault(limit, []).append(rank)
+        aiv = aiv or _is_aiv(timeouts)
+    limits = (
+        replace(each, limit=replace(each.limit, ranks=tuple(holders)))
+        for each, holders in known.items()
+    )
+    return ProcessGroupLimits(backend, tuple(limits), aiv and backend == "hccl")
+
+
+def _rank_limits(
+    timeouts: RankTimeouts,
+    own: GroupTimeout | None,
+    session: SessionStatus | None,
+    grade: GroupScope,
+) -> list[WaitLimit]:
+    backend = own.backend if own else _usual_backend(session)
+    torch = own is not None or (session is not None and session.framework.startswith("torch"))
+    limits: list[WaitLimit] = []
+    if backend == "hccl":
+        limits += list_hccl_limits(timeouts, torch=torch)
+    if torch and backend:
+        limits += _torch_limits(timeouts, backend, own, session, grade)
+    return limits + _session_limits(timeouts, backend)
+
+
+def _torch_limits(
+    timeouts: RankTimeouts,
+    backend: str,
+    own: GroupTimeout | None,
+    session: SessionStatus | None,
+    grade: GroupScope,
+) -> list[WaitLimit]:
+    source = "process group"
+    limit_us = own.timeout_us if own else 0
+    if not limit_us:
+        limit_us = _default_s(backend, session) * SECOND_US
+        source = "default of torch"
+    given = WaitLimit(TimeoutLimit(grade.value, limit_us, source, ()))
+    if backend == "nccl":
+        return [
+            _apply_error_handling(given, timeouts.variables),
+            _nccl_heartbeat(timeouts, session),
+        ]
+    if backend == "hccl":
+        return [_hccl_watchdog(given, timeouts), _hccl_heartbeat(timeouts)]
+    return [given]
+
+
+def _apply_error_handling(given: WaitLimit, variables: Mapping[str, str]) -> WaitLimit:
+    """Return the timeout of an nccl group: it strikes only where somebody looks at it."""
+    handling = read_count_variable(variables, "TORCH_NCCL_ASYNC_ERROR_HANDLING", 3)
+    if handling or is_variable_on(variables, "TORCH_NCCL_BLOCKING_WAIT", default=False):
+        return given
+    why = "TORCH_NCCL_ASYNC_ERROR_HANDLING is 0 and TORCH_NCCL_BLOCKING_WAIT is off"
+    return _mark_never_strikes(given, why)
+
+
+def _hccl_watchdog(given: WaitLimit, timeouts: RankTimeouts) -> WaitLimit:
+    variables = timeouts.variables
+    if is_variable_on(variables, "TORCH_HCCL_BLOCKING_WAIT", default=False):
+        return given
+    handling = read_count_variable(variables, "TORCH_HCCL_ASYNC_ERROR_HANDLING", 1)
+    if not handling:
+        return _mark_never_strikes(given, "TORCH_HCCL_ASYNC_ERROR_HANDLING is 0")
+    if handling != 1 or given.limit.limit_us != _HALF_HOUR_S * SECOND_US:
+        return given
+    # Left at its default, torch_npu moves its watchdog out of HCCL's way.
+    seconds = read_exec_limit(timeouts).read_s
+    if not seconds:
+        return replace(_mark_never_strikes(given, "HCCL_EXEC_TIMEOUT is 0"), derived=True)
+    source = "default of torch_npu: HCCL_EXEC_TIMEOUT + 1800 s"
+    limit_us = int((seconds + _HALF_HOUR_S) * SECOND_US)
+    return WaitLimit(TimeoutLimit(given.limit.name, limit_us, source, ()), derived=True)
+
+
+def _nccl_heartbeat(timeouts: RankTimeouts, session: SessionStatus | None) -> WaitLimit:
+    usual = 480 if _torch_version(session) >= (2, 5) else 600
+    monitored = is_variable_on(timeouts.variables, "TORCH_NCCL_ENABLE_MONITORING", default=True)
+    return _heartbeat(timeouts, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", usual, monitored)
+
+
+def _hccl_heartbeat(timeouts: RankTimeouts) -> WaitLimit:
+    monitored = is_variable_on(timeouts.variables, "TORCH_HCCL_ENABLE_MONITORING", default=False)
+    return _heartbeat(timeouts, "TORCH_HCCL_HEARTBEAT_TIMEOUT_SEC", 600, monitored)
+
+
+def _heartbeat(timeouts: RankTimeouts, name: str, usual_s: int, monitored: bool) -> WaitLimit:
+    read = read_timeout_setting(
+        timeouts.variables, name, usual_s, owner="torch", legal=(1, UNLIMITED_TIMEOUT_S)
+    )
+    source = f"{read.source}; strikes a watchdog that is stuck, not a late rank"
+    beat = WaitLimit(
+        TimeoutLimit(name, int(read.seconds * SECOND_US), source, ()), LimitCoverage.NOTHING
+    )
+    return beat if monitored else _mark_never_strikes(beat, "monitoring is off")
+
+
+def _session_limits(timeouts: RankTimeouts, backend: str) -> list[WaitLimit]:
+    """Return what scripts said of limits that no variable says; HCCL's own is read elsewhere."""
+    limits: list[WaitLimit] = []
+    for name in timeouts.limits:
+        seconds = read_declared_limit(timeouts.limits, name)
+        if seconds is None or (name == HCCL_SESSION_EXEC and backend == "hccl"):
+            continue
+        # An operator's own execution does not begin before all members are there.
+        covers = LimitCoverage.NOTHING if name == "op_execute_timeout" else LimitCoverage.WAITS
+        limit_us = int(seconds * SECOND_US)
+        limits.append(WaitLimit(TimeoutLimit(name, limit_us, "session", ()), covers))
+    return limits
+
+
+def _mark_never_strikes(limit: WaitLimit, why: str) -> WaitLimit:
+    source = f"{limit.limit.source}; {_NEVER}{why}"
+    return replace(limit, limit=replace(limit.limit, limit_us=0, source=source))
+
+
+def _usual_backend(session: SessionStatus | None) -> str:
+    if session is None:
+        return ""
+    torch = session.framework.startswith("torch")
+    return {"Ascend": "hccl", "GPU": "nccl", "CPU": "gloo" if torch else ""}.get(
+        session.device_target, ""
+    )
+
+
+def _default_s(backend: str, session: SessionStatus | None) -> int:
+    return 600 if backend == "nccl" and _torch_version(session) >= (2, 2) else _HALF_HOUR_S
+
+
+def _torch_version(session: SessionStatus | None) -> tuple[int, ...]:
+    version = session.framework.partition(" ")[2] if session else ""
+    parts = version.split(".")[:2]
+    return tuple(int(part) for part in parts if part.isdecimal()) or (2, 5)
+
+
+def _is_world(group: ProcessGroup, session: SessionStatus | None) -> bool:
+    return session is None or len(group.ranks) == session.world_size
+
+
+def _is_aiv(timeouts: RankTimeouts) -> bool:
+    return read_exec_limit(timeouts).aiv

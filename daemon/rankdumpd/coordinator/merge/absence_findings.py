@@ -1,0 +1,382 @@
+"""Findings about members that did not take part: lost events, missing members of collectives and
+messages, and circles of calls that wait for each other, with the wording of calls and ranks in
+findings. Pure. Where events were lost, no absence is claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankdump._core.events import EventColumn, EventKind, Finding, FindingKind, ProcessGroup
+from rankdumpd.coordinator.fleet_views import IterationView
+from rankdumpd.coordinator.merge.call_order import CallMatch, CallOrder, map_members_to_calls
+from rankdumpd.coordinator.merge.event_table import NEVER_ENDED, EventTable
+
+PositionRange = tuple[int, int]
+"""First and last of positions that follow each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventGaps:
+    """Positions of each rank's program whose events were lost."""
+
+    holes: Mapping[int, tuple[PositionRange, ...]]
+    """Of each rank that lost any, rising."""
+
+    def between(self, rank: int, low: int, high: int) -> bool:
+        """Return whether a rank lost anything between two of its positions."""
+        return any(first < high and last > low for first, last in self.holes.get(rank, ()))
+
+
+def is_unfinished(view: IterationView, rank: int) -> bool:
+    """Return whether a rank may still execute something of the iteration."""
+    if rank in view.spans:
+        return False
+    return view.provisional or rank in view.late or view.late_count > len(view.late)
+
+
+def find_event_gaps(table: EventTable, view: IterationView) -> EventGaps:
+    """Return what was lost of each rank.
+
+    A rank that has not said which positions belong to the iteration lost at least what lies
+    between its own; while it still runs, that is only under way.
+    """
+    holes: dict[int, tuple[PositionRange, ...]] = {}
+    for rank in sorted({*table.ranks, *view.spans}):
+        span = view.spans.get(rank, (0, 0))
+        if span != (0, 0) or (rank in table.ranks and not view.provisional):
+            positions = table["position"][table.ranks.get(rank, slice(0, 0))]
+            found = _find_holes(positions, span)
+            if found:
+                holes[rank] = found
+    return EventGaps(holes)
+
+
+def _find_holes(positions: EventColumn, span: PositionRange) -> tuple[PositionRange, ...]:
+    if span != (0, 0):
+        low = np.searchsorted(positions, np.array(span[0], positions.dtype), side="left")
+        high = np.searchsorted(positions, np.array(span[1], positions.dtype), side="right")
+        positions = positions[low:high]
+    if not len(positions):
+        return (span,) if span != (0, 0) and span[0] <= span[1] else ()
+    ends = (int(positions[0]), int(positions[-1]))
+    first, last = span if span != (0, 0) else ends
+    if last - first + 1 == len(positions):
+        return ()
+    before = np.flatnonzero(np.diff(positions) > 1)
+    lows, highs = positions[before].tolist(), positions[before + 1].tolist()
+    inner = [(low + 1, high - 1) for low, high in zip(lows, highs, strict=True)]
+    head = [(first, ends[0] - 1)] if first < ends[0] else []
+    tail = [(ends[1] + 1, last)] if last > ends[1] else []
+    return (*head, *inner, *tail)
+
+
+def build_gap_findings(gaps: EventGaps) -> Iterator[Finding]:
+    """Say once for each rank how many of its events were lost, and where."""
+    for rank, holes in gaps.holes.items():
+        count = sum(last - first + 1 for first, last in holes)
+        first, last = holes[0][0], holes[-1][1]
+        events = f"{count} events" if count != 1 else "1 event"
+        where = f"between positions {first} and {last}" if last > first else f"at position {first}"
+        holed = f", in {len(holes)} holes" if len(holes) > 1 else ""
+        yield Finding(
+            kind=FindingKind.GAP,
+            iteration=0,
+            text=f"{events} of rank {rank} {'was' if count == 1 else 'were'} lost "
+            f"{where} of its program{holed}: what is missing there is not known to be missing",
+            ranks=(rank,),
+            position=first,
+        )
+
+
+_MAX_SHOWN_RANKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CallDescription:
+    """What a call is, in words and as the fields of a finding."""
+
+    text: str
+    """With its number, its group and its ranks."""
+    group: ProcessGroup
+    sequence: int
+    name: str
+    position: int
+    """On the lowest rank that took part."""
+
+
+def describe_call(table: EventTable, match: CallMatch, call: int) -> CallDescription:
+    """Return what a call is."""
+    members = match.of(call)
+    fields = ("kind", "group", "sequence", "row", "rank", "peer", "position")
+    first = {field: int(table.members[field][members[0]]) for field in fields}
+    kind, group = EventKind(first["kind"]), table.groups[first["group"]]
+    rank, peer, number = first["rank"], first["peer"], first["sequence"]
+    name = table.name(first["row"])
+    if kind is EventKind.SEND:
+        whose = f" from rank {rank} to rank {peer}"
+    elif kind is EventKind.RECV:
+        whose = f" from rank {peer} on rank {rank}"
+    else:
+        whose = f" ({describe_ranks(group.ranks or table.members['rank'][members].tolist())})"
+    text = f"{kind.name.lower()} {name!r} number {number} of group {group.name!r}{whose}"
+    return CallDescription(text, group, number, name, first["position"])
+
+
+def describe_ranks(ranks: Sequence[int]) -> str:
+    """Return `rank 3` or `ranks 0 1 2`, long lists cut with their number."""
+    shown = " ".join(map(str, ranks[:_MAX_SHOWN_RANKS]))
+    more = f" and {len(ranks) - _MAX_SHOWN_RANKS} more" if len(ranks) > _MAX_SHOWN_RANKS else ""
+    return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
+
+
+def build_call_finding(
+    kind: FindingKind,
+    text: str,
+    call: CallDescription,
+    *,
+    ranks: tuple[int, ...],
+    last: tuple[str, int] | None = None,
+) -> Finding:
+    """Return a finding about a call; `last` is what the first of the ranks did before instead.
+
+    Which iteration it is, and whether that still runs, is put to it for all findings at once.
+    """
+    name, position = last or (call.name, call.position)
+    return Finding(
+        kind=kind,
+        iteration=0,
+        text=text,
+        ranks=ranks,
+        group=call.group.name,
+        sequence=call.sequence,
+        name=name,
+        position=position,
+    )
+
+
+MissingMembers = Mapping[int, tuple[int, ...]]
+"""The missing ranks of each call that misses any."""
+
+
+def find_waiting_ranks(table: EventTable, match: CallMatch) -> dict[int, int]:
+    """Return the call that each rank waits in: the last it started, and it is not complete."""
+    calls = map_members_to_calls(match)
+    waiting: dict[int, int] = {}
+    for rank, own in table.member_ranks.items():
+        last = own.stop - 1
+        if own.stop == own.start or table.members["end_position"][last] != NEVER_ENDED:
+            continue
+        if table.members["row"][last] == table.ranks[rank].stop - 1:
+            waiting[rank] = int(calls[last])
+    return waiting
+
+
+def find_standing_cycles(
+    missing: MissingMembers, waiting: Mapping[int, int]
+) -> list[tuple[int, ...]]:
+    """Return calls of which each misses a rank that waits in the next, the last in the first."""
+    after = {
+        call: {waiting[rank] for rank in ranks if rank in waiting}
+        for call, ranks in missing.items()
+        if call in waiting.values()
+    }
+    circles: list[tuple[int, ...]] = []
+    while _prune_dead_ends(after):
+        path: dict[int, None] = {}
+        call = min(after)
+        while call not in path:
+            path[call] = None
+            call = min(after[call])
+        way = list(path)
+        circles.append(tuple(way[way.index(call) :]))
+        for each in circles[-1]:
+            del after[each]
+    return circles
+
+
+def _prune_dead_ends(after: dict[int, set[int]]) -> bool:
+    """Take away all from which no way goes on; return whether anything is left."""
+    while True:
+        for followers in after.values():
+            followers.intersection_update(after)
+        ends = [call for call, followers in after.items() if not followers]
+        for call in ends:
+            del after[call]
+        if not ends:
+            return bool(after)
+
+
+def build_cycle_findings(
+    table: EventTable, match: CallMatch, sequence: CallOrder, standing: Sequence[tuple[int, ...]]
+) -> Iterator[Finding]:
+    """Say which calls form each circle: those that came to an end, and those still `standing`.
+
+    Of the former also which one the order puts first.
+    """
+    for cycle in sequence.cycles:
+        yield _build_cycle_finding(table, match, sequence, cycle, "by time goes first: ")
+    for cycle in standing:
+        yield _build_cycle_finding(
+            table, match, sequence, cycle, "nobody gets any further; the oldest is "
+        )
+
+
+def _build_cycle_finding(
+    table: EventTable, match: CallMatch, sequence: CallOrder, cycle: tuple[int, ...], oldest: str
+) -> Finding:
+    circle = "; then ".join(describe_call(table, match, call).text for call in (*cycle, cycle[0]))
+    first = describe_call(table, match, min(cycle, key=sequence.index.__getitem__))
+    members = [member for call in cycle for member in match.of(call)]
+    return build_call_finding(
+        FindingKind.CYCLE,
+        f"ranks wait for each other in a circle: {circle}; {oldest}{first.text}",
+        first,
+        ranks=tuple(sorted(set(table.members["rank"][members].tolist()))),
+    )
+
+
+_SILENT_RANK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CallAbsences:
+    """Who is missing, and what holds them up."""
+
+    missing: MissingMembers
+    waiting: Mapping[int, int]
+    """The call that a rank waits in."""
+    circles: Sequence[tuple[int, ...]]
+    """Calls that wait for each other and go on waiting."""
+
+    @staticmethod
+    def of(table: EventTable, match: CallMatch, missing: MissingMembers) -> CallAbsences:
+        """Return what holds the missing up."""
+        waiting = find_waiting_ranks(table, match)
+        return CallAbsences(missing, waiting, find_standing_cycles(missing, waiting))
+
+    def claims(self) -> Iterator[tuple[int, int]]:
+        """Yield each call with each rank that it misses, unless a circle already says so."""
+        circle_of = {call: circle for circle in self.circles for call in circle}
+        for call, ranks in self.missing.items():
+            for rank in ranks:
+                if call not in circle_of or self.waiting.get(rank) not in circle_of[call]:
+                    yield call, rank
+
+
+def find_missing_members(
+    table: EventTable,
+    match: CallMatch,
+    sequence: CallOrder,
+    gaps: EventGaps,
+    excluded: frozenset[int],
+) -> MissingMembers:
+    """Return the missing ranks of each call that misses any, in the order of the calls."""
+    group = table.members["group"][match.first]
+    sizes = np.array([len(set(each.ranks) - excluded) for each in table.groups], dtype="i8")
+    alone = ~match.collective & (match.send_of < 0)
+    alone[match.send_of[match.send_of >= 0]] = False
+    suspect = alone | (match.collective & (np.diff(match.bounds) != sizes[group]))
+    missing: dict[int, tuple[int, ...]] = {}
+    for call in sequence.order[suspect[sequence.order]].tolist():
+        members = match.of(call)
+        if alone[call]:
+            gone = {int(table.members["peer"][members[0]])}
+        else:
+            gone = set(table.groups[int(group[call])].ranks)
+            gone.difference_update(table.members["rank"][members].tolist())
+        known = [
+            rank for rank in gone - excluded if not _may_be_lost(table, gaps, rank, members[0])
+        ]
+        if known:
+            missing[call] = tuple(sorted(known))
+    return missing
+
+
+def _may_be_lost(table: EventTable, gaps: EventGaps, rank: int, member: int) -> bool:
+    """Return whether what a rank lost may be its part in the call of that member of another.
+
+    Numbers rise along a program: its part stands between the calls of its neighbouring numbers.
+    """
+    if rank not in gaps.holes:
+        return False
+    own = table.member_ranks.get(rank, slice(0, 0))
+    part = {field: table.members[field][own] for field in _MEMBER_FIELDS}
+    here = {field: int(table.members[field][member]) for field in _MEMBER_FIELDS}
+    same = part["group"] == here["group"]
+    if here["peer"] >= 0 and here["kind"] in _OTHER_END:
+        there = int(table.members["rank"][member])
+        same &= (part["kind"] == _OTHER_END[here["kind"]]) & (part["peer"] == there)
+    else:
+        same &= ~np.isin(part["kind"], list(_OTHER_END))
+    below = part["position"][same & (part["sequence"] < here["sequence"])]
+    above = part["position"][same & (part["sequence"] > here["sequence"])]
+    low = int(below.max()) if len(below) else -1
+    return gaps.between(rank, low, int(above.min()) if len(above) else NEVER_ENDED)
+
+
+_MEMBER_FIELDS = ("group", "sequence", "kind", "peer", "position")
+_OTHER_END = {
+    int(EventKind.SEND): int(EventKind.RECV),
+    int(EventKind.RECV): int(EventKind.SEND),
+}
+
+
+def build_absence_findings(
+    table: EventTable, match: CallMatch, absence: CallAbsences, view: IterationView
+) -> Iterator[Finding]:
+    """Say who is missing: once for each rank and group, with the first call and how many more."""
+    calls: dict[tuple[int, int, bool], list[int]] = {}
+    for call, rank in absence.claims():
+        group = int(table.members["group"][match.first[call]])
+        key = (rank, group, bool(match.collective[call]))
+        calls.setdefault(key if rank in table.ranks else (rank, _SILENT_RANK, True), []).append(
+            call
+        )
+    for (rank, group, collective), missed in calls.items():
+        words = describe_call(table, match, missed[0])
+        more = f" and {len(missed) - 1} more after it" if len(missed) > 1 else ""
+        if group == _SILENT_RANK:
+            far = " so far" if view.provisional else ""
+            text = f"rank {rank} reported nothing{far} but belongs to {words.text}{more}"
+            yield build_call_finding(FindingKind.SILENT_RANK, text, words, ranks=(rank,))
+        else:
+            last, did = _describe_last_operator(table, rank)
+            if rank in absence.waiting:
+                did += (
+                    f", and it waits in {describe_call(table, match, absence.waiting[rank]).text}"
+                )
+            kind, text = _describe_absence(
+                rank, words.text + more, collective=collective, view=view
+            )
+            yield build_call_finding(kind, f"{text}; {did}", words, ranks=(rank,), last=last)
+
+
+def _describe_absence(
+    rank: int, call: str, *, collective: bool, view: IterationView
+) -> tuple[FindingKind, str]:
+    """Say that a rank which executed other things is missing."""
+    if view.provisional:
+        arrived, end = "has not arrived so far at", "has no other end so far"
+    elif is_unfinished(view, rank):
+        # It was not waited for any longer: what came of it later nobody knows.
+        arrived, end = "had not arrived in time at", "had no other end in time"
+    else:
+        arrived, end = "never arrived at", "has no other end"
+    if collective:
+        return FindingKind.MISSING_MEMBER, f"rank {rank} {arrived} {call}"
+    return FindingKind.LONE_MESSAGE, f"{call} {end} on rank {rank}"
+
+
+def _describe_last_operator(table: EventTable, rank: int) -> tuple[tuple[str, int], str]:
+    """Return name and position of the last operator of a rank, and a sentence about it."""
+    span = table.ranks[rank]
+    operators: EventColumn = np.flatnonzero(table["kind"][span] == int(EventKind.OPERATOR))
+    if not len(operators):
+        return ("", -1), "it executed no operator"
+    row = span.start + int(operators[-1])
+    name, position = table.name(row), int(table["position"][row])
+    return (name, position), f"its last operator is {name!r} at position {position}"

@@ -1,0 +1,269 @@
+"""Order of the collectives and messages of an iteration: members are matched to calls, receives to
+sends, and calls are ordered by rule first and by time where they are free. Pure.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankdump._core.events import EventColumn, EventKind
+from rankdumpd.coordinator.merge.event_table import EventTable
+
+_COLLECTIVE, _SEND, _RECEIVE = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallMatch:
+    """Calls, numbered from 0: each is a collective with all its members, a send or a receive."""
+
+    members: EventColumn
+    """Members of the table, call by call, each call's in the order of their ranks."""
+    bounds: EventColumn
+    """The members of call i are the elements `bounds[i]` to `bounds[i + 1]`."""
+    send_of: EventColumn
+    """The send that a receive waits for; -1 for all other calls."""
+    collective: EventColumn
+    """Whether a call is a collective."""
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def first(self) -> EventColumn:
+        """Member of each call on the lowest rank that took part."""
+        return self.members[self.bounds[:-1]]
+
+    def of(self, call: int) -> list[int]:
+        """Return the members of one call."""
+        low, high = self.bounds[call : call + 2]
+        return self.members[low:high].tolist()
+
+
+def match_calls(table: EventTable) -> CallMatch:
+    """Return the calls of a table.
+
+    Members of a collective agree on group and sequence; the two ends of a message on group,
+    sender, receiver and sequence. A number that a rank repeats makes a call of its own.
+    """
+    kind, rank = table.members["kind"], table.members["rank"]
+    role = np.full(len(kind), _COLLECTIVE, "i1")
+    role[kind == int(EventKind.SEND)] = _SEND
+    role[kind == int(EventKind.RECV)] = _RECEIVE
+    peer = table.members["peer"].astype("i8")
+    sender = np.select([role == _SEND, role == _RECEIVE], [rank, peer], -1)
+    receiver = np.select([role == _SEND, role == _RECEIVE], [peer, rank], -1)
+    message = [table.members["group"], sender, receiver, table.members["sequence"]]
+
+    order = _sort_by_keys([*message, role])
+    turn = _number_runs(_mark_changes([key[order] for key in (*message, role, rank)]))
+    if turn.any():
+        turn = turn[np.argsort(order)]
+        order = _sort_by_keys([*message, turn, role])
+        turn = turn[order]
+    same_message = ~_mark_changes([*(key[order] for key in message), turn])
+    role = role[order]
+    starts = np.flatnonzero(~same_message | _mark_changes([role]))
+    bounds = np.append(starts, len(kind))
+    answers = (role[starts] == _RECEIVE) & same_message[starts]
+    send_of = np.where(answers, np.arange(len(starts)) - 1, -1)
+    return CallMatch(order, bounds, send_of, role[starts] == _COLLECTIVE)
+
+
+def _sort_by_keys(keys: list[EventColumn]) -> EventColumn:
+    """Return the stable order by those keys, the first one counting most."""
+    return np.lexsort(keys[::-1])
+
+
+def _mark_changes(keys: list[EventColumn]) -> EventColumn:
+    """Return whether an element differs from the one before; the first one does."""
+    changes = np.ones(len(keys[0]), dtype=bool)
+    if len(changes):
+        changes[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    return changes
+
+
+def _number_runs(changes: EventColumn) -> EventColumn:
+    """Number the elements of each run from 0."""
+    places = np.arange(len(changes))
+    return places - np.maximum.accumulate(np.where(changes, places, 0)) if len(changes) else places
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallOrder:
+    """The order of the calls."""
+
+    order: EventColumn
+    """Calls, first to last."""
+    index: EventColumn
+    """Place of each call in that order."""
+    time_us: EventColumn
+    """By place: the latest time among a call and all that must stand before it; never falls."""
+    cycles: tuple[tuple[int, ...], ...]
+    """Calls that wait for each other, each for the next and the last for the first; the order
+    lets the oldest of them go first."""
+
+
+def sequence_calls(table: EventTable, match: CallMatch) -> CallOrder:
+    """Return the order of the calls of a table."""
+    times = _compute_call_times(table, match)
+    first = match.first
+    keys = (times, table.members["rank"][first], table.members["position"][first])
+    by_age = np.lexsort((*keys[::-1],))
+    cycles: list[tuple[int, ...]] = []
+    if _keeps_rules(table, match, by_age):
+        # Always letting the oldest go that nothing holds up would give the same.
+        ordered = by_age
+    else:
+        lines = zip(*(key.tolist() for key in (*keys, np.arange(len(match)))), strict=True)
+        order, cycles = _CallSequencer(table, match, list(lines)).run()
+        ordered = np.array(order, dtype="i8")
+    # Whatever had to come first did, so the latest time so far is the latest of all before.
+    latest = np.maximum.accumulate(times[ordered])
+    return CallOrder(ordered, _invert_order(ordered), latest, tuple(cycles))
+
+
+def _invert_order(order: EventColumn) -> EventColumn:
+    places = np.empty(len(order), dtype="i8")
+    places[order] = np.arange(len(order))
+    return places
+
+
+def _compute_call_times(table: EventTable, match: CallMatch) -> EventColumn:
+    """Return for each call the start of the last event that a member began before its end."""
+    if not len(match):
+        return np.empty(0, dtype="i8")
+    ends, last = table.members["end_position"], np.empty(len(match.members), dtype="i8")
+    for rank, own in table.member_ranks.items():
+        rows = table.ranks[rank]
+        before = np.searchsorted(table["position"][rows], ends[own], side="right")
+        last[own] = rows.start + before - 1
+    return np.maximum.reduceat(table["time_us"][last[match.members]], match.bounds[:-1])
+
+
+def _keeps_rules(table: EventTable, match: CallMatch, order: EventColumn) -> bool:
+    """Return whether nothing in that order stands before what it must follow."""
+    place = _invert_order(order)
+    answers = np.flatnonzero(match.send_of >= 0)
+    if np.any(place[match.send_of[answers]] > place[answers]):
+        return False
+    place = place[map_members_to_calls(match)]
+    members = table.members
+    for own in table.member_ranks.values():
+        ends, positions, places = members["end_position"][own], members["position"][own], place[own]
+        by_end = np.argsort(ends, kind="stable")
+        before = np.searchsorted(ends[by_end], positions, side="left")
+        latest = np.maximum.accumulate(np.append(-1, places[by_end]))
+        if np.any(latest[before] > places):
+            return False
+    return True
+
+
+def map_members_to_calls(match: CallMatch) -> EventColumn:
+    """Return the call of each member of the table."""
+    calls = np.empty(len(match.members), dtype="i8")
+    calls[match.members] = np.repeat(np.arange(len(match)), np.diff(match.bounds))
+    return calls
+
+
+class _RankLane:
+    """The calls of one rank: which of them may go, given which are done."""
+
+    def __init__(self, calls: EventColumn, positions: EventColumn, ends: EventColumn) -> None:
+        by_end = np.argsort(ends, kind="stable")
+        self.calls: list[int] = calls.tolist()
+        self.by_end: list[int] = calls[by_end].tolist()
+        self.slots: list[int] = np.argsort(by_end).tolist()
+        # How many calls were complete before each one started: those have to be done first.
+        self.needs: list[int] = np.searchsorted(ends[by_end], positions, side="left").tolist()
+        self.done = bytearray(len(self.calls))
+        self.prefix = 0
+        self.following = 0
+
+    def released(self) -> Iterator[int]:
+        """Yield the calls that this rank holds up no longer."""
+        while self.prefix < len(self.done) and self.done[self.prefix]:
+            self.prefix += 1
+        while self.following < len(self.calls) and self.needs[self.following] <= self.prefix:
+            yield self.calls[self.following]
+            self.following += 1
+
+
+class _CallSequencer:
+    """Lets one call after the other go, the oldest first of those that nothing holds up."""
+
+    def __init__(
+        self, table: EventTable, match: CallMatch, keys: list[tuple[int, int, int, int]]
+    ) -> None:
+        self._keys = keys
+        self._send_of: list[int] = match.send_of.tolist()
+        self._receive_of = {send: call for call, send in enumerate(self._send_of) if send >= 0}
+        self._pending: list[int] = (np.diff(match.bounds) + (match.send_of >= 0)).tolist()
+        self._gone = bytearray(len(match))
+        self._heap: list[tuple[int, int, int, int]] = []
+        self._lanes, self._members = _build_lanes(table, match)
+
+    def run(self) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Return all calls in order, and the cycles that had to be broken."""
+        order: list[int] = []
+        cycles: list[tuple[int, ...]] = []
+        for lane in self._lanes:
+            self._release(lane.released())
+        while len(order) < len(self._keys):
+            if self._heap:
+                call = heapq.heappop(self._heap)[-1]
+            else:
+                cycles.append(self._cycle(self._gone.index(0)))
+                call = min(cycles[-1], key=self._keys.__getitem__)
+            order.append(call)
+            self._go(call)
+        return order, cycles
+
+    def _release(self, calls: Iterator[int]) -> None:
+        for call in calls:
+            self._pending[call] -= 1
+            if not self._pending[call] and not self._gone[call]:
+                heapq.heappush(self._heap, self._keys[call])
+
+    def _go(self, call: int) -> None:
+        self._gone[call] = True
+        for lane, place in self._members[call]:
+            lane.done[lane.slots[place]] = True
+            self._release(lane.released())
+        if call in self._receive_of:
+            self._release(iter((self._receive_of[call],)))
+
+    def _cycle(self, call: int) -> tuple[int, ...]:
+        """Follow what holds a call up until the way closes; return the circle, causes first."""
+        path: dict[int, None] = {}
+        while call not in path:
+            path[call] = None
+            call = self._holds_up(call)
+        circle = list(path)
+        return tuple(reversed(circle[circle.index(call) :]))
+
+    def _holds_up(self, call: int) -> int:
+        for lane, place in self._members[call]:
+            if place >= lane.following:
+                return lane.by_end[lane.prefix]
+        return self._send_of[call]
+
+
+def _build_lanes(
+    table: EventTable, match: CallMatch
+) -> tuple[list[_RankLane], list[list[tuple[_RankLane, int]]]]:
+    """Return the lane of every rank, and where in which lanes each call stands."""
+    calls = map_members_to_calls(match)
+    lanes: list[_RankLane] = []
+    members: list[list[tuple[_RankLane, int]]] = [[] for _ in range(len(match))]
+    for own in table.member_ranks.values():
+        lane = _RankLane(
+            calls[own], table.members["position"][own], table.members["end_position"][own]
+        )
+        for place, call in enumerate(lane.calls):
+            members[call].append((lane, place))
+        lanes.append(lane)
+    return lanes, members

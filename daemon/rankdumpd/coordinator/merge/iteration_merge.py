@@ -1,0 +1,287 @@
+"""Merge of one iteration: operators placed among the ordered calls, and all findings. Pure: no
+clock, no I/O.
+
+The order keeps what is known and guesses nothing else:
+
+1. the operators of a rank stand in the order in which they started;
+2. a collective or message stands after everything that its members started before it, and
+   before everything that they started after it was complete; what starts in between is free.
+   Of two collectives on one rank the first comes first only when it was complete before the
+   other started. Nothing has to stand after what is not complete;
+3. a send stands before its receive;
+4. what is still free goes by time: `start_us`, corrected as the exits from collectives say
+   (`clock_correction`), on each rank never falling. A collective counts as old as the last event
+   that a member started before it was complete.
+
+Rule 4 is exact: if the time of an entry is the latest among itself and all that must stand
+before it, the entries are sorted by that time; operators of one time by (rank, position).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rankdump._core.events import OPEN_END_POSITION, EventColumn, EventKind, Finding, FindingKind
+from rankdumpd.coordinator.execution_order import GlobalOrder, OrderedCalls
+from rankdumpd.coordinator.fleet_views import IterationView
+from rankdumpd.coordinator.merge.absence_findings import (
+    CallAbsences,
+    build_absence_findings,
+    build_cycle_findings,
+    build_gap_findings,
+    find_event_gaps,
+    find_missing_members,
+)
+from rankdumpd.coordinator.merge.call_order import (
+    CallMatch,
+    CallOrder,
+    map_members_to_calls,
+    match_calls,
+    sequence_calls,
+)
+from rankdumpd.coordinator.merge.clock_correction import correct_times, find_clock_corrections
+from rankdumpd.coordinator.merge.difference_findings import (
+    build_difference_findings,
+    build_program_findings,
+)
+from rankdumpd.coordinator.merge.event_table import NEVER_ENDED, EventTable, build_event_table
+
+_STRETCH_ELEMENTS = 1 << 17
+"""About how many elements are sorted at once: what they point to stays in the processor's cache,
+so an element costs the same however many runs there are."""
+_SAMPLES = 64
+"""How many elements of a stretch are looked at to find where it ends."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SortedRuns:
+    """Runs of keys that never fall, one after the other."""
+
+    keys: EventColumn
+    bounds: EventColumn
+    """Run i has the elements `bounds[i]` to `bounds[i + 1]`."""
+
+
+def merge_runs(runs: SortedRuns) -> Iterator[tuple[EventColumn, EventColumn, EventColumn]]:
+    """Yield all elements by their keys, of equal ones those of earlier runs first.
+
+    Each time the elements of a stretch, run by run; their order; and, in that order, which run
+    each is of.
+    """
+    cuts = _find_cuts(runs)
+    for low, high in itertools.pairwise(cuts):
+        lengths = high - low
+        starts = np.cumsum(lengths) - lengths
+        total = int(lengths.sum())
+        elements = np.repeat(low - starts, lengths) + np.arange(total)
+        order = _sort_stable(runs.keys[elements])
+        yield elements, order, np.repeat(np.arange(len(lengths)), lengths)[order]
+
+
+def _find_cuts(runs: SortedRuns) -> list[EventColumn]:
+    """Return where in each run the stretches begin, and where the last one ends."""
+    spacing = _STRETCH_ELEMENTS // _SAMPLES
+    samples = np.sort(runs.keys[::spacing])
+    pivots = samples[_SAMPLES::_SAMPLES]
+    cuts = np.empty((len(pivots) + 2, len(runs.bounds) - 1), "i8")
+    cuts[0], cuts[-1] = runs.bounds[:-1], runs.bounds[1:]
+    for run, (low, high) in enumerate(zip(runs.bounds[:-1], runs.bounds[1:], strict=True)):
+        cuts[1:-1, run] = low + np.searchsorted(runs.keys[low:high], pivots, side="left")
+    return list(cuts)
+
+
+def _sort_stable(keys: EventColumn) -> EventColumn:
+    """Return the stable order of some keys."""
+    if not len(keys):
+        return np.empty(0, "i8")
+    low, high = int(keys.min()), int(keys.max())
+    bits = (len(keys) - 1).bit_length()
+    if (high - low) >> (63 - bits):
+        return np.argsort(keys, kind="stable")
+    # Numbers are sorted faster than places, so each key carries its own; and the sort that is
+    # stable is the one that makes use of runs.
+    packed = ((keys - low) << bits) | np.arange(len(keys))
+    packed.sort(kind="stable")
+    return packed & ((1 << bits) - 1)
+
+
+_LINE_FIELDS = ("graph", "name", "start_us", "end_us", "stream", "position")
+_MAX_TIME_US = 1 << 62
+"""Times beyond it are one: there has to be room for the number of a call."""
+
+
+def place_operators(
+    table: EventTable, match: CallMatch, sequence: CallOrder
+) -> dict[str, EventColumn]:
+    """Return the columns of the merged order, one element per line."""
+    runs, row_of = _build_runs(table, match, sequence)
+    count = len(runs.keys)
+    columns = {field: np.empty(count, table[field].dtype) for field in _LINE_FIELDS}
+    columns |= {"call": np.empty(count, "i4"), "rank": np.empty(count, "u4")}
+    # The calls are the run before those of the ranks.
+    rank_of_run = np.array([0, *table.ranks], "u4")
+    rank_of_call = table.members["rank"][match.first[sequence.order]]
+    low = 0
+    for elements, order, run in merge_runs(runs):
+        lines = slice(low, low + len(elements))
+        rows = row_of[elements]
+        for field in _LINE_FIELDS:
+            # Read along the runs and sorted then: memory is not walked at random.
+            columns[field][lines] = table[field][rows][order]
+        element = elements[order]
+        called = np.flatnonzero(run == 0)
+        columns["call"][lines] = -1
+        columns["call"][lines][called] = element[called]
+        columns["rank"][lines] = rank_of_run[run]
+        columns["rank"][lines][called] = rank_of_call[element[called]]
+        low = lines.stop
+    return columns
+
+
+def _build_runs(
+    table: EventTable, match: CallMatch, sequence: CallOrder
+) -> tuple[SortedRuns, EventColumn]:
+    """Return what to sort, the calls before the operators of each rank; and the row of each.
+
+    The key is the time plus the number of calls that stand before. It sorts by that number and
+    then by time: what stands before a call is not younger than it, nor older what stands after.
+    """
+    height = len(match) + len(table["kind"]) - len(table.members["row"])
+    keys, row_of = np.empty(height, "i8"), np.empty(height, "i8")
+    bounds = [0, len(match)]
+    keys[: len(match)] = np.clip(sequence.time_us, -_MAX_TIME_US, _MAX_TIME_US) + np.arange(
+        1, len(match) + 1
+    )
+    row_of[: len(match)] = table.members["row"][match.first[sequence.order]]
+    index = sequence.index[map_members_to_calls(match)]
+    # Before the first call there is none, and after the last one nothing has to wait.
+    ages = np.concatenate(([np.iinfo("i8").min], sequence.time_us, [np.iinfo("i8").max]))
+    for rank, rows in table.ranks.items():
+        operators = np.flatnonzero(table["kind"][rows] == int(EventKind.OPERATOR))
+        before, time_us = _bound_rows(table, rank, index, ages)
+        run = slice(bounds[-1], bounds[-1] + len(operators))
+        np.clip(time_us, -_MAX_TIME_US, _MAX_TIME_US, out=time_us)
+        time_us += before
+        keys[run] = time_us[operators]
+        row_of[run] = operators + rows.start
+        bounds.append(run.stop)
+    return SortedRuns(keys, np.array(bounds)), row_of
+
+
+def _bound_rows(
+    table: EventTable, rank: int, index: EventColumn, ages: EventColumn
+) -> tuple[EventColumn, EventColumn]:
+    """Return for each row of a rank how many calls stand before it, and its time.
+
+    The last of them is the last call complete before it on its rank, or a later one that is
+    older by time: every call that the row must precede has at least the row's time.
+    """
+    rows, own = table.ranks[rank], table.member_ranks[rank]
+    ends = table.members["end_position"][own]
+    by_end = np.argsort(ends, kind="stable")
+    before = np.append(0, np.maximum.accumulate(index[own][by_end]) + 1)
+    position = table["position"][rows]
+    starts = np.searchsorted(position, ends[by_end], side="right")
+    lengths = np.diff(np.concatenate(([0], starts, [len(position)])))
+    time_us = np.maximum(table["time_us"][rows], np.repeat(ages[before], lengths))
+    young = np.flatnonzero(time_us > np.repeat(ages[before + 1], lengths))
+    before = np.repeat(before, lengths)
+    before[young] = np.searchsorted(ages[1:-1], time_us[young], side="left")
+    return before, time_us
+
+
+def collect_ordered_calls(
+    table: EventTable, match: CallMatch, sequence: CallOrder, missing: Mapping[int, tuple[int, ...]]
+) -> OrderedCalls:
+    """Return the calls and their members in the order found."""
+    sizes = np.diff(match.bounds)[sequence.order]
+    bounds = np.concatenate(([0], np.cumsum(sizes))).astype("i8")
+    starts = match.bounds[:-1][sequence.order]
+    members = match.members[np.repeat(starts - bounds[:-1], sizes) + np.arange(len(match.members))]
+    said = {field: column[members] for field, column in table.members.items()}
+    rows = said["row"]
+    said |= {
+        field: table[field][rows] for field in ("graph", "name", "start_us", "end_us", "stream")
+    }
+    said["end_position"][said["end_position"] == NEVER_ENDED] = OPEN_END_POSITION
+    first = bounds[:-1]
+    columns = {field: said[field][first] for field in _CALL_FIELDS}
+    some = bool(len(match))
+    for field, extreme in (("start_us", np.minimum), ("end_us", np.maximum)):
+        columns[field] = extreme.reduceat(said[field], first) if some else said[field]
+    return OrderedCalls(
+        columns=columns,
+        bounds=bounds,
+        members={field: said[field] for field in _MEMBER_FIELDS},
+        missing={int(sequence.index[call]): ranks for call, ranks in missing.items()},
+    )
+
+
+_CALL_FIELDS = ("graph", "name", "kind", "group", "sequence", "element_count", "dtype", "peer")
+_MEMBER_FIELDS = (
+    "rank",
+    "start_us",
+    "end_us",
+    "position",
+    "end_position",
+    "stream",
+    "stall_us",
+    "peer",
+)
+
+
+def merge_iteration(view: IterationView) -> GlobalOrder:
+    """Return the order of one iteration; members that the plan leaves out are not missed."""
+    table = build_event_table(view.events)
+    match = match_calls(table)
+    sequence = sequence_calls(table, match)
+    found = find_clock_corrections(table, match, sequence, view.clocks)
+    if found:
+        table = correct_times(table, match, sequence, found, view.clocks)
+        sequence = sequence_calls(table, match)
+    gaps = find_event_gaps(table, view)
+    missing = find_missing_members(table, match, sequence, gaps, view.excluded)
+    absence = CallAbsences.of(table, match, missing)
+    findings = (
+        *_build_conflict_findings(table),
+        *build_gap_findings(gaps),
+        *build_difference_findings(table, match, sequence),
+        *build_absence_findings(table, match, absence, view),
+        *build_cycle_findings(table, match, sequence, absence.circles),
+        *build_program_findings(table, gaps, view),
+    )
+    return GlobalOrder(
+        iteration=view.iteration,
+        names=table.names,
+        groups=table.groups,
+        columns=place_operators(table, match, sequence),
+        calls=collect_ordered_calls(table, match, sequence, missing),
+        findings=tuple(_add_iteration(finding, view) for finding in findings),
+        skews={clock: int(correction.levels[-1]) for clock, correction in found.items()},
+    )
+
+
+def _build_conflict_findings(table: EventTable) -> Iterator[Finding]:
+    for rank, positions in table.conflicts.items():
+        first, *others = positions
+        more = f" and at {len(others)} more" if others else ""
+        yield Finding(
+            kind=FindingKind.CONFLICT,
+            iteration=0,
+            text=f"rank {rank}: two different events at position {first}{more}",
+            ranks=(rank,),
+            position=first,
+        )
+
+
+def _add_iteration(finding: Finding, view: IterationView) -> Finding:
+    return replace(
+        finding,
+        iteration=view.iteration,
+        text=f"iteration {view.iteration}: {finding.text}",
+        provisional=view.provisional,
+    )

@@ -1,0 +1,369 @@
+"""Publisher of the merged order, iteration by iteration, which also reads it back; and the order
+folder of a job with its committed sizes.
+
+Every graph has a CSV file that grows, and for each iteration a Parquet table and a trace. The
+published offsets say how much of a growing file is committed; their owner keeps them. A
+committed line is never edited, and an iteration is written as a whole or not at all.
+
+Plain names belong to the first job that publishes into a tree, which `execution_order.job`
+names; another job has its tag in the names. Bytes behind the committed ones were torn by a
+crash. Without offsets (the state was lost) what is there is kept, but for the iteration that is
+about to be written: it was not committed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankdump._core import tree_root as trees
+from rankdump._core.events import Finding
+from rankdump._core.execution_order import (
+    FINDINGS_FILE,
+    GLOBAL_ORDER_FOLDER,
+    ORDER_HEADER,
+    ORDER_JOB_FILE,
+    add_job_tag,
+    format_finding_line,
+    make_job_tag,
+    make_order_file_name,
+    make_parquet_file_name,
+    make_trace_file_name,
+    parse_finding_line,
+    parse_order_file_name,
+    parse_order_line,
+)
+from rankdump._core.status import OrderEntry
+from rankdump.errors import CorruptedError, ExhaustedError, RejectedError, UnavailableError
+from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.fleet_views import PublishedOffsets
+from rankdumpd.coordinator.publish import tree_files
+from rankdumpd.coordinator.publish.order_lines import format_csv_lines, list_graphs
+from rankdumpd.coordinator.publish.order_trace import format_trace
+from rankdumpd.coordinator.publish.parquet_table import has_parquet, write_parquet_table
+from rankdumpd.coordinator.publish.tree_files import (
+    make_tree_folder,
+    open_without_links,
+    truncate_file,
+)
+from rankdumpd.server import state_files
+
+_logger = logging.getLogger(__name__)
+_HEADER = ORDER_HEADER.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class OrderFolder:
+    """Where a job's order is written, its files cut to what is committed."""
+
+    folder: Path
+    tag: str
+    sizes: dict[str, int]
+    position: int
+
+    def named(self, file_name: str) -> str:
+        """Return the name that one of this job's files has."""
+        return add_job_tag(file_name, self.tag)
+
+
+def open_order_folder(
+    job_id: str,
+    root: str,
+    book: PublishedOffsets | None,
+    *,
+    roots: Sequence[str] = (),
+    iteration: int = -1,
+) -> OrderFolder:
+    """Return the place of a job; DamagedError, RefusedError, UnavailableError, OSError say why not.
+
+    `roots` are the folders that trees may be in, any when there are none; `iteration` is the one
+    that is to be written, if any.
+    """
+    if not root:
+        raise UnavailableError(f"no report has named the tree of job {job_id!r}")
+    trees.check_root(root, roots, resolve=os.path.realpath)
+    folder = Path(root) / GLOBAL_ORDER_FOLDER
+    Path(root).mkdir(parents=True, exist_ok=True)
+    make_tree_folder(folder)
+    tag = "" if _claim_folder(folder / ORDER_JOB_FILE, job_id) == job_id else make_job_tag(job_id)
+    if book is None or book.root != root:
+        return _recover_folder(folder, tag, iteration, 0 if book is None else book.position)
+    sizes = {
+        name: size for name, size in book.sizes.items() if _has_committed_bytes(folder / name, size)
+    }
+    for name in _list_order_files(folder, tag):
+        size = sizes.get(name, 0)
+        if (folder / name).stat().st_size > size:
+            _logger.warning(
+                "%s: what stands behind %d bytes was not committed", folder / name, size
+            )
+            _check_order_file(folder / name)
+            truncate_file(folder / name, size)
+    return OrderFolder(folder, tag, sizes, book.position)
+
+
+def _claim_folder(path: Path, job_id: str) -> str:
+    """Return the job that the plain names belong to: this one, when it is the first."""
+    try:
+        with open(path, "x", encoding="utf-8", newline="", opener=open_without_links) as file:
+            file.write(job_id)
+        return job_id
+    except FileExistsError:
+        return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _list_order_files(folder: Path, tag: str) -> list[str]:
+    """Return the files of a job that are there and grow, in the order of their names."""
+    findings = add_job_tag(FINDINGS_FILE, tag)
+    names = sorted(path.name for path in folder.iterdir())
+    return [n for n in names if n == findings or (parse_order_file_name(n) or (0, None))[1] == tag]
+
+
+def _has_committed_bytes(path: Path, size_bytes: int) -> bool:
+    real = path.lstat().st_size if path.exists() else -1
+    if real < size_bytes:
+        _logger.warning("%s is gone or was cut: its file begins anew", path)
+    return real >= size_bytes
+
+
+def _check_order_file(path: Path) -> None:
+    """DamagedError when a file begins as none of ours does."""
+    with open(path, "rb", opener=open_without_links) as file:
+        head = file.readline()
+    if parse_order_file_name(path.name):
+        ours = _HEADER.startswith(head)
+    else:
+        ours = not head.endswith(b"\n") or head.startswith(b'{"kind"')
+    if not ours:
+        raise CorruptedError(f"{path} is not of an execution order: it begins with {head[:80]!r}")
+
+
+def _recover_folder(folder: Path, tag: str, iteration: int, position: int) -> OrderFolder:
+    """Return the place with what its files hold, torn lines and the iteration's cut off."""
+    sizes: dict[str, int] = {}
+    for name in _list_order_files(folder, tag):
+        _check_order_file(folder / name)
+        is_order = parse_order_file_name(name) is not None
+        number = _parse_order_line if is_order else _parse_finding_line
+        size, next_position = _measure_whole_lines(folder / name, number, iteration)
+        position = max(position, next_position)
+        if size > is_order * len(_HEADER):
+            sizes[name] = size
+        truncate_file(folder / name, sizes.get(name, 0))
+    if sizes:
+        _logger.warning("%s: the order that is there goes on at position %d", folder, position)
+    return OrderFolder(folder, tag, sizes, position)
+
+
+_LineNumbers = Callable[[bytes], tuple[int, int]]
+
+
+def _parse_order_line(line: bytes) -> tuple[int, int]:
+    """Return the iteration of a line, and the position that comes next."""
+    if line == _HEADER:
+        return -1, 0
+    position, iteration, _ = line.split(b",", 2)
+    return int(iteration), int(position) + 1
+
+
+def _parse_finding_line(line: bytes) -> tuple[int, int]:
+    return parse_finding_line(line.decode(errors="replace")).iteration, 0
+
+
+def _measure_whole_lines(path: Path, numbers: _LineNumbers, iteration: int) -> tuple[int, int]:
+    """Return the bytes before a torn last line and before a last iteration, and what is next."""
+    size_bytes = at = next_position = 0
+    for line in _iter_whole_lines(path):
+        try:
+            of, following = numbers(line)
+        except (ValueError, CorruptedError):
+            raise CorruptedError(f"{path}: {line[:80]!r} is no line of it") from None
+        at += len(line)
+        if of != iteration:
+            size_bytes, next_position = at, following
+    return size_bytes, next_position
+
+
+def _iter_whole_lines(path: Path) -> Iterator[bytes]:
+    with open(path, "rb", opener=open_without_links) as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line
+            else:
+                _logger.warning("%s: %d bytes of a torn last line are cut off", path, len(line))
+
+
+_WRITE_ERRORS = (OSError, CorruptedError, RejectedError, UnavailableError)
+
+
+class OrderPublisher:
+    """Appends to the files of every job; its owner calls from one thread at a time."""
+
+    def __init__(
+        self,
+        *,
+        table_events: int = 1_000_000_000,
+        trace_events: int = 1_000_000,
+        roots: Sequence[str] = (),
+    ) -> None:
+        """Take the largest number of events that an iteration with a table, with a trace has.
+
+        `roots` are the folders that trees may be in, any when there are none.
+        """
+        self._roots = roots
+        self._table_events = table_events
+        self._trace_events = trace_events
+        self._told: set[str] = set()
+
+    def append(
+        self, order: GlobalOrder, *, job_id: str, root: str, book: PublishedOffsets | None
+    ) -> tuple[PublishedOffsets | None, str]:
+        """Write an iteration, all of it or nothing.
+
+        Return the new book and no problem, or no book and why nothing was written; ExhaustedError
+        when the disk has no room or ails, and the same may succeed later.
+        """
+        try:
+            place = open_order_folder(
+                job_id, root, book, roots=self._roots, iteration=order.iteration
+            )
+            return self._written(place, order, job_id, root), ""
+        except _WRITE_ERRORS as error:
+            if state_files.is_transient(error):
+                raise ExhaustedError(f"{root}: {state_files.describe_error(error)}") from None
+            problem = f"{len(order)} entries could not be published: {error}"
+            about = {"job": job_id, "iteration": order.iteration, "root": root}
+            _logger.error("job %s, iteration %d: %s", job_id, order.iteration, problem, extra=about)
+            return None, f"iteration {order.iteration}: {problem}"
+
+    def _written(
+        self, place: OrderFolder, order: GlobalOrder, job_id: str, root: str
+    ) -> PublishedOffsets:
+        sizes = dict(place.sizes)
+        traced = self._is_traced(order, job_id)
+        tabled = _count_events(order) <= self._table_events and has_parquet()
+        with ExitStack() as undo:
+            for graph in list_graphs(order):
+                name = place.named(make_order_file_name(graph))
+                size = sizes.get(name, 0)
+                undo.callback(
+                    _undo_step,
+                    lambda at=place.folder / name, size=size: tree_files.truncate_file(at, size),
+                )
+                chunks = format_csv_lines(order, graph, place.position)
+                sizes[name] = _append_lines(place.folder / name, chunks, size)
+                _write_iteration_files(place, order, graph, undo, tabled=tabled, traced=traced)
+            undo.pop_all()
+        return PublishedOffsets(root, sizes, place.position + len(order))
+
+    def _is_traced(self, order: GlobalOrder, job_id: str) -> bool:
+        events = _count_events(order)
+        if events > self._trace_events and job_id not in self._told:
+            self._told.add(job_id)
+            text = "job %s: no trace of iterations with more than %d events, as %d has"
+            _logger.warning(text, job_id, self._trace_events, order.iteration)
+        return events <= self._trace_events
+
+
+def write_findings(
+    findings: Sequence[Finding],
+    *,
+    job_id: str,
+    root: str,
+    book: PublishedOffsets | None,
+    roots: Sequence[str] = (),
+) -> tuple[PublishedOffsets | None, str]:
+    """Write findings beside the order, all or none.
+
+    Return the new book and no problem, or the old book and why they could not be written;
+    ExhaustedError as `OrderPublisher.append` raises it.
+    """
+    if not findings:
+        return book, ""
+    try:
+        place = open_order_folder(job_id, root, book, roots=roots)
+        name = place.named(FINDINGS_FILE)
+        lines = (format_finding_line(finding).encode() for finding in findings)
+        size = tree_files.append_chunks(
+            place.folder / name, lines, size_bytes=place.sizes.get(name, 0)
+        )
+        return PublishedOffsets(root, place.sizes | {name: size}, place.position), ""
+    except _WRITE_ERRORS as error:
+        if state_files.is_transient(error):
+            raise ExhaustedError(f"{root}: {state_files.describe_error(error)}") from None
+        about = {"job": job_id, "root": root}
+        _logger.error("job %s: findings could not be published: %s", job_id, error, extra=about)
+        return book, f"{len(findings)} findings could not be published: {error}"
+
+
+def read_published_entries(
+    book: PublishedOffsets, graph: int | None = None
+) -> Iterator[OrderEntry]:
+    """Yield the committed entries in order, of one graph or of all."""
+    parts = [
+        _read_entries(Path(book.root) / GLOBAL_ORDER_FOLDER / name, size)
+        for name, size in book.sizes.items()
+        if (named := parse_order_file_name(name)) and graph in (None, named[0])
+    ]
+    return heapq.merge(*parts, key=lambda entry: entry.position)
+
+
+def _count_events(order: GlobalOrder) -> int:
+    return len(order) - len(order.calls) + len(order.calls.members["rank"])
+
+
+def _append_lines(path: Path, lines: Iterator[bytes], size_bytes: int) -> int:
+    def chunks() -> Iterator[bytes]:
+        if not size_bytes:
+            yield ORDER_HEADER.encode()
+        yield from lines
+
+    return tree_files.append_chunks(path, chunks(), size_bytes=size_bytes)
+
+
+def _write_iteration_files(
+    place: OrderFolder,
+    order: GlobalOrder,
+    graph: int,
+    undo: ExitStack,
+    *,
+    tabled: bool,
+    traced: bool,
+) -> None:
+    """Write what an iteration has to itself."""
+    if tabled:
+        folder = place.folder / place.named(make_order_file_name(graph, "parquet"))
+        path = folder / make_parquet_file_name(order.iteration)
+        tree_files.make_tree_folder(folder)
+        undo.callback(_undo_step, path.unlink)
+        write_parquet_table(path, order, graph, place.position)
+    if traced:
+        folder = place.folder / place.named(make_order_file_name(graph, "trace"))
+        path = folder / make_trace_file_name(order.iteration)
+        tree_files.make_tree_folder(folder)
+        undo.callback(_undo_step, path.unlink)
+        tree_files.write_whole_file(path, format_trace(order, graph, place.position))
+
+
+def _undo_step(step: Callable[[], None]) -> None:
+    # What cannot be undone now is undone before the next iteration: the book does not have it.
+    with suppress(OSError):
+        step()
+
+
+def _read_entries(path: Path, size_bytes: int) -> Iterator[OrderEntry]:
+    try:
+        with open(path, "rb", opener=tree_files.open_without_links) as file:
+            at = len(file.readline())
+            while at < size_bytes and (line := file.readline()):
+                at += len(line)
+                yield parse_order_line(line.decode(errors="replace"))
+    except OSError as error:
+        raise UnavailableError(f"execution order cannot be read: {error}") from None
+    except CorruptedError as error:
+        raise CorruptedError(f"{path}: {error}") from None

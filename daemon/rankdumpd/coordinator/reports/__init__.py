@@ -1,0 +1,1 @@
+"""Reports of agents, read from the wire and collected job by job."""

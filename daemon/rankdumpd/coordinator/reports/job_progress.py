@@ -1,0 +1,289 @@
+"""Progress of one job: the sessions, balances and timeouts of its ranks, which iterations are
+published, and what came too late for them. No I/O and no clock; the owner holds the lock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from rankdump._core.events import OPEN_END_POSITION, EventColumns, Finding, FindingKind
+from rankdump._core.status import IterationStatus, SessionState, SessionStatus
+from rankdump._core.timeouts import RankTimeouts
+from rankdumpd.coordinator.fleet_views import JobFacts, RankCoverage
+from rankdumpd.coordinator.state.state_rows import LateEventsRow, PublishedIterationRow, StateRow
+
+MAX_BALANCES = 20_000
+"""Balances of a job that are kept in memory to be shown; all of them stand in the state."""
+MAX_COMPLETE_BALANCES = 200_000
+"""Balances of iterations that are not published; those of ranks without events never are."""
+
+
+class RankRegistry:
+    """Sessions, balances and limits of all ranks of a job; the newest session speaks for a rank."""
+
+    def __init__(self) -> None:
+        self.world_size = 0
+        self.sessions: dict[str, SessionStatus] = {}
+        self.balances: dict[tuple[str, int], IterationStatus] = {}
+        self.forgotten_balances = 0
+        self.stalls: dict[int, int] = {}
+        """How long dumping had held each rank up, as its newest session said last."""
+        self.heard_us: dict[int, int] = {}
+        """Up to when all that each rank began has come."""
+        self._agents: dict[str, str] = {}
+        """The agent of each session."""
+        self._timeouts: dict[int, RankTimeouts] = {}
+        self._newest: dict[int, str] = {}
+        self._spoken: set[str] = set()
+        """Sessions that count: not those that are only remembered and will be said again."""
+        self._lives: dict[int, int] = {}
+        """Sessions that each rank has had."""
+        self._starts: dict[str, int] = {}
+        self._done: dict[int, dict[str, IterationStatus]] = {}
+        self._done_count = 0
+
+    def take_session(self, session: SessionStatus, agent_id: str = "") -> None:
+        """Take the state of a session of an agent."""
+        name = session.session_id
+        self.recall_session(session)
+        self._agents[name] = agent_id
+        if name in self._spoken:
+            return
+        self._spoken.add(name)
+        self._newest[session.rank] = name
+        self.world_size = session.world_size
+
+    def recall_session(self, session: SessionStatus) -> None:
+        """Remember a session that its agent will speak of again; until then it decides nothing."""
+        name, rank = session.session_id, session.rank
+        self.sessions[name] = session
+        if name not in self._starts:
+            self._starts[name] = self._lives.get(rank, 0)
+            self._lives[rank] = self._starts[name] + 1
+
+    def start_of(self, rank: int, session_id: str = "") -> int:
+        """Return how often a rank had started over before a session, or before its newest one."""
+        return self._starts.get(session_id or self._newest.get(rank, ""), 0)
+
+    def take_balance(self, status: IterationStatus, *, needed: bool) -> None:
+        """Take a balance; `needed` while its iteration is not published."""
+        self.recall_balance(status)
+        if needed and status.complete:
+            done = self._done.setdefault(status.iteration, {})
+            self._done_count += status.session_id not in done
+            done[status.session_id] = status
+            if self._done_count > MAX_COMPLETE_BALANCES:
+                self.published(next(iter(self._done)))
+
+    def recall_balance(self, status: IterationStatus) -> None:
+        """Remember a balance that its agent will say again; until then it decides nothing."""
+        self.balances[status.session_id, status.iteration] = status
+        if len(self.balances) > MAX_BALANCES:
+            del self.balances[next(iter(self.balances))]
+            self.forgotten_balances += 1
+
+    def take_timeouts(self, rank: int, timeouts: RankTimeouts) -> None:
+        """Take what a rank knows of its limits."""
+        self._timeouts[rank] = timeouts
+
+    def hear(self, rank: int, until_us: int) -> None:
+        """Note that all that a rank began before a time has come."""
+        self.heard_us[rank] = max(until_us, self.heard_us.get(rank, until_us))
+
+    def heard(self, agents: Mapping[str, str]) -> dict[int, RankCoverage]:
+        """Return how far each rank is known; `agents` says in words how each agent stands."""
+        heard = {
+            rank: RankCoverage(
+                until_us, agents.get(self._agents.get(self._newest.get(rank, ""), ""), "")
+            )
+            for rank, until_us in self.heard_us.items()
+        }
+        # Who said goodbye has nothing more to say.
+        over = (r for r, n in self._newest.items() if self.sessions[n].state is SessionState.CLOSED)
+        return heard | dict.fromkeys(over, RankCoverage(OPEN_END_POSITION))
+
+    def has_left(self, rank: int, session_id: str) -> bool:
+        """Return whether a rank has a newer session than that one."""
+        newest = self._newest.get(rank)
+        return bool(session_id and newest) and session_id != newest
+
+    def published(self, iteration: int) -> None:
+        """Forget who had finished an iteration: nobody asks again."""
+        self._done_count -= len(self._done.pop(iteration, {}))
+
+    def finished(self, iteration: int) -> set[int]:
+        """Return the ranks from which nothing more of an iteration is to be expected."""
+        done = self._done.get(iteration, {})
+        return {
+            rank
+            for rank, name in self._newest.items()
+            if rank < self.world_size and (name in done or self._is_over(name))
+        }
+
+    def all_declared(self, iteration: int) -> bool:
+        """Return whether every rank has said that it finished an iteration."""
+        return 0 < self.world_size <= len(self._done.get(iteration, {}))
+
+    def all_over(self) -> bool:
+        """Return whether there are sessions and none of them will send more."""
+        return bool(self._newest) and all(map(self._is_over, self._newest.values()))
+
+    def excluded(self) -> frozenset[int]:
+        """Return the ranks that the plan leaves out."""
+        return frozenset(r for r, name in self._newest.items() if self.sessions[name].excluded)
+
+    def spans(self, iteration: int) -> dict[int, tuple[int, int]]:
+        """Return first and last position of an iteration in each rank that said so."""
+        done = self._done.get(iteration, {})
+        found = ((rank, done.get(name)) for rank, name in self._newest.items())
+        return {
+            rank: (status.first_position, status.last_position)
+            for rank, status in found
+            if status is not None and (status.first_position or status.last_position)
+        }
+
+    def tells(self, session_id: str, agent_id: str) -> None:
+        """Note which agent speaks of a session."""
+        self._agents[session_id] = agent_id
+
+    def clocks(self, hosts: Mapping[str, tuple[str, str]]) -> dict[int, str]:
+        """Return the host of each rank, under a name that no other host has.
+
+        `hosts` has of each agent the name of its host, and what that is called among the others. A
+        rank with another name than its agent's host is in a container, or on another host.
+        """
+        found: dict[int, str] = {}
+        for rank, name in self._newest.items():
+            own = self.sessions[name].host
+            host, called = hosts.get(self._agents.get(name, ""), ("", ""))
+            found[rank] = own if not host else called if own == host else f"{own} at {called}"
+        return found
+
+    def facts(self, job_id: str) -> JobFacts:
+        """Return what hints need to know."""
+        sessions = {rank: self.sessions[name] for rank, name in self._newest.items()}
+        return JobFacts(job_id, dict(self._timeouts), sessions)
+
+    def _is_over(self, name: str) -> bool:
+        session = self.sessions[name]
+        return session.state is SessionState.CLOSED or bool(session.excluded)
+
+
+_LAST_POSITION = (1 << 63) - 1
+
+
+class PublishedIterations:
+    """Iterations of all runs of a job; the rows it hands to its owner are to be kept."""
+
+    def __init__(self, job_id: str, rows: dict[object, StateRow]) -> None:
+        self._job_id = job_id
+        self._changed = rows
+        # Of iterations that are begun and not ended: a crash must not leave a trace of them.
+        self._begun: dict[tuple[int, int], dict[object, StateRow]] = {}
+        self._rows: dict[int, dict[int, PublishedIterationRow]] = {}
+        """By iteration and run."""
+        self._late: dict[tuple[int, int, int], int] = {}
+        self._starts: dict[int, int] = {}
+        """Of ranks in the present run: how often they had started over."""
+        self.run = 0
+        """The present one; a rank that starts over begins a new one."""
+        self.iterations = 0
+        """Those whose order is in the tree."""
+        self.events = 0
+
+    def __contains__(self, iteration: int) -> bool:
+        """Return whether the present run has published an iteration."""
+        return self.run in self._rows.get(iteration, {})
+
+    def enter(self, rank: int, start: int) -> bool:
+        """Let a life of a rank be part of the present run; return whether a new one begins with
+        it, because an earlier life of that rank is part of it.
+        """
+        before = self._starts.get(rank)
+        if before is None:
+            before = self._recalled_start(rank, start)
+        begins = before < start
+        if begins:
+            self.run += 1
+            self._starts.clear()
+        self._starts[rank] = start if begins else before
+        return begins
+
+    def unknown(self, iteration: int, rank: int, start: int, part: EventColumns) -> EventColumns:
+        """Return what of a rank's life stands in no order, and was not counted as late before.
+
+        A rank's agent says again what its coordinator may have forgotten.
+        """
+        for row in self._rows.get(iteration, {}).values():
+            if not row.has(rank) or row.start_of(rank) != start:
+                continue
+            beyond = part.columns["position"] > row.positions.get(rank, _LAST_POSITION)
+            columns = {name: column[beyond] for name, column in part.columns.items()}
+            part = dataclasses.replace(part, columns=columns)
+        return part
+
+    def begin(self, row: PublishedIterationRow) -> None:
+        """From now on what comes of an iteration is late."""
+        self._keep(row)
+        self._begun[row.run, row.iteration] = {}
+
+    def end(self, run: int, iteration: int, *, written: bool) -> None:
+        """Count an iteration as published, or as lost."""
+        row = self._rows[iteration][run]
+        if not written:
+            row = dataclasses.replace(row, events=0)
+            self._keep(row)
+        self._count(row)
+        self._changed.update(self._begun.pop((run, iteration)))
+        self._changed["published", run, iteration] = row
+
+    def recall(self, row: PublishedIterationRow) -> None:
+        """Remember an iteration."""
+        self._keep(row)
+        self._count(row)
+        self.run = max(self.run, row.run)
+
+    def recall_late(self, row: LateEventsRow) -> None:
+        """Remember what came too late."""
+        self._late[row.run, row.iteration, row.rank] = row.events
+
+    def late(self, run: int, iteration: int, rank: int, start: int, part: EventColumns) -> None:
+        """Count events of a rank's life that came too late for the iteration of a run."""
+        changed = self._begun.get((run, iteration), self._changed)
+        row = self._rows.get(iteration, {}).get(run)
+        if row is not None and (not row.has(rank) or row.start_of(rank) == start):
+            reached = {**row.positions, rank: int(part.columns["position"].max())}
+            starts = {**row.starts, rank: start} if row.start_of(rank) != start else row.starts
+            row = dataclasses.replace(row, positions=reached, starts=starts)
+            self._keep(row)
+            changed["published", run, iteration] = row
+        key = run, iteration, rank
+        self._late[key] = self._late.get(key, 0) + len(part)
+        changed[("late", *key)] = LateEventsRow(self._job_id, *key, self._late[key])
+
+    def late_findings(self, most: int) -> Iterator[Finding]:
+        """Say what came too late."""
+        for (_, iteration, rank), count in list(self._late.items())[:most]:
+            text = (
+                f"iteration {iteration}: {count} events of rank {rank} came after it was "
+                "published and are not in the order"
+            )
+            yield Finding(FindingKind.LATE, iteration, text, ranks=(rank,))
+
+    def _keep(self, row: PublishedIterationRow) -> None:
+        self._rows.setdefault(row.iteration, {})[row.run] = row
+
+    def _recalled_start(self, rank: int, start: int) -> int:
+        """Return which life of a rank an earlier process has published in the present run, or
+        this one.
+        """
+        for runs in reversed(self._rows.values()):
+            row = runs.get(self.run)
+            if row is not None and row.has(rank):
+                return row.start_of(rank)
+        return start
+
+    def _count(self, row: PublishedIterationRow) -> None:
+        self.events += row.events
+        self.iterations += row.events > 0

@@ -1,0 +1,496 @@
+"""Store of everything that agents reported, job by job, which also says which iterations are ready
+to be merged and how far each agent may forget.
+
+The only mutable state of the coordinator; safe to use from several threads. It decides nothing
+but readiness, and the clock is an argument.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from rankdump._core.events import Finding
+from rankdump._core.status import AgentLoad, AgentStatus, ClockEstimate
+from rankdump._core.timeouts import TimeoutHint
+from rankdump.errors import ExhaustedError
+from rankdumpd.coordinator.fleet_views import (
+    AgentReport,
+    FleetView,
+    IterationView,
+    JobFacts,
+    PublicationResult,
+    PublishedOffsets,
+    ReportAnswer,
+)
+from rankdumpd.coordinator.reports.job import (
+    IterationParts,
+    PendingIteration,
+    ReportedJob,
+    build_iteration_view,
+    build_job_view,
+    list_job_findings,
+    split_by_iteration,
+)
+from rankdumpd.coordinator.reports.report_reader import ReportReader
+from rankdumpd.coordinator.state.state_rows import (
+    AgentRow,
+    BalanceRow,
+    FindingRow,
+    JobResultRow,
+    JobRow,
+    LateEventsRow,
+    PublishedIterationRow,
+    RankTimeoutsRow,
+    SessionStatusRow,
+    StateRow,
+)
+
+AGENT_SILENCE_TIMEOUT_S = 5.0
+"""Agents report once a second."""
+MAX_AGENTS = 1 << 14
+"""Each is remembered for days after it was heard last."""
+
+
+@dataclass(slots=True)
+class ReportingAgent:
+    """One of them."""
+
+    agent_id: str
+    heard_s: float
+    host: str = ""
+    host_id: str = ""
+    """Which host of that name."""
+    received: int = 0
+    acknowledged: int = 0
+    """Safe, and on disk."""
+    streams: int = 0
+    clock: ClockEstimate = field(default_factory=ClockEstimate)
+    load: AgentLoad = field(default_factory=AgentLoad)
+    held_events: int = 0
+    lost_events: int = 0
+    jobs: set[str] = field(default_factory=set[str])
+
+    def take(self, report: AgentReport, *, now_s: float) -> None:
+        """Take what a report says of its agent."""
+        self.heard_s = now_s
+        self.host, self.host_id = report.host or self.host, report.host_id or self.host_id
+        self.clock, self.load = report.clock, report.load
+        self.held_events, self.lost_events = report.held_events, report.lost_events
+
+    def first_number(self, report: AgentReport) -> int:
+        """Return the lowest number that an item of a report may have."""
+        return max(self.received + 1, report.sequence - report.items + 1)
+
+    def words(self, host: str, *, now_s: float) -> str:
+        """Say how far behind it is; `host` is what its host is called."""
+        silent_s, name = now_s - self.heard_s, f"the agent of {host or self.agent_id}"
+        if silent_s >= AGENT_SILENCE_TIMEOUT_S:
+            return f"{name} was last heard {silent_s:.0f} s ago"
+        held, queued = self.held_events, self.load.queued_records
+        return f"{name} has {held:,} events to report, and {queued:,} records under way"
+
+    def status(self, host: str, *, now_s: float) -> AgentStatus:
+        """Return how it stands; `host` is what its host is called."""
+        return AgentStatus(
+            agent_id=self.agent_id,
+            host=host,
+            heard_s=max(0.0, now_s - self.heard_s),
+            connected=self.streams > 0,
+            clock=self.clock,
+            held_events=self.held_events,
+            lost_events=self.lost_events,
+            load=self.load,
+        )
+
+
+class AgentRegistry:
+    """All that ever reported."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, ReportingAgent] = {}
+        self._rows: dict[str, tuple[str, int]] = {}
+
+    def of(self, agent_id: str, *, now_s: float) -> ReportingAgent:
+        """Return an agent, known or new; ExhaustedError when there are too many."""
+        if agent_id not in self.all and len(self.all) >= MAX_AGENTS:
+            raise ExhaustedError(f"{len(self.all)} agents are known, and no more are taken")
+        return self.all.setdefault(agent_id, ReportingAgent(agent_id, now_s))
+
+    def words(self, *, now_s: float) -> dict[str, str]:
+        """Return how each agent stands, in words."""
+        hosts = self.hosts()
+        return {name: a.words(hosts[name][1], now_s=now_s) for name, a in self.all.items()}
+
+    def hosts(self) -> dict[str, tuple[str, str]]:
+        """Return the name of the host of each agent, and what it is called among the others."""
+        return name_hosts({name: (agent.host, agent.host_id) for name, agent in self.all.items()})
+
+    def statuses(self, *, now_s: float) -> tuple[AgentStatus, ...]:
+        """Return how each agent stands."""
+        hosts = self.hosts()
+        return tuple(a.status(hosts[name][1], now_s=now_s) for name, a in self.all.items())
+
+    def restore(self, row: AgentRow, *, now_s: float, now_us: int) -> None:
+        """Remember an agent."""
+        heard_s = now_s - max(0, now_us - row.heard_us) / 1e6
+        known = row.acknowledged
+        agent = ReportingAgent(row.agent_id, heard_s, row.host, received=known, acknowledged=known)
+        self.all[row.agent_id] = agent
+        self._rows[row.agent_id] = row.host, row.acknowledged
+
+    def rows(
+        self, lowest: Iterable[Mapping[str, int]], *, now_s: float, now_us: int
+    ) -> list[AgentRow]:
+        """Return the agents of which more is safe than before.
+
+        `lowest` has, for each iteration that is not published, the first number of each agent.
+        """
+        safe = {name: agent.received for name, agent in self.all.items()}
+        for numbers in lowest:
+            for name, number in numbers.items():
+                if name in safe:
+                    safe[name] = min(safe[name], number - 1)
+        return [
+            AgentRow(name, agent.host, safe[name], now_us - int((now_s - agent.heard_s) * 1e6))
+            for name, agent in self.all.items()
+            if self._rows.get(name) != (agent.host, safe[name])
+        ]
+
+    def committed(self, row: AgentRow) -> None:
+        """Remember that a row is on disk."""
+        agent = self.all.get(row.agent_id)
+        if agent is not None:
+            agent.acknowledged = row.acknowledged
+            self._rows[row.agent_id] = row.host, row.acknowledged
+
+    def forget(self, *, before_s: float) -> list[str]:
+        """Forget those that were not heard since then, and name them."""
+        gone = [name for name, a in self.all.items() if a.heard_s < before_s and not a.streams]
+        for name in gone:
+            del self.all[name]
+            self._rows.pop(name, None)
+        return gone
+
+
+def name_hosts(hosts: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """Return the name of each host, and that name with its id where several hosts have it.
+
+    >>> called({"a": ("node", "1"), "b": ("node", "1"), "c": ("localhost", "1")})["b"]
+    ('node', 'node')
+    >>> called({"a": ("localhost", "1"), "b": ("localhost", "2")})["b"]
+    ('localhost', 'localhost (2)')
+    """
+    ids: defaultdict[str, set[str]] = defaultdict(set)
+    for host, host_id in hosts.values():
+        ids[host].add(host_id)
+    return {
+        agent: (host, f"{host} ({host_id or agent})" if len(ids[host]) > 1 else host)
+        for agent, (host, host_id) in hosts.items()
+    }
+
+
+def restore_rows(
+    rows: Iterable[StateRow],
+    jobs: dict[str, ReportedJob],
+    agents: AgentRegistry,
+    *,
+    now_s: float,
+    now_us: int,
+) -> None:
+    """Fill jobs and agents; agents come first among the rows, published iterations before balances.
+
+    What an agent was not told to forget it will say again, after the events that came before it;
+    until then it must not make an iteration look complete.
+    """
+    acknowledged: dict[str, int] = {}
+    for row in rows:
+        if isinstance(row, AgentRow):
+            agents.restore(row, now_s=now_s, now_us=now_us)
+            acknowledged[row.agent_id] = row.acknowledged
+        elif isinstance(row, JobRow):
+            job = jobs[row.job_id] = ReportedJob(row.job_id, now_s=now_s)
+            job.first_s = now_s - (now_us - row.first_us) / 1e6
+            job.heard_s = now_s - max(0, now_us - row.heard_us) / 1e6
+            job.roots = dict.fromkeys(row.roots)
+        elif isinstance(row, SessionStatusRow | BalanceRow):
+            known = acknowledged.get(row.agent_id, 0)
+            _recall_status(row, jobs[row.status.job_id], acknowledged=known)
+            if row.sequence <= known and row.agent_id in agents.all:
+                agents.all[row.agent_id].jobs.add(row.status.job_id)
+        else:
+            _recall_part(row, jobs)
+
+
+def _recall_status(
+    row: SessionStatusRow | BalanceRow, job: ReportedJob, *, acknowledged: int
+) -> None:
+    if isinstance(row, SessionStatusRow):
+        job.recall_session(row, acknowledged=acknowledged)
+    elif row.sequence > acknowledged:
+        job.ranks.recall_balance(row.status)
+    else:
+        job.ranks.take_balance(row.status, needed=job.needs(row.status.iteration))
+
+
+def _recall_part(row: StateRow, jobs: Mapping[str, ReportedJob]) -> None:
+    if isinstance(row, PublishedIterationRow):
+        jobs[row.job_id].published.recall(row)
+    elif isinstance(row, LateEventsRow):
+        jobs[row.job_id].published.recall_late(row)
+    elif isinstance(row, FindingRow):
+        jobs[row.job_id].findings.append(row.finding)
+    elif isinstance(row, RankTimeoutsRow):
+        jobs[row.job_id].ranks.take_timeouts(row.rank, row.timeouts)
+    elif isinstance(row, JobResultRow):
+        job = jobs[row.job_id]
+        job.book, job.hint_state, job.more_findings = row.book, row.hint_state, row.more_findings
+
+
+__all__ = ["ReportReader", "ReportStore"]
+
+MAX_JOBS = 1 << 14
+"""Each is remembered for days after it is over."""
+
+
+class ReportStore:
+    """Everything reported and not yet published, job by job."""
+
+    def __init__(self, *, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._lock = threading.Lock()
+        self._jobs: dict[str, ReportedJob] = {}
+        self._agents = AgentRegistry()
+        self._failed: dict[object, StateRow] = {}
+        self._latest = ""
+
+    def restore(self, rows: Iterable[StateRow], *, now_s: float, now_us: int) -> None:
+        """Remember what outlived an earlier process; called once, before anything else."""
+        with self._lock:
+            restore_rows(rows, self._jobs, self._agents, now_s=now_s, now_us=now_us)
+            newest = max(self._jobs.values(), key=lambda job: job.heard_s, default=None)
+            self._latest = newest.job_id if newest else ""
+
+    def connected(self, agent_id: str, change: int, *, now_s: float) -> None:
+        """Note that a stream of an agent has begun, or ended."""
+        with self._lock:
+            self._agents.of(agent_id, now_s=now_s).streams += change
+
+    def take(self, report: AgentReport, *, now_s: float) -> ReportAnswer:
+        """Take a report unless it is a repeat; return what its agent is to hear."""
+        # Before the lock: this is the only part that grows with the number of events.
+        parts = [split_by_iteration(columns) for _, columns in report.events]
+        with self._lock:
+            agent = self._agents.of(report.agent_id, now_s=now_s)
+            agent.take(report, now_s=now_s)
+            if report.sequence > agent.received:
+                number = agent.first_number(report)
+                self._take(report, parts, number, now_s=now_s)
+                agent.jobs.update(_list_job_ids(report))
+                agent.received = report.sequence
+            # Behind the items: they are what has been heard.
+            for heard in report.heard:
+                if heard.job_id in self._jobs:
+                    self._jobs[heard.job_id].take_heard(heard)
+            warnings = tuple(
+                (job_id, text)
+                for job_id in sorted(agent.jobs)
+                if job_id in self._jobs
+                for text in self._jobs[job_id].warnings
+            )
+            return ReportAnswer(agent.acknowledged, agent.received, warnings)
+
+    def crowded(self, report: AgentReport) -> bool:
+        """Return whether more reports would only fill the memory: what is complete comes first."""
+        with self._lock:
+            named = (self._jobs.get(job_id) for job_id in _list_job_ids(report))
+            return any(job.crowded() for job in named if job is not None)
+
+    def next_ready(self, *, now_s: float, every: bool = False) -> IterationView | None:
+        """Hand out one iteration to be published; None when none is ready.
+
+        Ready is an iteration that every rank has finished, in rising order, or, out of turn, one
+        of which nothing came for `deadline_s`. With `every`, all that has any events. A job has
+        none while another of its iterations is handed out and not settled.
+        """
+        with self._lock:
+            for job in self._jobs.values():
+                if job.handed is not None:
+                    continue
+                deadline_s = 0.0 if every else self._deadline_s
+                pending = job.ready(now_s=now_s, deadline_s=deadline_s)
+                if pending is not None:
+                    view = self._view(job, pending, provisional=False)
+                    job.hand_out(pending)
+                    return view
+            return None
+
+    def upcoming(self, least_events: int) -> IterationView | None:
+        """Return the next iteration that is complete and large, while another is being written."""
+        with self._lock:
+            for job in self._jobs.values():
+                pending = job.next_complete()
+                if job.handed and pending and pending.count >= least_events:
+                    return self._view(job, pending, provisional=False)
+            return None
+
+    def settle(self, job_id: str, settled: PublicationResult) -> None:
+        """Keep what a handed-out iteration came to."""
+        with self._lock:
+            self._jobs[job_id].settle(settled)
+
+    def unpublished(self, job_id: str) -> tuple[PublishedOffsets | None, list[IterationView]]:
+        """Return how far a job's files are, and what comes after them as it is now."""
+        with self._lock:
+            job = self._jobs.get(job_id)
+            if job is None:
+                return None, []
+            return job.book, [self._view(job, each, provisional=True) for each in job.unpublished()]
+
+    def findings(self, job_id: str) -> list[Finding]:
+        """Return what is odd about a job's published iterations."""
+        with self._lock:
+            return list_job_findings(self._jobs[job_id]) if job_id in self._jobs else []
+
+    def waiting(self, *, now_s: float) -> list[IterationView]:
+        """Return the iterations in which somebody may be waiting."""
+        with self._lock:
+            agents = self._agents.words(now_s=now_s)
+            return [
+                replace(self._view(job, pending, provisional=True), heard=job.ranks.heard(agents))
+                for job in self._jobs.values()
+                for pending in job.pending.values()
+                if pending.waits
+            ]
+
+    def facts(self, job_id: str) -> JobFacts:
+        """Return what hints need to know of a job."""
+        with self._lock:
+            return self._jobs[job_id].ranks.facts(job_id)
+
+    def kept(self, job_id: str) -> tuple[PublishedOffsets | None, str]:
+        """Return book and hint state of a job, as they were settled last."""
+        with self._lock:
+            job = self._jobs[job_id]
+            return job.book, job.hint_state
+
+    def show(
+        self, job_id: str, *, hints: tuple[TimeoutHint, ...], warnings: tuple[str, ...]
+    ) -> bool:
+        """Keep the present hints of a job; return whether they are others than before."""
+        with self._lock:
+            job = self._jobs.get(job_id)
+            changed = job is not None and job.hints != hints
+            if job is not None:
+                job.hints, job.warnings = hints, warnings
+            return changed
+
+    def changes(self, *, now_s: float, now_us: int) -> dict[object, StateRow]:
+        """Return what is to be written, to be answered by `committed` or `failed`."""
+        with self._lock:
+            rows, self._failed = self._failed, {}
+            for job in self._jobs.values():
+                rows.update(job.changes(now_s=now_s, now_us=now_us))
+            lowest = [each.lowest for job in self._jobs.values() for each in job.unpublished()]
+            for agent in self._agents.rows(lowest, now_s=now_s, now_us=now_us):
+                rows["agent", agent.agent_id] = agent
+            return rows
+
+    def committed(self, rows: Iterable[StateRow]) -> None:
+        """Acknowledge what has been written."""
+        with self._lock:
+            for row in rows:
+                if isinstance(row, AgentRow):
+                    self._agents.committed(row)
+
+    def failed(self, rows: dict[object, StateRow]) -> None:
+        """Keep what could not be written for the next time; nothing is acknowledged."""
+        with self._lock:
+            self._failed = rows
+
+    def finished(self, *, now_s: float, silent_s: float) -> list[tuple[str, float]]:
+        """Return jobs that are over and the seconds since they were heard, longest first."""
+        with self._lock:
+            ages = {
+                job.job_id: now_s - job.heard_s
+                for job in self._jobs.values()
+                if job.is_over(now_s=now_s, silent_s=silent_s)
+            }
+        return sorted(ages.items(), key=lambda each: -each[1])
+
+    def forget(self, job_id: str) -> None:
+        """Forget a job."""
+        with self._lock:
+            self._jobs.pop(job_id, None)
+            if self._latest == job_id:
+                self._latest = next(reversed(self._jobs), "")
+
+    def forget_agents(self, *, before_s: float) -> list[str]:
+        """Forget the agents that were not heard since then, and name them."""
+        with self._lock:
+            return self._agents.forget(before_s=before_s)
+
+    def job_ids(self) -> list[str]:
+        """Return every job there is."""
+        with self._lock:
+            return list(self._jobs)
+
+    @property
+    def backlog(self) -> int:
+        """Iterations with events that have not been published."""
+        with self._lock:
+            return sum(len(job.unpublished()) for job in self._jobs.values())
+
+    def fleet(self, *, now_s: float) -> FleetView:
+        """Return a snapshot of all that is known, without the events."""
+        with self._lock:
+            return FleetView(
+                jobs={
+                    job_id: build_job_view(job, now_s=now_s) for job_id, job in self._jobs.items()
+                },
+                latest=self._latest,
+                agents=self._agents.statuses(now_s=now_s),
+            )
+
+    def _view(
+        self, job: ReportedJob, pending: PendingIteration, *, provisional: bool
+    ) -> IterationView:
+        clocks = job.ranks.clocks(self._agents.hosts())
+        return build_iteration_view(job, pending, clocks, provisional=provisional)
+
+    def _take(
+        self, report: AgentReport, events: list[IterationParts], number: int, *, now_s: float
+    ) -> None:
+        named = _list_job_ids(report)
+        if named - self._jobs.keys() and len(self._jobs.keys() | named) > MAX_JOBS:
+            raise ExhaustedError(f"{len(self._jobs)} jobs are known, and no more are taken")
+        for job_id in named:
+            job = self._jobs.setdefault(job_id, ReportedJob(job_id, now_s=now_s))
+            job.heard_s, job.heard = now_s, True
+            self._latest = job_id
+        for job_id, root in report.roots.items():
+            self._jobs[job_id].take_root(root)
+        origin = report.agent_id, report.sequence
+        for session in report.sessions:
+            self._jobs[session.job_id].take_session(session, origin)
+        for job_id, rank, timeouts in report.timeouts:
+            self._jobs[job_id].take_timeouts(rank, timeouts)
+        # Events before balances: a balance may say that an iteration is complete.
+        for (source, columns), parts in zip(report.events, events, strict=True):
+            self._jobs[source.job_id].take_events(
+                source, columns, parts, agent_id=report.agent_id, number=number, now_s=now_s
+            )
+        for status in report.iterations:
+            self._jobs[status.job_id].take_balance(status, origin, now_s=now_s)
+
+
+def _list_job_ids(report: AgentReport) -> set[str]:
+    """Return the jobs that a report speaks of."""
+    parts = (*report.sessions, *report.iterations, *(source for source, _ in report.events))
+    return {
+        *report.roots,
+        *(part.job_id for part in parts),
+        *(job_id for job_id, _, _ in report.timeouts),
+    }

@@ -1,0 +1,209 @@
+"""Status of the fleet: written to the state, answered to the command line in pages, and counted for
+monitoring; and the removal of jobs that are long over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from rankdump._core.events import Finding
+from rankdump._core.status import AgentStatus, MetricSample, OrderEntry, StatusView, sum_loads
+from rankdump._core.timeouts import HintLevel
+from rankdump._wire.status_messages import entry_to_wire, finding_to_wire, view_to_wire
+from rankdump.errors import CorruptedError, RankdumpError, RejectedError, UnavailableError
+from rankdump.wire.v1 import coordinator_pb2 as pb
+from rankdumpd.coordinator.fleet_views import FleetView, JobView
+from rankdumpd.coordinator.reports.report_store import ReportStore
+from rankdumpd.coordinator.state.state_file import CoordinatorState
+from rankdumpd.settings import CoordinatorSettings
+
+
+def collect_fleet_samples(fleet: FleetView) -> Iterator[MetricSample]:
+    """Yield what is gathered of all jobs and agents, added up."""
+    jobs = fleet.jobs.values()
+    connected = sum(agent.connected for agent in fleet.agents)
+    states = {"connected": connected, "silent": len(fleet.agents) - connected}
+    for state, count in states.items():
+        yield MetricSample("rankdump_coordinator_agents", count, {"state": state})
+    lost = sum(agent.lost_events for agent in fleet.agents)
+    yield MetricSample("rankdump_coordinator_agent_lost_events", lost)
+    yield MetricSample("rankdump_coordinator_jobs", len(fleet.jobs))
+    merges = [job.merge for job in jobs]
+    pending = sum(merge.pending_iterations for merge in merges)
+    yield MetricSample("rankdump_coordinator_pending_iterations", pending)
+    events = sum(merge.pending_events for merge in merges)
+    yield MetricSample("rankdump_coordinator_pending_events", events)
+    lag_s = max((merge.lag_s for merge in merges), default=0.0)
+    yield MetricSample("rankdump_coordinator_merge_lag_seconds", lag_s)
+    kinds = Counter(finding.kind for job in jobs for finding in job.findings)
+    for kind, count in kinds.items():
+        yield MetricSample("rankdump_coordinator_findings", count, {"kind": kind.value})
+    yield from _collect_hint_samples(fleet)
+
+
+def _collect_hint_samples(fleet: FleetView) -> Iterator[MetricSample]:
+    hints = [hint for job in fleet.jobs.values() for hint in job.hints]
+    levels = Counter(hint.level for hint in hints)
+    for level in HintLevel:
+        labels = {"level": level.value}
+        yield MetricSample("rankdump_coordinator_timeout_hints", levels[level], labels)
+    used = max((hint.share for hint in hints), default=0.0)
+    yield MetricSample("rankdump_coordinator_timeout_used_ratio", used)
+
+
+_PAGE_ENTRIES = 1000
+_PAGE_BYTES = 1 << 20
+_MAX_BALANCES = 20_000
+"""Balances in one answer: more of them would pass the limit that gRPC sets for a message."""
+_MAX_SESSIONS = 8_192
+_MAX_FINDINGS = 2_000
+
+
+def select_jobs(fleet: FleetView, job_id: str) -> list[JobView]:
+    """Return the job of that id, or every job when there is no id; RefusedError if unknown."""
+    if not job_id:
+        return list(fleet.jobs.values())
+    if job_id not in fleet.jobs:
+        known = ", ".join(fleet.jobs) or "none"
+        raise RejectedError(f"job {job_id!r} has not reported; known: {known}")
+    return [fleet.jobs[job_id]]
+
+
+def build_status_view(fleet: FleetView, jobs: Sequence[JobView], problem: str) -> StatusView:
+    """Return the whole picture of some jobs; `problem` is the coordinator's own."""
+    sessions = [session for job in jobs for session in job.sessions]
+    balances = [balance for job in jobs for balance in job.iterations]
+    findings = [finding for job in jobs for finding in job.findings]
+    older = sum(job.older_iterations for job in jobs) + max(0, len(balances) - _MAX_BALANCES)
+    more = sum(job.more_findings for job in jobs) + max(0, len(findings) - _MAX_FINDINGS)
+    left_out = {
+        "older sessions are not in this answer": max(0, len(sessions) - _MAX_SESSIONS),
+        "older balances are not in this answer": older,
+        "more findings are in the files beside the order": more,
+    }
+    return StatusView(
+        sessions=tuple(sessions[-_MAX_SESSIONS:]),
+        iterations=tuple(balances[-_MAX_BALANCES:]),
+        load=sum_loads(agent.load for agent in fleet.agents),
+        roots=tuple(dict.fromkeys(root for job in jobs for root in job.roots)),
+        findings=tuple(_list_sentences(fleet.agents, left_out, problem)),
+        agents=fleet.agents,
+        merges=tuple(job.merge for job in jobs),
+        hints=tuple(hint for job in jobs for hint in job.hints),
+        order_findings=tuple(findings[-_MAX_FINDINGS:]),
+    )
+
+
+def paginate_order(parts: Iterable[OrderEntry | Finding]) -> Iterator[pb.OrderResponse]:
+    """Return entries and findings in pages that a message can hold."""
+    page, size = pb.OrderResponse(), 0
+    for part in parts:
+        if isinstance(part, Finding):
+            message = finding_to_wire(part)
+            page.findings.append(message)
+        else:
+            message = entry_to_wire(part)
+            page.entries.append(message)
+        size += message.ByteSize()
+        if len(page.entries) + len(page.findings) == _PAGE_ENTRIES or size > _PAGE_BYTES:
+            yield page
+            page, size = pb.OrderResponse(), 0
+    if size:
+        yield page
+
+
+def _list_sentences(
+    agents: Iterable[AgentStatus], left_out: Mapping[str, int], problem: str
+) -> Iterator[str]:
+    if problem:
+        yield f"{problem}; nothing is acknowledged until it can be"
+    yield from (f"{count} {what}" for what, count in left_out.items() if count)
+    yield from map(_describe_lost_events, (agent for agent in agents if agent.lost_events))
+
+
+def _describe_lost_events(agent: AgentStatus) -> str:
+    return f"{agent.lost_events} events of {agent.host or agent.agent_id} never came here"
+
+
+_logger = logging.getLogger(__name__)
+_DAY_S = 86_400.0
+
+
+class StateWriter:
+    """Gather on one side, the state on the other; its owner calls from one thread at a time."""
+
+    def __init__(
+        self, gather: ReportStore, state: CoordinatorState, settings: CoordinatorSettings
+    ) -> None:
+        self._gather = gather
+        self._state = state
+        self._settings = settings
+        self.problem = ""
+        """Why the state cannot be written; empty when it can."""
+
+    def recall(self) -> None:
+        """Fill the gathered with what outlived the process before; DamagedError when that is not
+        what was written, or such that nobody could be told of it.
+        """
+        now_s = time.monotonic()
+        try:
+            self._gather.restore(self._state.rows(), now_s=now_s, now_us=_read_wall_clock_us())
+            fleet = self._gather.fleet(now_s=now_s)
+            view_to_wire(build_status_view(fleet, select_jobs(fleet, ""), ""))
+        except RankdumpError:
+            raise
+        except Exception as error:
+            raise CorruptedError(f"coordinator.sqlite is damaged: {error!r}") from error
+
+    def flush(self) -> None:
+        """Write what has changed; only then it is acknowledged."""
+        rows = self._gather.changes(now_s=time.monotonic(), now_us=_read_wall_clock_us())
+        if not rows:
+            return
+        try:
+            self._state.write(rows.values())
+        except BaseException as error:
+            self._gather.failed(rows)
+            if not isinstance(error, UnavailableError):
+                raise
+            if str(error) != self.problem:
+                _logger.error("%s; nothing is acknowledged until it can be", error)
+            self.problem = str(error)
+            return
+        if self.problem:
+            _logger.warning("the state can be written again: %d rows", len(rows))
+        self.problem = ""
+        self._gather.committed(rows.values())
+
+    def retire(self) -> list[str]:
+        """Let go of finished jobs that are too old, or too many; their trees stay. Name them."""
+        limit_s = self._settings.keep_days * _DAY_S
+        now_s = time.monotonic()
+        gone: list[str] = []
+        try:
+            for job_id, age_s in self._gather.finished(now_s=now_s, silent_s=_DAY_S):
+                too_large = self._state.size_bytes > self._settings.keep_bytes
+                if age_s < limit_s and not too_large:
+                    break
+                self._state.forget(job_id)
+                self._gather.forget(job_id)
+                gone.append(job_id)
+                why = f"the state is over {self._settings.keep_bytes} bytes" if too_large else ""
+                why = why or f"it is over for {age_s / _DAY_S:.0f} days"
+                _logger.info(
+                    "job %s: no longer kept: %s; its tree stays",
+                    job_id,
+                    why,
+                    extra={"job": job_id},
+                )
+            self._state.forget_agents(self._gather.forget_agents(before_s=now_s - limit_s))
+        except UnavailableError as error:
+            _logger.error("%s; old jobs stay", error)
+        return gone
+
+
+def _read_wall_clock_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,229 @@
+"""SQLite file of a coordinator, with its tables and migrations: one owner at a time. What is
+committed here, agents may forget.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rankdump.errors import CorruptedError, RankdumpError, UnavailableError
+from rankdumpd.coordinator.state.state_rows import ROW_TABLES, RowValues, StateRow, check_row
+from rankdumpd.server import state_files
+
+STATE_TABLES_VERSION = 3
+"""Of the tables below, as the file's `user_version` says it."""
+STATE_SCHEMA = """
+CREATE TABLE IF NOT EXISTS agents (
+    agent_id TEXT PRIMARY KEY,
+    host TEXT NOT NULL,
+    acknowledged INTEGER NOT NULL,   -- it may have forgotten every item up to here
+    heard_us INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS jobs (
+    job_id TEXT PRIMARY KEY,
+    roots TEXT NOT NULL,             -- JSON list
+    first_us INTEGER NOT NULL,
+    heard_us INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS published (
+    job_id TEXT NOT NULL,
+    run INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    events INTEGER NOT NULL,         -- 0: its order could not be written
+    finished TEXT NOT NULL,          -- JSON list of ranks, or null for all
+    positions TEXT NOT NULL,         -- JSON: of other ranks the last position that was there
+    start INTEGER NOT NULL,          -- how often most of these ranks had started over
+    starts TEXT NOT NULL,            -- JSON: the same of the others
+    PRIMARY KEY (job_id, run, iteration)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS late (
+    job_id TEXT NOT NULL,
+    run INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    rank INTEGER NOT NULL,
+    events INTEGER NOT NULL,
+    PRIMARY KEY (job_id, run, iteration, rank)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sessions (
+    number INTEGER PRIMARY KEY,      -- in the order in which they began
+    session_id TEXT NOT NULL UNIQUE,
+    job_id TEXT NOT NULL,
+    status TEXT NOT NULL,            -- JSON
+    agent_id TEXT NOT NULL,          -- who said it last, and in which report
+    sequence INTEGER NOT NULL,
+    first INTEGER NOT NULL           -- in which report that agent said it first
+);
+CREATE TABLE IF NOT EXISTS balances (
+    number INTEGER PRIMARY KEY,
+    session_id TEXT NOT NULL,
+    iteration INTEGER NOT NULL,
+    job_id TEXT NOT NULL,
+    status TEXT NOT NULL,            -- JSON
+    agent_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    UNIQUE (session_id, iteration)
+);
+CREATE INDEX IF NOT EXISTS balances_of_jobs ON balances (job_id);
+CREATE TABLE IF NOT EXISTS timeouts (
+    job_id TEXT NOT NULL,
+    rank INTEGER NOT NULL,
+    timeouts TEXT NOT NULL,          -- JSON
+    PRIMARY KEY (job_id, rank)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS findings (
+    job_id TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    finding TEXT NOT NULL,           -- JSON
+    PRIMARY KEY (job_id, number)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS settled (
+    job_id TEXT PRIMARY KEY,
+    book TEXT NOT NULL,              -- JSON, or null before anything was written
+    hint_state TEXT NOT NULL,        -- JSON of the hints
+    more_findings INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+STATE_MIGRATIONS = {
+    # All ranks of a job start over together, as a rule; then a run was what now is a start.
+    1: """
+ALTER TABLE published ADD COLUMN start INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE published ADD COLUMN starts TEXT NOT NULL DEFAULT '{}';
+UPDATE published SET start = run;
+""",
+    2: """
+ALTER TABLE sessions ADD COLUMN first INTEGER NOT NULL DEFAULT 0;
+UPDATE sessions SET first = sequence;
+""",
+}
+"""How tables of each earlier version become those of the next; one that is missing is made."""
+JOB_TABLES: tuple[str, ...] = (
+    "jobs",
+    "published",
+    "late",
+    "sessions",
+    "balances",
+    "timeouts",
+    "findings",
+    "settled",
+)
+"""Tables that have rows of jobs, each with a column `job_id`."""
+
+
+_STATE_DIR_KEY = "coordinator.state_dir"
+
+
+def open_state_database(path: Path) -> sqlite3.Connection:
+    """Return a connection; tables of an earlier version are brought up to the present one."""
+
+    def prepare(base: sqlite3.Connection) -> None:
+        # Before the first table: what a forgotten job took is to become free again.
+        base.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        base.execute("PRAGMA journal_mode = WAL")
+        # A power loss must not take back what an agent was told to forget.
+        base.execute("PRAGMA synchronous = FULL")
+        state_files.migrate_tables(
+            base,
+            path,
+            newest=STATE_TABLES_VERSION,
+            migrations=STATE_MIGRATIONS,
+            known_by="published",
+            whose="coordinator",
+        )
+        base.executescript(STATE_SCHEMA)
+
+    return state_files.open_database(path, _STATE_DIR_KEY, prepare)
+
+
+def lock_coordinator_state(state_dir: Path) -> int:
+    """Return a locked descriptor: two coordinators would publish into each other's files."""
+    return state_files.lock_state_folder(
+        state_dir, "coordinator.lock", _STATE_DIR_KEY, "coordinator"
+    )
+
+
+class CoordinatorState:
+    """The file, for one thread at a time."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._guard = lock_coordinator_state(state_dir)
+        self.path = state_dir / "coordinator.sqlite"
+        try:
+            self._base = open_state_database(self.path)
+        except RankdumpError:
+            os.close(self._guard)
+            raise
+
+    def close(self) -> None:
+        """Let another process have the file; may be repeated."""
+        if self._guard >= 0:
+            self._base.close()
+            os.close(self._guard)
+            self._guard = -1
+
+    def rows(self) -> Iterator[StateRow]:
+        """Return all that is kept: agents first, what others build upon before them.
+
+        DamagedError when the file is not as it was written.
+        """
+        try:
+            for table in ROW_TABLES.values():
+                for values in self._base.execute(table.read):
+                    yield check_row(table.row(*values))
+        except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise CorruptedError(f"coordinator.sqlite cannot be read: {error}") from None
+
+    def write(self, rows: Iterable[StateRow]) -> None:
+        """Write all of the rows, or none of them and raise UnavailableError."""
+        by_kind: defaultdict[type[StateRow], list[RowValues]] = defaultdict(list)
+        for row in rows:
+            by_kind[type(row)].append(ROW_TABLES[type(row)].values(row))
+        if by_kind:
+            self._change([(ROW_TABLES[kind].write, values) for kind, values in by_kind.items()])
+
+    def forget(self, job_id: str) -> None:
+        """Forget a job, and give back the room that it took; UnavailableError when it cannot be."""
+        values: list[RowValues] = [(job_id,)]
+        self._change([(f"DELETE FROM {table} WHERE job_id = ?", values) for table in JOB_TABLES])
+        with _map_sqlite_errors():
+            # As a script, which goes on to the end: each step of it frees one page.
+            self._base.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE);")
+
+    def forget_agents(self, agent_ids: Iterable[str]) -> None:
+        """Forget agents; UnavailableError when they cannot be."""
+        values: list[RowValues] = [(agent_id,) for agent_id in agent_ids]
+        self._change([("DELETE FROM agents WHERE agent_id = ?", values)])
+
+    @property
+    def size_bytes(self) -> int:
+        """What all rows take on disk."""
+        ((size,),) = self._base.execute(
+            "SELECT (c.page_count - f.freelist_count) * s.page_size"
+            " FROM pragma_page_count c, pragma_freelist_count f, pragma_page_size s"
+        )
+        return size
+
+    def _change(self, statements: list[tuple[str, list[RowValues]]]) -> None:
+        base = self._base
+        with _map_sqlite_errors():
+            base.execute("BEGIN IMMEDIATE")
+            try:
+                for statement, values in statements:
+                    base.executemany(statement, values)
+                base.execute("COMMIT")
+            except BaseException:
+                if base.in_transaction:
+                    base.execute("ROLLBACK")
+                raise
+
+
+@contextmanager
+def _map_sqlite_errors() -> Generator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise UnavailableError(f"coordinator.sqlite cannot be written: {error}") from None

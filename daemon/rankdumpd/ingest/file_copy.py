@@ -1,0 +1,283 @@
+"""Copy of one source file into the tree: checked that nobody writes to it, read, examined, then
+written or linked. Runs on many threads at once.
+
+Whether a file is still being written the kernel tells, else time. A read lease is granted only
+while nobody has the file open for writing. It is given back at once, or held while the file is
+mapped: who opens it for writing then waits, and cannot cut off what is being read.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import math
+import mmap
+import os
+import signal
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+
+from rankdump._codec.file_codec import (
+    MAX_PACKED_SHARE,
+    FileCodec,
+    PackedFile,
+    pack_file,
+    select_codec,
+)
+from rankdump._codec.zstd_frames import ByteBuffer
+from rankdump._layout.tree_paths import MAX_NAME_BYTES
+from rankdump.errors import CorruptedError
+from rankdumpd.agent.records import FileStamp, OriginalFile
+from rankdumpd.agent.storage.tree import DumpTree
+from rankdumpd.ingest.dump_file import (
+    CandidateFile,
+    DumpFileKind,
+    FileContent,
+    IngestedFile,
+    SkippedFile,
+    SkipReason,
+    examine_file,
+)
+from rankdumpd.ingest.folder import IngestFolder, build_stamp
+
+SETTLE_TIME_S = 2.0
+"""How long a file has to stay the same where the kernel cannot tell (NFS, FUSE, another owner)."""
+
+
+@contextmanager
+def hold_read_lease(descriptor: int) -> Generator[bool | None, None, None]:
+    """Hold a lease of a file that is open for reading; yield whether nobody writes to it.
+
+    None where this cannot be told.
+    """
+    try:
+        # The usual signal when somebody wants to write would end the process; this one is ignored.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as error:
+        yield False if error.errno == errno.EAGAIN else None
+        return
+    try:
+        yield True
+    finally:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+class SettlingFiles:
+    """Files that are looked at again once they have stayed the same for a while."""
+
+    def __init__(self, stay_s: float = SETTLE_TIME_S) -> None:
+        self._stay_s = stay_s
+        self._since: dict[str, tuple[FileStamp | None, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def add(self, path: str, stamp: FileStamp | None, now_s: float) -> None:
+        """Wait for a file from now on, unless it is the one that is waited for already."""
+        known = self._since.get(path)
+        if known is None or known[0] != stamp:
+            self._since[path] = stamp, now_s
+
+    def touch(self, path: str, now_s: float) -> None:
+        """Wait for a file from now on: something has happened to it."""
+        self._since[path] = None, now_s
+
+    def due_s(self) -> float:
+        """Return when the next of them is due; never when there is none."""
+        first_s = min((since for _, since in self._since.values()), default=math.inf)
+        return first_s + self._stay_s
+
+    def take(
+        self, now_s: float, stamp_now: Callable[[str], FileStamp | None]
+    ) -> list[CandidateFile]:
+        """Return those that have stayed the same, and forget them; wait on for the others."""
+        due = [path for path, (_, since) in self._since.items() if now_s >= since + self._stay_s]
+        return list(self._ripe(due, now_s, stamp_now))
+
+    def _ripe(
+        self, due: Iterable[str], now_s: float, stamp_now: Callable[[str], FileStamp | None]
+    ) -> Generator[CandidateFile, None, None]:
+        for path in due:
+            seen, _ = self._since.pop(path)
+            stamp = stamp_now(path)
+            if seen is None or stamp == seen:
+                yield CandidateFile(path, aged=True)
+            elif stamp is not None:
+                self._since[path] = stamp, now_s
+
+
+def is_unchanged(descriptor: int, before: os.stat_result) -> bool:
+    """Return whether nothing has changed an open file since its facts were asked for."""
+    now = os.fstat(descriptor)
+    return (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+MIN_MAPPED_BYTES = 32 << 20
+"""Larger files are mapped, where a lease keeps others from cutting them off."""
+MIN_LINKED_BYTES = 4096
+"""Writing so little costs what a link does, and takes hardly any room."""
+_MAX_DIGEST_LOCKS = 256
+_MAX_UNCOMMITTED = 4096
+
+
+class FileCopier:
+    """Takes files into one tree; safe to use from several threads, each path on one at a time."""
+
+    def __init__(
+        self,
+        source: IngestFolder,
+        tree: DumpTree,
+        codec: FileCodec,
+        original: Callable[[str], OriginalFile | None],
+        *,
+        stored_as: str,
+    ) -> None:
+        """`original` names a file in the tree, by the digest under which it was taken.
+
+        `stored_as` is part of that digest: what differs in it is not linked to each other.
+        """
+        self._source, self._tree, self._codec = source, tree, codec
+        self._stored_as = stored_as
+        self._original = original
+        self._turns = [threading.Lock() for _ in range(_MAX_DIGEST_LOCKS)]
+        self._fresh: OrderedDict[str, OriginalFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(
+        self, candidate: CandidateFile, before: IngestedFile | None
+    ) -> IngestedFile | SkippedFile:
+        """Return the file as it stands in the tree now, or why it does not.
+
+        `before` is what was taken of that path earlier.
+        """
+        path = candidate.path
+        try:
+            descriptor = self._source.open(path)
+        except FileNotFoundError:
+            return SkippedFile(path, SkipReason.GONE)
+        except OSError as error:
+            return SkippedFile(path, SkipReason.FAILED, f"cannot be opened: {error.strerror}")
+        try:
+            return self._settled(candidate, descriptor, before)
+        except OSError as error:
+            return SkippedFile(path, SkipReason.FAILED, f"cannot be taken: {error.strerror}")
+        finally:
+            os.close(descriptor)
+
+    def _settled(
+        self, candidate: CandidateFile, descriptor: int, before: IngestedFile | None
+    ) -> IngestedFile | SkippedFile:
+        path = candidate.path
+        with hold_read_lease(descriptor) as free:
+            if free is False:
+                return SkippedFile(path, SkipReason.WRITTEN, "somebody has it open for writing")
+            facts = os.fstat(descriptor)
+            stamp = build_stamp(facts)
+            if free is None and not (candidate.closed or candidate.aged):
+                return SkippedFile(path, SkipReason.YOUNG, stamp=stamp)
+            data = _read_contents(descriptor, facts.st_size, mapped=bool(free))
+            try:
+                content = examine_file(path.rpartition("/")[2], memoryview(data))
+            except CorruptedError as error:
+                return SkippedFile(path, SkipReason.DAMAGED, str(error), stamp)
+            if not is_unchanged(descriptor, facts):
+                return SkippedFile(path, SkipReason.WRITTEN, "it changed while it was read", stamp)
+            return self._kept(path, stamp, content, before)
+
+    def _kept(
+        self, path: str, stamp: FileStamp, content: FileContent, before: IngestedFile | None
+    ) -> IngestedFile | SkippedFile:
+        digest = f"{content.digest} {content.kind.value} {self._stored_as}"
+        if before and before.removed and before.digest.partition(" ")[0] != content.digest:
+            return SkippedFile(
+                path, SkipReason.FAILED, "another file of that name was taken and removed", stamp
+            )
+        linkable = content.kind.tensors and stamp.size_bytes >= MIN_LINKED_BYTES
+        with self._turns[hash(digest) % _MAX_DIGEST_LOCKS]:
+            original = self._known(digest) if linkable else None
+            linked = self._link(path, original) if original else None
+            stored = linked or self._write(path, content)
+            if linkable and not linked:
+                self._remember(digest, stored)
+        return IngestedFile(
+            path=path,
+            kind=content.kind,
+            source=stamp,
+            digest=digest,
+            target=stored.path,
+            stored=stored.stamp,
+            linked=linked is not None,
+            members=content.members,
+        )
+
+    def _link(self, path: str, original: OriginalFile) -> OriginalFile | None:
+        folder, _, name = path.rpartition("/")
+        target = (
+            path + select_codec(original.path).suffix if select_codec(path).suffix == "" else path
+        )
+        name = target.rpartition("/")[2]
+        if target == original.path or _is_too_long(name):
+            return None  # taken again: its own file is no other's
+        try:
+            self._tree.link(original, folder, name, mark=build_file_mark(path))
+        except OSError:
+            return None  # changed since, or the disk will not: written once more
+        return OriginalFile(target, original.stamp)
+
+    def _write(self, path: str, content: FileContent) -> OriginalFile:
+        folder, _, name = path.rpartition("/")
+        packed = _pack_content(content, self._codec)
+        if _is_too_long(name + packed.suffix):
+            packed = PackedFile("", content.frames)
+        name += packed.suffix
+        stamp = self._tree.put(folder, name, packed.parts, mark=build_file_mark(path))
+        return OriginalFile(path + packed.suffix, stamp)
+
+    def _known(self, digest: str) -> OriginalFile | None:
+        with self._lock:
+            fresh = self._fresh.get(digest)
+        return fresh or self._original(digest)
+
+    def _remember(self, digest: str, original: OriginalFile) -> None:
+        """Know a file until it is committed."""
+        with self._lock:
+            self._fresh[digest] = original
+            self._fresh.move_to_end(digest)
+            if len(self._fresh) > _MAX_UNCOMMITTED:
+                self._fresh.popitem(last=False)
+
+
+def build_file_mark(path: str) -> str:
+    """Return what names the hidden file that a path's copy grows in."""
+    return f"ingest-{hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()}"
+
+
+def _read_contents(descriptor: int, size: int, *, mapped: bool) -> ByteBuffer | mmap.mmap:
+    if mapped and size > MIN_MAPPED_BYTES:
+        return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+    data = bytearray(size)
+    view, at = memoryview(data), 0
+    while at < size and (count := os.preadv(descriptor, [view[at:]], at)):
+        at += count
+    return data[:at] if at < size else data
+
+
+def _pack_content(content: FileContent, codec: FileCodec) -> PackedFile:
+    """Return the bytes of the file in the tree."""
+    frames = content.frames
+    if content.kind in (DumpFileKind.PLAIN, DumpFileKind.PACKED) or not codec.suffix:
+        return PackedFile("", frames)
+    if len(frames) == 1:
+        return pack_file(codec, frames)
+    # Each payload of a bin file is packed for itself: it can be read alone then.
+    parts: Sequence[ByteBuffer] = [part for frame in frames for part in codec.encode((frame,))]
+    pays = sum(map(len, parts)) <= MAX_PACKED_SHARE * sum(map(len, frames))
+    return PackedFile(codec.suffix, parts) if pays else PackedFile("", frames)
+
+
+def _is_too_long(name: str) -> bool:
+    return len(os.fsencode(name)) > MAX_NAME_BYTES

@@ -1,0 +1,211 @@
+"""Folder that is ingested, or ingested into: walked, read and cleared by descriptors, never through
+a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import stat
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankdump.errors import ConfigError
+from rankdumpd.agent.records import FileStamp
+
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Not blocking: a pipe that took the place of a file would hold the opener for ever.
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_UNSUPPORTED_TYPES = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file that a walk came across."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFolder:
+    """A folder, before anything in it is listed."""
+
+    path: str
+    descriptor: int
+    """Open until the walk goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedEntry:
+    """Something that is not taken, and why."""
+
+    path: str
+    text: str
+    harmless: bool = False
+    """It is a link to what is taken under its own name."""
+
+
+def build_stamp(facts: os.stat_result) -> FileStamp:
+    """Return what tells this file from any that takes its place."""
+    return FileStamp(facts.st_ino, facts.st_size, facts.st_mtime_ns)
+
+
+def check_separate_folders(source: Path, tree: Path) -> None:
+    """Raise a ConfigError where one of the folders stands in the other."""
+    inner, outer = Path(os.path.realpath(source)), Path(os.path.realpath(tree))
+    if inner.is_relative_to(outer) or outer.is_relative_to(inner):
+        allowed = f"a folder outside of {inner}, and not around it"
+        raise ConfigError("--into", "", str(tree), allowed)
+
+
+class IngestFolder:
+    """One folder; safe to use from several threads."""
+
+    def __init__(self, root: Path) -> None:
+        try:
+            self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ConfigError("DIR", "", str(root), f"a folder ({error.strerror})") from None
+        self.path = Path(os.path.realpath(root))
+
+    def close(self) -> None:
+        """Let the folder go."""
+        os.close(self._root)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the folder itself was removed, be there another one in its place or not."""
+        return os.fstat(self._root).st_nlink == 0
+
+    @contextmanager
+    def folder(self, path: str) -> Generator[int, None, None]:
+        """Yield a descriptor of a folder below; OSError when a link or nothing is on the way."""
+        held = os.dup(self._root)
+        try:
+            for name in filter(None, path.split("/")):
+                below = os.open(name, _FOLDER_FLAGS, dir_fd=held)
+                os.close(held)
+                held = below
+            yield held
+        finally:
+            os.close(held)
+
+    def open(self, path: str) -> int:
+        """Return a descriptor of a regular file; OSError when it is anything else."""
+        above, _, name = path.rpartition("/")
+        with self.folder(above) as folder:
+            descriptor = os.open(name, _FILE_FLAGS, dir_fd=folder)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+
+    def stamp(self, path: str) -> FileStamp | None:
+        """Return what the file is now; None when no regular file is there."""
+        above, _, name = path.rpartition("/")
+        try:
+            with self.folder(above) as folder:
+                facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except OSError:
+            return None
+        return build_stamp(facts) if stat.S_ISREG(facts.st_mode) else None
+
+    def names(self, path: str) -> set[str]:
+        """Return the names in a folder; none when it cannot be read."""
+        try:
+            with self.folder(path) as folder, os.scandir(folder) as listed:
+                return {item.name for item in listed}
+        except OSError:
+            return set()
+
+    def there(self, path: str) -> bool:
+        """Return whether anything of that name is there."""
+        above, _, name = path.rpartition("/")
+        try:
+            with self.folder(above) as folder:
+                os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+    def remove(self, path: str, stamp: FileStamp, *, before_s: float = math.inf) -> bool | None:
+        """Remove a file if it is still the one with this stamp; return whether it is gone.
+
+        None for one that was changed later than that time, be it in its mode or its name.
+        """
+        above, _, name = path.rpartition("/")
+        try:
+            with self.folder(above) as folder:
+                facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if build_stamp(facts) != stamp or not stat.S_ISREG(facts.st_mode):
+                    return False
+                if facts.st_ctime > before_s:
+                    return None
+                os.unlink(name, dir_fd=folder)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def remove_empty(self) -> None:
+        """Remove the folders that hold nothing, the innermost first; the root stays."""
+        folders = [item.path for item in self.walk() if isinstance(item, FoundFolder) and item.path]
+        for path in sorted(folders, key=lambda path: path.count("/"), reverse=True):
+            above, _, name = path.rpartition("/")
+            with contextlib.suppress(OSError), self.folder(above) as folder:
+                os.rmdir(name, dir_fd=folder)
+
+    def walk(
+        self, path: str = "", skip: Callable[[str], bool] = lambda path: False
+    ) -> Iterator[FoundFile | FoundFolder | UnsupportedEntry]:
+        """Yield what stands below a folder, each folder before what it holds."""
+        due = [path]
+        while due:
+            here = due.pop()
+            try:
+                with self.folder(here) as folder:
+                    yield FoundFolder(here, folder)
+                    with os.scandir(folder) as listed:
+                        items = sorted(listed, key=lambda item: item.name)
+                    for item in items:
+                        below = f"{here}/{item.name}" if here else item.name
+                        if skip(below):
+                            continue
+                        if item.is_dir(follow_symlinks=False):
+                            due.append(below)
+                        elif seen := self._seen(below, item):
+                            yield seen
+            except FileNotFoundError:
+                continue  # gone since it was seen
+            except OSError as error:
+                yield UnsupportedEntry(here or ".", f"cannot be read: {error.strerror}")
+
+    def _seen(self, path: str, item: os.DirEntry[str]) -> FoundFile | UnsupportedEntry | None:
+        if item.is_file(follow_symlinks=False):
+            return FoundFile(path)
+        try:
+            if not item.is_symlink():
+                mode = stat.S_IFMT(item.stat(follow_symlinks=False).st_mode)
+                return UnsupportedEntry(
+                    path, f"{_UNSUPPORTED_TYPES.get(mode, 'no file')}: left out"
+                )
+            real = Path(os.path.realpath(self.path / path))
+            inside = real.is_relative_to(self.path) and real.exists()
+            where = (self.path / path).readlink()
+        except FileNotFoundError:
+            return None
+        if inside:
+            return UnsupportedEntry(
+                path, "a link: what it leads to is taken under its own name", harmless=True
+            )
+        return UnsupportedEntry(path, f"a link that leads to nothing in the folder, but to {where}")

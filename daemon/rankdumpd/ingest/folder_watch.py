@@ -1,0 +1,251 @@
+"""Watch on a folder while it is written: each file is ingested once its writer has closed it. Uses
+inotify through libc.
+
+A folder is watched before it is listed, so nothing that is closed in between is missed; where
+the kernel lost events, everything is listed again. The package `watchdog` does not report lost
+events, nor files closed before their folder was watched, and it watches by path, through links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import math
+import os
+import select
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from rankdump.errors import ExhaustedError, UnavailableError
+from rankdumpd.ingest.dump_file import CandidateFile, SkippedFile, classify_file
+from rankdumpd.ingest.engine import IngestEngine
+from rankdumpd.ingest.file_copy import SettlingFiles
+from rankdumpd.ingest.folder import FoundFolder
+
+CLOSE_WRITE_EVENT = 0x8
+"""Somebody who had a file open for writing closed it."""
+MOVED_TO_EVENT = 0x80
+CREATE_EVENT = 0x100
+QUEUE_OVERFLOW_EVENT = 0x4000
+"""The kernel's queue was full: events are missing."""
+WATCH_REMOVED_EVENT = 0x8000
+"""The folder is no longer watched: it was removed, or its disk was."""
+IS_FOLDER_EVENT = 0x4000_0000
+"""The event is about a folder."""
+_ONLY_FOLDERS, _NOT_REMOVED = 0x0100_0000, 0x0400_0000
+_WATCHED_EVENTS = CLOSE_WRITE_EVENT | MOVED_TO_EVENT | CREATE_EVENT | _ONLY_FOLDERS | _NOT_REMOVED
+_EVENT_HEAD = struct.Struct("iIII")
+_READ_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class InotifyEvent:
+    """Something that happened in a watched folder."""
+
+    watch: int
+    """What `watch` returned; -1 for LOST."""
+    mask: int
+    name: str
+    """Of the file or folder in it."""
+
+
+class InotifyQueue:
+    """One queue of events; not for use from several threads."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.descriptor: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.descriptor < 0:
+            raise UnavailableError(f"inotify: {_explain_errno('user_instances')}")
+
+    def watch(self, folder: int) -> int:
+        """Watch an open folder; return the number its events bear. OSError when it is gone."""
+        # By its descriptor: a path could have become a link since the folder was opened.
+        path = os.fsencode(f"/proc/self/fd/{folder}")
+        number: int = self._libc.inotify_add_watch(self.descriptor, path, _WATCHED_EVENTS)
+        if number >= 0:
+            return number
+        if ctypes.get_errno() == errno.ENOSPC:
+            raise ExhaustedError(f"inotify: {_explain_errno('user_watches')}")
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def read(self) -> list[InotifyEvent]:
+        """Return what has happened, oldest first, without waiting."""
+        try:
+            data = os.read(self.descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return []
+        return parse_inotify_events(data)
+
+    def close(self) -> None:
+        """Forget all watches; may be repeated."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def parse_inotify_events(data: bytes) -> list[InotifyEvent]:
+    """Return the events in what the kernel hands over."""
+    events: list[InotifyEvent] = []
+    at = 0
+    while at < len(data):
+        watch, mask, _, length = _EVENT_HEAD.unpack_from(data, at)
+        at += _EVENT_HEAD.size
+        events.append(InotifyEvent(watch, mask, os.fsdecode(data[at : at + length].rstrip(b"\0"))))
+        at += length
+    return events
+
+
+def _explain_errno(limit: str) -> str:
+    number = ctypes.get_errno()
+    return f"{os.strerror(number)}; the limit is fs.inotify.max_{limit}, which sysctl raises"
+
+
+SWEEP_INTERVAL_S = 30.0
+"""When nothing came for so long, all is looked at again and manifests are written."""
+
+
+class FolderFollower:
+    """Follows one folder, on one thread; `wake` may be called from any."""
+
+    def __init__(
+        self,
+        engine: IngestEngine,
+        *,
+        stopping: Callable[[], bool],
+        until_idle_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine, self._stopping = engine, stopping
+        self._until_idle_s, self._clock = until_idle_s, clock
+        self._inotify = InotifyQueue()
+        self._folders: dict[int, str] = {}
+        self._waiting = SettlingFiles()
+        self._lock = threading.Lock()
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        self._latest_s = self._swept_s = clock()
+        self._swept = False
+        self._clear_s = self._latest_s
+        """When sources have been left alone for long enough to be removed."""
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._inotify.close()
+        with self._lock:
+            os.close(self._woken)
+            os.close(self._wake)
+            self._wake = -1
+
+    def wake(self) -> None:
+        """Look at once whether to stop; nothing once closed."""
+        with self._lock, contextlib.suppress(BlockingIOError):
+            if self._wake >= 0:
+                os.write(self._wake, b"x")
+
+    def run(self) -> None:
+        """Follow until asked to stop, or until nothing has come for as long as was said."""
+        self.begin()
+        while not self._over():
+            self._pause()
+            self.look()
+
+    def begin(self) -> None:
+        """Watch all folders, and take what is there."""
+        self._take(self._below("", first=True), first=True)
+
+    def look(self) -> None:
+        """Take what has been closed since the last time, and what waited for long enough.
+
+        UnavailableError when the folder is gone.
+        """
+        if self._engine.source.gone:
+            raise UnavailableError(f"{self._engine.source.path}: the folder was removed")
+        events = self._inotify.read()
+        if events:
+            self._latest_s, self._swept = self._clock(), False
+        if any(event.mask & QUEUE_OVERFLOW_EVENT for event in events):
+            self._take(self._below(""))
+        else:
+            self._take(self._closed(events))
+        self._take(self._waiting.take(self._clock(), self._engine.source.stamp))
+        if self._clock() >= self._sweep_s():
+            self._sweep()
+        self._clear_s = self._clock() + self._engine.clear_due()
+
+    def _sweep(self) -> None:
+        """Look at everything again: what failed may go better, and links are made unheard."""
+        self._swept_s, self._swept = self._clock(), True
+        self._take(self._below(""))
+        self._engine.index()
+
+    def _sweep_s(self) -> float:
+        if self._swept and not self._engine.counts.failed:
+            return math.inf
+        return max(self._latest_s, self._swept_s) + SWEEP_INTERVAL_S
+
+    def _over(self) -> bool:
+        if self._stopping():
+            return True
+        limit_s = self._until_idle_s
+        idle_s = self._clock() - self._latest_s
+        return limit_s is not None and idle_s >= limit_s and not len(self._waiting)
+
+    def _pause(self) -> None:
+        """Wait for events, a wish to stop, or the next thing that is due."""
+        due_s = min(self._sweep_s(), self._waiting.due_s(), self._clear_s)
+        if self._until_idle_s is not None:
+            due_s = min(due_s, self._latest_s + self._until_idle_s)
+        poll = select.poll()
+        poll.register(self._inotify.descriptor, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        left_s = max(0.0, due_s - self._clock())
+        # A folder that is removed while it is held open tells nobody.
+        poll.poll(min(left_s, SWEEP_INTERVAL_S) * 1000 + 1)
+
+    def _take(self, candidates: Iterable[CandidateFile], *, first: bool = False) -> None:
+        self._wait_for(self._engine.take(self._settling(candidates), first=first))
+
+    def _settling(self, candidates: Iterable[CandidateFile]) -> Iterator[CandidateFile]:
+        """Yield what may be taken; a file that is appended to has to be quiet for a while."""
+        for candidate in candidates:
+            if candidate.aged or classify_file(candidate.path.rpartition("/")[2]).tensors:
+                yield candidate
+            else:
+                self._waiting.touch(candidate.path, self._clock())
+
+    def _wait_for(self, young: Iterable[SkippedFile]) -> None:
+        for left in young:
+            self._waiting.add(left.path, left.stamp, self._clock())
+
+    def _closed(self, events: Iterable[InotifyEvent]) -> Iterator[CandidateFile]:
+        for event in events:
+            folder = self._folders.get(event.watch)
+            if folder is None:
+                continue
+            path = f"{folder}/{event.name}" if folder else event.name
+            if event.mask & WATCH_REMOVED_EVENT:
+                del self._folders[event.watch]
+            elif event.mask & IS_FOLDER_EVENT:
+                yield from self._below(path)
+            elif event.mask & (CLOSE_WRITE_EVENT | MOVED_TO_EVENT):
+                # What was moved here may still be open elsewhere.
+                yield CandidateFile(path, closed=bool(event.mask & CLOSE_WRITE_EVENT))
+
+    def _below(self, path: str, *, first: bool = False) -> Iterator[CandidateFile]:
+        """Yield the files below a folder, and watch all folders on the way."""
+        for item in self._engine.scan(path, first=first):
+            if isinstance(item, FoundFolder):
+                self._watch(item)
+            else:
+                yield item
+
+    def _watch(self, folder: FoundFolder) -> None:
+        try:
+            self._folders[self._inotify.watch(folder.descriptor)] = folder.path
+        except OSError:
+            return  # gone since it was opened

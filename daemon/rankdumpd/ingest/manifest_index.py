@@ -1,0 +1,185 @@
+"""Manifests of ingested files by rank and iteration, as if a rankdump job had written the tree.
+
+Names come from the files, in full where `mapping.csv` has them, and from the headers of bin
+files. Iterations that have a manifest of their own get none.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Iterator
+from functools import lru_cache
+
+from rankdump._core.element_types import ELEMENT_TYPES
+from rankdump._core.manifest import Manifest, ManifestRecord, make_manifest_name
+from rankdump._core.record import TensorKey
+from rankdump._core.status import IterationStatus
+from rankdump._layout import statistic_tables
+from rankdump._layout import tree_paths as layout
+from rankdump._layout.dump_folders import parse_tensor_path
+from rankdump._layout.file_name import PACKED_SUFFIX, LongFileNames
+from rankdump._layout.tree_paths import MAPPING_FILE
+from rankdump.errors import CorruptedError
+from rankdumpd.agent.storage.tree import DumpTree
+from rankdumpd.ingest.dump_file import DumpFileKind, FileTensor, IngestedFile, classify_file
+from rankdumpd.ingest.folder import IngestFolder
+from rankdumpd.ingest.state import IngestState, RankIteration
+
+
+def locate_iteration(path: str) -> RankIteration | None:
+    """Return the rank and iteration that a file's folder belongs to; None outside of all."""
+    folder, _, name = path.rpartition("/")
+    # Anything else that stands there says nothing of tensors.
+    tables = name == MAPPING_FILE or statistic_tables.STATISTIC_TABLE_NAME.fullmatch(name)
+    tensors = classify_file(name) in (DumpFileKind.NPY, DumpFileKind.BIN)
+    return _locate_folder(folder) if tables or tensors else None
+
+
+@lru_cache(maxsize=1024)
+def _locate_folder(folder: str) -> RankIteration | None:
+    key = parse_tensor_path(f"{folder}/Any.any.0.0.0.output.0.ND.npy")
+    return (key.rank, key.iteration) if key else None
+
+
+class ManifestIndex:
+    """Writes the manifests of one tree."""
+
+    def __init__(
+        self, state: IngestState, tree: DumpTree, *, source: IngestFolder, target: IngestFolder
+    ) -> None:
+        """`target` is the folder of the tree."""
+        self._state, self._tree = state, tree
+        self._source, self._target = source, target
+        self._session = state.session_id()
+        self._latest: dict[int, int] = {}
+
+    def saw(self, place: RankIteration) -> list[RankIteration]:
+        """Return the iterations that are over because this one began."""
+        rank, iteration = place
+        latest = self._latest.get(rank)
+        if latest is None or iteration <= latest:
+            self._latest.setdefault(rank, iteration)
+            return []
+        self._latest[rank] = iteration
+        return [(rank, i) for r, i in self._state.unindexed() if r == rank and i < iteration]
+
+    def write_all(self) -> None:
+        """Write the manifest of every iteration that has tensors in none."""
+        for place in self._state.unindexed():
+            self.write(place)
+
+    def write(self, place: RankIteration) -> None:
+        """Write the manifest of an iteration, or nothing where it has another's."""
+        rank, iteration = place
+        folder = f"{layout.make_rank_folder(rank)}/{layout.MANIFEST_FOLDER}"
+        name = make_manifest_name(iteration, self._session)
+        if not self._has_another(folder, iteration, name):
+            files = self._state.iteration(place)
+            linked = {file.target for file in files if file.linked}
+            records = sorted(self._records(files), key=lambda r: (r.timestamp_us, r.path, r.member))
+            data = self._manifest(place, tuple(records), linked).to_json()
+            self._tree.put(folder, name, (data,), mark=f"ingest-{name}")
+        self._state.indexed(place)
+
+    def _has_another(self, folder: str, iteration: int, own: str) -> bool:
+        names = self._source.names(folder) | self._target.names(folder)
+        return any(name.startswith(f"iteration_{iteration}.") for name in names - {own})
+
+    def _manifest(
+        self, place: RankIteration, records: tuple[ManifestRecord, ...], linked: set[str]
+    ) -> Manifest:
+        links = sum(record.path in linked for record in records)
+        rank, iteration = place
+        status = IterationStatus(
+            job_id=f"ingest-{self._session[:8]}",
+            session_id=self._session,
+            rank=rank,
+            iteration=iteration,
+            complete=True,
+            expected=len(records),
+            stored=len(records) - links,
+            linked=links,
+            bytes_in=sum(record.bytes_in for record in records),
+            bytes_stored=sum(record.bytes_stored for record in records),
+        )
+        # Files do not say how many ranks there were: a host has its own ranks or devices only.
+        return Manifest(status, 0, rank, socket.gethostname(), records)
+
+    def _records(self, files: list[IngestedFile]) -> Iterator[ManifestRecord]:
+        names = {
+            folder: LongFileNames(self._tree.lines(folder, MAPPING_FILE))
+            for folder in dict.fromkeys(map(_get_folder, files))
+        }
+        stamps: set[int] = set()
+        tables: list[IngestedFile] = []
+        for file in files:
+            name = names[_get_folder(file)].full(_get_name(file))
+            for number, member in enumerate(file.members):
+                key = _build_member_key(file, name, member)
+                if key:
+                    stamps.add(key.timestamp_us)
+                    # A file's bytes are said once, with its first tensor.
+                    yield _build_record(file, key, member, stored=not (number or file.linked))
+            if statistic_tables.STATISTIC_TABLE_NAME.fullmatch(_get_name(file)):
+                tables.append(file)
+        for table in tables:
+            yield from self._rows(table, stamps)
+
+    def _rows(self, table: IngestedFile, stamps: set[int]) -> Iterator[ManifestRecord]:
+        """Yield what stands in a table and in no file: MindSpore was to keep figures only."""
+        lines = self._tree.lines(_get_folder(table), _get_name(table))
+        try:
+            rows = statistic_tables.parse_statistic_table("\n".join(lines), file=table.path)
+        except CorruptedError:
+            return  # whoever reads the table is told
+        for row in rows:
+            if row.timestamp_us not in stamps:
+                yield ManifestRecord(
+                    path="",
+                    timestamp_us=row.timestamp_us,
+                    op_type=row.op_type,
+                    op_name=row.op_name,
+                    argument="",
+                    dtype=row.dtype,
+                    shape=row.shape,
+                    bytes_in=row.data_bytes,
+                    bytes_stored=0,
+                    digest="",
+                )
+
+
+def _build_record(
+    file: IngestedFile, key: TensorKey, member: FileTensor, *, stored: bool
+) -> ManifestRecord:
+    # Names of 2.4 and later say the type; one that the file holds widened is seen nowhere else.
+    held = ELEMENT_TYPES.get(key.element.lower())
+    widened = held if held and held.widened and member.dtype == "float32" else None
+    return ManifestRecord(
+        path=file.target,
+        timestamp_us=key.timestamp_us,
+        op_type=key.op_type,
+        op_name=member.op_name or key.op_name,
+        argument="",
+        dtype=widened.name if widened else member.dtype,
+        shape=member.shape,
+        bytes_in=math.prod(member.shape) * widened.item_bytes if widened else member.bytes_in,
+        bytes_stored=file.stored.size_bytes if stored else 0,
+        digest=member.digest,
+        member=member.name,
+    )
+
+
+def _build_member_key(file: IngestedFile, name: str, member: FileTensor) -> TensorKey | None:
+    name = name.removesuffix(PACKED_SUFFIX)
+    if member.name:  # as the file of that tensor alone would be called
+        name = f"{name}.{member.name}.ND.npy"
+    return parse_tensor_path(f"{_get_folder(file)}/{name}")
+
+
+def _get_folder(file: IngestedFile) -> str:
+    return file.path.rpartition("/")[0]
+
+
+def _get_name(file: IngestedFile) -> str:
+    return file.path.rpartition("/")[2]

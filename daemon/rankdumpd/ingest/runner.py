@@ -1,0 +1,275 @@
+"""Runs of an ingest: once over a folder or as long as a job writes it, as a command with signals,
+progress and an exit code, or as a component of an agent.
+
+Failures of the component are logged and retried; they never end the process, nor hold it up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+
+from rankdump.errors import RankdumpError
+from rankdumpd.ingest.dump_file import IngestCounts, IngestTask
+from rankdumpd.ingest.engine import IngestEngine
+from rankdumpd.ingest.folder_watch import FolderFollower
+from rankdumpd.server.lifecycle import Component, SignalWaiter
+
+
+class IngestRun:
+    """An ingest; it owns its tree from the moment it is made until `run` returns."""
+
+    def __init__(
+        self,
+        task: IngestTask,
+        *,
+        say: Callable[[str], None],
+        follow: bool = False,
+        until_idle_s: float | None = None,
+    ) -> None:
+        """ConfigError says why it may not begin; `say` is told of each file that is left."""
+        self._asked, self._aborted = threading.Event(), threading.Event()
+        self._engine = IngestEngine(task, say=say, stopping=self._aborted.is_set)
+        self._follower: FolderFollower | None = None
+        if follow or until_idle_s is not None:
+            try:
+                self._follower = FolderFollower(
+                    self._engine, stopping=self._asked.is_set, until_idle_s=until_idle_s
+                )
+            except BaseException:
+                self._engine.close()
+                raise
+
+    @property
+    def counts(self) -> IngestCounts:
+        """How it stands; may be asked from any thread."""
+        return self._engine.counts
+
+    def run(self) -> bool:
+        """Take over what is there, and what comes; return whether it came to its end."""
+        try:
+            if self._follower:
+                self._follower.run()
+            self._engine.take_all(self._aborted.wait, first=self._follower is None)
+            if not self._aborted.is_set():
+                self._engine.finish(self._aborted.wait)
+        finally:
+            if self._follower:
+                self._follower.close()
+            self._engine.close()
+        return not self._aborted.is_set()
+
+    def ask(self) -> None:
+        """Ask one that follows to end, with a last look; one that does not, to end at once."""
+        self._asked.set()
+        if self._follower:
+            self._follower.wake()
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Ask it to begin no file any more."""
+        self._aborted.set()
+        self._asked.set()
+        if self._follower:
+            self._follower.wake()
+
+
+INGEST_RETRY_S = 10.0
+"""How long after a failure it is begun again: the folder may come with the first job."""
+INGEST_LOG_INTERVAL_S = 60.0
+"""How often the log says what came, where something did."""
+_STOP_TIMEOUT_S = 10.0
+
+_logger = logging.getLogger(__name__)
+
+
+class IngestComponent(Component):
+    """Follows one folder from `start` to `drain`."""
+
+    leave_s = Component.leave_s + _STOP_TIMEOUT_S
+
+    def __init__(
+        self,
+        task: IngestTask,
+        *,
+        retry_s: float = INGEST_RETRY_S,
+        tell_s: float = INGEST_LOG_INTERVAL_S,
+    ) -> None:
+        self._task, self._retry_s, self._tell_s = task, retry_s, tell_s
+        self._asked = threading.Event()
+        self._run: IngestRun | None = None
+        self._told, self._trouble = IngestCounts(), ""
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=work, name=f"rankdumpd-{name}", daemon=True)
+            for name, work in (("ingest", self._follow), ("ingest-log", self._tell))
+        ]
+
+    def start(self) -> None:
+        """Begin to follow."""
+        for thread in self._threads:
+            thread.start()
+
+    def drain(self, timeout_s: float) -> int:
+        """Look a last time and finish; return 1 when that is not done by the deadline."""
+        self._ask(at_once=False)
+        return self._join(timeout_s)
+
+    def stop(self) -> None:
+        """Finish the files that were begun, and no others; may be repeated."""
+        self._ask(at_once=True)
+        self._join(_STOP_TIMEOUT_S)
+
+    def fault(self) -> str:
+        """Say that nobody follows any more."""
+        following = self._threads[0]
+        dead = following.ident is not None and not following.is_alive()
+        return f"nobody follows {self._task.source}" if dead else ""
+
+    def _ask(self, *, at_once: bool) -> None:
+        self._asked.set()
+        with self._lock:
+            if self._run:
+                (self._run.abort if at_once else self._run.ask)()
+
+    def _join(self, timeout_s: float) -> int:
+        following = self._threads[0]
+        if following.ident is not None:
+            following.join(timeout_s)
+        return int(following.is_alive())
+
+    def _follow(self) -> None:
+        while not self._asked.is_set():
+            try:
+                self._follow_once()
+            except RankdumpError as error:
+                self._say_trouble(str(error))
+            except Exception:
+                _logger.exception("the ingest of %s ended", self._task.source)
+            self._asked.wait(self._retry_s)
+
+    def _follow_once(self) -> None:
+        run = IngestRun(self._task, say=self._warn, follow=True)
+        _logger.info("following %s into %s", self._task.source, self._task.tree)
+        self._trouble = ""
+        with self._lock:
+            self._run, self._told = run, IngestCounts()
+            if self._asked.is_set():
+                run.ask()
+        try:
+            run.run()
+        finally:
+            with self._lock:
+                self._run = None
+            self._tell_of(run)
+
+    def _say_trouble(self, text: str) -> None:
+        """Say what keeps it from beginning, once as long as it is the same."""
+        if text != self._trouble:
+            self._trouble = text
+            _logger.error("cannot take over %s: %s", self._task.source, text)
+
+    def _warn(self, text: str) -> None:
+        _logger.warning("left in %s: %s", self._task.source, text)
+
+    def _tell(self) -> None:
+        while not self._asked.wait(self._tell_s):
+            with self._lock:
+                run = self._run
+            if run:
+                self._tell_of(run)
+
+    def _tell_of(self, run: IngestRun) -> None:
+        counts = run.counts
+        if (counts.files, counts.failed) != (self._told.files, self._told.failed):
+            self._told = counts
+            _logger.info(
+                "took over %d files: %d bytes in, %d stored, %d linked; %d are left",
+                counts.files,
+                counts.bytes_in,
+                counts.bytes_stored,
+                counts.linked,
+                counts.failed,
+            )
+
+
+_PROGRESS_INTERVAL_S = 0.2
+_EXIT_DONE, _EXIT_FAILED = 0, 1
+
+
+def run_ingest(
+    task: IngestTask, *, follow: bool, until_idle_s: float | None, progress: bool
+) -> int:
+    """Run an ingest until it ends or a signal ends it; return the exit code of the process.
+
+    With `progress`, what happens is told on standard output, a JSON object a line: `counts` while
+    it goes on, `left` for a file that is left, `done` at the end.
+    """
+    asked = SignalWaiter()
+    try:
+        say = _print_skipped_file if progress else _log_skipped_file
+        run = IngestRun(task, say=say, follow=follow, until_idle_s=until_idle_s)
+        whole = _run_until(asked, run, progress=progress)
+    finally:
+        asked.close()
+    return _report_end(run.counts, whole=whole, progress=progress)
+
+
+def _run_until(asked: SignalWaiter, run: IngestRun, *, progress: bool) -> bool:
+    """Run it on a thread, for this one hears the signals; return whether it came to its end."""
+    ended = threading.Event()
+    whole: list[bool] = []
+
+    def work() -> None:
+        try:
+            whole.append(run.run())
+        except RankdumpError as error:
+            _logger.error("%s", error)
+        except Exception:
+            _logger.exception("the ingest ended early")
+        finally:
+            ended.set()
+            asked.ask()
+
+    thread = threading.Thread(target=work, name="rankdumpd-ingest")
+    thread.start()
+    if progress:
+        threading.Thread(target=_report_progress, args=(run, ended), daemon=True).start()
+    asked.wait()
+    run.ask()
+    thread.join()
+    return whole == [True]
+
+
+def _report_end(counts: IngestCounts, *, whole: bool, progress: bool) -> int:
+    if progress:
+        _print_json({"done": asdict(counts), "whole": whole})
+    else:
+        _logger.info("%s", ", ".join(f"{name} {count}" for name, count in asdict(counts).items()))
+    return _EXIT_DONE if whole and not counts.failed else _EXIT_FAILED
+
+
+def _report_progress(run: IngestRun, ended: threading.Event) -> None:
+    while not ended.wait(_PROGRESS_INTERVAL_S):
+        _print_json({"counts": asdict(run.counts)})
+
+
+def _log_skipped_file(text: str) -> None:
+    _logger.warning("%s", text)
+
+
+def _print_skipped_file(text: str) -> None:
+    _print_json({"left": text})
+
+
+def _print_json(what: dict[str, object]) -> None:
+    try:
+        sys.stdout.write(json.dumps(what) + "\n")
+        sys.stdout.flush()
+    except OSError:
+        return  # nobody listens any more

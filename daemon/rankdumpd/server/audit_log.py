@@ -1,0 +1,144 @@
+"""Audit log: a JSON line for who read or changed what, appended to a file and never removed by this
+process.
+
+No failure of the file ends a call: lines that could not be written are counted, reported once in
+the log, and reported in the file when it can be written again.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import fcntl
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rankdump.errors import ConfigError
+
+MAX_AUDIT_BYTES = 16 << 20
+"""A file of that size makes way for a new one."""
+MAX_AUDIT_FILES = 5
+"""The one that is written, and `.1` to `.4` before it."""
+_LOG_MODE = 0o640
+_MAX_TEXT_CHARACTERS = 512
+_TRANSIENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE)
+
+_logger = logging.getLogger(__name__)
+
+
+class AuditLog:
+    """A file that several threads and processes may add to."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        most_bytes: int = MAX_AUDIT_BYTES,
+    ) -> None:
+        """`clock` gives seconds since the epoch. ConfigError when the file will never open."""
+        self._path, self._clock, self._most_bytes = path, clock, most_bytes
+        self._lock = threading.Lock()
+        self._descriptor = -1
+        self._lost = 0
+        try:
+            self._descriptor = _open_log(path)
+        except OSError as error:
+            if error.errno not in _TRANSIENT_ERRNOS:
+                allowed = f"a file that can be added to ({error.strerror})"
+                raise ConfigError("settings", "log.audit", str(path), allowed) from None
+
+    @property
+    def lost(self) -> int:
+        """Lines that could not be written, and were not said yet in the file."""
+        return self._lost
+
+    def add(self, what: str, fields: Mapping[str, object]) -> None:
+        """Add a line with the time, what happened and more; texts are cut at 512 characters."""
+        line = self._line(what, fields)
+        with self._lock:
+            if self._lost:
+                line = self._line("lost", {"lines": self._lost}) + line
+            try:
+                self._write(line)
+                self._lost = 0
+            except OSError as error:
+                self._lost += 1
+                if self._lost == 1:
+                    _logger.error("audit %s: lines are lost: %s", self._path, error)
+
+    def reloaded(self, files: Sequence[Path]) -> None:
+        """Add that files were read again."""
+        self.add("reload", {"who": "local", "files": [str(each) for each in files]})
+
+    def close(self) -> None:
+        """Close the file; the next line opens it again."""
+        with self._lock:
+            self._close()
+
+    def _line(self, what: str, fields: Mapping[str, object]) -> bytes:
+        now = datetime.datetime.fromtimestamp(self._clock(), datetime.timezone.utc)
+        body = {"time": now.isoformat(timespec="microseconds"), "what": what}
+        body |= {name: _truncate_text(value) for name, value in fields.items()}
+        return json.dumps(body).encode() + b"\n"
+
+    def _write(self, line: bytes) -> None:
+        """Write it whole or not at all."""
+        self._take_file()
+        try:
+            size = os.fstat(self._descriptor).st_size
+            if size and size + len(line) > self._most_bytes:
+                self._make_way()
+                self._close()
+                self._take_file()
+                size = os.fstat(self._descriptor).st_size
+            if os.write(self._descriptor, line) != len(line):
+                os.ftruncate(self._descriptor, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            if self._descriptor >= 0:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _take_file(self) -> None:
+        """Hold the lock of the file that stands at the path now: others may have moved it away."""
+        while True:
+            if self._descriptor < 0:
+                self._descriptor = _open_log(self._path)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            held = os.fstat(self._descriptor)
+            try:
+                there = self._path.lstat()
+            except FileNotFoundError:
+                there = None
+            if there and (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino):
+                return
+            self._close()
+
+    def _make_way(self) -> None:
+        for number in range(MAX_AUDIT_FILES - 1, 0, -1):
+            older = self._path if number == 1 else self._numbered(number - 1)
+            if older.exists():
+                older.replace(self._numbered(number))
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _open_log(path: Path) -> int:
+    # Not blocking: somebody may have put a pipe there that nobody reads.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    return os.open(path, flags, _LOG_MODE)
+
+
+def _truncate_text(value: object) -> object:
+    return value[:_MAX_TEXT_CHARACTERS] if isinstance(value, str) else value

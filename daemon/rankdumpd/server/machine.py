@@ -1,0 +1,74 @@
+"""Resources of the machine that this process may use: memory and cores within its control groups,
+the id of the host, and its scheduling priority.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_OWN_CGROUP_FILE = Path("/proc/self/cgroup")
+
+
+def read_memory_bytes(groups: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUP_FILE) -> int:
+    """Return the memory there is: the machine's, or a control group's if that is less."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # `max` is none.
+    limits = [
+        int(text) for text in _iter_cgroup_limits("memory.max", groups, own) if text.isdecimal()
+    ]
+    return min([total, *limits])
+
+
+def count_cores(groups: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUP_FILE) -> int:
+    """Return the cores that may be used at once: by affinity, and by a unit's CPUQuota."""
+    allowed = len(os.sched_getaffinity(0))
+    for text in _iter_cgroup_limits("cpu.max", groups, own):
+        quota, _, period = text.partition(" ")
+        if quota.isdecimal() and period.isdecimal():
+            allowed = min(allowed, math.ceil(int(quota) / int(period)))
+    return max(1, allowed)
+
+
+def read_host_id(proc: Path = Path("/proc"), machine: Path = Path("/etc/machine-id")) -> str:
+    """Return a text that processes of one host share, and no other host has, whatever its name.
+
+    Of the boot, the machine and the network namespace: containers of one machine are several hosts,
+    and images that were copied have one machine id. Empty where none of it can be read.
+    """
+    parts: list[str] = []
+    for path in (proc / "sys/kernel/random/boot_id", machine):
+        with contextlib.suppress(OSError):
+            parts.append(path.read_text().strip())
+    with contextlib.suppress(OSError):
+        parts.append(str((proc / "self/ns/net").readlink()))
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=4).hexdigest() if parts else ""
+
+
+def lower_priority(niceness: int) -> None:
+    """Let every other process go first by that much; one that does so already stays as it is.
+
+    The whole process: a thread that gave way alone would be waited for with the interpreter's lock.
+    """
+    if niceness > os.getpriority(os.PRIO_PROCESS, 0):
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+
+
+def _iter_cgroup_limits(name: str, groups: Path, own: Path) -> Iterator[str]:
+    """Yield what each control group around this process says (cgroup v2)."""
+    try:
+        inner = groups / own.read_text().strip().rpartition("::/")[2]
+    except OSError:
+        return
+    for group in (inner, *inner.parents):
+        if not group.is_relative_to(groups):
+            return
+        try:
+            yield (group / name).read_text().strip()
+        except OSError:
+            continue

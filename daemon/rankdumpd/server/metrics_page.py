@@ -1,0 +1,463 @@
+"""Metrics endpoint: the gRPC service and the page for Prometheus over HTTP or HTTPS, and the
+requests it refused, which are counted, audited and logged. The exposition format is
+prometheus_client's.
+"""
+
+from __future__ import annotations
+
+import http.server
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from rankdump._core.daemon_endpoint import is_loopback
+from rankdump._core.status import MetricSample
+from rankdump._wire import status_messages
+from rankdump.errors import ConfigError
+from rankdump.wire.v1 import metrics_pb2, metrics_pb2_grpc
+from rankdumpd.server import lifecycle
+from rankdumpd.server.audit_log import AuditLog
+from rankdumpd.server.callers import (
+    LOCAL_CALLER,
+    CallerIdentity,
+    build_unknown_caller,
+    explain_refusal,
+    parse_roles,
+)
+from rankdumpd.server.metrics import (
+    METRIC_DEFINITIONS,
+    MetricCounters,
+    MetricKind,
+    aggregate_samples,
+    find_metric_name,
+)
+from rankdumpd.server.tls import RevokedCertificates, ServerCertificates, compute_fingerprint
+from rankdumpd.settings import DaemonSettings, TlsSettings
+
+PAGE_REFUSALS_METRIC = "rankdump_refused_page_requests_total"
+AUDIT_INTERVAL_S = 1.0
+"""Between two lines of the audit about callers that showed no certificate that is believed."""
+
+_logger = logging.getLogger(__name__)
+
+
+class PageRefusals:
+    """Safe to use from several threads.
+
+    Whoever reaches the port can be refused as often as he likes: of those whom nothing identifies
+    a line a second is written, with how many were left out, so that they cannot drive what others
+    did out of the audit. All are counted.
+    """
+
+    def __init__(
+        self,
+        meters: MetricCounters,
+        audit: AuditLog | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Show the counters as 0; `clock` gives seconds that only rise."""
+        self._meters, self._audit, self._clock = meters, audit, clock
+        self._meters.begin(PAGE_REFUSALS_METRIC)
+        self._lock = threading.Lock()
+        self._said: set[str] = set()
+        self._quiet_to_s = 0.0
+        self._left_out = 0
+
+    def count(self, reason: str) -> None:
+        """Count a refusal of which nothing is known but its reason, one of the metric's."""
+        self._meters.add(PAGE_REFUSALS_METRIC, reason=reason)
+
+    def add(self, reason: str, caller: CallerIdentity, asked: str, why: str) -> None:
+        """Count a refusal, and write down who asked for what; the log says each reason once."""
+        self.count(reason)
+        self._say(reason, why)
+        if self._audit is None:
+            return
+        more = 0 if caller.known else self._turn()
+        if more is not None:
+            told = {"method": asked, **caller.fields(), "result": reason}
+            self._audit.add("refused", {**told, "more": more} if more else told)
+
+    def _turn(self) -> int | None:
+        """Return how many were left out before this one; None where this one is as well."""
+        with self._lock:
+            now_s = self._clock()
+            if now_s < self._quiet_to_s:
+                self._left_out += 1
+                return None
+            self._quiet_to_s = now_s + AUDIT_INTERVAL_S
+            left_out, self._left_out = self._left_out, 0
+            return left_out
+
+    def _say(self, reason: str, why: str) -> None:
+        with self._lock:
+            if reason in self._said:
+                return
+            self._said.add(reason)
+        _logger.warning("the page of metrics refused a request: %s", why)
+
+
+METRICS_PATH = "/metrics"
+METRICS_METHOD = "/rankdump.wire.v1.MetricsService/Metrics"
+"""Who may call this may read the page."""
+_REQUEST_TIMEOUT_S = 10.0
+_MAX_CONNECTIONS = 8
+
+
+def build_registry(samples: Callable[[], Sequence[MetricSample]]) -> CollectorRegistry:
+    """Return what an encoder asks: samples of this moment, and those of the process itself."""
+    registry = CollectorRegistry()
+    registry.register(_SampleCollector(samples))
+    ProcessCollector(registry=registry)
+    return registry
+
+
+class MetricsPageGuard:
+    """Who may read the page over TLS, by files that may change."""
+
+    def __init__(self, settings: TlsSettings) -> None:
+        """ConfigError when the files cannot be read."""
+        self._settings = settings
+        self._certificates = ServerCertificates(settings)
+        self._revoked = RevokedCertificates(Path(settings.revoked)) if settings.revoked else None
+        self._lock = threading.Lock()
+        self._seen = self._certificates.material()
+        self._context = self._made()
+
+    @property
+    def expires_s(self) -> float:
+        """End of the time of the certificate that is shown, in seconds since the epoch."""
+        return self._certificates.material().expires_s
+
+    def context(self) -> ssl.SSLContext:
+        """Return what connections are made with, as the files are now."""
+        with self._lock:
+            material = self._certificates.material()
+            if material != self._seen:
+                try:
+                    self._context = self._made()
+                    self._seen = material
+                except (OSError, ConfigError) as error:
+                    # Changed once more in this moment: the next connection looks again.
+                    _logger.warning("the page shows the certificate it had: %s", error)
+            return self._context
+
+    def refusal(self, caller: CallerIdentity) -> str:
+        """Return why the page is not for who has connected; empty when it is."""
+        listed = self._revoked.listed() if self._revoked else frozenset[str]()
+        return explain_refusal(METRICS_METHOD, caller, revoked=listed)
+
+    def _made(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(self._settings.ca)
+        context.load_cert_chain(self._settings.certificate, self._settings.key)
+        return context
+
+
+class MetricsPageServer(http.server.ThreadingHTTPServer):
+    """Answers a few at once; who dawdles holds up nobody."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        registry: CollectorRegistry,
+        guard: MetricsPageGuard | None,
+        refusals: PageRefusals,
+    ) -> None:
+        """Listen; OSError when it cannot."""
+        self.registry, self.guard, self.refusals = registry, guard, refusals
+        self._places = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _MetricsPageHandler)
+
+    def server_bind(self) -> None:
+        """Bind without asking who this host is: that may take long."""
+        # As the class above does, but for its last step.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Turn away those for whom there is no place."""
+        placed = self._places.acquire(blocking=False)
+        if not placed:
+            # Not written down: all others wait for this thread.
+            self.refusals.count("busy")
+        return placed
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve one connection, then free its place."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Serve one connection; the handshake is part of it, in its own thread."""
+        request.settimeout(_REQUEST_TIMEOUT_S)
+        if self.guard is None:
+            super().finish_request(request, client_address)
+            return
+        with self._secured(request, self.guard, _format_peer(client_address)) as secured:
+            super().finish_request(secured, client_address)
+
+    def _secured(self, request: Any, guard: MetricsPageGuard, peer: str) -> ssl.SSLSocket:
+        try:
+            return guard.context().wrap_socket(request, server_side=True)
+        except ssl.SSLEOFError:
+            # Gone before it was asked anything.
+            raise
+        except ssl.SSLError as error:
+            why = f"a handshake failed: {(error.reason or str(error)).lower().replace('_', ' ')}"
+            self.refusals.add("certificate", build_unknown_caller(peer), "", why)
+            raise
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say little of what others do wrong."""
+        _logger.debug("a connection from %s failed", client_address, exc_info=True)
+
+
+class _MetricsPageHandler(http.server.BaseHTTPRequestHandler):
+    server_version = "rankdumpd"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        """Answer with the page, in the format that is asked for."""
+        server = self.server
+        assert isinstance(server, MetricsPageServer)
+        if self.path.partition("?")[0] != METRICS_PATH:
+            self._refuse(HTTPStatus.NOT_FOUND, "path", f"metrics are at {METRICS_PATH}")
+            return
+        why = server.guard.refusal(self._caller()) if server.guard else ""
+        if why:
+            self._refuse(HTTPStatus.FORBIDDEN, "role", why)
+            return
+        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+        self._answer(HTTPStatus.OK, content_type, encode(server.registry))
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class
+        """Say nothing of what happens four times a minute."""
+        _logger.debug(format, *args)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer what is no request, or none for a page; the base class finds that out."""
+        other_method = code == HTTPStatus.NOT_IMPLEMENTED
+        reason = "method" if other_method else "malformed"
+        self._note(reason, message or HTTPStatus(code).phrase)
+        super().send_error(code, message, explain)
+
+    def _refuse(self, status: HTTPStatus, reason: str, why: str) -> None:
+        self._note(reason, why)
+        self._answer(status, "text/plain", f"{why}\n".encode())
+
+    def _note(self, reason: str, why: str) -> None:
+        assert isinstance(self.server, MetricsPageServer)
+        self.server.refusals.add(reason, self._caller(), self.requestline, why)
+
+    def _caller(self) -> CallerIdentity:
+        if not isinstance(self.connection, ssl.SSLSocket):
+            return LOCAL_CALLER
+        return _identify_page_caller(self.connection, _format_peer(self.client_address))
+
+    def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _SampleCollector(Collector):
+    def __init__(self, samples: Callable[[], Sequence[MetricSample]]) -> None:
+        self._samples = samples
+
+    def describe(self) -> list[Family]:
+        """Return nothing: what there is comes with its samples."""
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        """Yield all samples, by their metrics."""
+        families: dict[str, Family] = {}
+        for sample in self._samples():
+            name = find_metric_name(sample.name)
+            if name not in families:
+                families[name] = _build_family(name)
+            families[name].add_sample(sample.name, dict(sample.labels), sample.value)
+        yield from families.values()
+
+
+def _build_family(name: str) -> Family:
+    metric = METRIC_DEFINITIONS[name]
+    bare = name.removesuffix("_total") if metric.kind is MetricKind.COUNTER else name
+    bare = bare.removesuffix("_info") if metric.kind is MetricKind.INFO else bare
+    return Family(bare, metric.text, metric.kind.value)
+
+
+def _format_peer(address: Any) -> str:
+    """Return an address as gRPC writes that of a caller."""
+    host, port = address[:2]
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+def _identify_page_caller(connection: ssl.SSLSocket, peer: str) -> CallerIdentity:
+    """Return who has connected, by the certificate that was believed in the handshake."""
+    der, shown = connection.getpeercert(binary_form=True), connection.getpeercert()
+    if not der or not shown:
+        return build_unknown_caller(peer)
+    fields: Any = shown
+    uris = [value for kind, value in fields.get("subjectAltName", ()) if kind == "URI"]
+    names = [v for part in fields.get("subject", ()) for k, v in part if k == "commonName"]
+    fingerprint = compute_fingerprint(ssl.DER_cert_to_PEM_cert(der).encode())
+    return CallerIdentity("".join(names[:1]), parse_roles(uris), fingerprint, peer)
+
+
+SampleSource = Callable[[], Sequence[MetricSample]]
+
+
+class MetricsProvider(Protocol):
+    """An agent, its front or a coordinator."""
+
+    def samples(self) -> list[MetricSample]:
+        """Return how it stands."""
+        ...
+
+
+class ProcessMetrics(metrics_pb2_grpc.MetricsServiceServicer):
+    """All numbers of a process; a service that a server can have, and what the page shows."""
+
+    service_names: tuple[str, ...] = (
+        metrics_pb2.DESCRIPTOR.services_by_name["MetricsService"].full_name,
+    )
+
+    def __init__(self, sources: Sequence[SampleSource]) -> None:
+        self._sources = sources
+        self._begun_s = time.time()
+        self._failing: set[int] = set()
+
+    def register(self, server: grpc.Server) -> None:
+        """Add the service to a server that has not started."""
+        metrics_pb2_grpc.add_MetricsServiceServicer_to_server(self, server)
+
+    def Metrics(  # noqa: N802 - the name is the generated base class's
+        self, request: metrics_pb2.MetricsRequest, context: grpc.ServicerContext
+    ) -> metrics_pb2.MetricsResponse:
+        """Return the samples of this moment."""
+        return status_messages.samples_to_wire(self.samples())
+
+    def samples(self) -> list[MetricSample]:
+        """Return what all sources say; one that fails leaves its own numbers out."""
+        found = [
+            MetricSample("rankdump_build_info", 1, {"version": version("rankdump")}),
+            MetricSample("rankdump_start_time_seconds", self._begun_s),
+        ]
+        for number, source in enumerate(self._sources):
+            try:
+                found += source()
+                self._failing.discard(number)
+            except Exception as error:
+                # Monitoring has to see the rest above all when something is broken.
+                if number not in self._failing:
+                    _logger.error("numbers are left out: %r", error)
+                self._failing.add(number)
+        return aggregate_samples(found)
+
+
+class MetricsEndpoint(lifecycle.Component):
+    """The page that Prometheus asks for, over HTTP or, with certificates, over HTTPS for those
+    with a role that may read; the last room to stop.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        metrics: ProcessMetrics,
+        tls: TlsSettings,
+        *,
+        meters: MetricCounters | None = None,
+        audit: AuditLog | None = None,
+    ) -> None:
+        """ConfigError when anybody could read it, or certificates cannot be read."""
+        host, _, port = address.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not port.isdecimal() or int(port) > 0xFFFF or not (tls.on or is_loopback(address)):
+            allowed = "host:port on loopback, or any host:port with certificates ([tls])"
+            raise ConfigError("settings", "metrics.listen", address, allowed)
+        self._host, self._port = host, int(port)
+        self._guard = MetricsPageGuard(tls) if tls.on else None
+        self._metrics = metrics
+        self._refusals = PageRefusals(meters or MetricCounters(), audit)
+        self._server: MetricsPageServer | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens once it has started, with the real port."""
+        port = self._server.server_address[1] if self._server else self._port
+        return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
+
+    def start(self) -> None:
+        """Listen; ConfigError when the port is taken."""
+        registry = build_registry(self._samples)
+        try:
+            place = (self._host, self._port)
+            self._server = MetricsPageServer(place, registry, self._guard, self._refusals)
+        except OSError as error:
+            allowed = f"an address that is free ({error.strerror})"
+            raise ConfigError("settings", "metrics.listen", self.address, allowed) from None
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="rankdumpd-metrics", daemon=True
+        )
+        self._thread.start()
+        _logger.info("metrics are at %s%s", self.address, METRICS_PATH)
+
+    def drain(self, timeout_s: float) -> int:
+        """Go on: how a drain proceeds is worth seeing."""
+        return 0
+
+    def stop(self) -> None:
+        """Listen no more; may be repeated, and called without `start`."""
+        if self._server and self._thread:
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+            self._server = self._thread = None
+
+    def _samples(self) -> list[MetricSample]:
+        found = self._metrics.samples()
+        if self._guard:
+            found.append(
+                MetricSample("rankdump_tls_not_after_timestamp_seconds", self._guard.expires_s)
+            )
+        return found
+
+
+def build_metrics(
+    settings: DaemonSettings,
+    meters: MetricCounters,
+    *halves: MetricsProvider,
+    audit: AuditLog | None = None,
+) -> tuple[ProcessMetrics, tuple[MetricsEndpoint, ...]]:
+    """Return what a process says of itself, and the page with it where one is wished for."""
+    metrics = ProcessMetrics((meters.samples, *(half.samples for half in halves)))
+    listen = settings.metrics.listen
+    if not listen:
+        return metrics, ()
+    return metrics, (MetricsEndpoint(listen, metrics, settings.tls, meters=meters, audit=audit),)

@@ -1,0 +1,209 @@
+"""Files that a daemon depends on: the SQLite file of its state with one owner at a time, folders
+that a group may enter, files that have to stay where they were made, and which errors of disks
+and databases are transient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankdump.errors import ConfigError, CorruptedError, ExhaustedError, RankdumpError
+
+_NO_SPACE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+_TRANSIENT_ERRNOS = _NO_SPACE_ERRNOS | {
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.EINTR,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+}
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether what failed may succeed later although nobody changed what was asked."""
+    if isinstance(error, OSError):
+        return error.errno in _TRANSIENT_ERRNOS
+    return isinstance(error, (sqlite3.OperationalError, MemoryError))
+
+
+def is_no_space(error: BaseException) -> bool:
+    """Return whether a disk, or the share of it that one may take, is full."""
+    if isinstance(error, OSError):
+        return error.errno in _NO_SPACE_ERRNOS
+    # Of SQLITE_FULL Python 3.10 tells no more than its text.
+    return isinstance(error, sqlite3.OperationalError) and "disk is full" in str(error)
+
+
+def is_corrupted_database(error: BaseException) -> bool:
+    """Return whether a database file is not what SQLite wrote: it never passes.
+
+    Python has no class of its own for that; what is the caller's fault has.
+    """
+    return type(error) is sqlite3.DatabaseError
+
+
+def describe_error(error: BaseException) -> str:
+    """Return what people read of an error: without paths, so that the same one reads the same."""
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+_MIN_FREE_BYTES = 128 << 10
+"""What tables and shared memory of a small database take at least."""
+
+
+def open_database(
+    path: Path, key: str, prepare: Callable[[sqlite3.Connection], None]
+) -> sqlite3.Connection:
+    """Return a connection that `prepare` has given its tables.
+
+    ConfigError names the setting `key` when the folder cannot hold it, ExhaustedError when there
+    is no space now; DamagedError when what is there is no such file.
+    """
+    try:
+        base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        with contextlib.ExitStack() as unless_ready:
+            unless_ready.callback(base.close)
+            prepare(base)
+            unless_ready.pop_all()
+            return base
+    except sqlite3.Error as error:
+        raise explain_state_error(path.parent, key, error) from None
+
+
+def read_tables_version(base: sqlite3.Connection, path: Path, *, newest: int, whose: str) -> int:
+    """Return the version of a file's tables; ConfigError when a newer program wrote it."""
+    (version,) = base.execute("PRAGMA user_version").fetchone()
+    if version > newest:
+        allowed = f"at most {newest}, as this {whose} writes it"
+        raise ConfigError(str(path), "user_version", version, allowed)
+    return version
+
+
+def migrate_tables(
+    base: sqlite3.Connection,
+    path: Path,
+    *,
+    newest: int,
+    migrations: Mapping[int, str],
+    known_by: str,
+    whose: str,
+) -> None:
+    """Bring the tables of a file up to the newest version, from each one to the next.
+
+    Where no table is `known_by` that name, there is nothing to bring. ConfigError as above.
+    """
+    version = read_tables_version(base, path, newest=newest, whose=whose)
+    made = base.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (known_by,)).fetchone()
+    script = "".join(migrations[step] for step in range(version, newest)) if made else ""
+    # In one transaction: half a migration would not be recognised as one.
+    base.executescript(f"BEGIN; {script} PRAGMA user_version = {newest}; COMMIT;")
+
+
+def lock_state_folder(state_dir: Path, name: str, key: str, whose: str) -> int:
+    """Return a locked descriptor of a file in the folder: two owners would undo each other."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
+        guard = os.open(state_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise explain_state_error(state_dir, key, error) from None
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(guard)
+        raise ConfigError(key, "", str(state_dir), f"a folder that no other {whose} uses") from None
+    return guard
+
+
+def explain_state_error(state_dir: Path, key: str, error: Exception) -> RankdumpError:
+    """Return what is said of a folder in which a daemon cannot keep its state."""
+    if is_corrupted_database(error):
+        return CorruptedError(f"{key}: {state_dir} has a damaged database: {error}")
+    if is_no_space(error) or _is_disk_full(state_dir):
+        return ExhaustedError(f"{key}: {state_dir} has no space: {error}")
+    return ConfigError(key, "", str(state_dir), f"a folder ({error})")
+
+
+def _is_disk_full(folder: Path) -> bool:
+    """Return whether there is no room for another page, whatever SQLite calls it."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _MIN_FREE_BYTES or (
+        disk.f_files > 0 and not disk.f_favail
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _RequiredFile:
+    """One file, as it was when it was made."""
+
+    identity: tuple[int, int] | None
+    cost: str
+    """What does not work without it."""
+
+
+class RequiredFiles:
+    """Looks at the files of one process; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[Path, _RequiredFile] = {}
+        self.gone: tuple[str, ...] = ()
+        """What was missing at the last look, a sentence each."""
+
+    def keep(self, path: Path, cost: str) -> None:
+        """Expect a file where it stands now; `cost` says what does not work without it."""
+        with self._lock:
+            self._kept[path] = _RequiredFile(_read_identity(path), cost)
+
+    def look(self) -> tuple[str, ...]:
+        """Return what is missing, and remember that."""
+        with self._lock:
+            self.gone = tuple(
+                f"{path} {_describe_missing(path)} while this process runs: {kept.cost}; "
+                "start it again"
+                for path, kept in self._kept.items()
+                if _read_identity(path) != kept.identity
+            )
+            return self.gone
+
+
+def _describe_missing(path: Path) -> str:
+    return "was replaced" if path.exists() else "was removed"
+
+
+def _read_identity(path: Path) -> tuple[int, int] | None:
+    """Return which file stands there by device and inode; None where there is none."""
+    try:
+        facts = path.lstat()
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
+
+
+GROUP_FOLDER_MODE = 0o750
+"""Of the folder of a socket: its group may enter, and others may not."""
+_PRIVATE_FOLDER_MODE = 0o700
+
+
+def make_group_folder(path: Path, group: int, mode: int = GROUP_FOLDER_MODE) -> None:
+    """Make a folder that a group may enter; one that is there stays as it is."""
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+    for folder in reversed(missing):
+        folder.mkdir(_PRIVATE_FOLDER_MODE, exist_ok=True)
+        os.chown(folder, -1, group if folder == path else -1)
+        # Whatever the umask is: the socket's folder may be among them.
+        folder.chmod(mode if folder == path else GROUP_FOLDER_MODE)

@@ -1,0 +1,226 @@
+"""Certificates as a server uses them: read again when their files change, and the list of revoked
+ones.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import logging
+import re
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import grpc
+
+from rankdump.errors import ConfigError
+from rankdumpd.server.callers import parse_roles
+from rankdumpd.settings import TlsSettings
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+WatchedValue = TypeVar("WatchedValue")
+ReloadCallback = Callable[[Sequence[Path]], None]
+
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsMaterial:
+    """What a server shows, and whom it believes."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+    fingerprint: str
+    hosts: tuple[str, ...]
+    """Names and addresses that the certificate is for."""
+    expires_s: float
+    """End of its time, in seconds since the epoch."""
+
+
+def ignore_reload(_files: Sequence[Path]) -> None:
+    """Hear that files were read again, and do nothing about it."""
+
+
+class WatchedFiles(Generic[WatchedValue]):
+    """What some files say, read again once they changed; what cannot be read changes nothing.
+
+    Safe to use from several threads. ConfigError when they cannot be read the first time.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        read: Callable[[Sequence[Path]], WatchedValue],
+        told: ReloadCallback = ignore_reload,
+    ) -> None:
+        """Tell `told` of the files each time they were read again."""
+        self._paths, self._read, self._told = paths, read, told
+        self._lock = threading.Lock()
+        self._seen = self._signature()
+        self._value = read(paths)
+
+    def get(self) -> WatchedValue:
+        """Return what they say now, or said when they could be read last."""
+        with self._lock:
+            seen = self._signature()
+            if seen != self._seen:
+                self._seen = seen
+                try:
+                    self._value = self._read(self._paths)
+                    _logger.info("read again: %s", ", ".join(map(str, self._paths)))
+                    self._told(self._paths)
+                except ConfigError as error:
+                    # Perhaps between two of several files: the next change is looked at again.
+                    _logger.error("what was read before stays in use: %s", error)
+            return self._value
+
+    def _signature(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(map(_read_signature, self._paths))
+
+
+class ServerCertificates:
+    """The own certificate of a server, its key and its authorities, as the files are now."""
+
+    def __init__(self, settings: TlsSettings, told: ReloadCallback = ignore_reload) -> None:
+        """ConfigError when they cannot be read, do not fit together or name no host."""
+        paths = [Path(each) for each in (settings.ca, settings.certificate, settings.key)]
+        self._material = WatchedFiles(paths, _read_material, told)
+        left_s = self.material().expires_s - datetime.datetime.now().timestamp()
+        if left_s < 0:
+            _logger.error("%s has expired: nobody will believe it", settings.certificate)
+
+    def material(self) -> TlsMaterial:
+        """Return what the files hold now."""
+        return self._material.get()
+
+    def for_server(self) -> grpc.ServerCredentials:
+        """Return what gRPC serves with: it asks for the files again at every connection."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(), self._configuration, require_client_authentication=True
+        )
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        now = self.material()
+        return grpc.ssl_server_certificate_configuration([(now.key, now.certificate)], now.ca)
+
+
+class RevokedCertificates:
+    """Fingerprints of certificates that are believed no more."""
+
+    def __init__(self, path: Path, told: ReloadCallback = ignore_reload) -> None:
+        """ConfigError when the file cannot be read, or a line is no fingerprint."""
+        self._listed = WatchedFiles([path], lambda paths: read_revoked_fingerprints(paths[0]), told)
+
+    def listed(self) -> frozenset[str]:
+        """Return those that the file names now."""
+        return self._listed.get()
+
+
+def check_key_pair(settings: TlsSettings) -> tuple[str, ...]:
+    """Return the roles of a certificate; ConfigError when files cannot be read or do not fit."""
+    from cryptography import x509
+
+    paths = [Path(each) for each in (settings.ca, settings.certificate, settings.key)]
+    own = _load_pair(paths, *map(_read_pem, paths))
+    try:
+        names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    return tuple(sorted(parse_roles(uris)))
+
+
+def compute_fingerprint(pem: bytes) -> str:
+    """Return the SHA-256 of a certificate's DER form, as openssl prints it without its colons."""
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode())).hexdigest()
+
+
+def read_revoked_fingerprints(path: Path) -> frozenset[str]:
+    """Return the fingerprints of a file: the first word of each line that is no comment.
+
+    ConfigError names the line at fault.
+    """
+    found: set[str] = set()
+    for number, line in enumerate(_read_pem(path).decode(errors="replace").splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if words:
+            digits = words[0].replace(":", "").lower()
+            if not _FINGERPRINT.fullmatch(digits):
+                allowed = "the SHA-256 fingerprint of a certificate, 64 hexadecimal digits"
+                raise ConfigError(str(path), f"line {number}", words[0][:100], allowed)
+            found.add(digits)
+    return frozenset(found)
+
+
+def _read_material(paths: Sequence[Path]) -> TlsMaterial:
+    ca, certificate, key = map(_read_pem, paths)
+    own = _load_pair(paths, ca, certificate, key)
+    hosts = _list_hosts(own)
+    if not hosts:
+        allowed = "one that names the hosts it is for (rankdumpd certs issue --host)"
+        raise ConfigError(str(paths[1]), "", "this certificate", allowed)
+    fingerprint = compute_fingerprint(certificate)
+    expires_s = own.not_valid_after_utc.timestamp()
+    return TlsMaterial(ca, certificate, key, fingerprint, hosts, expires_s)
+
+
+def _load_pair(
+    paths: Sequence[Path], ca: bytes, certificate: bytes, key: bytes
+) -> x509.Certificate:
+    """Return the own certificate; ConfigError when what was read does not fit together."""
+    # Imported here: a daemon without certificates needs none of it.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        x509.load_pem_x509_certificates(ca)
+    except ValueError:
+        raise ConfigError(str(paths[0]), "", "what it holds", "certificates, PEM") from None
+    try:
+        own = x509.load_pem_x509_certificates(certificate)[0]
+        _list_hosts(own)
+    except ValueError:
+        raise ConfigError(str(paths[1]), "", "what it holds", "a certificate, PEM") from None
+    try:
+        private = serialization.load_pem_private_key(key, None)
+    except (ValueError, TypeError):
+        allowed = "a private key without a passphrase, PEM"
+        raise ConfigError(str(paths[2]), "", "what it holds", allowed) from None
+    if private.public_key() != own.public_key():
+        raise ConfigError(str(paths[2]), "", "this key", f"the key of {paths[1]}")
+    return own
+
+
+def _list_hosts(certificate: x509.Certificate) -> tuple[str, ...]:
+    from cryptography import x509
+
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    addresses = map(str, names.get_values_for_type(x509.IPAddress))
+    return (*names.get_values_for_type(x509.DNSName), *addresses)
+
+
+def _read_pem(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(str(path), "", error.strerror, "a file that can be read") from None
+
+
+def _read_signature(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,114 @@
+"""Pipe between a worker and the process that started it: one pipe each way, both ends.
+
+The supervisor keeps the worker's standard input open. A line on it requests a drain or brings
+new settings; its end means that the supervisor is gone, and ends the worker at once: the next
+worker needs the ledger, and ranks resend what was not acknowledged. On its standard output the
+worker reports where it listens and, after a drain, how much is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+_DRAIN_WORD, _RELOAD_WORD = "drain", "reload"
+_READY_WORD, _LEFT_WORD = "ready", "left"
+_EXIT_ABANDONED = 3
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """The worker serves."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDrained:
+    """The worker has drained."""
+
+    items: int
+    """What is unfinished."""
+
+
+class WorkerPipe:
+    """The worker's end; it takes standard input and output for itself."""
+
+    def follow(
+        self, drain: Callable[[], None], reload: Callable[[Mapping[str, str]], None]
+    ) -> None:
+        """Call `drain` when one is wanted and `reload` with an environment that brings settings;
+        end this process when nobody holds the leash.
+        """
+        thread = threading.Thread(
+            target=_follow_pipe,
+            args=(sys.stdin.fileno(), drain, reload),
+            name="rankdumpd-leash",
+            daemon=True,
+        )
+        thread.start()
+
+    def ready(self, address: str) -> None:
+        """Say that this process serves, and where."""
+        _print_line(f"{_READY_WORD} {address}")
+
+    def left(self, items: int) -> None:
+        """Say what a drain left unfinished."""
+        _print_line(f"{_LEFT_WORD} {items}")
+
+
+def request_drain(process: subprocess.Popen[bytes]) -> None:
+    """Ask a worker to drain and leave; nothing when it is gone."""
+    _write_line(process, _DRAIN_WORD)
+
+
+def send_settings(process: subprocess.Popen[bytes], environ: Mapping[str, str]) -> None:
+    """Let a worker read its settings again, from this environment; nothing when it is gone."""
+    _write_line(process, f"{_RELOAD_WORD} {json.dumps(dict(environ))}")
+
+
+def parse_worker_line(line: bytes) -> WorkerReady | WorkerDrained | None:
+    """Return what a worker's line says; None when it says nothing of the kind."""
+    word, _, rest = line.decode(errors="replace").strip().partition(" ")
+    if word == _READY_WORD and rest:
+        return WorkerReady(rest)
+    if word == _LEFT_WORD and rest.isdecimal():
+        return WorkerDrained(int(rest))
+    return None
+
+
+def _write_line(process: subprocess.Popen[bytes], line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        assert process.stdin is not None
+        os.write(process.stdin.fileno(), f"{line}\n".encode())
+
+
+def _follow_pipe(
+    descriptor: int, drain: Callable[[], None], reload: Callable[[Mapping[str, str]], None]
+) -> None:
+    # Not through a buffered file: its lock, held by this thread, would abort the exit.
+    begun = b""
+    while some := os.read(descriptor, 4096):
+        *lines, begun = (begun + some).split(b"\n")
+        for line in lines:
+            word, _, rest = line.decode().partition(" ")
+            if word == _DRAIN_WORD:
+                drain()
+            elif word == _RELOAD_WORD:
+                reload(json.loads(rest))
+    _logger.error("the process that started this one is gone")
+    os._exit(_EXIT_ABANDONED)
+
+
+def _print_line(line: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(sys.stdout.fileno(), f"{line}\n".encode())

@@ -1,0 +1,447 @@
+"""Settings of all daemon processes, with their defaults and limits: one TOML file and
+RANKDUMPD_<SECTION>__<KEY> variables, and which settings may change while a process runs.
+
+The only place that reads either; everything else is handed the values it needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from rankdump.errors import ConfigError
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """Certificates; all empty means none, and then TCP is for loopback alone."""
+
+    ca: str = ""
+    """File of the authorities whose certificates are believed, PEM, absolute."""
+    certificate: str = ""
+    """File of the own certificate, PEM, absolute."""
+    key: str = ""
+    """File of its private key, PEM, absolute."""
+    revoked: str = ""
+    """File of certificates that are believed no more, a fingerprint a line; empty: none."""
+
+    def __post_init__(self) -> None:
+        given = {"ca": self.ca, "certificate": self.certificate, "key": self.key}
+        if any(given.values()) or self.revoked:
+            for name, path in given.items():
+                _check_absolute_path(f"tls.{name}", path)
+        if self.revoked:
+            _check_absolute_path("tls.revoked", self.revoked)
+
+    @property
+    def on(self) -> bool:
+        """Whether there are certificates."""
+        return bool(self.certificate)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """What monitoring may read."""
+
+    listen: str = ""
+    """Where Prometheus asks for metrics, `host:port`; empty: nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What a process says of itself, on standard error, and who did what with it."""
+
+    format: str = "text"
+    """`text` for people, or `json`: an object a line."""
+    level: str = "info"
+    """`debug`, `info`, `warning` or `error`."""
+    audit: str = ""
+    """File, absolute, of who read or changed what, an object a line; empty: none."""
+
+    def __post_init__(self) -> None:
+        _check_choice("log.format", self.format, LOG_FORMATS)
+        _check_choice("log.level", self.level, LOG_LEVELS)
+        if self.audit:
+            _check_absolute_path("log.audit", self.audit)
+
+
+def _check_absolute_path(key: str, path: str) -> None:
+    if not Path(path).is_absolute():
+        raise ConfigError("settings", key, path, "an absolute path")
+
+
+def _check_choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError("settings", key, value, ", ".join(allowed))
+
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+def _check_required(key: str, value: str) -> None:
+    if not value:
+        raise ConfigError("settings", key, value, "unix:/path or host:port")
+
+
+def _check_absolute_folder(key: str, folder: str) -> None:
+    if not Path(folder).is_absolute():
+        raise ConfigError("settings", key, folder, "an absolute folder")
+
+
+def _check_folders(key: str, joined: str) -> None:
+    for folder in joined.split(":") if joined else ():
+        _check_absolute_folder(key, folder)
+
+
+def _check_range(key: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError("settings", key, value, f"{low} to {high}")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """The agent of one host."""
+
+    listen: str = "unix:/run/rankdump/agent.sock"
+    """Where ranks and people reach it: `unix:/path`, or `host:port`: other hosts need [tls]."""
+    coordinator: str = ""
+    """Where the coordinator of the job listens; empty when there is none."""
+    state_dir: str = "/var/lib/rankdump"
+    """Folder of the ledger; absolute."""
+    workers: int = 1
+    """Processes that ranks are shared out to; what follows in bytes and threads is for all."""
+    encode_threads: int = 0
+    """Threads that compress and write; 0 means one for each core this process may use."""
+    nice: int = 10
+    """How far other processes go first, 0 to 19: ranks have the cores when they want them."""
+    queue_bytes: int = 512 * _MIB
+    """Tensor bytes taken in but not yet written and committed."""
+    slab_bytes: int = 256 * _MIB
+    """Largest shared memory of one rank; 0 means none, and its frames travel on the stream."""
+    memory_bytes: int = 0
+    """What queue, slabs and sessions stay under together; 0 means half of the memory there is."""
+    runtime_dir: str = ""
+    """Folder of the shared memory, absolute and on tmpfs; empty means beside the socket."""
+    runtime_group: str = ""
+    """Group that may map it; empty means the group of this process."""
+    max_record_bytes: int = 16 * _GIB
+    """Largest tensor that is taken."""
+    report_bytes: int = 1 * _GIB
+    """What is kept on disk until the coordinator has it; beyond it the oldest events are lost."""
+    roots: str = ""
+    """Folders, absolute and joined by `:`, in which dumps may be; empty means anywhere."""
+    max_sessions: int = 4096
+    """Ranks that may be here at once, with those that opened a session and never came."""
+    keep_free_bytes: int = 64 * _MIB
+    """Tensors are refused rather than leave less than this on their disk."""
+    keep_free_ratio: float = 0.1
+    """The same as a share of the disk; the larger of both holds."""
+    keep_free_inodes_ratio: float = 0.01
+    """The same for the files that a disk can hold."""
+    disk_bytes: int = 0
+    """Most that dumps of this agent may take together; 0 means no limit."""
+    job_bytes: int = 0
+    """Most that the dump of one job may take here; 0 means no limit."""
+    retain_days: float = 0.0
+    """Iterations are removed when they are older than that; 0 means never."""
+    retain_bytes: int = 0
+    """The same, oldest first, while dumps take more than that together; 0 means never."""
+    ingest_dir: str = ""
+    """Folder, absolute, where MindSpore or CANN writes dumps that are taken over; empty: none."""
+    ingest_into: str = ""
+    """The tree they are taken into, absolute and not in that folder."""
+    ingest_delete: bool = False
+    """Remove each tensor from that folder once its copy is committed."""
+    drain_timeout_s: float = 30.0
+    """Longest time a stopping agent gives ranks and its own queue; ranks get half of it."""
+
+    def __post_init__(self) -> None:
+        _check_required("agent.listen", self.listen)
+        _check_absolute_folder("agent.state_dir", self.state_dir)
+        _check_range("agent.workers", self.workers, 1, 256)
+        _check_range("agent.encode_threads", self.encode_threads, 0, 1024)
+        _check_range("agent.nice", self.nice, 0, 19)
+        _check_range("agent.queue_bytes", self.queue_bytes, self.workers * _MIB, 1 << 50)
+        _check_range("agent.slab_bytes", self.slab_bytes, 0, 1 << 50)
+        if self.memory_bytes:
+            _check_range("agent.memory_bytes", self.memory_bytes, self.queue_bytes, 1 << 50)
+        if self.runtime_dir:
+            _check_absolute_folder("agent.runtime_dir", self.runtime_dir)
+        _check_range("agent.max_record_bytes", self.max_record_bytes, 1, 1 << 50)
+        _check_range("agent.report_bytes", self.report_bytes, self.workers * _MIB, 1 << 50)
+        _check_folders("agent.roots", self.roots)
+        _check_range("agent.max_sessions", self.max_sessions, 1, 1 << 20)
+        _check_range("agent.keep_free_bytes", self.keep_free_bytes, 0, 1 << 60)
+        _check_range("agent.keep_free_ratio", self.keep_free_ratio, 0, 0.99)
+        _check_range("agent.keep_free_inodes_ratio", self.keep_free_inodes_ratio, 0, 0.99)
+        _check_range("agent.disk_bytes", self.disk_bytes, 0, 1 << 60)
+        _check_range("agent.job_bytes", self.job_bytes, 0, 1 << 60)
+        _check_range("agent.retain_days", self.retain_days, 0, 36_500)
+        _check_range("agent.retain_bytes", self.retain_bytes, 0, 1 << 60)
+        if self.ingest_dir or self.ingest_into or self.ingest_delete:
+            _check_absolute_folder("agent.ingest_dir", self.ingest_dir)
+            _check_absolute_folder("agent.ingest_into", self.ingest_into)
+        _check_range("agent.drain_timeout_s", self.drain_timeout_s, 0, 86_400)
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    """The coordinator of a job."""
+
+    listen: str = "127.0.0.1:7421"
+    """Where agents and people reach it: `unix:/path`, or `host:port`: other hosts need [tls]."""
+    state_dir: str = "/var/lib/rankdump"
+    """Folder of what survives it; absolute, and it may be the agent's."""
+    roots: str = ""
+    """Folders, absolute and joined by `:`, in which dumps may be; empty means anywhere."""
+    deadline_s: float = 300.0
+    """An iteration of which nothing came for so long is merged without the ranks that miss."""
+    table_events: int = 1_000_000_000
+    """Iterations with more events get no Parquet table; none do without pyarrow."""
+    trace_events: int = 1_000_000
+    """Iterations with more events get no trace: no viewer opens one of that size."""
+    keep_days: float = 30.0
+    """What is known of a finished job is forgotten then; its tree stays."""
+    keep_bytes: int = _GIB
+    """The same, oldest first, when what is known of all jobs takes more."""
+
+    def __post_init__(self) -> None:
+        _check_required("coordinator.listen", self.listen)
+        _check_absolute_folder("coordinator.state_dir", self.state_dir)
+        _check_folders("coordinator.roots", self.roots)
+        _check_range("coordinator.deadline_s", self.deadline_s, 0, 86_400)
+        _check_range("coordinator.table_events", self.table_events, 0, 1 << 40)
+        _check_range("coordinator.trace_events", self.trace_events, 0, 1 << 40)
+        _check_range("coordinator.keep_days", self.keep_days, 0, 36_500)
+        _check_range("coordinator.keep_bytes", self.keep_bytes, _MIB, 1 << 50)
+
+
+__all__ = [
+    "ENVIRONMENT_PREFIX",
+    "AgentSettings",
+    "CoordinatorSettings",
+    "DaemonSettings",
+    "LogSettings",
+    "MetricsSettings",
+    "TlsSettings",
+    "build_environment",
+    "load_settings",
+    "strip_settings",
+]
+
+_toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
+ENVIRONMENT_PREFIX = "RANKDUMPD_"
+_TRUTH_VALUES = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonSettings:
+    """Both processes; each reads its own section, and those behind them."""
+
+    agent: AgentSettings = field(default_factory=AgentSettings)
+    coordinator: CoordinatorSettings = field(default_factory=CoordinatorSettings)
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+
+    def lines(self) -> list[str]:
+        """Return the resolved settings as the lines of a TOML file."""
+        found: list[str] = []
+        for section in dataclasses.fields(self):
+            values = getattr(self, section.name)
+            found.append(f"[{section.name}]")
+            found += [
+                f"{f.name} = {_format_value(getattr(values, f.name))}"
+                for f in dataclasses.fields(values)
+            ]
+        return found
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    "agent": AgentSettings,
+    "coordinator": CoordinatorSettings,
+    "tls": TlsSettings,
+    "metrics": MetricsSettings,
+    "log": LogSettings,
+}
+_WORKER_SECTIONS = ("agent", "tls", "log")
+"""Sections that the workers of an agent have as well."""
+
+
+def build_environment(settings: DaemonSettings) -> dict[str, str]:
+    """Return the variables that give a worker of an agent exactly these settings."""
+    return {
+        _build_variable_name(section, field.name): str(
+            getattr(getattr(settings, section), field.name)
+        )
+        for section in _WORKER_SECTIONS
+        for field in dataclasses.fields(_SECTIONS[section])
+    }
+
+
+def strip_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment that sets nothing."""
+    return {name: value for name, value in environ.items() if not _is_own_variable(name)}
+
+
+def load_settings(path: Path | None, environ: Mapping[str, str]) -> DaemonSettings:
+    """Return the settings of a file and an environment; ConfigError names the key at fault."""
+    source = str(path) if path else "environment"
+    tables = _read_tables(path)
+    _check_names(source, "", tables, [f.name for f in dataclasses.fields(DaemonSettings)])
+    _check_environment(environ)
+    try:
+        return DaemonSettings(
+            **{
+                name: section(**_read_values(name, source, tables, environ))
+                for name, section in _SECTIONS.items()
+            }
+        )
+    except ConfigError as error:
+        where = source if error.file == "settings" else error.file
+        raise ConfigError(where, error.key, error.value, error.allowed) from None
+
+
+def _read_tables(path: Path | None) -> dict[str, object]:
+    if path is None:
+        return {}
+    try:
+        with path.open("rb") as file:
+            return _toml.load(file)
+    except OSError as error:
+        raise ConfigError(str(path), "", error.strerror, "a file that can be read") from None
+    except ValueError as error:
+        raise ConfigError(str(path), "", str(error), "TOML") from None
+
+
+def _read_values(
+    section: str, source: str, tables: Mapping[str, object], environ: Mapping[str, str]
+) -> dict[str, Any]:
+    defaults = _SECTIONS[section]()
+    table = tables.get(section, {})
+    if not isinstance(table, dict):
+        raise ConfigError(source, section, table, "a table")
+    given = cast("dict[str, object]", table)
+    known = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
+    _check_names(source, f"{section}.", given, known)
+    values = {
+        key: _check_type(source, f"{section}.{key}", value, known[key])
+        for key, value in given.items()
+    }
+    for key, default in known.items():
+        variable = _build_variable_name(section, key)
+        if variable in environ:
+            values[key] = _parse_variable(variable, environ[variable], default)
+    return values
+
+
+def _check_type(source: str, key: str, value: object, default: object) -> object:
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not type(default):
+        raise ConfigError(source, key, value, f"a value of type {type(default).__name__}")
+    return value
+
+
+def _parse_variable(variable: str, text: str, default: object) -> object:
+    if isinstance(default, str):
+        return text
+    kind = type(default)
+    try:
+        if kind is bool:
+            return _TRUTH_VALUES[text.lower()]
+        return float(text) if kind is float else int(text)
+    except (KeyError, ValueError):
+        raise ConfigError("environment", variable, text, f"type {kind.__name__}") from None
+
+
+def _check_environment(environ: Mapping[str, str]) -> None:
+    known = [
+        _build_variable_name(section, field.name)
+        for section, kind in _SECTIONS.items()
+        for field in dataclasses.fields(kind)
+    ]
+    _check_names("environment", "", dict.fromkeys(filter(_is_own_variable, environ), ""), known)
+
+
+def _build_variable_name(section: str, key: str) -> str:
+    return f"{ENVIRONMENT_PREFIX}{section}__{key}".upper()
+
+
+def _is_own_variable(name: str) -> bool:
+    return name.startswith(ENVIRONMENT_PREFIX) and "__" in name
+
+
+def _check_names(
+    source: str, prefix: str, given: Mapping[str, object], known: Iterable[str]
+) -> None:
+    names = list(known)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0)
+            raise ConfigError(
+                source, f"{prefix}{name}", "unknown key", f"{', '.join(names)}; nearest: {near[0]}"
+            )
+
+
+def _format_value(value: object) -> str:
+    # JSON's text is a TOML basic string too, and its truth values are TOML's.
+    return json.dumps(value) if isinstance(value, str | bool) else str(value)
+
+
+LIVE_SETTINGS = {
+    "agent": (
+        "roots",
+        "keep_free_bytes",
+        "keep_free_ratio",
+        "keep_free_inodes_ratio",
+        "disk_bytes",
+        "job_bytes",
+        "retain_days",
+        "retain_bytes",
+    ),
+    "coordinator": ("roots",),
+    "log": ("level",),
+}
+"""What rooms take over at once; files of certificates are read again whenever they are used."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsChange:
+    """Settings that were read again."""
+
+    settings: DaemonSettings
+    """What holds from now on."""
+    changed: tuple[str, ...]
+    """Names of what was taken over."""
+    waiting: tuple[str, ...]
+    """Names of what changed too, and holds only after the next start."""
+
+
+def adopt_settings(old: DaemonSettings, new: DaemonSettings) -> SettingsChange:
+    """Return the old settings with what of the new ones may change while a process runs."""
+    changed: list[str] = []
+    waiting: list[str] = []
+    sections: dict[str, object] = {}
+    for section in dataclasses.fields(DaemonSettings):
+        before, after = getattr(old, section.name), getattr(new, section.name)
+        live = LIVE_SETTINGS.get(section.name, ())
+        names = [f.name for f in dataclasses.fields(after)]
+        other = [name for name in names if getattr(before, name) != getattr(after, name)]
+        taken = {name: getattr(after, name) for name in other if name in live}
+        changed += [f"{section.name}.{name}" for name in other if name in live]
+        waiting += [f"{section.name}.{name}" for name in other if name not in live]
+        sections[section.name] = dataclasses.replace(before, **taken)
+    return SettingsChange(dataclasses.replace(old, **sections), tuple(changed), tuple(waiting))

@@ -1,0 +1,1 @@
+"""Agent of several processes: one address, with ranks distributed over workers."""

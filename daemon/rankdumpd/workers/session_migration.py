@@ -1,0 +1,260 @@
+"""Migration of sessions to the worker that they belong to, before any worker runs, and the rule
+that selects it: always the same worker for a rank of a job and a number of workers.
+
+Sessions that an agent left unfinished must not be forgotten because it has another number of
+workers now. A session moves with all of its rows, finished or not: a rank may come back only to
+hear that its end was committed. Every step may be repeated, so a crash in between does no harm.
+
+All sessions of a rank share tables and manifests of a tree, so they share a worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import sqlite3
+import time
+import zlib
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankdump.errors import ConfigError
+from rankdumpd.agent.ledger.database import lock_ledger_folder, open_ledger_file
+from rankdumpd.agent.shm import slab_folder
+from rankdumpd.agent.shm.slab_folder import parse_session_id
+from rankdumpd.server import state_files
+from rankdumpd.server.state_files import make_group_folder
+
+
+def select_worker(job_id: str, rank: int, workers: int) -> int:
+    """Return the worker's index.
+
+    The digits of the rank to the base `workers`, added up: ranks of a host mostly follow each
+    other, or one another at the distance of a power of two, and either way neighbours get
+    different workers. Jobs of one rank are spread by their names.
+    """
+    index = zlib.crc32(job_id.encode(errors="surrogatepass"))
+    while rank and workers > 1:
+        rank, digit = divmod(rank, workers)
+        index += digit
+    return index % workers
+
+
+LEDGER_FILE = "ledger.sqlite"
+_WORKER_FOLDER_PREFIX = "worker-"
+_POLL_S = 0.05
+_SESSION_TABLES_QUERY = (
+    "SELECT m.name FROM sqlite_master AS m JOIN pragma_table_info(m.name) AS c"
+    " WHERE m.type = 'table' AND c.name = 'session_id'"
+)
+_NUMBER_COLUMN = "number"
+# Items of the log get numbers of their new ledger, so it is the session that tells a repetition.
+_RENUMBER_CLAUSE = "AND NOT EXISTS (SELECT 1 FROM target.{} WHERE session_id = ?1) ORDER BY number"
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StatePaths:
+    """Where one agent process keeps what must survive it."""
+
+    state_dir: Path
+    runtime_dir: Path | None
+
+    @property
+    def ledger(self) -> Path:
+        """Its rows."""
+        return self.state_dir / LEDGER_FILE
+
+    @property
+    def slabs(self) -> Path | None:
+        """Its shared memory; None without a socket."""
+        return self.runtime_dir and self.runtime_dir / "slabs"
+
+    def worker(self, index: int) -> StatePaths:
+        """Return the home of a worker of the agent that lives here."""
+        return self.under(f"{_WORKER_FOLDER_PREFIX}{index}")
+
+    def under(self, name: str) -> StatePaths:
+        """Return a home one floor below."""
+        return StatePaths(self.state_dir / name, self.runtime_dir and self.runtime_dir / name)
+
+    def workers(self) -> list[StatePaths]:
+        """Return the homes of all workers that ever were."""
+        return [
+            self.under(path.name)
+            for path in sorted(self.state_dir.glob(f"{_WORKER_FOLDER_PREFIX}*"))
+        ]
+
+
+def migrate_sessions(agent: StatePaths, workers: int, *, group: int, patience_s: float) -> None:
+    """Move every session that the agent or any worker of it left to its worker, or to the agent
+    when it has none.
+
+    The caller owns the agent's own state folder. ConfigError when a session cannot be moved, or
+    when a worker still runs after that time; what `statefile.connect` raises where a ledger is
+    damaged or its disk full.
+    """
+    homes = [agent] if workers == 1 else [agent.worker(index) for index in range(workers)]
+    places = [*homes, *(home for home in (agent, *agent.workers()) if home not in homes)]
+    with contextlib.ExitStack() as owned:
+        for place in places:
+            if place != agent:
+                owned.enter_context(_own_state_folder(place.state_dir, patience_s))
+        try:
+            home_of = {
+                session_id: homes[index]
+                for place in places
+                for session_id, index in _move_sessions(place, homes).items()
+            }
+            for place in places:
+                _move_slabs(place, home_of, group)
+        except (OSError, sqlite3.Error) as error:
+            if state_files.is_corrupted_database(error) or state_files.is_no_space(error):
+                raise state_files.explain_state_error(
+                    agent.state_dir, "agent.state_dir", error
+                ) from None
+            allowed = f"a folder whose sessions can be moved to their workers ({error})"
+            raise ConfigError("agent.state_dir", "", str(agent.state_dir), allowed) from None
+
+
+def lock_runtime_folder(folder: Path, group: int) -> int:
+    """Return a locked descriptor of a runtime folder; -1 where there is no such lock or folder.
+
+    ConfigError when another front has it: its workers' places are there, also while one of them
+    is being started again.
+    """
+    try:
+        make_group_folder(folder, group)
+        guard = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(guard)
+        allowed = "a folder in which no other agent has its workers"
+        raise ConfigError("settings", "agent.runtime_dir", str(folder), allowed) from None
+    except OSError:
+        os.close(guard)
+        return -1
+    return guard
+
+
+def _move_sessions(source: StatePaths, homes: list[StatePaths]) -> dict[str, int]:
+    """Move out what does not belong here; return to which home each session belongs."""
+    if not source.ledger.exists():
+        return {}
+    with contextlib.closing(open_ledger_file(source.ledger)) as base:
+        rows = base.execute("SELECT session_id, request FROM sessions").fetchall()
+        belongs = {
+            session_id: index
+            for session_id, request in rows
+            if (index := _find_worker_index(session_id, request, len(homes))) is not None
+        }
+        for index, home in enumerate(homes):
+            strangers = [each for each, at in belongs.items() if at == index and home != source]
+            if strangers:
+                _logger.info("%d sessions go to %s", len(strangers), home.state_dir)
+                open_ledger_file(home.ledger).close()
+                _move_rows(base, home.ledger, strangers)
+        _move_pins(base, source, homes)
+        return belongs
+
+
+def _find_worker_index(session_id: str, request: str, workers: int) -> int | None:
+    try:
+        about = json.loads(request)
+        return select_worker(about["job_id"], about["rank"], workers)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        # One row that cannot be read must not keep all ranks out.
+        extra = {"session": session_id}
+        _logger.exception(
+            "session %s cannot be read and stays where it is", session_id, extra=extra
+        )
+        return None
+
+
+def _move_slabs(source: StatePaths, home_of: Mapping[str, StatePaths], group: int) -> None:
+    """Move slabs after their sessions, wherever an earlier attempt may have left them."""
+    if source.slabs is None or not source.slabs.is_dir():
+        return
+    for slab in sorted(source.slabs.iterdir()):
+        home = home_of.get(parse_session_id(slab.name), source)
+        if home.slabs is not None and home != source:
+            make_group_folder(home.slabs, group, slab_folder.SLAB_FOLDER_MODE)
+            # A rank that maps it goes on with it: it knows the file by its inode.
+            slab.rename(home.slabs / slab.name)
+
+
+def _move_rows(base: sqlite3.Connection, target: Path, session_ids: list[str]) -> None:
+    """Copy rows and make sure of them, then delete them where they were."""
+    base.execute("ATTACH ? AS target", (str(target),))
+    try:
+        tables = [name for (name,) in base.execute(_SESSION_TABLES_QUERY)]
+        keys = [(session_id,) for session_id in session_ids]
+        with _transaction(base):
+            for table in tables:
+                names = base.execute("SELECT name FROM pragma_table_info(?)", (table,)).fetchall()
+                numbered = (_NUMBER_COLUMN,) in names
+                columns = ", ".join(name for (name,) in names if name != _NUMBER_COLUMN)
+                base.executemany(
+                    f"INSERT OR IGNORE INTO target.{table} ({columns})"
+                    f" SELECT {columns} FROM main.{table} WHERE session_id = ?1"
+                    f"{f' {_RENUMBER_CLAUSE.format(table)}' if numbered else ''}",
+                    keys,
+                )
+        _delete_rows(base, tables, keys)
+    finally:
+        base.execute("DETACH target")
+
+
+def _move_pins(base: sqlite3.Connection, source: StatePaths, homes: list[StatePaths]) -> None:
+    """Give every home the pins of another; who lives nowhere any more keeps none."""
+    pins = base.execute("SELECT job_id, since_us FROM pins").fetchall()
+    for home in homes if pins else ():
+        if home != source:
+            with contextlib.closing(open_ledger_file(home.ledger)) as target:
+                target.executemany("INSERT OR IGNORE INTO pins VALUES (?, ?)", pins)
+    if pins and source not in homes:
+        base.execute("DELETE FROM pins")
+
+
+def _delete_rows(base: sqlite3.Connection, tables: list[str], keys: list[tuple[str]]) -> None:
+    with _transaction(base):
+        for table in tables:
+            base.executemany(f"DELETE FROM main.{table} WHERE session_id = ?", keys)
+
+
+@contextmanager
+def _transaction(base: sqlite3.Connection) -> Generator[None]:
+    base.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        base.execute("COMMIT")
+    except BaseException:
+        base.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def _own_state_folder(state_dir: Path, patience_s: float) -> Generator[None]:
+    """Own a worker's folder; one whose front was killed needs a moment to notice."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        try:
+            guard = lock_ledger_folder(state_dir)
+            break
+        except ConfigError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        os.close(guard)
