@@ -1,2 +1,2 @@
 #!/bin/sh
-exec /usr/lib/rankdump/bin/python3 -P -m rankdump.cli "$@"
+exec /usr/lib/rankdump/bin/python3 -P -m rankdump "$@"

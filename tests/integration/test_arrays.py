@@ -128,10 +128,10 @@ RAISING = """
 import sys
 import numpy as np
 import rankdump
-from rankdump._core.plan import DumpPlan, Output, Selection
+from rankdump._core.plan import DumpPlan, OutputSettings, TensorSelection
 
-output = Output(sys.argv[1], codec="none")
-plan = DumpPlan(output, Selection(trigger="exception"))
+output = OutputSettings(sys.argv[1], codec="none")
+plan = DumpPlan(output, TensorSelection(trigger="exception"))
 session = rankdump.Session(plan, agent=sys.argv[2])
 session.dump("Add", "Default/Add-op0", "input", 0, np.ones(1))
 session.dump("Div", "Default/Div-op0", "input", 0, np.ones(1))

@@ -17,7 +17,7 @@ import rankdump
 from rankdump.reader import Dump, status, walk
 
 JOB = Path(__file__).parent / "jobs" / "ascend_models.py"
-CLI = [sys.executable, "-m", "rankdump.cli"]
+CLI = [sys.executable, "-m", "rankdump"]
 LAYERS = {"Encoder": ("", "conv", "act"), "Head": ("", "fc")}
 SECTION = {"codec": "none"}
 

@@ -32,7 +32,7 @@ def dumped(
     tree: Path, command: list[str], temp: Path, config: Path = CONFIG
 ) -> subprocess.CompletedProcess[str]:
     """Run a command under `rankdump run`, by default with the example's configuration."""
-    rankdump = [sys.executable, "-m", "rankdump.cli", "run"]
+    rankdump = [sys.executable, "-m", "rankdump", "run"]
     options = ["--config", str(config), "--output", str(tree)]
     environ = {**os.environ, "TMPDIR": str(temp), "OMP_NUM_THREADS": "1"}
     return finished([*rankdump, *options, "--", *command], environ)

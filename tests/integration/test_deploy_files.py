@@ -24,7 +24,7 @@ def run(name: str, place: Path, **environ: str) -> subprocess.CompletedProcess[s
     """Run a script of Slurm's as one of its hosts would, with the commands of a test in front."""
     bin_dir = place / "bin"
     bin_dir.mkdir(exist_ok=True)
-    commands = {"rankdump": f'exec {sys.executable} -m rankdump.cli "$@"', "systemctl": "exit 1"}
+    commands = {"rankdump": f'exec {sys.executable} -m rankdump "$@"', "systemctl": "exit 1"}
     for command, line in commands.items():
         (bin_dir / command).write_text(f"#!/bin/sh\n{line}\n")
         (bin_dir / command).chmod(0o755)

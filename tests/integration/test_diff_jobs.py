@@ -35,7 +35,7 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("versions")
     config = folder / "data_dump.json"
     config.write_text(CONFIG)
-    run = ["rankdump.cli", "run", "--config", config, "--", sys.executable, "-m"]
+    run = ["rankdump", "run", "--config", config, "--", sys.executable, "-m"]
     ranks = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", JOB, folder]
     done = subprocess.run(
         [sys.executable, "-m", *run, *ranks],

@@ -13,8 +13,8 @@ OWN_LINE = re.compile(r"^(?:[IWEF]\d{4} |WARNING: All log messages before absl)"
 JOB = """
 import os, sys
 import numpy as np, rankdump
-from rankdump._core.plan import DumpPlan, Output
-session = rankdump.Session(DumpPlan(output=Output(root=sys.argv[2])), agent=sys.argv[1])
+from rankdump._core.plan import DumpPlan, OutputSettings
+session = rankdump.Session(DumpPlan(output=OutputSettings(root=sys.argv[2])), agent=sys.argv[1])
 for step in range(3):
     session.step(step)
     session.dump("Op", "Default/Op-op0", "output", 0, np.ones(9))

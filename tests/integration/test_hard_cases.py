@@ -31,7 +31,7 @@ def command(folder: Path, *cases: str) -> list[str]:
     """The job under `rankdump run`, into folder/tree."""
     config = folder / "data_dump.json"
     config.write_text(CONFIG)
-    run = [sys.executable, "-m", "rankdump.cli", "run", "--config", str(config)]
+    run = [sys.executable, "-m", "rankdump", "run", "--config", str(config)]
     return [*run, "--output", str(folder / "tree"), "--", sys.executable, str(JOB), *cases]
 
 

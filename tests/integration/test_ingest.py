@@ -35,7 +35,7 @@ WAIT_S = 60
 
 
 def start(*arguments: object, cli: bool = True, **fields) -> subprocess.Popen[str]:
-    module = "rankdump.cli" if cli else "rankdumpd"
+    module = "rankdump" if cli else "rankdumpd"
     command = [sys.executable, "-m", module, "ingest", *map(str, arguments)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **fields

@@ -185,7 +185,7 @@ def test_a_configuration_may_forbid_it(job):
     assert (
         "2 tensors were not dumped: 2 not_taken_by_agent; no agent runs on this host, and " in err
     )
-    assert "rankdump._embedded is false" in err
+    assert "rankdump.embedded is false" in err
     assert not (job.folder / "dump").exists()
 
 

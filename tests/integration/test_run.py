@@ -51,7 +51,7 @@ def start(tmp_path, socket_folder):
     def started(config: Path, *command, **environ) -> subprocess.Popen[str]:
         arguments = ["run", "--config", config, "--output", tmp_path / "tree", "--", *command]
         return subprocess.Popen(
-            [sys.executable, "-m", "rankdump.cli", *map(str, arguments)],
+            [sys.executable, "-m", "rankdump", *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,

@@ -18,7 +18,7 @@ def test_warnings_come_before_the_job(tmp_path: Path, short_dir: Path):
     script = "echo out; echo the job >&2; exit 3"
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "rankdump.cli", "run", "--config", str(config)),
+            *(sys.executable, "-m", "rankdump", "run", "--config", str(config)),
             *("--output", str(tmp_path / "tree"), "--", "sh", "-c", script),
         ],
         capture_output=True,

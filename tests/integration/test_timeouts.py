@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 
 def rankdump(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rankdump.cli", *arguments]
+    command = [sys.executable, "-m", "rankdump", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -40,7 +40,7 @@ def running(
     config = folder / "data_dump.json"
     config.write_text(CONFIG)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [sys.executable, "-m", "rankdump.cli", "run", "--config", str(config)]
+    command = [sys.executable, "-m", "rankdump", "run", "--config", str(config)]
     command += ["--output", str(folder / "tree"), "--", *launcher, "--nproc-per-node", "4"]
     command += [str(JOB), case, str(timeout_s), str(folder)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": "/tmp"}

@@ -43,7 +43,7 @@ def tree(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("peers")
     config = folder / "data_dump.json"
     config.write_text(json.dumps(CONFIG))
-    command = [sys.executable, "-m", "rankdump.cli", "run", "--config", config, "--output"]
+    command = [sys.executable, "-m", "rankdump", "run", "--config", config, "--output"]
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(RANKS))]
     subprocess.run(
         [*map(str, command), str(folder / "tree"), "--", sys.executable, *ranks, str(JOB)],

@@ -148,7 +148,7 @@ def converted(folder: Path, out: Path, *options: str) -> list[dict[str, Path]]:
         timeout=100,
         capture_output=True,
     )
-    our = [sys.executable, "-m", "rankdump.cli", "convert", "-d", str(folder), "-o", str(ours)]
+    our = [sys.executable, "-m", "rankdump", "convert", "-d", str(folder), "-o", str(ours)]
     subprocess.run([*our, *options], check=False, timeout=100, capture_output=True)
     return [
         {path.name: path for path in sorted(made.iterdir()) if path.suffix != ".txt"}

@@ -69,10 +69,10 @@ def test_giving_way_is_never_taken_back():
     """In a process of its own: priority that was given up cannot be had again."""
     code = """
 import os
-from rankdumpd.server.machine import give_way
+from rankdumpd.server.machine import lower_priority
 found = []
 for niceness in (0, 10, 5, 19):
-    give_way(niceness)
+    lower_priority(niceness)
     found.append(os.getpriority(os.PRIO_PROCESS, 0))
 print(found)
 """

@@ -74,7 +74,7 @@ class AgentFinder:
                 return AgentAddress(DEFAULT_AGENT_ADDRESS)
             if not embedded:
                 return AgentAddress(
-                    DEFAULT_AGENT_ADDRESS, f"{reason}, and rankdump._embedded is false"
+                    DEFAULT_AGENT_ADDRESS, f"{reason}, and rankdump.embedded is false"
                 )
             try:
                 self._lease = self._bring(environ, reason)

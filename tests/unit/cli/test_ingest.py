@@ -12,7 +12,7 @@ from suites.native_tree import native_files, stored, write_file, write_tree
 
 
 def ingest(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rankdump.cli", "ingest", *map(str, arguments)]
+    command = [sys.executable, "-m", "rankdump", "ingest", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -68,8 +68,8 @@ def test_termination_outside_the_job_still_cleans_up(tmp_path):
     """SIGTERM while the daemon starts or drains runs every `finally`."""
     code = (
         "import os, signal\n"
-        "from rankdump._cli.run import ending_orderly\n"
-        "with ending_orderly():\n"
+        "from rankdump._cli.run import exit_on_signals\n"
+        "with exit_on_signals():\n"
         "    try:\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "    finally:\n"

@@ -27,7 +27,7 @@ def test_a_missing_extra_is_one_line(start, missing, extra):
     assert f"pip install 'rankdump[{extra}]'" in done.stderr
 
 
-@pytest.mark.parametrize(("module", "extra"), [("rankdump.cli", "cli"), ("rankdumpd", "daemon")])
+@pytest.mark.parametrize(("module", "extra"), [("rankdump", "cli"), ("rankdumpd", "daemon")])
 def test_a_base_install_says_what_to_install(module, extra):
     """With nothing but what `pip install rankdump` brings, each program says its own extra."""
     extras = (
@@ -52,7 +52,7 @@ def test_a_closed_pipe_ends_quietly(tree):
     for number in range(300):
         tree.tensor(0, 0, f"Default/{'long' * 20}-Name/Op-op{number}", np.ones(1, np.float32))
     script = (
-        f"{sys.executable} -m rankdump.cli ls {tree.root} --limit 0 --op '*' | head -1; "
+        f"{sys.executable} -m rankdump ls {tree.root} --limit 0 --op '*' | head -1; "
         "exit ${PIPESTATUS[0]}"
     )
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
@@ -65,7 +65,7 @@ def test_names_that_the_terminal_cannot_show(tree):
     table = tree.row(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32))
     table.write_bytes(table.read_bytes().replace(b"Default", b"Def\xffult"))
     done = subprocess.run(
-        [sys.executable, "-m", "rankdump.cli", "stats", tree.root],
+        [sys.executable, "-m", "rankdump", "stats", tree.root],
         capture_output=True,
         check=False,
         env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
@@ -79,7 +79,7 @@ def test_watching_ends_with_ctrl_c(tree):
     tree.tensor(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32))
     tree.complete(0, 0, world_size=1)
     watch = subprocess.Popen(
-        [sys.executable, "-m", "rankdump.cli", "status", str(tree.root), "--watch"],
+        [sys.executable, "-m", "rankdump", "status", str(tree.root), "--watch"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

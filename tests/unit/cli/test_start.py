@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-DAEMONS = {"grpc", "google.protobuf", "asyncio", "rankdump.wire", "rankdump._session"}
+DAEMONS = {"grpc", "google.protobuf", "asyncio", "rankdump._wire", "rankdump._session"}
 LOADED = "import json, sys; print(json.dumps(list(sys.modules)))"
 
 
@@ -32,7 +32,7 @@ def test_reading_a_tree_loads_nothing_that_speaks_with_daemons(tree, command):
     tree.tensor(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32))
     tree.graph(0, "subgraph @kernel_graph0() {\n}\n")
     tree.complete(0, 0, world_size=1)
-    code = "import sys; from rankdump._cli.command_group import answer; answer(sys.argv[1:])"
+    code = "import sys; from rankdump._cli.command_group import run_command_line; run_command_line(sys.argv[1:])"
     name, *rest = command
     assert loaded(code, name, str(tree.root), *rest).isdisjoint(DAEMONS)
 

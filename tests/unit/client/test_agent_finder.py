@@ -84,7 +84,7 @@ def test_none_is_brought_along_where_that_is_forbidden(monkeypatch):
     rig = Rig(monkeypatch)
     found = rig.finder.find({}, embedded=False)
     assert found == AgentAddress(
-        DEFAULT_AGENT_ADDRESS, f"{ABSENT}, and rankdump._embedded is false"
+        DEFAULT_AGENT_ADDRESS, f"{ABSENT}, and rankdump.embedded is false"
     )
     assert rig.asked == []
 

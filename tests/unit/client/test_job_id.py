@@ -92,8 +92,8 @@ def test_whether_a_job_spans_hosts(environ, size, expected):
 
 SHOW = """
 import os
-from rankdump._core.rank_identity import launcher_of
-print(launcher_of(os.environ, world_size=2).pid)
+from rankdump._core.rank_identity import find_launcher
+print(find_launcher(os.environ, world_size=2).pid)
 """
 
 

@@ -179,7 +179,7 @@ ORDER = [
     ("common_dump_settings.op_debug_mode", 1),
     ("common_dump_settings.saved_data", ""),
     ("common_dump_settings.initial_iteration", -1),
-    ("rankdump._codec.file_codec", ""),
+    ("rankdump.codec", ""),
 ]
 
 

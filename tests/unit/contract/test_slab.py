@@ -248,12 +248,12 @@ def test_a_slab_of_another_length_than_its_header_says():
 
 _COUNTING_RANK = """
 import mmap, sys
-from rankdump._shm.slab_format import Memory
+from rankdump._shm.slab_format import SlabMemory
 from rankdump._shm.slab_reader import SlabReader
 from rankdump._shm.slab_writer import SlabWriter
 with open(sys.argv[1], "r+b") as file:
     memory = memoryview(mmap.mmap(file.fileno(), 0))
-writer, reader = SlabWriter(memory), SlabReader(Memory(memory))
+writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
 print("begins", flush=True)
 for _ in range(60_000):
     writer.commit(writer.reserve(b"frame", 3))

@@ -31,8 +31,8 @@ def hook(event, arguments):
     if event == "open" and isinstance(arguments[0], str) and arguments[0].startswith(root + "/"):
         opened.append(arguments[0][len(root) + 1:])
 sys.addaudithook(hook)
-from rankdump._cli.command_group import answer
-code = answer(sys.argv[1:])
+from rankdump._cli.command_group import run_command_line
+code = run_command_line(sys.argv[1:])
 json.dump([code, opened], sys.stderr)
 """
 
