@@ -7,7 +7,8 @@ from fuzz.pieces import chosen, file_of
 from rankdump._analysis.reader import tensor_loader
 from rankdump._analysis.reader.tensor_loader import described, load_file
 from rankdump._binfile import bin_file
-from rankdump._binfile.header import OpInput, OpOutput, format_header_json
+from rankdump._binfile.header import format_header_json
+from rankdump._binfile.header_parts import OpInput, OpOutput
 from rankdump._binfile.overflow_record import OpDebugRecord, parse_overflow_record
 from rankdump._codec.file_codec import get_codec
 from rankdump._core.manifest import Manifest

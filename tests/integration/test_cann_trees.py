@@ -17,7 +17,7 @@ import pytest
 from suites.slab_rooms import wait_until
 
 from rankdump._binfile import bin_file
-from rankdump._binfile.header import OpInput, OpOutput
+from rankdump._binfile.header_parts import OpInput, OpOutput
 from rankdump._codec.file_codec import select_codec
 from rankdump._core.cann_types import DATA_TYPES
 from rankdump._core.manifest import Manifest

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from rankdump._binfile.bin_file import serialize_bin_head
-from rankdump._binfile.header import DumpData, OpBuffer, OpInput, OpOutput, Shape, Workspace
+from rankdump._binfile.header_parts import DumpData, OpBuffer, OpInput, OpOutput, Shape, Workspace
 from rankdump._core.cann_types import DATA_TYPES, FORMAT_NUMBERS
 
 PEER = Path(__file__).with_name("run_msaccucmp.py")

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from rankdump._binfile.bin_file import serialize_bin_head
-from rankdump._binfile.header import DumpData, OpInput, OpOutput, Shape
+from rankdump._binfile.header_parts import DumpData, OpInput, OpOutput, Shape
 from rankdump._codec.file_codec import get_codec
 from rankdump._core.cann_types import DATA_TYPE_NUMBERS, FORMAT_NUMBERS
 from rankdump._core.manifest import Manifest, ManifestRecord, make_manifest_name

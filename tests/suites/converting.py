@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rankdump._binfile.bin_file import serialize_bin_head
-from rankdump._binfile.header import DumpData, OpBuffer, OpInput, OpOutput, Shape, Workspace
+from rankdump._binfile.header_parts import DumpData, OpBuffer, OpInput, OpOutput, Shape, Workspace
 from rankdump._core.cann_types import DATA_TYPE_NUMBERS, FORMAT_NUMBERS
 
 NAME = "Conv2D.Default_conv1-op3.7.12.1719000000123456"

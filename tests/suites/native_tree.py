@@ -11,7 +11,7 @@ import numpy as np
 import zstandard
 
 from rankdump._binfile.bin_file import serialize_bin_head
-from rankdump._binfile.header import DumpData, OpInput, OpOutput, Shape
+from rankdump._binfile.header_parts import DumpData, OpInput, OpOutput, Shape
 from rankdump._core import npy_format
 
 LONG = "ReLU.Default_" + "a-A_" * 70 + "ReLU-op0.0.0.1700000000000777.input.0.DefaultFormat.npy"

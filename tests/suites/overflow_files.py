@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 
 from rankdump._binfile.bin_file import serialize_bin_head
-from rankdump._binfile.header import DumpData, OpOutput, OriginalOp, Shape
+from rankdump._binfile.header_parts import DumpData, OpOutput, OriginalOp, Shape
 
 ZEROS = (0, 0, 0, 0, 0, 0)
 CORE = (1, 7, 12, 0, 0x12340000, 0x56780000)

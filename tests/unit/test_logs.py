@@ -58,7 +58,7 @@ def keys_of(value: ast.expr, text: str, path: Path) -> set[str]:
         assert assigned, f"{path}: {value.id}"
         return {key for each in assigned for key in keys_of(each, text, path)}
     if isinstance(value, ast.Call):
-        assert ast.unparse(value.func) == "about", path
+        assert ast.unparse(value.func) == "build_log_fields", path
         return {keyword.arg or "" for keyword in value.keywords}
     assert isinstance(value, ast.Dict), f"{path}: {ast.unparse(value)}"
     return {ast.literal_eval(key) for key in value.keys if key}
@@ -70,7 +70,7 @@ def test_extra_uses_only_the_known_words():
     for path in ROOT.rglob("*.py"):
         text = path.read_text()
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).lower().startswith("_log."):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).lower().startswith("_logger."):
                 for keyword in node.keywords:
                     if keyword.arg == "extra":
                         used |= keys_of(keyword.value, text, path)

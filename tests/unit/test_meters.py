@@ -34,19 +34,20 @@ from rankdumpd.workers.clients import WorkerMetricSums
 SOURCES = [path.read_text() for path in Path(rankdumpd.__file__).parent.rglob("*.py")]
 CLIENT = [p.read_text() for p in (Path(rankdumpd.__file__).parents[2] / "client").rglob("*.py")]
 DROPPED = "rankdump_agent_dropped_records_total"
-GIVEN_TO = {"dropped", "cut_off", "lost_on_the_way", "Verdict"}
-REASONING = ("reason", "reason_of", "_unreadable", "source_of")
+GIVEN_TO = {"make_drop_outcome", "cut_off", "count_undelivered", "SelectionVerdict"}
+REASONING = ("_reason", "_explain_unreadable", "_source")
 CONSTANTS = {
     "BUFFER_FULL",
     "CHANGED_IN_PLACE",
     "COPY_FAILED",
     "CORRUPTED",
-    "FIGURES_FAILED",
     "NAME_TAKEN",
     "OPERATOR_FAILED",
-    "REASON",
+    "INTERNAL_ERROR",
+    "STATISTICS_FAILED",
     "TORN",
     "UNREADABLE",
+    "UNREADABLE_ARRAY",
 }
 WORD = re.compile("[a-z]+(_[a-z]+)*")
 NAMES = re.compile(r'"(rankdump_(?:agent|coordinator|refused|build|start|tls)_\w+)"')

@@ -27,16 +27,8 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rankdump._binfile.header import (
-    DumpData,
-    OpBuffer,
-    OpInput,
-    OpOutput,
-    Workspace,
-    format_header_json,
-    parse_bin_header,
-    serialize_bin_header,
-)
+from rankdump._binfile.header import format_header_json, parse_bin_header, serialize_bin_header
+from rankdump._binfile.header_parts import DumpData, OpBuffer, OpInput, OpOutput, Workspace
 from rankdump._codec.file_codec import decompress_frame, decompress_start, select_codec
 from rankdump._codec.zstd_frames import MAX_EXPANSION, RangeReader, ZstdFrame, iterate_zstd_frames
 from rankdump._core.cann_types import DATA_TYPES

@@ -13,7 +13,7 @@ from pathlib import Path
 import xxhash
 
 from rankdump._binfile.bin_file import BinFile, parse_bin_file
-from rankdump._binfile.header import OpInput, OpOutput
+from rankdump._binfile.header_parts import OpInput, OpOutput
 from rankdump._codec.zstd_frames import ByteBuffer
 from rankdump._core.cann_types import DATA_TYPES
 from rankdump._core.npy_format import read_npy_form

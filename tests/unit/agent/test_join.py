@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankdump._binfile import bin_file
-from rankdump._binfile.header import OpInput, OpOutput
+from rankdump._binfile.header_parts import OpInput, OpOutput
 from rankdump._codec.file_codec import get_codec
 from rankdump._core.cann_types import DATA_TYPES, FORMAT_NUMBERS
 from rankdump._core.plan import DumpPlan, OutputSettings

@@ -10,7 +10,7 @@ import pytest
 from suites.cann_trees import STARTED, CannTree, bin_parts, write
 
 from rankdump._binfile.bin_file import serialize_bin_head
-from rankdump._binfile.header import DumpData, OpInput, Shape
+from rankdump._binfile.header_parts import DumpData, OpInput, Shape
 from rankdump._cli.command_group import run_command_line
 
 NAME = "Default/network-Net/fc-Dense/Add-op0"

@@ -32,7 +32,8 @@ def test_reading_a_tree_loads_nothing_that_speaks_with_daemons(tree, command):
     tree.tensor(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32))
     tree.graph(0, "subgraph @kernel_graph0() {\n}\n")
     tree.complete(0, 0, world_size=1)
-    code = "import sys; from rankdump._cli.command_group import run_command_line; run_command_line(sys.argv[1:])"
+    group = "from rankdump._cli.command_group import run_command_line"
+    code = f"import sys; {group}; run_command_line(sys.argv[1:])"
     name, *rest = command
     assert loaded(code, name, str(tree.root), *rest).isdisjoint(DAEMONS)
 

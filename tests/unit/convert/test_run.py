@@ -17,7 +17,7 @@ from rankdump._analysis.convert import conversion as run_module
 from rankdump._analysis.convert.conversion import convert_files
 from rankdump._analysis.convert.folders import find_bin_files
 from rankdump._analysis.convert.request import ConversionRequest
-from rankdump._binfile.header import Shape
+from rankdump._binfile.header_parts import Shape
 from rankdump._core.cann_types import DATA_TYPES
 from rankdump._layout.device_formats import TARGET_FORMATS
 

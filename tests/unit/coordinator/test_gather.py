@@ -129,7 +129,7 @@ def commit(gather: ReportStore, *, now_s: float = 0.0) -> list[StateRow]:
 
 def remembered(*commits: list[StateRow]) -> ReportStore:
     """Return what a new process knows after these rows were written."""
-    order = ("AgentRow", "JobRow", "PublishedRow")
+    order = ("AgentRow", "JobRow", "PublishedIterationRow")
     rows = [row for each in commits for row in each]
     rows.sort(key=lambda row: order.index(k) if (k := type(row).__name__) in order else 9)
     gather = ReportStore(deadline_s=DEADLINE_S)
@@ -384,11 +384,13 @@ def test_what_comes_late_while_it_is_written_is_on_disk_only_with_it(gather, age
     view = gather.next_ready(now_s=999.0)
     agent.report(events=(agent.events(1, 4),))
     before = commit(gather)
-    assert not any(type(row).__name__ in ("PublishedRow", "LateRow") for row in before)
+    assert not any(
+        type(row).__name__ in ("PublishedIterationRow", "LateEventsRow") for row in before
+    )
     assert agent.report().acknowledged == 2
     gather.settle(view.job_id, PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
     after = [type(row).__name__ for row in commit(gather)]
-    assert sorted(after) == ["AgentRow", "LateRow", "PublishedRow", "SettledRow"]
+    assert sorted(after) == ["AgentRow", "JobResultRow", "LateEventsRow", "PublishedIterationRow"]
 
 
 def test_a_rank_that_starts_over_ends_the_iterations_of_before(gather, agent) -> None:

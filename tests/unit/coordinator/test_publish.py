@@ -249,7 +249,7 @@ def test_an_iteration_that_does_not_fit_leaves_the_files_as_they_were(
     assert len(list(read_published_entries(appended(tmp_path, 3, book=book)))) == 4
 
 
-@pytest.mark.parametrize("what", ["write_table", "trace_lines"])
+@pytest.mark.parametrize("what", ["write_parquet_table", "format_trace"])
 def test_a_table_or_trace_that_does_not_fit_takes_the_iteration_back(
     tmp_path, monkeypatch, what
 ) -> None:

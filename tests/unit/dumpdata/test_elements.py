@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankdump._binfile.bin_file import get_type_name, read_payload_array
-from rankdump._binfile.header import OpInput, OpOutput, Shape
+from rankdump._binfile.header_parts import OpInput, OpOutput, Shape
 from rankdump._core.cann_types import DATA_TYPES
 from rankdump.errors import CorruptedError, UnsupportedError
 

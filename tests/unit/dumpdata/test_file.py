@@ -24,7 +24,7 @@ from rankdump._binfile.bin_file import (
     parse_bin_file,
     read_bin_header,
 )
-from rankdump._binfile.header import DumpData, OpBuffer, OpInput, OpOutput, Shape, Workspace
+from rankdump._binfile.header_parts import DumpData, OpBuffer, OpInput, OpOutput, Shape, Workspace
 from rankdump._codec.file_codec import ZstdCodec
 from rankdump.errors import CorruptedError, EmptyFileError
 

@@ -20,7 +20,7 @@ from rankdump._binfile.bin_file import (
     read_payload_array,
     serialize_bin_head,
 )
-from rankdump._binfile.header import DumpData, OpInput, OpOutput
+from rankdump._binfile.header_parts import DumpData, OpInput, OpOutput
 from rankdump.errors import CorruptedError, UnsupportedError
 
 OPERATOR = operator(b"abcdefgh" * 200, bytes(3000), bytes(range(256)) * 4)

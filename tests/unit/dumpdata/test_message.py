@@ -15,15 +15,11 @@ from suites.bin_files import GOLDEN, headers
 from rankdump._binfile.bin_file import parse_bin_file, serialize_bin_head
 from rankdump._binfile.header import (
     MAX_HEADER_FIELDS,
-    DumpData,
-    OpInput,
-    OpOutput,
-    OriginalOp,
-    Shape,
     format_header_json,
     parse_bin_header,
     serialize_bin_header,
 )
+from rankdump._binfile.header_parts import DumpData, OpInput, OpOutput, OriginalOp, Shape
 from rankdump.dumpdata.v1 import dump_data_pb2
 from rankdump.errors import CorruptedError
 

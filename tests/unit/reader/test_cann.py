@@ -18,7 +18,7 @@ from suites.tree_builder import TreeBuilder
 from rankdump import reader
 from rankdump._analysis.fsck.tree_check import check_tree
 from rankdump._binfile.bin_file import serialize_bin_head
-from rankdump._binfile.header import DumpData, OpInput, OpOutput, Shape
+from rankdump._binfile.header_parts import DumpData, OpInput, OpOutput, Shape
 from rankdump._core import npy_format
 from rankdump._core.manifest import Manifest
 from rankdump._core.record import TensorKey, TensorSide

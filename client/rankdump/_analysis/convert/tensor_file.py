@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rankdump._analysis.convert.request import ConversionRequest
 from rankdump._binfile.bin_file import BinPayload, get_type_name, read_payload_array
-from rankdump._binfile.header import OpInput, OpOutput
+from rankdump._binfile.header_parts import OpInput, OpOutput
 from rankdump._binfile.overflow_record import convert_overflow_to_json
 from rankdump._core import npy_format
 from rankdump._core.cann_types import FormatWord, split_format_word

@@ -17,7 +17,7 @@ from rankdump._analysis.fsck.damage import FileCheck, FileCheckResult
 from rankdump._analysis.fsck.tree_scan import NPY_FILE_NAME
 from rankdump._binfile import bin_file
 from rankdump._binfile.bin_file import BinFile
-from rankdump._binfile.header import DumpData, OpInput, OpOutput, Shape
+from rankdump._binfile.header_parts import DumpData, OpInput, OpOutput, Shape
 from rankdump._codec.file_codec import select_codec
 from rankdump._codec.zstd_frames import (
     ByteBuffer,

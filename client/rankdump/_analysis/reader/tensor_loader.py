@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankdump._analysis.reader.tree import Described, Entry
-from rankdump._binfile.header import OpInput, OpOutput
+from rankdump._binfile.header_parts import OpInput, OpOutput
 from rankdump._codec.file_codec import select_codec
 from rankdump._core import npy_format
 from rankdump._core.cann_types import DATA_TYPES, split_format_word

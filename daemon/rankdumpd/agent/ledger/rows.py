@@ -11,9 +11,19 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
+from rankdump._core.events import EventColumns
+from rankdump._core.graph import GraphPart
 from rankdump._core.manifest import ManifestRecord
-from rankdump._core.session_protocol import IterationEnd, SessionRequest
+from rankdump._core.record import StatisticRows
+from rankdump._core.session_protocol import (
+    CallStacks,
+    IterationEnd,
+    KernelArguments,
+    SessionEnd,
+    SessionRequest,
+)
 from rankdump._core.status import SessionState
+from rankdump._core.timeouts import RankTimeouts
 from rankdump._layout.tree_paths import FilePlace
 from rankdump.errors import CorruptedError
 from rankdumpd.agent.records import (
@@ -289,10 +299,23 @@ def make_end_row(ticket: FrameId, end: IterationEnd) -> tuple[str | int, ...]:
     )
 
 
+_DECLARATION_KINDS: dict[type, str] = {
+    CallStacks: "CallStacks",
+    EventColumns: "EventColumns",
+    GraphPart: "GraphPart",
+    IterationEnd: "IterationEnd",
+    KernelArguments: "KernelArguments",
+    RankTimeouts: "Timeouts",
+    SessionEnd: "SessionEnd",
+    StatisticRows: "FigureRows",
+}
+"""The words in the column `kind`: they stay what they are, whatever the classes are called."""
+
+
 def make_metadata_row(declared: MetadataFrame) -> tuple[str | int | bytes, ...]:
     """Return a declaration's columns but the last, `applied`."""
     ticket = declared.ticket
-    kind = type(declared.declaration).__name__
+    kind = _DECLARATION_KINDS[type(declared.declaration)]
     return (ticket.session_id, ticket.sequence, kind, declared.raw)
 
 

@@ -102,7 +102,7 @@ def find_limit_reason(room: ResourceUsage, byte_count: int) -> str:
     return ""
 
 
-def find_removal_reason(policy: ResourcePolicy, age_s: float, used_bytes: int) -> str:
+def find_retirement_cause(policy: ResourcePolicy, age_s: float, used_bytes: int) -> str:
     """Return why an iteration is removed that ended so long ago, `age` or `size`; else nothing."""
     if policy.retain_s and age_s > policy.retain_s:
         return "age"

@@ -16,7 +16,7 @@ from rankdump._core.manifest import RetiredIteration
 from rankdump.errors import CorruptedError, RankdumpError
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.rows import EndedIteration, IterationRemoval
-from rankdumpd.agent.limits.admission import ResourcePolicy, find_removal_reason
+from rankdumpd.agent.limits.admission import ResourcePolicy, find_retirement_cause
 from rankdumpd.agent.limits.usage import DumpUsage
 from rankdumpd.agent.records import UsageChange
 from rankdumpd.agent.retention.iteration_removal import (
@@ -93,7 +93,7 @@ class RetentionManager:
         policy = self._policy()
         for ended in self._ledger.retention.oldest() if not policy.retains_all else ():
             age_s = (self._now_us() - ended.ended_us) / 1e6
-            why = find_removal_reason(policy, age_s, self._usage.total)
+            why = find_retirement_cause(policy, age_s, self._usage.total)
             if not why or self._stopping.is_set():
                 break
             retire = partial(self._retire, ended, why)

@@ -16,7 +16,8 @@ from typing import TypeVar
 import xxhash
 
 from rankdump._binfile.bin_file import HEADER_LENGTH_BYTES
-from rankdump._binfile.header import DumpData, OpInput, OpOutput, Shape, serialize_bin_header
+from rankdump._binfile.header import serialize_bin_header
+from rankdump._binfile.header_parts import DumpData, OpInput, OpOutput, Shape
 from rankdump._codec.file_codec import FileCodec, pack_file, pack_parts
 from rankdump._core import element_types, npy_format, statistics
 from rankdump._core.cann_types import DATA_TYPE_NUMBERS, FORMAT_NUMBERS
