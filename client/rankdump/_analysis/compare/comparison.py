@@ -12,7 +12,7 @@ from operator import attrgetter
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from rankdump import reader
+from rankdump._analysis.reader.dump import open_dump
 from rankdump._analysis.compare.call_names import read_name_mapping
 from rankdump._analysis.compare.call_pairing import check_pairing_rules
 from rankdump._analysis.compare.compare_pool import compare_pairs
@@ -133,7 +133,7 @@ def _open_dump(source: DumpSource, opened: dict[str, Dump]) -> Dump:
         return source
     path = fspath(source)
     if path not in opened:
-        opened[path] = reader.open(path)
+        opened[path] = open_dump(path)
     return opened[path]
 
 

@@ -1,0 +1,1 @@
+"""Generated protobuf code of CANN's `bin` files; see `_binfile`."""

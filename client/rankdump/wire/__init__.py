@@ -1,0 +1,1 @@
+"""Generated protobuf code of the protocol between ranks, agents and coordinators; see `_wire`."""
