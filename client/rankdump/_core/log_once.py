@@ -1,0 +1,47 @@
+"""Log lines that are written the first time only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+MAX_KEYS = 1000
+"""Subjects remembered at once; a caller that makes up more gets no line for them."""
+
+
+class LogOnce:
+    """Writes one line for each subject, at most; safe to use from several threads."""
+
+    def __init__(self, logger: logging.Logger, *, max_keys: int = MAX_KEYS) -> None:
+        self._logger = logger
+        self._max_keys = max_keys
+        self._known: set[str] = set()
+
+    def log(
+        self,
+        level: int,
+        message: str,
+        *,
+        about: str = "",
+        extra: Mapping[str, object] | None = None,
+    ) -> bool:
+        """Write a line unless one on that subject was written; return whether it was.
+
+        The subject is `about`, or the message itself.
+        """
+        if not self.is_new(about or message):
+            return False
+        self._logger.log(level, "%s", message, extra=dict(extra) if extra else None)
+        return True
+
+    def is_new(self, subject: str) -> bool:
+        """Return whether a subject comes for the first time, and remember it."""
+        # Two threads at the same instant may both see it as new: a doubled line does no harm.
+        if subject in self._known or len(self._known) >= self._max_keys:
+            return False
+        self._known.add(subject)
+        return True
+
+    def forget(self, subject: str) -> None:
+        """Let the next line on a subject be written again."""
+        self._known.discard(subject)
