@@ -83,9 +83,7 @@ def test_ranks_on_several_hosts_get_no_order_and_are_told(monkeypatch, caplog):
 def test_none_is_brought_along_where_that_is_forbidden(monkeypatch):
     rig = Rig(monkeypatch)
     found = rig.finder.find({}, embedded=False)
-    assert found == AgentAddress(
-        DEFAULT_AGENT_ADDRESS, f"{ABSENT}, and rankdump.embedded is false"
-    )
+    assert found == AgentAddress(DEFAULT_AGENT_ADDRESS, f"{ABSENT}, and rankdump.embedded is false")
     assert rig.asked == []
 
 
