@@ -66,4 +66,4 @@ def _calls(stub: agent_pb2_grpc.AgentServiceStub) -> tuple[list[float], list[int
 
 def _accounted(host: Host) -> int:
     """Return the tensors that the agent has done with."""
-    return sum(each.accounted for each in host.status().iterations)
+    return sum(each.accounted_tensors for each in host.status().iterations)

@@ -33,7 +33,7 @@ def check_complete(tree: Path) -> None:
     if not iterations:
         raise RuntimeError(f"{tree}: no iteration")
     for each in iterations:
-        if not (each.complete and each.balanced and each.expected) or any(each.dropped.values()):
+        if not (each.complete and each.is_balanced and each.expected) or any(each.dropped.values()):
             raise RuntimeError(f"{tree}: {each}")
 
 

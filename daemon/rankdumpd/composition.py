@@ -74,7 +74,7 @@ def _build_server(
     tls = settings.tls
     shown = revoked = gate = None
     if tls.on and not parse_socket_path(address):
-        told = audit.reloaded if audit else ignore_reload
+        told = audit.add_reload if audit else ignore_reload
         shown = ServerCertificates(tls, told)
         revoked = RevokedCertificates(Path(tls.revoked), told) if tls.revoked else None
     if shown or audit:
@@ -135,7 +135,7 @@ def serve_agent(settings: DaemonSettings, reread: SettingsReader, leash: WorkerP
             settings, listen, services, meters, audit, required, below_front=bool(leash)
         )
         if listener:
-            required.keep(Path(listener.getsockname()), "no rank finds this agent any more")
+            required.watch_file(Path(listener.getsockname()), "no rank finds this agent any more")
         door = grpc_server.SocketRelay(listener, server) if listener else server
         rooms = (agent, *ingest, *page)
         return lifecycle.run_process(
@@ -190,7 +190,7 @@ def serve_embedded(
         parts = (agent, coordinator) if merges else (agent,)
         lifecycle.stop_at_end_of_file(sys.stdin.fileno(), still_used=lambda: _has_ranks(agent))
         status = _serve_host(settings, reread, meters, audit, parts, required)
-    folder.clear_unused(keep_log=status != 0, by_daemon=True)
+    folder.remove_unused(keep_log=status != 0, by_daemon=True)
     return status
 
 

@@ -246,5 +246,5 @@ def _check_settings(settings: DaemonSettings, doubts: list[StartWarning], coordi
         found = check_coordinator(coordinator, TlsCredentials(tls.ca, tls.certificate, tls.key))
         doubts = [*doubts, *([found] if found else [])]
     for doubt in doubts:
-        click.echo(f"rankdumpd: {'warning: ' if doubt.passes else ''}{doubt.text}", err=True)
-    return 0 if all(doubt.passes for doubt in doubts) else _EXIT_FAILED
+        click.echo(f"rankdumpd: {'warning: ' if doubt.is_temporary else ''}{doubt.text}", err=True)
+    return 0 if all(doubt.is_temporary for doubt in doubts) else _EXIT_FAILED

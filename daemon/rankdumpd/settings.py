@@ -426,7 +426,7 @@ class SettingsChange:
     """What holds from now on."""
     changed: tuple[str, ...]
     """Names of what was taken over."""
-    waiting: tuple[str, ...]
+    pending_restart: tuple[str, ...]
     """Names of what changed too, and holds only after the next start."""
 
 

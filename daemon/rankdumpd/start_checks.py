@@ -38,7 +38,7 @@ class StartWarning:
     """One thing that is not in order, and keeps nothing from starting."""
 
     text: str
-    passes: bool = False
+    is_temporary: bool = False
     """Whether it may be over without anybody doing anything."""
 
 
@@ -122,7 +122,7 @@ def check_health(address: str) -> str:
 def _build_refusal_warning(address: str, error: RankdumpError) -> StartWarning:
     passes = isinstance(error, RetryableError)
     verb = "does not answer" if passes else "refuses this agent"
-    return StartWarning(f"the coordinator at {address} {verb}: {error}", passes=passes)
+    return StartWarning(f"the coordinator at {address} {verb}: {error}", is_temporary=passes)
 
 
 def _name_user(uid: int) -> str:

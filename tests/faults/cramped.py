@@ -60,7 +60,7 @@ def main() -> None:
     views = stand.settled(3)
     stand.wait_manifests([1, 2, 3])
     told = {
-        "kept": [each.kept for each in views],
+        "kept": [each.kept_tensors for each in views],
         "dropped": [dict(each.dropped) for each in views],
         "stored": stand.stored(),
     }

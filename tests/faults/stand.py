@@ -72,7 +72,7 @@ class Stand:
         """Return how they stand once so many are complete."""
         wait_until(lambda: sum(each.complete for each in self.status()) >= iterations)
         found = self.status()
-        assert all(each.balanced for each in found if each.complete), found
+        assert all(each.is_balanced for each in found if each.complete), found
         return found
 
     def stored(self) -> int:

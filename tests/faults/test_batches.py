@@ -27,7 +27,7 @@ def test_each_tensor_is_stored_once(stand: Stand, meddler: Meddler, kind: Kind):
             session.step(iteration + 1)
             wait_until(lambda: meddler.done[kind])
             stand.settled(iteration)
-    assert [each.kept for each in stand.settled(3)[:3]] == [EACH] * 3
+    assert [each.kept_tensors for each in stand.settled(3)[:3]] == [EACH] * 3
     assert stand.stored() == 3 * EACH
 
 
@@ -45,6 +45,6 @@ def test_a_flipped_byte_on_the_stream_is_found_before_anything_is_written(
         stand.play(session, 2)
     first, second = stand.settled(2)
     assert set(first.dropped) <= {"corrupted"}
-    assert first.kept >= EACH - 1
-    assert second.kept == EACH
-    assert stand.stored() == first.kept + EACH
+    assert first.kept_tensors >= EACH - 1
+    assert second.kept_tensors == EACH
+    assert stand.stored() == first.kept_tensors + EACH

@@ -20,7 +20,7 @@ def test_steps_of_the_clock_within_a_session(stand: Stand, step_us: int):
         for iteration in range(4):
             stand.control.clock_us = step_us * (iteration % 2)
             stand.play(session, iteration)
-    assert [each.kept for each in stand.settled(4)] == [EACH] * 4
+    assert [each.kept_tensors for each in stand.settled(4)] == [EACH] * 4
     assert stand.control.hits("clock")
     assert stand.stored() == 4 * EACH
 
@@ -35,7 +35,7 @@ def test_a_rank_that_starts_again_at_the_very_same_time(stand: Stand, monkeypatc
             session.dump(
                 "Add", "Default/Add-op0", "output", 0, np.full(100, value, dtype=np.float32)
             )
-    kept = sum(each.kept for each in stand.settled(2))
+    kept = sum(each.kept_tensors for each in stand.settled(2))
     dump = rankdump.open(stand.root)
     found = sorted(float(dump.load(entry)[0]) for entry in dump.tensors())
     assert found == [0.0, 1.0][:kept]

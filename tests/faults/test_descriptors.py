@@ -19,7 +19,7 @@ def test_files_that_cannot_be_opened_are_counted_by_their_reason(stand: Stand):
         stand.control.heal()
         stand.play(session, 3)
     first, second, third = stand.settled(3)
-    assert (first.kept, third.kept) == (EACH, EACH)
+    assert (first.kept_tensors, third.kept_tensors) == (EACH, EACH)
     assert dict(second.dropped) == {"no_descriptors": EACH}
     assert stand.stored() == 2 * EACH
     stand.wait_manifests([1, 2, 3])

@@ -21,8 +21,8 @@ def test_writes_that_fail_are_counted_and_the_iteration_ends_all_the_same(stand:
         stand.control.heal()
         stand.play(session, 3)
     first, second, third = stand.settled(3)
-    assert (first.kept, third.kept) == (EACH, EACH)
-    assert (second.kept, dict(second.dropped)) == (0, {"write_error": EACH})
+    assert (first.kept_tensors, third.kept_tensors) == (EACH, EACH)
+    assert (second.kept_tensors, dict(second.dropped)) == (0, {"write_error": EACH})
     assert stand.stored() == 2 * EACH
     stand.wait_manifests([1, 2, 3])
 
@@ -37,7 +37,7 @@ def test_a_dropped_tensor_has_no_final_name(stand: Stand, call: str):
         stand.control.fail(call, errno.EIO, 300)
         stand.play(session, 2)
         session.step(3)
-        wait_until(lambda: stand.of(2).accounted == EACH)
+        wait_until(lambda: stand.of(2).accounted_tensors == EACH)
         stand.control.heal()
     _, second = stand.settled(2)[:2]
     dropped = second.dropped.get("write_error", 0)
@@ -55,12 +55,12 @@ def test_other_calls_that_fail_end_no_session(stand: Stand, call: str):
         stand.control.fail(call, errno.EIO, 1000)
         stand.play(session, 2)
         session.step(3)
-        wait_until(lambda: stand.of(2).accounted == EACH)
+        wait_until(lambda: stand.of(2).accounted_tensors == EACH)
         stand.control.heal()
         stand.play(session, 3)
     views = stand.settled(3)
-    assert views[2].kept == EACH
-    assert stand.stored() == sum(each.kept for each in views)
+    assert views[2].kept_tensors == EACH
+    assert stand.stored() == sum(each.kept_tensors for each in views)
 
 
 def test_a_session_that_begins_while_the_disk_fails_dumps_when_it_does_not(stand: Stand):
@@ -75,8 +75,8 @@ def test_a_session_that_begins_while_the_disk_fails_dumps_when_it_does_not(stand
         wait_until(lambda: stand.of(1).complete)
         stand.play(session, 2)
     views = stand.settled(2)
-    assert views[1].kept == EACH
-    assert stand.stored() == sum(each.kept for each in views)
+    assert views[1].kept_tensors == EACH
+    assert stand.stored() == sum(each.kept_tensors for each in views)
 
 
 def test_a_ledger_that_fails_loses_nothing(stand: Stand):
@@ -89,5 +89,5 @@ def test_a_ledger_that_fails_loses_nothing(stand: Stand):
         stand.play(session, 2)
         wait_until(lambda: stand.control.hits("sqlite"))
         stand.control.heal()
-    assert [each.kept for each in stand.settled(2)] == [EACH] * 2
+    assert [each.kept_tensors for each in stand.settled(2)] == [EACH] * 2
     assert stand.stored() == 2 * EACH

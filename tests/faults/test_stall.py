@@ -18,5 +18,5 @@ def test_a_stalled_disk_holds_up_nobody_who_asks_and_loses_nothing(stand: Stand)
         view = fetch_agent_status(stand.agent.address, timeout_s=20)
         assert [each.complete for each in view.iterations[:1]] == [True]
         stand.control.heal()
-    assert [each.kept for each in stand.settled(2)] == [EACH] * 2
+    assert [each.kept_tensors for each in stand.settled(2)] == [EACH] * 2
     assert stand.stored() == 2 * EACH

@@ -30,4 +30,4 @@ def test_a_slab_that_was_just_granted_stays_where_another_agent_starts(stand: St
     rank.close()
     with stand.session() as session:
         stand.play(session, 0)
-    assert stand.settled(1)[0].kept == EACH
+    assert stand.settled(1)[0].kept_tensors == EACH

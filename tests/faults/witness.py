@@ -138,7 +138,7 @@ def _manifests(seen: Tree) -> Iterator[Listed]:
             status.session_id,
             status.iteration,
             status.expected,
-            status.kept,
+            status.kept_tensors,
             status.dropped,
             tuple(record.path for record in each.records),
         )
@@ -147,7 +147,7 @@ def _manifests(seen: Tree) -> Iterator[Listed]:
 def balances(address: str) -> dict[tuple[str, int], tuple[int, int, int]]:
     """Return what a coordinator knows of the iterations of all jobs."""
     return {
-        (i.session_id, i.iteration): (i.expected, i.kept, sum(i.dropped.values()))
+        (i.session_id, i.iteration): (i.expected, i.kept_tensors, sum(i.dropped.values()))
         for i in fetch_job_status(address).iterations
         if i.complete
     }

@@ -35,15 +35,15 @@ def reports(data: bytes) -> None:
         except (DecodeError, RankdumpError):
             reader = ReportReader()
             continue
-        gather.take(report, now_s=float(at))
-    while view := gather.next_ready(now_s=1e6, every=True):
+        gather.add_report(report, now_s=float(at))
+    while view := gather.take_next_ready(now_s=1e6, every=True):
         order = merge_iteration(view)
         for finding in order.findings:
             assert parse_finding_line(format_finding_line(finding)) == finding
         for entry in order.entries():
             parse_order_line(format_order_line(entry))
-        gather.settle(view.job_id, PublicationResult(None, False, order.findings, ""))
-    fleet = gather.fleet(now_s=1e6)
+        gather.finish_publication(view.job_id, PublicationResult(None, False, order.findings, ""))
+    fleet = gather.build_fleet_view(now_s=1e6)
     status_messages.view_to_wire(build_status_view(fleet, chosen_jobs(fleet, ""), ""))
 
 

@@ -156,7 +156,7 @@ def _fill(ledger: AgentLedger, session_id: str) -> None:
     ]
     ledger.commit(outcomes, judged, declared, {session_id: 10}, synced=False)
     about = {"job": "job", "why": "age"}
-    ledger.retention.begin([IterationRemoval(session_id, 1, 9, samples.STAMP, about)])
+    ledger.retention.begin_removals([IterationRemoval(session_id, 1, 9, samples.STAMP, about)])
 
 
 def sessions(data: bytes) -> None:
@@ -164,7 +164,7 @@ def sessions(data: bytes) -> None:
     ledger, base = ledger_base()
     with base.changed(data):
         retention, usage = ledger.retention, DumpUsage()
-        usage.restore(retention.taken(), retention.counts())
+        usage.restore(retention.list_usage(), retention.counts())
         assert all(isinstance(job_id, str) for job_id, *_ in usage.jobs())
         retention.unfinished()
         registry = SessionRegistry(
@@ -214,6 +214,6 @@ def states(data: bytes) -> None:
     state, base = state_base()
     with base.changed(data):
         gather = ReportStore(deadline_s=1.0)
-        StateWriter(gather, state, CoordinatorSettings()).recall()
-        fleet = gather.fleet(now_s=1e6)
+        StateWriter(gather, state, CoordinatorSettings()).restore_store()
+        fleet = gather.build_fleet_view(now_s=1e6)
         view_to_wire(build_status_view(fleet, chosen_jobs(fleet, ""), ""))

@@ -49,7 +49,7 @@ def bins(data: bytes) -> None:
     )
     assert again.header == opened.header
     for payload in opened.payloads:
-        held = opened.bytes_of(payload)
+        held = opened.read_payload(payload)
         assert len(held) == payload.part.size
         if isinstance(payload.part, OpInput | OpOutput):
             try:
@@ -72,6 +72,6 @@ def opdebugs(data: bytes) -> None:
     """An overflow record, in bytes or as JSON; its JSON is one again."""
     which, rest = chosen(data, 2)
     record = parse_overflow_record(rest) if which else OpDebugRecord.from_json(rest)
-    for section in record.overflowed:
-        assert section.meaning or not section.overflowed
+    for section in record.overflowed_sections:
+        assert section.meaning or not section.has_overflow
     OpDebugRecord.from_json(record.to_json())

@@ -25,7 +25,7 @@ def paths(data: bytes) -> None:
     key = parse_tensor_path(path)
     assert key is None or (key.slot >= 0 and key.rank >= 0)
     parent, _, name = path.rpartition("/")
-    name = LongFileNames.parsed(mapping).full(name)
+    name = LongFileNames.parse(mapping).get_full_name(name)
     folder = find_folder(parent)
     if folder is not None:
         parse_name_in_folder(folder, name)
@@ -45,12 +45,12 @@ def places(data: bytes) -> None:
     """An operator of any name, in any layout: it stays in its folder, and its path is readable."""
     key = _key(data)
     layout = _LAYOUTS[data[0] % len(_LAYOUTS) if data else 0]
-    _check(layout.place_of(key, _STAND, ".zst"))
-    if layout.shares_stamps:
-        _check(layout.operator_place(key, _STAND, ".zst"))
-        _check(layout.member_place(key, _STAND, ""))
-    readable = layout.readable(key, _STAND)
-    again = layout.place_of(readable, _STAND, ".zst")
+    _check(layout.place_tensor(key, _STAND, ".zst"))
+    if layout.shares_timestamps:
+        _check(layout.place_operator(key, _STAND, ".zst"))
+        _check(layout.place_member(key, _STAND, ""))
+    readable = layout.make_readable_key(key, _STAND)
+    again = layout.place_tensor(readable, _STAND, ".zst")
     assert not again.mapped_from or len(again.mapped_from.encode(errors="replace")) > 200
     name = add_job_tag("findings.jsonl", make_job_tag(key.op_name))
     assert "/" not in name

@@ -58,7 +58,7 @@ class _Rooms:
             if isinstance(item, ReceivedRecord):
                 assert len(load_elements(item.data)) == item.head.byte_count
         settle(self.session, taken)
-        self.budget.give(self._cost, items=len(taken))
+        self.budget.release(self._cost, items=len(taken))
         self._cost = 0
         self.session.acknowledge()
 
@@ -94,12 +94,12 @@ def rings(data: bytes) -> None:
     bells = [int.from_bytes(rest[at : at + 8], "little") for at in range(0, 8 * count, 8)]
     slab = _file_of(slab_of(rest[8 * count :]))
     rooms = _Rooms(PLANS[which])
-    ring = RingReader(slab, rooms.intake, acknowledged=0, trouble=rooms.session.trouble)
-    rooms.session.attach(ring)
+    ring = RingReader(slab, rooms.intake, acknowledged=0, trouble=rooms.session.add_finding)
+    rooms.session.attach_ring(ring)
     for bell in bells:
         _read(rooms, partial(ring.read, bell))
     _read(rooms, ring.read_remains)
-    rooms.session.attach(None)
+    rooms.session.attach_ring(None)
     ring.give_up()
     slab.close()
     assert (rooms.budget.items, rooms.budget.used_bytes) == (0, 0)

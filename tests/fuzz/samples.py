@@ -53,7 +53,7 @@ NAME = "Default/network-Net/fc-Dense/Add-op0"
 KEY = TensorKey(0, "Net", 0, 3, STAMP, "Add", NAME, TensorSide.OUTPUT, 1)
 HEAD = head_of(KEY, "float32", VALUES.shape, VALUES.nbytes, argument="args.0")
 KIND = TensorKind(0, "Add", NAME, TensorSide.OUTPUT, 1, "float32", (2, 3), 24)
-EVENTS = EventColumns.of(
+EVENTS = EventColumns.from_events(
     [
         RankEvent(0, 3, 0, 0, NAME, EventKind.OPERATOR, STAMP, STAMP + 5),
         RankEvent(

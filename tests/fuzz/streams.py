@@ -109,23 +109,23 @@ class _Agent:
         told(self.session)
 
     def _connected(self) -> FrameAssembler:
-        outlet = self.session.outlet
+        outlet = self.session.storage
         return FrameAssembler(
             SESSION,
             rank=0,
             net_name=self.session.plan.output.net_name,
             highest_first=self.session.watermark + 1,
-            figures=outlet.figures,
+            figures=outlet.statistic_count,
             elements=outlet.elements,
             degrades=outlet.degrades,
-            known=self.session.known,
+            known=self.session.is_known,
             admit=_admit,
         )
 
     def _settle(self, item: CompletedFrame) -> None:
-        assert item.ticket.sequence not in self._settled
-        self._settled.add(item.ticket.sequence)
-        assert self.session.claim({item.ticket.sequence})
+        assert item.frame_id.sequence not in self._settled
+        self._settled.add(item.frame_id.sequence)
+        assert self.session.claim_frames({item.frame_id.sequence})
         settle(self.session, [item])
 
 
@@ -139,33 +139,33 @@ def settle(session: RankSession, items: Iterable[CompletedFrame | StatisticRowsR
     for item in items:
         if isinstance(item, ReceivedRecord):
             assert len(item.data) == item.head.byte_count
-            outcomes.append(make_drop_outcome(item.ticket, item.head, "write_error"))
+            outcomes.append(make_drop_outcome(item.frame_id, item.head, "write_error"))
         elif isinstance(item, RecordOutcome):
             outcomes.append(item)
         elif isinstance(item, StatisticRowsResult):
             judged.append(item)
         elif isinstance(item.declaration, StatisticRows):
-            judged.append(StatisticRowsResult(item.ticket, item.declaration, {}, item.raw))
+            judged.append(StatisticRowsResult(item.frame_id, item.declaration, {}, item.raw))
         else:
             declared.append(item)
-    session.committed(outcomes, judged, declared)
-    while due := session.due.next(session.watermark):
+    session.count_committed(outcomes, judged, declared)
+    while due := session.pending.pop_next(session.watermark):
         _apply(session, due)
 
 
 def _apply(session: RankSession, declared: MetadataFrame) -> None:
-    assert reread_metadata_frame(declared.raw, SESSION).ticket == declared.ticket
+    assert reread_metadata_frame(declared.raw, SESSION).frame_id == declared.frame_id
     declaration = declared.declaration
     if isinstance(declaration, IterationEnd):
         session.end_iteration(declared, declaration)
     elif isinstance(declaration, SessionEnd):
-        session.say_goodbye(declaration)
+        session.close_by_rank(declaration)
     elif isinstance(declaration, EventColumns):
-        session.program.take(declaration)
+        session.program.add_events(declaration)
     elif isinstance(declaration, GraphPart):
-        graph = session.graphs.take(declared.ticket, declaration)
+        graph = session.graphs.add_part(declared.frame_id, declaration)
         if graph:
-            render_graph(graph, session.outlet.stand.profile)
+            render_graph(graph, session.storage.stand.profile)
 
 
 def told(session: RankSession) -> None:
@@ -195,8 +195,8 @@ def slab_of(data: bytes, *, version: int = SLAB_VERSION) -> memoryview:
     struct.pack_into("<Q", memory, _VERSION_AT, version)
     store = SlabMemory(memory)
     released = int.from_bytes(data[:8], "little")
-    store.put_number(RELEASED_OFFSET, released)
-    store.put_number(WRITTEN_OFFSET, int.from_bytes(data[8:16], "little"))
+    store.write_number(RELEASED_OFFSET, released)
+    store.write_number(WRITTEN_OFFSET, int.from_bytes(data[8:16], "little"))
     begin = RING_OFFSET + released % RING_BYTES
     ring = data[16 : 16 + len(memory) - begin]
     memory[begin : begin + len(ring)] = ring
@@ -218,17 +218,17 @@ def _read(data: bytes, version: int) -> None:
     store = SlabMemory(slab_of(rest, version=version))
     agent, reader = _Agent(PLANS[which]), SlabReader(store)
     try:
-        for entry in reader.entries():
+        for entry in reader.read_entries():
             _taken(agent, reader, entry, "copy_failed")
-        for entry in reader.remains():
+        for entry in reader.read_remaining_entries():
             _taken(agent, reader, entry, "torn")
     finally:
         agent.end()
 
 
 def _taken(agent: _Agent, reader: SlabReader, entry: SlabEntry, lost: str) -> None:
-    if not entry.damaged:
-        agent.take(bytes(entry.frame), reader.data(entry), "" if entry.whole else lost)
+    if not entry.is_corrupted:
+        agent.take(bytes(entry.frame), reader.read_data(entry), "" if entry.has_data else lost)
 
 
 def requests(data: bytes) -> None:

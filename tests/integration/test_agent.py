@@ -130,7 +130,7 @@ class TestIterations:
         stream.send(frames.end(3, 0, 5, buffer_full=3))
         stream.wait_acknowledged(3)
         (manifest,) = manifests(rank.root)
-        assert manifest.status.balanced
+        assert manifest.status.is_balanced
         assert (manifest.status.expected, manifest.status.stored) == (5, 1)
         assert manifest.status.dropped == {"buffer_full": 3, "unsupported_dtype": 1}
         assert [rank.root / record.path for record in manifest.records] == tensors(rank.root)
@@ -166,7 +166,7 @@ class TestIterations:
 
         def events(sequence: int, iteration: int) -> agent_pb2.Frame:
             names = ["Default/b-op0", "Default/a-op0"]
-            columns = EventColumns.of(
+            columns = EventColumns.from_events(
                 [
                     RankEvent(0, iteration, place, place, names[place], EventKind.OPERATOR, 1, 2)
                     for place in (1, 0)
@@ -219,7 +219,7 @@ class TestResuming:
         assert stream.finish() is grpc.StatusCode.OK
         assert [load(path)[0, 0] for path in tensors(rank.root)] == [0, 1, 2]
         (manifest,) = manifests(rank.root)
-        assert manifest.status.balanced
+        assert manifest.status.is_balanced
         assert len(manifest.records) == 3
 
     def test_restarted_agent_takes_up_where_the_ledger_stands(self, make_agent, make_rank, frames):
@@ -237,7 +237,7 @@ class TestResuming:
         assert len(tensors(rank.root)) == 3
         (manifest,) = manifests(rank.root)
         assert len(manifest.records) == 3
-        assert manifest.status.balanced
+        assert manifest.status.is_balanced
         agent.restart()
         assert rank.status().sessions == []
 
@@ -251,7 +251,9 @@ class TestResuming:
         stream = rank.push().send(frames.record(1, ARRAY), frames.end(2, 7, 0))
         stream.wait_acknowledged(2)
         agent.agent._effects._apply = lambda session, declared: None
-        columns = EventColumns.of([RankEvent(0, 0, 0, 0, "Default/op0", EventKind.OPERATOR, 1, 2)])
+        columns = EventColumns.from_events(
+            [RankEvent(0, 0, 0, 0, "Default/op0", EventKind.OPERATOR, 1, 2)]
+        )
         stream.send(
             agent_pb2.Frame(sequence=3, events=events_to_wire(columns)), frames.end(4, 0, 1)
         )
@@ -260,7 +262,7 @@ class TestResuming:
         assert [manifest.status.iteration for manifest in manifests(rank.root)] == [7]
         agent.restart()
         assert [manifest.status.iteration for manifest in manifests(rank.root)] == [0, 7]
-        assert all(manifest.status.balanced for manifest in manifests(rank.root))
+        assert all(manifest.status.is_balanced for manifest in manifests(rank.root))
         folder = rank.root / "rank_0" / "execution_order"
         assert (folder / "ms_global_execution_order_graph_0.csv").read_text() == "0\n"
         assert "Default/op0" in (folder / "ms_execution_order_graph_0.csv").read_text()
@@ -390,7 +392,7 @@ class TestQueue:
         stream.send(frames.end(42, 0, 41), frames.goodbye(43))
         assert stream.finish() is grpc.StatusCode.OK
         assert len(tensors(rank.root)) == 41
-        assert manifests(rank.root)[0].status.balanced
+        assert manifests(rank.root)[0].status.is_balanced
         assert rank.status().load.queued_bytes == 0
 
     def test_synced_records_are_acknowledged(self, make_agent, make_rank, frames):
@@ -479,7 +481,7 @@ class TestResending:
             stream.send(*batch)
         assert stream.finish() is grpc.StatusCode.OK
         (written,) = manifests(rank.root)
-        assert written.status.balanced
+        assert written.status.is_balanced
         assert (written.status.stored + written.status.linked, len(tensors(rank.root))) == (8, 8)
 
     def test_a_poison_frame_costs_itself(self, make_agent, make_rank, frames):
@@ -498,4 +500,4 @@ class TestResending:
         assert stream.finish() is grpc.StatusCode.OK
         (written,) = manifests(rank.root)
         assert dict(written.status.dropped) == {"unreadable": 1}
-        assert written.status.balanced
+        assert written.status.is_balanced

@@ -61,7 +61,7 @@ def rank(disk, make_agent, make_rank):
 
 
 def events(sequence: int, iteration: int) -> agent_pb2.Frame:
-    columns = EventColumns.of(
+    columns = EventColumns.from_events(
         [RankEvent(iteration, 0, 0, 0, "Default/op0", EventKind.OPERATOR, 1, 2)]
     )
     return agent_pb2.Frame(sequence=sequence, events=events_to_wire(columns))
@@ -94,7 +94,7 @@ def test_manifests_of_a_full_disk_are_there_once_it_has_room(rank, frames, disk,
     disk.error = 0
     wait_until(lambda: len(manifests(rank.root)) == 2)
     wait_until(lambda: not rank.status().findings)
-    assert all(each.status.balanced and len(each.records) == 1 for each in manifests(rank.root))
+    assert all(each.status.is_balanced and len(each.records) == 1 for each in manifests(rank.root))
     order = rank.root / "rank_0" / "execution_order"
     assert (order / "ms_global_execution_order_graph_0.csv").read_text() == "0\n1\n"
     stream.send(frames.goodbye(7)).wait_acknowledged(7)
@@ -149,7 +149,7 @@ def test_a_goodbye_does_not_wait_for_the_disk_and_takes_effect_later(
     assert rank.status().sessions[0].state == status_pb2.SESSION_STATE_CLOSED
     disk.error = 0
     wait_until(lambda: not rank.status().findings)
-    assert [each.status.balanced for each in manifests(rank.root)] == [True]
+    assert [each.status.is_balanced for each in manifests(rank.root)] == [True]
     agent.restart()
     assert rank.status().sessions == []
 
@@ -244,7 +244,7 @@ class TestBatches:
         rank = make_rank(agent.address)
         rank.open()
         poison = sqlite3.IntegrityError("not this one")
-        failing(agent, poison, lambda each: each.ticket.sequence == 3 and each.reason == "")
+        failing(agent, poison, lambda each: each.frame_id.sequence == 3 and each.reason == "")
         stream = rank.push()
         stream.send(*(frames.record(number, ARRAY + number) for number in range(1, 8)))
         stream.send(frames.end(8, 0, 7), frames.goodbye(9))
@@ -260,7 +260,7 @@ class TestBatches:
         rank = make_rank(agent.address)
         rank.open()
         real = agent.agent._ledger.commit
-        failing(agent, MemoryError(), lambda each: each.ticket.sequence == 2)
+        failing(agent, MemoryError(), lambda each: each.frame_id.sequence == 2)
         stream = rank.push().send(frames.record(1, ARRAY), frames.record(2, ARRAY + 1))
         assert stream.wait_over() is grpc.StatusCode.UNAVAILABLE
         agent.agent._ledger.commit = real

@@ -53,7 +53,7 @@ def test_a_changed_entry_is_a_counted_drop(rank, side, frames, array, place, cap
     rank.push().ring(side.writer.written).wait_acknowledged(4)
     assert counts(rank) == {"stored": 2, "degraded": 0, "expected": 3, "corrupted": 1}
     assert arrays_of(rank.root) == [(array + number).tobytes() for number in (1, 3)]
-    assert manifest_of(rank.root).status.balanced
+    assert manifest_of(rank.root).status.is_balanced
     assert side.writer.released == side.writer.written
 
 

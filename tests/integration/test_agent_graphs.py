@@ -29,7 +29,7 @@ def part(names: list[str], *, first: bool = False, last: bool = False, compiled:
 
 
 def events(names: list[str], iteration: int = 0) -> EventColumns:
-    return EventColumns.of(
+    return EventColumns.from_events(
         [
             RankEvent(0, iteration, place, place, name, EventKind.OPERATOR, 1, 2)
             for place, name in enumerate(names)

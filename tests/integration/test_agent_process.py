@@ -102,7 +102,7 @@ def test_killed_daemon_resumes_on_its_state(make_daemon, make_rank, frames):
     assert len(tensors(rank.root)) == 40
     folder = rank.root / "rank_0" / ".dump_metadata" / "manifest"
     (manifest,) = [Manifest.from_json(path.read_bytes()) for path in folder.iterdir()]
-    assert manifest.status.balanced
+    assert manifest.status.is_balanced
     assert sorted(rank.root / record.path for record in manifest.records) == tensors(rank.root)
     assert not list(rank.root.rglob(".*.tmp"))
 

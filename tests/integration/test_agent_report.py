@@ -52,7 +52,7 @@ def events(first: int, count: int, iteration: int = 0) -> EventColumns:
         )
         for n in range(first, first + count)
     ]
-    return EventColumns.of(found)
+    return EventColumns.from_events(found)
 
 
 class Agent:
@@ -80,7 +80,7 @@ class Agent:
 
     def tell_again(self) -> None:
         self.reporter.session(SESSION, "/dump")
-        self.ledger.log.tell_again("s")
+        self.ledger.log.reenter_timeouts("s")
 
     def take(self, *declarations) -> None:
         first = self.sequence + 1
@@ -94,9 +94,9 @@ class Agent:
             if isinstance(frame.declaration, IterationEnd):
                 end = frame.declaration
                 status = IterationStatus("job", "s", 3, end.iteration, True, stall_us=end.stall_us)
-                self.ledger.iteration_ended(frame.ticket, end, (), status)
+                self.ledger.enter_iteration_end(frame.frame_id, end, (), status)
             elif isinstance(frame.declaration, RankTimeouts):
-                self.ledger.timeouts_kept(frame.ticket)
+                self.ledger.mark_timeouts_applied(frame.frame_id)
         self.reporter.wake()
 
     def bodies(self) -> int:
@@ -165,7 +165,7 @@ def test_what_was_said_before_the_coordinator_came_arrives_in_order(agent, coord
     assert (timeouts.rank, timeouts.timeouts.variables["HCCL_EXEC_TIMEOUT"]) == (3, "1800")
     assert coordinator.positions("s") == list(range(11 * 4096))
     (first, *_) = coordinator.columns
-    assert first[2].events()[:5] == events(0, 5).events()
+    assert first[2].events()[:5] == events(0, 5).to_events()
     assert all(len(r.SerializeToString()) < 4 << 20 for r in reports)
     balances = [r for r in reports if r.iterations]
     assert [b.iterations[0].stall_us for b in balances] == [5]
@@ -197,7 +197,7 @@ def test_names_are_said_once_a_stream(agent, coordinator, monkeypatch):
         assert agent.reporter.flush(WAIT_S) == 0
     said = [t for r in coordinator.reports for t in r.texts.texts]
     assert len(said) == len(set(said)) == 1003
-    named = EventColumns.of(
+    named = EventColumns.from_events(
         [RankEvent(0, 1, n, n, f"other{n}", EventKind.OPERATOR, n, n) for n in range(900)]
     )
     agent.take(named)
@@ -210,7 +210,7 @@ def test_names_are_said_once_a_stream(agent, coordinator, monkeypatch):
     assert [e.name for e in coordinator.columns[-2][2].events()] == [
         f"other{n}" for n in range(900)
     ]
-    assert coordinator.columns[-1][2].events() == events(0, 10).events()
+    assert coordinator.columns[-1][2].events() == events(0, 10).to_events()
 
 
 def test_what_is_not_safe_is_kept_and_told_again(agent, coordinator):

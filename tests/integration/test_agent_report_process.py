@@ -46,7 +46,7 @@ def frames(first: int, turns: int) -> list:
     found = []
     for turn in range(first, first + turns):
         places = range(BATCH * turn, BATCH * (turn + 1))
-        columns = EventColumns.of(
+        columns = EventColumns.from_events(
             [RankEvent(0, turn, n, n, f"op{n}", EventKind.OPERATOR, n, n + 1) for n in places]
         )
         end = IterationEnd(

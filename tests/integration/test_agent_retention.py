@@ -47,7 +47,7 @@ class House:
             DumpUsage(),
             list[dict[str, object]](),
         )
-        self.usage.restore(self.ledger.retention.taken(), self.ledger.retention.counts())
+        self.usage.restore(self.ledger.retention.list_usage(), self.ledger.retention.counts())
         registry = SessionRegistry(
             self.ledger,
             max_record_bytes=1,
@@ -67,7 +67,7 @@ class House:
 
     def removed(self) -> list[int]:
         """Return the iterations that were removed, in that order."""
-        while self.keeper.look():
+        while self.keeper.remove_due():
             pass
         return [int(str(fields["iteration"])) for fields in self.told]
 
@@ -373,7 +373,7 @@ class TestReaders:
         agent.stop()
         with house(state, ResourcePolicy(1)) as some:
             some.ledger.retention.pin("whole", True)
-            kept = some.usage.of_job("whole") + SIZE + 128
+            kept = some.usage.job_bytes("whole") + SIZE + 128
         with house(state, ResourcePolicy(1, retain_bytes=kept + 2 * SIZE + 128)) as some:
             assert some.removed() == [0, 1]
         return whole.root, less.root

@@ -77,7 +77,7 @@ class TestWay:
         assert side.writer.released == side.writer.written
         assert stream.finish() is grpc.StatusCode.OK
         assert arrays_of(rank.root) == [array.tobytes() for array in arrays]
-        assert manifest_of(rank.root).status.balanced
+        assert manifest_of(rank.root).status.is_balanced
 
     def test_larger_than_the_slab_goes_in_pieces(self, slab_agent, enter, put, frames):
         """Pieces are released before the record is whole, so it needs no room for all of it."""
@@ -116,7 +116,7 @@ class TestWay:
         real = ledger.commit
 
         def failing(outcomes, *more, **named):
-            if any(each.ticket.sequence == 2 for each in outcomes):
+            if any(each.frame_id.sequence == 2 for each in outcomes):
                 raise MemoryError
             real(outcomes, *more, **named)
 
@@ -151,7 +151,7 @@ class TestWay:
         stream = rank.push().ring(side.put(frames.end(6, 0, 5).SerializeToString()))
         stream.wait_acknowledged(6)
         assert counts(rank) == {"stored": 2, "degraded": 0, "expected": 5, "copy_failed": 3}
-        assert manifest_of(rank.root).status.balanced
+        assert manifest_of(rank.root).status.is_balanced
 
     @pytest.mark.parametrize("saved", ["tensor", "full"])
     def test_degraded_record_is_a_row_and_a_count(self, slab_agent, enter, put, frames, saved):

@@ -91,7 +91,7 @@ def test_killed_right_after_staging_loses_nothing(agent, rank, child, frames, sh
     child.kill()
     wait_until(lambda: not list((short_dir / "slabs").iterdir()))
     assert arrays_of(rank.root) == [array.tobytes() for array in ARRAYS]
-    assert manifest_of(rank.root).status.balanced
+    assert manifest_of(rank.root).status.is_balanced
     assert counts(rank) == {"stored": 50, "degraded": 0, "expected": 50}
     assert state_of(agent) is SessionState.LOST
 

@@ -156,7 +156,7 @@ def test_statistics_alone_balance_and_store_no_bytes(dump):
     arrays = [np.full(4, n, dtype=np.float64) for n in range(3)]
     root = dump(arrays, ContentSettings("statistic"))
     found = manifest(root)
-    assert (found.status.stored, found.status.balanced) == (3, True)
+    assert (found.status.stored, found.status.is_balanced) == (3, True)
     assert (found.status.bytes_in, found.status.bytes_stored) == (0, 0)
     assert {(r.path, r.bytes_in, r.digest) for r in found.records} == {("", 0, "")}
     stamps = [
@@ -273,7 +273,7 @@ class TestRestarts:
         )
         assert stream.finish() is grpc.StatusCode.OK
         assert [row.split(",")[-2] for row in table(rank.root)[1:]] == ["1", "2", "3"]
-        assert manifest(rank.root).status.balanced
+        assert manifest(rank.root).status.is_balanced
 
     @pytest.mark.parametrize("left", [0, 10, 170, 200, 10_000])
     def test_after_commit_and_within_the_table(
@@ -333,7 +333,7 @@ class TestRestarts:
         path.rmdir()
         agent.restart()
         assert len(table(rank.root)) == 2
-        assert manifest(rank.root).status.balanced
+        assert manifest(rank.root).status.is_balanced
         agent.restart()
         assert rank.status().sessions == []
 
@@ -393,7 +393,11 @@ class TestRowsOfFigures:
         assert stream.finish() is grpc.StatusCode.OK
         assert [row.split(",")[-2] for row in table(rank.root)[1:]] == list("12345678")
         found = manifest(rank.root)
-        assert (found.status.stored, found.status.degraded, found.status.balanced) == (2, 6, True)
+        assert (found.status.stored, found.status.degraded, found.status.is_balanced) == (
+            2,
+            6,
+            True,
+        )
         assert [bool(record.path) for record in found.records] == [n in (0, 3) for n in range(8)]
 
     def test_each_row_is_judged(self, make_agent, make_rank, frames):
@@ -412,7 +416,7 @@ class TestRowsOfFigures:
         assert stream.finish() is grpc.StatusCode.OK
         found = manifest(rank.root)
         assert dict(found.status.dropped) == {"no_statistics": 1, "side_excluded": 1}
-        assert (found.status.stored, found.status.balanced) == (2, True)
+        assert (found.status.stored, found.status.is_balanced) == (2, True)
         assert [record.shape for record in found.records] == [(2,), (3,)]
         assert len(table(rank.root)) == 3
 
@@ -462,7 +466,7 @@ class TestRowsOfFigures:
         assert stream.finish() is grpc.StatusCode.OK
         assert path.read_bytes() == data
         found = manifest(rank.root)
-        assert found.status.balanced
+        assert found.status.is_balanced
         assert [each.timestamp_us for each in found.records] == [STAMP + n for n in (1, 3, 4, 6)]
 
     def test_rows_wait_for_a_disk_that_refuses_them(self, make_agent, make_rank, frames):
@@ -478,7 +482,7 @@ class TestRowsOfFigures:
         stream.send(frames.figures(2, rows_of(np.full(1, 7.0))), frames.end(3, 0, 4))
         stream.wait_acknowledged(3)
         assert [row.split(",")[-2] for row in table(rank.root)[1:]] == ["1", "1", "1", "7"]
-        assert manifest(rank.root).status.balanced
+        assert manifest(rank.root).status.is_balanced
         stream.finish()
 
     def test_a_disk_without_room_is_remembered_by_row(self, make_agent, make_rank, frames):

@@ -97,7 +97,7 @@ def test_each_call_of_a_model_is_an_iteration_of_two_ranks(tmp_path):
         for iteration in tree.iterations:
             assert assert_as_seen(tree, seen, "Encoder", iteration) == 6
             assert assert_as_seen(tree, seen, "Head", iteration) == 2
-    assert all(each.complete and each.balanced for each in status(tmp_path).iterations)
+    assert all(each.complete and each.is_balanced for each in status(tmp_path).iterations)
     assert walk(tmp_path).problems == ()
 
 

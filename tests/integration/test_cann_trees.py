@@ -47,7 +47,7 @@ PAIRS = [
     (layout, file_format)
     for layout in FOLDERS
     for file_format in ("npy", "bin")
-    if LAYOUTS[layout].shares_stamps or file_format == "npy"
+    if LAYOUTS[layout].shares_timestamps or file_format == "npy"
 ]
 NESTED = [
     ("Default/a/Block-op0", IN, 0, np.ones((2, 3), dtype=np.float32)),
@@ -102,7 +102,7 @@ def read(root: Path, path: str, member: str) -> np.ndarray:
     assert isinstance(part, OpInput | OpOutput)
     assert part.shape
     dtype = DATA_TYPES[part.data_type].element
-    return np.frombuffer(found.bytes_of(payload), dtype).reshape(part.shape.dim)
+    return np.frombuffer(found.read_payload(payload), dtype).reshape(part.shape.dim)
 
 
 def tensors(root: Path) -> list[Path]:
@@ -128,7 +128,7 @@ def test_nested_operators(make_agent, make_rank, frames, layout, file_format, co
     for record, (name, side, slot, array) in zip(found.records, NESTED, strict=True):
         word = f"{'input' if side == IN else 'output'}.{slot}"
         assert record.op_name == name
-        assert record.member == (word if LAYOUTS[layout].shares_stamps else "")
+        assert record.member == (word if LAYOUTS[layout].shares_timestamps else "")
         back = read(rank.root, record.path, word)
         assert (back.dtype, back.shape) == (array.dtype, array.shape)
         assert np.array_equal(back, array)
@@ -138,7 +138,7 @@ def test_nested_operators(make_agent, make_rank, frames, layout, file_format, co
     sizes = sum((rank.root / path).stat().st_size for path in paths)
     assert sizes == sum(record.bytes_stored for record in found.records)
     assert sizes == found.status.bytes_stored == rank.status().iterations[0].bytes_stored
-    assert found.status.balanced
+    assert found.status.is_balanced
     assert rank.status().findings == []
 
 
@@ -163,7 +163,7 @@ def test_bfloat16_stays_two_bytes(make_agent, make_rank, frames):
     found = bin_file.open_bin_file(path)
     (part,) = found.header.input
     assert (DATA_TYPES[part.data_type].name, part.size) == ("BF16", 4)
-    assert bytes(found.bytes_of(found.payloads[0])) == raw.tobytes()
+    assert bytes(found.read_payload(found.payloads[0])) == raw.tobytes()
 
 
 def test_each_model_has_its_folder(make_agent, make_rank, frames):
@@ -465,7 +465,7 @@ class TestJoining:
             stream.wait_over()
         agent.start()
         found = manifest(rank.root)
-        assert found.status.balanced
+        assert found.status.is_balanced
         paths = {record.path for record in found.records}
         assert {str(path.relative_to(rank.root)) for path in tensors(rank.root)} == paths
         assert len(paths) == 2
@@ -493,7 +493,7 @@ class TestJoining:
         named: Counter[tuple[str, str]] = Counter()
         for iteration in range(30):
             found = manifest(rank.root, iteration)
-            assert found.status.balanced
+            assert found.status.is_balanced
             assert found.status.bytes_stored == sum(r.bytes_stored for r in found.records)
             for record, (_, _, _, array) in zip(found.records, NESTED, strict=True):
                 named[record.path, record.member] += 1
@@ -506,7 +506,7 @@ class TestJoining:
 def test_long_joining_holds_nobody_up(make_agent, make_rank, frames, monkeypatch):
     """Law: all others go on; the rank itself does, too, but its goodbye waits for its manifest."""
     may_end = threading.Event()
-    go_on = iteration_end.IterationJoin.go_on
+    go_on = iteration_end.IterationJoin.join_some
     monkeypatch.setattr(
         iteration_end.IterationJoin,
         "go_on",
@@ -533,7 +533,7 @@ def test_long_joining_holds_nobody_up(make_agent, make_rank, frames, monkeypatch
     assert stream.finish() is grpc.StatusCode.OK
     for iteration in (7, 8):
         found = manifest(slow.root, iteration)
-        assert found.status.balanced
+        assert found.status.is_balanced
         assert len({record.path for record in found.records}) == 2
 
 

@@ -192,7 +192,7 @@ def test_times_and_clock_are_the_coordinators(host, tmp_path) -> None:
     agent.events(job, 0, job.events(0, 0))
     ahead = pb.ClockEstimate(offset_us=1_000_000, error_us=10, steps=1, known=True)
     agent.exchange(agent.items[0], sequence=1, clock=ahead)
-    (event,) = job.events(0, 0).events()
+    (event,) = job.events(0, 0).to_events()
     (entry,) = host.order()[0]
     assert entry.start_us == event.start_us + 1_000_000
     (status,) = host.status().agents
@@ -393,7 +393,7 @@ def test_hints_are_answered_said_and_remembered(make_host, tmp_path, monkeypatch
     barrier = RankEvent(
         0, 1, 90, OPEN_END_POSITION, "Barrier", EventKind.BARRIER, 5, 5, group="world"
     )
-    agent.events(job, 0, EventColumns.of([barrier], (job.group(),)))
+    agent.events(job, 0, EventColumns.from_events([barrier], (job.group(),)))
     agent.send()
     wait_until(lambda: len(agent.exchange().warnings) == 2)
     assert [warning.text for warning in agent.answer.warnings] == [settled.reason, live.reason]

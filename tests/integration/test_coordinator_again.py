@@ -30,7 +30,7 @@ def report(number: int, job: str, iteration: int, root: Path) -> AgentReport:
         roots={job: str(root)},
         sessions=(who,),
         iterations=(IterationStatus(job, f"s-{job}", 0, iteration, True),),
-        events=((source, EventColumns.of([event])),),
+        events=((source, EventColumns.from_events([event])),),
     )
 
 

@@ -73,7 +73,7 @@ def wait_until_settled(address: str, ranks: int) -> StatusView:
     while time.monotonic() < deadline:
         view = fetch_agent_status(address)
         over = [s for s in view.sessions if s.state is not SessionState.OPEN]
-        if len(over) == ranks and sum(each.kept for each in view.iterations) == everything:
+        if len(over) == ranks and sum(each.kept_tensors for each in view.iterations) == everything:
             return view
         time.sleep(0.05)
     raise AssertionError(f"after {WAIT_S} s: {fetch_agent_status(address)}")
@@ -101,7 +101,7 @@ def test_sixteen_ranks_at_once(make_agent, short_dir: Path, run_ranks, shared_me
     view = wait_until_settled(agent.address, 16)
     assert [s.state for s in view.sessions] == [SessionState.CLOSED] * 16
     assert len(view.iterations) == 16 * crowd.ITERATIONS
-    assert all(i.complete and i.balanced and not i.dropped for i in view.iterations)
+    assert all(i.complete and i.is_balanced and not i.dropped for i in view.iterations)
     check_whole(tree, 16)
 
 

@@ -49,7 +49,9 @@ DAMAGES = {
 
 
 def events(sequence: int) -> agent_pb2.Frame:
-    columns = EventColumns.of([RankEvent(0, 0, 0, 0, "Default/op0", EventKind.OPERATOR, 1, 2)])
+    columns = EventColumns.from_events(
+        [RankEvent(0, 0, 0, 0, "Default/op0", EventKind.OPERATOR, 1, 2)]
+    )
     return agent_pb2.Frame(sequence=sequence, events=events_to_wire(columns))
 
 
@@ -85,7 +87,7 @@ def goes_on(rank, frames) -> None:
     assert stream.finish() is grpc.StatusCode.OK
     folder = rank.root / f"rank_{rank.rank}" / ".dump_metadata" / "manifest"
     (path,) = folder.glob("*.json")
-    assert Manifest.from_json(path.read_bytes()).status.balanced
+    assert Manifest.from_json(path.read_bytes()).status.is_balanced
 
 
 @pytest.mark.parametrize("what", DAMAGES)

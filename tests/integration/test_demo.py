@@ -98,7 +98,7 @@ def test_everything_is_accounted_for(collected):
     assert [(i.rank, i.iteration) for i in view.iterations] == [
         (rank, iteration) for rank in (0, 1) for iteration in (0, 1, 2)
     ]
-    assert all(i.complete and i.balanced and not i.dropped for i in view.iterations)
+    assert all(i.complete and i.is_balanced and not i.dropped for i in view.iterations)
     assert view.findings == ()
     assert "dropped:" not in collected[2]
 
@@ -108,7 +108,7 @@ def test_the_order_joins_both_ranks(collected):
     order = read_order(collected[0])
     assert order.findings == ()
     entries = list(order.entries())
-    joint = [entry for entry in entries if entry.kind.collective]
+    joint = [entry for entry in entries if entry.kind.is_collective]
     assert {entry.ranks for entry in joint} == {(0, 1)}
     kinds = Counter((entry.iteration, entry.kind) for entry in joint)
     for iteration in (0, 1, 2):

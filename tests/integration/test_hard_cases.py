@@ -69,7 +69,7 @@ def test_every_iteration_adds_up(whole):
     plain, _, tree = whole
     iterations = status(tree).iterations
     assert len(iterations) == len(plain.splitlines())
-    assert all(i.complete and i.balanced for i in iterations)
+    assert all(i.complete and i.is_balanced for i in iterations)
     assert not any(
         reason for i in iterations for reason in i.dropped if reason != "unsupported_sparse"
     ), [(i.iteration, i.dropped) for i in iterations if i.dropped]
@@ -154,7 +154,7 @@ def test_a_killed_rank_loses_nothing_it_had_handed_over(tmp_path):
     assert done.stdout.splitlines() == plain.stdout.splitlines()[:3]
     iterations = [i for i in status(tmp_path / "tree").iterations if i.complete]
     assert [i.iteration for i in iterations] == [0, 1, 2]
-    assert all(i.balanced and not i.dropped for i in iterations)
+    assert all(i.is_balanced and not i.dropped for i in iterations)
     assert "without a goodbye" in done.stderr
 
 

@@ -102,7 +102,7 @@ def test_golden_tree_while_it_is_written(tree: str, delete: bool, tmp_path: Path
     assert json.loads(out)["removed"] == delete * len(files)
     assert list(source.iterdir()) == [] if delete else stored(source).keys() == files.keys()
     view = reader.status(target)
-    assert all(iteration.complete and iteration.balanced for iteration in view.iterations)
+    assert all(iteration.complete and iteration.is_balanced for iteration in view.iterations)
 
 
 @pytest.mark.parametrize("delete", [False, True])
@@ -133,7 +133,9 @@ def test_killed_at_any_call_and_run_again(seed: int, delete: bool, tmp_path: Pat
     assert not hidden(tree)
     assert not delete or list(source.iterdir()) == []
     view = reader.status(tree)
-    assert [(i.complete, i.balanced, i.expected) for i in view.iterations] == [(True, True, 9)] * 2
+    assert [(i.complete, i.is_balanced, i.expected) for i in view.iterations] == [
+        (True, True, 9)
+    ] * 2
 
 
 @pytest.mark.parametrize("seed", range(2))

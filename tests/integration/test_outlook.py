@@ -93,7 +93,9 @@ def test_it_says_what_the_command_will_say(make_agent, make_dumping, content):
     seen = reader.observe(ranks[0].rank.root)
     foretold = forecast_dump(seen, 99, reader.disk_room(ranks[0].rank.root, 0.0))
     assert 99 * need.disk_bytes == pytest.approx(foretold.disk_bytes, rel=0.05)
-    assert 99 * need.inodes == pytest.approx(foretold.files + 99 * seen.each.folders, rel=0.05)
+    assert 99 * need.inodes == pytest.approx(
+        foretold.files + 99 * seen.per_iteration.folders, rel=0.05
+    )
 
 
 def test_a_quota_that_a_plan_will_not_keep(make_agent, make_dumping):

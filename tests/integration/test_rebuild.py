@@ -107,7 +107,7 @@ def test_what_no_manifest_has_is_sent_again_and_stands_there_once(
     agent.start()
     assert rank.open().acknowledged_sequence == 4
     rank.push().send(*sent).wait_acknowledged(len(sent))
-    assert [each.balanced for each in view_from_wire(rank.status()).iterations] == [True, True]
+    assert [each.is_balanced for each in view_from_wire(rank.status()).iterations] == [True, True]
     assert check_tree(rank.root, workers=1).damages == ()
 
 

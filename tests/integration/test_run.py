@@ -95,7 +95,7 @@ def test_everything_selected_is_in_the_tree(config, start, tmp_path, socket_fold
         np.testing.assert_array_equal(load(entry), rank * 100 + iteration * 10 + slot)
     assert tree.problems == ()
     view = status(tmp_path / "tree")
-    assert all(i.complete and i.balanced for i in view.iterations)
+    assert all(i.complete and i.is_balanced for i in view.iterations)
     assert view.findings == ()
     rows = [line.split() for line in err.splitlines()]
     assert ["0", "2/3", "4"] in [row[:3] for row in rows]

@@ -53,14 +53,14 @@ class TestRequiredFiles:
         """By its identity: another file under the same name is not the one that was made."""
         required, file = RequiredFiles(), tmp_path / "a"
         file.write_bytes(b"")
-        required.keep(file, "nothing works")
-        assert required.look() == ()
+        required.watch_file(file, "nothing works")
+        assert required.find_missing() == ()
         file.rename(tmp_path / "b")
-        (said,) = required.look()
+        (said,) = required.find_missing()
         assert said.endswith(
             f"{file} was removed while this process runs: nothing works; start it again"
         )
         file.write_bytes(b"")
-        assert "was replaced" in required.look()[0]
+        assert "was replaced" in required.find_missing()[0]
         (tmp_path / "b").rename(file)
-        assert required.look() == required.gone == ()
+        assert required.find_missing() == required.missing == ()

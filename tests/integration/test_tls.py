@@ -63,8 +63,8 @@ class Served:
         self.settings = settings
         self.audit = folder / "audit.jsonl"
         self._written = AuditLog(self.audit)
-        certificates = ServerCertificates(settings, self._written.reloaded)
-        revoked = RevokedCertificates(Path(settings.revoked), self._written.reloaded)
+        certificates = ServerCertificates(settings, self._written.add_reload)
+        revoked = RevokedCertificates(Path(settings.revoked), self._written.add_reload)
         self.gate = CallGate(certificates=certificates, revoked=revoked, audit=self._written)
         self._server = GrpcServer(ANYWHERE, services, tls=certificates, gate=self.gate)
         self.address = self._server.start()

@@ -40,7 +40,7 @@ def test_ranks_go_on_with_another_number(short_dir: Path, before, after, shared_
         for rank in range(3):
             np.testing.assert_array_equal(host.arrays(rank), tensors(rank, 0, 300))
             (manifest,) = host.manifests(rank)
-            assert manifest.status.balanced
+            assert manifest.status.is_balanced
             assert manifest.status.stored == 300
         states = {s.rank: s.state for s in host.view().sessions}
         assert states == dict.fromkeys(range(3), SessionState.CLOSED)

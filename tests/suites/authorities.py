@@ -42,7 +42,7 @@ class Authority:
             self.store.certificate().read_bytes(), self.store.key().read_bytes()
         )
         made = issue_certificate(authority, name=name, roles=roles, hosts=(), days=1, now=LONG_AGO)
-        self.store.add(name, made)
+        self.store.write_certificate(name, made)
         return self.credentials(name)
 
     def server(self, name: str = "server", *roles: str) -> TlsSettings:

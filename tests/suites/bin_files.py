@@ -104,7 +104,7 @@ def packed_file_of(plain: bytes) -> bytes:
     """Return a plain file as the agent packs it: a frame for the header, one for each payload."""
     found = parse_bin_file(memoryview(plain))
     first = plain[: found.payloads[0].offset if found.payloads else len(plain)]
-    parts = [first, *(bytes(found.bytes_of(p)) for p in found.payloads if p.part.size)]
+    parts = [first, *(bytes(found.read_payload(p)) for p in found.payloads if p.part.size)]
     return b"".join(b"".join(ZstdCodec().encode([part])) for part in parts)
 
 

@@ -109,7 +109,7 @@ class CannTree:
     ) -> Path:
         """Write an operator's file, and remember what a manifest says of it."""
         key, layout = self.key(iteration, op_name), LAYOUTS[self.layout]
-        place = layout.operator_place(key, self.stand, ".zst" * self.packed)
+        place = layout.place_operator(key, self.stand, ".zst" * self.packed)
         both = inputs, outputs
         parts = bin_parts(op_name, key.timestamp_us, *both, word=word, original=original)
         path = self._written(place, parts)
@@ -129,12 +129,12 @@ class CannTree:
             *(key.op_type, key.op_name, side, slot, key.task, key.stream),
         )
         both = (slots, {}) if side is TensorSide.INPUT else ({}, slots)
-        place = layout.member_place(one, self.stand, ".zst" * self.packed)
+        place = layout.place_member(one, self.stand, ".zst" * self.packed)
         return self._written(place, bin_parts(key.op_name, key.timestamp_us, *both))
 
     def table(self, iteration: int, op_name: str, lines: list[str]) -> Path:
         """Write the table of an operator."""
-        place = LAYOUTS[self.layout].operator_place(
+        place = LAYOUTS[self.layout].place_operator(
             self.key(iteration, op_name), self.stand, ".csv"
         )
         return self._written(place, ["\n".join([*lines, ""]).encode()])

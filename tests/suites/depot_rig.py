@@ -32,7 +32,7 @@ class Rig:
         self.torn: list[RecordHead] = []
         self.depot = SendBuffer(on_taken=lambda _: None, on_torn=self.torn.append)
         self.ring = SendRing(SlabPlace(str(path), memory.nbytes))
-        self.depot.take_ring(self.ring)
+        self.depot.use_ring(self.ring)
 
     def place(self, source) -> PlacementResult:
         key = TensorKey(
@@ -47,8 +47,11 @@ class Rig:
             slot=0,
         )
         head = head_of(key, "uint8", (SIZE,), SIZE)
-        return self.depot.place(head, source, lambda: 0.0)
+        return self.depot.place_record(head, source, lambda: 0.0)
 
     def read(self) -> list[bytes | None]:
         """What the agent finds: the data, or None where it never came."""
-        return [bytes(self.reader.data(e)) if e.whole else None for e in self.reader.entries()]
+        return [
+            bytes(self.reader.read_data(e)) if e.has_data else None
+            for e in self.reader.read_entries()
+        ]

@@ -37,7 +37,7 @@ def tensor(
     digest: str = "",
     seen: int = 0,
 ) -> DumpedTensor:
-    return DumpedTensor(side, slot, argument, "float32", shape, digest, seen=seen)
+    return DumpedTensor(side, slot, argument, "float32", shape, digest, seen_order=seen)
 
 
 def call(

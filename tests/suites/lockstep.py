@@ -103,7 +103,9 @@ def events(calls: list[Call], *, iteration: int = 0) -> dict[int, list[EventColu
                 )
             )
     declared = tuple(groups.values())
-    return {rank: [EventColumns.of(program, declared)] for rank, program in programs.items()}
+    return {
+        rank: [EventColumns.from_events(program, declared)] for rank, program in programs.items()
+    }
 
 
 def _next_wait(calls: list[Call], call: Call, rank: int, position: int) -> int:

@@ -15,5 +15,5 @@ def merged(
     events: Mapping[int, Sequence[RankEvent]], groups: tuple[ProcessGroup, ...], iteration: int
 ) -> GlobalOrder:
     """Return the order of one iteration, given the events of each rank."""
-    batches = {rank: (EventColumns.of(list(of), groups),) for rank, of in events.items()}
+    batches = {rank: (EventColumns.from_events(list(of), groups),) for rank, of in events.items()}
     return merge_iteration(view_of(batches, iteration=iteration))

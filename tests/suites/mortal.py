@@ -18,9 +18,9 @@ class Mortal:
 
     def commit(self) -> None:
         """Write down what is new."""
-        rows = self.gather.changes(now_s=0.0, now_us=0)
+        rows = self.gather.collect_changes(now_s=0.0, now_us=0)
         self._disk.update(rows)
-        self.gather.committed(rows.values())
+        self.gather.mark_committed(rows.values())
 
     def die(self) -> None:
         """Lose everything but the disk."""
@@ -29,5 +29,5 @@ class Mortal:
         rows = sorted(self._disk.values(), key=lambda row: kinds.index(type(row)))
         self.gather.restore(rows, now_s=0.0, now_us=0)
         for rank in range(len(self.sent)):
-            answer = self.gather.take(AgentReport(f"a{rank}", 0), now_s=0.0)
+            answer = self.gather.add_report(AgentReport(f"a{rank}", 0), now_s=0.0)
             self.sent[rank] = answer.acknowledged

@@ -46,6 +46,8 @@ def event(position: int, name: str, kind: EventKind, **more: Any) -> RankEvent:
 
 def merged(*programs: list[RankEvent], groups=(WORLD, OTHER), **more: Any) -> GlobalOrder:
     events = {
-        rank: [EventColumns.of(program, groups)] for rank, program in enumerate(programs) if program
+        rank: [EventColumns.from_events(program, groups)]
+        for rank, program in enumerate(programs)
+        if program
     }
     return merge_iteration(view_of(events, iteration=3, **more))

@@ -48,7 +48,7 @@ def view_of(
 def batches(rank: int, events: Sequence[RankEvent], cut: int) -> list[EventColumns]:
     """Return the batches of a rank, with the groups it is in."""
     own = tuple(group for group in GROUPS if rank in group.ranks)
-    return [EventColumns.of(list(part), own) for part in (events[:cut], events[cut:])]
+    return [EventColumns.from_events(list(part), own) for part in (events[:cut], events[cut:])]
 
 
 def program_view(program: Program, cut: int = 5, **more: Any) -> IterationView:

@@ -19,7 +19,7 @@ Key: TypeAlias = tuple[Any, ...]
 
 def identity(rank: int, event: RankEvent) -> Key:
     """Return the entry of an event."""
-    if not event.kind.collective:
+    if not event.kind.is_collective:
         return (rank, event.position)
     ranks = next(
         tuple(sorted(g.ranks)) for g in GROUPS if g.name == event.group and rank in g.ranks
@@ -32,7 +32,7 @@ def lines_of(order: GlobalOrder) -> list[Key]:
     calls, keys = order.calls, []
     lines = (order.columns[field].tolist() for field in ("call", "rank", "position"))
     for call, rank, position in zip(*lines, strict=True):
-        if call < 0 or not EventKind(int(calls.columns["kind"][call])).collective:
+        if call < 0 or not EventKind(int(calls.columns["kind"][call])).is_collective:
             keys.append((rank, position))
         else:
             group = order.groups[int(calls.columns["group"][call])]
@@ -144,7 +144,7 @@ def _equals(program: Program) -> list[set[int]]:
     stages = _connected([{rank, e.peer} for rank, e in events if e.peer >= 0], set(program))
     met: dict[Key, set[int]] = {}
     for rank, event in events:
-        if event.kind.collective:
+        if event.kind.is_collective:
             met.setdefault(identity(rank, event)[:2], set()).add(rank)
     return [ranks for ranks in met.values() if all(len(ranks & stage) <= 1 for stage in stages)]
 

@@ -50,7 +50,7 @@ class Job:
                     RankEvent(*place, "AllReduce-op0", EventKind.ALL_REDUCE, start, start + 500,
                           group="world", sequence=number, element_count=8, dtype="float32")
                 )  # fmt: skip
-        return EventColumns.of(events, (self.group(),))
+        return EventColumns.from_events(events, (self.group(),))
 
     def session(self, rank: int, state: SessionState = SessionState.OPEN, **more: Any) -> Any:
         name = more.pop("name", f"{self.job_id}-s{rank}")

@@ -28,8 +28,12 @@ def sent(message, kind):
 
 def same_columns(left: EventColumns, right: EventColumns) -> bool:
     """Compare two batches by what they say."""
-    return (left.names, left.groups, left.events()) == (right.names, right.groups, right.events())
+    return (left.names, left.groups, left.to_events()) == (
+        right.names,
+        right.groups,
+        right.to_events(),
+    )
 
 
-ONE = EventColumns.of([RankEvent(0, 0, 0, 0, "a", EventKind.OPERATOR, 0, 0)])
+ONE = EventColumns.from_events([RankEvent(0, 0, 0, 0, "a", EventKind.OPERATOR, 0, 0)])
 """The smallest batch."""

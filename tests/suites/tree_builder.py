@@ -57,7 +57,7 @@ class TreeBuilder:
         """
         head = self._head(rank, iteration, op_name, values, side, slot, graph, dtype, op_type)
         head = replace(head, kind=head.kind._replace(constant=constant))
-        element = self.profile.element_of(head.kind.dtype, self.device_target)
+        element = self.profile.make_element_token(head.kind.dtype, self.device_target)
         packer = get_codec(codec)
         place = layout.make_mindspore_place(
             head.key._replace(element=element), packer.suffix, self.profile

@@ -203,12 +203,12 @@ class Deciding(FakeRecorder):
             return
         super().observe(observation)
         written = observation.side is TensorSide.OUTPUT and not observation.state
-        if written and not observation.tensor.finite():
+        if written and not observation.tensor.is_finite():
             self.overflowed.add(name)
 
     def settled(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         for observation in self.held.pop(op_name, []):
-            if raised and not observation.tensor.changed():
+            if raised and not observation.tensor.has_changed():
                 super().observe(observation)
             elif raised:
                 self.lose(*observation[:5], "changed_in_place")

@@ -199,5 +199,5 @@ def test_tensors_in_host_memory_have_none() -> None:
     for device in DEVICES:
         source = make_torch_source(torch.ones(2, device=device))
         assert isinstance(source, TorchTensor)
-        figures = source.figures(("max",), "high")
+        figures = source.start_statistics(("max",), "high")
         assert isinstance(figures, DeviceStatistics) == (device != "cpu")

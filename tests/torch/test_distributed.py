@@ -166,7 +166,7 @@ def test_who_waits_says_so_while_it_waits(tmp_path, socket_folder) -> None:
 
     def told(rank: int) -> list[RankEvent]:
         batches = bodies(agents[rank], "events")
-        found = [event for batch in batches for event in events_from_wire(batch).events()]
+        found = [event for batch in batches for event in events_from_wire(batch).to_events()]
         return [event for event in found if event.kind is EventKind.ALL_REDUCE]
 
     def wait() -> None:

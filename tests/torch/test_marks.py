@@ -136,7 +136,7 @@ def test_only_true_and_false(enabled) -> None:
     model = Net()
     with pytest.raises(ValueError, match=f"set_dump: enabled={enabled!r} is not allowed"):
         set_dump(model, enabled)
-    assert not module_marks.names(model, build_module_tree(model))
+    assert not module_marks.list_marked_names(model, build_module_tree(model))
 
 
 def test_marks_keep_no_module_alive() -> None:

@@ -27,11 +27,11 @@ class Counted:
         self.watch = TorchStepWatch(model, self)
 
     def called(self, manner: str, *, trains: bool) -> None:
-        self.steps.called(manner, trains=trains, optimized=self.watch.optimized)
+        self.steps.note_call(manner, trains=trains, optimized=self.watch.optimized)
         self.calls.append(self.steps.number)
 
     def stepped(self) -> None:
-        self.steps.stepped()
+        self.steps.note_optimizer_step()
 
 
 @pytest.fixture

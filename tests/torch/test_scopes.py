@@ -45,7 +45,7 @@ WRAPPERS = {
 def test_wrappers_do_not_appear(make) -> None:
     """Whatever wraps the model or a part of it, the names are those of the bare model."""
     model = make()
-    names = {operator.scope.forward(0) for operator in build_module_tree(model).operators}
+    names = {operator.scope.forward_name(0) for operator in build_module_tree(model).operators}
     assert names == {
         "Default/network-Net/Net-op0",
         "Default/network-Net/inner-Sequential/Sequential-op0",

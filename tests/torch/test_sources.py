@@ -33,7 +33,7 @@ def test_head(shape, order, count) -> None:
     """Of any tensor, however its elements lie, the head is the first of them in C order."""
     tensor = torch.arange(math.prod(shape)).reshape(shape)
     tensor = tensor.permute([axis for axis in order if axis < len(shape)])
-    head = source(tensor).head(count)
+    head = source(tensor).make_head_source(count)
     expected = tensor.flatten().tolist()[:count]
     assert head.shape == (len(expected),)
     data = bytearray(head.byte_count)
@@ -44,12 +44,12 @@ def test_head(shape, order, count) -> None:
 def test_head_copies_little() -> None:
     """A packed tensor's head is a view, another one's is a copy of no more than its rows."""
     tensor = torch.ones(1000, 10)
-    head = source(tensor).head(25)
+    head = source(tensor).make_head_source(25)
     assert head.tensor.data_ptr() == tensor.data_ptr()
     turned = source(tensor.t())
-    assert turned.head(25).tensor.untyped_storage().data_ptr() == tensor.data_ptr()
-    assert turned.head(1500).tensor.untyped_storage().nbytes() == 2 * 1000 * 4
-    assert source(torch.tensor([1 + 2j, 3j]).conj()).head(1).tensor.tolist() == [1 - 2j]
+    assert turned.make_head_source(25).tensor.untyped_storage().data_ptr() == tensor.data_ptr()
+    assert turned.make_head_source(1500).tensor.untyped_storage().nbytes() == 2 * 1000 * 4
+    assert source(torch.tensor([1 + 2j, 3j]).conj()).make_head_source(1).tensor.tolist() == [1 - 2j]
 
 
 FINITE = [name for name in ELEMENT_TYPES if not name.startswith(("float", "bfloat", "complex"))]
@@ -60,7 +60,7 @@ def test_types_without_infinity_are_finite(name) -> None:
     """Integers and truth values are finite whatever their bits are."""
     assert source(
         torch.ones(3, dtype=torch.uint8).view(torch.int8).to(getattr(torch, name))
-    ).finite()
+    ).is_finite()
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_finite(name) -> None:
     patterns[:256, -1] = torch.arange(256, dtype=torch.uint8)
     for element in patterns.view(dtype).reshape(-1):
         expected = math.isfinite(element.to(torch.float64).item())
-        assert source(element).finite() == expected, element
+        assert source(element).is_finite() == expected, element
     largest = torch.finfo(dtype).max
     everywhere = torch.full((64,), largest, dtype=torch.float64).to(dtype)
-    assert source(everywhere).finite()  # though their sum is not
+    assert source(everywhere).is_finite()  # though their sum is not
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -86,39 +86,39 @@ def test_finite(name) -> None:
 def test_one_bad_element_is_enough(bad, dtype) -> None:
     """Wherever it stands, and in either part of a complex one."""
     tensor = torch.zeros(3, 5, 7, dtype=dtype)
-    assert source(tensor).finite()
+    assert source(tensor).is_finite()
     tensor[1, 2, 3] = bad
-    assert not source(tensor.transpose(0, 2)).finite()
+    assert not source(tensor.transpose(0, 2)).is_finite()
     if dtype.is_complex:
         tensor.imag[1, 2, 3] = bad
         tensor.real[1, 2, 3] = 0
-        assert not source(tensor.conj()).finite()
-    assert source(torch.empty(0)).finite()
+        assert not source(tensor.conj()).is_finite()
+    assert source(torch.empty(0)).is_finite()
 
 
 def test_changed() -> None:
     """A write in place is known, through views and without gradients, too; reading is none."""
     tensor = torch.ones(4)
     before = source(tensor)
-    before.finite()
-    before.head(2)
-    assert not before.changed()
+    before.is_finite()
+    before.make_head_source(2)
+    assert not before.has_changed()
     with torch.no_grad():
         tensor[1:].mul_(2)
-    assert before.changed()
-    assert not source(tensor).changed()
+    assert before.has_changed()
+    assert not source(tensor).has_changed()
     with torch.inference_mode():
         unknown = source(torch.ones(4))
         unknown.tensor.add_(1)
-        assert not unknown.changed()
+        assert not unknown.has_changed()
 
 
 def test_the_head_of_what_has_changed() -> None:
     """A head that shares memory changes with it; a copy keeps what it was made with."""
     tensor = torch.ones(4, 4)
-    shared, copied = source(tensor).head(6), source(tensor.t()).head(6)
+    shared, copied = source(tensor).make_head_source(6), source(tensor.t()).make_head_source(6)
     before = source(tensor.t())
     tensor.add_(1)
-    assert shared.changed()
-    assert not copied.changed()
-    assert before.head(6).changed()
+    assert shared.has_changed()
+    assert not copied.has_changed()
+    assert before.make_head_source(6).has_changed()

@@ -285,7 +285,7 @@ def test_copies_of_what_does_not_lie_in_order(name: str, rows: int) -> None:
         source = make_torch_source(tensor)
         assert isinstance(source, TorchTensor)
         expected = raw(tensor.clone(memory_format=torch.contiguous_format))
-        assert source.copied() == read(tensor) == expected
+        assert source.copy_elements() == read(tensor) == expected
 
 
 def test_memory_stays_and_the_graph_goes() -> None:
@@ -293,13 +293,13 @@ def test_memory_stays_and_the_graph_goes() -> None:
     tensor = torch.ones(2, 2, requires_grad=True) * 2
     source = make_torch_source(tensor.t())
     assert isinstance(source, TorchTensor)
-    lasting = source.memory()
+    lasting = source.make_memory_source()
     assert lasting.tensor.grad_fn is None
     with torch.no_grad():
         tensor[0, 1] = 7
-    again = lasting.again()
+    again = lasting.read_again()
     assert isinstance(again, TorchTensor)
-    assert np.frombuffer(again.copied(), "f4").tolist() == [2, 2, 7, 2]
+    assert np.frombuffer(again.copy_elements(), "f4").tolist() == [2, 2, 7, 2]
     assert tensor.grad_fn is not None
 
 
@@ -322,9 +322,9 @@ def test_memory_that_is_gone_is_not_read(view, left_bytes: int, readable: bool) 
     tensor = torch.arange(16, dtype=torch.float32).reshape(4, 4)
     source = make_torch_source(view(tensor))
     assert isinstance(source, TorchTensor)
-    lasting = source.memory()
+    lasting = source.make_memory_source()
     tensor.untyped_storage().resize_(left_bytes)
-    again = lasting.again()
+    again = lasting.read_again()
     assert isinstance(again, TorchTensor) is readable
     if not isinstance(again, TorchTensor):
         assert again == "storage_freed"
@@ -361,8 +361,8 @@ def test_elements_in_any_order_are_lent_where_they_lie_without_gaps(make, dense:
 def standing(tensor: Tensor) -> tuple[int, int] | None:
     source = make_torch_source(tensor)
     assert isinstance(source, TorchTensor)
-    known = source.standing()
-    return None if known is None else (id(known.thing), known.changes)
+    known = source.get_version()
+    return None if known is None else (id(known.tensor_object), known.change_count)
 
 
 def test_a_tensor_stands_as_long_as_it_is_not_changed() -> None:
@@ -380,11 +380,11 @@ def test_a_view_stands_with_what_it_is_a_view_of() -> None:
     """Law: it shows memory of its base, and counts the changes of it as its own."""
     base = torch.ones(2, 4, requires_grad=True) * 1
     view = base.t()[1:]
-    whole, part = TorchTensor(base, 0).standing(), TorchTensor(view, 0).standing()
+    whole, part = TorchTensor(base, 0).get_version(), TorchTensor(view, 0).get_version()
     assert whole is not None
-    assert whole.owner is whole.thing is base
+    assert whole.owner is whole.tensor_object is base
     assert part is not None
-    assert (part.owner is base, part.thing is view) == (True, True)
+    assert (part.owner is base, part.tensor_object is view) == (True, True)
     before = standing(base)
     view.detach().add_(1)
     assert before != standing(base)
@@ -404,9 +404,9 @@ class TestHandedOver:
         """Also types that numpy does not know, and tensors that it refuses to view."""
         calls = ArrayOperatorRecorder(recorder, source_of_array)
         for name, tensor in self.TENSORS.items():
-            calls.dump("Op", f"Default/{name}-op0", TensorSide.OUTPUT, 0, tensor, 0)
-        calls.constant("weight", nn.Parameter(torch.ones(2, dtype=torch.bfloat16)), 0)
-        calls.finish()
+            calls.record_array("Op", f"Default/{name}-op0", TensorSide.OUTPUT, 0, tensor, 0)
+        calls.record_constant("weight", nn.Parameter(torch.ones(2, dtype=torch.bfloat16)), 0)
+        calls.end_operators()
         assert [taken.dtype for taken in recorder.taken] == [*self.TENSORS, "bfloat16"]
         for taken, tensor in zip(recorder.taken, self.TENSORS.values(), strict=False):
             assert taken.data == raw(tensor.detach().resolve_conj())
@@ -414,6 +414,6 @@ class TestHandedOver:
 
     def test_one_without_elements_is_lost_with_its_reason(self, recorder) -> None:
         calls = ArrayOperatorRecorder(recorder, source_of_array)
-        calls.dump("Op", "Default/a-op0", TensorSide.OUTPUT, 0, torch.eye(2).to_sparse(), 0)
-        calls.finish()
+        calls.record_array("Op", "Default/a-op0", TensorSide.OUTPUT, 0, torch.eye(2).to_sparse(), 0)
+        calls.end_operators()
         assert [lost[-1] for lost in recorder.lost] == ["unsupported_sparse"]

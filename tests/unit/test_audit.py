@@ -114,7 +114,7 @@ def test_a_full_disk_is_counted_and_said_once(
 
         full.setattr(module.os, "write", fail)
         audit.add("call", {"number": 2})
-    assert audit.lost == 2
+    assert audit.lost_lines == 2
     assert len([r for r in caplog.records if "lines are lost" in r.message]) == 1
     audit.add("call", {"number": 3})
     audit.close()
@@ -123,11 +123,11 @@ def test_a_full_disk_is_counted_and_said_once(
         ("lost", 2),
         ("call", 3),
     ]
-    assert audit.lost == 0
+    assert audit.lost_lines == 0
 
 
 def test_a_device_that_is_full_from_the_start_ends_nothing():
     audit = AuditLog(Path("/dev/full"))
     audit.add("call", {})
-    assert audit.lost == 1
+    assert audit.lost_lines == 1
     audit.close()

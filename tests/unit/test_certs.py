@@ -124,7 +124,7 @@ def test_revoked_is_told(authority: Authority):
     authority.issue_expired("old", "reader")
     authority.revoke("ann")
     authority.revoke("ann")
-    listed = RevokedCertificates(authority.store.revoked).listed()
+    listed = RevokedCertificates(authority.store.revoked).read_fingerprints()
     assert listed == {compute_fingerprint(authority.store.certificate("ann").read_bytes())}
     states = [
         line.split()[:2] for line in authority.run("show", str(authority.folder)).splitlines()
@@ -136,7 +136,7 @@ def test_revoked_lines_as_openssl_prints_them(tmp_path: Path):
     """Colons, capitals, comments and empty lines are fine; anything else is named."""
     path, digits = tmp_path / "revoked", "AB" * 32
     path.write_text(f"# list\n\n{':'.join(['AB'] * 32)} # ann\n")
-    assert RevokedCertificates(path).listed() == {digits.lower()}
+    assert RevokedCertificates(path).read_fingerprints() == {digits.lower()}
     path.write_text(f"{digits}\nann\n")
     with pytest.raises(ConfigError, match="line 2: 'ann' is not allowed"):
         RevokedCertificates(path)
@@ -150,17 +150,17 @@ def test_a_list_that_breaks_later_stays_as_it_was(tmp_path: Path):
     path.write_text("ab" * 32)
     revoked = RevokedCertificates(path)
     path.write_text("nonsense")
-    assert revoked.listed() == {"ab" * 32}
+    assert revoked.read_fingerprints() == {"ab" * 32}
     path.unlink()
-    assert revoked.listed() == {"ab" * 32}
+    assert revoked.read_fingerprints() == {"ab" * 32}
     path.write_text("cd" * 32 + "\n")
-    assert revoked.listed() == {"cd" * 32}
+    assert revoked.read_fingerprints() == {"cd" * 32}
 
 
 def test_settings_of_a_server_are_checked_before_it_serves(authority: Authority, tmp_path: Path):
     """One line names the file at fault."""
     good = authority.server()
-    assert ServerCertificates(good).material().hosts == ("localhost", "127.0.0.1")
+    assert ServerCertificates(good).read_material().hosts == ("localhost", "127.0.0.1")
     ann = authority.issue("ann", "operator")
     for files, said in (
         ((good.ca, good.certificate, ann.key), "the key of"),
@@ -178,12 +178,12 @@ def test_a_pair_that_is_half_renewed_waits_for_its_other_half(authority: Authori
     """Law: between two copies onto a host the old certificate stays in use, whole."""
     settings = authority.server()
     certificates = ServerCertificates(settings)
-    before = certificates.material()
+    before = certificates.read_material()
     renewed = authority.issue("renewed", "agent", hosts=("127.0.0.1",))
     Path(settings.key).write_bytes(Path(renewed.key).read_bytes())
-    assert certificates.material() == before
+    assert certificates.read_material() == before
     Path(settings.certificate).write_bytes(Path(renewed.certificate).read_bytes())
-    assert certificates.material().hosts == ("127.0.0.1",)
+    assert certificates.read_material().hosts == ("127.0.0.1",)
 
 
 def test_what_is_wrong_with_the_own_certificate(authority: Authority, tmp_path: Path):

@@ -56,9 +56,9 @@ class ModelOutput(OrderedDict):
 def test_names(parts: list[tuple[str, str]], name: str) -> None:
     """A name says every module from the root down, then the class and the call's number."""
     scope = make_scope(parts)
-    assert scope.forward(3) == name
-    assert scope.gradient(3) == "Gradients/" + name
-    assert scope.recomputation(3) == "Recompute/" + name
+    assert scope.forward_name(3) == name
+    assert scope.gradient_name(3) == "Gradients/" + name
+    assert scope.recomputation_name(3) == "Recompute/" + name
 
 
 def test_scope_is_a_value() -> None:

@@ -61,13 +61,13 @@ def test_a_wish_by_leash_and_by_signal_is_one_wish(first):
     asked = SignalWaiter()
     try:
         if first == "leash":
-            asked.ask()
+            asked.request()
         os.kill(os.getpid(), signal.SIGTERM)
-        asked.ask()
+        asked.request()
         asked.wait()
     finally:
         asked.close()
-    asked.ask()
+    asked.request()
 
 
 def test_handlers_are_given_back():
@@ -84,7 +84,7 @@ def test_wishes_come_one_by_one_and_a_stop_goes_first():
         assert asked.wait() is ProcessRequest.RELOAD
         assert asked.wait(0) is ProcessRequest.NOTHING
         os.kill(os.getpid(), signal.SIGHUP)
-        asked.ask()
+        asked.request()
         assert asked.stopping
         assert asked.wait() is ProcessRequest.STOP
         assert asked.wait() is ProcessRequest.STOP
@@ -107,21 +107,21 @@ class TestSettings:
             old, replace(old, agent=agent, log=LogSettings(level="debug", audit="/a"))
         )
         assert news.changed == ("agent.keep_free_bytes", "agent.retain_days", "log.level")
-        assert news.waiting == ("agent.workers", "log.audit")
+        assert news.pending_restart == ("agent.workers", "log.audit")
         assert news.settings.agent == AgentSettings(keep_free_bytes=1, retain_days=2.0)
         assert news.settings.log == LogSettings(level="debug")
 
     def test_nothing_changed_is_nothing_said(self):
         news = adopt_settings(DaemonSettings(), DaemonSettings())
-        assert (news.settings, news.changed, news.waiting) == (DaemonSettings(), (), ())
+        assert (news.settings, news.changed, news.pending_restart) == (DaemonSettings(), (), ())
 
 
 class TestNotifier:
     def test_without_a_service_manager_nothing_is_said(self):
         notifier = ServiceManagerNotifier({"WATCHDOG_USEC": "2000000"})
-        notifier.ready("x")
+        notifier.send_ready("x")
         assert notifier.tick_s == LIVENESS_INTERVAL_S
-        with notifier.busy(60):
+        with notifier.extend_timeout(60):
             pass
 
     @pytest.mark.parametrize(
@@ -143,18 +143,18 @@ class TestNotifier:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             manager.bind(address)
             notifier = ServiceManagerNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "20000"})
-            with notifier.busy(60):
+            with notifier.extend_timeout(60):
                 assert manager.recv(99) == b"EXTEND_TIMEOUT_USEC=30000\nWATCHDOG=1"
                 assert manager.recv(99).startswith(b"EXTEND_TIMEOUT_USEC=")
-            with notifier.busy(60, unless=lambda: True):
-                notifier.status("stopping")
+            with notifier.extend_timeout(60, unless=lambda: True):
+                notifier.send_status("stopping")
             said = b""
             while said != b"STATUS=stopping":
                 said = manager.recv(99)
                 assert said == b"STATUS=stopping" or said.startswith(b"EXTEND")
 
     def test_a_manager_that_is_gone_is_a_line_in_the_log(self, caplog):
-        ServiceManagerNotifier({"NOTIFY_SOCKET": "@rankdump nobody"}).ready("here")
+        ServiceManagerNotifier({"NOTIFY_SOCKET": "@rankdump nobody"}).send_ready("here")
         assert "cannot tell READY=1 to @rankdump nobody" in caplog.text
 
 

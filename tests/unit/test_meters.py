@@ -69,7 +69,7 @@ def test_names_follow_the_conventions():
         assert re.fullmatch(r"[a-z][a-z_]*[a-z]", name)
         assert name.endswith("_total") == (metric.kind is MetricKind.COUNTER), name
         assert not re.search(r"_(ms|us|kb|mb|gb|percent)(_|$)", name)
-        assert metric.text.endswith("."), name
+        assert metric.help_text.endswith("."), name
         assert not {"le", "quantile", "job_name"} & set(metric.labels)
 
 
@@ -138,7 +138,7 @@ def test_roots_and_jobs_have_a_bound():
 def test_a_histogram_adds_up():
     meters = MetricCounters()
     for seconds in (0.0004, 0.001, 0.3, 99.0):
-        meters.took("rankdump_agent_commit_seconds", seconds)
+        meters.add_duration("rankdump_agent_commit_seconds", seconds)
     found = values(meters.samples())
     bucket = "rankdump_agent_commit_seconds_bucket"
     assert found[bucket, (("le", "0.001"),)] == 2
@@ -193,7 +193,7 @@ def test_sums_of_workers_never_fall(steps: list[tuple[int, int, bool, bool]]):
                 MetricSample("rankdump_start_time_seconds", begun[worker]),
                 MetricSample(name, counted[worker]),
             ]
-        found = values(sums.of(said)).get((name, ()), 0)
+        found = values(sums.add_up(said)).get((name, ()), 0)
         assert found >= total
         assert found == sum(kept) + sum(told)
         total = int(found)

@@ -76,7 +76,7 @@ def test_whom_nothing_identifies_has_a_line_a_second(desk: Desk, caller: CallerI
     """Law: lines and what they say was left out add up, and others are written down meanwhile."""
     desk.refuse(caller, times=1000)
     desk.refuse(KNOWN)
-    assert [line["who"] for line in desk.lines()] == [caller.fields()["who"], "ann"]
+    assert [line["who"] for line in desk.lines()] == [caller.audit_fields()["who"], "ann"]
     desk.now_s = AUDIT_INTERVAL_S
     desk.refuse(caller)
     assert [line.get("more") for line in desk.lines()] == [None, None, 999]

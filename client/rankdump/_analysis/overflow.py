@@ -73,7 +73,7 @@ class OverflowSearch:
 
     records: list[OverflowRecord] = field(default_factory=list[OverflowRecord])
     problems: list[str] = field(default_factory=list[str])
-    files: int = 0
+    file_count: int = 0
     """Files of any kind in the folders that were listed."""
 
 
@@ -126,7 +126,7 @@ def _list_dump_files(folder: Path, found: OverflowSearch) -> list[_DumpFile]:
     try:
         with os.scandir(folder) as listed:
             names = sorted(e.name for e in listed if e.is_file(follow_symlinks=False))
-            found.files += len(names)
+            found.file_count += len(names)
     except OSError as error:
         found.problems.append(f"{folder}: cannot be read: {error.strerror}")
         return []
@@ -135,7 +135,7 @@ def _list_dump_files(folder: Path, found: OverflowSearch) -> list[_DumpFile]:
     except (OSError, CorruptedError) as error:
         found.problems.append(f"{folder / MAPPING_FILE}: cannot be read: {error}")
         long = LongFileNames()
-    read = ((parse_file_name(long.full(name)), name) for name in names)
+    read = ((parse_file_name(long.get_full_name(name)), name) for name in names)
     return [_DumpFile(name, on_disk) for name, on_disk in read if name is not None]
 
 
@@ -143,7 +143,7 @@ def _index_by_task(files: list[_DumpFile]) -> _FilesByTask:
     """Return the operators' files by the number of their task."""
     found: _FilesByTask = {}
     for file in files:
-        if not file.name.debug:
+        if not file.name.is_overflow:
             found.setdefault(file.name.task, []).append(file)
     return found
 
@@ -152,12 +152,12 @@ def _read_long_names(path: Path) -> LongFileNames:
     size = path.stat().st_size
     if size > _MAX_MAPPING_BYTES:
         raise CorruptedError(f"{size} bytes, at most {_MAX_MAPPING_BYTES} expected")
-    return LongFileNames.parsed(path.read_bytes())
+    return LongFileNames.parse(path.read_bytes())
 
 
 def _select_overflow_files(files: list[_DumpFile]) -> Iterator[_DumpFile]:
     """Yield the overflow files; JSON only where what it was made from is not there."""
-    debug = [file for file in files if file.name.debug]
+    debug = [file for file in files if file.name.is_overflow]
     plain = {
         f.on_disk.removesuffix(PACKED_SUFFIX) for f in debug if f.name.kind is FileKind.OVERFLOW
     }
@@ -174,7 +174,7 @@ def _read_records(
         for slot, content in _read_contents(path, name):
             hits = tuple(
                 OverflowHit(each, _find_operator_files(each, by_task))
-                for each in content.overflowed
+                for each in content.overflowed_sections
             )
             stamp = name.timestamp_us if name else None
             found.records.append(OverflowRecord(path, slot, stamp, content, hits))
@@ -192,7 +192,7 @@ def _read_contents(path: Path, name: FileName | None) -> Iterator[tuple[int, OpD
     if not outputs:
         raise CorruptedError("no output in it, and so no overflow record")
     for payload in outputs:
-        yield payload.index, parse_overflow_record(opened.bytes_of(payload))
+        yield payload.index, parse_overflow_record(opened.read_payload(payload))
 
 
 def _read_text(path: Path) -> bytes:
@@ -211,15 +211,15 @@ def _read_text(path: Path) -> bytes:
 def _find_operator_files(
     section: OverflowSection, by_task: _FilesByTask
 ) -> tuple[tuple[FileName, str], ...]:
-    files = by_task.get(section.field("task_id") or 0, [])
+    files = by_task.get(section.get_field("task_id") or 0, [])
     return tuple((file.name, file.on_disk) for file in files if _is_operator_of(section, file.name))
 
 
 def _is_operator_of(section: OverflowSection, name: FileName) -> bool:
     pairs = (
-        (name.stream, section.field("stream_id")),
-        (name.context, section.field("context_id")),
-        (name.thread, section.field("thread_id")),
+        (name.stream, section.get_field("stream_id")),
+        (name.context, section.get_field("context_id")),
+        (name.thread, section.get_field("thread_id")),
     )
     # Neither has to say it: 65535 stands for an id that is not known.
     return all(UNKNOWN_FIELD in pair or pair[1] in (None, pair[0]) for pair in pairs)

@@ -51,7 +51,7 @@ class BinSource(Protocol):
         ...
 
     @property
-    def held(self) -> int:
+    def available_bytes(self) -> int:
         """How many of them, from the first, can be read."""
         ...
 
@@ -72,7 +72,7 @@ class MemorySource:
         return len(self.data)
 
     @property
-    def held(self) -> int:
+    def available_bytes(self) -> int:
         """All of them."""
         return len(self.data)
 
@@ -91,7 +91,7 @@ class DiskSource:
     inode: int
 
     @property
-    def held(self) -> int:
+    def available_bytes(self) -> int:
         """All of its bytes."""
         return self.size
 
@@ -122,15 +122,16 @@ class PackedSource:
         return self._frames[-1].content_end
 
     @property
-    def held(self) -> int:
+    def available_bytes(self) -> int:
         """All of them."""
         return self.size
 
     def read(self, start: int, end: int) -> memoryview:
         """Return the bytes; those of one frame are not copied."""
-        touched = [f for f in self._frames if f.offset < end and start < f.content_end]
+        touched = [f for f in self._frames if f.content_offset < end and start < f.content_end]
         parts = [
-            memoryview(self._content(f))[max(start - f.offset, 0) : end - f.offset] for f in touched
+            memoryview(self._content(f))[max(start - f.content_offset, 0) : end - f.content_offset]
+            for f in touched
         ]
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
@@ -151,7 +152,7 @@ class StartSource:
     size: int
 
     @property
-    def held(self) -> int:
+    def available_bytes(self) -> int:
         """Bytes that are here."""
         return len(self.data)
 
@@ -239,7 +240,7 @@ class BinFile:
     path: Path | None = None
     """Where it was opened."""
 
-    def bytes_of(self, payload: BinPayload) -> memoryview:
+    def read_payload(self, payload: BinPayload) -> memoryview:
         """Return the bytes of a payload, unpacked; DamagedError when they cannot be read."""
         if not payload.part.size:
             return memoryview(b"")
@@ -271,8 +272,11 @@ def read_bin_header(path: Path) -> DumpData:
     """
     with _name_corrupted_file(path):
         source = open_start(path)
-        part = source.held < source.size
-        if part and (source.held <= HEADER_LENGTH_BYTES or source.held < _find_header_end(source)):
+        part = source.available_bytes < source.size
+        if part and (
+            source.available_bytes <= HEADER_LENGTH_BYTES
+            or source.available_bytes < _find_header_end(source)
+        ):
             source = open_source(path)
         return _parse_source(source, path).header
 

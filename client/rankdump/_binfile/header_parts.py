@@ -66,7 +66,7 @@ class OpInput:
     extra: bytes = b""
 
     @property
-    def placeholder(self) -> bool:
+    def is_placeholder(self) -> bool:
         """Whether it only keeps the slot of a tensor that was not dumped."""
         return _is_placeholder(self)
 
@@ -89,7 +89,7 @@ class OpOutput:
     extra: bytes = b""
 
     @property
-    def placeholder(self) -> bool:
+    def is_placeholder(self) -> bool:
         """Whether it only keeps the slot of a tensor that was not dumped."""
         return _is_placeholder(self)
 

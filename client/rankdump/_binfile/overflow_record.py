@@ -63,7 +63,7 @@ class OverflowSection:
     """One word; of an AI core in version 1 four."""
 
     @property
-    def overflowed(self) -> bool:
+    def has_overflow(self) -> bool:
         """Whether any bit is set."""
         return any(self.status)
 
@@ -71,7 +71,7 @@ class OverflowSection:
     def meaning(self) -> tuple[str, ...]:
         """What the bits say in words; of units other than AI cores only that there are any."""
         if self.unit not in _CORE_UNITS:
-            return ("overflow",) * self.overflowed
+            return ("overflow",) * self.has_overflow
         first, *more = self.status
         words = [text for bit, text in _STATUS_BITS.items() if first & bit]
         unknown = first & ~sum(_STATUS_BITS)
@@ -81,7 +81,7 @@ class OverflowSection:
         words += [f"word {n}: {word:#x}" for n, word in enumerate(more, 1) if word]
         return tuple(words)
 
-    def field(self, name: str) -> int | None:
+    def get_field(self, name: str) -> int | None:
         """Return a field; None where this unit has none of that name, or it is not known."""
         value = dict(self.fields).get(name)
         return None if value == UNKNOWN_FIELD and name in ("context_id", "thread_id") else value
@@ -106,9 +106,9 @@ class OpDebugRecord:
     """None for the older layout."""
 
     @property
-    def overflowed(self) -> tuple[OverflowSection, ...]:
+    def overflowed_sections(self) -> tuple[OverflowSection, ...]:
         """The sections that say so."""
-        return tuple(section for section in self.sections if section.overflowed)
+        return tuple(section for section in self.sections if section.has_overflow)
 
     def to_json(self) -> str:
         """Return the text of msaccucmp's file: its order of keys, four blanks, no last newline."""

@@ -143,7 +143,7 @@ def _describe_trigger(selection: TensorSelection) -> str:
 def _describe_content(content: ContentSettings, output: OutputSettings) -> dict[str, str]:
     saved = {"tensor": "tensors", "statistic": "statistics", "full": "tensors and statistics"}
     facts = {"saved": saved[content.saved]}
-    if content.tabulated:
+    if content.has_tables:
         items = (
             ", ".join(select_table_items(content.statistics, PROFILES[output.profile]))
             or "no column"

@@ -132,12 +132,12 @@ def format_rows(
     ranked = len({row.rank for row in report.rows}) > 1
     dated = len({row.iteration for row in report.rows}) > 1
     measured = any(row.outcome.measures for row in rows)
-    figured = any(row.outcome.figures for row in rows)
+    figured = any(row.outcome.statistic_differences for row in rows)
     columns = (
         *([TableColumn("")] if marked else []),
         *(number_columns("rank") if ranked else ()),
         *(number_columns("iteration") if dated else ()),
-        *(TableColumn("operator", flexible=True), TableColumn("place"), TableColumn("verdict")),
+        *(TableColumn("operator", is_flexible=True), TableColumn("place"), TableColumn("verdict")),
         *(_MEASURE_COLUMNS if measured else ()),
         *([TableColumn("figures apart")] if figured else []),
     )
@@ -152,7 +152,7 @@ def format_rows(
             ),
             *(
                 report_text.format_call_name(row, format_scope_name),
-                row.place,
+                row.slot_name,
                 row.outcome.verdict.value,
             ),
             *(_format_measures(row) if measured else []),
@@ -167,7 +167,7 @@ def format_remarks(rows: Sequence[ComparisonRow], *, everything: bool = False) -
     """Return what was found in those rows beside numbers, a sentence each."""
     told = [
         f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, "
-        f"{row.place}: {report_text.join_findings(row)}"
+        f"{row.slot_name}: {report_text.join_findings(row)}"
         for row in rows
         if row.outcome.findings
     ]
@@ -179,7 +179,7 @@ def format_remarks(rows: Sequence[ComparisonRow], *, everything: bool = False) -
 def format_extra_measures(rows: Sequence[ComparisonRow]) -> list[str]:
     """Return msaccucmp's measures of those rows, a sentence each."""
     return [
-        f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, {row.place}: "
+        f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, {row.slot_name}: "
         + ", ".join(
             f"{name} {report_text.format_number(value)}"
             for name, value in row.outcome.extra.items()

@@ -69,7 +69,7 @@ def fsck(
     else:
         print_lines(_format_report(tree, report))
     # Who has a tree mended asks for that, not whether all of it could be checked.
-    code = 1 if report.damages or not (report.checked or repair) else 0
+    code = 1 if report.damages or not (report.is_verifiable or repair) else 0
     if rebuild and state_dir is not None:
         return max(code, _rebuild_ledger(tree, state_dir))
     return code
@@ -84,7 +84,7 @@ def _report_as_json(tree: Path, report: CheckReport) -> dict[str, object]:
 
 
 def _is_clean(report: CheckReport) -> bool:
-    return report.checked and not report.damages
+    return report.is_verifiable and not report.damages
 
 
 def _format_report(tree: Path, report: CheckReport) -> list[str]:

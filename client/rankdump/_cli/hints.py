@@ -22,11 +22,11 @@ from rankdump._cli.text_format import format_duration
 from rankdump._core.timeouts import HintLevel, TimeoutHint, hint_to_json
 
 _COLUMNS = (
-    TableColumn("group", flexible=True),
+    TableColumn("group", is_flexible=True),
     TableColumn("backend"),
     *number_columns("limit"),
     TableColumn("set by"),
-    TableColumn("read from", flexible=True),
+    TableColumn("read from", is_flexible=True),
     *number_columns("widest", "by dump", "share", "expected"),
 )
 

@@ -121,14 +121,14 @@ class _IngestProgress:
         self._task = self._bar.add_task("", total=None)
         self._begun_s, self._shown = time.monotonic(), False
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Say that a file is left."""
         if self._shown:
             self._console.print(text, markup=False, highlight=False)
         else:
             print_lines([text], err=True)
 
-    def show(self, counts: Mapping[str, int]) -> None:
+    def update_counts(self, counts: Mapping[str, int]) -> None:
         """Show how far it is."""
         if not self._console.is_terminal or time.monotonic() - self._begun_s < _PROGRESS_DELAY_S:
             return
@@ -154,9 +154,9 @@ def _show_progress(lines: Iterator[Mapping[str, Any]]) -> Mapping[str, Any] | No
             if "done" in line:
                 return line
             if "left" in line:
-                screen.say(f"rankdump: left: {line['left']}")
+                screen.print_line(f"rankdump: left: {line['left']}")
             else:
-                screen.show(line["counts"])
+                screen.update_counts(line["counts"])
     finally:
         screen.close()
     return None

@@ -29,10 +29,10 @@ _MAX_FINDINGS_SHOWN = 5
 _ITERATION_COLUMNS = (
     *number_columns("iteration", "ranks", "expected", "stored", "linked", "degraded"),
     *number_columns("on disk", "stall"),
-    TableColumn("dropped", flexible=True),
+    TableColumn("dropped", is_flexible=True),
 )
 _AGENT_COLUMNS = (
-    TableColumn("host", flexible=True),
+    TableColumn("host", is_flexible=True),
     *number_columns("heard", "clock", "queued", "disk free", "events held", "lost"),
 )
 

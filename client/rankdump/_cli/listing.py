@@ -32,7 +32,7 @@ _OVERVIEW_COLUMNS = (
     TableColumn("state"),
 )
 _TENSOR_COLUMNS = (
-    TableColumn("operator", flexible=True),
+    TableColumn("operator", is_flexible=True),
     TableColumn("side"),
     *number_columns("slot"),
     TableColumn("dtype"),

@@ -30,8 +30,8 @@ from rankdump._core.status import OrderEntry
 _DEFAULT_LINES = 40
 _COLUMNS = (
     *number_columns("position", "iteration"),
-    TableColumn("ranks", flexible=True),
-    TableColumn("name", flexible=True),
+    TableColumn("ranks", is_flexible=True),
+    TableColumn("name", is_flexible=True),
     *number_columns("start ms", "took ms"),
 )
 
@@ -74,10 +74,14 @@ def order(
     else:
         if not findings_only:
             _print_entries(source.entries, _DEFAULT_LINES if limit is None else limit)
-        found = [_format_finding(finding) for finding in source.findings if wants.about(finding)]
+        found = [
+            _format_finding(finding)
+            for finding in source.findings
+            if wants.matches_finding(finding)
+        ]
         print_lines(found or ["the merge found nothing odd"])
         print_lines(source.notes)
-    return int(findings_only and any(map(wants.about, source.findings)))
+    return int(findings_only and any(map(wants.matches_finding, source.findings)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +90,14 @@ class _OrderQuery:
 
     query: Query
 
-    def keeps(self, entry: OrderEntry) -> bool:
+    def matches_entry(self, entry: OrderEntry) -> bool:
         query = self.query
         ranks = (*entry.ranks, *entry.missing)
         return any(
             query.keeps_place(rank, entry.graph, entry.iteration) for rank in ranks
         ) and query.keeps_operator(_operator_type(entry.name), entry.name)
 
-    def about(self, finding: Finding) -> bool:
+    def matches_finding(self, finding: Finding) -> bool:
         query = self.query
         in_time = query.iterations is None or finding.iteration in query.iterations
         about_rank = query.rank is None or not finding.ranks or query.rank in finding.ranks
@@ -117,7 +121,7 @@ def _read_tree_order(
     entries = published.entries(graph=wants.query.graph, iterations=wants.query.iterations)
     others = ", ".join(published.others)
     notes = (f"orders of other jobs stand in {others}: --job ID shows one",) if others else ()
-    kept = iter(()) if findings_only else filter(wants.keeps, entries)
+    kept = iter(()) if findings_only else filter(wants.matches_entry, entries)
     return _OrderSource(kept, published.findings, notes)
 
 
@@ -130,7 +134,9 @@ def _fetch_coordinator_order(
     address = resolve_coordinator_address(coordinator)
     findings = fetch_order_findings(address, job_id=job_id)
     entries = fetch_order(address, job_id=job_id, graph=wants.query.graph)
-    return _OrderSource(iter(()) if findings_only else filter(wants.keeps, entries), findings)
+    return _OrderSource(
+        iter(()) if findings_only else filter(wants.matches_entry, entries), findings
+    )
 
 
 def _print_entries(entries: Iterator[OrderEntry], limit: int) -> None:
@@ -143,7 +149,7 @@ def _print_entries(entries: Iterator[OrderEntry], limit: int) -> None:
     )
     # The coordinator counts what each rank did; here a collective of all ranks is one line.
     events = format_count(sum(len(entry.ranks) for entry in shown), "event")
-    collectives = format_count(sum(entry.kind.collective for entry in shown), "line")
+    collectives = format_count(sum(entry.kind.is_collective for entry in shown), "line")
     of = f"{'first ' if cut else ''}{format_count(len(shown), 'line')} for {events} of the ranks"
     print_lines(["", f"{of}, {collectives} of collectives; --json has the full scope names"])
 
@@ -155,7 +161,9 @@ def _print_json(source: _OrderSource, wants: _OrderQuery, limit: int | None) -> 
     for entry in islice(source.entries, limit or None):
         click.echo(before + json.dumps(asdict(entry) | {"kind": entry.kind.name.lower()}), nl=False)
         before = ",\n "
-    findings = [asdict(f) | {"kind": f.kind.value} for f in source.findings if wants.about(f)]
+    findings = [
+        asdict(f) | {"kind": f.kind.value} for f in source.findings if wants.matches_finding(f)
+    ]
     click.echo(f'\n], "findings": {json.dumps(findings, indent=1)}}}')
 
 

@@ -24,9 +24,9 @@ class TableColumn:
     """One column."""
 
     title: str
-    right: bool = False
+    is_right_aligned: bool = False
     """Aligned right, as numbers are."""
-    flexible: bool = False
+    is_flexible: bool = False
     """Gives way when the row is too wide; its texts are shortened in the middle."""
 
 
@@ -42,7 +42,7 @@ def format_table(
 
 def number_columns(*titles: str) -> tuple[TableColumn, ...]:
     """Return columns of numbers."""
-    return tuple(TableColumn(title, right=True) for title in titles)
+    return tuple(TableColumn(title, is_right_aligned=True) for title in titles)
 
 
 def _column_widths(
@@ -52,7 +52,7 @@ def _column_widths(
         max([cell_len(column.title), *(cell_len(row[at]) for row in rows)])
         for at, column in enumerate(columns)
     ]
-    flexible = [at for at, column in enumerate(columns) if column.flexible]
+    flexible = [at for at, column in enumerate(columns) if column.is_flexible]
     while flexible:
         excess = sum(widths) + _COLUMN_GAP * (len(columns) - 1) - width
         widest = max(flexible, key=lambda at: widths[at])
@@ -71,7 +71,7 @@ def _format_row(
     for column, width, cell in zip(columns, widths, cells, strict=True):
         text = shorten_text(cell, width)
         blanks = " " * (width - cell_len(text))
-        padded.append(blanks + text if column.right else text + blanks)
+        padded.append(blanks + text if column.is_right_aligned else text + blanks)
     return (" " * gap).join(padded).rstrip()
 
 

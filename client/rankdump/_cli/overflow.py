@@ -31,7 +31,7 @@ _COLUMNS = (
     TableColumn("time stamp"),
     TableColumn("unit"),
     *number_columns("task", "stream", "status"),
-    TableColumn("operator", flexible=True),
+    TableColumn("operator", is_flexible=True),
 )
 _NO_VALUE = "-"
 
@@ -53,7 +53,7 @@ def overflow(path: Path, target: Path | None, as_json: bool) -> int:
     is an overflow, a file is damaged, or the folder holds no file at all.
     """
     found = search_overflows(path)
-    if not (found.files or found.problems):
+    if not (found.file_count or found.problems):
         raise CorruptedError(f"{path}: no file is here: nothing was looked into")
     root = path if path.is_dir() else path.parent
     written = _write_records(found, root, target) if target else 0
@@ -109,7 +109,7 @@ def _record_rows(record: OverflowRecord) -> Iterator[list[str]]:
             "no overflow",
         ]
     for hit in record.hits:
-        ids = (str(hit.section.field(name)) for name in ("task_id", "stream_id"))
+        ids = (str(hit.section.get_field(name)) for name in ("task_id", "stream_id"))
         yield [stamp, hit.section.unit, *ids, _format_status(hit.section), _format_operators(hit)]
 
 
@@ -150,7 +150,7 @@ def _hit_as_json(hit: OverflowHit) -> dict[str, object]:
     section = hit.section
     return {
         "unit": section.unit,
-        **{name: section.field(name) for name in ("task_id", "stream_id")},
+        **{name: section.get_field(name) for name in ("task_id", "stream_id")},
         "status": section.status,
         "meaning": section.meaning,
         "operators": [

@@ -31,13 +31,13 @@ class RankTally:
         return self.sessions[-1].state.value if self.sessions else ""
 
     @property
-    def seen(self) -> int:
+    def iterations_seen(self) -> int:
         """Iterations the rank ran, as far as anybody said so."""
         said = sum(session.iterations_seen for session in self.sessions)
         return max(said, len({i.iteration for i in self.iterations}))
 
     @property
-    def complete(self) -> int:
+    def iterations_complete(self) -> int:
         """Iterations whose every tensor is accounted for."""
         return sum(iteration.complete for iteration in self.iterations)
 
@@ -98,7 +98,7 @@ def sum_iterations(iterations: Iterable[IterationStatus]) -> IterationTotals:
     held = tuple(iterations)
     return IterationTotals(
         # How many an open iteration expects is known only where it ends.
-        expected=sum(i.expected if i.complete else i.accounted for i in held),
+        expected=sum(i.expected if i.complete else i.accounted_tensors for i in held),
         stored=sum(i.stored for i in held),
         linked=sum(i.linked for i in held),
         degraded=sum(i.degraded for i in held),
@@ -141,7 +141,7 @@ def _rank_sentences(tally: RankTally) -> list[str]:
     unfinished = [i.iteration for i in tally.iterations if not i.complete]
     if unfinished and tally.state != SessionState.OPEN.value:
         texts.append(f"iteration {ranges(unfinished)} is not complete")
-    unbalanced = [i.iteration for i in tally.iterations if i.complete and not i.balanced]
+    unbalanced = [i.iteration for i in tally.iterations if i.complete and not i.is_balanced]
     if unbalanced:
         texts.append(f"iteration {ranges(unbalanced)}: not every expected tensor is accounted for")
     return texts
@@ -150,7 +150,7 @@ def _rank_sentences(tally: RankTally) -> list[str]:
 _RowFormatter: TypeAlias = Callable[[str, str, tuple[RankTally, ...]], list[str]]
 MAX_RANKS_SHOWN = 64
 _STATUS_COLUMNS = (
-    TableColumn("rank", right=True),
+    TableColumn("rank", is_right_aligned=True),
     TableColumn("state"),
     *number_columns("iterations", "expected", "stored", "linked", "degraded", "dropped"),
     *number_columns("bytes in", "on disk", "ratio"),
@@ -245,7 +245,7 @@ def _sum_ranks(ranks: tuple[RankTally, ...]) -> IterationTotals:
 
 
 def _format_iterations(ranks: tuple[RankTally, ...]) -> str:
-    return f"{sum(t.complete for t in ranks)}/{sum(t.seen for t in ranks)}"
+    return f"{sum(t.iterations_complete for t in ranks)}/{sum(t.iterations_seen for t in ranks)}"
 
 
 def _format_sizes(sums: IterationTotals) -> list[str]:

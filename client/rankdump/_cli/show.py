@@ -33,7 +33,7 @@ class _ShownTensor:
     """None outside a tree."""
     member: str = ""
     """Which one of a bin file."""
-    said: Described | None = None
+    description: Described | None = None
     """What its header says."""
 
     def load(self) -> npt.NDArray[Any]:
@@ -48,8 +48,10 @@ class _ShownTensor:
         """Return what is known of it."""
         if self.entry is not None and self.entry.record is not None:
             return reader.facts(self.entry)
-        if self.said is not None:
-            return Facts(self.said.dtype, self.said.shape, self.said.data_bytes)
+        if self.description is not None:
+            return Facts(
+                self.description.dtype, self.description.shape, self.description.data_bytes
+            )
         if tensor is None:
             return Facts("", (), 0)
         return reader.facts_of(self.entry, tensor)
@@ -145,7 +147,7 @@ def _print_tensor(tensor: _ShownTensor, *, alone: bool) -> bool:
 
 
 def _tensor_facts(tensor: _ShownTensor, array: npt.NDArray[Any] | None) -> dict[str, object]:
-    known, said, entry = tensor.facts(array), tensor.said, tensor.entry
+    known, said, entry = tensor.facts(array), tensor.description, tensor.entry
     facts: dict[str, object] = {"file": str(tensor.file)}
     if tensor.member:
         facts["member"] = tensor.member

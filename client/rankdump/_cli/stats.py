@@ -41,7 +41,7 @@ _DEFAULT_TENSORS = 100
 _MORE_SENTENCE = f"... and more: {FILTER_HINT}; --limit 0 shows all"
 _STATISTIC_COLUMNS = number_columns("min", "max", "mean", "l2norm", "nan", "inf")
 _COLUMNS = (
-    TableColumn("operator", flexible=True),
+    TableColumn("operator", is_flexible=True),
     TableColumn("tensor"),
     TableColumn("dtype"),
     *_STATISTIC_COLUMNS,
@@ -62,32 +62,34 @@ _SORT_KEYS: dict[str, Callable[[Surveyed], float | None]] = {
 class _SurveyCounts:
     """What has passed by so far."""
 
-    tabled: int = 0
-    computed: int = 0
-    unknown: int = 0
+    rows_from_tables: int = 0
+    rows_computed: int = 0
+    undecided_rows: int = 0
     """Those whose figures do not say whether they are finite."""
-    nonfinite: int = 0
-    first: Surveyed | None = None
+    nonfinite_rows: int = 0
+    first_nonfinite: Surveyed | None = None
     """Of what is not finite, in the lowest iteration the one that ran first."""
-    damage: list[str] = field(default_factory=list[str])
+    damages: list[str] = field(default_factory=list[str])
 
     @property
     def count(self) -> int:
         """All tensors."""
-        return self.tabled + self.computed
+        return self.rows_from_tables + self.rows_computed
 
-    def passing(self, rows: Iterable[Surveyed]) -> Iterator[Surveyed]:
+    def count_rows(self, rows: Iterable[Surveyed]) -> Iterator[Surveyed]:
         """Yield the rows as they are, counted."""
         for row in rows:
-            self.tabled += not row.computed
-            self.computed += row.computed
-            self.unknown += row.finite is None and not row.damage
+            self.rows_from_tables += not row.computed
+            self.rows_computed += row.computed
+            self.undecided_rows += row.finite is None and not row.damage
             if row.damage:
-                self.damage.append(row.damage)
+                self.damages.append(row.damage)
             if row.finite is False:
-                self.nonfinite += 1
-                if self.first is None or _execution_sort_key(row) < _execution_sort_key(self.first):
-                    self.first = row
+                self.nonfinite_rows += 1
+                if self.first_nonfinite is None or _execution_sort_key(row) < _execution_sort_key(
+                    self.first_nonfinite
+                ):
+                    self.first_nonfinite = row
             yield row
 
 
@@ -121,7 +123,7 @@ def stats(
     """
     found = read_tree(tree, query, job_id)
     survey, seen = Survey(found, query, decide=nonfinite), _SurveyCounts()
-    rows = (row for row in seen.passing(survey) if row.finite is False or not nonfinite)
+    rows = (row for row in seen.count_rows(survey) if row.finite is False or not nonfinite)
     ordered = (
         rows if by == "order" else iter(sorted(rows, key=lambda row: _extreme_sort_key(row, by)))
     )
@@ -140,8 +142,8 @@ def stats(
         print_lines(
             [*_format_sentences(found, counts, whole=whole), *([_MORE_SENTENCE] if cut else [])]
         )
-        print_lines([*seen.damage, *survey.problems, *found.problems], err=True)
-    return 1 if seen.damage or survey.problems or found.problems else 0
+        print_lines([*seen.damages, *survey.problems, *found.problems], err=True)
+    return 1 if seen.damages or survey.problems or found.problems else 0
 
 
 def _extreme_sort_key(row: Surveyed, by: str) -> tuple[bool, bool, float]:
@@ -200,19 +202,19 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
             )
         ]
     source = f"from {name_tables(tree)}s"
-    sources = (seen.tabled, source), (seen.computed, "computed from the tensors")
+    sources = (seen.rows_from_tables, source), (seen.rows_computed, "computed from the tensors")
     said = ", ".join(f"{count:,} {source}" for count, source in sources if count)
     lines = [f"{tree.root}: figures of {format_count(seen.count, 'tensor')}: {said}"]
-    if seen.first is not None and whole:
+    if seen.first_nonfinite is not None and whole:
         lines.append(
-            f"{format_count(seen.nonfinite, 'tensor')} not finite; "
-            f"{_describe_first_nonfinite(seen.first)}"
+            f"{format_count(seen.nonfinite_rows, 'tensor')} not finite; "
+            f"{_describe_first_nonfinite(seen.first_nonfinite)}"
         )
-    elif whole and not seen.unknown and not seen.damage:
+    elif whole and not seen.undecided_rows and not seen.damages:
         lines.append("all of them are finite")
-    if seen.unknown:
+    if seen.undecided_rows:
         lines.append(
-            f"of {format_count(seen.unknown, 'tensor')} the columns do not say whether finite"
+            f"of {format_count(seen.undecided_rows, 'tensor')} the columns do not say whether finite"
         )
     return lines
 
@@ -231,10 +233,10 @@ def _totals_as_json(tree: Tree, survey: Survey, seen: _SurveyCounts) -> dict[str
     return {
         "root": str(tree.root),
         "tensor_count": seen.count,
-        "nonfinite_count": seen.nonfinite,
-        "undecided_count": seen.unknown,
-        "first_nonfinite": _row_as_json(seen.first) if seen.first else None,
-        "problems": [*seen.damage, *survey.problems, *tree.problems],
+        "nonfinite_count": seen.nonfinite_rows,
+        "undecided_count": seen.undecided_rows,
+        "first_nonfinite": _row_as_json(seen.first_nonfinite) if seen.first_nonfinite else None,
+        "problems": [*seen.damages, *survey.problems, *tree.problems],
     }
 
 

@@ -75,7 +75,7 @@ def status(
                 *_format_lines_below(view),
             ]
         )
-    return 1 if any(i.complete and not i.balanced for i in view.iterations) else 0
+    return 1 if any(i.complete and not i.is_balanced for i in view.iterations) else 0
 
 
 def view_as_json(view: StatusView) -> dict[str, object]:

@@ -118,7 +118,7 @@ class ZstdCodec:
         whole = bytearray(found[-1].content_end)
         for frame in found:
             part = decompress_frame(frame, view[frame.start : frame.end])
-            whole[frame.offset : frame.content_end] = part
+            whole[frame.content_offset : frame.content_end] = part
         return memoryview(whole).toreadonly()
 
     def _compressor(self) -> zstandard.ZstdCompressor:

@@ -37,13 +37,13 @@ class ZstdFrame:
 
     start: int
     end: int
-    offset: int
+    content_offset: int
     content_bytes: int
 
     @property
     def content_end(self) -> int:
         """Offset behind its content in the plain file."""
-        return self.offset + self.content_bytes
+        return self.content_offset + self.content_bytes
 
 
 def make_memory_reader(data: ByteBuffer) -> RangeReader:

@@ -150,7 +150,7 @@ def _select_comparison(
     if a.files and b.files:
         return "elements"
     _print_line("there are no npy files on both sides: figures of the info files are compared")
-    if info_a.figureless or info_b.figureless:
+    if info_a.has_no_statistics or info_b.has_no_statistics:
         _print_line("one side has no figures either: only calls are paired")
         return "nothing"
     return "figures"

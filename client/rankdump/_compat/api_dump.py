@@ -63,11 +63,11 @@ class StepCounter:
         self._lock = Lock()
 
     @property
-    def upcoming(self) -> int:
+    def upcoming_step(self) -> int:
         """The step that what comes next belongs to, as far as it can be known."""
         return self.number + self._optimized
 
-    def called(self, manner: str, *, trains: bool, optimized: Callable[[], bool]) -> bool:
+    def note_call(self, manner: str, *, trains: bool, optimized: Callable[[], bool]) -> bool:
         """Take a call of the model; return whether a step begins with it.
 
         `optimized` says whether there is an optimizer whose step may still come.
@@ -87,13 +87,13 @@ class StepCounter:
                 self.number += 1
             return not goes_on
 
-    def stepped(self) -> None:
+    def note_optimizer_step(self) -> None:
         """Take the end of an optimizer's step."""
         with self._lock:
             # Before any call it is none of this model's steps.
             self._optimized = self._optimized or bool(self._manner)
 
-    def tell(self, number: int | None = None) -> int:
+    def set_step(self, number: int | None = None) -> int:
         """Take the script's own word, by default for the next step; nothing is counted any more."""
         with self._lock:
             following = self.number + 1 if self._told or self._manner else self.number
@@ -114,10 +114,10 @@ class _ObservedModel:
     hook: ApiIterationHook
     watch: ModelStepWatch
     steps: StepCounter
-    fresh: bool = True
+    is_fresh: bool = True
     """Nothing was dumped of it: what stands in its folder is an earlier dump's."""
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Leave the model as it was."""
         self.watch.remove()
         self.hook.detach()
@@ -171,7 +171,7 @@ class ApiDumpController:
         """Begin a step, by default the next one: from now on the script says where they begin."""
         with self._lock:
             if self._observed is not None:
-                self._begin(self._observed.steps.tell(number))
+                self._begin(self._observed.steps.set_step(number))
 
     # -- what is heard of the model
 
@@ -182,14 +182,14 @@ class ApiDumpController:
         if observed is None:
             return
         with self._lock:
-            if observed.steps.called(manner, trains=trains, optimized=observed.watch.optimized):
+            if observed.steps.note_call(manner, trains=trains, optimized=observed.watch.optimized):
                 self._begin(observed.steps.number)
 
     @never_raises
     def stepped(self) -> None:
         """Hear that an optimizer of the model is done with its step."""
         if self._observed is not None:
-            self._observed.steps.stepped()
+            self._observed.steps.note_optimizer_step()
 
     # -- how it is done
 
@@ -203,7 +203,7 @@ class ApiDumpController:
         earlier, self._observed = self._observed, None
         self._end()
         if earlier is not None:
-            earlier.leave()
+            earlier.detach()
         dropouts = framework.without_dropout(net)
         layers = f"{dropouts} {'layer' if dropouts == 1 else 'layers'} of the model"
         self._say(f"dropout is off from now on, in {layers} and where it is called as a function")
@@ -219,14 +219,14 @@ class ApiDumpController:
     @never_raises
     def _open(self, observed: _ObservedModel, request: ApiDumpRequest) -> None:
         self._end()
-        if request != self._request or observed.fresh:
+        if request != self._request or observed.is_fresh:
             self._request, self._scope = request, make_call_scope(request.mode, request.scope)
         try:
             going = self._going(observed, request)
-            if observed.fresh and not going.agent.missing:
+            if observed.is_fresh and not going.agent.missing:
                 root, rank = observed.setting.output_path, going.identity.rank
                 dump_files.clear_rank_folder(root, rank, observed.framework.NAME)
-                observed.fresh = False
+                observed.is_fresh = False
         except (RankdumpError, OSError) as error:
             _logger.error("rankdump: nothing will be dumped: %s", error)
             return
@@ -242,7 +242,10 @@ class ApiDumpController:
         identity = self._identity(observed.setting)
         address = self._agents.find(self._environ)
         return DumpDestination(
-            plan, make_window_identity(identity, self._windows), address, observed.steps.upcoming
+            plan,
+            make_window_identity(identity, self._windows),
+            address,
+            observed.steps.upcoming_step,
         )
 
     @never_raises
@@ -252,12 +255,12 @@ class ApiDumpController:
         if window is None:
             self._say("API dump stopped; it did not run")
             return
-        for sentence in self._scope.missing():
+        for sentence in self._scope.list_missing():
             self._say(f"API dump: {sentence}")
         if window.undelivered:
             self._say("API dump stopped", about="stopped")
-        elif window.calls or window.marks:
-            text = f"API dump stopped: {window.calls} calls in {self._folder(observed)}"
+        elif window.selected_calls or window.selected_marks:
+            text = f"API dump stopped: {window.selected_calls} calls in {self._folder(observed)}"
             self._say(text, about="stopped")
         else:
             why = "no call of an API came" if self._request.mode == "all" else "no call is in scope"
@@ -265,7 +268,7 @@ class ApiDumpController:
 
     def _begin(self, number: int) -> None:
         if self._window is not None:
-            self._window.step(number)
+            self._window.begin_step(number)
 
     def _end(self) -> None:
         window, self._window = self._window, None

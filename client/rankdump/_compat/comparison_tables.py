@@ -44,20 +44,20 @@ class ElementDifferences:
     """What a row of elements says."""
 
     result: str = str(False)
-    share: float = 0.0
+    close_share: float = 0.0
     """Of elements that are close, from 0 to 1."""
     cosine: float = math.nan
-    mean: float = math.nan
-    largest: float = math.nan
+    mean_difference: float = math.nan
+    max_difference: float = math.nan
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
         """The last four cells of its row."""
         return (
             self.result,
-            f"{truncate_number(self.share, _SHARE_DECIMAL_PLACES):.2%}",
+            f"{truncate_number(self.close_share, _SHARE_DECIMAL_PLACES):.2%}",
             _format_number(self.cosine),
-            f"{_format_number(self.mean)}, {_format_number(self.largest)}",
+            f"{_format_number(self.mean_difference)}, {_format_number(self.max_difference)}",
         )
 
 
@@ -161,7 +161,7 @@ class ComparedRank:
     """One rank of one dump."""
 
     dump: ApiRankDump
-    held: TensorsByCall
+    tensors_by_call: TensorsByCall
     """What of it is compared."""
 
 
@@ -194,7 +194,9 @@ def make_step_tables(
         spans = pair_api_calls(one.calls, other.calls)
         mapped.extend((_format_calls(one, span.a), _format_calls(other, span.b)) for span in spans)
         for direction, rows in found.items():
-            rows.extend(pair_tensors(spans, (one, a.held), (other, b.held), direction))
+            rows.extend(
+                pair_tensors(spans, (one, a.tensors_by_call), (other, b.tensors_by_call), direction)
+            )
     if settings.ignore_backward:
         found["backward"] = []
     made: dict[CallDirection, ApiTable | None] = {}
@@ -245,7 +247,7 @@ def _make_statistics_row(pair: TensorPair) -> tuple[str, ...]:
     return (
         *_format_names(pair),
         *shapes,
-        format_statistic_differences(*(each.figures if each else missing for each in pair)),
+        format_statistic_differences(*(each.statistics if each else missing for each in pair)),
     )
 
 

@@ -142,7 +142,9 @@ def _format_refusal(parameter: str, path: Path, why: str) -> str:
 def _find_rank_dump(rank: int, folder: Path) -> ApiRankDump | None:
     for framework, shown in FRAMEWORK_TITLES.items():
         forms = (ApiFileNames(framework), ApiFileNames(framework, extended=True))
-        infos = [folder / files.info for files in forms if (folder / files.info).is_file()]
+        infos = [
+            folder / files.info_file for files in forms if (folder / files.info_file).is_file()
+        ]
         if infos:
             # Both are there when another release dumped into the same folder: it cleared the npys.
             newest = max(infos, key=lambda info: info.stat().st_mtime_ns)
@@ -162,7 +164,7 @@ def _list_npy_files(folder: Path) -> Mapping[str, Path]:
         paths = sorted(folder.iterdir())
     except OSError as error:
         raise CorruptedError(f"{folder}: cannot be read: {error.strerror}") from None
-    full = ((long.full(path.name).removesuffix(PACKED_SUFFIX), path) for path in paths)
+    full = ((long.get_full_name(path.name).removesuffix(PACKED_SUFFIX), path) for path in paths)
     return {
         name.removesuffix(_NPY_ENDING): path for name, path in full if name.endswith(_NPY_ENDING)
     }

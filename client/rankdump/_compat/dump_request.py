@@ -171,11 +171,11 @@ def _check_bool(name: str, value: object) -> bool:
 class ApiCallScope(Protocol):
     """The calls of one `api_dump_start`."""
 
-    def holds(self, call: ApiCall) -> bool:
+    def is_selected(self, call: ApiCall) -> bool:
         """Return whether a forward call that begins now is dumped."""
         ...
 
-    def missing(self) -> tuple[str, ...]:
+    def list_missing(self) -> tuple[str, ...]:
         """Return what is asked for and has not come so far, a sentence each."""
         ...
 
@@ -183,11 +183,11 @@ class ApiCallScope(Protocol):
 class EveryCallScope:
     """`all`."""
 
-    def holds(self, call: ApiCall) -> bool:
+    def is_selected(self, call: ApiCall) -> bool:
         """Return that it is dumped."""
         return True
 
-    def missing(self) -> tuple[str, ...]:
+    def list_missing(self) -> tuple[str, ...]:
         """Return nothing."""
         return ()
 
@@ -199,7 +199,7 @@ class ListedCallScope:
         self._names = frozenset(names)
         self._waiting = dict.fromkeys(names)
 
-    def holds(self, call: ApiCall) -> bool:
+    def is_selected(self, call: ApiCall) -> bool:
         """Return whether its name is in the list."""
         stem = call.stem
         if stem not in self._names:
@@ -207,7 +207,7 @@ class ListedCallScope:
         self._waiting.pop(stem, None)
         return True
 
-    def missing(self) -> tuple[str, ...]:
+    def list_missing(self) -> tuple[str, ...]:
         """Return each name that no call had."""
         return tuple(f"there was no call {name}" for name in self._waiting)
 
@@ -219,7 +219,7 @@ class CallRangeScope:
         self._first, self._last = first, last
         self._begun = self._over = self._early = False
 
-    def holds(self, call: ApiCall) -> bool:
+    def is_selected(self, call: ApiCall) -> bool:
         """Return whether it lies in the range."""
         if self._over:
             return False
@@ -231,7 +231,7 @@ class CallRangeScope:
             self._over = stem == self._last
         return self._begun
 
-    def missing(self) -> tuple[str, ...]:
+    def list_missing(self) -> tuple[str, ...]:
         """Return which of its ends did not come, or came in the wrong order."""
         found: list[str] = []
         if not self._begun:
@@ -250,7 +250,7 @@ class NamePartScope:
         self._texts = tuple(text.lower() for text in texts)
         self._waiting = {text.lower(): text for text in texts}
 
-    def holds(self, call: ApiCall) -> bool:
+    def is_selected(self, call: ApiCall) -> bool:
         """Return whether its name contains any of the texts."""
         name = call.stem.lower()
         matched = [text for text in self._texts if text in name]
@@ -258,7 +258,7 @@ class NamePartScope:
             self._waiting.pop(text, None)
         return bool(matched)
 
-    def missing(self) -> tuple[str, ...]:
+    def list_missing(self) -> tuple[str, ...]:
         """Return each text that was in no name."""
         return tuple(f"no call's name contains {text!r}" for text in self._waiting.values())
 

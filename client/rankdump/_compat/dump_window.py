@@ -31,28 +31,28 @@ class NullRecorder:
     """A `Recorder` without a session."""
 
     armed = False
-    describing = False
+    is_describing = False
     wants_arguments = False
 
-    def entered(self, graph: int, op_name: str) -> None:
+    def begin_call(self, graph: int, op_name: str) -> None:
         """Take nothing."""
 
-    def wants(self, graph: int, op_name: str, side: TensorSide) -> bool:
+    def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
         """Return that nothing is kept."""
         return False
 
     def observe(self, observation: TensorObservation) -> None:
         """Take nothing."""
 
-    def lose(
+    def count_loss(
         self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
     ) -> None:
         """Count nothing."""
 
-    def settled(self, graph: int, op_name: str, *, raised: bool = False) -> None:
+    def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         """Take nothing."""
 
-    def mark(self, graph: int, names: frozenset[str]) -> None:
+    def set_marks(self, graph: int, names: frozenset[str]) -> None:
         """Take nothing."""
 
     def describe(self, graph: int, node: GraphNode) -> None:
@@ -61,24 +61,26 @@ class NullRecorder:
     def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
         """Take nothing."""
 
-    def arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
+    def record_arguments(
+        self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]
+    ) -> None:
         """Take nothing."""
 
-    def called(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
+    def record_call_stack(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
         """Take nothing."""
 
-    def started(
+    def start_event(
         self, *, graph: int, name: str, collective: CollectiveCall | None = None
     ) -> StartedEvent:
         """Return an event that nobody counts."""
         return StartedEvent(0, 0, graph, name, collective, 0)
 
-    def finished(
+    def finish_event(
         self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
     ) -> None:
         """Take nothing."""
 
-    def limited(self, timeout: GroupTimeout) -> None:
+    def record_group_timeout(self, timeout: GroupTimeout) -> None:
         """Take nothing."""
 
     def warn_once(self, message: str) -> None:
@@ -112,9 +114,9 @@ class DumpWindow:
     """One session, from now until `close`; the hook is its owner's and only lent to it."""
 
     def __init__(self, going: DumpDestination, hook: ApiIterationHook, options: ApiOptions) -> None:
-        self.calls = 0
+        self.selected_calls = 0
         """Calls that the scope selected so far."""
-        self.marks = 0
+        self.selected_marks = 0
         """Marks of modules that it selected."""
         self._scope = options.scope
         self._hook = hook
@@ -134,7 +136,7 @@ class DumpWindow:
         """Tensors that had not reached an agent at the end."""
         return self._session.undelivered
 
-    def step(self, number: int) -> None:
+    def begin_step(self, number: int) -> None:
         """Begin a step."""
         self._session.step(number)
 
@@ -145,9 +147,9 @@ class DumpWindow:
     def _holds(self, call: ApiCall) -> bool:
         held = self._scope(call)
         if call.kind == LAYER_KIND:
-            self.marks += held
+            self.selected_marks += held
         else:
-            self.calls += held
+            self.selected_calls += held
         return held
 
     def _lend(self, recorder: Recorder, *, graph: int) -> IterationHook:
@@ -178,7 +180,7 @@ def make_api_options(
     request: ApiDumpRequest, scope: ApiCallScope, *, retain_backward: bool
 ) -> ApiOptions:
     """Return what of the calls is recorded."""
-    holds: Callable[[ApiCall], bool] = scope.holds
+    holds: Callable[[ApiCall], bool] = scope.is_selected
     return ApiOptions(
         retain_backward=retain_backward,
         filter_data=request.filter_data,

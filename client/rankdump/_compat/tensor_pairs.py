@@ -47,7 +47,7 @@ class ApiInfoTensor:
     step: int
     recomputed: bool
     shape: TensorShape
-    figures: tuple[float, float, float]
+    statistics: tuple[float, float, float]
     """Largest, smallest and mean element; NaN where there is none."""
 
 
@@ -63,9 +63,9 @@ class ApiDumpInfo:
     """What was left out, and why."""
 
     @property
-    def figureless(self) -> bool:
+    def has_no_statistics(self) -> bool:
         """Whether no tensor has any figure."""
-        return all(math.isnan(figure) for tensor in self.tensors for figure in tensor.figures)
+        return all(math.isnan(figure) for tensor in self.tensors for figure in tensor.statistics)
 
 
 def read_dump_info(path: Path, *, counted: bool = False) -> ApiDumpInfo:
@@ -75,22 +75,22 @@ def read_dump_info(path: Path, *, counted: bool = False) -> ApiDumpInfo:
     none.
     """
     info = read_info(path, stepped=counted)
-    if info.damage and not info.torn:
+    if info.damage and not info.is_torn:
         raise CorruptedError(info.damage)
-    notes = [f"{info.damage}; it is left out"] if info.torn else []
+    notes = [f"{info.damage}; it is left out"] if info.is_torn else []
     pairs = [(noted.line, _make_info_tensor(noted.line)) for noted in info.lines]
     foreign = [line.name for line, tensor in pairs if tensor is None]
     if foreign:
         notes.append(f"{path}: {len(foreign)} names of no API left out, such as {foreign[0]!r}")
     tensors = tuple(tensor for _, tensor in pairs if tensor is not None)
-    return ApiDumpInfo(tensors, info.stepped, tuple(notes))
+    return ApiDumpInfo(tensors, info.has_steps, tuple(notes))
 
 
 def _make_info_tensor(line: InfoLine) -> ApiInfoTensor | None:
     found = parse_tensor_name(line.name)
     if found is None:
         return None
-    largest, smallest, mean = (line.figures.get(item, math.nan) for item in SUMMARY_ITEMS)
+    largest, smallest, mean = (line.statistics.get(item, math.nan) for item in SUMMARY_ITEMS)
     figures = (largest, smallest, mean)
     return ApiInfoTensor(line.name, *found, line.step, line.recomputed, line.shape, figures)
 
@@ -115,7 +115,7 @@ class _StepCall:
         default_factory=dict[tuple[TensorSide, str], TensorShape]
     )
 
-    def flow(self, framework: str) -> FlowCall:
+    def make_flow_call(self, framework: str) -> FlowCall:
         call = self.tensor.call
         return FlowCall(
             call.api,
@@ -187,7 +187,7 @@ def _make_step(number: int | None, tensors: Sequence[ApiInfoTensor], framework: 
             calls.append(call)
         call.shapes[tensor.place.side, tensor.place.path] = tensor.shape
     names = tuple(call.tensor.call.stem for call in calls)
-    return ApiDumpStep(number, names, tuple(call.flow(framework) for call in calls))
+    return ApiDumpStep(number, names, tuple(call.make_flow_call(framework) for call in calls))
 
 
 TensorPair: TypeAlias = tuple[ApiInfoTensor | None, ApiInfoTensor | None]

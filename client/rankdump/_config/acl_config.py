@@ -70,20 +70,22 @@ class DumpListSelection:
 def parse_dump_list(dump: ConfigSection, words: AclWords) -> DumpListSelection:
     """Return what `dump_list` and `dump_op_switch` select; the first fault is reported."""
     items = read_objects(dump, "dump_list")
-    if words.watches and not items:
+    if words.is_watching and not items:
         allowed = "an item with layer and watcher_nodes"
         raise make_coded_error(dump, "dump_list", allowed, WRONG_TYPE)
     for item in items:
         _check_list_item(item, words)
-    if words.watches:
+    if words.is_watching:
         return DumpListSelection(operators=_EVERY_OPERATOR, watched=_join_watched(items))
     if not items:
-        return DumpListSelection(operators=_EVERY_OPERATOR if words.operators else _NO_OPERATOR)
-    return _select_operators(items, operators=words.operators)
+        return DumpListSelection(
+            operators=_EVERY_OPERATOR if words.dumps_operators else _NO_OPERATOR
+        )
+    return _select_operators(items, operators=words.dumps_operators)
 
 
 def _check_list_item(item: ConfigSection, words: AclWords) -> None:
-    if not words.operators:
+    if not words.dumps_operators:
         for key, value in (
             ("model_name", read_text(item, "model_name")),
             ("layer", read_texts(item, "layer")),
@@ -105,7 +107,7 @@ def _check_list_item(item: ConfigSection, words: AclWords) -> None:
 
 def _check_watched(item: ConfigSection, words: AclWords) -> None:
     nodes = read_texts(item, "watcher_nodes")
-    if not words.watches:
+    if not words.is_watching:
         if nodes:
             allowed = f'no such key unless dump_scene is "{WATCHER_SCENE}"'
             raise make_coded_error(item, "watcher_nodes", allowed, CONFLICT)
@@ -134,7 +136,7 @@ def _join_watched(items: Sequence[ConfigSection]) -> WatchedOperators:
     layers: dict[str, None] = {}
     for number, item in enumerate(items):
         if number:
-            item.note(
+            item.add_note(
                 "watcher_nodes", "joins the item before: all are read after the layers of both"
             )
         layers |= dict.fromkeys(read_texts(item, "layer"))
@@ -153,7 +155,7 @@ def _select_operators(items: Iterable[ConfigSection], *, operators: bool) -> Dum
             continue
         folder = make_folder_name(name)
         if folder in models:
-            item.note("model_name", "is listed twice; what both select is dumped")
+            item.add_note("model_name", "is listed twice; what both select is dumped")
         models[folder] = _join_operators(models.get(folder, _NO_OPERATOR), wanted)
     if every is not None:
         models = {name: _join_operators(own, every) for name, own in models.items()}
@@ -184,13 +186,13 @@ def _parse_exclusions(item: ConfigSection, key: str) -> tuple[TensorExclusion, .
     for entry in read_objects(item, key):
         name = read_text(entry, "name")
         if not name:
-            entry.note("name", "is of no operator and excludes nothing")
+            entry.add_note("name", "is of no operator and excludes nothing")
             continue
         given = read_texts(entry, "pos")
         kept = tuple(position for position in given if _POSITION_PATTERN.fullmatch(position))
         for position in given:
             if position not in kept:
-                entry.note(
+                entry.add_note(
                     "pos", "is ignored: it is neither input nor output and a number", position
                 )
         # A list of which nothing is left must not turn into one that excludes every tensor.
@@ -232,7 +234,7 @@ def parse_acl_config(
     words = parse_acl_words(dump)
     _note_unknown_keys(dump)
     check_scene(dump, words)
-    if words.exception:
+    if words.is_exception:
         selection, content = _parse_exception_dump(dump), ContentSettings()
         root, layout = acl_section.make_exception_root(dump, environ, probe), "cann-op"
     else:
@@ -276,13 +278,13 @@ def _parse_data_dump(
     dump: ConfigSection, words: AclWords, environ: Mapping[str, str]
 ) -> tuple[TensorSelection | None, ContentSettings]:
     """Return what is dumped of a model that raises nothing; None for nothing at all."""
-    if words.debug:
+    if words.is_debug:
         return _parse_overflow_dump(dump, words), ContentSettings()
     iterations = _parse_iterations(dump)
     listed = parse_dump_list(dump, words)
     content = _parse_content(dump, words)
     _note_idle_keys(dump, words)
-    if not (words.operators or words.watches or read_objects(dump, "dump_list")):
+    if not (words.dumps_operators or words.is_watching or read_objects(dump, "dump_list")):
         if "dump_list" in dump.values:
             raise make_coded_error(
                 dump, "dump_list", 'an item, or dump_op_switch "on"', _EMPTY_LIST_CODE
@@ -311,7 +313,7 @@ def _make_selection(
 
 
 def _parse_overflow_dump(dump: ConfigSection, words: AclWords) -> TensorSelection:
-    if words.operators:
+    if words.dumps_operators:
         raise make_coded_error(dump, "dump_op_switch", '"off" where dump_debug is "on"', CONFLICT)
     if read_objects(dump, "dump_list"):
         raise make_coded_error(
@@ -320,18 +322,18 @@ def _parse_overflow_dump(dump: ConfigSection, words: AclWords) -> TensorSelectio
     reason = 'is not read where dump_debug is "on": an operator with an overflow is written whole'
     for key in ("dump_mode", "dump_step", "dump_data", "dump_stats"):
         if key in dump.values:
-            dump.note(key, reason)
+            dump.add_note(key, reason)
     return TensorSelection(trigger="overflow")
 
 
 def _parse_exception_dump(dump: ConfigSection) -> TensorSelection:
     for key in dump.values:
         if key in ACL_KEYS and key not in ("dump_scene", "dump_path"):
-            dump.note(
+            dump.add_note(
                 key, "is not read: dump_scene asks for the operator that raises, and no other"
             )
     reason = "CANN has no folder of the time below extra-info/data-dump; here there is one"
-    dump.note("dump_scene", f"keeps what the operator that raised was given; {reason}")
+    dump.add_note("dump_scene", f"keeps what the operator that raised was given; {reason}")
     return TensorSelection(trigger="exception", outputs=False)
 
 
@@ -361,9 +363,9 @@ def _parse_content(dump: ConfigSection, words: AclWords) -> ContentSettings:
 
 def _note_idle_keys(dump: ConfigSection, words: AclWords) -> None:
     if "dump_level" in dump.values and words.level != "op":
-        dump.note("dump_level", 'becomes "op": there are no kernels below an operator here')
+        dump.add_note("dump_level", 'becomes "op": there are no kernels below an operator here')
     if "dump_kernel_data" in dump.values:
-        dump.note("dump_kernel_data", "changes nothing: there are no kernels here that print")
+        dump.add_note("dump_kernel_data", "changes nothing: there are no kernels here that print")
 
 
 def _note_unknown_keys(dump: ConfigSection) -> None:
@@ -375,7 +377,7 @@ def _note_unknown_keys(dump: ConfigSection) -> None:
             if key not in known:
                 nearest = difflib.get_close_matches(key.lower(), known, n=1)
                 hint = f"; the nearest is {nearest[0]}" if nearest else ""
-                section.note(key, f"is ignored: there is no such key{hint}")
+                section.add_note(key, f"is ignored: there is no such key{hint}")
 
 
 __all__ = ["parse_acl_config"]

@@ -43,7 +43,7 @@ ITEM_KEYS = ("model_name", "layer", "watcher_nodes", *BLACKLIST_KEYS, "opname_ra
 
 def make_coded_error(section: ConfigSection, key: str, allowed: str, code: str) -> ConfigError:
     """Return a refusal that ends in the code CANN reports."""
-    return section.refusal(key, f"{allowed} ({code})")
+    return section.make_error(key, f"{allowed} ({code})")
 
 
 def check_depth(body: Mapping[str, object], *, file: str) -> None:
@@ -166,19 +166,19 @@ class AclWords:
     level: str
     scene: str
     """Empty for none."""
-    operators: bool
+    dumps_operators: bool
     """`dump_op_switch` is on."""
-    debug: bool
+    is_debug: bool
 
     @property
-    def watches(self) -> bool:
+    def is_watching(self) -> bool:
         """Whether outputs are read again after other operators."""
         return self.scene == WATCHER_SCENE
 
     @property
-    def exception(self) -> bool:
+    def is_exception(self) -> bool:
         """Whether the operator that raised is asked for."""
-        return bool(self.scene) and not self.watches
+        return bool(self.scene) and not self.is_watching
 
 
 def parse_acl_words(dump: ConfigSection) -> AclWords:
@@ -205,8 +205,8 @@ def parse_acl_words(dump: ConfigSection) -> AclWords:
         data=found["dump_data"] or "tensor",
         level=found["dump_level"] or "all",
         scene=found["dump_scene"],
-        operators=found["dump_op_switch"] == "on",
-        debug=found["dump_debug"] == "on",
+        dumps_operators=found["dump_op_switch"] == "on",
+        is_debug=found["dump_debug"] == "on",
     )
 
 
@@ -236,7 +236,7 @@ def check_scene(dump: ConfigSection, words: AclWords) -> None:
             raise make_coded_error(
                 dump, key, f'"off" where dump_scene is "{words.scene}"', CONFLICT
             )
-    if words.watches and words.mode != "output":
+    if words.is_watching and words.mode != "output":
         raise make_coded_error(
             dump, "dump_mode", f'"output" where dump_scene is "{WATCHER_SCENE}"', CONFLICT
         )
@@ -265,7 +265,7 @@ def parse_dump_path(dump: ConfigSection, environ: Mapping[str, str], probe: Path
         _check_remote(dump, host, folder)
         if not override:
             where = f"{folder}{describe_shell_word(folder)}"
-            dump.note("dump_path", f"names another host; it is written here, to {where}")
+            dump.add_note("dump_path", f"names another host; it is written here, to {where}")
         return override or probe(folder).absolute
     if override:
         return override
@@ -293,9 +293,9 @@ def make_exception_root(dump: ConfigSection, environ: Mapping[str, str], probe: 
     variable = next((name for name in _EXCEPTION_VARIABLES if environ.get(name)), "")
     path = read_text(dump, "dump_path")
     if variable and path:
-        dump.note("dump_path", f"gives way to {variable}: {environ[variable]}")
+        dump.add_note("dump_path", f"gives way to {variable}: {environ[variable]}")
     elif describe_shell_word(path):
-        dump.note("dump_path", f"is taken as it stands{describe_shell_word(path)}")
+        dump.add_note("dump_path", f"is taken as it stands{describe_shell_word(path)}")
     base = environ.get(variable, "") or path or "."
     return f"{probe(base).absolute.rstrip('/')}/{EXCEPTION_FOLDER}"
 

@@ -61,7 +61,7 @@ class ConfigSection:
     notes: ConfigNotes
 
     @staticmethod
-    def of(
+    def from_body(
         body: Mapping[str, object], name: str, *, file: str, notes: ConfigNotes
     ) -> ConfigSection:
         """Return the section of that name; ConfigError when it is no object."""
@@ -70,81 +70,85 @@ class ConfigSection:
             raise ConfigError(file, name, values, "an object")
         return ConfigSection(file, name, cast("dict[str, object]", values), notes)
 
-    def refusal(self, key: str, allowed: str) -> ConfigError:
+    def make_error(self, key: str, allowed: str) -> ConfigError:
         """Return the error that says what may stand at a key."""
         return ConfigError(
             self.file, f"{self.name}.{key}", self.values.get(key, MISSING_VALUE), allowed
         )
 
-    def note(self, key: str, reason: str, part: object = MISSING_VALUE) -> None:
+    def add_note(self, key: str, reason: str, part: object = MISSING_VALUE) -> None:
         """Say something of a key's value, or of that part of it."""
         value = self.values.get(key, MISSING_VALUE) if part is MISSING_VALUE else part
         self.notes.add(f"{self.name}.{key}", value, reason)
 
-    def require(self, allowed: Mapping[str, str]) -> None:
+    def require_keys(self, allowed: Mapping[str, str]) -> None:
         """Raise for the first of these keys that is missing."""
         for key, text in allowed.items():
             if key not in self.values:
-                raise self.refusal(key, text)
+                raise self.make_error(key, text)
 
-    def count(self, key: str, allowed: str, default: int | None = None) -> int:
+    def read_count(self, key: str, allowed: str, default: int | None = None) -> int:
         """Return an unsigned integer of 32 bits.
 
         MindSpore keeps the low 32 bits of a 64-bit literal and refuses `1.0`, `true` and `-1`.
         """
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _UINT64_LIMIT:
-            raise self.refusal(key, allowed)
+            raise self.make_error(key, allowed)
         number = value & _UINT32_MASK
         if number != value:
-            self.note(key, f"is cut to its low 32 bits and read as {number}")
+            self.add_note(key, f"is cut to its low 32 bits and read as {number}")
         return number
 
-    def uint(self, key: str, among: Sequence[int], allowed: str, default: int | None = None) -> int:
+    def read_number_among(
+        self, key: str, among: Sequence[int], allowed: str, default: int | None = None
+    ) -> int:
         """Return an unsigned integer that is one of these."""
-        number = self.count(key, allowed, default)
+        number = self.read_count(key, allowed, default)
         if number not in among:
-            raise self.refusal(key, allowed)
+            raise self.make_error(key, allowed)
         return number
 
-    def text(self, key: str, allowed: str, default: str | None = None) -> str:
+    def read_text(self, key: str, allowed: str, default: str | None = None) -> str:
         """Return a string."""
         value = self.values.get(key, default)
         if not isinstance(value, str):
-            raise self.refusal(key, allowed)
+            raise self.make_error(key, allowed)
         return value
 
-    def choice(
+    def read_choice(
         self, key: str, among: Sequence[str], *, default: str | None = None, note: str = ""
     ) -> str:
         """Return a string that is one of these; `note` ends the line of a refusal."""
         *first, last = (f'"{word}"' for word in among)
         allowed = f"{', '.join(first)} or {last}" + note
-        value = self.text(key, allowed, default)
+        value = self.read_text(key, allowed, default)
         if value not in among:
-            raise self.refusal(key, allowed)
+            raise self.make_error(key, allowed)
         return value
 
-    def flag(self, key: str, default: bool | None = None) -> bool:
+    def read_flag(self, key: str, default: bool | None = None) -> bool:
         """Return true or false."""
         value = self.values.get(key, default)
         if not isinstance(value, bool):
-            raise self.refusal(key, "true or false")
+            raise self.make_error(key, "true or false")
         return value
 
-    def items(self, key: str, allowed: str) -> list[object]:
+    def read_array(self, key: str, allowed: str) -> list[object]:
         """Return the elements of an array."""
         value = self.values.get(key)
         if not isinstance(value, list):
-            raise self.refusal(key, allowed)
+            raise self.make_error(key, allowed)
         return cast("list[object]", value)
 
-    def number(self, key: str, *, low: float, high: float, allowed: str, default: float) -> float:
+    def read_number(
+        self, key: str, *, low: float, high: float, allowed: str, default: float
+    ) -> float:
         """Return a finite number within the limits."""
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.refusal(key, allowed)
+            raise self.make_error(key, allowed)
         # Compared before it is converted: an integer of a thousand digits is no float.
         if not low <= value <= high or math.isnan(value):
-            raise self.refusal(key, allowed)
+            raise self.make_error(key, allowed)
         return float(value)

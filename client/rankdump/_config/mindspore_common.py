@@ -29,9 +29,9 @@ _DEVICE_KEY = "support_device"
 
 def parse_devices(common: ConfigSection) -> tuple[int, ...]:
     """Return the device ids once each; ConfigError names the element at fault by its index."""
-    items = common.items(_DEVICE_KEY, ALLOWED_DEVICES)
+    items = common.read_array(_DEVICE_KEY, ALLOWED_DEVICES)
     if not items:
-        common.note(_DEVICE_KEY, "names no device, so no rank dumps")
+        common.add_note(_DEVICE_KEY, "names no device, so no rank dumps")
     devices: dict[int, None] = {}
     for index, item in enumerate(items):
         device = _parse_device(item)
@@ -40,9 +40,9 @@ def parse_devices(common: ConfigSection) -> tuple[int, ...]:
                 common.file, f"{common.name}.{_DEVICE_KEY}[{index}]", item, "a device id"
             )
         if isinstance(item, float) or device != item:
-            common.note(_DEVICE_KEY, f"is no device id and is read as {device}", item)
+            common.add_note(_DEVICE_KEY, f"is no device id and is read as {device}", item)
         if device in devices:
-            common.note(_DEVICE_KEY, "stands there twice and counts once", device)
+            common.add_note(_DEVICE_KEY, "stands there twice and counts once", device)
         devices[device] = None
     return tuple(devices)
 
@@ -99,12 +99,12 @@ def parse_common_settings(
     section: ConfigSection, environ: Mapping[str, str], *, synchronous: bool
 ) -> CommonSettings:
     """Return the settings; the first fault in MindSpore's own order is the one reported."""
-    section.require(_MANDATORY_KEYS)
-    dump_mode = section.uint("dump_mode", (0, 1, 2), _ALLOWED_MODES)
+    section.require_keys(_MANDATORY_KEYS)
+    dump_mode = section.read_number_among("dump_mode", (0, 1, 2), _ALLOWED_MODES)
     root = parse_output_root(section, environ)
     net_name = _parse_net_name(section)
     iterations = _parse_iterations(section)
-    sides = section.uint("input_output", (0, 1, 2), _ALLOWED_SIDES)
+    sides = section.read_number_among("input_output", (0, 1, 2), _ALLOWED_SIDES)
     operators = _parse_operators(section, dump_mode)
     devices = parse_devices(section)
     debug_mode = _parse_debug_mode(section, synchronous=synchronous)
@@ -123,53 +123,55 @@ def parse_common_settings(
         overflow_limit=overflow_limit,
         file_format=file_format,
         saved=saved,
-        initial_iteration=section.count("initial_iteration", "a number from 0", default=0),
+        initial_iteration=section.read_count("initial_iteration", "a number from 0", default=0),
     )
 
 
 def _parse_net_name(section: ConfigSection) -> str:
-    net_name = section.text("net_name", _ALLOWED_NET_NAMES)
+    net_name = section.read_text("net_name", _ALLOWED_NET_NAMES)
     if not NET_NAME_PATTERN.fullmatch(net_name):
-        raise section.refusal("net_name", _ALLOWED_NET_NAMES)
+        raise section.make_error("net_name", _ALLOWED_NET_NAMES)
     return net_name
 
 
 def _parse_iterations(section: ConfigSection) -> IterationSelection:
-    text = section.text("iteration", _ALLOWED_ITERATIONS)
+    text = section.read_text("iteration", _ALLOWED_ITERATIONS)
     iterations = parse_iterations(text)
     if iterations is None:
         without_blanks = "".join(text.split())
         meant = text != without_blanks and parse_iterations(without_blanks) is not None
-        raise section.refusal(
+        raise section.make_error(
             "iteration", _ALLOWED_ITERATIONS + (f'; here "{without_blanks}"' if meant else "")
         )
     idle = find_idle_segments(text)
     for segment, reason in list(idle.items())[:_MAX_NOTED_SEGMENTS]:
-        section.note("iteration", f"{reason} and matches no iteration", segment)
+        section.add_note("iteration", f"{reason} and matches no iteration", segment)
     if len(idle) > _MAX_NOTED_SEGMENTS:
-        section.note("iteration", f"has {len(idle)} segments that match no iteration")
+        section.add_note("iteration", f"has {len(idle)} segments that match no iteration")
     return iterations
 
 
 def _parse_operators(section: ConfigSection, dump_mode: int) -> OperatorSelection:
-    items = section.items("kernels", _ALLOWED_KERNELS)
+    items = section.read_array("kernels", _ALLOWED_KERNELS)
     if dump_mode != 1:
         return OperatorSelection(everything=dump_mode == 0, marked=dump_mode == 2)
     try:
         return parse_operator_patterns(
-            items, lambda entry, reason: section.note("kernels", reason, entry)
+            items, lambda entry, reason: section.add_note("kernels", reason, entry)
         )
     except ValueError as error:
         allowed = f"a valid regular expression in name-regex(...), not {error}"
-        raise section.refusal("kernels", allowed) from None
+        raise section.make_error("kernels", allowed) from None
 
 
 def _parse_debug_mode(section: ConfigSection, *, synchronous: bool) -> int:
     if synchronous:
-        return section.uint("op_debug_mode", (0, 3, 4), _ALLOWED_SYNCHRONOUS_DEBUG_MODES, default=0)
+        return section.read_number_among(
+            "op_debug_mode", (0, 3, 4), _ALLOWED_SYNCHRONOUS_DEBUG_MODES, default=0
+        )
     if "op_debug_mode" not in section.values:
-        section.note("op_debug_mode", "MindSpore asks for it in asynchronous dump; taken as 0")
-    return section.uint(
+        section.add_note("op_debug_mode", "MindSpore asks for it in asynchronous dump; taken as 0")
+    return section.read_number_among(
         "op_debug_mode", (0, 1, 2, 3, 4), _ALLOWED_ASYNCHRONOUS_DEBUG_MODES, default=0
     )
 
@@ -178,23 +180,25 @@ def _parse_file_format(section: ConfigSection, *, synchronous: bool) -> TensorFi
     """Return the format that counts: synchronous dump knows one."""
     if synchronous:
         if section.values.get("file_format", "npy") != "npy":
-            section.note("file_format", "is not read in synchronous dump, which writes npy")
+            section.add_note("file_format", "is not read in synchronous dump, which writes npy")
         return "npy"
-    return cast("TensorFileFormat", section.choice("file_format", ("bin", "npy"), default="bin"))
+    return cast(
+        "TensorFileFormat", section.read_choice("file_format", ("bin", "npy"), default="bin")
+    )
 
 
 def _parse_overflow_limit(section: ConfigSection, debug_mode: int) -> int:
     """Return after how many operators a rank stops; 2.4 and later look at the key."""
     if debug_mode in (1, 2, 3):
-        return section.count("overflow_number", "a number from 0 (no limit)", default=0)
+        return section.read_count("overflow_number", "a number from 0 (no limit)", default=0)
     if "overflow_number" in section.values:
-        raise section.refusal("overflow_number", "no such key unless op_debug_mode is 3")
+        raise section.make_error("overflow_number", "no such key unless op_debug_mode is 3")
     return 0
 
 
 def _parse_saved_data(section: ConfigSection, file_format: TensorFileFormat) -> SavedDataMode:
-    saved = section.choice("saved_data", ("tensor", "statistic", "full"), default="tensor")
+    saved = section.read_choice("saved_data", ("tensor", "statistic", "full"), default="tensor")
     if saved != "tensor" and file_format != "npy":
         allowed = '"tensor"; "statistic" and "full" need file_format "npy" in asynchronous dump'
-        raise section.refusal("saved_data", allowed)
+        raise section.make_error("saved_data", allowed)
     return cast("SavedDataMode", saved)

@@ -123,35 +123,36 @@ def parse_e2e(body: Mapping[str, object], *, file: str, notes: ConfigNotes) -> E
     if E2E_SECTION not in body:
         notes.add(E2E_SECTION, MISSING_VALUE, f"this {_ASYNCHRONOUS_REASON}")
         return EndToEndSettings()
-    section = ConfigSection.of(body, E2E_SECTION, file=file, notes=notes)
-    section.require({"enable": _ALLOWED_FLAG, "trans_flag": _ALLOWED_FLAG})
-    enabled = section.flag("enable")
+    section = ConfigSection.from_body(body, E2E_SECTION, file=file, notes=notes)
+    section.require_keys({"enable": _ALLOWED_FLAG, "trans_flag": _ALLOWED_FLAG})
+    enabled = section.read_flag("enable")
     if not enabled:
-        section.note("enable", _ASYNCHRONOUS_REASON)
-    if not section.flag("trans_flag"):
-        section.note("trans_flag", "changes nothing: tensors are in the host's format anyway")
+        section.add_note("enable", _ASYNCHRONOUS_REASON)
+    if not section.read_flag("trans_flag"):
+        section.add_note("trans_flag", "changes nothing: tensors are in the host's format anyway")
     return EndToEndSettings(
         enabled=enabled,
-        kernel_arguments=section.flag("save_kernel_args", False),
-        on_device=section.choice("stat_calc_mode", ("host", "device"), default="host") == "device",
+        kernel_arguments=section.read_flag("save_kernel_args", False),
+        on_device=section.read_choice("stat_calc_mode", ("host", "device"), default="host")
+        == "device",
         precision=_parse_precision(section),
         sample_elements=_parse_sample_elements(section, enabled=enabled),
     )
 
 
 def _parse_precision(section: ConfigSection) -> StatisticPrecision:
-    word = section.choice("device_stat_precision_mode", ("high", "low"), default="high")
+    word = section.read_choice("device_stat_precision_mode", ("high", "low"), default="high")
     return cast("StatisticPrecision", word)
 
 
 def _parse_sample_elements(section: ConfigSection, *, enabled: bool) -> int:
-    if not section.uint("sample_mode", (0, 1), _ALLOWED_SAMPLE_MODES, default=0):
+    if not section.read_number_among("sample_mode", (0, 1), _ALLOWED_SAMPLE_MODES, default=0):
         return 0
-    number = section.count("sample_num", _ALLOWED_SAMPLE_NUMBERS, default=_DEFAULT_SAMPLE)
+    number = section.read_count("sample_num", _ALLOWED_SAMPLE_NUMBERS, default=_DEFAULT_SAMPLE)
     if not number:
-        raise section.refusal("sample_num", _ALLOWED_SAMPLE_NUMBERS)
+        raise section.make_error("sample_num", _ALLOWED_SAMPLE_NUMBERS)
     if not enabled:
-        section.note("sample_mode", "becomes 0: only enabled synchronous dump samples")
+        section.add_note("sample_mode", "becomes 0: only enabled synchronous dump samples")
         return 0
     return number
 
@@ -234,11 +235,13 @@ def parse_mindspore_content(
         sample_elements=e2e.sample_elements,
         kernel_arguments=e2e.kernel_arguments,
     )
-    if not content.tabulated:
+    if not content.has_tables:
         return content
     items = _parse_items(section)
     if profile.fixed_table and _STATISTIC_KEY in section.values:
-        section.note(_STATISTIC_KEY, f"is not used: the tables of profile {profile.name} are fixed")
+        section.add_note(
+            _STATISTIC_KEY, f"is not used: the tables of profile {profile.name} are fixed"
+        )
     return replace(content, statistics=_select_device_items(section, items) if on_device else items)
 
 
@@ -258,15 +261,15 @@ def _explain_host_only(common: CommonSettings, e2e: EndToEndSettings, profile: P
 def _parse_items(section: ConfigSection) -> tuple[str, ...]:
     if _STATISTIC_KEY not in section.values:
         return DEFAULT_STATISTICS
-    items = section.items(_STATISTIC_KEY, _ALLOWED_STATISTICS)
+    items = section.read_array(_STATISTIC_KEY, _ALLOWED_STATISTICS)
     if not items:
-        section.note(_STATISTIC_KEY, "names no figure, so the tables have none")
+        section.add_note(_STATISTIC_KEY, "names no figure, so the tables have none")
     if not all(isinstance(item, str) and item in STATISTIC_TITLES for item in items):
-        raise section.refusal(_STATISTIC_KEY, _ALLOWED_STATISTICS)
+        raise section.make_error(_STATISTIC_KEY, _ALLOWED_STATISTICS)
     named = tuple(cast("list[str]", items))
     for item in dict.fromkeys(named):
         if named.count(item) > 1:
-            section.note(
+            section.add_note(
                 _STATISTIC_KEY, f"stands there {named.count(item)} times, in as many columns", item
             )
     return named
@@ -276,7 +279,7 @@ def _select_device_items(section: ConfigSection, items: tuple[str, ...]) -> tupl
     left_out = [item for item in dict.fromkeys(items) if item not in DEVICE_STATISTICS]
     if left_out:
         listed = ", ".join(left_out)
-        section.note(
+        section.add_note(
             _STATISTIC_KEY, f"loses {listed}: a device computes only {', '.join(DEVICE_STATISTICS)}"
         )
     return tuple(item for item in items if item in DEVICE_STATISTICS)
@@ -289,7 +292,7 @@ def parse_mindspore_config(
     note_unknown_keys(body, notes)
     acl_dump = _is_acl_dump(file, environ)
     e2e = parse_e2e(body, file=file, notes=notes)
-    section = ConfigSection.of(body, COMMON_SECTION, file=file, notes=notes)
+    section = ConfigSection.from_body(body, COMMON_SECTION, file=file, notes=notes)
     common = parse_common_settings(section, environ, synchronous=e2e.enabled)
     common, e2e = apply_debug_mode(common, e2e, notes)
     output, delivery = parse_rankdump_section(

@@ -65,14 +65,14 @@ _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095
 
 def parse_output_root(common: ConfigSection, environ: Mapping[str, str]) -> str:
     """Return the absolute root; a bad `path` is refused even when the environment overrides it."""
-    path = common.text("path", _ALLOWED_ROOT, "")
+    path = common.read_text("path", _ALLOWED_ROOT, "")
     if path and not _ROOT_PATTERN.fullmatch(path):
-        raise common.refusal("path", _ALLOWED_ROOT + describe_shell_word(path))
+        raise common.make_error("path", _ALLOWED_ROOT + describe_shell_word(path))
     root = read_root_override(environ, common.file) or _tidy_path(
         path or _make_default_root(common, environ)
     )
     if len(root) > _MAX_PATH_BYTES or any(len(name) > _MAX_NAME_BYTES for name in root.split("/")):
-        common.note("path", "is longer than a file system takes: no file can be written", root)
+        common.add_note("path", "is longer than a file system takes: no file can be written", root)
     return root
 
 
@@ -87,7 +87,7 @@ def read_root_override(environ: Mapping[str, str], file: str) -> str:
 def _make_default_root(common: ConfigSection, environ: Mapping[str, str]) -> str:
     base = environ.get(DEFAULT_ROOT_VARIABLE, "")
     if not base:
-        raise common.refusal("path", f"{_ALLOWED_ROOT}, here or in {DEFAULT_ROOT_VARIABLE}")
+        raise common.make_error("path", f"{_ALLOWED_ROOT}, here or in {DEFAULT_ROOT_VARIABLE}")
     if not _ROOT_PATTERN.fullmatch(base):
         raise ConfigError(
             common.file, DEFAULT_ROOT_VARIABLE, base, _ALLOWED_ROOT + describe_shell_word(base)

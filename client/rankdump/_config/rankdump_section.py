@@ -34,7 +34,7 @@ _KEYS = (
     "folder_mode",
 )
 # A dump of APIs is no configuration's: its calls come from a hook of their own.
-_LAYOUT_NAMES = tuple(name for name, layout in LAYOUTS.items() if layout.api is None)
+_LAYOUT_NAMES = tuple(name for name, layout in LAYOUTS.items() if layout.api_files is None)
 _MODE_PATTERN = re.compile(r"0?[0-7]{3}")
 _EMPTY_BODY: dict[str, object] = {RANKDUMP_SECTION: {}}
 
@@ -51,7 +51,7 @@ def parse_rankdump_section(
 
     `select_layout` says which tree goes with a profile where the section names none.
     """
-    section = ConfigSection.of(
+    section = ConfigSection.from_body(
         body if RANKDUMP_SECTION in body else _EMPTY_BODY, RANKDUMP_SECTION, file=file, notes=notes
     )
     _check_keys(section)
@@ -62,19 +62,19 @@ def _check_keys(section: ConfigSection) -> None:
     for key in section.values:
         if key not in _KEYS:
             nearest = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.0)[0]
-            raise section.refusal(key, f"{', '.join(_KEYS)}; nearest: {nearest}")
+            raise section.make_error(key, f"{', '.join(_KEYS)}; nearest: {nearest}")
 
 
 def _parse_output(
     section: ConfigSection, default: OutputSettings, layout_of: Callable[[str], str] | None
 ) -> OutputSettings:
-    profile = section.choice("profile", tuple(PROFILES), default=default.profile)
+    profile = section.read_choice("profile", tuple(PROFILES), default=default.profile)
     layout = layout_of(profile) if layout_of else default.layout
     return replace(
         default,
-        layout=section.choice("layout", _LAYOUT_NAMES, default=layout),
+        layout=section.read_choice("layout", _LAYOUT_NAMES, default=layout),
         profile=profile,
-        codec=section.choice("codec", ("none", "zstd"), default=default.codec),
+        codec=section.read_choice("codec", ("none", "zstd"), default=default.codec),
         file_mode=_parse_file_mode(section, "file_mode", must=0o400, default=default.file_mode),
         folder_mode=_parse_file_mode(
             section, "folder_mode", must=0o700, default=default.folder_mode
@@ -83,11 +83,13 @@ def _parse_output(
 
 
 def _parse_delivery(section: ConfigSection, default: DeliverySettings) -> DeliverySettings:
-    on_full = section.choice("on_full", get_args(FullBufferPolicy), default=default.on_full)
-    durability = section.choice("durability", ("written", "synced"), default=default.durability)
+    on_full = section.read_choice("on_full", get_args(FullBufferPolicy), default=default.on_full)
+    durability = section.read_choice(
+        "durability", ("written", "synced"), default=default.durability
+    )
     return DeliverySettings(
         on_full=cast("FullBufferPolicy", on_full),
-        block_timeout_s=section.number(
+        block_timeout_s=section.read_number(
             "block_timeout_s",
             low=0,
             high=MAX_BLOCK_TIMEOUT_S,
@@ -96,24 +98,24 @@ def _parse_delivery(section: ConfigSection, default: DeliverySettings) -> Delive
         ),
         buffer_bytes=_parse_buffer_bytes(section, default.buffer_bytes),
         durability=cast("Literal['written', 'synced']", durability),
-        strict=section.flag("strict", default.strict),
-        shared_memory=section.flag("shared_memory", default.shared_memory),
-        embedded=section.flag("embedded", default.embedded),
+        strict=section.read_flag("strict", default.strict),
+        shared_memory=section.read_flag("shared_memory", default.shared_memory),
+        embedded=section.read_flag("embedded", default.embedded),
     )
 
 
 def _parse_buffer_bytes(section: ConfigSection, default: int) -> int:
     value = section.values.get("buffer_bytes", default)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_BUFFER_BYTES:
-        raise section.refusal("buffer_bytes", f"whole bytes from 1 to {MAX_BUFFER_BYTES}")
+        raise section.make_error("buffer_bytes", f"whole bytes from 1 to {MAX_BUFFER_BYTES}")
     return value
 
 
 def _parse_file_mode(section: ConfigSection, key: str, *, must: int, default: int) -> int:
     """Return a file mode; without the bits in `must` the agent would lock itself out."""
     allowed = f'an octal text as "{default:04o}" that includes {must:04o}'
-    text = section.text(key, allowed, f"{default:04o}")
+    text = section.read_text(key, allowed, f"{default:04o}")
     mode = int(text, 8) if _MODE_PATTERN.fullmatch(text) else 0
     if mode & must != must:
-        raise section.refusal(key, allowed)
+        raise section.make_error(key, allowed)
     return mode

@@ -57,7 +57,7 @@ class DaemonFolder:
         self.socket = path / "agent.sock"
         self.state = path / "state"
         self.log = path / "rankdumpd.log"
-        self.leash = path / "leash"
+        self.liveness_fifo = path / "leash"
         self._users, self._door = path / "users", path / "door"
 
     def make(self) -> None:
@@ -70,7 +70,7 @@ class DaemonFolder:
             raise UnavailableError(f"the embedded daemon's folder is somebody else's: {self.path}")
 
     @contextlib.contextmanager
-    def door(self, *, wait: bool = True) -> Generator[None, None, None]:
+    def hold_lock(self, *, wait: bool = True) -> Generator[None, None, None]:
         """Hold the lock of those who come and go; FileNotFoundError when the folder is gone.
 
         BlockingIOError when somebody else holds it and `wait` is False.
@@ -84,7 +84,7 @@ class DaemonFolder:
         finally:
             os.close(descriptor)
 
-    def enter(self) -> int:
+    def register_user(self) -> int:
         """Return a descriptor that says that this process uses the folder as long as it is open."""
         users = os.open(self._users, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(users, fcntl.LOCK_SH)
@@ -103,10 +103,10 @@ class DaemonFolder:
             else:
                 return True
 
-    def hold(self) -> int:
+    def open_liveness_fifo(self) -> int:
         """Return a writing end of the daemon's standard input; -1 when no daemon runs here."""
         try:
-            return os.open(self.leash, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            return os.open(self.liveness_fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             if error.errno in (errno.ENXIO, errno.ENOENT):
                 return -1
@@ -115,12 +115,12 @@ class DaemonFolder:
     @property
     def has_daemon(self) -> bool:
         """Whether a daemon runs here."""
-        descriptor = self.hold()
+        descriptor = self.open_liveness_fifo()
         if descriptor >= 0:
             os.close(descriptor)
         return descriptor >= 0
 
-    def clear(self, *, keep_log: bool) -> bool:
+    def remove_files(self, *, keep_log: bool) -> bool:
         """Remove everything; return whether the log stays, because it is there and wanted."""
         kept = keep_log and self.log.exists()
         if not kept:
@@ -133,7 +133,7 @@ class DaemonFolder:
                 item.unlink(missing_ok=True)
         return True
 
-    def clear_unused(self, *, keep_log: bool = False, by_daemon: bool = False) -> None:
+    def remove_unused(self, *, keep_log: bool = False, by_daemon: bool = False) -> None:
         """Remove what neither a process nor a daemon uses; nothing while somebody is at the door.
 
         A daemon that ends calls it itself, with `by_daemon`. A folder of which only the log was
@@ -142,13 +142,13 @@ class DaemonFolder:
         with contextlib.suppress(OSError):
             if not self._users.exists():
                 return
-            with self.door(wait=False):
+            with self.hold_lock(wait=False):
                 users = os.open(self._users, os.O_RDWR | os.O_CLOEXEC)
                 try:
                     # A killed process lets go of the leash and of its lock one after the other.
                     within_s = _RELEASE_TIMEOUT_S if by_daemon else 0.0
                     alone = self.is_only_user(users, within_s=within_s)
                     if alone and (by_daemon or not self.has_daemon):
-                        self.clear(keep_log=keep_log)
+                        self.remove_files(keep_log=keep_log)
                 finally:
                     os.close(users)

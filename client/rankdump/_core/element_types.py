@@ -28,7 +28,7 @@ class ElementType:
     """Type string of the npy header, little endian."""
 
     @property
-    def widened(self) -> bool:
+    def is_widened(self) -> bool:
         """Whether the file holds float32 because numpy has no such type."""
         return self.name in _WIDENED_TYPES
 

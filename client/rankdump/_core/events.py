@@ -30,7 +30,7 @@ class EventKind(IntEnum):
     RECV = 12
 
     @property
-    def collective(self) -> bool:
+    def is_collective(self) -> bool:
         """Whether every member of the group takes part."""
         return EventKind.ALL_REDUCE <= self <= EventKind.BARRIER
 
@@ -118,7 +118,7 @@ class EventColumns:
         return len(self.columns["position"])
 
     @staticmethod
-    def of(events: list[RankEvent], groups: tuple[ProcessGroup, ...] = ()) -> EventColumns:
+    def from_events(events: list[RankEvent], groups: tuple[ProcessGroup, ...] = ()) -> EventColumns:
         """Gather events into columns."""
         table = {"": 0}
         texts = ("name", "group", "dtype")
@@ -130,7 +130,7 @@ class EventColumns:
             columns[field] = np.array(values, dtype=code)
         return EventColumns(tuple(table), groups, columns)
 
-    def events(self) -> list[RankEvent]:
+    def to_events(self) -> list[RankEvent]:
         """Return the events one by one; for tests and small batches."""
         lists = {field: column.tolist() for field, column in self.columns.items()}
         for field in ("name", "group", "dtype"):

@@ -61,9 +61,9 @@ class ObservedDump:
     iterations: int
     """How many, complete on the same ranks."""
     ranks: int
-    each: DumpSize
+    per_iteration: DumpSize
     """The largest of them."""
-    once: DumpSize
+    per_job: DumpSize
     """What comes once for all: constants, graphs, orders."""
 
 
@@ -134,7 +134,7 @@ def forecast_dump(
     while one more does.
     """
     count = 1 if iterations is None else iterations
-    every, once = multiply_size(observed.each, count), observed.once
+    every, once = multiply_size(observed.per_iteration, count), observed.per_job
     fitting = _count_fitting(observed, room)
     reason = "" if count <= fitting else _explain_shortage(observed, count, room)
     return DumpForecast(
@@ -161,15 +161,15 @@ def estimate_iteration_size(status: IterationStatus, *, tabulated: bool) -> Dump
     A file goes up to whole blocks, which is half a block on average; `tabulated` tensors have a
     row of figures each. Tensors that share a file count as if they had one of their own.
     """
-    rows = status.kept if tabulated else status.degraded
+    rows = status.kept_tensors if tabulated else status.degraded
     blocks = status.stored * _BLOCK_BYTES
     tensors = max(blocks, status.bytes_stored + blocks // 2)
     table, manifest = (
         _round_to_blocks(rows * _ROW_BYTES),
-        _round_to_blocks(status.kept * _RECORD_BYTES + 1),
+        _round_to_blocks(status.kept_tensors * _RECORD_BYTES + 1),
     )
     return DumpSize(
-        tensors=status.kept,
+        tensors=status.kept_tensors,
         files=status.stored + bool(rows) + 1,
         folders=1,
         bytes_in=status.bytes_in,
@@ -233,7 +233,7 @@ def _set_times(taken: DumpSize, some: Sequence[DumpSize]) -> DumpSize:
 
 
 def _count_fitting(observed: ObservedDump, room: DiskCapacity) -> int:
-    each, once = observed.each, observed.once
+    each, once = observed.per_iteration, observed.per_job
     fitting = _count_times(room.usable_bytes - once.disk_bytes, each.disk_bytes)
     inodes = room.usable_inodes
     return (
@@ -248,7 +248,7 @@ def _count_times(left: int, each: int) -> int:
 
 
 def _explain_shortage(observed: ObservedDump, count: int, room: DiskCapacity) -> str:
-    each, once = observed.each, observed.once
+    each, once = observed.per_iteration, observed.per_job
     needed = count * each.disk_bytes + once.disk_bytes
     if needed > room.usable_bytes:
         return (
@@ -291,10 +291,10 @@ def estimate_job_need(
     left = count_planned_iterations(
         selection.iterations, after=max(status.iteration for status in ended)
     )
-    if left == 0 or not any(status.kept for status in ended):
+    if left == 0 or not any(status.kept_tensors for status in ended):
         return None
     most = max(ended, key=lambda status: status.bytes_stored)
-    each = estimate_iteration_size(most, tabulated=plan.content.tabulated)
+    each = estimate_iteration_size(most, tabulated=plan.content.has_tables)
     return JobNeed(
         job_id=session.job_id,
         root=root,

@@ -111,7 +111,7 @@ class Manifest:
             raise CorruptedError(f"manifest cannot be read: {error}") from None
 
     @staticmethod
-    def head(line: bytes) -> Manifest | None:
+    def parse_head(line: bytes) -> Manifest | None:
         """Return what the first line of a file says, which is all but its records.
 
         None when the line does not end where they begin: `to_json` did not write it.

@@ -179,7 +179,7 @@ class NpyFileForm:
     header: NpyHeader
     """With two-byte words in the place of bfloat16."""
     bfloat16: bool
-    end: int
+    data_end: int
     """Where the elements end; only stray bytes stand behind."""
 
     @property

@@ -87,7 +87,7 @@ class OperatorSelection:
     """Names may be spelt in any way: as files spell them, and as scope or path of the module."""
 
     @property
-    def excludes(self) -> bool:
+    def has_exclusions(self) -> bool:
         """Whether anything is left out of what the lists select."""
         return bool(self.without_types or self.without_names)
 
@@ -113,12 +113,12 @@ class TensorSelection:
     watched: WatchedOperators | None = None
     """With this set, nothing but outputs that are read again is kept."""
 
-    def operators_of(self, model: str) -> OperatorSelection:
+    def get_operators(self, model: str) -> OperatorSelection:
         """Return which operators of a model are selected."""
         return next((operators for name, operators in self.models if name == model), self.operators)
 
     @property
-    def lists(self) -> tuple[OperatorSelection, ...]:
+    def operator_lists(self) -> tuple[OperatorSelection, ...]:
         """All that is said of operators, for whichever model."""
         return (self.operators, *(operators for _, operators in self.models))
 
@@ -143,7 +143,7 @@ class ContentSettings:
     """Figures stand in one `statistic.csv` of a folder, or in a table of each operator."""
 
     @property
-    def tabulated(self) -> bool:
+    def has_tables(self) -> bool:
         """Whether figures are written."""
         return self.saved != "tensor"
 

@@ -107,7 +107,7 @@ class StatisticRows:
     kinds: tuple[TensorKind, ...]
     timestamps_us: tuple[int, ...]
     """Microseconds since the epoch; unique within a rank."""
-    figures: tuple[str, ...]
+    statistics: tuple[str, ...]
     """Texts of the plan's statistics, joined by commas as a table has them."""
     switched_on: bool = False
     """The script itself switched dumping on: the plan's iterations do not matter."""

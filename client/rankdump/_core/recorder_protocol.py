@@ -58,35 +58,35 @@ class TensorSource(Protocol):
         """
         ...
 
-    def standing(self) -> TensorVersion | None:
+    def get_version(self) -> TensorVersion | None:
         """Return what tells whether the elements are still the same; None where nothing does."""
         ...
 
-    def copied(self) -> bytes:
+    def copy_elements(self) -> bytes:
         """Return a copy of the elements, C order, little endian."""
         ...
 
-    def head(self, count: int) -> TensorSource:
+    def make_head_source(self, count: int) -> TensorSource:
         """Return the first elements in C order, as a tensor of one dimension."""
         ...
 
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """Return whether no element is NaN or infinite; always so for types that have none."""
         ...
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether the elements are known to have changed since this source was made."""
         ...
 
-    def memory(self) -> TensorSource:
+    def make_memory_source(self) -> TensorSource:
         """Return a source that stays with the tensor's memory, and keeps nothing else alive."""
         ...
 
-    def again(self) -> TensorSource | str:
+    def read_again(self) -> TensorSource | str:
         """Return the tensor as it is by now, or the reason why it cannot be read any more."""
         ...
 
-    def figures(
+    def start_statistics(
         self, items: tuple[str, ...], precision: StatisticPrecision
     ) -> DeferredStatistics | None:
         """Start computing statistics on the accelerator; None when the tensor is in host memory."""
@@ -99,9 +99,9 @@ class TensorVersion(NamedTuple):
     Writes past the framework, through memory that is shared with another library, do not count.
     """
 
-    thing: object
+    tensor_object: object
     """May be referred to weakly."""
-    changes: int
+    change_count: int
     owner: object
     """The one whose memory it shows, changed as often: itself, or what it is a view of."""
 
@@ -165,7 +165,7 @@ class TensorObservation(NamedTuple):
 class TensorDecision:
     """Whether a tensor is kept, and why not."""
 
-    keep: bool
+    is_kept: bool
     reason: str = ""
 
 
@@ -175,7 +175,7 @@ class StagedRecord:
 
     head: RecordHead
     data: memoryview
-    on_its_way: bool = False
+    is_in_shared_memory: bool = False
     """It is in the agent's shared memory already: there is nothing left to send."""
 
 
@@ -232,11 +232,11 @@ class Recorder(Protocol):
         """Whether the plan selects the iteration that runs now on this rank."""
         ...
 
-    def entered(self, graph: int, op_name: str) -> None:
+    def begin_call(self, graph: int, op_name: str) -> None:
         """Say that a forward call of an operator begins, before any tensor of it comes."""
         ...
 
-    def wants(self, graph: int, op_name: str, side: TensorSide) -> bool:
+    def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
         """Return whether tensors of that operator and side are kept in this iteration."""
         ...
 
@@ -244,13 +244,13 @@ class Recorder(Protocol):
         """Record a tensor of a side that `wants` has just said is kept."""
         ...
 
-    def lose(
+    def count_loss(
         self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
     ) -> None:
         """Count a tensor of a side that `wants` has just said is kept, and that cannot be read."""
         ...
 
-    def settled(self, graph: int, op_name: str, *, raised: bool = False) -> None:
+    def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         """Say that one call of an operator is over: all its tensors were handed over.
 
         A plan that keeps operators with an overflow, or the one that raised, decides here; one
@@ -258,7 +258,7 @@ class Recorder(Protocol):
         """
         ...
 
-    def mark(self, graph: int, names: frozenset[str]) -> None:
+    def set_marks(self, graph: int, names: frozenset[str]) -> None:
         """Say which operators of a graph the script marked with `set_dump`.
 
         Names are scopes without the type and number of a call, as
@@ -267,7 +267,7 @@ class Recorder(Protocol):
         ...
 
     @property
-    def describing(self) -> bool:
+    def is_describing(self) -> bool:
         """Whether operators are to be described now: in the first armed iteration."""
         ...
 
@@ -284,24 +284,26 @@ class Recorder(Protocol):
         """Whether the plan keeps the arguments of operators, in this iteration."""
         ...
 
-    def arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
+    def record_arguments(
+        self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]
+    ) -> None:
         """Take what an operator was configured with, if the plan selects the operator."""
         ...
 
-    def called(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
+    def record_call_stack(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
         """Take where a selected call of an API came from: lines, innermost first.
 
         For trees with a file of stacks; any other has its stacks from `describe`.
         """
         ...
 
-    def started(
+    def start_event(
         self, *, graph: int, name: str, collective: CollectiveCall | None = None
     ) -> StartedEvent:
         """Advance the rank's program by one event, which is to be finished whatever happens."""
         ...
 
-    def finished(
+    def finish_event(
         self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
     ) -> None:
         """Record an event begun earlier as complete now; from any thread.
@@ -310,7 +312,7 @@ class Recorder(Protocol):
         """
         ...
 
-    def limited(self, timeout: GroupTimeout) -> None:
+    def record_group_timeout(self, timeout: GroupTimeout) -> None:
         """Say what a process group that is used was made with, as often as is convenient."""
         ...
 

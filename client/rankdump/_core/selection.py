@@ -108,7 +108,7 @@ def decide_exclusion(
     operators: OperatorSelection, op_type: str, op_name: str, side: TensorSide, slot: int
 ) -> SelectionVerdict:
     """Decide on one tensor of a selected operator; a gradient goes with its operator."""
-    if not operators.excludes:
+    if not operators.has_exclusions:
         return ACCEPTED_VERDICT
     position = f"{side.value}{slot}"
     by_type = any(

@@ -134,7 +134,7 @@ class ElementMoments:
         """Root of the sum of squares."""
         return math.sqrt(self.squares)
 
-    def joined(self, other: ElementMoments) -> ElementMoments:
+    def merge_with(self, other: ElementMoments) -> ElementMoments:
         """Return the moments of both sets of elements together."""
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in _MOMENT_FIELDS}
         return ElementMoments(**{name: _join_field(name, pair) for name, pair in pairs.items()})
@@ -156,7 +156,7 @@ def compute_needed_moments(dtype: str, data: memoryview, needed: MomentNames) ->
     if not count:
         nothing = ElementMoments()
         return {"count": [0], **{name: [getattr(nothing, name)] for name in needed}}
-    if not kind.widened:
+    if not kind.is_widened:
         found = _compute_fields(_view_elements(kind, data), needed)
     else:
         # By blocks as well: the float32 that they become shall not leave the cache.
@@ -202,7 +202,7 @@ def _split_runs(counts: Sequence[int]) -> Generator[slice]:
 
 
 def _view_elements(kind: element_types.ElementType, data: memoryview) -> ElementArray:
-    stored = element_types.convert_to_stored(kind.name, data) if kind.widened else data
+    stored = element_types.convert_to_stored(kind.name, data) if kind.is_widened else data
     return np.frombuffer(stored, kind.descr)
 
 

@@ -156,17 +156,17 @@ class IterationStatus:
     """Positions in the rank's program that belong to it; both 0 when that is not known."""
 
     @property
-    def balanced(self) -> bool:
+    def is_balanced(self) -> bool:
         """Whether every expected tensor is accounted for."""
-        return self.expected == self.accounted
+        return self.expected == self.accounted_tensors
 
     @property
-    def accounted(self) -> int:
+    def accounted_tensors(self) -> int:
         """Tensors whose fate is known."""
-        return self.kept + sum(self.dropped.values())
+        return self.kept_tensors + sum(self.dropped.values())
 
     @property
-    def kept(self) -> int:
+    def kept_tensors(self) -> int:
         """Tensors that are in the tree in some form."""
         return self.stored + self.linked + self.degraded
 

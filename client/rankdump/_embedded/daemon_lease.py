@@ -210,19 +210,19 @@ class DaemonLease:
         """
         fault = ""
         if self._leash >= 0:
-            with contextlib.suppress(OSError), self._folder.door():
+            with contextlib.suppress(OSError), self._folder.hold_lock():
                 if self._folder.is_only_user(self._users):
                     fault = self._end_daemon()
-                    self._folder.clear(keep_log=keep_log or bool(fault))
+                    self._folder.remove_files(keep_log=keep_log or bool(fault))
         self._forget()
         return fault
 
     def _enter(self) -> None:
         for _ in range(_MAX_ATTEMPTS):
             self._folder.make()
-            with contextlib.suppress(FileNotFoundError), self._folder.door():
-                self._users = self._folder.enter()
-                self._leash = self._folder.hold()
+            with contextlib.suppress(FileNotFoundError), self._folder.hold_lock():
+                self._users = self._folder.register_user()
+                self._leash = self._folder.open_liveness_fifo()
                 if self._leash < 0:
                     self._start()
                 return
@@ -230,12 +230,12 @@ class DaemonLease:
 
     def _start(self) -> None:
         """Start a daemon and hold its standard input; the door is held."""
-        fifo = self._folder.leash
+        fifo = self._folder.liveness_fifo
         if not fifo.exists():
             os.mkfifo(fifo, 0o600)
         reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            self._leash = self._folder.hold()
+            self._leash = self._folder.open_liveness_fifo()
             os.set_blocking(reader, True)
             self._process = start_daemon(self._folder, reader, merges=self._merges)
         finally:
@@ -246,9 +246,9 @@ class DaemonLease:
         if self._process is None:
             with contextlib.suppress(UnavailableError):
                 return wait_for_daemon(self._folder, lambda: self.alive, timeout_s=START_TIMEOUT_S)
-            with self._folder.door():
+            with self._folder.hold_lock():
                 os.close(self._leash)
-                self._leash = self._folder.hold()
+                self._leash = self._folder.open_liveness_fifo()
                 if self._leash < 0:
                     self._start()
         process = self._process
@@ -299,4 +299,4 @@ def _remove_leftovers(root: Path) -> None:
         folder = DaemonFolder(path)
         with contextlib.suppress(OSError, UnavailableError):
             folder.make()
-            folder.clear_unused()
+            folder.remove_unused()

@@ -78,7 +78,7 @@ class ApiCallCounter:
     def __init__(self) -> None:
         self._counts: dict[str, itertools.count[int]] = {}
 
-    def next(self, op_type: str) -> int:
+    def next_number(self, op_type: str) -> int:
         """Return the number of a call that begins now: 0 for the first one of its type."""
         count = self._counts.get(op_type)
         if count is None:
@@ -206,7 +206,7 @@ class CallStackCache:
         self._lines: dict[tuple[int, int], str] = {}
         self._stacks: dict[tuple[int, ...], tuple[str, ...]] = {}
 
-    def above(self, frame: FrameType | None) -> tuple[str, ...]:
+    def read_stack(self, frame: FrameType | None) -> tuple[str, ...]:
         """Return the lines of a frame and of all that called it."""
         key: list[int] = []
         # Asked for with every call, of a dozen frames or more: this loop is all that most cost.
@@ -223,7 +223,7 @@ class CallStackCache:
             known = self._stacks[place] = self._read(frame)
         return known
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Know nothing any more."""
         # All that is known by the identity of a code object goes with the object.
         self._stacks.clear()
@@ -237,7 +237,7 @@ class CallStackCache:
             frame = frame.f_back
         # All of them are part of the key, shown or not, and stay alive with it.
         if len(self._shown) + len(frames) > _MAX_CACHED_ITEMS:
-            self.forget()
+            self.clear()
         shown = [each for each in frames if self._shows(each.f_code)]
         return tuple(map(self._line, shown[:MAX_STACK_LINES]))
 

@@ -85,21 +85,21 @@ class ArraySource:
             return None
         return self._array.ravel(order="K").view(np.uint8).data
 
-    def standing(self) -> TensorVersion | None:
+    def get_version(self) -> TensorVersion | None:
         """Return None: an array keeps no record of changes."""
         return None
 
-    def copied(self) -> bytes:
+    def copy_elements(self) -> bytes:
         """Return a copy of the elements, C order, little endian."""
         return self._array.astype(self._little, copy=False).tobytes()
 
-    def head(self, count: int) -> ArraySource:
+    def make_head_source(self, count: int) -> ArraySource:
         """Return a copy of the first elements in C order, as an array of one dimension."""
         return ArraySource(cast("npt.NDArray[Any]", self._array.flat[:count]), self.dtype)
 
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """Return whether no element is NaN or infinite."""
-        if not self._type.widened:
+        if not self._type.is_widened:
             integers = self._array.dtype.kind in "biu"
             return integers or bool(np.isfinite(self._array).all())
         data = memoryview(bytearray(self.byte_count))
@@ -107,19 +107,19 @@ class ArraySource:
         wide = np.frombuffer(convert_to_stored(self.dtype, data), self._type.descr)
         return bool(np.isfinite(wide).all())
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Return False: an array keeps no record of changes."""
         return False
 
-    def memory(self) -> ArraySource:
+    def make_memory_source(self) -> ArraySource:
         """Return the source itself: it is a view of memory and no more."""
         return self
 
-    def again(self) -> ArraySource | str:
+    def read_again(self) -> ArraySource | str:
         """Return the source itself: an array keeps its memory as long as it is viewed."""
         return self
 
-    def figures(
+    def start_statistics(
         self, items: tuple[str, ...], precision: StatisticPrecision
     ) -> DeferredStatistics | None:
         """Return None: an array lies in host memory."""
@@ -199,13 +199,13 @@ class ArrayOperatorRecorder:
         self._open: dict[int, _OpenArrayOperator] = {}
         self._constants: dict[tuple[int, str], TensorObservation] = {}
 
-    def dump(
+    def record_array(
         self, op_type: str, op_name: str, side: TensorSide, slot: int, array: Any, graph: int
     ) -> None:
         """Hand over one array; one that no file can hold is lost."""
         operator = self._operator(graph, op_type, op_name)
         place = (graph, op_type, op_name, side, slot)
-        wanted = self._recorder.wants(graph, op_name, side)
+        wanted = self._recorder.is_wanted(graph, op_name, side)
         source = self._source(place, array, wanted=wanted)
         if source is None:
             return
@@ -217,25 +217,25 @@ class ArrayOperatorRecorder:
             state = _is_weight(op_type, op_name)
             self._recorder.observe(TensorObservation(*place, "", source, state=state))
 
-    def constant(self, name: str, array: Any, graph: int) -> None:
+    def record_constant(self, name: str, array: Any, graph: int) -> None:
         """Hand over a constant, in the first armed iteration from now on."""
         place = (graph, PARAMETER_TYPE, name, TensorSide.OUTPUT, 0)
-        wanted = self._recorder.wants(graph, name, TensorSide.OUTPUT)
+        wanted = self._recorder.is_wanted(graph, name, TensorSide.OUTPUT)
         source = self._source(place, array, wanted=wanted)
         if source is not None:
             found = TensorObservation(*place, "constant", source, state=True, constant=True)
             self._constants[graph, name] = found
-            self.armed()
+            self.record_waiting_constants()
 
-    def armed(self) -> None:
+    def record_waiting_constants(self) -> None:
         """Hand over the constants that waited for an armed iteration."""
         if self._recorder.armed:
             waiting, self._constants = self._constants, {}
             for constant in waiting.values():
-                if self._recorder.wants(constant.graph, constant.op_name, constant.side):
+                if self._recorder.is_wanted(constant.graph, constant.op_name, constant.side):
                     self._recorder.observe(constant)
 
-    def finish(self, *, raised: bool = False) -> None:
+    def end_operators(self, *, raised: bool = False) -> None:
         """End the open operators of every thread; the calling thread's own may have raised."""
         for thread in list(self._open):
             self._finish(thread, raised=raised and thread == threading.get_ident())
@@ -245,10 +245,10 @@ class ArrayOperatorRecorder:
         current = self._open.get(thread)
         if current is None or (current.graph, current.name) != (graph, name):
             self._finish(thread)
-            lines = capture_source_lines() if self._recorder.describing else ()
+            lines = capture_source_lines() if self._recorder.is_describing else ()
             if not _is_weight(op_type, name):
-                self._recorder.entered(graph, name)
-            begun = self._recorder.started(graph=graph, name=name)
+                self._recorder.begin_call(graph, name)
+            begun = self._recorder.start_event(graph=graph, name=name)
             current = _OpenArrayOperator(graph, op_type, name, begun, lines)
             self._open[thread] = current
         return current
@@ -257,10 +257,10 @@ class ArrayOperatorRecorder:
         operator = self._open.pop(thread, None)
         if operator is None:
             return
-        self._recorder.finished(operator.begun)
-        if self._recorder.describing:
+        self._recorder.finish_event(operator.begun)
+        if self._recorder.is_describing:
             self._recorder.describe(operator.graph, operator.node)
-        self._recorder.settled(operator.graph, operator.name, raised=raised)
+        self._recorder.end_call(operator.graph, operator.name, raised=raised)
 
     def _source(
         self, place: tuple[int, str, str, TensorSide, int], array: Any, *, wanted: bool
@@ -278,7 +278,7 @@ class ArrayOperatorRecorder:
             self._recorder.warn_once(f"numpy cannot view an array: {error}")
             reason = UNREADABLE_ARRAY
         if wanted:
-            self._recorder.lose(*place, reason)
+            self._recorder.count_loss(*place, reason)
         return None
 
 

@@ -32,23 +32,23 @@ class ModelObserver:
         """Whether this process records the running iteration; never in a forked worker."""
         return self.recorder.armed
 
-    def wants(self, op_name: str, side: TensorSide) -> bool:
+    def is_selected(self, op_name: str, side: TensorSide) -> bool:
         """Return whether tensors of that operator and side are kept in this iteration."""
-        return self.recorder.wants(self.graph, op_name, side)
+        return self.recorder.is_wanted(self.graph, op_name, side)
 
-    def begins(self, op_name: str) -> StartedEvent:
+    def start_event(self, op_name: str) -> StartedEvent:
         """Record the begin of an operator."""
-        return self.recorder.started(graph=self.graph, name=op_name)
+        return self.recorder.start_event(graph=self.graph, name=op_name)
 
-    def event(self, op_name: str) -> None:
+    def record_event(self, op_name: str) -> None:
         """Record an event without duration."""
-        self.recorder.finished(self.begins(op_name))
+        self.recorder.finish_event(self.start_event(op_name))
 
-    def settled(self, op_name: str, *, raised: bool = False) -> None:
+    def end_call(self, op_name: str, *, raised: bool = False) -> None:
         """Say that one call of an operator is over."""
-        self.recorder.settled(self.graph, op_name, raised=raised)
+        self.recorder.end_call(self.graph, op_name, raised=raised)
 
-    def failed(self, error: Exception) -> None:
+    def report_failure(self, error: Exception) -> None:
         """Report that a hook could not do its work."""
         _logger.debug("hook failed", exc_info=error)
         self.recorder.warn_once(f"a hook failed: {type(error).__name__}: {error}")

@@ -31,21 +31,21 @@ class OperatorScope:
         # Of one part, which is remembered: nothing else is in the same place.
         return hash(self.path)
 
-    def names(self, number: int) -> OperatorCallNames:
+    def call_names(self, number: int) -> OperatorCallNames:
         """Return the names of a call."""
         return _make_names(self.path, self.op_type, number)
 
-    def forward(self, number: int) -> str:
+    def forward_name(self, number: int) -> str:
         """Return the name of a forward call."""
-        return self.names(number).forward
+        return self.call_names(number).forward
 
-    def recomputation(self, number: int) -> str:
+    def recomputation_name(self, number: int) -> str:
         """Return the name of a forward call repeated within the backward."""
-        return self.names(number).recomputation
+        return self.call_names(number).recomputation
 
-    def gradient(self, number: int) -> str:
+    def gradient_name(self, number: int) -> str:
         """Return the name of the backward of a forward call."""
-        return self.names(number).gradient
+        return self.call_names(number).gradient
 
 
 class OperatorCallNames(NamedTuple):

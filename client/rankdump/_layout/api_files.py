@@ -68,7 +68,7 @@ class InfoLine:
     dtype: str
     """As the line spells it."""
     shape: tuple[int, ...]
-    figures: Mapping[str, float]
+    statistics: Mapping[str, float]
     """Max, min, mean and norm, those of them that the line has; a NaN is none of these."""
     md5: str
     """Empty where the line has none."""
@@ -162,7 +162,7 @@ def _parse_info_fields(fields: Any) -> InfoLine:
         recomputed=RECOMPUTED_MARK in marks,
         dtype=dtype,
         shape=extents,
-        figures={item: value for item, value in found.items() if not math.isnan(value)},
+        statistics={item: value for item, value in found.items() if not math.isnan(value)},
         md5=md5 if isinstance(md5, str) else "",
     )
 

@@ -178,12 +178,12 @@ class ApiFileNames:
         return f"{self.framework}_api_dump"
 
     @property
-    def info(self) -> str:
+    def info_file(self) -> str:
         """The info file: text, whatever its name ends in."""
         return f"{self.folder}_info.{'csv' if self.extended else 'pkl'}"
 
     @property
-    def stacks(self) -> str:
+    def stack_file(self) -> str:
         """The file that says where calls came from."""
         return f"{self.folder}_stack.json"
 
@@ -196,17 +196,17 @@ class ApiLayout:
     files: ApiFileNames
 
     @property
-    def api(self) -> ApiFileNames | None:
+    def api_files(self) -> ApiFileNames | None:
         """What the files of an api dump are called."""
         return self.files
 
     @property
-    def shares_stamps(self) -> bool:
+    def shares_timestamps(self) -> bool:
         """Whether all tensors of one call of an operator have the time stamp of the first."""
         return False
 
     @property
-    def timed(self) -> bool:
+    def has_time_folder(self) -> bool:
         """Whether a folder is named by when the session began."""
         return False
 
@@ -223,7 +223,7 @@ class ApiLayout:
         """Return the folder of a rank."""
         return make_api_rank_folder(rank)
 
-    def folder_of(
+    def make_folder(
         self,
         stand: TreeContext,
         *,
@@ -236,13 +236,13 @@ class ApiLayout:
         """Return the folder of a rank's tensors, whatever their graph and iteration."""
         return f"{make_api_rank_folder(rank)}/{self.files.folder}"
 
-    def place_of(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
+    def place_tensor(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a tensor's npy file, with what the codec appends."""
         return shorten_mindspore_name(
             self._folder(key), make_api_tensor_name(key), f"{_NPY_SUFFIX}{suffix}"
         )
 
-    def readable(self, key: TensorKey, stand: TreeContext) -> TensorKey:
+    def make_readable_key(self, key: TensorKey, stand: TreeContext) -> TensorKey:
         """Return the key as a path carries it: what reading it back gives."""
         op_name = _spell_call(key.op_name)
         call, place = parse_call_name(op_name), _find_place(key)
@@ -260,11 +260,11 @@ class ApiLayout:
             argument=place.name,
         )
 
-    def operator_place(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
+    def place_operator(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a file that holds the operator of a tensor."""
         return shorten_mindspore_name(self._folder(key), sanitize_name(key.op_name) or "_", suffix)
 
-    def member_place(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
+    def place_member(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a `bin` file with one tensor of an operator, until it is joined."""
         return shorten_mindspore_name(self._folder(key), make_api_tensor_name(key), suffix)
 

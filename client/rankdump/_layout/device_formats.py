@@ -94,10 +94,10 @@ def lay_out_channels(array: TileArray, letters: str, origin: OriginalLayout) -> 
     flat = (blocks, extents["H"], extents["W"], c0)
     if "D" in letters:
         made = np.zeros((extents["N"], extents["D"], *flat), array.dtype)
-        open_deep_channels(made, OriginalLayout(), letters).fill(array)
+        open_deep_channels(made, OriginalLayout(), letters).fill_from(array)
     else:
         made = np.zeros((extents["N"], *flat), array.dtype)
-        open_channels(made, OriginalLayout(), letters).fill(array)
+        open_channels(made, OriginalLayout(), letters).fill_from(array)
     return made
 
 
@@ -107,7 +107,7 @@ def lay_out_fractal_z(array: TileArray, letters: str, origin: OriginalLayout) ->
     c0 = get_usual_block_size(array.itemsize, origin)
     outer = -(-extents["C"] // c0) * extents["H"] * extents["W"] * extents.get("D", 1)
     made = np.zeros((outer, -(-extents["N"] // CUBE_SIZE), CUBE_SIZE, c0), array.dtype)
-    open_fractal_z(made, OriginalLayout(array.shape), letters).fill(array)
+    open_fractal_z(made, OriginalLayout(array.shape), letters).fill_from(array)
     return made
 
 
@@ -117,7 +117,7 @@ def _list_extents(array: TileArray, letters: str) -> dict[str, int]:
 
 
 def _order_tiles(tiles: TensorTiles, letters: str, wanted: str) -> TensorTiles:
-    return tiles.ordered([letters.index(letter) for letter in wanted])
+    return tiles.reorder([letters.index(letter) for letter in wanted])
 
 
 def _is_smallest_fit(extent: int, blocks: int, block: int) -> bool:
@@ -251,7 +251,7 @@ def lay_out_fractal_nz(array: TileArray, origin: OriginalLayout) -> TileArray:
     c0 = get_usual_block_size(array.itemsize, origin)
     *lead, height, width = (1,) * (2 - array.ndim) + array.shape
     made = np.zeros((*lead, -(-width // c0), -(-height // CUBE_SIZE), CUBE_SIZE, c0), array.dtype)
-    open_fractal_nz(made, OriginalLayout()).fill(array.reshape(*lead, height, width))
+    open_fractal_nz(made, OriginalLayout()).fill_from(array.reshape(*lead, height, width))
     return made
 
 
@@ -300,7 +300,7 @@ class ConvertedTensor:
     """A tensor in its new format, C-contiguous."""
 
     array: TileArray
-    whole: bool = False
+    has_padding: bool = False
     """Whether padding is still there, because the original shape is not a part of the result."""
 
 
@@ -369,7 +369,7 @@ def _convert_to_fractal_nz(array: TileArray, origin: OriginalLayout) -> Converte
 
 def _read_cropped(tiles: TensorTiles, origin: OriginalLayout) -> ConvertedTensor:
     part = find_cropped_shape(tiles.shape, origin.shape)
-    return ConvertedTensor(tiles.read(part or tiles.shape), whole=part is None)
+    return ConvertedTensor(tiles.copy_elements(part or tiles.shape), has_padding=part is None)
 
 
 def _make_conversions() -> dict[tuple[str, str], FormatConversion]:

@@ -249,7 +249,10 @@ def find_absent_names(
 
     Files of single tensors of an operator go when they are joined, and their rows stay.
     """
-    files = ((name, parse_name_in_folder(folder, names.full(name))) for name in names.absent(there))
+    files = (
+        (name, parse_name_in_folder(folder, names.get_full_name(name)))
+        for name in names.list_absent_names(there)
+    )
     return [name for name, file in files if file is None or file.kind is not FileKind.MEMBER]
 
 

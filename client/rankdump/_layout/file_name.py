@@ -107,7 +107,7 @@ class FileName(NamedTuple):
         return self.part[2] if self.part else UNKNOWN_ID
 
     @property
-    def debug(self) -> bool:
+    def is_overflow(self) -> bool:
         """Whether it tells of an overflow, in whatever form."""
         return (self.op_type, self.op_name) == _OVERFLOW_WORDS
 
@@ -221,18 +221,18 @@ class LongFileNames:
         }
 
     @classmethod
-    def parsed(cls, content: bytes) -> LongFileNames:
+    def parse(cls, content: bytes) -> LongFileNames:
         """Return the names that a whole file remembers."""
         # Only \n ends a row: an operator's name may hold what else counts as a line end.
         return cls(content.decode("utf-8", errors="surrogateescape").split("\n"))
 
-    def absent(self, there: Collection[str]) -> list[str]:
+    def list_absent_names(self, there: Collection[str]) -> list[str]:
         """Return the names on disk that are not among these, packed or not."""
         return [
             name for name in self._names if name not in there and name + PACKED_SUFFIX not in there
         ]
 
-    def full(self, name: str) -> str:
+    def get_full_name(self, name: str) -> str:
         """Return the full name of a file, or the name itself where it is no long one's."""
         if not self._names:
             return name

@@ -27,7 +27,7 @@ class Profile:
     fixed_table: bool = False
     """`statistic.csv` has its ten old columns, and no comma at the end of a row."""
 
-    def element_of(self, dtype: str, device_target: str) -> str:
+    def make_element_token(self, dtype: str, device_target: str) -> str:
         """Return the token of an element type; the CPU's is the framework's own type label."""
         if not self.element_token:
             return ""
@@ -74,18 +74,18 @@ class OperatorAliases:
         self._next: dict[str, int] = {}
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether so many operators were named that further ones keep their own names."""
         return len(self._names) >= _MAX_NAMES
 
-    def known(self, name: str) -> str | None:
+    def find_alias(self, name: str) -> str | None:
         """Return the alias of a name that was given one."""
         return self._names.get(name)
 
-    def of(self, name: str) -> str:
+    def get_alias(self, name: str) -> str:
         """Return the alias of a name; itself when its last component is free."""
         found = self._names.get(name)
-        if found is not None or self.full:
+        if found is not None or self.is_full:
             return name if found is None else found
         inner = name.removeprefix(_GRADIENTS_PREFIX)
         scope, slash, last = name.rpartition("/")

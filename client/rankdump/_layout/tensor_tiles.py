@@ -43,7 +43,7 @@ class TensorTiles:
             return shape
         return (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
 
-    def ordered(self, order: Sequence[int]) -> TensorTiles:
+    def reorder(self, order: Sequence[int]) -> TensorTiles:
         """Return the same with its axes in another order; numbers as `shape` counts them."""
         at = self.split
         if at is None:
@@ -53,14 +53,14 @@ class TensorTiles:
             axes += [at, at + 1] if axis == at else [axis + (axis > at)]
         return TensorTiles(transpose_axes(self.view, axes), list(order).index(at))
 
-    def read(self, shape: tuple[int, ...]) -> TileArray:
+    def copy_elements(self, shape: tuple[int, ...]) -> TileArray:
         """Return the first elements of each axis, contiguous."""
         whole = np.empty(shape, self.view.dtype)
         for place, part in self._pairs(whole):
             _copy_elements(place, part)
         return whole
 
-    def fill(self, whole: TileArray) -> None:
+    def fill_from(self, whole: TileArray) -> None:
         """Put a tensor of at most this shape where it belongs; the padding stays as it is."""
         for place, part in self._pairs(whole):
             _copy_elements(part, place)

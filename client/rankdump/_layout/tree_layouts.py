@@ -37,17 +37,17 @@ class CannLayout:
     """A folder of the iteration stands in front."""
 
     @property
-    def api(self) -> None:
+    def api_files(self) -> None:
         """It is no api dump."""
         return None
 
     @property
-    def shares_stamps(self) -> bool:
+    def shares_timestamps(self) -> bool:
         """Whether all tensors of one call of an operator have the time stamp of the first."""
         return True
 
     @property
-    def timed(self) -> bool:
+    def has_time_folder(self) -> bool:
         """Whether a folder is named by when the session began."""
         return True
 
@@ -64,7 +64,7 @@ class CannLayout:
         """Return the folder of what is written of a rank beside its tensors."""
         return tree_paths.make_rank_folder(rank)
 
-    def folder_of(
+    def make_folder(
         self,
         stand: TreeContext,
         *,
@@ -80,19 +80,19 @@ class CannLayout:
             folder = f"{folder}/{make_folder_name(net_name)}/{graph}/{iteration}"
         return f"{iteration}/{folder}" if self.steps else folder
 
-    def place_of(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
+    def place_tensor(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a tensor's npy file, with what the codec appends."""
         return self._place(key, stand, tree_paths.make_tensor_file_name(key, suffix))
 
-    def operator_place(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
+    def place_operator(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a file that holds the operator of a tensor."""
         return self._place(key, stand, tree_paths.make_operator_file_name(key) + suffix)
 
-    def member_place(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
+    def place_member(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a `bin` file with one tensor of an operator, until it is joined."""
         return self._place(key, stand, tree_paths.make_member_file_name(key) + suffix)
 
-    def readable(self, key: TensorKey, stand: TreeContext) -> TensorKey:
+    def make_readable_key(self, key: TensorKey, stand: TreeContext) -> TensorKey:
         """Return the key as a path carries it: what reading it back gives."""
         read = tree_paths.make_cann_readable_key(key)._replace(rank=stand.device, constant=False)
         if self.models:
@@ -100,7 +100,7 @@ class CannLayout:
         return read._replace(net_name="", graph=0, iteration=key.iteration if self.steps else 0)
 
     def _place(self, key: TensorKey, stand: TreeContext, name: str) -> FilePlace:
-        folder = self.folder_of(
+        folder = self.make_folder(
             stand,
             rank=key.rank,
             net_name=key.net_name,
@@ -125,17 +125,17 @@ class SynchronousLayout:
     """Files are named as CANN names them."""
 
     @property
-    def api(self) -> None:
+    def api_files(self) -> None:
         """It is no api dump."""
         return None
 
     @property
-    def shares_stamps(self) -> bool:
+    def shares_timestamps(self) -> bool:
         """Whether all tensors of one call of an operator have the time stamp of the first."""
         return self.asynchronous
 
     @property
-    def timed(self) -> bool:
+    def has_time_folder(self) -> bool:
         """Whether a folder is named by when the session began."""
         return False
 
@@ -152,7 +152,7 @@ class SynchronousLayout:
         """Return the folder of what is written of a rank beside its tensors."""
         return tree.make_rank_folder(rank)
 
-    def folder_of(
+    def make_folder(
         self,
         stand: TreeContext,
         *,
@@ -165,14 +165,14 @@ class SynchronousLayout:
         """Return the folder of a graph's tensors of one iteration, or of its constants."""
         return tree.make_iteration_folder(rank, net_name, graph, iteration, constant=constant)
 
-    def place_of(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
+    def place_tensor(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a tensor's npy file, with what the codec appends."""
         if self.asynchronous:
             name = tree_paths.make_tensor_file_name(key, suffix)
             return tree_paths.shorten_cann_name(tree.make_tensor_folder(key), name, stand.root)
         return tree.make_mindspore_place(key, suffix, stand.profile)
 
-    def readable(self, key: TensorKey, stand: TreeContext) -> TensorKey:
+    def make_readable_key(self, key: TensorKey, stand: TreeContext) -> TensorKey:
         """Return the key as a path carries it: what reading it back gives."""
         if not self.asynchronous:
             return tree.make_mindspore_readable_key(key, stand.profile)
@@ -181,12 +181,12 @@ class SynchronousLayout:
         )
         return read._replace(iteration=0 if key.constant else key.iteration)
 
-    def operator_place(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
+    def place_operator(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a file that holds the operator of a tensor."""
         name = tree_paths.make_operator_file_name(key) + suffix
         return tree_paths.shorten_cann_name(tree.make_tensor_folder(key), name, stand.root)
 
-    def member_place(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
+    def place_member(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a `bin` file with one tensor of an operator, until it is joined."""
         name = tree_paths.make_member_file_name(key) + suffix
         return tree_paths.shorten_cann_name(tree.make_tensor_folder(key), name, stand.root)
@@ -201,7 +201,7 @@ class Layout(Protocol):
         ...
 
     @property
-    def api(self) -> ApiFileNames | None:
+    def api_files(self) -> ApiFileNames | None:
         """What the files of an api dump are called; None for any other tree.
 
         Tensors are named by their place in the call there, figures have all their digits, and
@@ -210,12 +210,12 @@ class Layout(Protocol):
         ...
 
     @property
-    def shares_stamps(self) -> bool:
+    def shares_timestamps(self) -> bool:
         """Whether all tensors of one call of an operator have the time stamp of the first."""
         ...
 
     @property
-    def timed(self) -> bool:
+    def has_time_folder(self) -> bool:
         """Whether a folder is named by when the session began."""
         ...
 
@@ -232,7 +232,7 @@ class Layout(Protocol):
         """Return the folder of what is written of a rank beside its tensors."""
         ...
 
-    def folder_of(
+    def make_folder(
         self,
         stand: TreeContext,
         *,
@@ -245,22 +245,22 @@ class Layout(Protocol):
         """Return the folder of a graph's tensors of one iteration, or of its constants."""
         ...
 
-    def place_of(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
+    def place_tensor(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a tensor's npy file, with what the codec appends (`.zst` or none)."""
         ...
 
-    def readable(self, key: TensorKey, stand: TreeContext) -> TensorKey:
+    def make_readable_key(self, key: TensorKey, stand: TreeContext) -> TensorKey:
         """Return the key as a path carries it: what reading it back gives."""
         ...
 
-    def operator_place(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
+    def place_operator(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a file that holds the operator of a tensor, ending in `suffix`.
 
         Side, slot and format of the key do not matter.
         """
         ...
 
-    def member_place(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
+    def place_member(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
         """Return the place of a `bin` file with one tensor of an operator, until it is joined."""
         ...
 

@@ -99,7 +99,7 @@ class EventTrace:
             last = self._boundary
         return (first, last) if self._keeps and first <= last else (0, 0)
 
-    def started(
+    def start_event(
         self, *, graph: int, name: str, collective: CollectiveCall | None = None
     ) -> StartedEvent:
         """Advance the program by one event."""
@@ -110,7 +110,7 @@ class EventTrace:
             self._unreported[position] = begun
         return begun
 
-    def finished(
+    def finish_event(
         self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
     ) -> bool:
         """Record an event as complete now; return whether it is time to hand over."""
@@ -122,7 +122,7 @@ class EventTrace:
         self._ended.append((begun, end, self._clock_us(), name or begun.name, what))
         return len(self._ended) >= FLUSH_EVENTS
 
-    def take(self) -> EventColumns | None:
+    def take_events(self) -> EventColumns | None:
         """Hand over what is complete, and what is open and may not wait; None without news.
 
         Open calls wait for OPEN_AFTER_US, anything else for the end of its iteration.

@@ -66,12 +66,12 @@ class GraphBuilder:
                 drawing.parameters[parameter.name] = parameter
                 drawing.grown = True
 
-    def compile(self, graph: int, nodes: Sequence[GraphNode]) -> None:
+    def set_compiled_order(self, graph: int, nodes: Sequence[GraphNode]) -> None:
         """Take the framework's own order of a graph; descriptions of its nodes complete it."""
         with self._lock:
             self._graphs.setdefault(graph, _GraphDraft()).compile(nodes)
 
-    def take(self) -> list[GraphPart]:
+    def take_parts(self) -> list[GraphPart]:
         """Return every graph that grew since it was last taken, whole, in parts."""
         with self._lock:
             grown = [(n, drawing) for n, drawing in self._graphs.items() if drawing.grown]

@@ -37,9 +37,9 @@ class IterationState:
         """Whether anything happened in this iteration."""
         self.ever_armed = False
         """Whether any iteration was armed."""
-        self.seen = 0
+        self.iterations_seen = 0
         """Iterations that ran."""
-        self.armed_seen = 0
+        self.iterations_armed = 0
         """Iterations that ran and were dumped, at least in part."""
         self.retired_in: int | None = None
         """The last iteration to be dumped, once the plan has what it asked for."""
@@ -50,7 +50,7 @@ class IterationState:
         return self._switch is not None
 
     @property
-    def describing(self) -> bool:
+    def is_describing(self) -> bool:
         """Whether operators are to be described now."""
         return self.armed and not self._described
 
@@ -64,12 +64,12 @@ class IterationState:
         """Return whether the iteration that is over counts as dumped; it does not if none ran."""
         if not (ran or self.active):
             return False
-        self.seen += 1
-        self.armed_seen += self._touched
+        self.iterations_seen += 1
+        self.iterations_armed += self._touched
         self._described = self._described or self._touched
         return self._touched
 
-    def switch(self, on: bool) -> None:
+    def set_dumping(self, on: bool) -> None:
         """Dump from now on, or no longer, whatever iterations the plan names."""
         self._switch = on
         self._arm()
@@ -78,11 +78,11 @@ class IterationState:
         """Let operators be described in the next armed iteration too: a model was added."""
         self._described = False
 
-    def retire(self) -> None:
+    def stop_after_current(self) -> None:
         """Dump no iteration after this one: the plan has what it asked for."""
         self.retired_in = self.iteration
 
-    def leave(self) -> None:
+    def disable(self) -> None:
         """Dump nothing any more: there is nowhere to send it."""
         self._here = self.armed = False
 
@@ -118,23 +118,23 @@ class IterationCounters:
         self._kept = 0
 
     @property
-    def kept(self) -> int:
+    def kept_tensors(self) -> int:
         """Tensors that are kept, as records or as figures, in the whole run."""
         return self._kept
 
     @property
-    def losses(self) -> Mapping[str, int]:
+    def losses_by_reason(self) -> Mapping[str, int]:
         """Tensors lost in the whole run, by reason, the most frequent first."""
         with self._lock:
             return dict(self._lost.most_common())
 
-    def took(self, iteration: int, count: int = 1) -> None:
+    def count_sent(self, iteration: int, count: int = 1) -> None:
         """Count selected tensors that are on their way."""
         with self._lock:
             self._tally(iteration).expected += count
             self._kept += count
 
-    def lost(self, iteration: int, reason: str, count: int = 1) -> None:
+    def count_lost(self, iteration: int, reason: str, count: int = 1) -> None:
         """Count selected tensors that are not."""
         with self._lock:
             tally = self._tally(iteration)
@@ -142,12 +142,12 @@ class IterationCounters:
             tally.dropped[reason] += count
             self._lost[reason] += count
 
-    def lost_on_the_way(self, count: int, reason: str) -> None:
+    def count_undelivered(self, count: int, reason: str) -> None:
         """Count tensors that were sent, and never arrived."""
         with self._lock:
             self._lost[reason] += count
 
-    def stalled(self, iteration: int, stall_ns: int) -> None:
+    def add_stall(self, iteration: int, stall_ns: int) -> None:
         """Add time for which the training thread was held up."""
         with self._lock:
             self._tally(iteration).stall_ns += stall_ns
@@ -158,7 +158,7 @@ class IterationCounters:
             tally = self._tallies.get(iteration)
             return tally is not None and tally.expected > 0
 
-    def settle(self, iteration: int, span: tuple[int, int] = (0, 0)) -> IterationEnd:
+    def close_iteration(self, iteration: int, span: tuple[int, int] = (0, 0)) -> IterationEnd:
         """Close the balance of an iteration and return it, with the positions that are its own."""
         with self._lock:
             tally = self._tallies.pop(iteration, IterationBalance())
@@ -194,7 +194,7 @@ class StallTimer:
                 self._gather()
 
     @contextmanager
-    def counted(self) -> Generator[None]:
+    def measure_stall(self) -> Generator[None]:
         """Count what is done within."""
         self.begin()
         try:
@@ -211,7 +211,7 @@ class StallTimer:
             self._told_ns = max(self._told_ns, self._total_ns + running_ns)
             return self._told_ns // 1000
 
-    def settle_ns(self) -> int:
+    def take_ended_ns(self) -> int:
         """Return what has ended since this was asked last."""
         with self._lock:
             self._gather()

@@ -44,28 +44,28 @@ class MetadataSender:
         """Declare nothing any more, in a child of the process: without a lock, it may be held."""
         self._silent = True
 
-    def events(self) -> None:
+    def send_events(self) -> None:
         """Hand over what waits."""
         if self._silent:
             return
         # Whoever takes them sends them first: the end of an iteration comes after its events.
         with self._in_order:
-            events = self._trace.take()
+            events = self._trace.take_events()
             if events is not None:
                 self._submit(events)
 
-    def graphs(self) -> None:
+    def send_graphs(self) -> None:
         """Hand over what is new of the graphs."""
-        for part in self._sketch.take():
+        for part in self._sketch.take_parts():
             self._submit(part)
 
-    def end(self, iteration: int, span: tuple[int, int]) -> None:
+    def end_iteration(self, iteration: int, span: tuple[int, int]) -> None:
         """Hand over all there is of an iteration, and that it is over."""
-        with self._stalls.counted():
-            self.events()
-            self.graphs()
-        self._accounts.stalled(iteration, self._stalls.settle_ns())
-        self._submit(self._accounts.settle(iteration, span))
+        with self._stalls.measure_stall():
+            self.send_events()
+            self.send_graphs()
+        self._accounts.add_stall(iteration, self._stalls.take_ended_ns())
+        self._submit(self._accounts.close_iteration(iteration, span))
 
 
 MAX_STACK_CHARACTERS = 1 << 18
@@ -84,7 +84,7 @@ class CallStackSender:
         self._places: list[int] = []
         self._known: dict[tuple[str, ...], int] = {}
         self._characters = 0
-        self.lost = 0
+        self.lost_calls = 0
         """Calls whose stacks found no room."""
 
     def add(self, iteration: int, op_name: str, stack: tuple[str, ...]) -> None:
@@ -118,7 +118,7 @@ class CallStackSender:
         if self._stage.admit_at_once(stacks):
             self._submit(stacks)
         else:
-            self.lost += len(stacks.calls)
+            self.lost_calls += len(stacks.calls)
 
 
 MAX_NAME_CHARACTERS = 64
@@ -147,7 +147,7 @@ class TimeoutReporter:
         if self._variables:
             self._say()
 
-    def group(self, timeout: GroupTimeout) -> None:
+    def add_group(self, timeout: GroupTimeout) -> None:
         """Take what a process group in use was made with."""
         place = (timeout.group, timeout.backend)
         if self._groups.get(place) != timeout:
@@ -155,7 +155,7 @@ class TimeoutReporter:
                 self._groups[place] = timeout
                 self._say()
 
-    def limit(self, name: str, seconds: float) -> None:
+    def set_limit(self, name: str, seconds: float) -> None:
         """Take a limit that no variable says; one that cannot be is a warning."""
         fault = _find_fault(name, seconds)
         if fault:

@@ -81,8 +81,8 @@ class DumpPipeline:
         self._voice = SessionLogger(request, address, plan.delivery.buffer_bytes, missing=missing)
         self._accounts, self._stalls = IterationCounters(), StallTimer()
         self._heads = make_record_namer(plan, request.rank)
-        self._ranges = OperatorRanges(plan.selection, self._heads.model, self._voice.once)
-        self._filter = RecordFilter(plan, self._heads.model, self._ranges.holds)
+        self._ranges = OperatorRanges(plan.selection, self._heads.model, self._voice.warn_once)
+        self._filter = RecordFilter(plan, self._heads.model, self._ranges.is_in_range)
         # One rank's events alone would read as a job in which all others are missing.
         self._trace = EventTrace(stalled_us=self._stalls.total_us, keeps=not self._quiet)
         self._sketch = GraphBuilder()
@@ -101,14 +101,14 @@ class DumpPipeline:
             stalls=self._stalls,
             submit=self._ship.submit,
         )
-        self._limits = TimeoutReporter(variables or {}, self._ship.submit, self._voice.once)
+        self._limits = TimeoutReporter(variables or {}, self._ship.submit, self._voice.warn_once)
         self._outlet = RecordSender(
             accounts=self._accounts,
             stalls=self._stalls,
             stage=self._stage,
             measure=self._measure,
             submit=self._ship.submit,
-            on_lost=self._voice.lost,
+            on_lost=self._voice.warn_lost_tensor,
             batch_rows=compute_batch_rows(plan),
         )
         self._callers = (
@@ -142,9 +142,9 @@ class DumpPipeline:
         return self._course.armed
 
     @property
-    def losses(self) -> int:
+    def lost_tensors(self) -> int:
         """Tensors lost so far, over all reasons."""
-        return sum(self._accounts.losses.values())
+        return sum(self._accounts.losses_by_reason.values())
 
     def begin_iteration(self, iteration: int) -> None:
         """Make this the running iteration."""
@@ -157,32 +157,32 @@ class DumpPipeline:
         if self._in_child:
             return
         iteration = self._course.iteration
-        self._trigger.end()
+        self._trigger.end_all_calls()
         self._flush(iteration)
         span = self._trace.end_iteration()
         if not self._course.end(ran=ran):
             return
         if self._quiet and not self._accounts.expects(iteration):
-            self._accounts.settle(iteration)
+            self._accounts.close_iteration(iteration)
             return
-        self._declaring.end(iteration, span)
+        self._declaring.end_iteration(iteration, span)
 
-    def switch(self, on: bool) -> None:
+    def set_dumping(self, on: bool) -> None:
         """Dump from now on, or no longer, whatever iterations the plan names."""
-        self._course.switch(on)
+        self._course.set_dumping(on)
         self._ranges.restart()
         if not on:
-            self._trigger.end()
+            self._trigger.end_all_calls()
 
     def limit(self, name: str, seconds: float) -> None:
         """Take a limit to communication that no variable says."""
         if not self._in_child:
-            self._limits.limit(name, seconds)
+            self._limits.set_limit(name, seconds)
 
     def add_model(self, graph: int, name: str) -> None:
         """Say that a model was added, and what it is called: its operators are to be described."""
         self._heads.name_model(graph, name)
-        self._filter.forget()
+        self._filter.clear_cache()
         self._course.describe_again()
 
     # -- the end
@@ -191,13 +191,13 @@ class DumpPipeline:
         """Say goodbye, deliver what waits, and tell what was lost."""
         if self._in_child:
             return
-        self._course.leave()
-        self._trigger.end()
+        self._course.disable()
+        self._trigger.end_all_calls()
         self._flush(self._course.iteration)
         self._trace.end_iteration()
-        self._declaring.events()
-        if self._course.ever_armed and (self._accounts.kept or not self._quiet):
-            self._declaring.graphs()
+        self._declaring.send_events()
+        if self._course.ever_armed and (self._accounts.kept_tensors or not self._quiet):
+            self._declaring.send_graphs()
         self.refused = self._ship.link is LinkState.REFUSED
         accounts = self._accounts
         run = make_run_facts(
@@ -205,23 +205,23 @@ class DumpPipeline:
         )
         retired_in = self._course.retired_in
         farewell = summarize_run(self._plan, run, self._filter.unmatched, retired_in=retired_in)
-        self._ship.submit(SessionEnd(self._course.seen, farewell.notes))
+        self._ship.submit(SessionEnd(self._course.iterations_seen, farewell.notes))
         left = self._ship.close(self._plan.delivery.block_timeout_s)
         if left:
-            self._accounts.lost_on_the_way(left, NOT_TAKEN_BY_AGENT)
+            self._accounts.count_undelivered(left, NOT_TAKEN_BY_AGENT)
         self.undelivered = self._undelivered()
-        self._voice.goodbye(farewell.warnings, farewell.remarks)
-        self._voice.left_in_slab(self._ship.left_in_slab, self._ship.link)
-        self._voice.losses(self._accounts.losses, self._ship.lost_declarations)
+        self._voice.log_summary(farewell.warnings, farewell.remarks)
+        self._voice.warn_unwritten_tensors(self._ship.left_in_slab, self._ship.link)
+        self._voice.warn_losses(self._accounts.losses_by_reason, self._ship.lost_declarations)
         if self._callers is not None:
-            self._voice.stacks_lost(self._callers.lost)
+            self._voice.warn_lost_stacks(self._callers.lost_calls)
         self._voice.close()
 
     def _undelivered(self) -> int:
         """Return tensors that no agent has taken, though the plan wished for all of them."""
         if self._ship.link in (LinkState.ABSENT, LinkState.OPENING, LinkState.REFUSED):
-            return self.losses
-        return self._accounts.losses.get(NOT_TAKEN_BY_AGENT, 0)
+            return self.lost_tensors
+        return self._accounts.losses_by_reason.get(NOT_TAKEN_BY_AGENT, 0)
 
     def _flush(self, iteration: int) -> None:
         """Send what waited for the end of the iteration."""
@@ -235,29 +235,29 @@ class DumpPipeline:
         # A fork copies neither the sender's thread nor the channel: the session is the parent's.
         # Its shared memory is still mapped here, and is the parent's as well.
         self._in_child = True
-        self._course.leave()
+        self._course.disable()
         self._declaring.disarm()
         self._ship.disarm()
 
     def _place(self, head: RecordHead, source: TensorSource) -> PlacementResult:
-        return self._ship.place(head, source, self._patience_s)
+        return self._ship.place_record(head, source, self._patience_s)
 
     def _torn(self, head: RecordHead) -> None:
         # The agent counts it in its iteration: the record's number is given.
-        self._accounts.lost_on_the_way(1, COPY_FAILED)
-        self._voice.lost(COPY_FAILED, head.kind.op_name)
+        self._accounts.count_undelivered(1, COPY_FAILED)
+        self._voice.warn_lost_tensor(COPY_FAILED, head.kind.op_name)
 
     def _patience_s(self) -> float:
         """Return how long a tensor may still wait for room."""
         ship = self._ship
         return compute_remaining_wait_s(
-            self._plan, link=ship.link, busy=ship.busy, idle_s=ship.idle_s()
+            self._plan, link=ship.link, busy=ship.has_waiting_tensors, idle_s=ship.idle_s()
         )
 
     def _link_changed(self, link: LinkState, reason: str) -> None:
         if link is LinkState.REFUSED:
-            self._course.leave()
-        self._voice.link_changed(link, reason, closing=self._ship.closing)
+            self._course.disable()
+        self._voice.log_link_change(link, reason, closing=self._ship.closing)
 
     # -- wiring
 
@@ -270,10 +270,10 @@ class DumpPipeline:
             credentials,
             on_taken=self._stage.release,
             on_torn=self._torn,
-            on_tick=lambda: self._declaring.events(),
-            on_warning=self._voice.once,
+            on_tick=lambda: self._declaring.send_events(),
+            on_warning=self._voice.warn_once,
             on_link=self._link_changed,
-            on_stream=self._voice.no_slab,
+            on_stream=self._voice.warn_no_shared_memory,
         )
 
     def _make_trigger(self) -> DumpTrigger:
@@ -286,7 +286,12 @@ class DumpPipeline:
             stalls=self._stalls,
         )
         return make_trigger(
-            self._plan, self._filter, reading, self._outlet, self._course, warn=self._voice.once
+            self._plan,
+            self._filter,
+            reading,
+            self._outlet,
+            self._course,
+            warn=self._voice.warn_once,
         )
 
     def _make_recorder(self) -> DumpRecorder:
@@ -301,6 +306,6 @@ class DumpPipeline:
             callers=self._callers,
             keeps_arguments=self._plan.content.kernel_arguments,
             voice=self._voice,
-            on_events=self._declaring.events,
-            on_limit=self._limits.group,
+            on_events=self._declaring.send_events,
+            on_limit=self._limits.add_group,
         )

@@ -29,7 +29,7 @@ def make_record_namer(plan: DumpPlan, rank: int) -> RecordNamer:
 
 def has_call_stacks(plan: DumpPlan) -> bool:
     """Return whether the plan's tree has a file of where calls came from."""
-    return select_layout(plan).api is not None
+    return select_layout(plan).api_files is not None
 
 
 def select_profile(plan: DumpPlan) -> Profile:
@@ -44,7 +44,7 @@ def make_statistics_calculator(plan: DumpPlan) -> StatisticsCalculator | None:
         return None
     items = select_table_items(content.statistics, select_profile(plan))
     on_device = content.on_device and is_statistics_only(plan)
-    exact = select_layout(plan).api is not None
+    exact = select_layout(plan).api_files is not None
     return StatisticsCalculator(
         items=items, on_device=on_device, precision=content.precision, exact=exact
     )

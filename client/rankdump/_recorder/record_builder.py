@@ -67,67 +67,67 @@ class RecordBuilder:
         self._no_elements = is_statistics_only(plan)
         self._course = course
         self._heads = heads
-        self.over = heads.over
+        self.end_call = heads.end_call
         """Hears that a call is over: what comes under its name from now on is another one."""
         self._stage = stage
         self._measure = measure
         self._stalls = stalls
 
-    def read(self, observation: TensorObservation) -> BuildResult:
+    def build_record(self, observation: TensorObservation) -> BuildResult:
         """Copy or measure a tensor now."""
         self._stalls.begin()
         try:
             return self._read(observation)
         except Exception:  # a tensor that cannot be read must not end the training
             _logger.debug("copy failed", exc_info=True)
-            return self.lost(observation.op_name, COPY_FAILED)
+            return self.make_loss(observation.op_name, COPY_FAILED)
         finally:
             self._stalls.end()
 
-    def read_again(self, observation: TensorObservation) -> BuildResult:
+    def rebuild_record(self, observation: TensorObservation) -> BuildResult:
         """Copy or measure a tensor that was referred to, as it is now."""
         try:
-            tensor = observation.tensor.again()
+            tensor = observation.tensor.read_again()
         except Exception:  # as above
             _logger.debug("tensor unknown", exc_info=True)
-            return self.lost(observation.op_name, COPY_FAILED)
+            return self.make_loss(observation.op_name, COPY_FAILED)
         if isinstance(tensor, str):
-            return self.lost(observation.op_name, tensor)
-        return self.read(observation._replace(tensor=tensor))
+            return self.make_loss(observation.op_name, tensor)
+        return self.build_record(observation._replace(tensor=tensor))
 
-    def lost(self, op_name: str, reason: str) -> LostTensor:
+    def make_loss(self, op_name: str, reason: str) -> LostTensor:
         """Return the loss of a tensor of the running iteration."""
         return LostTensor(self._course.iteration, op_name, reason)
 
     def _read(self, observation: TensorObservation) -> BuildResult:
         source = observation.tensor
         if source.dtype not in ELEMENT_TYPES:
-            return self.lost(observation.op_name, UNSUPPORTED_DTYPE)
+            return self.make_loss(observation.op_name, UNSUPPORTED_DTYPE)
         if self._sample_elements:
             source = self._sampled(source)
-        kind = self._heads.kind(observation, source)
+        kind = self._heads.find_kind(observation, source)
         if self._no_elements:
             row = self._row(kind, source)
-            return self.lost(kind.op_name, NO_STATISTICS) if row is None else row
+            return self.make_loss(kind.op_name, NO_STATISTICS) if row is None else row
         course = self._course
-        head = self._heads.of(kind, iteration=course.iteration, switched_on=course.switched)
+        head = self._heads.make_head(kind, iteration=course.iteration, switched_on=course.switched)
         record = self._stage.keep(head, source)
         if record is not None:
             return record
         row = self._row(kind, source, degraded=True)
-        return self.lost(kind.op_name, BUFFER_FULL) if row is None else row
+        return self.make_loss(kind.op_name, BUFFER_FULL) if row is None else row
 
     def _row(
         self, kind: TensorKind, source: TensorSource, *, degraded: bool = False
     ) -> TensorStatisticsRow | None:
         """Return the tensor's figures; None when the plan wants none, or it has none."""
-        if self._measure is None or not self._measure.can(kind.dtype):
+        if self._measure is None or not self._measure.can_measure(kind.dtype):
             return None
         course = self._course
         return TensorStatisticsRow(
             kind,
             self._heads.stamp(kind, course.iteration),
-            self._measure.take(source),
+            self._measure.measure_tensor(source),
             course.iteration,
             course.switched,
             degraded,
@@ -135,7 +135,7 @@ class RecordBuilder:
 
     def _sampled(self, source: TensorSource) -> TensorSource:
         count = self._sample_elements
-        return source.head(count) if count < math.prod(source.shape) else source
+        return source.make_head_source(count) if count < math.prod(source.shape) else source
 
 
 STATISTICS_FAILED = "figures_failed"
@@ -177,14 +177,14 @@ class RecordSender:
             if self._batch.add(item):
                 self._send_rows()
         elif isinstance(item, StagedRecord):
-            self._accounts.took(item.head.iteration)
+            self._accounts.count_sent(item.head.iteration)
             self._submit(item)
         elif isinstance(item, LostTensor):
             self._lose(item)
         else:
             self._collect(item, iteration)
 
-    def forget(self, items: Iterable[object]) -> None:
+    def release_items(self, items: Iterable[object]) -> None:
         """Give back the room of records that nobody wants."""
         for item in items:
             if isinstance(item, StagedRecord):
@@ -199,22 +199,22 @@ class RecordSender:
     def _send_rows(self) -> None:
         if self._measure is None:
             return
-        with self._stalls.counted(), self._in_turn:
-            for rows in self._batch.read(self._measure):
+        with self._stalls.measure_stall(), self._in_turn:
+            for rows in self._batch.drain_rows(self._measure):
                 if isinstance(rows, UnreadRow):
                     self._lose(LostTensor(rows.iteration, rows.op_name, STATISTICS_FAILED))
                 elif self._stage.admit(rows):
-                    self._accounts.took(rows.iteration, len(rows))
+                    self._accounts.count_sent(rows.iteration, len(rows))
                     self._submit(rows)
                 else:
                     self._lose_rows(rows)
 
     def _lose_rows(self, rows: StatisticRows) -> None:
-        self._accounts.lost(rows.iteration, BUFFER_FULL, len(rows))
+        self._accounts.count_lost(rows.iteration, BUFFER_FULL, len(rows))
         self._on_lost(BUFFER_FULL, rows.kinds[0].op_name)
 
     def _lose(self, lost: LostTensor) -> None:
-        self._accounts.lost(lost.iteration, lost.reason)
+        self._accounts.count_lost(lost.iteration, lost.reason)
         self._on_lost(lost.reason, lost.op_name)
 
     def _collect(self, arguments: OperatorArguments, iteration: int) -> None:

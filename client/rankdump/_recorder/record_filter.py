@@ -76,12 +76,14 @@ class RecordFilter:
         self._marks: dict[int, frozenset[str]] = {}
         self._entries = dict(_list_entries(plan))
         self._asked = self._selected = self._left_out = False
-        self._excludes = any(each.excludes for each in selection.lists)
+        self._excludes = any(each.has_exclusions for each in selection.operator_lists)
         # Else a name has one answer, whichever graph it is of.
-        self._by_graph = bool(selection.models) or any(each.marked for each in selection.lists)
+        self._by_graph = bool(selection.models) or any(
+            each.marked for each in selection.operator_lists
+        )
         # Else all names have one answer: where each call has its own, none comes again.
         self._by_name = selection.watched is not None or any(
-            not each.everything or each.marked or each.ranges for each in selection.lists
+            not each.everything or each.marked or each.ranges for each in selection.operator_lists
         )
         self._decided: dict[TensorSide, dict[tuple[str, int] | str, TensorDecision]]
         self._decided = {side: {} for side in TensorSide}
@@ -112,13 +114,13 @@ class RecordFilter:
         """Entries of the plan's lists that no operator matched so far."""
         return tuple(self._entries)
 
-    def mark(self, graph: int, names: frozenset[str]) -> None:
+    def set_marks(self, graph: int, names: frozenset[str]) -> None:
         """Say which scopes and parameters of a graph the script marked with `set_dump`."""
         if self._marks.get(graph) != names:
             self._marks[graph] = names
-            self.forget()
+            self.clear_cache()
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Decide anew: something else than a name has changed."""
         self._excluded.clear()
         for known in self._decided.values():
@@ -138,7 +140,7 @@ class RecordFilter:
             return KEEP_DECISION
         return decision
 
-    def leaves_out(self, place: TensorSlot) -> bool:
+    def is_excluded(self, place: TensorSlot) -> bool:
         """Return whether a tensor is left out although its operator is selected."""
         if not self._excludes:
             return False
@@ -147,7 +149,7 @@ class RecordFilter:
         if found is None:
             if len(self._excluded) >= _MAX_CACHED_NAMES:
                 self._excluded.clear()
-            operators = self._selection.operators_of(self._model_of(graph))
+            operators = self._selection.get_operators(self._model_of(graph))
             verdict = decide_exclusion(operators, op_type, op_name, side, slot)
             found = self._excluded[place] = not verdict.accepted
         self._left_out = self._left_out or found
@@ -156,7 +158,7 @@ class RecordFilter:
     def _decide(self, op_name: str, side: TensorSide, graph: int) -> TensorDecision:
         self._asked = True
         model = self._model_of(graph) if self._by_graph else ""
-        operators = self._selection.operators_of(model)
+        operators = self._selection.get_operators(model)
         self._match(op_name, "" if operators is self._selection.operators else model)
         verdict = self._verdict(operators, op_name, side, graph)
         accepted = verdict.accepted
@@ -261,7 +263,7 @@ class _RangeProgress:
     last: str
     standing: RangePosition = RangePosition.BEFORE
 
-    def takes(self, op_name: str) -> bool:
+    def advance_to(self, op_name: str) -> bool:
         """Go on to an operator that begins; return whether it lies within."""
         first, last = is_named_in((self.first,), op_name), is_named_in((self.last,), op_name)
         before = self.standing
@@ -284,7 +286,7 @@ class OperatorRanges:
     ) -> None:
         """`model_of` names a graph."""
         self._selection = selection
-        self.any = any(operators.ranges for operators in selection.lists)
+        self.has_ranges = any(operators.ranges for operators in selection.operator_lists)
         """Whether there is any; without one nobody need tell which operators begin."""
         self._model_of, self._warn = model_of, warn
         self._lock = threading.Lock()
@@ -297,7 +299,7 @@ class OperatorRanges:
             self._graphs.clear()
             self._inside.clear()
 
-    def entered(self, graph: int, op_name: str) -> None:
+    def enter_operator(self, graph: int, op_name: str) -> None:
         """Go on to an operator that begins."""
         with self._lock:
             ranges = self._graphs.get(graph)
@@ -308,18 +310,18 @@ class OperatorRanges:
             if True in within:
                 self._remember(graph, op_name)
 
-    def holds(self, graph: int, op_name: str) -> bool:
+    def is_in_range(self, graph: int, op_name: str) -> bool:
         """Return whether an operator of the running iteration began within a range."""
         inside = self._inside
         return (graph, op_name) in inside or (graph, strip_scope_prefix(op_name)) in inside
 
     def _ranges_of(self, graph: int) -> list[_RangeProgress]:
-        operators = self._selection.operators_of(self._model_of(graph))
+        operators = self._selection.get_operators(self._model_of(graph))
         return [_RangeProgress(first, last) for first, last in operators.ranges]
 
     def _takes(self, stretch: _RangeProgress, op_name: str) -> bool:
         before = stretch.standing
-        within = stretch.takes(op_name)
+        within = stretch.advance_to(op_name)
         name = f"opname_range {stretch.first} to {stretch.last}"
         if before is RangePosition.BEFORE and stretch.standing is RangePosition.NOWHERE:
             self._warn(f"{name}: the second ran before the first, so nothing of it is kept")

@@ -34,7 +34,7 @@ class TimestampAllocator:
         self._calls: dict[tuple[int, str], tuple[int, set[int]]] = {}
         """Of the present iteration: the time of each call, and which tensors it has had."""
 
-    def next(self, kind: TensorKind, iteration: int) -> int:
+    def allocate(self, kind: TensorKind, iteration: int) -> int:
         """Return the time stamp of a tensor of that kind, in us since the epoch."""
         with self._lock:
             if not self.shared:
@@ -51,7 +51,7 @@ class TimestampAllocator:
             known[1].add(place)
             return known[0]
 
-    def over(self, graph: int, op_name: str) -> None:
+    def end_call(self, graph: int, op_name: str) -> None:
         """Say that a call is over, if it is a forward one: a backward may be called over early."""
         if not op_name.startswith(GRADIENTS_PREFIX):
             with self._lock:
@@ -77,9 +77,9 @@ class RecordNamer:
         self._rank = rank
         self._net_name = net_name
         self._unknown_id = layout.unknown_id
-        self._stamps = TimestampAllocator(clock_us, shared=layout.shares_stamps)
+        self._stamps = TimestampAllocator(clock_us, shared=layout.shares_timestamps)
         # Where each call has a name of its own, none comes again.
-        self._remembers = layout.api is None
+        self._remembers = layout.api_files is None
         self._models: dict[int, str] = {}
         self._kinds: dict[tuple[int, str, TensorSide, int], TensorKind] = {}
 
@@ -92,7 +92,7 @@ class RecordNamer:
         """Return what the model of a graph is called."""
         return self._net_name or self._models.get(graph, UNNAMED_MODEL)
 
-    def kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
+    def find_kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
         """Return the kind of what is kept of an observation: `source`, which may be a sample.
 
         It is the same object as long as the tensor looks the same, where names come again.
@@ -117,19 +117,21 @@ class RecordNamer:
 
     def stamp(self, kind: TensorKind, iteration: int) -> int:
         """Return the time in us that names the file of a tensor, or sorts its row."""
-        return self._stamps.next(kind, iteration)
+        return self._stamps.allocate(kind, iteration)
 
-    def over(self, graph: int, op_name: str) -> None:
+    def end_call(self, graph: int, op_name: str) -> None:
         """Say that a call is over: the next one of its name has a time of its own."""
         if self._stamps.shared:
-            self._stamps.over(graph, op_name)
+            self._stamps.end_call(graph, op_name)
 
-    def of(self, kind: TensorKind, *, iteration: int, switched_on: bool = False) -> RecordHead:
+    def make_head(
+        self, kind: TensorKind, *, iteration: int, switched_on: bool = False
+    ) -> RecordHead:
         """Return the head of a record of that kind, stamped now."""
         return RecordHead(
             kind,
             iteration,
-            self._stamps.next(kind, iteration),
+            self._stamps.allocate(kind, iteration),
             self._rank,
             self._unknown_id,
             self._unknown_id,

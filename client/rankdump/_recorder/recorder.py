@@ -65,9 +65,9 @@ class DumpRecorder:
         return self._course.armed
 
     @property
-    def describing(self) -> bool:
+    def is_describing(self) -> bool:
         """Whether operators are to be described now: in the first armed iteration."""
-        return self._course.describing
+        return self._course.is_describing
 
     @property
     def wants_arguments(self) -> bool:
@@ -76,58 +76,62 @@ class DumpRecorder:
 
     # -- tensors
 
-    def entered(self, graph: int, op_name: str) -> None:
+    def begin_call(self, graph: int, op_name: str) -> None:
         """Say that a forward call of an operator begins, before any tensor of it comes."""
-        if self._ranges.any:
-            self._ranges.entered(graph, self._named(op_name))
+        if self._ranges.has_ranges:
+            self._ranges.enter_operator(graph, self._named(op_name))
 
-    def wants(self, graph: int, op_name: str, side: TensorSide) -> bool:
+    def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
         """Return whether tensors of that operator and side are kept in this iteration."""
         self._course.active = True
-        return self._course.armed and self._trigger.wants(self._named(op_name), side, graph)
+        return self._course.armed and self._trigger.is_wanted(self._named(op_name), side, graph)
 
     def observe(self, observation: TensorObservation) -> None:
         """Record a tensor of a side that `wants` has just said is kept."""
         if not self._course.armed:
             return
         name = self._named(observation.op_name)
-        if not decide_by_size(observation.tensor.byte_count).keep:
+        if not decide_by_size(observation.tensor.byte_count).is_kept:
             return
         if observation.constant and not self._first(observation.graph, name):
             return
         if name != observation.op_name:
             observation = observation._replace(op_name=name)
-        self._trigger.take(observation)
+        self._trigger.handle_tensor(observation)
 
-    def lose(
+    def count_loss(
         self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
     ) -> None:
         """Count a tensor of a side that `wants` has just said is kept, and that cannot be read."""
         name = self._named(op_name)
-        left_out = self._filter.leaves_out((graph, op_type, name, side, slot))
+        left_out = self._filter.is_excluded((graph, op_type, name, side, slot))
         if self._course.armed and not left_out:
-            self._trigger.note(graph, name, LostTensor(self._course.iteration, name, reason))
+            self._trigger.handle_item(graph, name, LostTensor(self._course.iteration, name, reason))
 
-    def settled(self, graph: int, op_name: str, *, raised: bool = False) -> None:
+    def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         """Say that one call of an operator is over: all its tensors were handed over."""
         if self._course.armed:
-            self._trigger.settled(graph, self._named(op_name), raised=raised)
+            self._trigger.end_call(graph, self._named(op_name), raised=raised)
 
-    def mark(self, graph: int, names: frozenset[str]) -> None:
+    def set_marks(self, graph: int, names: frozenset[str]) -> None:
         """Say which operators of a graph the script marked with `set_dump`."""
         if self._aliases is not None:
             names = names.union(map(make_gradient_alias, names))
-        self._filter.mark(graph, names)
+        self._filter.set_marks(graph, names)
 
-    def arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
+    def record_arguments(
+        self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]
+    ) -> None:
         """Take what an operator was configured with, if the plan selects the operator."""
         if not self.wants_arguments:
             return
         name = self._named(op_name)
-        if any(self._trigger.wants(name, side, graph) for side in TensorSide):
-            self._trigger.note(graph, name, OperatorArguments(graph, op_type, name, dict(values)))
+        if any(self._trigger.is_wanted(name, side, graph) for side in TensorSide):
+            self._trigger.handle_item(
+                graph, name, OperatorArguments(graph, op_type, name, dict(values))
+            )
 
-    def called(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
+    def record_call_stack(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
         """Take where a selected call of an API came from: lines, innermost first."""
         if self._callers is not None and self._course.armed:
             self._callers.add(self._course.iteration, op_name, stack)
@@ -136,50 +140,52 @@ class DumpRecorder:
 
     def describe(self, graph: int, node: GraphNode) -> None:
         """Take an operator's part in the graph; the first description of a name counts."""
-        if not self._course.describing:
+        if not self._course.is_describing:
             return
         if self._aliases is not None:
             inputs = tuple(map(self._named, node.inputs))
             node = replace(node, name=self._named(node.name), inputs=inputs)
         if not self._sketch.add(graph, node):
-            self._voice.once(
+            self._voice.warn_once(
                 f"graph {graph} is too large to be drawn whole", about=f"large graph {graph}"
             )
 
     def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
         """Take a parameter's part in the graph."""
-        if self._course.describing:
+        if self._course.is_describing:
             named = replace(parameter, name=self._named(parameter.name))
             self._sketch.add_parameter(graph, named)
 
-    def compiled(self, graph: int, nodes: Sequence[GraphNode]) -> None:
+    def set_compiled_order(self, graph: int, nodes: Sequence[GraphNode]) -> None:
         """Take the order of operators in which a framework compiled a graph."""
-        self._sketch.compile(graph, [replace(n, name=self._named(n.name)) for n in nodes])
+        self._sketch.set_compiled_order(
+            graph, [replace(n, name=self._named(n.name)) for n in nodes]
+        )
 
     # -- events and words
 
-    def started(
+    def start_event(
         self, *, graph: int, name: str, collective: CollectiveCall | None = None
     ) -> StartedEvent:
         """Advance the rank's program by one event, which is to be finished whatever happens."""
         self._course.active = True
-        return self._trace.started(graph=graph, name=self._named(name), collective=collective)
+        return self._trace.start_event(graph=graph, name=self._named(name), collective=collective)
 
-    def finished(
+    def finish_event(
         self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
     ) -> None:
         """Record an event begun earlier as complete now; from any thread."""
         name = self._named(name) if name else ""
-        if self._trace.finished(begun, name=name, collective=collective):
+        if self._trace.finish_event(begun, name=name, collective=collective):
             self._on_events()
 
-    def limited(self, timeout: GroupTimeout) -> None:
+    def record_group_timeout(self, timeout: GroupTimeout) -> None:
         """Say what a process group that is used was made with."""
         self._on_limit(timeout)
 
     def warn_once(self, message: str) -> None:
         """Log a warning the first time it is said."""
-        self._voice.once(message)
+        self._voice.warn_once(message)
 
     def _first(self, graph: int, name: str) -> bool:
         """Return whether a constant was not seen before."""
@@ -192,11 +198,11 @@ class DumpRecorder:
         """Return the name that the profile gives an operator."""
         if self._aliases is None:
             return name
-        alias = self._aliases.known(name)
+        alias = self._aliases.find_alias(name)
         if alias is not None:
             return alias
         with self._lock:
-            alias = self._aliases.of(name)
-        if self._aliases.full:
-            self._voice.once("operators have too many names: short ones are no longer unique")
+            alias = self._aliases.get_alias(name)
+        if self._aliases.is_full:
+            self._voice.warn_once("operators have too many names: short ones are no longer unique")
         return alias

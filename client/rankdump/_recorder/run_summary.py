@@ -142,12 +142,12 @@ def make_run_facts(
     """Return what came of a run."""
     return RunFacts(
         device=device,
-        iterations_seen=course.seen,
-        iterations_armed=course.armed_seen,
+        iterations_seen=course.iterations_seen,
+        iterations_armed=course.iterations_armed,
         last_iteration=course.iteration,
         operators_seen=selection.asked,
-        tensors_kept=accounts.kept,
-        tensors_lost=sum(accounts.losses.values()),
+        tensors_kept=accounts.kept_tensors,
+        tensors_lost=sum(accounts.losses_by_reason.values()),
         operators_selected=selection.selected,
         left_out=selection.left_out,
         marked=selection.marked,

@@ -78,7 +78,7 @@ class SessionLogger:
         self._said: set[str] = set()
         self._lock = threading.Lock()
 
-    def once(self, message: str, *, about: str = "") -> None:
+    def warn_once(self, message: str, *, about: str = "") -> None:
         """Log a warning the first time it is said, or the first one about a thing."""
         with self._lock:
             if (about or message) in self._said or len(self._said) > _MAX_WARNINGS:
@@ -90,16 +90,16 @@ class SessionLogger:
                 return
         _logger.warning("rankdump: %s", message)
 
-    def lost(self, reason: str, op_name: str) -> None:
+    def warn_lost_tensor(self, reason: str, op_name: str) -> None:
         """Log the first tensor that was lost for a reason."""
         message = f"tensors are dropped for {reason}, the first at {op_name}"
-        self.once(message, about=f"lost {reason}")
+        self.warn_once(message, about=f"lost {reason}")
 
-    def link_changed(self, link: LinkState, reason: str, *, closing: bool) -> None:
+    def log_link_change(self, link: LinkState, reason: str, *, closing: bool) -> None:
         """Log how the connection stands, where that is news."""
         if link is LinkState.ABSENT:
             self._not_open = ""
-            self.once(
+            self.warn_once(
                 f"{self._missing or f'no agent at {self._address} ({reason})'}: training goes on, "
                 f"up to {self._buffer_bytes >> 20} MiB of tensors wait for one, the rest is "
                 f"dropped and counted",
@@ -107,64 +107,66 @@ class SessionLogger:
             )
         elif link is LinkState.OPENING:
             self._not_open = f"the agent at {self._address} has not opened the session ({reason})"
-            self.once(
+            self.warn_once(
                 f"{self._rank}{self._not_open}: training goes on, up to "
                 f"{self._buffer_bytes >> 20} MiB of tensors wait for it, the rest is dropped and "
                 f"counted",
                 about="opening",
             )
         elif link is LinkState.REFUSED:
-            self.once(f"{self._rank}the agent at {self._address} refused this rank: {reason}")
+            self.warn_once(f"{self._rank}the agent at {self._address} refused this rank: {reason}")
         elif link is LinkState.AWAY and not self._away and not closing:
             self._away = True
             self._times_away += 1
-            self.once(
+            self.warn_once(
                 f"lost the agent at {self._address}: {reason}", about=f"away {self._times_away}"
             )
         elif link is LinkState.UP:
             self._missing = ""
             if self._not_open:
                 self._not_open = ""
-                self.once(f"{self._rank}the agent at {self._address} has opened the session")
+                self.warn_once(f"{self._rank}the agent at {self._address} has opened the session")
             if self._away:
                 self._away = False
-                self.once(f"the agent at {self._address} is back", about=f"back {self._times_away}")
+                self.warn_once(
+                    f"the agent at {self._address} is back", about=f"back {self._times_away}"
+                )
 
-    def no_slab(self, reason: str) -> None:
+    def warn_no_shared_memory(self, reason: str) -> None:
         """Log that the agent's shared memory is not used, though it was asked for."""
-        self.once(f"tensors travel on the stream, in pieces: {reason}", about="no slab")
+        self.warn_once(f"tensors travel on the stream, in pieces: {reason}", about="no slab")
 
-    def left_in_slab(self, count: int, link: LinkState) -> None:
+    def warn_unwritten_tensors(self, count: int, link: LinkState) -> None:
         """Log what the agent has yet to take out of shared memory, whether it is there or not."""
         if count and link is LinkState.UP:
-            self.once(
+            self.warn_once(
                 f"{self._rank}{count} tensors are left to the agent at {self._address} to write"
             )
         elif count:
-            self.once(
+            self.warn_once(
                 f"{self._rank}the agent at {self._address} has not come back: {count} tensors "
                 f"stand in its shared memory, and are in the tree only once it runs again"
             )
 
-    def goodbye(self, warnings: Iterable[str], remarks: Iterable[str]) -> None:
+    def log_summary(self, warnings: Iterable[str], remarks: Iterable[str]) -> None:
         """Log what the whole run amounted to."""
         for message in warnings:
-            self.once(message)
+            self.warn_once(message)
         for message in remarks:
             _logger.info("rankdump: %s", message)
 
-    def stacks_lost(self, calls: int) -> None:
+    def warn_lost_stacks(self, calls: int) -> None:
         """Log of how many calls the stack file says nothing, for want of room."""
         if calls:
-            self.once(
+            self.warn_once(
                 f"{self._rank}where {calls} calls came from was not sent: too much waited for the "
                 f"agent"
             )
 
-    def losses(self, tensors: Mapping[str, int], declarations: int) -> None:
+    def warn_losses(self, tensors: Mapping[str, int], declarations: int) -> None:
         """Log what never reached the tree; the tensors by reason."""
         if declarations:
-            self.once(
+            self.warn_once(
                 f"{self._rank}{declarations} batches of events, graphs and ends of iterations were "
                 f"not sent"
             )
@@ -172,7 +174,9 @@ class SessionLogger:
             listed = ", ".join(f"{count} {reason}" for reason, count in tensors.items())
             cause = self._missing or self._not_open
             why = f"; {cause}" if cause else ""
-            self.once(f"{self._rank}{sum(tensors.values())} tensors were not dumped: {listed}{why}")
+            self.warn_once(
+                f"{self._rank}{sum(tensors.values())} tensors were not dumped: {listed}{why}"
+            )
 
     def close(self) -> None:
         """Let other ranks of this host say what this one has said."""

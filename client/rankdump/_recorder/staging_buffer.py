@@ -74,7 +74,7 @@ class StagingBuffer:
         """Copy a record's elements once; None when there was no room for them."""
         placing = PlacementResult.ELSEWHERE if self._place is None else self._place(head, source)
         if placing is PlacementResult.DONE:
-            return StagedRecord(head, memoryview(b""), on_its_way=True)
+            return StagedRecord(head, memoryview(b""), is_in_shared_memory=True)
         if placing is PlacementResult.FULL:
             return None
         charge = _compute_charge(head)
@@ -102,7 +102,7 @@ class StagingBuffer:
             self._rows.release(len(item) * ROW_BYTES)
         elif isinstance(item, CallStacks):
             self._rows.release(len(item.calls) * CALL_BYTES)
-        elif not item.on_its_way:
+        elif not item.is_in_shared_memory:
             self._records.release(_compute_charge(item.head))
 
 

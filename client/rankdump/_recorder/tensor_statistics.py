@@ -49,7 +49,7 @@ class TensorStatisticsRow(NamedTuple):
 
     kind: TensorKind
     timestamp_us: int
-    figures: StatisticsResult
+    statistics: StatisticsResult
     iteration: int
     switched_on: bool = False
     degraded: bool = False
@@ -68,7 +68,7 @@ class StatisticsCache:
     def __init__(self) -> None:
         self._known: dict[_MemoryRange, tuple[ReferenceType[object], int, bytes, str]] = {}
 
-    def text(
+    def get_text(
         self,
         standing: TensorVersion | None,
         dtype: str,
@@ -84,16 +84,20 @@ class StatisticsCache:
         if standing is None:
             return measured()
         words = np.frombuffer(data[: data.nbytes & ~7], np.uint64)
-        thing = standing.owner if lent else standing.thing
+        thing = standing.owner if lent else standing.tensor_object
         place = id(thing), dtype, words.ctypes.data if lent else 0, data.nbytes
         sample = words[:: max(1, words.size // _SAMPLE_WORDS)].tobytes()
         known = self._known.get(place)
-        if known is not None and known[1:3] == (standing.changes, sample) and known[0]() is thing:
+        if (
+            known is not None
+            and known[1:3] == (standing.change_count, sample)
+            and known[0]() is thing
+        ):
             return known[3]
         text = measured()
         if len(self._known) >= _MAX_CACHED_TENSORS:
             self._known.clear()
-        self._known[place] = ref(thing), standing.changes, sample, text
+        self._known[place] = ref(thing), standing.change_count, sample, text
         return text
 
 
@@ -116,20 +120,20 @@ class StatisticsCalculator:
         self._ordered = MD5_ITEM in items
         self._recent = StatisticsCache()
 
-    def can(self, dtype: str) -> bool:
+    def can_measure(self, dtype: str) -> bool:
         """Return whether a tensor of that element type has the plan's figures."""
         return not self._items or has_statistics(dtype)
 
-    def take(self, source: TensorSource) -> StatisticsResult:
+    def measure_tensor(self, source: TensorSource) -> StatisticsResult:
         """Return the figures of a tensor as it is now, or what they will be made of."""
         if not self._items:
             return ""
         if self._on_device:
-            promised = source.figures(self._items, self._precision)
+            promised = source.start_statistics(self._items, self._precision)
             if promised is not None:
                 return promised
         if 0 < source.byte_count <= SMALL_TENSOR_BYTES:
-            return source.copied()
+            return source.copy_elements()
         data = source.elements() if self._ordered else source.unordered()
         lent = data is not None
         if data is None:
@@ -140,9 +144,9 @@ class StatisticsCalculator:
         def measured() -> str:
             return compute_statistic_row(self._items, dtype, elements, exact=self._exact)
 
-        return self._recent.text(source.standing(), dtype, elements, measured, lent=lent)
+        return self._recent.get_text(source.get_version(), dtype, elements, measured, lent=lent)
 
-    def texts(
+    def read_texts(
         self, kinds: Sequence[TensorKind], taken: Sequence[StatisticsResult]
     ) -> list[str | None]:
         """Return the texts of what was taken, all of a sort at once; None where that failed."""
@@ -187,7 +191,7 @@ class _RowRun:
     """Iteration, switched on, degraded: what they have in common."""
     kinds: list[TensorKind] = field(default_factory=list[TensorKind])
     stamps_us: list[int] = field(default_factory=list[int])
-    figures: list[StatisticsResult] = field(default_factory=list[StatisticsResult])
+    statistics: list[StatisticsResult] = field(default_factory=list[StatisticsResult])
 
 
 class RowBatch:
@@ -209,13 +213,13 @@ class RowBatch:
             run = self._runs[-1]
             run.kinds.append(kind)
             run.stamps_us.append(stamp_us)
-            run.figures.append(figures)
+            run.statistics.append(figures)
             self._rows += 1
             if type(figures) is bytes:
                 self._bytes += len(figures)
             return self._rows >= self._limit or self._bytes >= MAX_WAITING_BYTES
 
-    def read(self, measure: StatisticsCalculator) -> Iterator[StatisticRows | UnreadRow]:
+    def drain_rows(self, measure: StatisticsCalculator) -> Iterator[StatisticRows | UnreadRow]:
         """Take everything out as frames, the figures of each sort read back all at once."""
         with self._lock:
             runs, self._runs = self._runs, []
@@ -223,8 +227,8 @@ class RowBatch:
         if not runs:
             return
         kinds = list(chain.from_iterable(run.kinds for run in runs))
-        taken = list(chain.from_iterable(run.figures for run in runs))
-        texts = iter(measure.texts(kinds, taken))
+        taken = list(chain.from_iterable(run.statistics for run in runs))
+        texts = iter(measure.read_texts(kinds, taken))
         for run in runs:
             yield from _make_row_frames(run, list(islice(texts, len(run.kinds))))
 

@@ -56,30 +56,30 @@ class WatchTrigger:
         self._lock = threading.Lock()
         self._ran: dict[tuple[int, str], _WatchedOutputs] = {}
 
-    def wants(self, op_name: str, side: TensorSide, graph: int) -> bool:
+    def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
         """Return whether it is the output of a watched operator."""
-        return self._filter.decide(op_name, side, graph).keep
+        return self._filter.decide(op_name, side, graph).is_kept
 
-    def take(self, observation: TensorObservation) -> None:
+    def handle_tensor(self, observation: TensorObservation) -> None:
         """Read the tensor and send it, and refer to it until the iteration is over."""
-        if self._filter.leaves_out(observation[:5]):
+        if self._filter.is_excluded(observation[:5]):
             return
-        self._outlet.send(self._reading.read(observation), self._course.iteration)
-        lasting = observation._replace(tensor=observation.tensor.memory())
+        self._outlet.send(self._reading.build_record(observation), self._course.iteration)
+        lasting = observation._replace(tensor=observation.tensor.make_memory_source())
         with self._lock:
             outputs = self._of(observation.graph, observation.op_name).outputs
             outputs[observation.slot] = lasting
 
-    def note(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
+    def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
         """Send the loss of an output, and remember it: it is as lost after every layer."""
         if isinstance(item, LostTensor):
             self._outlet.send(item, self._course.iteration)
             with self._lock:
                 self._of(graph, op_name).lost.append(item)
 
-    def settled(self, graph: int, op_name: str, *, raised: bool) -> None:
+    def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
         """Read other operators' outputs again if this one is a layer, however it ended."""
-        self._reading.over(graph, op_name)
+        self._reading.end_call(graph, op_name)
         if self._layers and not is_named_in(self._layers, op_name):
             return
         with self._lock:
@@ -91,13 +91,15 @@ class WatchTrigger:
         for name, outputs, lost in ran:
             again = make_watch_name(op_name, name)
             for output in outputs:
-                item = self._reading.read_again(output._replace(op_name=again))
+                item = self._reading.rebuild_record(output._replace(op_name=again))
                 self._outlet.send(item, self._course.iteration)
             for item in lost:
-                self._outlet.send(self._reading.lost(again, item.reason), self._course.iteration)
-            self._reading.over(graph, again)
+                self._outlet.send(
+                    self._reading.make_loss(again, item.reason), self._course.iteration
+                )
+            self._reading.end_call(graph, again)
 
-    def end(self) -> None:
+    def end_all_calls(self) -> None:
         """Let go of everything."""
         with self._lock:
             self._ran.clear()
@@ -141,12 +143,12 @@ class DeferredItems(Generic[ItemT]):
         """Whether as many operators were kept as the limit allows; 0 allows any number."""
         return 0 < self._limit <= self._kept
 
-    def keeps(self, call: OperatorCallKey) -> bool:
+    def is_kept(self, call: OperatorCallKey) -> bool:
         """Return whether an operator that is not over is being kept."""
         found = self._open.get(call)
         return found is not None and found.kept
 
-    def hold(self, call: OperatorCallKey, item: ItemT) -> list[ItemT]:
+    def add_item(self, call: OperatorCallKey, item: ItemT) -> list[ItemT]:
         """Let an item wait for its operator; return what nothing waits for any more."""
         with self._lock:
             self._open.setdefault(call, _OpenOperator()).items.append(item)
@@ -154,7 +156,7 @@ class DeferredItems(Generic[ItemT]):
                 return []
             return self._open.pop(next(iter(self._open))).items
 
-    def keep(self, call: OperatorCallKey) -> list[ItemT]:
+    def keep_operator(self, call: OperatorCallKey) -> list[ItemT]:
         """Keep an operator, if the limit allows; return what waited for that."""
         with self._lock:
             operator = self._open.setdefault(call, _OpenOperator())
@@ -165,13 +167,13 @@ class DeferredItems(Generic[ItemT]):
             items, operator.items = operator.items, []
             return items
 
-    def settle(self, call: OperatorCallKey) -> list[ItemT]:
+    def end_operator(self, call: OperatorCallKey) -> list[ItemT]:
         """Say that an operator is over; return what waited for nothing."""
         with self._lock:
             operator = self._open.pop(call, None)
             return operator.items if operator is not None else []
 
-    def clear(self) -> list[ItemT]:
+    def end_all_operators(self) -> list[ItemT]:
         """Say that every operator is over; return what waited for nothing."""
         with self._lock:
             waiting, self._open = self._open, {}
@@ -186,23 +188,23 @@ CHANGED_IN_PLACE = "changed_in_place"
 class DumpTrigger(Protocol):
     """Decides on operators by what becomes of them."""
 
-    def wants(self, op_name: str, side: TensorSide, graph: int) -> bool:
+    def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
         """Return whether tensors on that side of an operator are to be handed over."""
         ...
 
-    def take(self, observation: TensorObservation) -> None:
+    def handle_tensor(self, observation: TensorObservation) -> None:
         """Take a wanted tensor."""
         ...
 
-    def note(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
+    def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
         """Take anything else that is said of a wanted operator."""
         ...
 
-    def settled(self, graph: int, op_name: str, *, raised: bool) -> None:
+    def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
         """End an operator."""
         ...
 
-    def end(self) -> None:
+    def end_all_calls(self) -> None:
         """End every operator: nothing more is said of them."""
         ...
 
@@ -222,24 +224,24 @@ class AlwaysTrigger:
         self._outlet = outlet
         self._course = course
 
-    def wants(self, op_name: str, side: TensorSide, graph: int) -> bool:
+    def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
         """Return whether the plan selects that side of the operator."""
-        return self._filter.decide(op_name, side, graph).keep
+        return self._filter.decide(op_name, side, graph).is_kept
 
-    def take(self, observation: TensorObservation) -> None:
+    def handle_tensor(self, observation: TensorObservation) -> None:
         """Read the tensor and send it."""
-        if not self._filter.leaves_out(observation[:5]):
-            self._outlet.send(self._reading.read(observation), self._course.iteration)
+        if not self._filter.is_excluded(observation[:5]):
+            self._outlet.send(self._reading.build_record(observation), self._course.iteration)
 
-    def note(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
+    def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
         """Send it."""
         self._outlet.send(item, self._course.iteration)
 
-    def settled(self, graph: int, op_name: str, *, raised: bool) -> None:
+    def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
         """All was sent; what comes under the name from now on is another call."""
-        self._reading.over(graph, op_name)
+        self._reading.end_call(graph, op_name)
 
-    def end(self) -> None:
+    def end_all_calls(self) -> None:
         """Do nothing: all was sent."""
 
 
@@ -266,17 +268,18 @@ class OverflowTrigger:
         self._warn = warn
         self._held: DeferredItems[OperatorItem] = DeferredItems(limit)
 
-    def wants(self, op_name: str, side: TensorSide, graph: int) -> bool:
+    def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
         """Return whether it is selected; outputs are wanted for their values in any case."""
-        if self._held.full and not self._held.keeps((graph, op_name)):
+        if self._held.full and not self._held.is_kept((graph, op_name)):
             return False
-        if self._filter.decide(op_name, side, graph).keep:
+        if self._filter.decide(op_name, side, graph).is_kept:
             return True
         return (
-            side is TensorSide.OUTPUT and self._filter.decide(op_name, TensorSide.INPUT, graph).keep
+            side is TensorSide.OUTPUT
+            and self._filter.decide(op_name, TensorSide.INPUT, graph).is_kept
         )
 
-    def take(self, observation: TensorObservation) -> None:
+    def handle_tensor(self, observation: TensorObservation) -> None:
         """Hold a copy until its operator is known to be good or bad."""
         graph, _, name, side = observation[:4]
         call = (graph, name)
@@ -284,42 +287,42 @@ class OverflowTrigger:
             return
         if (
             side is TensorSide.OUTPUT
-            and not self._held.keeps(call)
+            and not self._held.is_kept(call)
             and not self._finite(observation)
         ):
             self._keep(call)
-        kept = self._filter.decide(name, side, graph).keep
-        if kept and not self._filter.leaves_out(observation[:5]):
-            self._put(call, self._reading.read(observation))
+        kept = self._filter.decide(name, side, graph).is_kept
+        if kept and not self._filter.is_excluded(observation[:5]):
+            self._put(call, self._reading.build_record(observation))
 
-    def note(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
+    def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
         """Hold it with the tensors of its operator."""
         self._put((graph, op_name), item)
 
-    def settled(self, graph: int, op_name: str, *, raised: bool) -> None:
+    def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
         """Forget an operator that was good."""
-        self._outlet.forget(self._held.settle((graph, op_name)))
-        self._reading.over(graph, op_name)
+        self._outlet.release_items(self._held.end_operator((graph, op_name)))
+        self._reading.end_call(graph, op_name)
 
-    def end(self) -> None:
+    def end_all_calls(self) -> None:
         """Forget every operator that was not bad so far."""
-        self._outlet.forget(self._held.clear())
+        self._outlet.release_items(self._held.end_all_operators())
 
     def _put(self, call: tuple[int, str], item: OperatorItem) -> None:
-        if self._held.keeps(call):
+        if self._held.is_kept(call):
             self._outlet.send(item, self._course.iteration)
         else:
-            self._outlet.forget(self._held.hold(call, item))
+            self._outlet.release_items(self._held.add_item(call, item))
 
     def _keep(self, call: tuple[int, str]) -> None:
-        for item in self._held.keep(call):
+        for item in self._held.keep_operator(call):
             self._outlet.send(item, self._course.iteration)
         if self._held.full:
-            self._course.retire()
+            self._course.stop_after_current()
 
     def _finite(self, observation: TensorObservation) -> bool:
         try:
-            return observation.tensor.finite()
+            return observation.tensor.is_finite()
         except Exception:  # a tensor that cannot be read must not end the training
             _logger.debug("finiteness unknown", exc_info=True)
             self._warn(f"{observation.op_name} could not be checked for an overflow")
@@ -348,39 +351,39 @@ class ExceptionTrigger:
             DeferredItems()
         )
 
-    def wants(self, op_name: str, side: TensorSide, graph: int) -> bool:
+    def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
         """Return whether it is a selected input: what raised has no outputs."""
-        return side is TensorSide.INPUT and self._filter.decide(op_name, side, graph).keep
+        return side is TensorSide.INPUT and self._filter.decide(op_name, side, graph).is_kept
 
-    def take(self, observation: TensorObservation) -> None:
+    def handle_tensor(self, observation: TensorObservation) -> None:
         """Refer to the tensor until its operator is over."""
-        if not (observation.state or self._filter.leaves_out(observation[:5])):
-            self._held.hold((observation.graph, observation.op_name), observation)
+        if not (observation.state or self._filter.is_excluded(observation[:5])):
+            self._held.add_item((observation.graph, observation.op_name), observation)
 
-    def note(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
+    def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
         """Hold it until the operator is over."""
-        self._held.hold((graph, op_name), item)
+        self._held.add_item((graph, op_name), item)
 
-    def settled(self, graph: int, op_name: str, *, raised: bool) -> None:
+    def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
         """Send what an operator that raised had read; forget any other."""
-        for item in self._held.settle((graph, op_name)):
+        for item in self._held.end_operator((graph, op_name)):
             if raised:
                 self._outlet.send(self._now(item), self._course.iteration)
-        self._reading.over(graph, op_name)
+        self._reading.end_call(graph, op_name)
 
-    def end(self) -> None:
+    def end_all_calls(self) -> None:
         """Forget the operators that did not raise."""
-        self._held.clear()
+        self._held.end_all_operators()
 
     def _now(self, item: TensorObservation | LostTensor | OperatorArguments) -> OperatorItem:
         if not isinstance(item, TensorObservation):
             return item
         try:
-            if item.tensor.changed():
-                return self._reading.lost(item.op_name, CHANGED_IN_PLACE)
+            if item.tensor.has_changed():
+                return self._reading.make_loss(item.op_name, CHANGED_IN_PLACE)
         except Exception:  # as if unknown: the copy tells whether it can be read at all
             _logger.debug("change unknown", exc_info=True)
-        return self._reading.read_again(item)
+        return self._reading.rebuild_record(item)
 
 
 def make_trigger(

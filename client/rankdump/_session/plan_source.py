@@ -173,7 +173,7 @@ def resolve_plan(given: DumpPlan | PlanSource, environ: Mapping[str, str]) -> Du
     if not plan.enabled:
         return None
     layout = LAYOUTS.get(plan.output.layout)
-    if layout is None or not layout.timed or plan.output.started:
+    if layout is None or not layout.has_time_folder or plan.output.started:
         return plan
     started = environ.get(STARTED_VARIABLE, "")
     if not STARTED_PATTERN.fullmatch(started):

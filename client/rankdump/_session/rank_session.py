@@ -198,13 +198,13 @@ class Session:
         if fault:
             pipeline.recorder.warn_once(f"dump of {op_name}: {fault}")
         else:
-            self._calls.dump(op_type, op_name, TensorSide(side), slot, array, graph)
+            self._calls.record_array(op_type, op_name, TensorSide(side), slot, array, graph)
 
     @never_raises
     def constant(self, name: str, array: Any, *, graph: int = 0) -> None:
         """Dump an array that never changes, once for its graph: in the first iteration dumped."""
         if self._pipeline is not None:
-            self._calls.constant(name, array, graph)
+            self._calls.record_constant(name, array, graph)
 
     @never_raises
     def graph(
@@ -221,7 +221,7 @@ class Session:
         if isinstance(nodes, str):
             pipeline.recorder.warn_once(f"graph {graph}: {nodes}")
         else:
-            pipeline.recorder.compiled(graph, nodes)
+            pipeline.recorder.set_compiled_order(graph, nodes)
 
     @never_raises
     def attach(self, model: Any, name: str = "") -> None:
@@ -276,7 +276,7 @@ class Session:
         if pipeline is None:
             return
         atexit.unregister(self._close_at_exit)
-        self._calls.finish(raised=raised)
+        self._calls.end_operators(raised=raised)
         if ended:
             self._end_iteration(pipeline, ran=self._begun)
         self._hooks.detach()
@@ -326,7 +326,7 @@ class Session:
             _logger.error("rankdump: %s", error)
 
     def _end_iteration(self, pipeline: DumpPipeline, *, ran: bool) -> None:
-        self._calls.finish()
+        self._calls.end_operators()
         self._hooks.end(pipeline.iteration, pipeline.armed)
         pipeline.end_iteration(ran=ran)
 
@@ -347,16 +347,19 @@ class Session:
             return
         before = pipeline.armed
         if not on:
-            self._calls.finish()
-        pipeline.switch(on)
+            self._calls.end_operators()
+        pipeline.set_dumping(on)
         if pipeline.armed is not before:
             self._tell_hooks(pipeline)
 
     def _tell_hooks(self, pipeline: DumpPipeline) -> None:
         self._hooks.begin(pipeline.iteration, pipeline.armed)
-        self._calls.armed()
+        self._calls.record_waiting_constants()
 
     def _tell_losses(self, pipeline: DumpPipeline) -> None:
-        if self._strict and pipeline.losses > self._losses_told:
-            lost, self._losses_told = pipeline.losses - self._losses_told, pipeline.losses
+        if self._strict and pipeline.lost_tensors > self._losses_told:
+            lost, self._losses_told = (
+                pipeline.lost_tensors - self._losses_told,
+                pipeline.lost_tensors,
+            )
             raise ExhaustedError(f"{lost} tensors were lost and the plan is strict")

@@ -63,11 +63,11 @@ class SlabStore(Protocol):
         """Return some of it; DamagedError when it is not there."""
         ...
 
-    def number(self, offset: int) -> int:
+    def read_number(self, offset: int) -> int:
         """Return a number that the other side may be changing."""
         ...
 
-    def put_number(self, offset: int, value: int) -> None:
+    def write_number(self, offset: int, value: int) -> None:
         """Change a number at one blow."""
         ...
 
@@ -85,11 +85,11 @@ class SlabMemory:
         """Return some of it, for reading."""
         return self._memory[offset : offset + length].toreadonly()
 
-    def number(self, offset: int) -> int:
+    def read_number(self, offset: int) -> int:
         """Return a number, loaded at one blow."""
         return self._numbers[offset // 8]
 
-    def put_number(self, offset: int, value: int) -> None:
+    def write_number(self, offset: int, value: int) -> None:
         """Store a number at one blow."""
         self._numbers[offset // 8] = value
 

@@ -41,13 +41,13 @@ class SlabEntry(NamedTuple):
     data_at: int
     """Where in the slab its data stands, until the position behind the entry is released."""
     data_bytes: int
-    whole: bool
+    has_data: bool
     """Whether the data is there; without it only the frame counts."""
-    end: int
+    end_position: int
     """Position behind the entry."""
     digest: bytes = b""
     """xxh3-128 of the data, as the rank sealed it; empty when it did not."""
-    damaged: bool = False
+    is_corrupted: bool = False
     """Whether the frame is not the one that was sealed."""
     sequence: int = 0
     """The frame's number, where it was sealed."""
@@ -71,14 +71,14 @@ class SlabReader:
     @property
     def written(self) -> int:
         """Position behind the last published entry."""
-        return self._store.number(WRITTEN_OFFSET)
+        return self._store.read_number(WRITTEN_OFFSET)
 
     @property
     def released(self) -> int:
         """Position before which everything may be overwritten."""
-        return self._store.number(RELEASED_OFFSET)
+        return self._store.read_number(RELEASED_OFFSET)
 
-    def entries(self, announced: int | None = None) -> Iterator[SlabEntry]:
+    def read_entries(self, announced: int | None = None) -> Iterator[SlabEntry]:
         """Yield what was published since the last call; DamagedError for what cannot be.
 
         While the rank lives, only what lies before the position that a message of it `announced`
@@ -89,16 +89,16 @@ class SlabReader:
             raise CorruptedError(f"damaged slab, written to {written} and read to {self._read}")
         yield from self._until(written if announced is None else min(announced, written))
 
-    def remains(self) -> Iterator[SlabEntry]:
+    def read_remaining_entries(self) -> Iterator[SlabEntry]:
         """Yield what a rank that is dead had committed or begun; one begun is not whole."""
-        yield from self.entries()
+        yield from self.read_entries()
         try:
             yield from self._until(self.released + self.ring_bytes)
         except CorruptedError:
             # Nothing stands here yet, or what an earlier lap left.
             return
 
-    def at(self, position: int) -> SlabEntry:
+    def read_entry_at(self, position: int) -> SlabEntry:
         """Return the entry that was published at a position; DamagedError when none is there.
 
         For its rank, which knows where it wrote: one that is damaged does not hide those behind it.
@@ -108,10 +108,10 @@ class SlabReader:
             raise CorruptedError(f"damaged slab, without an entry at {position}")
         return found
 
-    def data(self, entry: SlabEntry) -> memoryview:
+    def read_data(self, entry: SlabEntry) -> memoryview:
         """Return an entry's data."""
         end = self._window_at + len(self._window)
-        position = entry.end - align_length(entry.data_bytes)
+        position = entry.end_position - align_length(entry.data_bytes)
         if self._window_at <= position and position + entry.data_bytes <= end:
             begin = position - self._window_at
             return self._window[begin : begin + entry.data_bytes]
@@ -121,13 +121,13 @@ class SlabReader:
         """Let the rank overwrite everything before a position."""
         if not self.released <= position <= self._read:
             raise ValueError(f"release to {position}, read to {self._read}")
-        self._store.put_number(RELEASED_OFFSET, position)
+        self._store.write_number(RELEASED_OFFSET, position)
 
     def _until(self, limit: int) -> Iterator[SlabEntry]:
         while self._read < limit:
             entry = self._entry(self._read, limit)
             if isinstance(entry, SlabEntry):
-                self._read = entry.end
+                self._read = entry.end_position
                 yield entry
             else:
                 self._read = entry
@@ -159,10 +159,10 @@ class SlabReader:
             frame,
             RING_OFFSET + data_at,
             found.data_bytes,
-            whole=sealed or found.state == EntryState.COMMITTED,
-            end=end,
+            has_data=sealed or found.state == EntryState.COMMITTED,
+            end_position=end,
             digest=found.digest if sealed and found.digest != _NO_DIGEST else b"",
-            damaged=sealed and zlib.crc32(frame) != found.frame_checksum,
+            is_corrupted=sealed and zlib.crc32(frame) != found.frame_checksum,
             sequence=found.sequence,
             mark=found.mark,
         )

@@ -35,7 +35,7 @@ class SlabReservation(NamedTuple):
     data: memoryview
     """Where the data goes."""
     position: int
-    end: int
+    end_position: int
     """Position behind the entry."""
     frame: bytes
     sequence: int
@@ -75,7 +75,7 @@ class SlabWriter:
         """Position before which everything may be overwritten."""
         return self._numbers[RELEASED_OFFSET // 8]
 
-    def fits(self, frame_bytes: int, data_bytes: int) -> bool:
+    def can_fit(self, frame_bytes: int, data_bytes: int) -> bool:
         """Return whether an entry of that size can be reserved at all, once there is room."""
         return _compute_entry_bytes(frame_bytes, data_bytes) <= self.ring_bytes // 2
 
@@ -111,7 +111,7 @@ class SlabWriter:
                 sequence,
                 min(mark, _MAX_MARK),
             )
-            self._next = room.end
+            self._next = room.end_position
             self._open.append(room)
         return room
 
@@ -144,10 +144,10 @@ class SlabWriter:
     def _to_seal(self, position: int) -> SlabReservation | None:
         with self._lock:
             self._sealing = None
-            while self._unsealed and self._unsealed[0].end <= position:
+            while self._unsealed and self._unsealed[0].end_position <= position:
                 room = self._unsealed.popleft()
                 # What was read and released by now may be another entry's.
-                if room.end > self.released:
+                if room.end_position > self.released:
                     self._sealing = room.position
                     return room
         return None
@@ -165,7 +165,7 @@ class SlabWriter:
             end = 0
             while waiting and waiting[0].position in done:
                 room = waiting.popleft()
-                end = room.end
+                end = room.end_position
                 if done.pop(room.position):
                     self._unsealed.append(room)
             if end:

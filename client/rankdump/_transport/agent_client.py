@@ -54,16 +54,16 @@ class TransportSelector:
         self._given_up: set[tuple[int, int]] = set()
         self._avoid = ""
 
-    def choose(self, grant: SessionGrant) -> None:
+    def select_transport(self, grant: SessionGrant) -> None:
         """Go on with the slab in use, or move what is not accounted for to where it goes now."""
         ring, place = self._depot.ring, grant.slab and resolve_slab_place(grant.slab, self._address)
         if ring is not None and place is not None and not self._avoid and ring.is_at(place):
-            if not ring.broken_for(grant.acknowledged):
+            if not ring.has_broken_record(grant.acknowledged):
                 return
             self._avoid = "the agent began anew inside a large tensor"
         if ring is not None:
             self._given_up.add(ring.identity)
-        self._depot.give_up_ring()
+        self._depot.abandon_ring()
         reason = self._take(place, had_one=ring is not None) if self._wanted else ""
         if reason:
             self._on_stream(reason)
@@ -87,7 +87,7 @@ class TransportSelector:
             # Its lock would end with the last view of the earlier mapping.
             ring.close()
             return f"{place.path} was given up before"
-        self._depot.take_ring(ring)
+        self._depot.use_ring(ring)
         return ""
 
 
@@ -171,7 +171,7 @@ class AgentClient:
         return self._outgoing.closing
 
     @property
-    def busy(self) -> bool:
+    def has_waiting_tensors(self) -> bool:
         """Whether a tensor waits for the agent to take it."""
         with self._depot.changed:
             return self._depot.items.tensors > 0
@@ -187,14 +187,14 @@ class AgentClient:
 
     def submit(self, item: StagedRecord | MetadataItem) -> None:
         """Put an item at the end of the stream; never blocks."""
-        if not (isinstance(item, StagedRecord) and item.on_its_way):
+        if not (isinstance(item, StagedRecord) and item.is_in_shared_memory):
             self._depot.submit(item)
 
-    def place(
+    def place_record(
         self, head: RecordHead, source: TensorSource, patience_s: Callable[[], float]
     ) -> PlacementResult:
         """Copy a tensor straight into shared memory, waiting for room as long as patience lasts."""
-        return self._depot.place(head, source, patience_s)
+        return self._depot.place_record(head, source, patience_s)
 
     def disarm(self) -> None:
         """Take nothing any more, in a child of the process: without a lock, which may be held."""
@@ -235,14 +235,14 @@ class AgentClient:
         with depot.changed:
             ring, depot.ring = depot.ring, None
         if ring is not None:
-            depot.settle(ring, 2.0)
+            depot.wait_for_copies(ring, 2.0)
         with depot.changed:
             left, in_slab = depot.items.tensors, 0
             if ring is not None:
                 if self.link in (LinkState.UP, LinkState.AWAY):
                     in_slab = left - depot.items.held_tensors
                 # What an accelerator still writes into stays mapped to the end of the process.
-                if not ring.copying:
+                if not ring.open_entries:
                     ring.close()
         self.left_in_slab = in_slab
         return left - in_slab
@@ -325,7 +325,7 @@ class AgentClient:
             self._was_let_in = True
         stream = self._outgoing.begin_stream()
         self._depot.acknowledge(grant.acknowledged)
-        self._way.choose(grant)
+        self._way.select_transport(grant)
         self._set_link(LinkState.UP, grant.excluded)
         slab_ready = False
         hello = agent_pb2.Hello(session_id=self._request.session_id, token=grant.token)

@@ -49,7 +49,7 @@ class NumberedItem:
 
     sequence: int
     item: QueuedItem
-    gone_bytes: int = 0
+    loaded_bytes: int = 0
     """How much of a record that is cut is in the slab."""
 
     @property
@@ -86,9 +86,9 @@ class FrameQueue:
         """Not numbered yet: what is numbered meanwhile overtakes declarations."""
         self.numbered: deque[NumberedItem] = deque()
         """To leave next: before anything gets another number."""
-        self.window: deque[NumberedItem] = deque()
+        self.in_flight: deque[NumberedItem] = deque()
         """Left, and held until it is acknowledged."""
-        self.last = 0
+        self.last_sequence = 0
         """The highest number given."""
         self.acknowledged = 0
         """The highest number accounted for."""
@@ -101,7 +101,7 @@ class FrameQueue:
     @property
     def outstanding(self) -> int:
         """Items that the agent has not accounted for."""
-        return len(self.waiting) + self.last - self.acknowledged
+        return len(self.waiting) + self.last_sequence - self.acknowledged
 
     @property
     def tensors(self) -> int:
@@ -111,15 +111,17 @@ class FrameQueue:
     @property
     def held_tensors(self) -> int:
         """Tensors among those that are in this process's own memory."""
-        return self._waiting_tensors + sum(each.tensors for each in (*self.numbered, *self.window))
+        return self._waiting_tensors + sum(
+            each.tensors for each in (*self.numbered, *self.in_flight)
+        )
 
     @property
-    def unsent(self) -> bool:
+    def has_unsent(self) -> bool:
         """Whether anything waits to leave."""
         return bool(self.waiting or self.numbered)
 
     @property
-    def bars_the_way(self) -> bool:
+    def blocks_records(self) -> bool:
         """Whether a record that comes now would overtake what it must not."""
         return bool(self.numbered) or self._waiting_records > 0
 
@@ -142,59 +144,59 @@ class FrameQueue:
         self._waiting_tensors -= tensors
         self._waiting_declarations -= _is_unbuffered(item)
         self._waiting_records -= isinstance(item, StagedRecord)
-        return NumberedItem(self.number(tensors, find_iteration(item)), item)
+        return NumberedItem(self.assign_sequence(tensors, find_iteration(item)), item)
 
-    def number(self, tensors: int, iteration: int) -> int:
+    def assign_sequence(self, tensors: int, iteration: int) -> int:
         """Return the next number, for an item on which so many tensors of an iteration hang."""
-        self.last += 1
+        self.last_sequence += 1
         if tensors:
-            self._given.append(_AssignedSequence(self.last, tensors, iteration))
+            self._given.append(_AssignedSequence(self.last_sequence, tensors, iteration))
             self._given_tensors += tensors
-        return self.last
+        return self.last_sequence
 
-    def keep(self, each: NumberedItem) -> None:
+    def retain_declaration(self, each: NumberedItem) -> None:
         """Hold a declaration that lies in a slab: should it be damaged there, it is said again.
 
         What takes room of the buffer has given it back by then, and is not held; nor are too many.
         """
         item = each.item
         small = not isinstance(item, RecoveredEntry) and _is_unbuffered(item)
-        if small and len(self.window) < MAX_WAITING_DECLARATIONS:
-            self.window.append(each)
+        if small and len(self.in_flight) < MAX_WAITING_DECLARATIONS:
+            self.in_flight.append(each)
 
     def acknowledge(self, sequence: int) -> list[BufferedItem]:
         """Let go of everything up to a number; return what room was held for."""
         # What was never sent cannot be accounted for, whoever says so.
-        self.acknowledged = max(self.acknowledged, min(sequence, self.last))
+        self.acknowledged = max(self.acknowledged, min(sequence, self.last_sequence))
         while self._given and self._given[0].sequence <= self.acknowledged:
             self._given_tensors -= self._given.popleft().tensors
         taken: list[BufferedItem] = []
-        for queue in (self.window, self.numbered):
+        for queue in (self.in_flight, self.numbered):
             while queue and queue[0].sequence <= self.acknowledged:
                 item = queue.popleft().item
                 if isinstance(item, (StagedRecord, StatisticRows, CallStacks)):
                     taken.append(item)
         return taken
 
-    def send_again(self, carried: Iterable[NumberedItem] = ()) -> int:
+    def requeue_unacknowledged(self, carried: Iterable[NumberedItem] = ()) -> int:
         """Put what has left without being accounted for at the front again.
 
         Numbers that were given and stand nowhere any more leave as what is known of them: how many
         tensors of which iteration are lost. Return how many these are, all together.
         """
-        again = {each.sequence: each for each in (*carried, *self.window, *self.numbered)}
+        again = {each.sequence: each for each in (*carried, *self.in_flight, *self.numbered)}
         lost = [given for given in self._given if given.sequence not in again]
         for given in lost:
             again[given.sequence] = given.lost()
-        for number in range(self.acknowledged + 1, self.last + 1):
+        for number in range(self.acknowledged + 1, self.last_sequence + 1):
             if number not in again:
                 self.lost_declarations += 1
                 again[number] = NumberedItem(
                     number, RecoveredEntry(make_blank_frame(number), _NO_DATA, True, 0)
                 )
         for each in again.values():
-            each.gone_bytes = 0
-        self.window.clear()
+            each.loaded_bytes = 0
+        self.in_flight.clear()
         self.numbered = deque(sorted(again.values(), key=lambda each: each.sequence))
         return sum(given.tensors for given in lost)
 

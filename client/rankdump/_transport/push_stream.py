@@ -48,11 +48,11 @@ class RingEntry:
     begin: int = 0
     """Where in the record the data begins."""
     whole: bool = True
-    cuts: bool = False
+    is_piece: bool = False
     """Whether it is a piece of a larger record."""
     last: bool = True
     """Whether nothing of the item follows."""
-    done: BufferedItem | None = None
+    freed_item: BufferedItem | None = None
     """What is free with this entry."""
     iteration: int | None = None
     """Of a record."""
@@ -84,8 +84,8 @@ class RingLoader:
         room.data[:] = load.data
         self._depot.publish(ring, room, whole=load.whole)
         self._ready = None
-        if load.done is not None:
-            self._on_taken(load.done)
+        if load.freed_item is not None:
+            self._on_taken(load.freed_item)
         return True
 
     def _first(self) -> NumberedItem | None:
@@ -96,12 +96,12 @@ class RingLoader:
 
     def _load_of(self, first: NumberedItem, ring: SendRing) -> RingEntry:
         ready = self._ready
-        if ready is not None and ready[0] is first.item and ready[1] == first.gone_bytes:
+        if ready is not None and ready[0] is first.item and ready[1] == first.loaded_bytes:
             return ready[2]
         load = make_ring_entry(first, ring)
         if not ring.fits(len(load.body), len(load.data)):
             raise FrameTooLargeError(f"a frame of {len(load.body)} bytes has no room in its slab")
-        self._ready = first.item, first.gone_bytes, load
+        self._ready = first.item, first.loaded_bytes, load
         return load
 
     def _reserve(self, item: QueuedItem, load: RingEntry, ring: SendRing) -> SlabReservation | None:
@@ -110,29 +110,29 @@ class RingLoader:
             first = self._first()
             if depot.ring is not ring or first is None or first.item is not item:
                 return None
-            if first.gone_bytes != load.begin:
+            if first.loaded_bytes != load.begin:
                 return None
-            sequence = first.sequence or items.last + 1
+            sequence = first.sequence or items.last_sequence + 1
             frame = add_sequence(sequence, load.body)
             room = ring.reserve(frame, len(load.data), sequence=sequence, iteration=load.iteration)
             depot.sender_first = room is None
             if room is None:
                 return None
-            ring.copying += 1
+            ring.open_entries += 1
             if first.sequence:
                 items.numbered.popleft()
             else:
                 first = items.pop()
-            if load.cuts:
-                ring.cut(sequence, room)
-                first.gone_bytes += len(load.data)
+            if load.is_piece:
+                ring.note_cut_record(sequence, room)
+                first.loaded_bytes += len(load.data)
                 # Held until acknowledged: its pieces do not stay in the slab.
                 if load.last:
-                    items.window.append(first)
+                    items.in_flight.append(first)
                 else:
                     items.numbered.appendleft(first)
             else:
-                items.keep(first)
+                items.retain_declaration(first)
             return room
 
 
@@ -143,14 +143,14 @@ def make_ring_entry(each: NumberedItem, ring: SendRing) -> RingEntry:
         data = item.data[: item.head.byte_count]
         body = serialize_record_body(item.head)
         if ring.fits(len(body), len(data)):
-            return RingEntry(body, data, done=item, iteration=item.head.iteration)
-        if not each.gone_bytes:
+            return RingEntry(body, data, freed_item=item, iteration=item.head.iteration)
+        if not each.loaded_bytes:
             body = serialize_record_body(item.head, compute_checksum(data))
         return _make_piece_entry(each, body, data, ring, item.head.iteration)
     if isinstance(item, RecoveredEntry):
         return _make_resent_entry(each, item, ring)
     done = item if isinstance(item, (StatisticRows, CallStacks)) else None
-    return RingEntry(make_metadata_frame(0, item).SerializeToString(), _NO_DATA, done=done)
+    return RingEntry(make_metadata_frame(0, item).SerializeToString(), _NO_DATA, freed_item=done)
 
 
 def _make_resent_entry(each: NumberedItem, item: RecoveredEntry, ring: SendRing) -> RingEntry:
@@ -173,13 +173,13 @@ def _make_resent_entry(each: NumberedItem, item: RecoveredEntry, ring: SendRing)
 def _make_piece_entry(
     each: NumberedItem, body: bytes, data: memoryview, ring: SendRing, iteration: int | None
 ) -> RingEntry:
-    begin = each.gone_bytes
+    begin = each.loaded_bytes
     end = min(begin + ring.piece_bytes, len(data))
     return RingEntry(
         body if begin == 0 else serialize_chunk_body(begin),
         data[begin:end],
         begin=begin,
-        cuts=True,
+        is_piece=True,
         last=end == len(data),
         iteration=None if begin else iteration,
     )
@@ -222,7 +222,7 @@ class PushStream:
     def wake(self) -> None:
         """Let everybody look again; under the lock."""
         self._depot.changed.notify_all()
-        self._depot.bell.strike()
+        self._depot.batching.wake_sender()
 
     def requests(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
         """Yield what is to be said, as it comes, until this stream is no longer the present one."""
@@ -244,10 +244,10 @@ class PushStream:
                 if self._stream != stream:
                     return None
                 # A few at a time, so that a long backlog does not hold the lock.
-                some = self._depot.some()
+                some = self._depot.pop_items()
                 if some or self.closing:
                     return some or None
-                self._depot.bell.wait(TICK_S)
+                self._depot.batching.wait(TICK_S)
 
     def _next_doorbell(self, stream: int, ring: SendRing, rung: int) -> int | None:
         """Wait for entries of the slab; None when there are none to come."""
@@ -255,18 +255,18 @@ class PushStream:
         while True:
             self._tick()
             self._load(stream, ring)
-            depot.copies.finish()
+            depot.copies.publish_finished()
             with depot.changed:
                 if self._stream != stream or depot.ring is not ring:
                     return None
                 if ring.written == rung:
-                    busy = depot.items.unsent or depot.copies.any
+                    busy = depot.items.has_unsent or depot.copies.has_pending
                     if self.closing and not busy:
                         return None
-                    depot.bell.wait(SPACE_POLL_S if busy else TICK_S)
+                    depot.batching.wait(SPACE_POLL_S if busy else TICK_S)
                     continue
                 if not self.closing:
-                    depot.bell.gather()
+                    depot.batching.wait_for_batch()
             # Here, because no training thread waits for it.
             written = ring.written
             ring.seal(written)

@@ -42,14 +42,14 @@ class BatchingCondition:
         self._entries = self._bytes = 0
         self._enough = 1
 
-    def count(self, byte_count: int) -> None:
+    def count_entry(self, byte_count: int) -> None:
         """Note an entry; it wakes the sender when enough have come for what it waits for."""
         self._entries += 1
         self._bytes += byte_count
         if self._entries >= self._enough or self._bytes >= BATCH_BYTES:
             self._rung.notify_all()
 
-    def strike(self) -> None:
+    def wake_sender(self) -> None:
         """Wake the sender for anything that is no entry."""
         if self._enough == 1:
             self._rung.notify_all()
@@ -59,7 +59,7 @@ class BatchingCondition:
         self._enough = 1
         return self._rung.wait(timeout_s)
 
-    def gather(self) -> None:
+    def wait_for_batch(self) -> None:
         """Wait until a batch is full or its time is over, and begin the next."""
         self._enough = BATCH_ENTRIES
         if self._entries < BATCH_ENTRIES and self._bytes < BATCH_BYTES:
@@ -74,7 +74,7 @@ class PendingCopy:
 
     head: RecordHead
     ring: SendRing
-    room: SlabReservation
+    reservation: SlabReservation
     transfer: DeviceTransfer
 
 
@@ -95,7 +95,7 @@ class PendingCopies:
         self._finishing = threading.Lock()
 
     @property
-    def any(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether a copy is under way, as far as anybody looked."""
         return bool(self._under_way)
 
@@ -103,7 +103,7 @@ class PendingCopies:
         """Take a copy that was begun."""
         self._under_way.append(copy)
 
-    def finish(self) -> None:
+    def publish_finished(self) -> None:
         """Publish what is there by now."""
         with self._finishing:
             while self._under_way:
@@ -116,7 +116,7 @@ class PendingCopies:
                     self._on_torn(copy.head)
                     whole = False
                 self._under_way.popleft()
-                self._publish(copy.ring, copy.room, whole=whole)
+                self._publish(copy.ring, copy.reservation, whole=whole)
 
 
 _logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class SendBuffer:
         lock = threading.RLock()
         self.changed = threading.Condition(lock)
         """Notified when an acknowledgement came or the connection changed."""
-        self.bell = BatchingCondition(lock)
+        self.batching = BatchingCondition(lock)
         self.items = FrameQueue()
         self.copies = PendingCopies(self.publish, on_torn)
         """Those that accelerators make on their own."""
@@ -168,9 +168,9 @@ class SendBuffer:
             if not self.items.outstanding:
                 self._progress_s = time.monotonic()
             self.items.add(item)
-            self.bell.strike()
+            self.batching.wake_sender()
 
-    def place(
+    def place_record(
         self, head: RecordHead, source: TensorSource, patience_s: Callable[[], float]
     ) -> PlacementResult:
         """Copy a tensor straight into the slab; a copy that fails is told to `on_torn`."""
@@ -211,33 +211,33 @@ class SendBuffer:
 
     def _reserve(self, ring: SendRing, body: bytes, head: RecordHead) -> SlabReservation | None:
         with self.changed:
-            if self.ring is not ring or self.closed or self.items.bars_the_way:
+            if self.ring is not ring or self.closed or self.items.blocks_records:
                 return None
             if self.sender_first:
                 return None
             self._catching_up = False
-            sequence, iteration = self.items.last + 1, head.iteration
+            sequence, iteration = self.items.last_sequence + 1, head.iteration
             frame = add_sequence(sequence, body)
             room = ring.reserve(frame, head.byte_count, sequence=sequence, iteration=iteration)
             if room is not None:
                 if not self.items.outstanding:
                     self._progress_s = time.monotonic()
-                self.items.number(1, iteration)
-                ring.copying += 1
+                self.items.assign_sequence(1, iteration)
+                ring.open_entries += 1
             return room
 
     def publish(self, ring: SendRing, room: SlabReservation, *, whole: bool) -> None:
         """End an entry that was reserved, with its data or without."""
         ring.publish(room, whole=whole)
         with self.changed:
-            ring.copying -= 1
-            if not ring.copying and self.ring is not ring:
+            ring.open_entries -= 1
+            if not ring.open_entries and self.ring is not ring:
                 self.changed.notify_all()
-            self.bell.count(len(room.data))
+            self.batching.count_entry(len(room.data))
 
     # -- from the sender
 
-    def some(self) -> list[NumberedItem]:
+    def pop_items(self) -> list[NumberedItem]:
         """Take a few items that go over the stream; they are held until acknowledged."""
         items = self.items
         some = [
@@ -246,7 +246,7 @@ class SendBuffer:
         some += [
             items.pop() for _ in range(min(len(items.waiting), _MAX_ITEMS_AT_ONCE - len(some)))
         ]
-        items.window.extend(some)
+        items.in_flight.extend(some)
         return some
 
     def acknowledge(self, sequence: int) -> None:
@@ -257,7 +257,7 @@ class SendBuffer:
             if self.items.acknowledged > before:
                 self._progress_s = time.monotonic()
             self.changed.notify_all()
-            self.bell.strike()
+            self.batching.wake_sender()
         for item in taken:
             self._on_taken(item)
 
@@ -271,35 +271,35 @@ class SendBuffer:
         """Begin to wait anew: even an agent that was stuck gets its time again."""
         self._progress_s = time.monotonic()
 
-    def give_up_ring(self) -> None:
+    def abandon_ring(self) -> None:
         """Leave the slab; what of it is not accounted for goes first on the way that follows."""
         with self.changed:
             ring, self.ring = self.ring, None
         if ring is not None:
             # Copies under way are short, and nothing new begins.
-            self.settle(ring)
+            self.wait_for_copies(ring)
             ring.seal(ring.written)
         with self.changed:
             carried: list[NumberedItem] = []
             if ring is not None:
-                carried = list(ring.rest(self.items.acknowledged))
+                carried = list(ring.read_unacknowledged(self.items.acknowledged))
                 ring.close()
-            lost = self.items.send_again(carried)
+            lost = self.items.requeue_unacknowledged(carried)
         if lost:
             _logger.warning("rankdump: %d tensors were damaged in shared memory", lost)
 
-    def settle(self, ring: SendRing, timeout_s: float = math.inf) -> None:
+    def wait_for_copies(self, ring: SendRing, timeout_s: float = math.inf) -> None:
         """Wait until nobody fills an entry of a slab that was given up."""
         deadline_s = time.monotonic() + timeout_s
-        while ring.copying and time.monotonic() < deadline_s:
-            self.copies.finish()
+        while ring.open_entries and time.monotonic() < deadline_s:
+            self.copies.publish_finished()
             with self.changed:
-                if ring.copying:
+                if ring.open_entries:
                     self.changed.wait(SPACE_POLL_S)
 
-    def take_ring(self, ring: SendRing) -> None:
+    def use_ring(self, ring: SendRing) -> None:
         """Send everything through a slab from now on."""
         with self.changed:
             self.ring, self._released = ring, ring.released
             self.sender_first = False
-            self._catching_up = self.items.bars_the_way
+            self._catching_up = self.items.blocks_records

@@ -95,7 +95,7 @@ class SendRing:
         self._unpin: Callable[[], None] | None = None
         self._may_pin = True
         self._pinning = threading.Lock()
-        self.copying = 0
+        self.open_entries = 0
         """Entries that are being filled; the owner counts them under its lock."""
 
     @property
@@ -124,7 +124,7 @@ class SendRing:
 
     def fits(self, body_bytes: int, data_bytes: int) -> bool:
         """Return whether a frame without its number and its data can ever go in as one entry."""
-        return self._writer.fits(body_bytes + _MAX_NUMBER_BYTES, data_bytes)
+        return self._writer.can_fit(body_bytes + _MAX_NUMBER_BYTES, data_bytes)
 
     def reserve(
         self, frame: bytes, data_bytes: int, *, sequence: int, iteration: int | None
@@ -170,18 +170,18 @@ class SendRing:
         """Put checksums to what was published before a position; for the sender."""
         self._writer.seal(position, self._digest)
 
-    def cut(self, sequence: int, first: SlabReservation) -> None:
+    def note_cut_record(self, sequence: int, first: SlabReservation) -> None:
         """Note that a record enters in pieces, which the agent releases one by one."""
         released = self._writer.released
         ahead = (first.offset - released) % self._writer.ring_bytes
         self._cut_from.setdefault(sequence, released + ahead)
 
-    def broken_for(self, acknowledged: int) -> bool:
+    def has_broken_record(self, acknowledged: int) -> bool:
         """Return whether an agent that begins anew would miss the beginning of a cut record."""
         self._cut_from = {k: at for k, at in self._cut_from.items() if k > acknowledged}
         return any(self._writer.released > at for at in self._cut_from.values())
 
-    def rest(self, acknowledged: int) -> Iterator[NumberedItem]:
+    def read_unacknowledged(self, acknowledged: int) -> Iterator[NumberedItem]:
         """Yield what the agent has not accounted for, but for what cannot be read any more, and
         for records that were cut.
 
@@ -237,16 +237,16 @@ class _EntryPositions:
 def _recover_entry(reader: SlabReader, sequence: int, position: int) -> NumberedItem | None:
     """Return what stands at a position, None when that is not what was put there."""
     try:
-        entry = reader.at(position)
+        entry = reader.read_entry_at(position)
         frame = agent_pb2.Frame.FromString(bytes(entry.frame))
     except (CorruptedError, DecodeError):
         return None
-    if entry.damaged or frame.sequence != sequence:
+    if entry.is_corrupted or frame.sequence != sequence:
         return None
-    data = reader.data(entry)
+    data = reader.read_data(entry)
     return NumberedItem(
         sequence,
-        RecoveredEntry(frame, data, entry.whole, _count_frame_tensors(frame), entry.digest),
+        RecoveredEntry(frame, data, entry.has_data, _count_frame_tensors(frame), entry.digest),
     )
 
 

@@ -46,7 +46,7 @@ class TlsCredentials:
     key: str = ""
 
     @property
-    def given(self) -> bool:
+    def has_files(self) -> bool:
         """Whether there are any."""
         return any((self.ca, self.certificate, self.key))
 
@@ -68,7 +68,7 @@ def open_channel(
     """
     if is_socket_address(address):
         return grpc.insecure_channel(address, options=options)
-    if credentials is None or not credentials.given:
+    if credentials is None or not credentials.has_files:
         if not is_loopback(address):
             allowed = (
                 "an address of this host as long as there are no certificates "
@@ -113,7 +113,7 @@ def explain_unavailable(
     last = _STATUS_PREFIX.sub("", text.rpartition("error: ")[2])
     if is_socket_address(address) or _CONNECT_FAILURE not in text:
         return UnavailableError(last)
-    if credentials is None or not credentials.given:
+    if credentials is None or not credentials.has_files:
         return UnavailableError(_explain_without_credentials(last))
     return UnavailableError(_explain_with_credentials(text, last, credentials))
 

@@ -271,7 +271,7 @@ def statistic_rows_to_wire(rows: StatisticRows) -> agent_pb2.FigureRows:
         iteration=rows.iteration,
         kinds=map(kind_to_wire, rows.kinds),
         timestamps_us=rows.timestamps_us,
-        figures=rows.figures,
+        figures=rows.statistics,
         switched_on=rows.switched_on,
         degraded=rows.degraded,
     )
@@ -289,7 +289,7 @@ def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
         iteration=message.iteration,
         kinds=tuple(map(kind_from_wire, message.kinds)),
         timestamps_us=timestamps_us,
-        figures=tuple(message.figures),
+        statistics=tuple(message.figures),
         switched_on=message.switched_on,
         degraded=message.degraded,
     )

@@ -176,6 +176,6 @@ def _drop_rows(ticket: FrameId, iteration: int, count: int, reason: str) -> Stat
         iteration=iteration,
         kinds=(_UNNAMED_KIND,) * count,
         timestamps_us=(0,) * count,
-        figures=("",) * count,
+        statistics=("",) * count,
     )
     return StatisticRowsResult(ticket, rows, {reason: range(count)}, b"")

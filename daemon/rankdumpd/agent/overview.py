@@ -89,7 +89,7 @@ class AgentOverview:
 
     def view(self, said: Iterable[str]) -> StatusView:
         """Return everything people may want to know; `said` is what rooms say themselves."""
-        sessions = self._registry.all()
+        sessions = self._registry.list_sessions()
         summary = self._summary(sessions)
         balances = [session.iterations() for session in sessions]
         needs = self._needs(sessions, summary.sessions, balances)
@@ -110,7 +110,7 @@ class AgentOverview:
         """Return the numbers of this moment."""
         queue_bytes, queue_limit_bytes = self._limits.queue
         return [
-            *sample_status(self._summary(self._registry.all())),
+            *sample_status(self._summary(self._registry.list_sessions())),
             *sample_memory(
                 queue_bytes=queue_bytes,
                 queue_limit_bytes=queue_limit_bytes,
@@ -132,14 +132,14 @@ class AgentOverview:
             for session, status, iterations in zip(sessions, statuses, balances, strict=True)
             if (need := _estimate_need(session, status, iterations)) is not None
         )
-        return tuple(n if n.job_id in pinned else self._limits.staying(n) for n in found)
+        return tuple(n if n.job_id in pinned else self._limits.limit_need(n) for n in found)
 
     def _summary(self, sessions: Sequence[RankSession]) -> StatusView:
         """Return what does not grow while a job runs."""
         return StatusView(
             sessions=tuple(session.status() for session in sessions),
             load=self._limits.load_of(sessions),
-            roots=tuple(dict.fromkeys(str(session.outlet.tree.root) for session in sessions)),
+            roots=tuple(dict.fromkeys(str(session.storage.tree.root) for session in sessions)),
             disks=self._limits.disks_of(sessions),
             usage=self._limits.jobs(self._pins()),
             memory=self._limits.memory(sum(session.live for session in sessions)),
@@ -150,5 +150,5 @@ class AgentOverview:
 def _estimate_need(
     session: RankSession, status: SessionStatus, iterations: Sequence[IterationStatus]
 ) -> JobNeed | None:
-    root = str(session.outlet.tree.root)
+    root = str(session.storage.tree.root)
     return forecast.estimate_job_need(status, session.plan, root, iterations)

@@ -192,7 +192,7 @@ class FrameId:
 class ReceivedRecord:
     """A record that arrived whole."""
 
-    ticket: FrameId
+    frame_id: FrameId
     head: RecordHead
     data: RecordElements
     """In C order, little endian; readable as long as the parcel is not committed."""
@@ -204,11 +204,11 @@ class ReceivedRecord:
 class ExaminedRecord:
     """A record and what its elements say of it."""
 
-    ticket: FrameId
+    frame_id: FrameId
     head: RecordHead
     digest: str
     """xxh3-128 of the elements as they arrived, hexadecimal."""
-    figures: tuple[str, ...] | None = None
+    statistics: tuple[str, ...] | None = None
     """Texts of its row in `statistic.csv`; None when it has no row."""
 
 
@@ -264,9 +264,9 @@ class RecordStatus(str, Enum):
 class RecordOutcome:
     """A record's end; `reason` is empty unless it was dropped."""
 
-    ticket: FrameId
+    frame_id: FrameId
     head: RecordHead
-    fate: RecordStatus
+    status: RecordStatus
     reason: str = ""
     path: str = ""
     """Relative to the root of the tree; empty when there is no file of its own."""
@@ -284,7 +284,7 @@ class RecordOutcome:
 class MetadataFrame:
     """A numbered frame that is neither a record nor rows of figures."""
 
-    ticket: FrameId
+    frame_id: FrameId
     declaration: MetadataItem
     raw: bytes
     """The frame as it came, for the ledger."""
@@ -298,14 +298,14 @@ RejectedPlaces: TypeAlias = "Mapping[str, Sequence[int]]"
 class StatisticRowsResult:
     """Rows of figures, and which of them are not kept."""
 
-    ticket: FrameId
+    frame_id: FrameId
     rows: StatisticRows
     refused: RejectedPlaces
     raw: bytes
     """The frame as it came, for the ledger."""
 
     @property
-    def fate(self) -> RecordStatus:
+    def status(self) -> RecordStatus:
         """What becomes of the rows that are kept."""
         return RecordStatus.DEGRADED if self.rows.degraded else RecordStatus.STORED
 

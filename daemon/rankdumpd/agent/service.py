@@ -94,9 +94,9 @@ class SessionNotifier:
         self._lock = threading.Lock()
         self._said: dict[tuple[str, str], str] = {}
 
-    def tell(self, session: RankSession) -> None:
+    def report_session(self, session: RankSession) -> None:
         """Tell the coordinator how a session stands, and the session what its job should know."""
-        self._reporter.session(session.status(), str(session.outlet.tree.root))
+        self._reporter.session(session.status(), str(session.storage.tree.root))
         job_id = session.request.job_id
         told = self._reporter.warnings(job_id)
         limits = (self._worded(job_id, text) for text in self._limits(session))
@@ -111,16 +111,16 @@ class SessionNotifier:
                 del self._said[earliest]
             return said
 
-    def tell_again(self) -> None:
+    def report_all_sessions(self) -> None:
         """Tell everything to a coordinator that has forgotten it."""
-        for session in self._registry.all():
-            self.tell(session)
-            self._ledger.log.tell_again(session.request.session_id)
+        for session in self._registry.list_sessions():
+            self.report_session(session)
+            self._ledger.log.reenter_timeouts(session.request.session_id)
         self._reporter.wake()
 
-    def warn(self, job_id: str, text: str) -> None:
+    def warn_job(self, job_id: str, text: str) -> None:
         """Have all ranks of a job say something."""
-        for session in self._registry.all():
+        for session in self._registry.list_sessions():
             if session.request.job_id == job_id:
                 session.warn(text)
 
@@ -147,7 +147,7 @@ class DumpAgent(Component):
     ) -> None:
         """`told` hears what is removed from trees, `required` where the ledger stands."""
         self._meters = meters or MetricCounters()
-        self._meters.begin(AGENT_PREFIX)
+        self._meters.start_at_zero(AGENT_PREFIX)
         cap = share_memory(
             settings.memory_bytes,
             machine_bytes=machine.read_memory_bytes(),
@@ -164,7 +164,7 @@ class DumpAgent(Component):
         )
         self._ledger.on_damage = request_stop
         self._required = required or RequiredFiles()
-        self._required.keep(self._ledger.path, LEDGER_LOST)
+        self._required.watch_file(self._ledger.path, LEDGER_LOST)
         self._slabs = SlabFolder(
             find_slab_folder(settings.runtime_dir, parse_socket_path(settings.listen)),
             group=find_group_id(settings.runtime_group),
@@ -216,12 +216,12 @@ class DumpAgent(Component):
             meters=self._meters,
         )
         threads = settings.encode_threads or machine.count_cores()
-        self._workers = RecordWorkers(threads, self._file, self._committer.take)
+        self._workers = RecordWorkers(threads, self._file, self._committer.submit_outcomes)
         self._rings = RingRegistry(
             self._slabs,
             intake=self._intake,
             live_sessions=self._registry.live,
-            changed=self._telling.tell,
+            changed=self._telling.report_session,
         )
 
     def register(self, server: grpc.Server) -> None:
@@ -232,7 +232,7 @@ class DumpAgent(Component):
             self._rings,
             self._openings,
             reader=self._reader,
-            changed=self._telling.tell,
+            changed=self._telling.report_session,
             view=self.view,
             settle=self._settle,
             pin=self._ledger.retention.pin,
@@ -247,13 +247,13 @@ class DumpAgent(Component):
         DamagedError when the ledger is not to be believed.
         """
         retention = self._ledger.retention
-        self._usage.restore(retention.taken(), retention.counts())
-        resume_sessions(self._registry, self._effects, self._telling.tell)
+        self._usage.restore(retention.list_usage(), retention.counts())
+        resume_sessions(self._registry, self._effects, self._telling.report_session)
         self._ledger.check()
         self._reporter.start()
         self._committer.start()
         self._workers.start()
-        self._rings.take_up(self._registry.all())
+        self._rings.restore_rings(self._registry.list_sessions())
         self._slabs.remove_strays(set(self._ledger.unfinished()))
         self._rings.start()
         self._keeper.start()
@@ -264,16 +264,16 @@ class DumpAgent(Component):
         DamagedError when the ledger is damaged: nothing can be finished then.
         """
         deadline = time.monotonic() + timeout_s
-        self._registry.refuse()
+        self._registry.refuse_sessions()
         self._ledger.check()
         # Ranks get half of the time, so that what they have sent can be finished.
         self._streams.drain(timeout_s / 2)
         self._streams.end("the agent is stopping")
-        self._rings.look()
+        self._rings.check_rings()
         left = self._budget.wait_idle(max(0.0, deadline - time.monotonic()))
         # What is not told stays in the ledger: nothing of it is unfinished here.
         self._reporter.flush(max(0.0, deadline - time.monotonic()))
-        self._rings.look()
+        self._rings.check_rings()
         self._reporter.leave(self._state_dir)
         # The coordinator may go before this process does; there is nothing more to tell it.
         self._reporter.stop()
@@ -282,7 +282,7 @@ class DumpAgent(Component):
     def stop(self) -> None:
         """End at once; what was not acknowledged is sent again to the next agent."""
         deadline = time.monotonic() + _STOP_TIMEOUT_S
-        self._registry.refuse()
+        self._registry.refuse_sessions()
         self._budget.close()
         self._streams.end("the agent is stopping")
         self._streams.join(_STOP_TIMEOUT_S / 2)
@@ -317,7 +317,7 @@ class DumpAgent(Component):
         """Return everything people may want to know."""
         rooms = (self._registry, self._openings, self._keeper, self._committer, self._reporter)
         said = [sentence for room in rooms for sentence in room.findings()]
-        view = self._overview.view((*self._required.gone, *said))
+        view = self._overview.view((*self._required.missing, *said))
         sessions, iterations = self._openings.statuses()
         return dataclasses.replace(
             view, sessions=view.sessions + sessions, iterations=view.iterations + iterations
@@ -336,7 +336,7 @@ class DumpAgent(Component):
             budget=self._budget,
             workers=self._workers,
             committer=self._committer,
-            room=lambda: self._limits.room_of(session),
+            room=lambda: self._limits.usage_of(session),
             tries=self._tries,
         )
 
@@ -344,15 +344,15 @@ class DumpAgent(Component):
         session = self._registry.get(session_id)
         intake = self._intake(session)
         for frame in left.frames:
-            intake.take(frame)
-        intake.hand_on()
-        session.trouble(f"rank {session.request.rank}: {NEVER_OPEN_NOTE}")
-        session.lose()
-        self._telling.tell(session)
+            intake.handle_frame(frame)
+        intake.flush()
+        session.add_finding(f"rank {session.request.rank}: {NEVER_OPEN_NOTE}")
+        session.mark_lost()
+        self._telling.report_session(session)
 
     def _file(self, parcel: ReceivedRecord) -> RecordOutcome:
         return store_record(
-            parcel, self._registry.get(parcel.ticket.session_id).outlet, self._originals
+            parcel, self._registry.get(parcel.frame_id.session_id).storage, self._originals
         )
 
     def _settle(self, timeout_s: float) -> int:
@@ -366,9 +366,11 @@ class DumpAgent(Component):
         return CoordinatorReporter(
             address,
             self._ledger.log,
-            load=lambda: self._limits.load_of(self._registry.all()),
-            warn=lambda job_id, text: self._telling.warn(job_id, text),
-            tell_again=lambda: self._telling.tell_again(),
-            quiet=lambda: filter(None, [each.quiet_at for each in self._registry.all()]),
+            load=lambda: self._limits.load_of(self._registry.list_sessions()),
+            warn=lambda job_id, text: self._telling.warn_job(job_id, text),
+            tell_again=lambda: self._telling.report_all_sessions(),
+            quiet=lambda: filter(
+                None, [each.quiet_rank for each in self._registry.list_sessions()]
+            ),
             credentials=credentials,
         )

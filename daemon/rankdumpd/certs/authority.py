@@ -211,7 +211,7 @@ class CertificateStore:
         """Return where its private key stands."""
         return self.folder / f"{name}.key"
 
-    def begin(self) -> None:
+    def create_folder(self) -> None:
         """Make the folder, for its owner alone; ConfigError when it is there and is not."""
         try:
             self.folder.mkdir(mode=_FOLDER_MODE, parents=True)
@@ -222,7 +222,7 @@ class CertificateStore:
         except OSError as error:
             raise _build_file_error(self.folder, error) from None
 
-    def add(self, name: str, issued: IssuedCertificate) -> None:
+    def write_certificate(self, name: str, issued: IssuedCertificate) -> None:
         """Write a certificate and its key; ConfigError when there is one of that name."""
         if self.certificate(name).exists() or self.key(name).exists():
             raise ConfigError(str(self.folder), name, "there already", "a name that is free")
@@ -230,30 +230,33 @@ class CertificateStore:
         _create_file(self.key(name), issued.key, _KEY_MODE)
         _create_file(self.certificate(name), issued.certificate, _OPEN_MODE)
 
-    def begin_revoked(self) -> None:
+    def create_revoked_list(self) -> None:
         """Write an empty list."""
         with contextlib.suppress(ConfigError):  # it is there
             _create_file(self.revoked, _HEADER, _OPEN_MODE)
 
     def authority(self) -> IssuedCertificate:
         """Return the authority; ConfigError when the folder has none."""
-        self.check()
+        self.check_authority()
         return IssuedCertificate(_read_file(self.certificate()), _read_file(self.key()))
 
-    def check(self) -> None:
+    def check_authority(self) -> None:
         """ConfigError when the folder has no authority."""
         if not self.certificate().exists():
             allowed = f"a folder that rankdumpd certs init {self.folder} made"
             raise ConfigError(str(self.folder), "", "without an authority", allowed)
 
-    def find(self, name: str) -> CertificateDescription:
+    def describe_certificate(self, name: str) -> CertificateDescription:
         """Return what a certificate says; ConfigError names those there are."""
         if not self.certificate(name).exists():
-            there = ", ".join(found for found, _ in self.all()) or "none, as none was issued"
+            there = (
+                ", ".join(found for found, _ in self.iter_certificates())
+                or "none, as none was issued"
+            )
             raise ConfigError(str(self.folder), "", name, there)
         return describe_certificate(_read_file(self.certificate(name)))
 
-    def all(self) -> Iterator[tuple[str, CertificateDescription]]:
+    def iter_certificates(self) -> Iterator[tuple[str, CertificateDescription]]:
         """Yield every certificate but the authority's, with the name of its file."""
         for path in sorted(self.folder.glob("*.pem")):
             if path.stem != AUTHORITY_NAME:

@@ -39,9 +39,9 @@ def init(folder: Path, name: str) -> None:
 
     with _report_errors():
         store = _open_store(folder)
-        store.begin()
-        store.add(AUTHORITY_NAME, create_authority(name, now=_now()))
-        store.begin_revoked()
+        store.create_folder()
+        store.write_certificate(AUTHORITY_NAME, create_authority(name, now=_now()))
+        store.create_revoked_list()
         click.echo(f"{store.key()} signs every certificate: keep it, and keep it off other hosts")
 
 
@@ -74,7 +74,7 @@ def issue(folder: Path, roles: Sequence[str], name: str, hosts: Sequence[str], d
             days=days,
             now=_now(),
         )
-        store.add(name, made)
+        store.write_certificate(name, made)
         _print_use(store, name, serves=bool(hosts) or AGENT_ROLE in roles)
 
 
@@ -85,7 +85,7 @@ def revoke(folder: Path, name: str) -> None:
     """Add a certificate to the list of those that are believed no more."""
     with _report_errors():
         store = _open_store(folder)
-        fingerprint = store.find(name).fingerprint
+        fingerprint = store.describe_certificate(name).fingerprint
         if store.revoked.exists() and fingerprint in read_revoked_fingerprints(store.revoked):
             click.echo(f"{name} is revoked already")
             return
@@ -99,12 +99,12 @@ def show(folder: Path) -> None:
     """List the certificates of DIR: names, roles, hosts, and how long they hold."""
     with _report_errors():
         store = _open_store(folder)
-        store.check()
+        store.check_authority()
         listed = (
             read_revoked_fingerprints(store.revoked) if store.revoked.exists() else frozenset[str]()
         )
         now = _now()
-        for name, each in store.all():
+        for name, each in store.iter_certificates():
             state = "expired" if each.expires < now else "holds"
             if each.fingerprint in listed:
                 state = "revoked"

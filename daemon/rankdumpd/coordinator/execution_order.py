@@ -32,7 +32,7 @@ class OrderedCalls:
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
-    def waiting(self, call: int) -> tuple[int, ...]:
+    def find_waiting_ranks(self, call: int) -> tuple[int, ...]:
         """Return the ranks that have arrived at a call and wait in it."""
         members = slice(*self.bounds[call : call + 2])
         opened = self.members["end_position"][members] == OPEN_END_POSITION

@@ -37,7 +37,7 @@ class DumpFileKind(str, Enum):
     """Anything else, and all that may still be appended to; copied as it is."""
 
     @property
-    def tensors(self) -> bool:
+    def holds_tensors(self) -> bool:
         """Whether its writer is done with it once it is closed."""
         return self is not DumpFileKind.PLAIN
 
@@ -176,7 +176,7 @@ def examine_file(name: str, data: memoryview) -> FileContent:
 
 def _examine_npy(data: memoryview) -> FileContent:
     form = read_npy_form(data)
-    elements = data[form.header.data_offset : form.end]
+    elements = data[form.header.data_offset : form.data_end]
     member = FileTensor(
         name="",
         op_name="",
@@ -191,7 +191,7 @@ def _examine_npy(data: memoryview) -> FileContent:
 def _examine_bin(data: memoryview) -> FileContent:
     found = parse_bin_file(data)
     first = found.payloads[0].offset if found.payloads else len(data)
-    frames = [data[:first], *(found.bytes_of(payload) for payload in found.payloads)]
+    frames = [data[:first], *(found.read_payload(payload) for payload in found.payloads)]
     # What stands behind the last payload nobody reads, but it is the source's.
     frames.append(data[sum(map(len, frames)) :])
     return FileContent(
@@ -205,7 +205,7 @@ def _examine_bin(data: memoryview) -> FileContent:
 def _iter_bin_tensors(found: BinFile) -> Iterator[FileTensor]:
     for payload in found.payloads:
         part = payload.part
-        if isinstance(part, OpInput | OpOutput) and not part.placeholder:
+        if isinstance(part, OpInput | OpOutput) and not part.is_placeholder:
             known = DATA_TYPES.get(part.data_type)
             yield FileTensor(
                 name=f"{payload.kind}.{payload.index}",
@@ -213,5 +213,5 @@ def _iter_bin_tensors(found: BinFile) -> Iterator[FileTensor]:
                 dtype=(known.element or known.name) if known else str(part.data_type),
                 shape=part.shape.dim if part.shape else (),
                 bytes_in=part.size,
-                digest=xxhash.xxh3_128_hexdigest(found.bytes_of(payload)),
+                digest=xxhash.xxh3_128_hexdigest(found.read_payload(payload)),
             )

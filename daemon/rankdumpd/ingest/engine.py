@@ -123,20 +123,20 @@ class SkippedFiles:
     def __len__(self) -> int:
         return len(self._left)
 
-    def note(self, left: SkippedFile) -> None:
+    def add_file(self, left: SkippedFile) -> None:
         """Remember a file; one that is gone, or has to wait, is none."""
         if left.why not in _REPORTED_REASONS:
-            self.forget(left.path)
+            self.remove_file(left.path)
         elif self._left.get(left.path) != left:
             self._left[left.path] = left
             if left.why is not SkipReason.WRITTEN:
                 self._say(f"{left.path}: {left.text}")
 
-    def forget(self, path: str) -> None:
+    def remove_file(self, path: str) -> None:
         """It was taken, or is gone."""
         self._left.pop(path, None)
 
-    def damaged(self, path: str, stamp: FileStamp) -> bool:
+    def is_damaged(self, path: str, stamp: FileStamp) -> bool:
         """Return whether exactly this file was found to be damaged."""
         left = self._left.get(path)
         return left is not None and left.why is SkipReason.DAMAGED and left.stamp == stamp
@@ -145,11 +145,11 @@ class SkippedFiles:
         """Return what may go better now."""
         return [path for path, left in self._left.items() if left.why is not SkipReason.DAMAGED]
 
-    def close(self, there: Callable[[str], bool]) -> None:
+    def report_unfinished(self, there: Callable[[str], bool]) -> None:
         """Forget what is gone meanwhile, and say what is still being written."""
         for path, left in list(self._left.items()):
             if not there(path):
-                self.forget(path)
+                self.remove_file(path)
             elif left.why is SkipReason.WRITTEN:
                 self._say(f"{path}: {left.text}")
 
@@ -194,7 +194,7 @@ class SourceCleaner:
             self._state.removed(gone)
         return len(gone)
 
-    def due_in_s(self) -> float:
+    def next_due_in_s(self) -> float:
         """Return how soon the next that was too young may be removed; never when there is none."""
         due_s = next((due_s for due_s, _ in self._young.values()), math.inf)
         return max(0.0, due_s - self._clock())
@@ -211,7 +211,7 @@ class SourceCleaner:
 
     def remove_rest(self) -> int:
         """Remove what may have been appended to until now."""
-        return self.remove(file for file in self._state.plain() if self._unused(file))
+        return self.remove(file for file in self._state.list_plain_files() if self._unused(file))
 
     def remove_empty(self) -> None:
         """Remove the folders that hold nothing."""
@@ -244,7 +244,7 @@ def lock_target_tree(tree: DumpTree) -> TreeLock:
     """Hold a tree; UnavailableError while somebody mends it."""
     hold = TreeLock(tree)
     try:
-        hold.take()
+        hold.acquire()
     except BlockingIOError as error:
         raise UnavailableError(f"{tree.root}: {error.strerror}; try again then") from None
     except OSError as error:
@@ -280,9 +280,9 @@ class IngestEngine:
         self._task, self._stopping = task, stopping
         # What was written without being synced must not be all that is left of a file.
         self._stored_as = f"{task.codec} synced" if task.delete else task.codec
-        codec, original = get_codec(task.codec), self._state.original
+        codec, original = get_codec(task.codec), self._state.find_original
         taker = FileCopier(self.source, tree, codec, original, stored_as=self._stored_as)
-        self._pool = IngestPool(task.threads, task.queue_bytes, taker.take)
+        self._pool = IngestPool(task.threads, task.queue_bytes, taker.copy_file)
         self._index = ManifestIndex(self._state, tree, source=self.source, target=self._target)
         self._clearing = SourceCleaner(self.source, self._state, self._stands)
         self._left = SkippedFiles(say)
@@ -300,7 +300,7 @@ class IngestEngine:
         """Finish what was begun, and let others in."""
         self._pool.stop()
         self._state.close()
-        self._hold.let_go()
+        self._hold.release()
         self._target.close()
         self.source.close()
 
@@ -314,9 +314,9 @@ class IngestEngine:
             elif item.harmless:
                 self._add(skipped=first)
             else:
-                self._left.note(SkippedFile(item.path, SkipReason.FAILED, item.text))
+                self._left.add_file(SkippedFile(item.path, SkipReason.FAILED, item.text))
 
-    def take(
+    def ingest_files(
         self, candidates: Iterable[CandidateFile], *, first: bool = False
     ) -> list[SkippedFile]:
         """Take what is settled, and commit it; return what has to wait for a while.
@@ -332,39 +332,41 @@ class IngestEngine:
                 return young
             candidates, self._again = list(self._again.values()), {}
 
-    def take_all(self, wait: Callable[[float], object], *, first: bool = False) -> None:
+    def ingest_all(self, wait: Callable[[float], object], *, first: bool = False) -> None:
         """Take everything that is there; `wait` for what only time can tell, but not for ever."""
         if first:
             self._add(found=sum(isinstance(item, FoundFile) for item in self.source.walk()))
         waiting = SettlingFiles()
         files = (item for item in self.scan(first=first) if isinstance(item, CandidateFile))
         for _ in range(_MAX_ATTEMPTS):
-            for left in self.take(files, first=first):
+            for left in self.ingest_files(files, first=first):
                 waiting.add(left.path, left.stamp, time.monotonic())
             if not len(waiting):
                 return
-            wait(waiting.due_s() - time.monotonic() + _POLL_S)
-            files = iter(waiting.take(time.monotonic(), self.source.stamp))
+            wait(waiting.next_due_s() - time.monotonic() + _POLL_S)
+            files = iter(waiting.pop_settled(time.monotonic(), self.source.read_stamp))
             first = False
-        for left in self.take(files):
-            self._left.note(replace(left, why=SkipReason.WRITTEN, text="it changes all the time"))
+        for left in self.ingest_files(files):
+            self._left.add_file(
+                replace(left, why=SkipReason.WRITTEN, text="it changes all the time")
+            )
 
-    def clear_due(self) -> float:
+    def remove_due(self) -> float:
         """Remove sources that have been left alone for long enough; return when more are due, in s.
 
         Infinity when none waits.
         """
         self._add(removed=self._clearing.remove(()))
-        return self._clearing.due_in_s()
+        return self._clearing.next_due_in_s()
 
-    def index(self) -> None:
+    def write_manifests(self) -> None:
         """Write the manifests of all iterations that have new tensors."""
-        self._index.write_all()
+        self._index.write_manifests()
 
     def finish(self, wait: Callable[[float], object]) -> None:
         """Write all manifests; clear the source if that is wanted, waiting for what is young."""
-        self.index()
-        self._left.close(self.source.there)
+        self.write_manifests()
+        self._left.report_unfinished(self.source.exists)
         if self._task.clear:
             self._add(removed=self._clearing.remove_rest())
         if self._task.delete:
@@ -380,17 +382,17 @@ class IngestEngine:
             if path in self._begun:
                 self._again[path] = candidate  # it may have changed since
                 continue
-            stamp = self.source.stamp(path)
-            if stamp is None or self._left.damaged(path, stamp):
+            stamp = self.source.read_stamp(path)
+            if stamp is None or self._left.is_damaged(path, stamp):
                 continue
-            before = self._state.get(path)
+            before = self._state.find_file(path)
             if before and before.source == stamp and self._stands(before):
-                self._left.forget(path)
+                self._left.remove_file(path)
                 self._add(skipped=first)
-                if self._task.delete and before.kind.tensors:
+                if self._task.delete and before.kind.holds_tensors:
                     self._add(removed=self._clearing.remove([before]))
             elif text := self._occupied(path, before):
-                self._left.note(SkippedFile(path, SkipReason.FAILED, text, stamp))
+                self._left.add_file(SkippedFile(path, SkipReason.FAILED, text, stamp))
             else:
                 self._begun.add(path)
                 yield IngestJob(candidate, before, stamp.size_bytes)
@@ -403,16 +405,16 @@ class IngestEngine:
     def _stands(self, file: IngestedFile) -> bool:
         """Return whether the copy of a file is there, and as safe as it has to be."""
         safe = not self._task.delete or file.digest.endswith(self._stored_as)
-        return safe and self._target.stamp(file.target) == file.stored
+        return safe and self._target.read_stamp(file.target) == file.stored
 
     def _occupied(self, path: str, before: IngestedFile | None) -> str:
         """Return why a file cannot have its place in the tree; empty when it can."""
         plain = path.removesuffix(PACKED_SUFFIX)
-        if plain != path and (self.source.stamp(plain) or self._state.get(plain)):
+        if plain != path and (self.source.read_stamp(plain) or self._state.find_file(plain)):
             return "stands beside the file that would be packed under this name"
         if before is None and path not in self._interrupted:
             for target in (path, path + PACKED_SUFFIX):
-                if self._target.there(target):
+                if self._target.exists(target):
                     return f"another file stands in the tree, as {target}"
         return ""
 
@@ -425,15 +427,15 @@ class IngestEngine:
         self._remove_replaced(results)
         self._count(taken)
         if self._task.delete:
-            tensors = (file for file in taken if file.kind.tensors)
+            tensors = (file for file in taken if file.kind.holds_tensors)
             self._add(removed=self._clearing.remove(tensors))
         for file in left:
-            self._left.note(file)
+            self._left.add_file(file)
         for file in taken:
-            self._left.forget(file.path)
+            self._left.remove_file(file.path)
         for place in filter(None, dict.fromkeys(places)):
-            for over in self._index.saw(place):
-                self._index.write(over)
+            for over in self._index.note_iteration(place):
+                self._index.write_manifest(over)
         return [file for file in left if file.why is SkipReason.YOUNG]
 
     def _remove_replaced(self, results: list[IngestResult]) -> None:
@@ -450,7 +452,7 @@ class IngestEngine:
                 self._discard(other)
 
     def _discard(self, target: str) -> None:
-        stamp = self._target.stamp(target)
+        stamp = self._target.read_stamp(target)
         if stamp:
             self._target.remove(target, stamp)
 
@@ -469,7 +471,7 @@ class IngestEngine:
 
     def _own_leftovers(self) -> set[str]:
         """Return what a killed run had begun, and remove the hidden files it left."""
-        claimed = set(self._state.claimed())
+        claimed = set(self._state.list_claimed())
         for path in claimed:
             folder, slash, _ = path.rpartition("/")
             self._discard(f"{folder}{slash}.{build_file_mark(path)}.tmp")

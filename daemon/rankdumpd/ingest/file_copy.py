@@ -86,12 +86,12 @@ class SettlingFiles:
         """Wait for a file from now on: something has happened to it."""
         self._since[path] = None, now_s
 
-    def due_s(self) -> float:
+    def next_due_s(self) -> float:
         """Return when the next of them is due; never when there is none."""
         first_s = min((since for _, since in self._since.values()), default=math.inf)
         return first_s + self._stay_s
 
-    def take(
+    def pop_settled(
         self, now_s: float, stamp_now: Callable[[str], FileStamp | None]
     ) -> list[CandidateFile]:
         """Return those that have stayed the same, and forget them; wait on for the others."""
@@ -147,7 +147,7 @@ class FileCopier:
         self._fresh: OrderedDict[str, OriginalFile] = OrderedDict()
         self._lock = threading.Lock()
 
-    def take(
+    def copy_file(
         self, candidate: CandidateFile, before: IngestedFile | None
     ) -> IngestedFile | SkippedFile:
         """Return the file as it stands in the tree now, or why it does not.
@@ -196,7 +196,7 @@ class FileCopier:
             return SkippedFile(
                 path, SkipReason.FAILED, "another file of that name was taken and removed", stamp
             )
-        linkable = content.kind.tensors and stamp.size_bytes >= MIN_LINKED_BYTES
+        linkable = content.kind.holds_tensors and stamp.size_bytes >= MIN_LINKED_BYTES
         with self._turns[hash(digest) % _MAX_DIGEST_LOCKS]:
             original = self._known(digest) if linkable else None
             linked = self._link(path, original) if original else None

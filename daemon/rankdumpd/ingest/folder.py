@@ -82,7 +82,7 @@ class IngestFolder:
         os.close(self._root)
 
     @property
-    def gone(self) -> bool:
+    def is_removed(self) -> bool:
         """Whether the folder itself was removed, be there another one in its place or not."""
         return os.fstat(self._root).st_nlink == 0
 
@@ -109,7 +109,7 @@ class IngestFolder:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", path)
 
-    def stamp(self, path: str) -> FileStamp | None:
+    def read_stamp(self, path: str) -> FileStamp | None:
         """Return what the file is now; None when no regular file is there."""
         above, _, name = path.rpartition("/")
         try:
@@ -127,7 +127,7 @@ class IngestFolder:
         except OSError:
             return set()
 
-    def there(self, path: str) -> bool:
+    def exists(self, path: str) -> bool:
         """Return whether anything of that name is there."""
         above, _, name = path.rpartition("/")
         try:

@@ -152,18 +152,18 @@ class FolderFollower:
         self.begin()
         while not self._over():
             self._pause()
-            self.look()
+            self.process_events()
 
     def begin(self) -> None:
         """Watch all folders, and take what is there."""
         self._take(self._below("", first=True), first=True)
 
-    def look(self) -> None:
+    def process_events(self) -> None:
         """Take what has been closed since the last time, and what waited for long enough.
 
         UnavailableError when the folder is gone.
         """
-        if self._engine.source.gone:
+        if self._engine.source.is_removed:
             raise UnavailableError(f"{self._engine.source.path}: the folder was removed")
         events = self._inotify.read()
         if events:
@@ -172,16 +172,16 @@ class FolderFollower:
             self._take(self._below(""))
         else:
             self._take(self._closed(events))
-        self._take(self._waiting.take(self._clock(), self._engine.source.stamp))
+        self._take(self._waiting.pop_settled(self._clock(), self._engine.source.read_stamp))
         if self._clock() >= self._sweep_s():
             self._sweep()
-        self._clear_s = self._clock() + self._engine.clear_due()
+        self._clear_s = self._clock() + self._engine.remove_due()
 
     def _sweep(self) -> None:
         """Look at everything again: what failed may go better, and links are made unheard."""
         self._swept_s, self._swept = self._clock(), True
         self._take(self._below(""))
-        self._engine.index()
+        self._engine.write_manifests()
 
     def _sweep_s(self) -> float:
         if self._swept and not self._engine.counts.failed:
@@ -197,7 +197,7 @@ class FolderFollower:
 
     def _pause(self) -> None:
         """Wait for events, a wish to stop, or the next thing that is due."""
-        due_s = min(self._sweep_s(), self._waiting.due_s(), self._clear_s)
+        due_s = min(self._sweep_s(), self._waiting.next_due_s(), self._clear_s)
         if self._until_idle_s is not None:
             due_s = min(due_s, self._latest_s + self._until_idle_s)
         poll = select.poll()
@@ -208,12 +208,12 @@ class FolderFollower:
         poll.poll(min(left_s, SWEEP_INTERVAL_S) * 1000 + 1)
 
     def _take(self, candidates: Iterable[CandidateFile], *, first: bool = False) -> None:
-        self._wait_for(self._engine.take(self._settling(candidates), first=first))
+        self._wait_for(self._engine.ingest_files(self._settling(candidates), first=first))
 
     def _settling(self, candidates: Iterable[CandidateFile]) -> Iterator[CandidateFile]:
         """Yield what may be taken; a file that is appended to has to be quiet for a while."""
         for candidate in candidates:
-            if candidate.aged or classify_file(candidate.path.rpartition("/")[2]).tensors:
+            if candidate.aged or classify_file(candidate.path.rpartition("/")[2]).holds_tensors:
                 yield candidate
             else:
                 self._waiting.touch(candidate.path, self._clock())

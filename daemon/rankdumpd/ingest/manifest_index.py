@@ -51,10 +51,10 @@ class ManifestIndex:
         """`target` is the folder of the tree."""
         self._state, self._tree = state, tree
         self._source, self._target = source, target
-        self._session = state.session_id()
+        self._session = state.get_session_id()
         self._latest: dict[int, int] = {}
 
-    def saw(self, place: RankIteration) -> list[RankIteration]:
+    def note_iteration(self, place: RankIteration) -> list[RankIteration]:
         """Return the iterations that are over because this one began."""
         rank, iteration = place
         latest = self._latest.get(rank)
@@ -62,25 +62,25 @@ class ManifestIndex:
             self._latest.setdefault(rank, iteration)
             return []
         self._latest[rank] = iteration
-        return [(rank, i) for r, i in self._state.unindexed() if r == rank and i < iteration]
+        return [(rank, i) for r, i in self._state.list_unindexed() if r == rank and i < iteration]
 
-    def write_all(self) -> None:
+    def write_manifests(self) -> None:
         """Write the manifest of every iteration that has tensors in none."""
-        for place in self._state.unindexed():
-            self.write(place)
+        for place in self._state.list_unindexed():
+            self.write_manifest(place)
 
-    def write(self, place: RankIteration) -> None:
+    def write_manifest(self, place: RankIteration) -> None:
         """Write the manifest of an iteration, or nothing where it has another's."""
         rank, iteration = place
         folder = f"{layout.make_rank_folder(rank)}/{layout.MANIFEST_FOLDER}"
         name = make_manifest_name(iteration, self._session)
         if not self._has_another(folder, iteration, name):
-            files = self._state.iteration(place)
+            files = self._state.list_iteration_files(place)
             linked = {file.target for file in files if file.linked}
             records = sorted(self._records(files), key=lambda r: (r.timestamp_us, r.path, r.member))
             data = self._manifest(place, tuple(records), linked).to_json()
             self._tree.put(folder, name, (data,), mark=f"ingest-{name}")
-        self._state.indexed(place)
+        self._state.mark_indexed(place)
 
     def _has_another(self, folder: str, iteration: int, own: str) -> bool:
         names = self._source.names(folder) | self._target.names(folder)
@@ -114,7 +114,7 @@ class ManifestIndex:
         stamps: set[int] = set()
         tables: list[IngestedFile] = []
         for file in files:
-            name = names[_get_folder(file)].full(_get_name(file))
+            name = names[_get_folder(file)].get_full_name(_get_name(file))
             for number, member in enumerate(file.members):
                 key = _build_member_key(file, name, member)
                 if key:
@@ -154,7 +154,7 @@ def _build_record(
 ) -> ManifestRecord:
     # Names of 2.4 and later say the type; one that the file holds widened is seen nowhere else.
     held = ELEMENT_TYPES.get(key.element.lower())
-    widened = held if held and held.widened and member.dtype == "float32" else None
+    widened = held if held and held.is_widened and member.dtype == "float32" else None
     return ManifestRecord(
         path=file.target,
         timestamp_us=key.timestamp_us,

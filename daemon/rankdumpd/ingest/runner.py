@@ -54,7 +54,7 @@ class IngestRun:
         try:
             if self._follower:
                 self._follower.run()
-            self._engine.take_all(self._aborted.wait, first=self._follower is None)
+            self._engine.ingest_all(self._aborted.wait, first=self._follower is None)
             if not self._aborted.is_set():
                 self._engine.finish(self._aborted.wait)
         finally:
@@ -63,7 +63,7 @@ class IngestRun:
             self._engine.close()
         return not self._aborted.is_set()
 
-    def ask(self) -> None:
+    def request_end(self) -> None:
         """Ask one that follows to end, with a last look; one that does not, to end at once."""
         self._asked.set()
         if self._follower:
@@ -135,7 +135,7 @@ class IngestComponent(Component):
         self._asked.set()
         with self._lock:
             if self._run:
-                (self._run.abort if at_once else self._run.ask)()
+                (self._run.abort if at_once else self._run.request_end)()
 
     def _join(self, timeout_s: float) -> int:
         following = self._threads[0]
@@ -160,7 +160,7 @@ class IngestComponent(Component):
         with self._lock:
             self._run, self._told = run, IngestCounts()
             if self._asked.is_set():
-                run.ask()
+                run.request_end()
         try:
             run.run()
         finally:
@@ -234,14 +234,14 @@ def _run_until(asked: SignalWaiter, run: IngestRun, *, progress: bool) -> bool:
             _logger.exception("the ingest ended early")
         finally:
             ended.set()
-            asked.ask()
+            asked.request()
 
     thread = threading.Thread(target=work, name="rankdumpd-ingest")
     thread.start()
     if progress:
         threading.Thread(target=_report_progress, args=(run, ended), daemon=True).start()
     asked.wait()
-    run.ask()
+    run.request_end()
     thread.join()
     return whole == [True]
 

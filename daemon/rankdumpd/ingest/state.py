@@ -73,13 +73,13 @@ class IngestState:
         self._base.close()
         os.close(self._guard)
 
-    def get(self, path: str) -> IngestedFile | None:
+    def find_file(self, path: str) -> IngestedFile | None:
         """Return what is known of a path."""
         query = f"SELECT {_FIELDS} FROM files WHERE path = ?"
         rows = self._select(query, os.fsencode(path))
         return _parse_row(rows[0]) if rows else None
 
-    def claimed(self) -> list[str]:
+    def list_claimed(self) -> list[str]:
         """Return the paths of which a copy may stand in the tree that was never committed."""
         return [os.fsdecode(path) for (path,) in self._select("SELECT path FROM claims")]
 
@@ -117,7 +117,7 @@ class IngestState:
                 "UPDATE files SET removed = 1 WHERE path = ?", [(os.fsencode(p),) for p in paths]
             )
 
-    def original(self, digest: str) -> OriginalFile | None:
+    def find_original(self, digest: str) -> OriginalFile | None:
         """Return a file in the tree with those bytes."""
         rows = self._select(
             "SELECT target, stored_inode, stored_size, stored_ns FROM files "
@@ -126,28 +126,28 @@ class IngestState:
         )
         return OriginalFile(os.fsdecode(rows[0][0]), _parse_stamp(rows[0][1:])) if rows else None
 
-    def plain(self) -> list[IngestedFile]:
+    def list_plain_files(self) -> list[IngestedFile]:
         """Return what was copied as it is, and may be removed from the source at the end."""
         query = f"SELECT {_FIELDS} FROM files WHERE NOT removed AND kind = 'plain'"
         return list(map(_parse_row, self._select(query)))
 
-    def unindexed(self) -> list[RankIteration]:
+    def list_unindexed(self) -> list[RankIteration]:
         """Return the iterations with tensors that no manifest has."""
         query = "SELECT DISTINCT rank, iteration FROM files WHERE NOT indexed AND rank IS NOT NULL"
         return sorted(self._select(query))
 
-    def iteration(self, place: RankIteration) -> list[IngestedFile]:
+    def list_iteration_files(self, place: RankIteration) -> list[IngestedFile]:
         """Return the tensors of a rank's iteration."""
         query = f"SELECT {_FIELDS} FROM files WHERE rank = ? AND iteration = ? ORDER BY path"
         return list(map(_parse_row, self._select(query, *place)))
 
-    def indexed(self, place: RankIteration) -> None:
+    def mark_indexed(self, place: RankIteration) -> None:
         """Say that the manifest of an iteration has all of its tensors."""
         query = "UPDATE files SET indexed = 1 WHERE rank = ? AND iteration = ?"
         with self._transaction() as base:
             base.execute(query, place)
 
-    def session_id(self) -> str:
+    def get_session_id(self) -> str:
         """Return under which session the manifests of this tree are written."""
         if not self._select("SELECT id FROM session"):
             with self._transaction() as base:

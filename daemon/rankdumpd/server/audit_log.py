@@ -54,7 +54,7 @@ class AuditLog:
                 raise ConfigError("settings", "log.audit", str(path), allowed) from None
 
     @property
-    def lost(self) -> int:
+    def lost_lines(self) -> int:
         """Lines that could not be written, and were not said yet in the file."""
         return self._lost
 
@@ -72,7 +72,7 @@ class AuditLog:
                 if self._lost == 1:
                     _logger.error("audit %s: lines are lost: %s", self._path, error)
 
-    def reloaded(self, files: Sequence[Path]) -> None:
+    def add_reload(self, files: Sequence[Path]) -> None:
         """Add that files were read again."""
         self.add("reload", {"who": "local", "files": [str(each) for each in files]})
 

@@ -94,7 +94,7 @@ class CallGate(grpc.ServerInterceptor):
             self._thread.join()
             self._thread = None
 
-    def look(self) -> None:
+    def check_open_streams(self) -> None:
         """End the open streams of certificates that are revoked by now."""
         listed = self._listed()
         with self._lock:
@@ -192,7 +192,7 @@ class CallGate(grpc.ServerInterceptor):
     def _write(self, visit: _AdmittedCall, what: str, **more: str) -> None:
         short = visit.method.rpartition("/")[2]
         if self._audit and (what == "refused" or short in _AUDITED_METHODS):
-            who = visit.caller.fields()
+            who = visit.caller.audit_fields()
             self._audit.add(what, {"method": visit.method.strip("/"), **who, **visit.about, **more})
 
     def _say(self, why: str) -> None:
@@ -204,16 +204,16 @@ class CallGate(grpc.ServerInterceptor):
         _logger.warning("refused: %s", why)
 
     def _listed(self) -> frozenset[str]:
-        return self._revoked.listed() if self._revoked else frozenset()
+        return self._revoked.read_fingerprints() if self._revoked else frozenset()
 
     def _own(self) -> str:
         if self._certificates and self._own_may:
-            return self._certificates.material().fingerprint
+            return self._certificates.read_material().fingerprint
         return ""
 
     def _run(self) -> None:
         while not self._stopping.wait(REVOCATION_CHECK_INTERVAL_S):
-            self.look()
+            self.check_open_streams()
 
 
 def identify_caller(shown: Mapping[str, Iterable[bytes]], peer: str) -> CallerIdentity:

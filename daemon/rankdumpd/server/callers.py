@@ -48,18 +48,18 @@ class CallerIdentity:
     peer: str = ""
 
     @property
-    def local(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the file system or this host let it in."""
         return not self.fingerprint
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether a certificate that is believed says who it is."""
         return self.fingerprint not in ("", _NO_FINGERPRINT)
 
-    def fields(self) -> dict[str, object]:
+    def audit_fields(self) -> dict[str, object]:
         """Return what is written down of it."""
-        if self.local:
+        if self.is_local:
             return {"who": "local"}
         return {
             "who": self.name,
@@ -95,7 +95,7 @@ def explain_refusal(
 
     `own` is the fingerprint of the certificate that may do everything, if there is one.
     """
-    if caller.local:
+    if caller.is_local:
         return ""
     who = f"the certificate of {caller.name!r}"
     if caller.fingerprint in revoked:

@@ -102,7 +102,9 @@ class GrpcServer:
         names = self._register(server)
         if path:
             bound = _bind_socket(server, path, self._group)
-            self._required.keep(path, "no rank finds this agent that is not connected already")
+            self._required.watch_file(
+                path, "no rank finds this agent that is not connected already"
+            )
         else:
             bound = _bind(server, self._address, self._tls)
         if self._gate:
@@ -162,7 +164,7 @@ def parse_socket_path(address: str) -> Path | None:
 def _bind(server: grpc.Server, address: str, tls: ServerCertificates | None) -> str:
     try:
         if tls:
-            port = server.add_secure_port(address, tls.for_server())
+            port = server.add_secure_port(address, tls.build_server_credentials())
         else:
             port = server.add_insecure_port(address)
     except RuntimeError as error:

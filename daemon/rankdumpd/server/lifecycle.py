@@ -72,7 +72,7 @@ class SignalWaiter:
         self._reload = False
         return ProcessRequest.RELOAD
 
-    def ask(self, wish: ProcessRequest = ProcessRequest.STOP) -> None:
+    def request(self, wish: ProcessRequest = ProcessRequest.STOP) -> None:
         """Ask as a first signal does, from any thread; a signal beside it is no second one."""
         self._stop = self._stop or wish is ProcessRequest.STOP
         self._reload = self._reload or wish is ProcessRequest.RELOAD
@@ -122,28 +122,28 @@ class ServiceManagerNotifier:
             else LIVENESS_INTERVAL_S
         )
 
-    def ready(self, status: str) -> None:
+    def send_ready(self, status: str) -> None:
         """Say that this process serves, also after a reload."""
         self._say("READY=1", f"STATUS={status}")
 
-    def reloading(self) -> None:
+    def send_reloading(self) -> None:
         """Say that settings are read again; `ready` follows."""
         self._say("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
-    def stopping(self, status: str) -> None:
+    def send_stopping(self, status: str) -> None:
         """Say that the end begins."""
         self._say("STOPPING=1", f"STATUS={status}")
 
-    def status(self, text: str) -> None:
+    def send_status(self, text: str) -> None:
         """Say how it stands, in a line."""
         self._say(f"STATUS={text}")
 
-    def alive(self, status: str) -> None:
+    def send_alive(self, status: str) -> None:
         """Say that all is well, and how it stands."""
         self._say(*self._ping(), f"STATUS={status}")
 
     @contextlib.contextmanager
-    def busy(
+    def extend_timeout(
         self, limit_s: float, *, unless: Callable[[], bool] = lambda: False
     ) -> Generator[None]:
         """Ask for more time while a start or a stop goes on, for no longer than that."""
@@ -328,16 +328,16 @@ class _ProcessLife:
     def start(self) -> None:
         """Start everything, the last room first, then let the world in."""
         if self._leash:
-            self._leash.follow(self._signals.ask, self._given)
-        with self._notifier.busy(_START_TIMEOUT_S, unless=lambda: self._signals.stopping):
+            self._leash.follow_requests(self._signals.request, self._given)
+        with self._notifier.extend_timeout(_START_TIMEOUT_S, unless=lambda: self._signals.stopping):
             for room in reversed(self._rooms):
                 self._started.insert(0, room)
                 room.start()
             address = self._server.start()
         _logger.info("listening on %s", address)
-        self._notifier.ready(self._brief())
+        self._notifier.send_ready(self._brief())
         if self._leash:
-            self._leash.ready(address)
+            self._leash.send_ready(address)
 
     def serve(self) -> None:
         """Wait for the wish to stop; meanwhile reload, and say that all is well."""
@@ -347,7 +347,7 @@ class _ProcessLife:
             if wish is ProcessRequest.RELOAD:
                 self._reload()
             elif not self._ill():
-                self._notifier.alive(self._brief())
+                self._notifier.send_alive(self._brief())
 
     def end(self, *, drains: bool) -> int:
         """Drain and stop, or only stop; return the exit status. Leave where that does not end."""
@@ -356,7 +356,7 @@ class _ProcessLife:
         thread = threading.Thread(
             target=self._drain_and_stop, args=(drains,), name="rankdumpd-end", daemon=True
         )
-        with self._notifier.busy(limit_s):
+        with self._notifier.extend_timeout(limit_s):
             thread.start()
             thread.join(limit_s)
         hangs = [t.name for t in threading.enumerate() if t is thread or _keeps_process(t)]
@@ -376,12 +376,12 @@ class _ProcessLife:
     def _drain_and_stop(self, drains: bool) -> None:
         try:
             if drains:
-                self._notifier.stopping(self._brief())
+                self._notifier.send_stopping(self._brief())
                 self._server.refuse()
                 left = self._drain()
-                self._notifier.status(f"drained, {left} items are left")
+                self._notifier.send_status(f"drained, {left} items are left")
                 if self._leash:
-                    self._leash.left(left)
+                    self._leash.send_drained(left)
         except Exception:
             self._failed = True
             _logger.exception("the drain failed")
@@ -413,10 +413,10 @@ class _ProcessLife:
     def _given(self, environ: Mapping[str, str]) -> None:
         """Take note of new settings that came on the leash."""
         self._environ = environ
-        self._signals.ask(ProcessRequest.RELOAD)
+        self._signals.request(ProcessRequest.RELOAD)
 
     def _reload(self) -> None:
-        self._notifier.reloading()
+        self._notifier.send_reloading()
         try:
             news = adopt_settings(self._settings, self._reread(self._environ))
         except ConfigError as error:
@@ -427,13 +427,13 @@ class _ProcessLife:
             for room in self._rooms:
                 room.reload(news.settings)
             _logger.info("settings were read again; changed: %s", ", ".join(news.changed) or "none")
-            if news.waiting:
-                _logger.warning("only a new start changes %s", ", ".join(news.waiting))
-        self._notifier.ready(self._brief())
+            if news.pending_restart:
+                _logger.warning("only a new start changes %s", ", ".join(news.pending_restart))
+        self._notifier.send_ready(self._brief())
 
     def _look(self) -> None:
         """Say what somebody took away. It is no fault: a new process would know less than this."""
-        gone = self.required.look()
+        gone = self.required.find_missing()
         for sentence in gone:
             if sentence not in self._gone:
                 _logger.error(sentence)
@@ -447,7 +447,7 @@ class _ProcessLife:
         said = "; ".join(faults)
         if said and said != self._fault:
             _logger.error("%s; only a new process can mend that", said)
-            self._notifier.status(said)
+            self._notifier.send_status(said)
         self._fault = said
         if said and self._leash:
             os._exit(_EXIT_FAILED)

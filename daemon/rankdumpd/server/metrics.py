@@ -57,10 +57,10 @@ class MetricDefinition:
     """One row of the table."""
 
     kind: MetricKind
-    text: str
+    help_text: str
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """The values of each label where they are known beforehand; else none."""
-    joined: MetricAggregation = MetricAggregation.SUM
+    aggregation: MetricAggregation = MetricAggregation.SUM
 
 
 def _counter(text: str, **labels: Iterable[str]) -> MetricDefinition:
@@ -208,10 +208,10 @@ def aggregate_samples(samples: Iterable[MetricSample]) -> list[MetricSample]:
         key = build_sample_key(sample)
         if key not in found:
             found[key] = sample.value
-        elif metric.joined is MetricAggregation.SUM:
+        elif metric.aggregation is MetricAggregation.SUM:
             found[key] += sample.value
         else:
-            choose = min if metric.joined is MetricAggregation.LEAST else max
+            choose = min if metric.aggregation is MetricAggregation.LEAST else max
             found[key] = choose(found[key], sample.value)
     return [MetricSample(name, value, dict(labels)) for (name, labels), value in found.items()]
 
@@ -229,9 +229,9 @@ class MetricCounters:
         self._durations: dict[str, list[int]] = {}
         self._seconds: dict[str, float] = {}
         if prefix:
-            self.begin(prefix)
+            self.start_at_zero(prefix)
 
-    def begin(self, prefix: str) -> None:
+    def start_at_zero(self, prefix: str) -> None:
         """Show counters whose name begins so as 0, with each value of their labels."""
         for name, metric in METRIC_DEFINITIONS.items():
             if name.startswith(prefix):
@@ -247,7 +247,7 @@ class MetricCounters:
             for key, amount in amounts.items():
                 self._sums[key] = self._sums.get(key, 0.0) + amount
 
-    def took(self, name: str, seconds: float) -> None:
+    def add_duration(self, name: str, seconds: float) -> None:
         """Count something that took so long."""
         with self._lock:
             buckets = self._durations.setdefault(name, [0] * (len(DURATION_BUCKETS_S) + 1))

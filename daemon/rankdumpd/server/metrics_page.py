@@ -71,7 +71,7 @@ class PageRefusals:
     ) -> None:
         """Show the counters as 0; `clock` gives seconds that only rise."""
         self._meters, self._audit, self._clock = meters, audit, clock
-        self._meters.begin(PAGE_REFUSALS_METRIC)
+        self._meters.start_at_zero(PAGE_REFUSALS_METRIC)
         self._lock = threading.Lock()
         self._said: set[str] = set()
         self._quiet_to_s = 0.0
@@ -87,9 +87,9 @@ class PageRefusals:
         self._say(reason, why)
         if self._audit is None:
             return
-        more = 0 if caller.known else self._turn()
+        more = 0 if caller.is_known else self._turn()
         if more is not None:
-            told = {"method": asked, **caller.fields(), "result": reason}
+            told = {"method": asked, **caller.audit_fields(), "result": reason}
             self._audit.add("refused", {**told, "more": more} if more else told)
 
     def _turn(self) -> int | None:
@@ -135,18 +135,18 @@ class MetricsPageGuard:
         self._certificates = ServerCertificates(settings)
         self._revoked = RevokedCertificates(Path(settings.revoked)) if settings.revoked else None
         self._lock = threading.Lock()
-        self._seen = self._certificates.material()
+        self._seen = self._certificates.read_material()
         self._context = self._made()
 
     @property
     def expires_s(self) -> float:
         """End of the time of the certificate that is shown, in seconds since the epoch."""
-        return self._certificates.material().expires_s
+        return self._certificates.read_material().expires_s
 
-    def context(self) -> ssl.SSLContext:
+    def get_context(self) -> ssl.SSLContext:
         """Return what connections are made with, as the files are now."""
         with self._lock:
-            material = self._certificates.material()
+            material = self._certificates.read_material()
             if material != self._seen:
                 try:
                     self._context = self._made()
@@ -156,9 +156,9 @@ class MetricsPageGuard:
                     _logger.warning("the page shows the certificate it had: %s", error)
             return self._context
 
-    def refusal(self, caller: CallerIdentity) -> str:
+    def explain_refusal(self, caller: CallerIdentity) -> str:
         """Return why the page is not for who has connected; empty when it is."""
-        listed = self._revoked.listed() if self._revoked else frozenset[str]()
+        listed = self._revoked.read_fingerprints() if self._revoked else frozenset[str]()
         return explain_refusal(METRICS_METHOD, caller, revoked=listed)
 
     def _made(self) -> ssl.SSLContext:
@@ -221,7 +221,7 @@ class MetricsPageServer(http.server.ThreadingHTTPServer):
 
     def _secured(self, request: Any, guard: MetricsPageGuard, peer: str) -> ssl.SSLSocket:
         try:
-            return guard.context().wrap_socket(request, server_side=True)
+            return guard.get_context().wrap_socket(request, server_side=True)
         except ssl.SSLEOFError:
             # Gone before it was asked anything.
             raise
@@ -246,7 +246,7 @@ class _MetricsPageHandler(http.server.BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != METRICS_PATH:
             self._refuse(HTTPStatus.NOT_FOUND, "path", f"metrics are at {METRICS_PATH}")
             return
-        why = server.guard.refusal(self._caller()) if server.guard else ""
+        why = server.guard.explain_refusal(self._caller()) if server.guard else ""
         if why:
             self._refuse(HTTPStatus.FORBIDDEN, "role", why)
             return
@@ -308,7 +308,7 @@ def _build_family(name: str) -> Family:
     metric = METRIC_DEFINITIONS[name]
     bare = name.removesuffix("_total") if metric.kind is MetricKind.COUNTER else name
     bare = bare.removesuffix("_info") if metric.kind is MetricKind.INFO else bare
-    return Family(bare, metric.text, metric.kind.value)
+    return Family(bare, metric.help_text, metric.kind.value)
 
 
 def _format_peer(address: Any) -> str:

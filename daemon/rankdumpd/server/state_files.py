@@ -161,24 +161,24 @@ class RequiredFiles:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: dict[Path, _RequiredFile] = {}
-        self.gone: tuple[str, ...] = ()
+        self.missing: tuple[str, ...] = ()
         """What was missing at the last look, a sentence each."""
 
-    def keep(self, path: Path, cost: str) -> None:
+    def watch_file(self, path: Path, cost: str) -> None:
         """Expect a file where it stands now; `cost` says what does not work without it."""
         with self._lock:
             self._kept[path] = _RequiredFile(_read_identity(path), cost)
 
-    def look(self) -> tuple[str, ...]:
+    def find_missing(self) -> tuple[str, ...]:
         """Return what is missing, and remember that."""
         with self._lock:
-            self.gone = tuple(
+            self.missing = tuple(
                 f"{path} {_describe_missing(path)} while this process runs: {kept.cost}; "
                 "start it again"
                 for path, kept in self._kept.items()
                 if _read_identity(path) != kept.identity
             )
-            return self.gone
+            return self.missing
 
 
 def _describe_missing(path: Path) -> str:

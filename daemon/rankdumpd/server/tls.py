@@ -94,22 +94,22 @@ class ServerCertificates:
         """ConfigError when they cannot be read, do not fit together or name no host."""
         paths = [Path(each) for each in (settings.ca, settings.certificate, settings.key)]
         self._material = WatchedFiles(paths, _read_material, told)
-        left_s = self.material().expires_s - datetime.datetime.now().timestamp()
+        left_s = self.read_material().expires_s - datetime.datetime.now().timestamp()
         if left_s < 0:
             _logger.error("%s has expired: nobody will believe it", settings.certificate)
 
-    def material(self) -> TlsMaterial:
+    def read_material(self) -> TlsMaterial:
         """Return what the files hold now."""
         return self._material.get()
 
-    def for_server(self) -> grpc.ServerCredentials:
+    def build_server_credentials(self) -> grpc.ServerCredentials:
         """Return what gRPC serves with: it asks for the files again at every connection."""
         return grpc.dynamic_ssl_server_credentials(
             self._configuration(), self._configuration, require_client_authentication=True
         )
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        now = self.material()
+        now = self.read_material()
         return grpc.ssl_server_certificate_configuration([(now.key, now.certificate)], now.ca)
 
 
@@ -120,7 +120,7 @@ class RevokedCertificates:
         """ConfigError when the file cannot be read, or a line is no fingerprint."""
         self._listed = WatchedFiles([path], lambda paths: read_revoked_fingerprints(paths[0]), told)
 
-    def listed(self) -> frozenset[str]:
+    def read_fingerprints(self) -> frozenset[str]:
         """Return those that the file names now."""
         return self._listed.get()
 

@@ -36,14 +36,14 @@ class WorkerReady:
 class WorkerDrained:
     """The worker has drained."""
 
-    items: int
+    unfinished_items: int
     """What is unfinished."""
 
 
 class WorkerPipe:
     """The worker's end; it takes standard input and output for itself."""
 
-    def follow(
+    def follow_requests(
         self, drain: Callable[[], None], reload: Callable[[Mapping[str, str]], None]
     ) -> None:
         """Call `drain` when one is wanted and `reload` with an environment that brings settings;
@@ -57,11 +57,11 @@ class WorkerPipe:
         )
         thread.start()
 
-    def ready(self, address: str) -> None:
+    def send_ready(self, address: str) -> None:
         """Say that this process serves, and where."""
         _print_line(f"{_READY_WORD} {address}")
 
-    def left(self, items: int) -> None:
+    def send_drained(self, items: int) -> None:
         """Say what a drain left unfinished."""
         _print_line(f"{_LEFT_WORD} {items}")
 

@@ -133,7 +133,7 @@ class WorkerMetricSums:
     def __init__(self) -> None:
         self._seen: dict[int, _WorkerCounts] = {}
 
-    def of(self, answers: Mapping[int, Sequence[MetricSample]]) -> list[MetricSample]:
+    def add_up(self, answers: Mapping[int, Sequence[MetricSample]]) -> list[MetricSample]:
         """Return what these workers say now, and what the others counted before."""
         for index, samples in answers.items():
             self._take(self._seen.setdefault(index, _WorkerCounts()), samples)
@@ -221,16 +221,16 @@ class WorkerClients:
         self._required = required or RequiredFiles()
         self._members, self._credentials, self._own_host = members, credentials, own_host
 
-    def address(self, index: int) -> str:
+    def get_address(self, index: int) -> str:
         """Return where a worker serves; UnavailableError while it does not."""
         return self._members[index].address
 
     @property
-    def serving(self) -> int:
+    def serving_count(self) -> int:
         """How many serve at present."""
         return sum(map(_is_serving, self._members))
 
-    def view(self) -> StatusView:
+    def collect_view(self) -> StatusView:
         """Return what all of them know, and who did not say."""
         answers = self._ask(
             lambda channel: agent_pb2_grpc.AgentServiceStub(channel).Status.future(
@@ -248,9 +248,9 @@ class WorkerClients:
             for a in answers
             if not isinstance(a, RankdumpError)
         ]
-        return merge_views(known, [*self._required.gone, *own, *silent])
+        return merge_views(known, [*self._required.missing, *own, *silent])
 
-    def metrics(self) -> dict[int, list[MetricSample]]:
+    def collect_metrics(self) -> dict[int, list[MetricSample]]:
         """Return the numbers of those that answer."""
         answers = self._ask(
             lambda channel: metrics_pb2_grpc.MetricsServiceStub(channel).Metrics.future(
@@ -263,7 +263,7 @@ class WorkerClients:
             if not isinstance(answer, RankdumpError)
         }
 
-    def settle(self, timeout_s: float) -> int:
+    def drain_workers(self, timeout_s: float) -> int:
         """Wait until all that was received is in the tree; return what is not, at least one for
         each worker that does not say.
         """
@@ -279,7 +279,7 @@ class WorkerClients:
         )
         return sum(1 if isinstance(a, RankdumpError) else a.queued_records for a in answers)
 
-    def pin(self, pin: agent_pb2.Pin) -> None:
+    def pin_job(self, pin: agent_pb2.Pin) -> None:
         """Pin a job with all workers, or let it go; raise what any of them says against it."""
         request = agent_pb2.ControlRequest(pin=pin)
         answers = self._ask(

@@ -76,18 +76,18 @@ class StatePaths:
         """Its shared memory; None without a socket."""
         return self.runtime_dir and self.runtime_dir / "slabs"
 
-    def worker(self, index: int) -> StatePaths:
+    def worker_paths(self, index: int) -> StatePaths:
         """Return the home of a worker of the agent that lives here."""
-        return self.under(f"{_WORKER_FOLDER_PREFIX}{index}")
+        return self.subfolder(f"{_WORKER_FOLDER_PREFIX}{index}")
 
-    def under(self, name: str) -> StatePaths:
+    def subfolder(self, name: str) -> StatePaths:
         """Return a home one floor below."""
         return StatePaths(self.state_dir / name, self.runtime_dir and self.runtime_dir / name)
 
-    def workers(self) -> list[StatePaths]:
+    def list_worker_paths(self) -> list[StatePaths]:
         """Return the homes of all workers that ever were."""
         return [
-            self.under(path.name)
+            self.subfolder(path.name)
             for path in sorted(self.state_dir.glob(f"{_WORKER_FOLDER_PREFIX}*"))
         ]
 
@@ -100,8 +100,8 @@ def migrate_sessions(agent: StatePaths, workers: int, *, group: int, patience_s:
     when a worker still runs after that time; what `statefile.connect` raises where a ledger is
     damaged or its disk full.
     """
-    homes = [agent] if workers == 1 else [agent.worker(index) for index in range(workers)]
-    places = [*homes, *(home for home in (agent, *agent.workers()) if home not in homes)]
+    homes = [agent] if workers == 1 else [agent.worker_paths(index) for index in range(workers)]
+    places = [*homes, *(home for home in (agent, *agent.list_worker_paths()) if home not in homes)]
     with contextlib.ExitStack() as owned:
         for place in places:
             if place != agent:

@@ -126,7 +126,9 @@ class SupervisorServicer(agent_pb2_grpc.AgentServiceServicer):
         self, request: agent_pb2.AgentStatusRequest, context: grpc.ServicerContext
     ) -> agent_pb2.AgentStatusResponse:
         """Say how everything stands with all workers."""
-        return agent_pb2.AgentStatusResponse(view=status_messages.view_to_wire(self._crew.view()))
+        return agent_pb2.AgentStatusResponse(
+            view=status_messages.view_to_wire(self._crew.collect_view())
+        )
 
     def Control(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.ControlRequest, context: grpc.ServicerContext
@@ -134,11 +136,11 @@ class SupervisorServicer(agent_pb2_grpc.AgentServiceServicer):
         """Pass a drain or a pin on to all workers."""
         with abort_on_error(context, self._meters):
             if request.HasField("pin"):
-                self._crew.pin(request.pin)
+                self._crew.pin_job(request.pin)
                 return agent_pb2.ControlResponse()
             if not request.HasField("drain"):
                 raise ProtocolError("control without an action")
-            left = self._crew.settle(limit_drain_s(request.drain))
+            left = self._crew.drain_workers(limit_drain_s(request.drain))
             return agent_pb2.ControlResponse(drained=left == 0, queued_records=left)
 
 
@@ -189,7 +191,7 @@ class WorkerSupervisor(Component):
         self._crew = WorkerClients(
             self._workers,
             TlsCredentials(tls.ca, tls.certificate, tls.key),
-            own_host=lambda: shown.material().hosts[0] if shown else "",
+            own_host=lambda: shown.read_material().hosts[0] if shown else "",
             required=required or RequiredFiles(),
         )
         self._draining = False
@@ -221,17 +223,17 @@ class WorkerSupervisor(Component):
         self._draining = True
         deadline_s = time.monotonic() + timeout_s + _WORKER_STOP_TIMEOUT_S
         for worker in self._workers:
-            worker.ask_to_drain()
-        return sum(w.wait_over(max(0.0, deadline_s - time.monotonic())) for w in self._workers)
+            worker.request_drain()
+        return sum(w.wait_drained(max(0.0, deadline_s - time.monotonic())) for w in self._workers)
 
     def stop(self) -> None:
         """End all workers at once; may be repeated."""
         self._draining = True
         for worker in self._workers:
-            worker.let_go()
+            worker.request_stop()
         for worker in self._workers:
             worker.stop()
-            folder = self._home.worker(worker.index).runtime_dir
+            folder = self._home.worker_paths(worker.index).runtime_dir
             if folder:
                 # Slabs that are needed stay, and so does their folder.
                 with contextlib.suppress(OSError):
@@ -240,17 +242,17 @@ class WorkerSupervisor(Component):
 
     def samples(self) -> list[MetricSample]:
         """Return the numbers of all workers, as one agent's."""
-        answers = self._crew.metrics()
+        answers = self._crew.collect_metrics()
         restarts = sum(worker.restarts for worker in self._workers)
         with self._summing:
-            found = self._sums.of(answers)
+            found = self._sums.add_up(answers)
         return [*found, MetricSample("rankdump_agent_worker_restarts_total", restarts)]
 
     def reload(self, settings: DaemonSettings) -> None:
         """Give each worker its part of new settings."""
         self._every, self._settings = settings, settings.agent
         for worker in self._workers:
-            worker.give_settings(self._settings_of(worker.index))
+            worker.send_settings(self._settings_of(worker.index))
 
     def fault(self) -> str:
         """Say which worker nobody would start again; what ails a worker is for itself to end."""
@@ -258,19 +260,19 @@ class WorkerSupervisor(Component):
 
     def brief(self) -> str:
         """Say how many workers serve."""
-        return f"{self._crew.serving} of {len(self._workers)} workers serve"
+        return f"{self._crew.serving_count} of {len(self._workers)} workers serve"
 
     def _worker(self, index: int, environ: Mapping[str, str]) -> WorkerProcess:
         inherited = strip_settings(environ)
         inherited.pop(_NOTIFY_VARIABLE, None)
         return WorkerProcess(
             index,
-            folder=self._home.worker(index).state_dir,
+            folder=self._home.worker_paths(index).state_dir,
             environ=inherited | self._settings_of(index),
         )
 
     def _settings_of(self, index: int) -> dict[str, str]:
-        home = self._home.worker(index)
+        home = self._home.worker_paths(index)
         share = build_worker_settings(
             self._settings,
             index,
@@ -296,7 +298,7 @@ class WorkerSupervisor(Component):
 
     def _make_runtime_folders(self) -> None:
         for worker in self._workers:
-            folder = self._home.worker(worker.index).runtime_dir
+            folder = self._home.worker_paths(worker.index).runtime_dir
             try:
                 if folder:
                     make_group_folder(folder, self._group)
@@ -308,7 +310,7 @@ class WorkerSupervisor(Component):
         if self._draining:
             raise UnavailableError("the agent is stopping and takes no new sessions")
         index = select_worker(request.job_id, request.rank, len(self._workers))
-        return build_redirect(self._crew.address(index))
+        return build_redirect(self._crew.get_address(index))
 
 
 def find_state_paths(settings: AgentSettings) -> StatePaths:
@@ -321,7 +323,7 @@ def find_state_paths(settings: AgentSettings) -> StatePaths:
 def reclaim_worker_sessions(settings: AgentSettings) -> None:
     """Take over what workers left, for an agent that has none now."""
     home = find_state_paths(settings)
-    if home.workers():
+    if home.list_worker_paths():
         guard = lock_ledger_folder(home.state_dir)
         try:
             group = find_group_id(settings.runtime_group)

@@ -81,7 +81,7 @@ class WorkerProcess:
             if not self._address:
                 raise UnavailableError(f"worker {self.index} does not start: it {self._last_end}")
 
-    def ask_to_drain(self) -> None:
+    def request_drain(self) -> None:
         """Let it finish what it has, and start none in its place."""
         with self._changed:
             self._stopping = True
@@ -89,7 +89,7 @@ class WorkerProcess:
             if self._process:
                 worker_pipe.request_drain(self._process)
 
-    def give_settings(self, environ: Mapping[str, str]) -> None:
+    def send_settings(self, environ: Mapping[str, str]) -> None:
         """Let it, and all that come after it, have other settings."""
         with self._changed:
             self._environ |= environ
@@ -101,13 +101,13 @@ class WorkerProcess:
         dead = self._thread is not None and not self._thread.is_alive() and not self._stopping
         return f"nobody looks after worker {self.index}" if dead else ""
 
-    def wait_over(self, timeout_s: float) -> int:
+    def wait_drained(self, timeout_s: float) -> int:
         """Wait until it has drained and left; return what it left, at least one without a word."""
         with self._changed:
             self._changed.wait_for(lambda: self._over, timeout_s)
             return 1 if self._left is None else self._left
 
-    def let_go(self) -> None:
+    def request_stop(self) -> None:
         """Let it end at once, and start none in its place."""
         with self._changed:
             self._stopping = True
@@ -116,7 +116,7 @@ class WorkerProcess:
 
     def stop(self) -> None:
         """End it at once and wait for that; may be repeated, and called without `start`."""
-        self.let_go()
+        self.request_stop()
         with self._changed:
             if not self._changed.wait_for(lambda: self._process is None, _KILL_AFTER_S):
                 assert self._process is not None
@@ -191,7 +191,7 @@ class WorkerProcess:
                     if isinstance(news, worker_pipe.WorkerReady):
                         self._address, served = news.address, True
                     elif isinstance(news, worker_pipe.WorkerDrained):
-                        self._left = news.items
+                        self._left = news.unfinished_items
                     self._changed.notify_all()
         return served
 

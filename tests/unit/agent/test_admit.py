@@ -112,7 +112,7 @@ NONE = TensorSelection(IterationSelection("5", ((5, 5),)), inputs=False)
 def test_verdicts(make_head, selection, head, device, room, reason):
     """A record is taken exactly when the plan, the policy and the disk all say yes."""
     plan = DumpPlan(output=OutputSettings(root="/dump"), selection=selection)
-    answer = RecordAdmission(plan, device).of_record(make_head(**head), room)
+    answer = RecordAdmission(plan, device).check_record(make_head(**head), room)
     assert (answer.accepted, answer.reason) == (not reason, reason)
 
 
@@ -128,7 +128,7 @@ def test_verdicts(make_head, selection, head, device, room, reason):
 def test_elements_in_the_place_of_figures(make_head, saved, head, reason):
     """Where the plan keeps figures alone, elements are not taken."""
     plan = DumpPlan(output=OutputSettings(root="/dump"), content=ContentSettings(saved=saved))
-    assert RecordAdmission(plan, 0).of_record(make_head(**head), ROOMY).reason == reason
+    assert RecordAdmission(plan, 0).check_record(make_head(**head), ROOMY).reason == reason
 
 
 def test_what_it_remembers_is_bounded_in_bytes(make_head, monkeypatch):
@@ -138,7 +138,7 @@ def test_what_it_remembers_is_bounded_in_bytes(make_head, monkeypatch):
     tracemalloc.start()
     try:
         for number in range(2000):
-            assert admission.of_record(make_head(op_name=f"{number:04}" * 1000), ROOMY).accepted
+            assert admission.check_record(make_head(op_name=f"{number:04}" * 1000), ROOMY).accepted
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -164,7 +164,7 @@ class TestRows:
         plan = DumpPlan(OutputSettings(root="/dump"), selection, ContentSettings("statistic"))
         kinds = (make_kind(), make_kind(side=TensorSide.INPUT))
         rows = StatisticRows(0, kinds, (1, 2), ("1", "2"), **fields)
-        found = RecordAdmission(plan, device).of_rows(rows, room)
+        found = RecordAdmission(plan, device).check_rows(rows, room)
         assert {reason: list(places) for reason, places in found.items()} == refused
 
     @pytest.mark.parametrize("saved", ["statistic", "full", "tensor"])
@@ -174,7 +174,7 @@ class TestRows:
         types = ("float32", "complex64", "int4", "float32")
         kinds = tuple(make_kind(dtype=dtype, byte_count=1 << 20) for dtype in types)
         rows = StatisticRows(0, kinds, (1, 2, 3, 4), ("1",) * 4, degraded=saved != "statistic")
-        found = RecordAdmission(plan, 0).of_rows(rows, ROOMY)
+        found = RecordAdmission(plan, 0).check_rows(rows, ROOMY)
         assert found == {"no_statistics": [1], "unsupported_dtype": [2]}
 
     @pytest.mark.parametrize(("net_name", "refused"), [("", [0, 3]), ("Mine", [0, 1, 2, 3])])
@@ -184,7 +184,7 @@ class TestRows:
         plan = DumpPlan(OutputSettings("/dump", net_name=net_name), TensorSelection(models=models))
         kinds = tuple(make_kind(model=model) for model in ("", "B", "C", "A"))
         rows = StatisticRows(0, kinds, (1, 2, 3, 4), ("1",) * 4, degraded=True)
-        found = RecordAdmission(plan, 0).of_rows(rows, ROOMY)
+        found = RecordAdmission(plan, 0).check_rows(rows, ROOMY)
         assert found == {"operator_excluded": refused}
 
     def test_positions_of_rows(self, make_kind):
@@ -198,13 +198,13 @@ class TestRows:
         kinds = [make_kind(slot=slot) for slot in range(3)]
         kinds += [make_kind(slot=slot, side=TensorSide.INPUT) for slot in range(2)]
         rows = StatisticRows(0, tuple(kinds), (1, 2, 3, 4, 5), ("1",) * 5)
-        found = RecordAdmission(plan, 0).of_rows(rows, ROOMY)
+        found = RecordAdmission(plan, 0).check_rows(rows, ROOMY)
         assert found == {"tensor_excluded": [1, 3]}
 
     def test_nothing_of_nothing(self):
         """A frame without rows has no reasons."""
         plan = DumpPlan(output=OutputSettings(root="/dump"), selection=NONE)
-        assert RecordAdmission(plan, 0).of_rows(StatisticRows(0, (), (), ()), ROOMY) == {}
+        assert RecordAdmission(plan, 0).check_rows(StatisticRows(0, (), (), ()), ROOMY) == {}
 
 
 def test_answers_that_are_remembered_are_the_same(make_head):
@@ -218,6 +218,6 @@ def test_answers_that_are_remembered_are_the_same(make_head):
         taken = [
             n
             for n in range(20_000)
-            if admission.of_record(make_head(op_name=f"op{n}"), ROOMY).accepted
+            if admission.check_record(make_head(op_name=f"op{n}"), ROOMY).accepted
         ]
         assert taken == [7]

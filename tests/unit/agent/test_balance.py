@@ -83,7 +83,7 @@ def test_tally_of_an_iteration_that_runs_twice(make_request):
         tally.count(RecordStatus.DROPPED, "disk_full", bytes_in=16, bytes_stored=0)
         tally.end(IterationEnd(0, 5, {"buffer_full": 3}))
     status = tally.status(make_request(), 0)
-    assert status.balanced
+    assert status.is_balanced
     assert (status.expected, status.stored, status.bytes_in) == (10, 2, 64)
     assert status.dropped == {"disk_full": 2, "buffer_full": 6}
 
@@ -108,6 +108,6 @@ def test_rows_of_figures_are_tensors_without_bytes(make_request, make_kind):
         tally.count_rows(StatisticRowsResult(FrameId("s", 1), rows, {"why": [1]}, b""))
     tally.end(IterationEnd(0, 6))
     status = tally.status(make_request(), 0)
-    assert status.balanced
+    assert status.is_balanced
     assert (status.stored, status.degraded, status.dropped) == (2, 2, {"why": 2})
     assert (status.bytes_in, status.bytes_stored) == (0, 0)

@@ -24,7 +24,7 @@ class Waiter:
 
     def _take(self) -> None:
         try:
-            self._budget.take(self._cost)
+            self._budget.acquire(self._cost)
         except UnavailableError as error:
             self.error = error
         self.done.set()
@@ -44,28 +44,28 @@ def queue_up(budget: QueueBudget, cost_bytes: int, place: int) -> Waiter:
 def test_oversized_goes_alone_and_nobody_overtakes():
     """What exceeds the limit waits for an empty house; the small one behind it waits too."""
     budget = QueueBudget(100)
-    budget.take(60)
+    budget.acquire(60)
     oversized = queue_up(budget, 1000, 1)
     small = queue_up(budget, 1, 2)
-    budget.give(60)
+    budget.release(60)
     oversized.finish()
     assert not small.done.is_set()
     assert (budget.used_bytes, budget.items) == (1000, 1)
-    budget.give(1000)
+    budget.release(1000)
     small.finish()
     assert (budget.used_bytes, budget.items) == (1, 1)
     assert budget.wait_idle(0) == 1
-    budget.give(1)
+    budget.release(1)
     assert budget.wait_idle(WAIT_S) == 0
 
 
 def test_closing_turns_everyone_away():
     """A stopping agent leaves nobody waiting."""
     budget = QueueBudget(10)
-    budget.take(10)
+    budget.acquire(10)
     waiter = queue_up(budget, 1, 1)
     budget.close()
     waiter.finish()
     assert waiter.error is not None
     with pytest.raises(UnavailableError):
-        budget.take(1)
+        budget.acquire(1)

@@ -32,25 +32,25 @@ class Disk:
         self.written: list[str] = []
 
     def __call__(self, record: ExaminedRecord, kind: str = KIND) -> RecordStatus:
-        return self.originals.once(
+        return self.originals.link_or_write(
             record,
             kind,
             link=lambda original: self._link(record, original),
             write=lambda: self._write(record),
-        ).fate
+        ).status
 
     def _link(self, record: ExaminedRecord, original: OriginalFile) -> RecordOutcome | None:
         assert original.path == record.digest
         return (
-            RecordOutcome(record.ticket, record.head, RecordStatus.LINKED) if self.links else None
+            RecordOutcome(record.frame_id, record.head, RecordStatus.LINKED) if self.links else None
         )
 
     def _write(self, record: ExaminedRecord) -> RecordOutcome:
         self.written.append(record.digest)
         if self.full:
-            return make_drop_outcome(record.ticket, record.head, "disk_full")
+            return make_drop_outcome(record.frame_id, record.head, "disk_full")
         original = OriginalFile(record.digest, FileStamp(1, 2, 3))
-        return RecordOutcome(record.ticket, record.head, RecordStatus.STORED, original=original)
+        return RecordOutcome(record.frame_id, record.head, RecordStatus.STORED, original=original)
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_failing_writer_keeps_nobody_waiting(record):
         raise ValueError("on purpose")
 
     with pytest.raises(ValueError, match="on purpose"):
-        originals.once(record("a"), KIND, link=lambda _: None, write=fail)
+        originals.link_or_write(record("a"), KIND, link=lambda _: None, write=fail)
     assert Disk(originals)(record("a")) is RecordStatus.STORED
 
 

@@ -240,14 +240,14 @@ class TestParts:
         """Each graph is complete with its own last part, and its tickets with it."""
         parts = GraphAssembler()
         tickets = [FrameId("s", n) for n in range(1, 5)]
-        assert parts.take(tickets[0], self.part(0, "a", first=True)) is None
-        assert parts.take(tickets[1], self.part(1, "x", first=True)) is None
-        graph = parts.take(tickets[2], self.part(0, "b", last=True))
+        assert parts.add_part(tickets[0], self.part(0, "a", first=True)) is None
+        assert parts.add_part(tickets[1], self.part(1, "x", first=True)) is None
+        graph = parts.add_part(tickets[2], self.part(0, "b", last=True))
         assert graph is not None
         assert [node.name for node in graph.nodes] == ["a", "b"]
         assert [p.name for p in graph.parameters] == ["a.weight", "b.weight"]
-        assert parts.settled(0) == [tickets[0], tickets[2]]
-        other = parts.take(tickets[3], self.part(1, "y", last=True))
+        assert parts.forget_graph(0) == [tickets[0], tickets[2]]
+        other = parts.add_part(tickets[3], self.part(1, "y", last=True))
         assert other is not None
         assert [node.name for node in other.nodes] == ["x", "y"]
 
@@ -255,9 +255,9 @@ class TestParts:
         """A description that broke off is forgotten, but its frames are settled too."""
         parts = GraphAssembler()
         tickets = [FrameId("s", n) for n in (1, 2)]
-        parts.take(tickets[0], self.part(0, "half", first=True))
-        graph = parts.take(tickets[1], self.part(0, "whole", first=True, last=True))
+        parts.add_part(tickets[0], self.part(0, "half", first=True))
+        graph = parts.add_part(tickets[1], self.part(0, "whole", first=True, last=True))
         assert graph is not None
         assert [node.name for node in graph.nodes] == ["whole"]
-        assert parts.settled(0) == tickets
-        assert parts.settled(0) == []
+        assert parts.forget_graph(0) == tickets
+        assert parts.forget_graph(0) == []

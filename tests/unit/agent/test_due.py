@@ -15,8 +15,8 @@ def at(sequence: int, declaration=None) -> MetadataFrame:
 
 def taken(due: PendingMetadata, watermark: int = 99) -> list[int]:
     found: list[int] = []
-    while (item := due.next(watermark)) is not None:
-        found.append(item.ticket.sequence)
+    while (item := due.pop_next(watermark)) is not None:
+        found.append(item.frame_id.sequence)
     return found
 
 
@@ -24,41 +24,41 @@ def test_in_order_and_no_further_than_the_watermark():
     due = PendingMetadata()
     due.add([at(4), at(1), at(2)])
     assert taken(due, 3) == [1, 2]
-    assert due.all_here
+    assert due.is_complete
 
 
 def test_while_it_waits_each_end_is_told_once_and_nothing_else_kept():
     """However often it is tried in vain; a goodbye does not hold back what is acknowledged."""
     due = PendingMetadata()
     due.add([at(1), at(2, IterationEnd(0, 0)), at(3), at(4, SessionEnd(1))])
-    assert due.goodbyes == [4]
-    due.next(99)
-    failed = due.next(99)
-    due.set_back(failed)
-    assert due.goodbyes == []
+    assert due.session_ends == [4]
+    due.pop_next(99)
+    failed = due.pop_next(99)
+    due.suspend(failed)
+    assert due.session_ends == []
     assert taken(due) == [2, 4]
     due.add([at(5), at(6, IterationEnd(1, 0))])
     assert taken(due) == [6]
     due.resume()
-    due.refill([at(1), at(2, IterationEnd(0, 0))], all_there=False)
+    due.add_from_ledger([at(1), at(2, IterationEnd(0, 0))], all_there=False)
     assert due.read_to == 2
-    due.next(99)
-    due.set_back(due.next(99))
+    due.pop_next(99)
+    due.suspend(due.pop_next(99))
     assert taken(due) == []
-    assert not due.all_here
+    assert not due.is_complete
 
 
 def test_what_is_read_again_is_known_to_have_begun_only_as_far_as_it_had():
     """What was never tried is not gone through for what an earlier try left."""
     due = PendingMetadata()
     due.add([at(1), at(2), at(3)])
-    due.set_back(due.next(99))
+    due.suspend(due.pop_next(99))
     due.resume()
     due.add([at(4)])
-    due.refill([at(1), at(2), at(3), at(4)], all_there=True)
-    assert [due.begun(at(number)) for number in (1, 2)] == [True, False]
+    due.add_from_ledger([at(1), at(2), at(3), at(4)], all_there=True)
+    assert [due.was_begun(at(number)) for number in (1, 2)] == [True, False]
     assert taken(due) == [1, 2, 3, 4]
-    assert due.all_here
+    assert due.is_complete
     assert due.read_to is None
 
 
@@ -66,13 +66,13 @@ def test_the_pause_grows_to_its_end_and_is_forgotten_with_what_waited():
     again, now_s = Backoff(), 0.0
     pauses: list[float] = []
     for _ in range(8):
-        again.later("s", now_s=now_s)
+        again.note_failure("s", now_s=now_s)
         begun_s = now_s
-        while not again.due(now_s=now_s):
+        while not again.list_due(now_s=now_s):
             now_s += 0.5
         pauses.append(now_s - begun_s)
     assert pauses[:4] == [FIRST_RETRY_S, 2 * FIRST_RETRY_S, 4 * FIRST_RETRY_S, 8 * FIRST_RETRY_S]
     assert pauses[-1] == LAST_RETRY_S
-    assert again.over("s")
-    assert not again.over("s")
-    assert again.due(now_s=1e9) == []
+    assert again.forget("s")
+    assert not again.forget("s")
+    assert again.list_due(now_s=1e9) == []

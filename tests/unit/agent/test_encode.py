@@ -45,7 +45,7 @@ def test_numpy_loads_what_was_sent(make_head, codec_name, array):
     loaded = np.load(io.BytesIO(plain))
     assert (loaded.dtype, loaded.shape) == (array.dtype, array.shape)
     assert loaded.tobytes() == data
-    assert encoded.record.figures is None
+    assert encoded.record.statistics is None
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_figures_are_of_the_elements_as_they_arrived(make_head, array, figures):
     head = make_head(dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
     parcel = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
     encoded = encoded_as(parcel, get_codec("zstd"), ("max", "min", "l2norm", "count"))
-    assert encoded.record.figures == figures
+    assert encoded.record.statistics == figures
     assert encoded.parts
 
 
@@ -76,4 +76,4 @@ def test_digest_column_of_a_widened_type_is_over_its_own_bytes(make_head):
     head = make_head(dtype="bfloat16", shape=(2,), byte_count=4)
     parcel = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
     encoded = encoded_as(parcel, get_codec("none"), ("max", "md5"))
-    assert encoded.record.figures == ("2", hashlib.md5(data, usedforsecurity=False).hexdigest())
+    assert encoded.record.statistics == ("2", hashlib.md5(data, usedforsecurity=False).hexdigest())

@@ -78,19 +78,19 @@ def dump(ledger: AgentLedger, make_request, make_head, make_kind):
             # As the committer has it: the watermark is that of the batch before.
             ledger.commit(outcomes, [judged], ends, {session_id: number}, synced=False)
             if ends:
-                ledger.iteration_ended(end.ticket, ended, (), BALANCE)
+                ledger.enter_iteration_end(end.frame_id, ended, (), BALANCE)
             number += 6
         if closed:
             left = SessionEnd(3)
             bye = MetadataFrame(FrameId(session_id, number), left, b"bye")
             ledger.commit((), (), [bye], {session_id: number - 1}, synced=False)
-            ledger.session_ended(bye.ticket, left)
+            ledger.enter_session_end(bye.frame_id, left)
 
     return entered
 
 
 def tidied(ledger: AgentLedger) -> None:
-    while ledger.tidy():
+    while ledger.fold_some():
         pass
 
 
@@ -104,7 +104,7 @@ def sums(ledger: AgentLedger) -> Counter:
     for row in ledger.counts("session"):
         assert isinstance(row, OutcomeCountRow)
         for name in ("records", "bytes_in", "bytes_stored"):
-            found[row.iteration, row.fate, row.reason, name] += getattr(row, name)
+            found[row.iteration, row.status, row.reason, name] += getattr(row, name)
     return found
 
 
@@ -133,7 +133,7 @@ def test_rows_of_a_closed_session_go_after_a_day_and_their_sums_stay(
     assert rows_of(ledger, "figures") == 1
     assert rows_of(ledger, "declarations") == 1
     assert ledger.kept("session", 0) == []
-    assert not ledger.tidy()
+    assert not ledger.fold_some()
 
 
 @pytest.mark.parametrize(
@@ -165,19 +165,19 @@ def test_what_the_coordinator_has_to_be_told_stays(tmp_path, make_request, clock
     """A declaration whose events nobody has heard of yet outlives the day."""
     ledger = AgentLedger(tmp_path / "state", report_bytes=1 << 20, now_us=clock)
     ledger.open_session(make_request())
-    columns = EventColumns.of([RankEvent(0, 0, 0, 0, "op", EventKind.OPERATOR, 1, 2)])
+    columns = EventColumns.from_events([RankEvent(0, 0, 0, 0, "op", EventKind.OPERATOR, 1, 2)])
     events = MetadataFrame(FrameId("session", 1), columns, b"events")
     end = MetadataFrame(FrameId("session", 2), IterationEnd(0, 0), b"end")
     ledger.commit((), (), [events, end], {"session": 2}, synced=False)
-    ledger.iteration_ended(end.ticket, IterationEnd(0, 0), (), BALANCE)
-    ledger.session_ended(FrameId("session", 3), SessionEnd(1))
+    ledger.enter_iteration_end(end.frame_id, IterationEnd(0, 0), (), BALANCE)
+    ledger.enter_session_end(FrameId("session", 3), SessionEnd(1))
     clock.now_us += 2 * DAY_US
     tidied(ledger)
     told, balance = ledger.log.items(0)
     assert told.body == b"events"
     ledger.log.acknowledged(balance.number)
     ledger.open_session(make_request())
-    ledger.left(["session"])
+    ledger.note_departed_sessions(["session"])
     clock.now_us += 2 * DAY_US
     tidied(ledger)
     assert rows_of(ledger, "declarations") == 0

@@ -18,18 +18,18 @@ class Host:
         self.hearing = QuietRankTracker(lambda: self.quiet)
 
     def look(self, now_us: int) -> None:
-        self.hearing.look(now_us=now_us, newest=lambda: self.newest)
+        self.hearing.update(now_us=now_us, newest=lambda: self.newest)
 
 
 def test_a_rank_that_is_quiet_twice_is_known_up_to_shortly_before():
     host = Host()
     host.quiet = [ONE]
     host.look(10 * S)
-    assert host.hearing.told_to(0) == ((), 10 * S - REPORT_DELAY_US)
+    assert host.hearing.pop_quiet_ranks(0) == ((), 10 * S - REPORT_DELAY_US)
     host.quiet = [ONE, TWO]
     host.look(11 * S)
-    assert host.hearing.told_to(0) == ((ONE,), 11 * S - REPORT_DELAY_US)
-    assert host.hearing.told_to(0)[0] == ()
+    assert host.hearing.pop_quiet_ranks(0) == ((ONE,), 11 * S - REPORT_DELAY_US)
+    assert host.hearing.pop_quiet_ranks(0)[0] == ()
 
 
 def test_nothing_is_known_of_a_rank_with_something_under_way_or_that_sent_more():
@@ -38,7 +38,7 @@ def test_nothing_is_known_of_a_rank_with_something_under_way_or_that_sent_more()
     host.look(10 * S)
     host.quiet = [QuietRank("j", 1, "s1", 10)]
     host.look(11 * S)
-    assert host.hearing.told_to(99)[0] == ()
+    assert host.hearing.pop_quiet_ranks(99)[0] == ()
 
 
 def test_it_is_said_when_the_log_is_told_as_far_as_it_was_then():
@@ -46,8 +46,8 @@ def test_it_is_said_when_the_log_is_told_as_far_as_it_was_then():
     host.quiet, host.newest = [ONE], 40
     host.look(10 * S)
     host.look(11 * S)
-    assert host.hearing.told_to(39)[0] == ()
-    assert host.hearing.told_to(40) == ((ONE,), 11 * S - REPORT_DELAY_US)
+    assert host.hearing.pop_quiet_ranks(39)[0] == ()
+    assert host.hearing.pop_quiet_ranks(40) == ((ONE,), 11 * S - REPORT_DELAY_US)
 
 
 def test_a_new_stream_begins_to_look_anew():
@@ -56,6 +56,6 @@ def test_a_new_stream_begins_to_look_anew():
     host.look(10 * S)
     host.look(11 * S)
     host.hearing.begin()
-    assert host.hearing.told_to(99)[0] == ()
+    assert host.hearing.pop_quiet_ranks(99)[0] == ()
     host.look(70 * S)
-    assert host.hearing.told_to(99)[0] == ()
+    assert host.hearing.pop_quiet_ranks(99)[0] == ()

@@ -33,7 +33,7 @@ class Taker:
         self.cost += cost
 
     def numbers(self) -> list[list[int]]:
-        return [[item.ticket.sequence for item in batch] for batch in self.batches]
+        return [[item.frame_id.sequence for item in batch] for batch in self.batches]
 
 
 class House:
@@ -65,7 +65,7 @@ class House:
         parcels = [item for batch in self.workers.batches for item in batch]
         sizes = [room.compute_cost_bytes(parcel.head.byte_count) for parcel in parcels]
         others = sum(map(len, self.committer.batches))
-        self.budget.give(sum(sizes) + self.committer.cost, items=len(sizes) + others)
+        self.budget.release(sum(sizes) + self.committer.cost, items=len(sizes) + others)
 
 
 @pytest.fixture
@@ -93,15 +93,15 @@ def end(sequence: int) -> agent_pb2.Frame:
 
 def take(house: House, *frames: agent_pb2.Frame) -> None:
     for frame in frames:
-        house.intake.take(frame)
+        house.intake.handle_frame(frame)
 
 
 def test_small_records_wait_for_those_that_come_with_them(house):
     """Nothing is handed on before its time, and the disk is asked for once."""
     take(house, *[record(n) for n in range(1, 5)], end(5))
     assert (house.workers.batches, house.budget.items, house.asked) == ([], 0, 1)
-    house.intake.hand_on()
-    house.intake.hand_on()
+    house.intake.flush()
+    house.intake.flush()
     assert house.workers.numbers() == [[1, 2, 3, 4]]
     assert house.committer.numbers() == [[5]]
     assert all(isinstance(each, ReceivedRecord) for each in house.workers.batches[0])
@@ -131,7 +131,7 @@ def test_a_large_record_goes_alone_after_those_before_it(house, first):
         take(house, chunk(2, first, LARGE - first))
     take(house, record(3))
     assert house.workers.numbers() == [[1], [2]]
-    house.intake.hand_on()
+    house.intake.flush()
     house.settle()
     assert (house.budget.items, house.budget.used_bytes) == (0, 0)
 
@@ -154,7 +154,7 @@ def test_a_large_record_that_is_cut_off_gives_its_room_back(house):
 def test_refused_records_need_no_worker(house):
     """They are counted like any other frame, beside those that are kept."""
     take(house, record(1), record(2, CEILING + 1), record(3))
-    house.intake.hand_on()
+    house.intake.flush()
     assert house.workers.numbers() == [[1], [3]]
     ((outcome,),) = house.committer.batches
     assert outcome.reason == "record_too_large"
@@ -166,14 +166,14 @@ def test_what_another_stream_has_taken_meanwhile(house):
     """Each frame has one owner; what it occupied here is given back at once."""
     take(house, *[record(n) for n in range(1, 6)], end(6))
     assert house.session.claim({2, 4, 6, 99}) == {2, 4, 6, 99}
-    house.intake.hand_on()
+    house.intake.flush()
     assert house.workers.numbers() == [[1, 3, 5]]
     assert house.committer.batches == []
     house.settle()
     assert (house.budget.items, house.budget.used_bytes) == (0, 0)
     take(house, record(7))
     house.session.claim({7})
-    house.intake.hand_on()
+    house.intake.flush()
     assert (house.workers.numbers(), house.budget.items) == ([[1, 3, 5]], 0)
 
 
@@ -181,7 +181,7 @@ def test_frames_before_a_fault_are_kept(house):
     """The stream ends with the frame that breaks a rule, not with those before it."""
     with pytest.raises(ResendError):
         take(house, record(1), record(2), record(9))
-    house.intake.hand_on()
+    house.intake.flush()
     assert house.workers.numbers() == [[1, 2]]
 
 
@@ -191,12 +191,12 @@ def test_a_frame_that_fails_three_times_is_given_up(house):
     for _ in range(room.MAX_UNREADABLE_TRIES - 1):
         with pytest.raises(ResendError, match="frame 2 cannot be read"):
             take(house, record(1), bad)
-        house.intake.hand_on()
+        house.intake.flush()
         house.renew()
     take(house, record(1), bad, record(3))
-    house.intake.hand_on()
+    house.intake.flush()
     ((judged,),) = house.committer.batches
-    assert (judged.ticket.sequence, dict(judged.refused)) == (2, {"unreadable": range(1)})
+    assert (judged.frame_id.sequence, dict(judged.refused)) == (2, {"unreadable": range(1)})
     assert house.workers.numbers() == [[1], [3]]
     assert any("could not be read" in each for each in house.session.findings())
 
@@ -215,11 +215,11 @@ def test_what_is_only_declared_keeps_nobody_waiting(make_request):
     """A record over the whole limit of which a byte came leaves the room to others."""
     house = House(make_request, limit_bytes=LARGE * 2)
     take(house, record(1, 5 * LARGE, first=1))
-    house.budget.take(LARGE)
-    house.budget.give(LARGE)
+    house.budget.acquire(LARGE)
+    house.budget.release(LARGE)
     take(house, *[chunk(1, at, LARGE) for at in range(1, 3 * LARGE, LARGE)])
     assert house.budget.used_bytes == room.compute_cost_bytes(3 * LARGE + 1)
-    house.intake.give_back()
+    house.intake.release_budget()
     assert (house.budget.items, house.budget.used_bytes) == (0, 0)
 
 
@@ -228,7 +228,7 @@ def test_an_agent_that_stops_takes_no_more(house):
     take(house, record(1))
     house.budget.close()
     with pytest.raises(UnavailableError):
-        house.intake.hand_on()
+        house.intake.flush()
     assert not house.session.known(1)
     house.intake.give_back()
     assert (house.budget.items, house.budget.used_bytes) == (0, 0)

@@ -70,7 +70,7 @@ class Room:
         )
         encoded = encode_bin(record, elements, self.codec, CANN)
         outcome = self.writer.write(encoded)
-        assert outcome.fate is RecordStatus.STORED
+        assert outcome.status is RecordStatus.STORED
         member = outcome.membership
         assert member
         assert member.whole
@@ -116,7 +116,7 @@ def read(path: Path) -> dict[tuple[TensorSide, int], np.ndarray]:
         assert part.original_shape == part.shape
         assert part.format == FORMAT_NUMBERS["NCHW" if len(part.shape.dim) == 4 else "ND"]
         dtype = DATA_TYPES[part.data_type].element
-        array = np.frombuffer(found.bytes_of(payload), dtype).reshape(part.shape.dim)
+        array = np.frombuffer(found.read_payload(payload), dtype).reshape(part.shape.dim)
         tensors[TensorSide(payload.kind), payload.index] = array
     return tensors
 
@@ -217,7 +217,11 @@ def test_an_element_type_without_a_number(tmp_path, make_head):
     encoded = encode_bin(record, elements, get_codec("none"), CANN)
     found = bin_file.parse_bin_file(memoryview(b"".join(encoded.parts)))
     (part,) = found.header.output
-    assert (part.data_type, part.size, bytes(found.bytes_of(found.payloads[0]))) == (0, 3, b"abc")
+    assert (part.data_type, part.size, bytes(found.read_payload(found.payloads[0]))) == (
+        0,
+        3,
+        b"abc",
+    )
 
 
 @pytest.mark.parametrize("failing_at", range(3))

@@ -98,7 +98,9 @@ def make_judged(make_kind):
 
 
 def rowed(outcome: RecordOutcome) -> RecordOutcome:
-    row = StatisticTableRow(FilePlace("folder", "statistic.csv"), f"row {outcome.ticket.sequence}")
+    row = StatisticTableRow(
+        FilePlace("folder", "statistic.csv"), f"row {outcome.frame_id.sequence}"
+    )
     return replace(outcome, row=row)
 
 
@@ -156,7 +158,7 @@ def test_rows_survive_another_process(ledger, make_request, make_head, stored, t
         ledger, [stored(1), make_drop_outcome(FrameId("session", 2), make_head(iteration=1), "why")]
     )
     end = IterationEnd(0, 4, {"full": 3}, stall_us=5, first_position=6, last_position=7)
-    ledger.iteration_ended(FrameId("session", 3), end, [2, 1], BALANCE)
+    ledger.enter_iteration_end(FrameId("session", 3), end, [2, 1], BALANCE)
     ledger.close()
     again = AgentLedger(tmp_path / "state")
     assert again.unfinished() == ["session"]
@@ -190,7 +192,7 @@ def test_applied_declarations_are_not_given_out_again(ledger, make_request):
     goodbye = SessionEnd(7, ("never matched: x",))
     commit(ledger, (), [declared(1, goodbye)])
     assert ledger.unfinished() == ["session"]
-    ledger.session_ended(FrameId("session", 1), goodbye)
+    ledger.enter_session_end(FrameId("session", 1), goodbye)
     assert ledger.unfinished() == []
     row = ledger.find("session")
     assert row is not None
@@ -254,7 +256,7 @@ def test_carried_out_declarations_are_forgotten(ledger, make_request):
     ledger.open_session(make_request())
     part = GraphPart(OperatorGraph(3, ()), first=True, last=True)
     commit(ledger, (), [declared(1, part), declared(2, part), declared(3, part)])
-    ledger.carried_out([FrameId("session", 1), FrameId("session", 2)], [3])
+    ledger.mark_applied([FrameId("session", 1), FrameId("session", 2)], [3])
     assert ledger.unapplied("session") == [b"raw3"]
     row = ledger.find("session")
     assert row is not None

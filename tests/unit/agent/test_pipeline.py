@@ -17,9 +17,9 @@ def test_failing_record_is_counted_and_the_next_is_served(make_head, caplog, bat
     done: queue.SimpleQueue[Sequence[RecordOutcome]] = queue.SimpleQueue()
 
     def process(parcel: ReceivedRecord) -> RecordOutcome:
-        if parcel.ticket.sequence == 1:
+        if parcel.frame_id.sequence == 1:
             raise ZeroDivisionError
-        return RecordOutcome(parcel.ticket, parcel.head, RecordStatus.STORED)
+        return RecordOutcome(parcel.frame_id, parcel.head, RecordStatus.STORED)
 
     workers = RecordWorkers(1, process, done.put)
     workers.start()
@@ -29,7 +29,7 @@ def test_failing_record_is_counted_and_the_next_is_served(make_head, caplog, bat
     workers.stop()
     workers.stop()
     outcomes = [outcome for _ in batches for outcome in done.get_nowait()]
-    assert [(o.ticket.sequence, o.fate, o.reason) for o in outcomes] == [
+    assert [(o.frame_id.sequence, o.status, o.reason) for o in outcomes] == [
         (1, RecordStatus.DROPPED, "internal_error"),
         (2, RecordStatus.STORED, ""),
     ]

@@ -89,8 +89,8 @@ class TestUsage:
         usage.restore([UsageChange("a", "/x", 100), UsageChange("b", "/x", 10)], {"a": 3})
         usage.add(UsageChange("a", "/y", 5))
         usage.add(UsageChange("a", "/x", -100))
-        usage.retired("a")
-        assert (usage.total, usage.of_job("a"), usage.of_root("/x")) == (15, 5, 10)
+        usage.count_retired("a")
+        assert (usage.total, usage.job_bytes("a"), usage.root_bytes("/x")) == (15, 5, 10)
         assert usage.jobs() == [("a", 5, 4), ("b", 10, 0)]
 
 

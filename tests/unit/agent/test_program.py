@@ -10,7 +10,7 @@ from rankdumpd.agent.session.pending_metadata import ProgramOrder
 
 def columns(*places: tuple[int, int, int]) -> EventColumns:
     """Events by graph, iteration and position."""
-    return EventColumns.of(
+    return EventColumns.from_events(
         [RankEvent(g, i, p, p, f"op{p}", EventKind.OPERATOR, 0, 0) for g, i, p in places]
     )
 
@@ -20,8 +20,8 @@ def test_order_is_that_of_positions_whatever_the_batches():
     places = [(position % 2, 4, position) for position in range(50)]
     random.Random(7).shuffle(places)
     program = ProgramOrder()
-    program.take(columns(*places[:20]))
-    program.take(columns(*places[20:], (0, 5, 99)))
+    program.add_events(columns(*places[:20]))
+    program.add_events(columns(*places[20:], (0, 5, 99)))
     assert program.graphs(4) == {0, 1}
     assert program.unwritten(4) == {
         graph: [f"op{n}" for n in range(graph, 50, 2)] for graph in (0, 1)
@@ -31,19 +31,19 @@ def test_order_is_that_of_positions_whatever_the_batches():
 def test_what_was_open_and_is_complete_stands_once():
     """The second report of a position counts, whether or not it comes in a batch of its own."""
     program = ProgramOrder()
-    program.take(columns((0, 1, 1), (0, 1, 2), (0, 1, 1)))
-    program.take(columns((0, 1, 2), (0, 1, 3)))
+    program.add_events(columns((0, 1, 1), (0, 1, 2), (0, 1, 1)))
+    program.add_events(columns((0, 1, 2), (0, 1, 3)))
     assert program.unwritten(1) == {0: ["op1", "op2", "op3"]}
 
 
 def test_written_graphs_are_asked_for_once():
     """A graph whose order is in the tree is only noted as having run."""
     program = ProgramOrder(written=[3])
-    program.take(columns((0, 1, 0), (3, 1, 1)))
+    program.add_events(columns((0, 1, 0), (3, 1, 1)))
     assert program.unwritten(1) == {0: ["op0"]}
-    program.ended(1)
+    program.forget_iterations(1)
     assert program.written == {0, 3}
-    program.take(columns((0, 2, 0), (1, 2, 1)))
+    program.add_events(columns((0, 2, 0), (1, 2, 1)))
     assert program.graphs(2) == {0, 1}
     assert program.unwritten(2) == {1: ["op1"]}
 
@@ -51,6 +51,6 @@ def test_written_graphs_are_asked_for_once():
 def test_no_events_is_no_order():
     """An iteration without events has no graphs."""
     program = ProgramOrder()
-    program.take(columns())
+    program.add_events(columns())
     assert program.graphs(0) == frozenset()
-    program.ended(0)
+    program.forget_iterations(0)

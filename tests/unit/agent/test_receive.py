@@ -217,7 +217,7 @@ def test_what_comes_twice_is_taken_once():
     frames = [record(1), record(1), head, head, record(1), middle, middle, chunk(2, 5, DATA[5:])]
     frames += [rest, middle, head, end(3), end(3), record(1)]
     found = [item for item in feed(assembler(admit), *frames) if item is not None]
-    assert [item.ticket.sequence for item in found] == [1, 2, 3]
+    assert [item.frame_id.sequence for item in found] == [1, 2, 3]
     assert len(admit.heads) == 2
     assert bytes(found[1].data) == DATA
 
@@ -254,7 +254,7 @@ def test_a_frame_that_cannot_be_read_takes_its_number(frame, iteration, count):
         taker.feed(frame)
     item = taker.settle_unreadable(frame)
     assert item is not None
-    assert item.ticket.sequence == 1
+    assert item.frame_id.sequence == 1
     if isinstance(item, StatisticRowsResult):
         assert (item.rows.iteration, item.kept) == (iteration, 0)
         assert {reason: len(places) for reason, places in item.refused.items()} == {
@@ -279,7 +279,7 @@ def test_what_a_rank_lost_is_dropped_in_its_iteration(said, counted):
     """Under a word of the list; once, whatever stood under that number before."""
     item = assembler().feed(lost(1, reason=said))
     assert isinstance(item, StatisticRowsResult)
-    assert (item.ticket.sequence, item.rows.iteration, item.kept) == (1, 7, 0)
+    assert (item.frame_id.sequence, item.rows.iteration, item.kept) == (1, 7, 0)
     assert {reason: len(places) for reason, places in item.refused.items()} == {counted: 3}
     taker = assembler(highest_first=2, known=(1,))
     assert feed(taker, lost(1), lost(1)) == [None, None]
@@ -334,7 +334,7 @@ def test_refused_record_is_one_outcome_and_no_memory():
     small = assembler(admit)
     *_, outcome = feed(small, record(1, DATA[:3]), chunk(1, 3, DATA[3:]))
     assert isinstance(outcome, RecordOutcome)
-    assert (outcome.fate, outcome.reason) == (RecordStatus.DROPPED, "disk_low")
+    assert (outcome.status, outcome.reason) == (RecordStatus.DROPPED, "disk_low")
 
 
 def test_memory_that_is_not_there_is_a_reason():
@@ -393,7 +393,7 @@ def test_rows_of_figures_arrive_whole():
     assert isinstance(declared, MetadataFrame)
     rows = declared.declaration
     assert isinstance(rows, StatisticRows)
-    assert (rows.iteration, rows.figures) == (4, ("6,-inf", "nan,0"))
+    assert (rows.iteration, rows.statistics) == (4, ("6,-inf", "nan,0"))
     assert [each.byte_count for each in rows.kinds] == [16, 16]
     assert reread_statistic_rows(declared.raw) == rows
     assert isinstance(taker.feed(figures(2)), MetadataFrame)
@@ -462,7 +462,7 @@ class TestSlab:
         ]
         assert open_ones == [None] * (len(pieces) - 1)
         assert isinstance(outcome, RecordOutcome)
-        assert (outcome.fate, outcome.reason) == (RecordStatus.DROPPED, "torn")
+        assert (outcome.status, outcome.reason) == (RecordStatus.DROPPED, "torn")
         assert isinstance(taker.feed(record(2, b""), memoryview(DATA)), ReceivedRecord)
 
     def test_frames_without_elements_lose_nothing(self):

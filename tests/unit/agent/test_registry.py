@@ -45,7 +45,7 @@ class House:
         return self.registry.open(request).token
 
     def names(self) -> list[str]:
-        return [session.request.session_id for session in self.registry.all()]
+        return [session.request.session_id for session in self.registry.list_sessions()]
 
 
 @pytest.fixture
@@ -133,16 +133,16 @@ def test_a_session_is_quiet_when_all_that_came_is_committed(make_house):
     mailbox = StreamMailbox()
     token = house.open(0)
     session = house.registry.connect("s0", token, mailbox)
-    assert session.quiet_at is None
+    assert session.quiet_rank is None
     mailbox.at_rest = True
-    assert session.quiet_at == QuietRank("job", 0, "s0", 0)
+    assert session.quiet_rank == QuietRank("job", 0, "s0", 0)
     session.claim({1})
-    assert session.quiet_at is None
-    session.unclaim({1}, "")
-    assert session.quiet_at == QuietRank("job", 0, "s0", 0)
+    assert session.quiet_rank is None
+    session.release_frames({1}, "")
+    assert session.quiet_rank == QuietRank("job", 0, "s0", 0)
     session.disconnect(mailbox)
-    assert session.quiet_at is None
+    assert session.quiet_rank is None
     session.lose()
-    assert session.quiet_at == QuietRank("job", 0, "s0", 0)
+    assert session.quiet_rank == QuietRank("job", 0, "s0", 0)
     house.open(0)
-    assert session.quiet_at is None
+    assert session.quiet_rank is None

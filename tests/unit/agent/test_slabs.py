@@ -104,14 +104,14 @@ class TestFile:
     def test_memory_outlives_its_file(self, tmp_path: Path):
         """What will be written is readable until nobody needs it, and costs no descriptor then."""
         slab = make_slab(tmp_path / "a.slab", compute_slab_bytes(0), group=-1)
-        elements = slab.beside(0, 6)
+        elements = slab.elements_at(0, 6)
         number = elements.file.number
         slab.remove()
         slab.remove()
         assert bytes(elements.load()) == b"RDSLAB"
         assert list(tmp_path.iterdir()) == []
         with pytest.raises(CorruptedError, match="given up"):
-            slab.beside(0, 6)
+            slab.elements_at(0, 6)
         del elements
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(number)
@@ -120,13 +120,13 @@ class TestFile:
         """Also between a look at the size and the reading: no signal, an error."""
         path = tmp_path / "a.slab"
         slab = make_slab(path, compute_slab_bytes(0), group=-1)
-        elements = slab.beside(slab.length - 10, 10)
+        elements = slab.elements_at(slab.length - 10, 10)
         os.truncate(path, slab.length - 4)
         with pytest.raises(CorruptedError, match="ends 4 bytes before"):
             elements.load()
         os.truncate(path, 0)
         with pytest.raises(CorruptedError, match="ends 8 bytes before"):
-            slab.number(64)
+            slab.read_number(64)
         slab.close()
 
     def test_a_successor_in_its_place_stays(self, tmp_path: Path):

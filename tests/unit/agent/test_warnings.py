@@ -88,7 +88,7 @@ def test_ranks_of_a_job_hear_of_a_limit_in_the_same_words(make_request):
         request = make_request(session_id=f"s{rank}", job_id=job)
         session, mailbox = RankSession(request, plan_from_json(request.plan_json)), StreamMailbox()
         session.connect(mailbox)
-        telling.tell(session)
+        telling.report_session(session)
         heard += [news.warnings for news in told(mailbox)]
     first = ("disk of /dump: 3.2 GiB free",)
     assert heard == [first, first, ("disk of /dump: 900.5 GiB free",), first]

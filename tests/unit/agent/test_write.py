@@ -68,7 +68,7 @@ def files(root: Path) -> list[Path]:
 def test_stored_under_its_place_with_modes(make_head, tmp_path):
     """A record lands where the layout says, readable as the plan says, with nothing beside it."""
     outcome = writer_of(tree(tmp_path / "a" / "b")).write(encoded(make_head()))
-    assert (outcome.fate, outcome.bytes_stored) == (RecordStatus.STORED, 5)
+    assert (outcome.status, outcome.bytes_stored) == (RecordStatus.STORED, 5)
     (path,) = files(tmp_path)
     assert path == tmp_path / "a" / "b" / outcome.path
     assert path.read_bytes() == b"12345"
@@ -84,7 +84,7 @@ def test_hostile_names_stay_in_their_folder(make_head, tmp_path, name):
     """Whatever an operator is called, its file stands in the iteration's folder."""
     root = tmp_path / "root"
     outcome = writer_of(tree(root)).write(encoded(make_head(op_name=name, op_type=name)))
-    assert outcome.fate is RecordStatus.STORED
+    assert outcome.status is RecordStatus.STORED
     assert [path.parent for path in files(tmp_path)] == [root / "rank_0" / "Net" / "0" / "0"]
 
 
@@ -108,7 +108,7 @@ def test_failing_disk_is_a_reason_and_leaves_nothing(make_head, tmp_path, caplog
 
     writer = writer_of(tree(tmp_path, write=fail))
     outcomes = [writer.write(encoded(make_head(), number)) for number in (1, 2)]
-    assert [(o.fate, o.reason, o.path) for o in outcomes] == [
+    assert [(o.status, o.reason, o.path) for o in outcomes] == [
         (RecordStatus.DROPPED, reason, "")
     ] * 2
     assert files(tmp_path) == []
@@ -146,7 +146,7 @@ def test_leftover_of_a_crash_is_replaced(make_head, tmp_path):
     writer = writer_of(tree(tmp_path))
     path = tmp_path / writer.write(encoded(make_head())).path
     path.with_name(".session-1.tmp").write_bytes(b"half")
-    assert writer.write(encoded(make_head())).fate is RecordStatus.STORED
+    assert writer.write(encoded(make_head())).status is RecordStatus.STORED
     assert files(tmp_path) == [path]
 
 
@@ -176,7 +176,9 @@ def test_mapping_after_a_disk_that_failed_within_its_line(make_head, tmp_path):
 
     mapping = tmp_path / "rank_0" / "Net" / "0" / "0" / "mapping.csv"
     head = make_head(op_name=LONG)
-    assert writer_of(tree(tmp_path, write=write)).write(encoded(head)).fate is RecordStatus.DROPPED
+    assert (
+        writer_of(tree(tmp_path, write=write)).write(encoded(head)).status is RecordStatus.DROPPED
+    )
     assert mapping.read_bytes() == b""
     failing.clear()
     mapping.chmod(0o600)
@@ -232,7 +234,7 @@ def test_record_that_could_not_be_written_has_no_row(make_head, tmp_path, caplog
 
     writer = writer_of(tree(tmp_path, write=fail))
     outcome = writer.write(EncodedRecord(examined(make_head(), figures=("6",)), "", (b"1",)))
-    assert (outcome.fate, outcome.row) == (RecordStatus.DROPPED, None)
+    assert (outcome.status, outcome.row) == (RecordStatus.DROPPED, None)
     assert len(caplog.records) == 1
 
 
@@ -251,7 +253,7 @@ class TestLinks:
         record = examined(make_head(rank=3, side=TensorSide.INPUT, iteration=7), 2, ("6",))
         outcome = writer.link(record, original)
         assert outcome
-        assert (outcome.fate, outcome.bytes_stored, outcome.digest) == (
+        assert (outcome.status, outcome.bytes_stored, outcome.digest) == (
             RecordStatus.LINKED,
             0,
             "digest",
@@ -289,7 +291,7 @@ class TestLinks:
         original = self.original(writer, make_head)
         source = tmp_path / original.path
         source.with_name(".session-2.tmp").hardlink_to(source)
-        assert writer.write(encoded(make_head(slot=1), 2, b"other")).fate is RecordStatus.STORED
+        assert writer.write(encoded(make_head(slot=1), 2, b"other")).status is RecordStatus.STORED
         source.with_name(".session-3.tmp").hardlink_to(source)
         assert writer.link(examined(make_head(slot=2), 3), original)
         assert source.read_bytes() == b"12345"
@@ -331,7 +333,7 @@ class TestLinks:
         monkeypatch.setattr("os.link", refuse)
         for sequence in (2, 3):
             assert writer.link(examined(make_head(slot=1), sequence), original) is None
-        assert writer.write(encoded(make_head(slot=1), 4)).fate is RecordStatus.STORED
+        assert writer.write(encoded(make_head(slot=1), 4)).status is RecordStatus.STORED
         assert [record.levelname for record in caplog.records] == ["INFO"]
 
     def test_a_folder_that_leads_out(self, make_head, tmp_path):

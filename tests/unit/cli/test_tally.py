@@ -43,7 +43,7 @@ def test_ranks_are_summed_over_iterations():
     """A rank's tally adds up its iterations; seen counts what the plan left out too."""
     by_rank = {tally.rank: tally for tally in tally_ranks(VIEW)}
     assert sorted(by_rank) == [0, 1, 2, 3]
-    assert (by_rank[0].complete, by_rank[0].seen) == (2, 5)
+    assert (by_rank[0].iterations_complete, by_rank[0].iterations_seen) == (2, 5)
     sums = sum_iterations(by_rank[0].iterations)
     assert (sums.expected, sums.kept, sums.dropped) == (20, 17, 3)
     assert (sums.bytes_in, sums.bytes_stored) == (200, 100)

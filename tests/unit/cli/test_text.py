@@ -85,7 +85,7 @@ def test_paragraphs_keep_every_word_whole(text, width):
 
 def test_only_flexible_columns_give_way():
     """A wide row is cut where it may be; numbers are never shortened."""
-    columns = (TableColumn("name", flexible=True), *number_columns("count"))
+    columns = (TableColumn("name", is_flexible=True), *number_columns("count"))
     lines = format_table(columns, [["x" * 200, "1234567"], ["y", "8"]], width=40)
     assert [len(line) for line in lines] == [40, 40, 40]
     assert "..." in lines[1]

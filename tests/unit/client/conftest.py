@@ -135,20 +135,20 @@ class FakeSlab:
 
     def take(self) -> list[agent_pb2.Frame]:
         frames = []
-        for entry in self.reader.entries():
+        for entry in self.reader.read_entries():
             frame = agent_pb2.Frame.FromString(bytes(entry.frame))
-            if not entry.whole:
+            if not entry.has_data:
                 self.torn.append(frame.sequence)
             elif frame.WhichOneof("body") == "chunk":
-                frame.chunk.data = bytes(self.reader.data(entry))
+                frame.chunk.data = bytes(self.reader.read_data(entry))
             elif frame.WhichOneof("body") == "record":
-                frame.record.data = bytes(self.reader.data(entry))
+                frame.record.data = bytes(self.reader.read_data(entry))
             # A piece of a record is copied out at once, so its room is free.
             cut = frame.WhichOneof("body") == "chunk" or (
                 frame.WhichOneof("body") == "record"
                 and len(frame.record.data) < kind_from_wire(frame.record.kind).byte_count
             )
-            self._ends.append((0 if cut else frame.sequence, entry.end))
+            self._ends.append((0 if cut else frame.sequence, entry.end_position))
             frames.append(frame)
         return frames
 
@@ -223,7 +223,7 @@ def rows(running: Running) -> list[SimpleNamespace]:
     found = []
     for message in bodies(running, "figure_rows"):
         frame = statistic_rows_from_wire(message)
-        columns = zip(frame.kinds, frame.timestamps_us, frame.figures, strict=True)
+        columns = zip(frame.kinds, frame.timestamps_us, frame.statistics, strict=True)
         found += [
             SimpleNamespace(
                 **kind._asdict(),
@@ -246,7 +246,7 @@ def kinds(running: Running) -> list[str | None]:
 def event_names(running: Running) -> list[str]:
     """The names of all events."""
     batches = map(events_from_wire, bodies(running, "events"))
-    return [event.name for batch in batches for event in batch.events()]
+    return [event.name for batch in batches for event in batch.to_events()]
 
 
 def plan(tmp_path: Path, **delivery) -> DumpPlan:

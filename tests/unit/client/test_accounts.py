@@ -19,46 +19,46 @@ def test_what_is_expected_is_kept_or_dropped(fates):
     accounts = IterationCounters()
     for iteration, reason, count in fates:
         if reason:
-            accounts.lost(iteration, reason, count)
+            accounts.count_lost(iteration, reason, count)
         else:
-            accounts.took(iteration, count)
+            accounts.count_sent(iteration, count)
     tensors = [(iteration, reason) for iteration, reason, count in fates for _ in range(count)]
-    assert accounts.kept == sum(not reason for _, reason in tensors)
-    assert sum(accounts.losses.values()) + accounts.kept == len(tensors)
+    assert accounts.kept_tensors == sum(not reason for _, reason in tensors)
+    assert sum(accounts.losses_by_reason.values()) + accounts.kept_tensors == len(tensors)
     for number in range(3):
         own = [reason for iteration, reason in tensors if iteration == number]
         assert accounts.expects(number) is bool(own)
-        end = accounts.settle(number)
+        end = accounts.close_iteration(number)
         assert end.expected == len(own)
         assert end.dropped == {reason: own.count(reason) for reason in set(own) if reason}
-        assert accounts.settle(number).expected == 0
+        assert accounts.close_iteration(number).expected == 0
 
 
 def test_time_and_losses_on_the_way():
     accounts = IterationCounters()
-    accounts.stalled(4, 2_500_000)
-    accounts.lost_on_the_way(3, "not_taken_by_agent")
+    accounts.add_stall(4, 2_500_000)
+    accounts.count_undelivered(3, "not_taken_by_agent")
     assert not accounts.expects(4)
-    assert accounts.settle(4).stall_us == 2500
-    assert accounts.losses == {"not_taken_by_agent": 3}
+    assert accounts.close_iteration(4).stall_us == 2500
+    assert accounts.losses_by_reason == {"not_taken_by_agent": 3}
 
 
 def test_an_iteration_ends_with_its_positions():
-    end = IterationCounters().settle(4, (7, 9))
+    end = IterationCounters().close_iteration(4, (7, 9))
     assert (end.first_position, end.last_position) == (7, 9)
 
 
 def test_a_stall_is_counted_while_it_lasts_and_settled_once():
     now = 0
     stalls = StallTimer(lambda: now)
-    assert (stalls.total_us(), stalls.settle_ns()) == (0, 0)
+    assert (stalls.total_us(), stalls.take_ended_ns()) == (0, 0)
     stalls.begin()
     now = 5_000
-    assert (stalls.total_us(), stalls.settle_ns()) == (5, 0)
+    assert (stalls.total_us(), stalls.take_ended_ns()) == (5, 0)
     stalls.end()
-    with stalls.counted():
+    with stalls.measure_stall():
         now = 7_000
-    assert (stalls.total_us(), stalls.settle_ns(), stalls.settle_ns()) == (7, 7_000, 0)
+    assert (stalls.total_us(), stalls.take_ended_ns(), stalls.take_ended_ns()) == (7, 7_000, 0)
     now = 9_000
     assert stalls.total_us() == 7
 
@@ -79,6 +79,6 @@ def test_stalls_of_threads_add_up():
         thread.start()
     for thread in threads:
         thread.join()
-    assert stalls.settle_ns() >= 9000
-    assert stalls.settle_ns() == 0
+    assert stalls.take_ended_ns() >= 9000
+    assert stalls.take_ended_ns() == 0
     assert max(told) <= stalls.total_us()

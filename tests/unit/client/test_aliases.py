@@ -21,11 +21,11 @@ NAMES = st.builds(
 def test_last_components_are_unique_and_scopes_stay(names):
     """Law: one operator, one component; the same name gets the same alias; scopes stay."""
     aliases = OperatorAliases()
-    found = {name: aliases.of(name) for name in names}
+    found = {name: aliases.get_alias(name) for name in names}
     components = [alias.rpartition("/")[2] for alias in found.values()]
     assert len(set(components)) == len(components)
     for name, alias in found.items():
-        assert aliases.of(name) == aliases.known(name) == alias
+        assert aliases.get_alias(name) == aliases.find_alias(name) == alias
         if not name.startswith("Gradients/") or name.count("/") > 1:
             assert alias.rpartition("/")[0] == name.rpartition("/")[0]
 
@@ -34,7 +34,7 @@ def test_last_components_are_unique_and_scopes_stay(names):
 def test_names_that_are_unique_stay(numbers):
     aliases = OperatorAliases()
     for number in numbers:
-        assert aliases.of(f"Default/Add-op{number}") == f"Default/Add-op{number}"
+        assert aliases.get_alias(f"Default/Add-op{number}") == f"Default/Add-op{number}"
 
 
 @pytest.mark.parametrize(
@@ -58,18 +58,20 @@ def test_names_that_are_unique_stay(numbers):
 )
 def test_the_next_free_number(names, expected):
     aliases = OperatorAliases()
-    assert [aliases.of(name) for name in names] == expected
+    assert [aliases.get_alias(name) for name in names] == expected
 
 
 def test_a_gradient_is_named_after_its_parameter():
-    assert make_gradient_alias("conv1.weight") == OperatorAliases().of("Gradients/conv1.weight")
+    assert make_gradient_alias("conv1.weight") == OperatorAliases().get_alias(
+        "Gradients/conv1.weight"
+    )
 
 
 def test_memory_is_bounded(monkeypatch):
     """Law: beyond the limit names are as they come, and those known keep their alias."""
     monkeypatch.setattr("rankdump._layout.profile._MAX_NAMES", 3)
     aliases = OperatorAliases()
-    found = [aliases.of(f"{scope}/x-op0") for scope in "abcd"]
+    found = [aliases.get_alias(f"{scope}/x-op0") for scope in "abcd"]
     assert found == ["a/x-op0", "b/x-op1", "c/x-op0", "d/x-op0"]
-    assert aliases.full
-    assert aliases.of("b/x-op0") == "b/x-op1"
+    assert aliases.is_full
+    assert aliases.get_alias("b/x-op0") == "b/x-op1"

@@ -23,7 +23,7 @@ from rankdump._layout.api_tree import parse_place, parse_tensor_name
 def test_calls_of_each_type_are_counted_from_nought() -> None:
     numbers = ApiCallCounter()
     types = ("NN_Conv2d", "NN_Conv2d", "NN_Linear", "NN_Conv2d")
-    assert [numbers.next(kind) for kind in types] == [0, 1, 0, 2]
+    assert [numbers.next_number(kind) for kind in types] == [0, 1, 0, 2]
 
 
 def test_no_number_is_given_twice_to_threads() -> None:
@@ -32,7 +32,7 @@ def test_no_number_is_given_twice_to_threads() -> None:
 
     def count() -> None:
         start.wait()
-        given_out.extend([numbers.next("NN_Conv2d") for _ in range(500)])
+        given_out.extend([numbers.next_number("NN_Conv2d") for _ in range(500)])
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
@@ -109,7 +109,7 @@ def test_a_layers_path_is_spelt_with_underscores() -> None:
 
 
 def _inner(stacks: CallStackCache) -> tuple[str, ...]:
-    return stacks.above(inspect.currentframe())
+    return stacks.read_stack(inspect.currentframe())
 
 
 def _stacks(*foreign: str, users_only: bool = True) -> CallStackCache:

@@ -33,7 +33,7 @@ def test_any_memory_order_arrives_as_little_endian_c_order(array):
     little = array.dtype.newbyteorder("<")
     np.testing.assert_array_equal(np.frombuffer(data, little).reshape(array.shape), array)
     for count in (0, 1, 3, 100):
-        head = source.head(count)
+        head = source.make_head_source(count)
         first = bytearray(head.byte_count)
         head.copy_into(memoryview(first))
         assert head.shape == (min(count, array.size),)
@@ -66,24 +66,24 @@ def test_one_element_that_is_not_finite_is_enough(array, bad, place):
     array[~np.isfinite(array)] = 0
     if bad is not None and array.size:
         array.flat[place % array.size] = bad
-    assert ArraySource(array).finite() is (bad is None or not array.size)
+    assert ArraySource(array).is_finite() is (bad is None or not array.size)
 
 
 @pytest.mark.parametrize("array", [np.array([True]), np.array([1, -1]), np.ones(1, "u8")])
 def test_types_without_infinity_are_finite(array):
     source = ArraySource(array)
-    assert source.finite()
-    assert not source.changed()
-    assert source.figures(("max",), "high") is None
+    assert source.is_finite()
+    assert not source.has_changed()
+    assert source.start_statistics(("max",), "high") is None
 
 
 @pytest.mark.parametrize(("bits", "finite"), [(0x3F80, True), (0x7C00, True), (0x7F80, False)])
 def test_a_type_that_numpy_lacks_is_judged_by_its_own_values(bits, finite):
     """Law: of bfloat16, 0x7F80 is infinity; 0x7C00, which is that of float16, is a number."""
     source = ArraySource(np.array([bits, 0], "u2"), "bfloat16")
-    assert source.finite() is finite
+    assert source.is_finite() is finite
     assert (source.dtype, source.byte_count) == ("bfloat16", 4)
-    assert source.head(1).finite() is finite
+    assert source.make_head_source(1).is_finite() is finite
 
 
 @pytest.mark.parametrize(

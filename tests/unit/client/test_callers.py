@@ -42,7 +42,7 @@ def test_every_call_once_in_its_iteration():
     assert all(
         len(frame.calls) <= MAX_FRAME_ROWS and len(frame.texts) <= 2 for frame in sent.frames
     )
-    assert sent.callers.lost == 0
+    assert sent.callers.lost_calls == 0
 
 
 def test_long_stacks_leave_sooner():
@@ -60,7 +60,7 @@ def test_without_room_calls_are_counted_and_nothing_waits():
         sent.callers.add(0, name, STACKS[0])
         sent.callers.flush()
     assert len(sent.frames) == 2
-    assert sent.callers.lost == 1
+    assert sent.callers.lost_calls == 1
     for frame in sent.frames:
         sent.stage.release(frame)
     sent.callers.add(0, "d", STACKS[0])

@@ -110,4 +110,4 @@ def test_figures_of_a_tensor_without_room_are_taken_on_the_host():
     measure = make_statistics_calculator(replace(plan(on_full="statistic"), content=content))
     assert measure is not None
     large = np.arange(1 << 14, dtype="f4")
-    assert measure.take(ArraySource(large)) == "16383,0"
+    assert measure.measure_tensor(ArraySource(large)) == "16383,0"

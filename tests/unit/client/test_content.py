@@ -218,7 +218,7 @@ def test_arguments_of_selected_operators_travel_with_their_iteration(running):
         pipeline.begin_iteration(iteration)
         assert pipeline.recorder.wants_arguments is (iteration == 1)
         for name in ("x/Conv2d-op0", "x/ReLU-op0"):
-            pipeline.recorder.arguments(0, "Conv2d", name, {"stride": "(1, 1)"})
+            pipeline.recorder.record_arguments(0, "Conv2d", name, {"stride": "(1, 1)"})
         pipeline.end_iteration(ran=True)
     pipeline.close()
     (sent,) = bodies(running, "kernel_arguments")
@@ -234,6 +234,6 @@ def test_without_the_setting_nobody_asks_for_arguments(running):
     pipeline = DumpPipeline(plan, request(), running.address)
     pipeline.start()
     assert not pipeline.recorder.wants_arguments
-    pipeline.recorder.arguments(0, "Conv2d", "x", {"a": "1"})
+    pipeline.recorder.record_arguments(0, "Conv2d", "x", {"a": "1"})
     pipeline.close()
     assert bodies(running, "kernel_arguments") == []

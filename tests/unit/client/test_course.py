@@ -24,34 +24,34 @@ def test_the_plan_arms_iterations_of_its_devices(iteration, device, armed):
     one.begin(iteration)
     assert one.armed is one.ever_armed is armed
     assert one.end(ran=True) is armed
-    assert (one.seen, one.armed_seen) == (1, armed)
+    assert (one.iterations_seen, one.iterations_armed) == (1, armed)
 
 
 def test_the_switch_replaces_the_iterations_and_nothing_else():
     """Law: from the first use on the plan's iterations do not matter; devices do."""
     one = course(iterations=FIVE_TO_EIGHT)
     one.begin(5)
-    one.switch(False)
+    one.set_dumping(False)
     assert (one.armed, one.switched) == (False, True)
     assert one.end(ran=True), "it was armed at first"
     one.begin(6)
     assert not one.armed
     assert not one.end(ran=True)
     one.begin(99)
-    one.switch(True)
+    one.set_dumping(True)
     assert one.armed
-    one.switch(False)
+    one.set_dumping(False)
     assert one.end(ran=True)
     elsewhere = course(device=1, devices=(0,))
-    elsewhere.switch(True)
+    elsewhere.set_dumping(True)
     assert not elsewhere.armed
 
 
 def test_who_has_retired_finishes_its_iteration():
     one = course()
     one.begin(3)
-    one.retire()
-    one.switch(True)
+    one.stop_after_current()
+    one.set_dumping(True)
     assert one.armed
     one.begin(4)
     assert (one.armed, one.retired_in) == (False, 3)
@@ -61,11 +61,11 @@ def test_the_first_iteration_that_is_dumped_is_described():
     one = course(iterations=FIVE_TO_EIGHT)
     for iteration, describing in [(4, False), (5, True), (6, False)]:
         one.begin(iteration)
-        assert one.describing is describing
+        assert one.is_describing is describing
         one.end(ran=True)
     one.describe_again()
     one.begin(7)
-    assert one.describing
+    assert one.is_describing
 
 
 def test_an_iteration_in_which_nothing_ran_does_not_count():
@@ -74,7 +74,7 @@ def test_an_iteration_in_which_nothing_ran_does_not_count():
     assert not one.end(ran=False)
     one.active = True
     assert one.end(ran=False)
-    assert one.seen == 1
+    assert one.iterations_seen == 1
 
 
 def test_counting_begins_where_the_plan_says():

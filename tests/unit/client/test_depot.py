@@ -26,10 +26,10 @@ def test_records_do_not_starve_what_the_sender_has(tmp_path: Path):
     rig.depot.submit(IterationEnd(0, 1))
     while loader.load(rig.ring):
         rig.depot.submit(IterationEnd(0, 1))
-    first, *_ = list(rig.reader.entries())
-    rig.reader.release(first.end)
+    first, *_ = list(rig.reader.read_entries())
+    rig.reader.release(first.end_position)
     assert rig.place(tensor) is PlacementResult.FULL
     assert loader.load(rig.ring)
-    assert not rig.depot.items.unsent
-    rig.reader.release(2 * first.end)
+    assert not rig.depot.items.has_unsent
+    rig.reader.release(2 * first.end_position)
     assert rig.place(tensor) is PlacementResult.DONE

@@ -51,13 +51,13 @@ def operators(**lists) -> OperatorSelection:
 )
 def test_selection(selection, name, side, keep):
     decision = RecordFilter(a_plan(**selection)).decide(name, side, 0)
-    assert decision.keep is keep
+    assert decision.is_kept is keep
     assert bool(decision.reason) is not keep
 
 
 def test_a_tensor_without_elements_is_not_kept():
-    assert not decide_by_size(0).keep
-    assert decide_by_size(1).keep
+    assert not decide_by_size(0).is_kept
+    assert decide_by_size(1).is_kept
 
 
 def run(**facts) -> RunFacts:
@@ -218,9 +218,9 @@ def test_without_a_list_there_is_nothing_to_match():
 )
 def test_marks_select_scopes_and_parameters_of_their_graph(name, graph, keep):
     selection = RecordFilter(a_plan(operators=MARKED))
-    selection.mark(0, frozenset({"network-Net/conv1-Conv2d", "conv1.weight"}))
+    selection.set_marks(0, frozenset({"network-Net/conv1-Conv2d", "conv1.weight"}))
     decision = selection.decide(name, TensorSide.INPUT, graph)
-    assert decision.keep is keep
+    assert decision.is_kept is keep
     assert decision.reason == ("" if keep else "set_dump did not mark it")
 
 
@@ -228,8 +228,8 @@ def test_marks_may_change():
     """Law: what was decided before a mark is decided anew after it."""
     selection = RecordFilter(a_plan(operators=MARKED))
     for names, keep in [((), False), (("network-Net/conv1-Conv2d",), True), ((), False)]:
-        selection.mark(0, frozenset(names))
-        assert selection.decide(OP, TensorSide.INPUT, 0).keep is keep
+        selection.set_marks(0, frozenset(names))
+        assert selection.decide(OP, TensorSide.INPUT, 0).is_kept is keep
         assert selection.marked is keep
 
 
@@ -252,18 +252,18 @@ def test_each_model_has_its_own_operators(rest, kept):
     selection = RecordFilter(a_plan(operators=rest, models=MODELS), NAMES.__getitem__)
     other = "Default/network-Net/conv2-Conv2d/Conv2d-op0"
     for _ in range(2):
-        assert [g for g in NAMES if selection.decide(OP, TensorSide.INPUT, g).keep] == kept
-        assert selection.decide(other, TensorSide.INPUT, 1).keep
-        assert not selection.decide(other, TensorSide.INPUT, 0).keep
+        assert [g for g in NAMES if selection.decide(OP, TensorSide.INPUT, g).is_kept] == kept
+        assert selection.decide(other, TensorSide.INPUT, 1).is_kept
+        assert not selection.decide(other, TensorSide.INPUT, 0).is_kept
 
 
 def test_a_name_that_comes_late_is_asked_for_anew():
     names = {0: "B"}
     selection = RecordFilter(a_plan(models=MODELS), names.__getitem__)
-    assert selection.decide("x", TensorSide.INPUT, 0).keep
+    assert selection.decide("x", TensorSide.INPUT, 0).is_kept
     names[0] = "A"
-    selection.forget()
-    assert not selection.decide("x", TensorSide.INPUT, 0).keep
+    selection.clear_cache()
+    assert not selection.decide("x", TensorSide.INPUT, 0).is_kept
 
 
 def test_entries_are_matched_by_operators_of_their_model():
@@ -290,20 +290,20 @@ def test_a_tensor_is_left_out_by_type_name_and_position():
         without_names=(TensorExclusion("conv1", ("input0",)),),
     )
     selection = RecordFilter(a_plan(operators=lists))
-    assert selection.decide(OP, TensorSide.INPUT, 0).keep
+    assert selection.decide(OP, TensorSide.INPUT, 0).is_kept
     assert not selection.left_out
     for _ in range(2):
-        assert not selection.leaves_out((0, "Conv2d", OP, TensorSide.INPUT, 1))
-        assert not selection.leaves_out((0, "Conv2d", OP, TensorSide.OUTPUT, 0))
-        assert selection.leaves_out((0, "Conv2d", OP, TensorSide.INPUT, 0))
-        assert selection.leaves_out((0, "Relu", "x", TensorSide.OUTPUT, 7))
+        assert not selection.is_excluded((0, "Conv2d", OP, TensorSide.INPUT, 1))
+        assert not selection.is_excluded((0, "Conv2d", OP, TensorSide.OUTPUT, 0))
+        assert selection.is_excluded((0, "Conv2d", OP, TensorSide.INPUT, 0))
+        assert selection.is_excluded((0, "Relu", "x", TensorSide.OUTPUT, 7))
     assert selection.left_out
 
 
 def test_a_model_leaves_out_what_its_own_list_says():
     lists = OperatorSelection(without_types=(TensorExclusion("Relu"),))
     selection = RecordFilter(a_plan(models=(("A", lists),)), NAMES.__getitem__)
-    left = [g for g in NAMES if selection.leaves_out((g, "Relu", "x", TensorSide.OUTPUT, 0))]
+    left = [g for g in NAMES if selection.is_excluded((g, "Relu", "x", TensorSide.OUTPUT, 0))]
     assert left == [0]
 
 
@@ -316,24 +316,24 @@ def test_a_range_adds_to_the_lists_and_is_asked_for_every_time():
     lists = operators(names=("a",), ranges=(("b", "c"),))
     plan = a_plan(operators=lists, inputs=False)
     selection = RecordFilter(plan, in_range=lambda graph, name: (graph, name) in inside)
-    assert selection.decide("a", TensorSide.OUTPUT, 0).keep
-    assert not selection.decide("b", TensorSide.OUTPUT, 0).keep
+    assert selection.decide("a", TensorSide.OUTPUT, 0).is_kept
+    assert not selection.decide("b", TensorSide.OUTPUT, 0).is_kept
     inside.add((0, "b"))
-    assert selection.decide("b", TensorSide.OUTPUT, 0).keep
-    assert not selection.decide("b", TensorSide.INPUT, 0).keep
-    assert not selection.decide("b", TensorSide.OUTPUT, 1).keep
+    assert selection.decide("b", TensorSide.OUTPUT, 0).is_kept
+    assert not selection.decide("b", TensorSide.INPUT, 0).is_kept
+    assert not selection.decide("b", TensorSide.OUTPUT, 1).is_kept
     inside.clear()
-    assert not selection.decide("b", TensorSide.OUTPUT, 0).keep
+    assert not selection.decide("b", TensorSide.OUTPUT, 0).is_kept
 
 
 def test_of_watched_operators_outputs_alone_are_wanted():
     """Law: an operator that is named otherwise is not selected, whatever the lists say."""
     watched = WatchedOperators(("relu",), ("conv1", "nobody"))
     selection = RecordFilter(a_plan(watched=watched, operators=operators(names=("x",))))
-    assert selection.decide(OP, TensorSide.OUTPUT, 0).keep
-    assert not selection.decide(OP, TensorSide.INPUT, 0).keep
-    assert not selection.decide(f"Gradients/{OP}", TensorSide.OUTPUT, 0).keep
-    assert not selection.decide("x", TensorSide.OUTPUT, 0).keep
+    assert selection.decide(OP, TensorSide.OUTPUT, 0).is_kept
+    assert not selection.decide(OP, TensorSide.INPUT, 0).is_kept
+    assert not selection.decide(f"Gradients/{OP}", TensorSide.OUTPUT, 0).is_kept
+    assert not selection.decide("x", TensorSide.OUTPUT, 0).is_kept
     assert selection.unmatched == (
         UnmatchedEntry("layer", "relu"),
         UnmatchedEntry("watcher_nodes", "nobody"),

@@ -135,13 +135,13 @@ def test_types_that_do_not_fit_the_names_are_said(running, caplog):
 def test_what_an_adapter_describes_travels(running):
     pipeline = of_pipeline(running, a_plan())
     recorder = pipeline.recorder
-    assert recorder.describing
+    assert recorder.is_describing
     recorder.describe(0, GraphNode("b", "Add", inputs=("a", "w", "")))
     recorder.describe_parameter(0, GraphParameter("w", TensorType("int8", (2,))))
-    recorder.finished(recorder.started(graph=0, name="b"))
+    recorder.finish_event(recorder.start_event(graph=0, name="b"))
     pipeline.end_iteration(ran=True)
     pipeline.begin_iteration(1)
-    assert not recorder.describing
+    assert not recorder.is_describing
     recorder.describe(0, GraphNode("late", "Add"))
     recorder.describe_parameter(0, GraphParameter("late", TensorType("int8", (2,))))
     pipeline.close()
@@ -168,14 +168,14 @@ def test_in_the_old_profile_every_operator_has_a_component_of_its_own(running):
     for iteration in range(2):
         pipeline.begin_iteration(iteration)
         for name in names:
-            begun = recorder.started(graph=0, name=name)
-            assert recorder.wants(0, name, TensorSide.INPUT)
+            begun = recorder.start_event(graph=0, name=name)
+            assert recorder.is_wanted(0, name, TensorSide.INPUT)
             recorder.observe(
                 TensorObservation(0, "Conv2d", name, TensorSide.INPUT, 0, "", ArraySource(ONE))
             )
-            recorder.finished(begun)
+            recorder.finish_event(begun)
             recorder.describe(0, GraphNode(name, "Conv2d", inputs=(CONV2, "conv1.weight", "")))
-            recorder.settled(0, name)
+            recorder.end_call(0, name)
         pipeline.end_iteration(ran=True)
     pipeline.close()
     found = [r.op_name for r in bodies(running, "record")]
@@ -211,10 +211,10 @@ def test_gradients_of_parameters_are_named_after_them(running):
 def test_marks_hold_for_gradients_in_the_old_profile(running):
     plan = a_plan("ms2.0", operators=OperatorSelection(everything=False, marked=True))
     pipeline = of_pipeline(running, plan)
-    pipeline.recorder.mark(0, frozenset({"conv1.weight", "network-Net/conv2-Conv2d"}))
+    pipeline.recorder.set_marks(0, frozenset({"conv1.weight", "network-Net/conv2-Conv2d"}))
     wanted = ["conv1.weight", "Gradients/conv1.weight", CONV2, f"Gradients/{CONV2}"]
-    assert all(pipeline.recorder.wants(0, name, TensorSide.OUTPUT) for name in wanted)
-    assert not pipeline.recorder.wants(0, CONV1, TensorSide.OUTPUT)
+    assert all(pipeline.recorder.is_wanted(0, name, TensorSide.OUTPUT) for name in wanted)
+    assert not pipeline.recorder.is_wanted(0, CONV1, TensorSide.OUTPUT)
     pipeline.close()
 
 

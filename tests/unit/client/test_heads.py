@@ -27,7 +27,7 @@ def observation(array, *, constant: bool = False, **changed) -> TensorObservatio
 
 
 def kind_of(heads: RecordNamer, seen: TensorObservation) -> TensorKind:
-    return heads.kind(seen, seen.tensor)
+    return heads.find_kind(seen, seen.tensor)
 
 
 def test_time_stamps_are_unique_and_rise_when_the_clock_does_not():
@@ -35,7 +35,7 @@ def test_time_stamps_are_unique_and_rise_when_the_clock_does_not():
     times = iter([50, 50, 20, 60])
     heads = RecordNamer(rank=1, net_name="Net", clock_us=lambda: next(times))
     kind = kind_of(heads, observation(np.ones(1)))
-    stamps = [heads.stamp(kind, 0), heads.of(kind, iteration=0).key.timestamp_us]
+    stamps = [heads.stamp(kind, 0), heads.make_head(kind, iteration=0).key.timestamp_us]
     assert [*stamps, heads.stamp(kind, 0), heads.stamp(kind, 0)] == [50, 51, 52, 60]
 
 
@@ -48,7 +48,7 @@ def test_tensors_of_one_call_share_the_time_of_the_first_where_the_layout_does()
     other = kind_of(heads, observation(np.ones(1), op_name="Default/Add-op1"))
     stamps = [heads.stamp(kind, 0) for kind in (first, other, second, second, first, first)]
     assert stamps == [10, 11, 10, 12, 12, 13]
-    key = heads.of(second, iteration=1).key
+    key = heads.make_head(second, iteration=1).key
     assert (key.timestamp_us, key.net_name, key.task, key.stream) == (14, "Lenet", 65535, 65535)
 
 
@@ -61,7 +61,7 @@ def test_a_call_that_is_over_shares_its_time_with_no_other():
         for side in (TensorSide.INPUT, TensorSide.OUTPUT)
     )
     stamps = [heads.stamp(written, 0)]
-    heads.over(2, written.op_name)
+    heads.end_call(2, written.op_name)
     stamps += [heads.stamp(kind, 0) for kind in (read, written)]
     assert stamps == [10, 11, 11]
 
@@ -76,7 +76,7 @@ def test_gradients_of_one_backward_share_a_time_however_often_it_is_called_over(
     stamps = []
     for kind in kinds:
         stamps.append(heads.stamp(kind, 0))
-        heads.over(2, name)
+        heads.end_call(2, name)
     assert len(set(stamps)) == 1
 
 
@@ -112,7 +112,7 @@ def test_no_two_tensors_have_the_same_place(layout, steps, clock):
     places = []
     for what, graph, name, side, slot, iteration in steps:
         if what == "over":
-            heads.over(graph, name)
+            heads.end_call(graph, name)
             continue
         place = {"graph": graph, "op_name": name, "side": side, "slot": slot}
         kind = kind_of(heads, observation(np.ones(1), **place))
@@ -127,7 +127,7 @@ def test_no_two_tensors_of_several_threads_have_the_same_place():
 
     def call(number: int) -> list[tuple[int, int]]:
         found = [(heads.stamp(kind, 0), kind.slot) for kind in kinds * 50]
-        heads.over(2, kinds[0].op_name)
+        heads.end_call(2, kinds[0].op_name)
         return found
 
     with ThreadPoolExecutor(8) as threads:
@@ -139,8 +139,8 @@ def test_no_two_tensors_of_several_threads_have_the_same_place():
 def test_a_head_says_all_that_is_known(constant):
     heads = RecordNamer(rank=3, net_name="Net", clock_us=lambda: 7)
     seen = observation(np.zeros((2, 3), "f2"), constant=constant)
-    kind = heads.kind(seen, seen.tensor.head(4))
-    head = heads.of(kind, iteration=5, switched_on=True)
+    kind = heads.find_kind(seen, seen.tensor.make_head_source(4))
+    head = heads.make_head(kind, iteration=5, switched_on=True)
     assert head.key == TensorKey(
         3, "Net", 2, 5, 7, "Add", "Default/Add-op0", TensorSide.OUTPUT, 1, constant=constant
     )

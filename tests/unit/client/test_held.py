@@ -24,12 +24,12 @@ def test_nothing_is_lost_and_nothing_comes_twice(steps, limit):
     back: list[int] = []
     for number, (what, name) in enumerate(steps):
         if what == "hold":
-            back += held.hold(name, number)
+            back += held.add_item(name, number)
         elif what == "clear":
-            back += held.clear()
+            back += held.end_all_operators()
         else:
-            back += held.keep(name) if what == "keep" else held.settle(name)
-    back += held.clear()
+            back += held.keep_operator(name) if what == "keep" else held.end_operator(name)
+    back += held.end_all_operators()
     assert sorted(back) == [n for n, (what, _) in enumerate(steps) if what == "hold"]
 
 
@@ -38,12 +38,12 @@ A, B, C = ((0, name) for name in "abc")
 
 def test_an_operator_is_kept_until_it_is_over():
     held: DeferredItems[str] = DeferredItems()
-    held.hold(A, "input")
-    assert not held.keeps(A)
-    assert held.keep(A) == ["input"]
-    assert held.keeps(A)
-    assert held.settle(A) == []
-    assert not held.keeps(A)
+    held.add_item(A, "input")
+    assert not held.is_kept(A)
+    assert held.keep_operator(A) == ["input"]
+    assert held.is_kept(A)
+    assert held.end_operator(A) == []
+    assert not held.is_kept(A)
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(0, ["a", "b", "c"]), (1, ["a"]), (2, ["a", "b"])])
@@ -51,16 +51,16 @@ def test_the_limit_counts_operators(limit, kept):
     """Law: keeping one operator again is no further operator; one too many is not kept."""
     held: DeferredItems[str] = DeferredItems(limit)
     for call in (A, B, C):
-        held.hold(call, call[1])
-        held.keep(call)
-        held.keep(call)
-    assert [name for graph, name in (A, B, C) if held.keeps((graph, name))] == kept
+        held.add_item(call, call[1])
+        held.keep_operator(call)
+        held.keep_operator(call)
+    assert [name for graph, name in (A, B, C) if held.is_kept((graph, name))] == kept
     assert held.full is (0 < limit <= len(kept))
-    assert held.clear() == [name for name in "abc" if name not in kept]
+    assert held.end_all_operators() == [name for name in "abc" if name not in kept]
 
 
 def test_operators_that_never_end_are_forgotten(monkeypatch):
     monkeypatch.setattr("rankdump._recorder.triggers._MAX_OPEN_OPERATORS", 2)
     held: DeferredItems[str] = DeferredItems()
-    found = [held.hold((0, name), name) for name in "abcd"]
+    found = [held.add_item((0, name), name) for name in "abcd"]
     assert found == [[], [], ["a"], ["b"]]

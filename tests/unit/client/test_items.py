@@ -29,13 +29,13 @@ def record() -> StagedRecord:
 def leave(items: FrameQueue) -> int:
     """Let the first item go, as over the stream."""
     each = items.numbered.popleft() if items.numbered else items.pop()
-    items.window.append(each)
+    items.in_flight.append(each)
     return each.sequence
 
 
 def left(items: FrameQueue) -> list[NumberedItem]:
     """What has a number, and is in the rank's own memory."""
-    return [*items.window, *items.numbered]
+    return [*items.in_flight, *items.numbered]
 
 
 steps = st.lists(
@@ -59,12 +59,12 @@ def test_the_balance_of_any_course(steps):
             added += 3
         elif step == "declaration":
             items.add(IterationEnd(0, 0))
-        elif step == "leave" and items.unsent:
+        elif step == "leave" and items.has_unsent:
             leave(items)
-        elif step == "straight" and not items.bars_the_way:
-            items.number(1, iteration=0)
+        elif step == "straight" and not items.blocks_records:
+            items.assign_sequence(1, iteration=0)
         elif step == "again":
-            items.send_again()
+            items.requeue_unacknowledged()
             assert items.held_tensors == items.tensors
         elif isinstance(step, int):
             taken += items.acknowledge(step)
@@ -77,9 +77,9 @@ def test_the_balance_of_any_course(steps):
         lost = sum(each.tensors for each in left(items) if isinstance(each.item, RecoveredEntry))
         assert items.held_tensors - lost + sum(map(count_tensors, taken)) == added
         assert items.held_tensors <= items.tensors
-    while items.unsent:
+    while items.has_unsent:
         leave(items)
-    taken += items.acknowledge(items.last)
+    taken += items.acknowledge(items.last_sequence)
     assert sum(map(count_tensors, taken)) == added
     assert (items.outstanding, items.tensors) == (0, 0)
 
@@ -91,15 +91,15 @@ def test_a_record_overtakes_declarations_only(waiting, barred):
     items = FrameQueue()
     if waiting is not None:
         items.add(waiting)
-    assert items.bars_the_way is barred
+    assert items.blocks_records is barred
 
 
 def test_what_has_a_number_is_not_overtaken():
     items = FrameQueue()
     items.add(IterationEnd(0, 0))
     leave(items)
-    items.send_again()
-    assert items.bars_the_way
+    items.requeue_unacknowledged()
+    assert items.blocks_records
 
 
 def test_declarations_without_end_are_counted(monkeypatch):
@@ -115,13 +115,13 @@ def test_declarations_without_end_are_counted(monkeypatch):
 def test_a_number_that_stands_nowhere_says_what_is_lost():
     """Of what iteration, and how many: once for each number, however often it leaves."""
     items = FrameQueue()
-    items.number(1, iteration=7)
+    items.assign_sequence(1, iteration=7)
     items.add(replace(ROWS, iteration=8))
     items.add(IterationEnd(7, 1))
     items.pop()
-    items.keep(items.pop())
-    items.number(1, iteration=9)
-    assert items.send_again() == 5
+    items.retain_declaration(items.pop())
+    items.assign_sequence(1, iteration=9)
+    assert items.requeue_unacknowledged() == 5
     for _ in range(2):
         lost = [each.item for each in items.numbered]
         said = [item.frame.lost for item in lost if isinstance(item, RecoveredEntry)]
@@ -134,18 +134,21 @@ def test_a_number_that_stands_nowhere_says_what_is_lost():
         assert items.lost_declarations == 0
         while items.numbered:
             leave(items)
-        items.send_again()
+        items.requeue_unacknowledged()
 
 
 def test_what_is_carried_is_not_lost_and_what_is_kept_comes_first():
     items = FrameQueue()
-    items.number(1, iteration=7)
+    items.assign_sequence(1, iteration=7)
     items.add(IterationEnd(7, 1))
-    items.keep(items.pop())
+    items.retain_declaration(items.pop())
     carried = [
         RecoveredEntry(module.make_blank_frame(n), memoryview(b""), True, 2 - n) for n in (1, 2)
     ]
-    assert items.send_again(NumberedItem(n, each) for n, each in enumerate(carried, 1)) == 0
+    assert (
+        items.requeue_unacknowledged(NumberedItem(n, each) for n, each in enumerate(carried, 1))
+        == 0
+    )
     assert [each.item for each in items.numbered] == [carried[0], IterationEnd(7, 1)]
 
 
@@ -155,8 +158,8 @@ def test_declarations_in_a_slab_are_not_kept_without_end(monkeypatch):
     items = FrameQueue()
     for iteration in range(3):
         items.add(IterationEnd(iteration, 0))
-        items.keep(items.pop())
-    assert items.send_again() == 0
+        items.retain_declaration(items.pop())
+    assert items.requeue_unacknowledged() == 0
     assert items.lost_declarations == 1
     *kept, blank = (each.item for each in items.numbered)
     assert kept == [IterationEnd(0, 0), IterationEnd(1, 0)]

@@ -55,7 +55,7 @@ def test_a_limit_of_the_script_and_a_group_in_use_are_declared_with_all_there_is
         pipeline = session._pipeline
         assert pipeline is not None
         for _ in range(3):
-            pipeline.recorder.limited(GLOO)
+            pipeline.recorder.record_group_timeout(GLOO)
     variables = {"HCCL_EXEC_TIMEOUT": "68"}
     assert declared(running) == [
         RankTimeouts(variables),
@@ -68,9 +68,9 @@ def test_a_group_that_is_made_anew_takes_the_place_of_the_old():
     said: list[RankTimeouts] = []
     limits = TimeoutReporter({}, said.append, pytest.fail)
     limits.start()
-    limits.group(GLOO)
-    limits.group(GroupTimeout("0", "nccl", 1))
-    limits.group(GroupTimeout("0", "gloo", 2))
+    limits.add_group(GLOO)
+    limits.add_group(GroupTimeout("0", "nccl", 1))
+    limits.add_group(GroupTimeout("0", "gloo", 2))
     assert said[-1].groups == (GroupTimeout("0", "gloo", 2), GroupTimeout("0", "nccl", 1))
     assert len(said) == 3
 

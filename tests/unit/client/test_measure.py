@@ -71,8 +71,10 @@ def row(figures: StatisticsResult, number: int = 0, **changed) -> TensorStatisti
 
 
 def texts(batch: RowBatch, the_measure: StatisticsCalculator) -> list[str]:
-    frames = list(batch.read(the_measure))
-    return [text for frame in frames if isinstance(frame, StatisticRows) for text in frame.figures]
+    frames = list(batch.drain_rows(the_measure))
+    return [
+        text for frame in frames if isinstance(frame, StatisticRows) for text in frame.statistics
+    ]
 
 
 LARGE = np.arange(SMALL_TENSOR_BYTES, dtype="f4")
@@ -83,7 +85,7 @@ LARGE = np.arange(SMALL_TENSOR_BYTES, dtype="f4")
 def test_a_large_tensor_of_the_host_is_measured_at_once(on_device: bool, turned: bool):
     array = LARGE.reshape(2, -1).T if turned else LARGE
     norm = f"{np.linalg.norm(LARGE.astype('f8')):g}"
-    taken = measure(on_device=on_device).take(ArraySource(array))
+    taken = measure(on_device=on_device).measure_tensor(ArraySource(array))
     assert taken == f"{SMALL_TENSOR_BYTES - 1:g},0,{norm}"
 
 
@@ -92,7 +94,7 @@ def test_a_large_tensor_of_the_host_is_measured_at_once(on_device: bool, turned:
 def test_a_small_tensor_has_the_figures_of_the_moment_it_was_taken(on_device, turned):
     """Law: what the job writes later changes nothing, though figures are computed then."""
     array, batch, the_measure = INPUT.copy(), RowBatch(), measure(on_device=on_device)
-    batch.add(row(the_measure.take(ArraySource(array.T if turned else array))))
+    batch.add(row(the_measure.measure_tensor(ArraySource(array.T if turned else array))))
     array[:] = 0
     assert texts(batch, the_measure) == ["6,1,9.53939"]
 
@@ -102,11 +104,11 @@ def test_small_tensors_of_several_types_keep_their_order():
     arrays = [np.array([n, -n], kind) for n, kind in enumerate(["f4", "i8", "f4", "f2", "i8"])]
     for array in arrays:
         kind = KIND._replace(dtype=array.dtype.name)
-        batch.add(row(the_measure.take(ArraySource(array)), kind=kind))
-    (frame,) = batch.read(the_measure)
+        batch.add(row(the_measure.measure_tensor(ArraySource(array)), kind=kind))
+    (frame,) = batch.drain_rows(the_measure)
     assert isinstance(frame, StatisticRows)
     assert [kind.dtype for kind in frame.kinds] == [array.dtype.name for array in arrays]
-    assert [text.split(",")[:2] for text in frame.figures] == [
+    assert [text.split(",")[:2] for text in frame.statistics] == [
         [f"{array.max():g}", f"{array.min():g}"] for array in arrays
     ]
 
@@ -130,9 +132,9 @@ def test_copies_that_wait_do_not_fill_the_memory(monkeypatch):
 def test_a_tensor_of_a_device_is_measured_there_if_the_plan_says_so():
     there = measure(on_device=True)
     batch = RowBatch()
-    batch.add(row(there.take(OnDevice(INPUT))))
+    batch.add(row(there.measure_tensor(OnDevice(INPUT))))
     assert texts(batch, there) == ["low max min l2norm"]
-    assert measure().take(OnDevice(INPUT)) == INPUT.tobytes()
+    assert measure().measure_tensor(OnDevice(INPUT)) == INPUT.tobytes()
 
 
 def test_a_step_is_read_back_at_once_and_in_order():
@@ -143,18 +145,18 @@ def test_a_step_is_read_back_at_once_and_in_order():
         batch.add(row(kind(str(number)), number))
     batch.add(row("known", 5))
     assert (Promise.asked, Another.asked) == ([], [])
-    assert list(batch.read(measure())) == [
+    assert list(batch.drain_rows(measure())) == [
         StatisticRows(0, (KIND,) * 6, tuple(range(6)), ("0", "1", "2", "3", "4", "known"))
     ]
     assert (Promise.asked, Another.asked) == ([3], [2])
-    assert list(batch.read(measure())) == []
+    assert list(batch.drain_rows(measure())) == []
 
 
 def test_a_device_that_fails_loses_its_own_figures_alone():
     batch = RowBatch()
     for number, promise in enumerate((Promise("a"), Broken("b"), Another("c"))):
         batch.add(row(promise, number))
-    assert list(batch.read(measure())) == [
+    assert list(batch.drain_rows(measure())) == [
         UnreadRow(0, "a"),
         StatisticRows(0, (KIND, KIND), (0, 2), ("a", "c")),
     ]
@@ -179,11 +181,11 @@ def test_frames_hold_what_belongs_together_and_no_more_than_fits(runs):
             batch.add(
                 TensorStatisticsRow(KIND, stamp, str(stamp), iteration, switched_on, degraded)
             )
-    found, frames = [], list(batch.read(measure()))
+    found, frames = [], list(batch.drain_rows(measure()))
     for frame in frames:
         assert isinstance(frame, StatisticRows)
         assert 0 < len(frame) <= MAX_FRAME_ROWS
-        assert frame.figures == tuple(map(str, frame.timestamps_us))
+        assert frame.statistics == tuple(map(str, frame.timestamps_us))
         mark = frame.iteration, frame.switched_on, frame.degraded
         found += [(mark, stamp) for stamp in frame.timestamps_us]
     assert found == added
@@ -207,10 +209,10 @@ class Untouchable(ArraySource):
 def test_without_figures_no_element_is_read(on_device: bool):
     """Rows of a plan that wants none are empty texts, for every type."""
     none = StatisticsCalculator(items=(), on_device=on_device, precision="high")
-    assert none.can("complex64")
-    assert not measure().can("complex64")
+    assert none.can_measure("complex64")
+    assert not measure().can_measure("complex64")
     for size in (1, SMALL_TENSOR_BYTES):
-        assert none.take(Untouchable(np.zeros(size))) == ""
+        assert none.measure_tensor(Untouchable(np.zeros(size))) == ""
     batch = RowBatch()
     batch.add(row(""))
     assert texts(batch, none) == [""]
@@ -224,7 +226,7 @@ def test_exact_figures_have_all_digits(size: int):
     )
     values = np.linspace(0.1, 0.7, size)
     batch = RowBatch()
-    batch.add(row(exact.take(ArraySource(values)), kind=KIND._replace(dtype="float64")))
+    batch.add(row(exact.measure_tensor(ArraySource(values)), kind=KIND._replace(dtype="float64")))
     ((maximum, mean),) = [text.split(",") for text in texts(batch, exact)]
     assert float(maximum) == values.max()
     assert float(mean) == pytest.approx(values.mean(), rel=1e-14)
@@ -267,8 +269,8 @@ MANY = SMALL_TENSOR_BYTES // 4 + 100
 def test_what_one_wrote_the_next_reads_without_measuring(measured: list[str]):
     thing, array = Thing(), np.ones(MANY, "f4")
     once = measure()
-    first = once.take(Counted(array, thing, 0))
-    assert once.take(Counted(array, thing, 0)) == first == f"1,1,{np.sqrt(MANY):g}"
+    first = once.measure_tensor(Counted(array, thing, 0))
+    assert once.measure_tensor(Counted(array, thing, 0)) == first == f"1,1,{np.sqrt(MANY):g}"
     assert measured == ["float32"]
 
 
@@ -276,15 +278,15 @@ def test_what_shows_the_same_memory_is_measured_once(measured: list[str]):
     """A view of all of it has the figures of its owner; one of a part, or of gaps, has its own."""
     thing, array = Thing(), np.arange(4.0 * MANY, dtype="f4").reshape(2, -1)
     once = measure()
-    first = once.take(Counted(array, thing, 0))
+    first = once.measure_tensor(Counted(array, thing, 0))
     for view in (array.reshape(-1), array.T):
-        assert once.take(Counted(view, Thing(), 0, thing)) == first
+        assert once.measure_tensor(Counted(view, Thing(), 0, thing)) == first
     assert len(measured) == 1
     for view in (array[:1], array[1:], array[:, ::2], array[:, 1::2], array.view("i4")):
-        own = once.take(Counted(view, Thing(), 0, thing))
-        assert own == measure().take(ArraySource(view)) != first
+        own = once.measure_tensor(Counted(view, Thing(), 0, thing))
+        assert own == measure().measure_tensor(ArraySource(view)) != first
     assert len(measured) == 11
-    assert once.take(Counted(array.reshape(-1) * 2, Thing(), 1, thing)) != first
+    assert once.measure_tensor(Counted(array.reshape(-1) * 2, Thing(), 1, thing)) != first
 
 
 @pytest.mark.parametrize("how", ["counted", "past the count", "another thing", "array"])
@@ -292,13 +294,13 @@ def test_what_may_have_changed_is_measured_again(how: str, measured: list[str]):
     """A write that nothing counted is seen in a sample; another object is never the same."""
     thing, array = Thing(), np.ones(MANY, "f4")
     once = measure()
-    once.take(Counted(array, thing, 0))
+    once.measure_tensor(Counted(array, thing, 0))
     if how != "another thing":
         array *= 2
     if how == "array":
-        again = once.take(ArraySource(array))
+        again = once.measure_tensor(ArraySource(array))
     else:
-        again = once.take(
+        again = once.measure_tensor(
             Counted(array, Thing() if how == "another thing" else thing, int(how == "counted"))
         )
     assert measured == ["float32"] * 2
@@ -310,7 +312,7 @@ def test_what_is_gone_is_forgotten(measured: list[str]):
     once, array = measure(), np.ones(MANY, "f4")
     for at in range(3000):
         array[:] = at
-        assert str(once.take(Counted(array, Thing(), 0))).startswith(f"{at:g},")
+        assert str(once.measure_tensor(Counted(array, Thing(), 0))).startswith(f"{at:g},")
     assert len(measured) == 3000
     assert len(once._recent._known) <= 1024
 
@@ -318,13 +320,17 @@ def test_what_is_gone_is_forgotten(measured: list[str]):
 def test_a_digest_is_of_elements_in_their_order():
     array = np.arange(MANY * 2, dtype="f4").reshape(2, -1)
     digests = StatisticsCalculator(items=("md5",), on_device=False, precision="high")
-    assert digests.take(ArraySource(array.T)) == digests.take(ArraySource(array.T.copy()))
-    assert digests.take(ArraySource(array.T)) != digests.take(ArraySource(array))
+    assert digests.measure_tensor(ArraySource(array.T)) == digests.measure_tensor(
+        ArraySource(array.T.copy())
+    )
+    assert digests.measure_tensor(ArraySource(array.T)) != digests.measure_tensor(
+        ArraySource(array)
+    )
 
 
 @pytest.mark.parametrize("order", ["transposed", "strided", "swapped"])
 def test_figures_do_not_depend_on_how_elements_lie(order: str):
     wide = np.random.default_rng(0).standard_normal((100, 400)).astype("f4")
     array = {"transposed": wide.T, "strided": wide[:, ::2], "swapped": wide.astype(">f4")}[order]
-    found = measure().take(ArraySource(array))
-    assert found == measure().take(ArraySource(np.ascontiguousarray(array, "<f4")))
+    found = measure().measure_tensor(ArraySource(array))
+    assert found == measure().measure_tensor(ArraySource(np.ascontiguousarray(array, "<f4")))

@@ -48,7 +48,7 @@ class Hook:
         self.detached = True
 
     def call(self, name: str = "Conv2d") -> None:
-        call = ApiCall("NN", name, self.numbers.next(f"NN_{name}"))
+        call = ApiCall("NN", name, self.numbers.next_number(f"NN_{name}"))
         if self.recorder.armed and self.options.scope(call):
             source = ArraySource(np.ones(2, np.float32))
             self.recorder.observe(

@@ -52,8 +52,8 @@ def calls(stems: Sequence[str]) -> list[ApiCall]:
 def test_scopes(mode: str, scope: tuple[str, ...], kept: list[str], missing: list[str]):
     """Each mode selects what its name says, and says what never came."""
     asked_for = make_call_scope(mode, scope)
-    assert [call.stem for call in calls(RUN) if asked_for.holds(call)] == kept
-    said = asked_for.missing()
+    assert [call.stem for call in calls(RUN) if asked_for.is_selected(call)] == kept
+    said = asked_for.list_missing()
     assert len(said) == len(missing)
     assert all(part in sentence for part, sentence in zip(missing, said, strict=True))
 
@@ -61,7 +61,7 @@ def test_scopes(mode: str, scope: tuple[str, ...], kept: list[str], missing: lis
 def test_a_range_is_met_once():
     """What follows its end is left out, also when its begin comes again."""
     scope = make_call_scope("range", ("NN_Conv2d_0", "Torch_matmul_0"))
-    assert [c.stem for c in calls(RUN * 2) if scope.holds(c)] == RUN[1:4]
+    assert [c.stem for c in calls(RUN * 2) if scope.is_selected(c)] == RUN[1:4]
 
 
 @pytest.mark.parametrize(
@@ -163,27 +163,27 @@ def test_without_an_optimizer_each_call_is_a_step():
 def test_a_script_may_say_it_itself():
     """Its first word is the step that runs, or the first after the calls so far."""
     steps = StepCounter()
-    assert [steps.tell(), steps.tell(), steps.tell(7), steps.tell()] == [0, 1, 7, 8]
-    steps.stepped()
-    assert not steps.called("m", trains=True, optimized=lambda: True)
+    assert [steps.set_step(), steps.set_step(), steps.set_step(7), steps.set_step()] == [0, 1, 7, 8]
+    steps.note_optimizer_step()
+    assert not steps.note_call("m", trains=True, optimized=lambda: True)
     assert steps.number == 8
 
 
 def test_what_is_told_between_steps_belongs_to_the_next():
     steps = StepCounter()
-    assert steps.upcoming == 0
-    steps.called("m", trains=True, optimized=lambda: True)
-    steps.stepped()
-    assert (steps.number, steps.upcoming) == (0, 1)
+    assert steps.upcoming_step == 0
+    steps.note_call("m", trains=True, optimized=lambda: True)
+    steps.note_optimizer_step()
+    assert (steps.number, steps.upcoming_step) == (0, 1)
 
 
 def numbers_of(loop: str, *, optimized: bool) -> list[int]:
     steps, found = StepCounter(), list[int]()
     for event in loop:
         if event == "s":
-            steps.stepped()
+            steps.note_optimizer_step()
         else:
-            steps.called(event, trains=event == "T", optimized=lambda: optimized)
+            steps.note_call(event, trains=event == "T", optimized=lambda: optimized)
             found.append(steps.number)
     return found
 

@@ -19,8 +19,8 @@ def a_range(*bounds: tuple[str, str], **models: tuple[str, str]) -> TensorSelect
 
 def run(ranges: OperatorRanges, program: str, graph: int = 0) -> str:
     for name in program:
-        ranges.entered(graph, name)
-    return "".join(sorted({name for name in program if ranges.holds(graph, name)}))
+        ranges.enter_operator(graph, name)
+    return "".join(sorted({name for name in program if ranges.is_in_range(graph, name)}))
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_each_model_runs_its_own_program():
     """Law: neither the ranges of another model count nor its operators."""
     selection = a_range(("a", "b"), B=("b", "c"))
     ranges = OperatorRanges(selection, {0: "A", 1: "B"}.__getitem__, pytest.fail)
-    ranges.entered(0, "a")
-    ranges.entered(1, "b")
+    ranges.enter_operator(0, "a")
+    ranges.enter_operator(1, "b")
     assert run(ranges, "xb", graph=0) == "bx"
     assert run(ranges, "ayc", graph=1) == "acy"
 
@@ -67,9 +67,9 @@ def test_what_belongs_to_an_operator_lies_where_it_lies():
     """Law: a gradient comes when the program is far behind the range, and goes with its forward."""
     ranges = OperatorRanges(a_range(("b", "b")), lambda graph: "Net", pytest.fail)
     assert run(ranges, "abc") == "b"
-    assert ranges.holds(0, "Gradients/b")
-    assert ranges.holds(0, "Recompute/b")
-    assert not ranges.holds(0, "Gradients/a")
+    assert ranges.is_in_range(0, "Gradients/b")
+    assert ranges.is_in_range(0, "Recompute/b")
+    assert not ranges.is_in_range(0, "Gradients/a")
 
 
 def test_bounds_are_spelt_in_any_way():
@@ -80,8 +80,8 @@ def test_bounds_are_spelt_in_any_way():
     )
     names = [scope.format(name) for name in ("act0", "act1", "x", "act2", "act3")]
     for name in names:
-        ranges.entered(0, name)
-    assert [name for name in names if ranges.holds(0, name)] == [first, names[2], last]
+        ranges.enter_operator(0, name)
+    assert [name for name in names if ranges.is_in_range(0, name)] == [first, names[2], last]
 
 
 def test_a_program_without_end_is_not_remembered_without_end(monkeypatch):
@@ -89,8 +89,10 @@ def test_a_program_without_end_is_not_remembered_without_end(monkeypatch):
     said: list[str] = []
     ranges = OperatorRanges(a_range(("n0", "z")), lambda graph: "Net", said.append)
     for number in range(50):
-        ranges.entered(0, f"n{number}")
-    assert [ranges.holds(0, f"n{number}") for number in range(12)] == [True] * 10 + [False] * 2
+        ranges.enter_operator(0, f"n{number}")
+    assert [ranges.is_in_range(0, f"n{number}") for number in range(12)] == [True] * 10 + [
+        False
+    ] * 2
     assert len(set(said)) == 1
 
 

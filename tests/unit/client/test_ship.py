@@ -201,11 +201,11 @@ def test_only_a_tensor_makes_the_ship_busy(running: Running, tmp_path):
     running.agent.acknowledge_up_to = 0
     watched = Watched(running.address, tmp_path)
     watched.ship.start(5)
-    assert not watched.ship.busy
+    assert not watched.ship.has_waiting_tensors
     watched.ship.submit(IterationEnd(0, 0, {}, 0))
-    assert not watched.ship.busy
+    assert not watched.ship.has_waiting_tensors
     watched.ship.submit(staged(b"a"))
-    assert watched.ship.busy
+    assert watched.ship.has_waiting_tensors
     assert watched.ship.close(0.1) == 1
 
 

@@ -68,15 +68,15 @@ def test_the_first_description_counts_and_a_graph_is_sent_again_only_if_it_grew(
     sketch.add(0, node("a", inputs=("y",)))
     sketch.add_parameter(0, WEIGHT)
     sketch.add(1, node("b"))
-    parts = sketch.take()
+    parts = sketch.take_parts()
     assert [(p.graph.number, names([p])) for p in parts] == [(0, ["a"]), (1, ["b"])]
     assert parts[0].graph.nodes[0].inputs == ("x",)
     assert parts[0].graph.parameters == (WEIGHT,)
     sketch.add(0, node("a"))
     sketch.add_parameter(0, WEIGHT)
-    assert sketch.take() == []
+    assert sketch.take_parts() == []
     sketch.add(1, node("c"))
-    assert names(sketch.take()) == ["b", "c"]
+    assert names(sketch.take_parts()) == ["b", "c"]
 
 
 @pytest.mark.parametrize("described_first", [True, False])
@@ -85,11 +85,11 @@ def test_a_compiled_order_is_kept_and_descriptions_complete_it(described_first):
     sketch = GraphBuilder()
     described = node("a", outputs=(TensorType("int8", ()),))
     compiled = [node("c"), node("a"), node("b"), node("c")]
-    steps = [lambda: sketch.add(0, described), lambda: sketch.compile(0, compiled)]
+    steps = [lambda: sketch.add(0, described), lambda: sketch.set_compiled_order(0, compiled)]
     for step in steps if described_first else reversed(steps):
         step()
     sketch.add(0, node("z"))
-    (part,) = sketch.take()
+    (part,) = sketch.take_parts()
     assert part.graph.compiled
     assert part.graph.nodes == (node("c"), described, node("b"))
 
@@ -98,4 +98,4 @@ def test_a_graph_without_end_is_cut(monkeypatch):
     monkeypatch.setattr("rankdump._recorder.graph_builder.MAX_NODES", 2)
     sketch = GraphBuilder()
     assert [sketch.add(0, node(name)) for name in "abca"] == [True, True, False, True]
-    assert names(sketch.take()) == ["a", "b"]
+    assert names(sketch.take_parts()) == ["a", "b"]

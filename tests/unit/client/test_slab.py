@@ -74,7 +74,7 @@ class Rank:
         source = source_type(array)
         self._stamp += 1
         head = head_of(source, self._stamp)
-        placing = self.ship.place(head, source, lambda: self.patience_s - self.ship.idle_s())
+        placing = self.ship.place_record(head, source, lambda: self.patience_s - self.ship.idle_s())
         if placing is PlacementResult.ELSEWHERE:
             data = memoryview(bytearray(head.byte_count))
             source.copy_into(data)
@@ -177,7 +177,7 @@ def test_declarations_keep_their_place_behind_the_records(host: Running, tmp_pat
     ends = [f.iteration_end.iteration for f in host.agent.frames if f.HasField("iteration_end")]
     assert ends == [0, 1, 2]
     assert host.agent.frames[-1].HasField("session_end")
-    assert not rank.ship.busy
+    assert not rank.ship.has_waiting_tensors
     assert rank.ship.left_in_slab == 0
 
 
@@ -238,7 +238,7 @@ def test_a_slow_agent_makes_nobody_lose_anything(host: Running, tmp_path):
             with lock:
                 rank._stamp += 1
                 head = head_of(source, rank._stamp)
-            outcomes.append(rank.ship.place(head, source, lambda: 10.0))
+            outcomes.append(rank.ship.place_record(head, source, lambda: 10.0))
             rank.ship.submit(IterationEnd(0, 1))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -430,8 +430,8 @@ def test_what_was_damaged_before_the_slab_was_given_up_is_said_to_be_lost(tmp_pa
     entry = rig.ring.written // 5
     memory[RING_OFFSET + entry + ENTRY_HEAD.size] ^= 1
     memory[RING_OFFSET + 3 * entry + 20] ^= 1
-    rig.depot.give_up_ring()
-    frames = [frame for each in rig.depot.some() for frame in make_frames(each)]
+    rig.depot.abandon_ring()
+    frames = [frame for each in rig.depot.pop_items() for frame in make_frames(each)]
     assert [(f.sequence, f.WhichOneof("body")) for f in frames] == [
         (1, "record"),
         (2, "lost"),
@@ -451,8 +451,8 @@ def test_what_was_damaged_before_it_was_sealed_is_found_as_well(tmp_path, at, bo
     for value in range(3):
         rig.place(ArraySource(np.full(SIZE, value, dtype=np.uint8)))
     rig.ring._mapping.memory[RING_OFFSET + rig.ring.written // 3 + at] ^= 0x40
-    rig.depot.give_up_ring()
-    frames = [frame for each in rig.depot.some() for frame in make_frames(each)]
+    rig.depot.abandon_ring()
+    frames = [frame for each in rig.depot.pop_items() for frame in make_frames(each)]
     assert [f.WhichOneof("body") for f in frames] == ["record", body, "record"]
     assert frames[1].record.data[:1] in (b"", b"\1")
     assert (frames[0].record.data[:1], frames[2].record.data[:1]) == (b"\0", b"\2")
@@ -462,8 +462,8 @@ def test_a_copy_that_failed_in_a_slab_is_said_on_the_stream(tmp_path):
     """Its number is given, so what became of it has to be said somewhere."""
     rig = Rig(tmp_path)
     rig.place(Unreadable(np.ones(SIZE, dtype=np.uint8)))
-    rig.depot.give_up_ring()
-    (frame,) = make_frames(*rig.depot.some())
+    rig.depot.abandon_ring()
+    (frame,) = make_frames(*rig.depot.pop_items())
     assert frame.lost == agent_pb2.Lost(iteration=0, tensors=1, reason="copy_failed")
 
 

@@ -132,7 +132,7 @@ def test_a_copy_that_fails_is_counted_by_the_agent_and_told_here(host: Running, 
     assert session._pipeline is not None
     recorder = session._pipeline.recorder
     for name, source in (("a", ArraySource(np.ones(3))), ("b", Unreadable(np.ones(3)))):
-        assert recorder.wants(0, name, TensorSide.INPUT)
+        assert recorder.is_wanted(0, name, TensorSide.INPUT)
         recorder.observe(TensorObservation(0, "Add", name, TensorSide.INPUT, 0, "", source))
     session.close()
     (end,) = bodies(host, "iteration_end")
@@ -149,7 +149,9 @@ def test_a_child_neither_sends_nor_hangs_nor_writes(host: Running):
     session = session_of(host)
     fill(session, 2)
     eventually(lambda: len(tensors(host.agent)) == 2)
-    eventually(lambda: session._pipeline is not None and not session._pipeline._ship.busy)
+    eventually(
+        lambda: session._pipeline is not None and not session._pipeline._ship.has_waiting_tensors
+    )
     ring_before = bytes(host.agent.slab._memory)
     busy, stop = threading.Event(), threading.Event()
     pipeline = session._pipeline
@@ -167,7 +169,7 @@ def test_a_child_neither_sends_nor_hangs_nor_writes(host: Running):
     if child == 0:
         try:
             fill(session, 3)
-            pipeline._declaring.events()
+            pipeline._declaring.send_events()
             session.step()
             session.close()
             os._exit(0 if not pipeline.armed else 9)

@@ -48,7 +48,7 @@ def spans(running: Running) -> list[tuple[int, int, int]]:
 
 
 def events(running: Running) -> list[RankEvent]:
-    return [e for batch in bodies(running, "events") for e in events_from_wire(batch).events()]
+    return [e for batch in bodies(running, "events") for e in events_from_wire(batch).to_events()]
 
 
 def eventually(condition) -> None:
@@ -90,8 +90,8 @@ def test_a_plan_that_keeps_no_events_has_no_spans(running):
     pipeline.recorder.observe(
         TensorObservation(0, "Add", "a", TensorSide.INPUT, 0, "", ArraySource(ONE)),
     )
-    pipeline.recorder.finished(pipeline.recorder.started(graph=0, name="a"))
-    pipeline.recorder.settled(0, "a", raised=True)
+    pipeline.recorder.finish_event(pipeline.recorder.start_event(graph=0, name="a"))
+    pipeline.recorder.end_call(0, "a", raised=True)
     pipeline.end_iteration(ran=True)
     pipeline.close()
     assert spans(running) == [(0, 0, 0)]
@@ -111,14 +111,14 @@ def test_what_is_open_is_told_while_training_hangs_and_before_its_iteration_ends
         pipeline = session._pipeline
         assert pipeline is not None
         recorder = pipeline.recorder
-        hangs = recorder.started(graph=0, name="hangs", collective=call(0))
+        hangs = recorder.start_event(graph=0, name="hangs", collective=call(0))
         eventually(lambda: events(running))
         monkeypatch.setattr("rankdump._recorder.event_trace.OPEN_AFTER_US", 10**12)
-        recorder.finished(hangs)
-        later = recorder.started(graph=0, name="later", collective=call(1))
-        recorder.started(graph=0, name="never")
+        recorder.finish_event(hangs)
+        later = recorder.start_event(graph=0, name="later", collective=call(1))
+        recorder.start_event(graph=0, name="never")
         session.step(1)
-        recorder.finished(later)
+        recorder.finish_event(later)
     places = [
         (e.name, e.iteration, e.position, e.end_position == OPEN_END_POSITION)
         for e in events(running)
@@ -140,7 +140,7 @@ def test_a_session_that_ends_with_an_error_tells_what_is_open(running):
     def job() -> None:
         with started(running) as session:
             assert session._pipeline is not None
-            session._pipeline.recorder.started(graph=0, name="a", collective=call(0))
+            session._pipeline.recorder.start_event(graph=0, name="a", collective=call(0))
             raise KeyError
 
     with pytest.raises(KeyError):
@@ -177,7 +177,7 @@ def test_a_copy_under_way_is_told_as_stall_of_its_rank(running, monkeypatch):
         copy.join()
         assert session._pipeline is not None
         recorder = session._pipeline.recorder
-        recorder.finished(recorder.started(graph=0, name="call", collective=call(0)))
+        recorder.finish_event(recorder.start_event(graph=0, name="call", collective=call(0)))
     (stall_us,) = (e.stall_us for e in events(running) if e.name == "call")
     assert stall_us >= seen_us
     assert bodies(running, "iteration_end")[0].stall_us >= stall_us

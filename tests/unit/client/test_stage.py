@@ -142,7 +142,7 @@ def test_where_a_tensor_goes(placing, room, kept):
     if record is None:
         assert kept is None
     elif kept == "straight":
-        assert record.on_its_way
+        assert record.is_in_shared_memory
         assert budget.held_bytes == before
     else:
         assert budget.held_bytes - before == 1000

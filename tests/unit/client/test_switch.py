@@ -159,11 +159,12 @@ def test_only_what_was_marked_is_kept(running, caplog, marked):
     pipeline = DumpPipeline(plan, introduction_of(plan), running.address)
     pipeline.start()
     if marked:
-        pipeline.recorder.mark(0, frozenset({"network-Net/a-Add"}))
+        pipeline.recorder.set_marks(0, frozenset({"network-Net/a-Add"}))
     assert (
-        pipeline.recorder.wants(0, "Default/network-Net/a-Add/Add-op0", TensorSide.INPUT) is marked
+        pipeline.recorder.is_wanted(0, "Default/network-Net/a-Add/Add-op0", TensorSide.INPUT)
+        is marked
     )
-    assert not pipeline.recorder.wants(0, "Default/network-Net/b-Add/Add-op0", TensorSide.INPUT)
+    assert not pipeline.recorder.is_wanted(0, "Default/network-Net/b-Add/Add-op0", TensorSide.INPUT)
     pipeline.end_iteration(ran=True)
     pipeline.close()
     assert ("set_dump() marks, and it marked nothing" in caplog.text) is not marked

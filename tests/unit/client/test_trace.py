@@ -44,8 +44,8 @@ def trace(clock: Clock) -> EventTrace:
 
 
 def taken(trace: EventTrace) -> list[RankEvent]:
-    columns = trace.take()
-    return [] if columns is None else columns.events()
+    columns = trace.take_events()
+    return [] if columns is None else columns.to_events()
 
 
 def places(trace: EventTrace) -> list[tuple[str, int, int]]:
@@ -131,7 +131,7 @@ def test_a_call_that_takes_long_is_told_of_once_and_told_again_when_complete(tra
 def test_a_clock_that_is_set_back_hides_no_call(clock):
     clock.now = 10 * OPEN_AFTER_US
     trace = EventTrace(clock)
-    trace.started(graph=0, name="a", collective=all_reduce())
+    trace.start_event(graph=0, name="a", collective=all_reduce())
     clock.now = 0
     assert places(trace) == [("a", 1, OPEN_END_POSITION)]
 
@@ -158,14 +158,14 @@ def test_what_only_the_end_shows(trace):
 def test_stalls_are_noted_where_calls_begin_and_batches_leave(clock):
     stalled = Clock(5)
     trace = EventTrace(clock, stalled_us=stalled)
-    call = trace.started(graph=0, name="call", collective=all_reduce())
+    call = trace.start_event(graph=0, name="call", collective=all_reduce())
     stalled.now = 9
-    trace.finished(call)
-    trace.finished(trace.started(graph=0, name="operator"))
-    columns = trace.take()
+    trace.finish_event(call)
+    trace.finish_event(trace.start_event(graph=0, name="operator"))
+    columns = trace.take_events()
     assert columns is not None
     assert columns.stalled_us == 9
-    assert [e.stall_us for e in columns.events()] == [5, 0]
+    assert [e.stall_us for e in columns.to_events()] == [5, 0]
 
 
 def test_a_stall_that_grows_is_told_without_any_event(clock):
@@ -173,19 +173,19 @@ def test_a_stall_that_grows_is_told_without_any_event(clock):
     stalled = Clock(0)
     trace = EventTrace(clock, stalled_us=stalled)
     stalled.now = STALL_REPORT_US - 1
-    assert trace.take() is None
+    assert trace.take_events() is None
     stalled.now += 1
-    columns = trace.take()
+    columns = trace.take_events()
     assert columns is not None
     assert (len(columns), columns.stalled_us) == (0, STALL_REPORT_US)
-    assert trace.take() is None
+    assert trace.take_events() is None
 
 
 def test_a_trace_that_keeps_nothing_still_counts():
     trace = EventTrace(keeps=False)
-    assert not trace.finished(trace.started(graph=0, name="a"))
-    assert trace.take() is None
-    assert trace.started(graph=0, name="b").position == 2
+    assert not trace.finish_event(trace.start_event(graph=0, name="a"))
+    assert trace.take_events() is None
+    assert trace.start_event(graph=0, name="b").position == 2
     assert trace.end_iteration() == (0, 0)
 
 
@@ -198,7 +198,7 @@ class Reports:
     of: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def take(self, columns: EventColumns | None) -> None:
-        for event in [] if columns is None else columns.events():
+        for event in [] if columns is None else columns.to_events():
             assert event.position not in self.complete
             if event.end_position == OPEN_END_POSITION:
                 assert event.position not in self.open
@@ -231,7 +231,7 @@ def test_every_position_is_complete_or_open_by_the_end_of_its_iteration(steps):
     def end() -> None:
         nonlocal last
         span = trace.end_iteration()
-        reports.take(trace.take())
+        reports.take(trace.take_events())
         own = {position for position, began in begun_in.items() if began == iteration}
         first, end = span
         assert own == (set(range(first, end + 1)) if span != (0, 0) else set())
@@ -243,10 +243,10 @@ def test_every_position_is_complete_or_open_by_the_end_of_its_iteration(steps):
     for step in [*steps, "step"]:
         if step in ("operator", "call"):
             what = all_reduce() if step == "call" else None
-            running.append(trace.started(graph=0, name="x", collective=what))
+            running.append(trace.start_event(graph=0, name="x", collective=what))
             begun_in[running[-1].position] = iteration
         elif step == "take":
-            reports.take(trace.take())
+            reports.take(trace.take_events())
         elif step == "later":
             clock.now += OPEN_AFTER_US
         elif step == "step":
@@ -254,10 +254,10 @@ def test_every_position_is_complete_or_open_by_the_end_of_its_iteration(steps):
             iteration += 1
             trace.begin_iteration(iteration)
         elif running:
-            trace.finished(running.pop(int(step[1]) % len(running)))
+            trace.finish_event(running.pop(int(step[1]) % len(running)))
     for begun in running:
-        trace.finished(begun)
-    reports.take(trace.take())
+        trace.finish_event(begun)
+    reports.take(trace.take_events())
     assert reports.complete == set(begun_in)
     for position, began in begun_in.items():
         assert position in reports.of[began]
@@ -269,7 +269,7 @@ def test_threads_lose_no_event_and_share_no_position():
 
     def run(graph: int) -> None:
         for number in range(2000):
-            trace.finished(trace.started(graph=graph, name=f"{number}"))
+            trace.finish_event(trace.start_event(graph=graph, name=f"{number}"))
 
     def take() -> None:
         while not done.is_set():
@@ -290,14 +290,14 @@ def test_threads_lose_no_event_and_share_no_position():
     }
     assert all(e.end_position >= e.position for e in events)
     trace.end_iteration()
-    assert trace.take() is None
+    assert trace.take_events() is None
 
 
 def test_operators_and_collectives_stand_in_one_batch():
     trace = EventTrace(clock_us=iter(range(100)).__next__)
     what = CollectiveCall(EventKind.SEND, ProcessGroup("g", (0, 1)), 5, 10, "float32", peer=1)
-    trace.finished(trace.started(graph=2, name="a"))
-    trace.finished(trace.started(graph=0, name="send", collective=what))
+    trace.finish_event(trace.start_event(graph=2, name="a"))
+    trace.finish_event(trace.start_event(graph=0, name="send", collective=what))
     operator, message = taken(trace)
     assert operator == RankEvent(2, 0, 1, 1, "a", EventKind.OPERATOR, 0, 1)
     assert (message.kind, message.group, message.sequence) == (EventKind.SEND, "g", 5)

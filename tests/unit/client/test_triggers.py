@@ -75,7 +75,7 @@ class Tensor(ArraySource):
     def finite(self) -> bool:
         if self.fails == "finite":
             raise RuntimeError("no answer")
-        return super().finite()
+        return super().is_finite()
 
     def accelerator(self):
         return None
@@ -235,7 +235,7 @@ def test_on_the_device_only_figures_of_an_overflow_are_read_back(running):
     for name, output in [("good", GOOD), ("it", BAD), ("after", GOOD)]:
         pipeline.recorder.observe(seen(name, TensorSide.INPUT, OnDevice(f"{name} in", GOOD)))
         pipeline.recorder.observe(seen(name, TensorSide.OUTPUT, OnDevice(f"{name} out", output)))
-        pipeline.recorder.settled(0, name)
+        pipeline.recorder.end_call(0, name)
     assert Promise.read_back == []
     pipeline.end_iteration(ran=True)
     pipeline.close()
@@ -265,9 +265,9 @@ def test_arguments_stay_with_their_operator(running):
     pipeline = DumpPipeline(a_plan("overflow"), request(), running.address)
     pipeline.start()
     for name, output in [("good", GOOD), ("it", BAD)]:
-        pipeline.recorder.arguments(0, "Add", name, {"alpha": "1"})
+        pipeline.recorder.record_arguments(0, "Add", name, {"alpha": "1"})
         pipeline.recorder.observe(seen(name, TensorSide.OUTPUT, ArraySource(output)))
-        pipeline.recorder.settled(0, name)
+        pipeline.recorder.end_call(0, name)
     pipeline.end_iteration(ran=True)
     pipeline.close()
     sent = [o.op_name for a in bodies(running, "kernel_arguments") for o in a.operators]
@@ -289,11 +289,11 @@ def test_operators_that_never_settle_are_forgotten_with_their_iteration(running)
     pipeline = DumpPipeline(a_plan("overflow"), request(), running.address)
     pipeline.start()
     pipeline.recorder.observe(seen("x", TensorSide.INPUT, ArraySource(GOOD)))
-    pipeline.recorder.lose(0, "Add", "x", TensorSide.INPUT, 0, "unsupported_sparse")
+    pipeline.recorder.count_loss(0, "Add", "x", TensorSide.INPUT, 0, "unsupported_sparse")
     pipeline.end_iteration(ran=True)
     pipeline.begin_iteration(1)
     pipeline.recorder.observe(seen("x", TensorSide.OUTPUT, ArraySource(BAD)))
-    pipeline.recorder.lose(0, "Add", "x", TensorSide.OUTPUT, 0, "unsupported_sparse")
+    pipeline.recorder.count_loss(0, "Add", "x", TensorSide.OUTPUT, 0, "unsupported_sparse")
     pipeline.end_iteration(ran=True)
     pipeline.close()
     assert found(running) == [("x", "output", 0)]
@@ -361,9 +361,9 @@ def test_an_exception_that_the_job_survives_is_an_iteration_of_its_own(running):
     for iteration in range(3):
         pipeline.begin_iteration(iteration)
         recorder.observe(seen("x", TensorSide.INPUT, ArraySource(GOOD)))
-        recorder.finished(recorder.started(graph=0, name="x"))
-        recorder.settled(0, "x", raised=iteration == 1)
-        recorder.settled(0, "x")
+        recorder.finish_event(recorder.start_event(graph=0, name="x"))
+        recorder.end_call(0, "x", raised=iteration == 1)
+        recorder.end_call(0, "x")
         pipeline.end_iteration(ran=True)
     pipeline.close()
     assert [(r.op_name, r.iteration) for r in bodies(running, "record")] == [("x", 1)]
@@ -380,8 +380,8 @@ def test_inputs_that_cannot_be_read_any_more_are_counted(running, reason):
     tensor.is_changed = reason == "changed_in_place"
     tensor.fails = "copy" if reason == "copy_failed" else ""
     if reason == "unsupported_sparse":
-        pipeline.recorder.lose(0, "Add", "it", TensorSide.INPUT, 0, reason)
-    pipeline.recorder.settled(0, "it", raised=True)
+        pipeline.recorder.count_loss(0, "Add", "it", TensorSide.INPUT, 0, reason)
+    pipeline.recorder.end_call(0, "it", raised=True)
     pipeline.end_iteration(ran=True)
     pipeline.close()
     (end,) = bodies(running, "iteration_end")
@@ -392,8 +392,8 @@ def test_inputs_that_cannot_be_read_any_more_are_counted(running, reason):
 def test_outputs_are_not_asked_for_when_inputs_are_what_counts(running):
     pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
-    assert pipeline.recorder.wants(0, "x", TensorSide.INPUT)
-    assert not pipeline.recorder.wants(0, "x", TensorSide.OUTPUT)
+    assert pipeline.recorder.is_wanted(0, "x", TensorSide.INPUT)
+    assert not pipeline.recorder.is_wanted(0, "x", TensorSide.OUTPUT)
     pipeline.close()
 
 
@@ -410,7 +410,7 @@ def test_operators_of_two_models_may_be_called_alike(running, trigger: TriggerMo
         observation = seen("it", TensorSide.OUTPUT, Tensor(result))
         recorder.observe(observation._replace(graph=graph))
     for graph in (0, 1):
-        recorder.settled(graph, "it", raised=graph == 1)
+        recorder.end_call(graph, "it", raised=graph == 1)
     pipeline.end_iteration(ran=True)
     pipeline.close()
     assert {r.graph for r in bodies(running, "record")} == {1}
@@ -433,9 +433,9 @@ def test_memory_that_is_gone_when_an_operator_raises_is_a_loss(running):
     pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
     tensor = Tensor(GOOD)
-    tensor.again = lambda: "storage_freed"
+    tensor.read_again = lambda: "storage_freed"
     pipeline.recorder.observe(seen("it", TensorSide.INPUT, tensor))
-    pipeline.recorder.settled(0, "it", raised=True)
+    pipeline.recorder.end_call(0, "it", raised=True)
     pipeline.end_iteration(ran=True)
     pipeline.close()
     (end,) = bodies(running, "iteration_end")

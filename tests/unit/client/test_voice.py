@@ -64,7 +64,7 @@ def test_a_script_that_is_always_wrong_does_not_fill_its_log(voice, caplog, monk
 )
 def test_news_of_the_agent(voice, caplog, links, closing, words):
     for link in links:
-        voice.link_changed(link, "why", closing=closing)
+        voice.log_link_change(link, "why", closing=closing)
     found = said(caplog)
     assert len(found) == len(words)
     assert all(text.startswith(start) for text, start in zip(found, words, strict=True))
@@ -80,7 +80,7 @@ def test_the_sum_of_what_was_lost(voice, caplog):
 def test_what_became_of_shared_memory(voice, caplog):
     """Its absence is said once, and what is left in it only when there is something."""
     for reason in ("the agent grants none", "no such file"):
-        voice.no_slab(reason)
+        voice.warn_no_shared_memory(reason)
     voice.left_in_slab(0, LinkState.UP)
     voice.left_in_slab(3, LinkState.UP)
     assert said(caplog) == [
@@ -93,8 +93,8 @@ def test_the_sum_of_what_was_lost_says_why_there_is_no_agent(caplog):
     """One line says how much was not dumped and what to install."""
     missing = "none can be started, for click is not installed"
     voice = SessionLogger(request_of(RankIdentity()), "unix:/a", 1 << 20, missing=missing)
-    voice.link_changed(LinkState.ABSENT, "no such file", closing=False)
-    voice.losses({"not_taken_by_agent": 3}, 0)
+    voice.log_link_change(LinkState.ABSENT, "no such file", closing=False)
+    voice.warn_losses({"not_taken_by_agent": 3}, 0)
     first, last = said(caplog)
     assert first.startswith(f"{missing}: training goes on")
     assert last == f"3 tensors were not dumped: 3 not_taken_by_agent; {missing}"
@@ -108,9 +108,9 @@ def test_ranks_of_a_host_say_a_thing_once(caplog):
     voices = [SessionLogger(request_of(rank), "unix:/a", 1 << 20) for rank in ranks]
     for voice in voices:
         for link in (LinkState.ABSENT, LinkState.UP, LinkState.AWAY, LinkState.UP, LinkState.AWAY):
-            voice.link_changed(link, "why", closing=False)
-        voice.once("a fault of the script")
-        voice.losses({"buffer_full": 3}, 0)
+            voice.log_link_change(link, "why", closing=False)
+        voice.warn_once("a fault of the script")
+        voice.warn_losses({"buffer_full": 3}, 0)
     assert [text.split(" (")[0] for text in said(caplog)] == [
         "no agent at unix:/a",
         "lost the agent at unix:/a: why",
@@ -121,13 +121,13 @@ def test_ranks_of_a_host_say_a_thing_once(caplog):
         "rank 1: 3 tensors were not dumped: 3 buffer_full",
     ]
     caplog.clear()
-    SessionLogger(request_of(RankIdentity(0, 2, 0, f"not {job}")), "unix:/a", 1).once(
+    SessionLogger(request_of(RankIdentity(0, 2, 0, f"not {job}")), "unix:/a", 1).warn_once(
         "a fault of the script"
     )
     assert said(caplog) == ["a fault of the script"]
     for voice in voices:
         voice.close()
-    SessionLogger(request_of(ranks[1]), "unix:/a", 1).once("a fault of the script")
+    SessionLogger(request_of(ranks[1]), "unix:/a", 1).warn_once("a fault of the script")
     assert len(said(caplog)) == 2
 
 

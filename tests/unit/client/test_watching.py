@@ -161,11 +161,11 @@ def test_references_are_let_go_with_the_iteration(running):
     pipeline.start()
     tensor = Fading(ONE)
     pipeline.recorder.observe(TensorObservation(0, "Add", "c", TensorSide.OUTPUT, 0, "", tensor))
-    pipeline.recorder.settled(0, "c")
+    pipeline.recorder.end_call(0, "c")
     assert tensor.held == 1
     pipeline.end_iteration(ran=True)
     pipeline.begin_iteration(1)
-    pipeline.recorder.settled(0, "a")
+    pipeline.recorder.end_call(0, "a")
     pipeline.end_iteration(ran=True)
     pipeline.close()
     assert again(running) == []
@@ -195,13 +195,13 @@ def test_a_tensor_that_cannot_be_read_any_more_is_counted(running):
     pipeline.start()
     recorder, tensor = pipeline.recorder, Fading(ONE)
     recorder.observe(TensorObservation(0, "Add", "c", TensorSide.OUTPUT, 0, "", tensor))
-    recorder.lose(0, "Add", "c", TensorSide.OUTPUT, 1, "unsupported_sparse")
-    recorder.settled(0, "c")
-    recorder.settled(0, "a")
+    recorder.count_loss(0, "Add", "c", TensorSide.OUTPUT, 1, "unsupported_sparse")
+    recorder.end_call(0, "c")
+    recorder.end_call(0, "a")
     tensor.gone = True
-    recorder.settled(0, "b", raised=True)
+    recorder.end_call(0, "b", raised=True)
     tensor.broken = True
-    recorder.settled(0, "b")
+    recorder.end_call(0, "b")
     pipeline.end_iteration(ran=True)
     pipeline.close()
     lost = {"unsupported_sparse": 4, "storage_freed": 1, "copy_failed": 1}

@@ -39,11 +39,11 @@ class TestApi(LayoutLaws):
 
     @staticmethod
     def place_of(key: TensorKey, suffix: str) -> FilePlace:
-        return LAYOUT.place_of(key, STAND, suffix)
+        return LAYOUT.place_tensor(key, STAND, suffix)
 
     @staticmethod
     def readable(key: TensorKey) -> TensorKey:
-        return LAYOUT.readable(key, STAND)
+        return LAYOUT.make_readable_key(key, STAND)
 
     @staticmethod
     def top_of(key: TensorKey) -> str:
@@ -64,7 +64,7 @@ class TestApi(LayoutLaws):
 )
 def test_a_tensor_is_named_by_its_place(argument: str, name: str, slot: int):
     """As the real tool names them; marks are no part of a name."""
-    place = LAYOUT.place_of(KEY._replace(argument=argument), STAND, ".zst")
+    place = LAYOUT.place_tensor(KEY._replace(argument=argument), STAND, ".zst")
     assert place == FilePlace("rank3/torch_api_dump", f"{name}.zst")
     read = parse_tensor_path(place.path)
     assert read is not None
@@ -76,7 +76,7 @@ def test_a_tensor_is_named_by_its_place(argument: str, name: str, slot: int):
 def test_no_place_leaves_the_folder(name: str, path: str, side: TensorSide):
     """Whatever a call or an argument is called."""
     key = KEY._replace(op_name=name, side=side, argument=f"{side.value}.{path}")
-    place = LAYOUT.place_of(key, STAND, "")
+    place = LAYOUT.place_tensor(key, STAND, "")
     assert place.folder == "rank3/torch_api_dump"
     assert "/" not in place.name
     assert "\\" not in place.name
@@ -85,7 +85,7 @@ def test_no_place_leaves_the_folder(name: str, path: str, side: TensorSide):
     assert len(place.name.encode()) <= MAX_NAME_BYTES
     assert parse_tensor_path(
         f"{place.folder}/{place.mapped_from or place.name}"
-    ) == LAYOUT.readable(key, STAND)
+    ) == LAYOUT.make_readable_key(key, STAND)
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
@@ -154,7 +154,7 @@ def test_a_number_comes_back(number: float, dtype: str):
     """Exactly, or as a float32; and every line is one of JSON."""
     text = line(OLD, "input.0", dtype, (1,), max=repr(number), min="1.0")
     assert json.loads(text)[1] == 5
-    found = api_files.parse_info_line(text, file="x").figures
+    found = api_files.parse_info_line(text, file="x").statistics
     assert ("max" in found) == (not math.isnan(number))
     if dtype == "float64" and not math.isnan(number):
         assert found["max"] == number
@@ -198,10 +198,10 @@ def test_golden_lines_and_keys(tree: str):
             place=found[1],
             dtype=api_files.parse_dtype_name(read.dtype),
             shape=read.shape,
-            figures={item: repr(value) for item, value in read.figures.items()},
+            figures={item: repr(value) for item, value in read.statistics.items()},
         )
         assert again == text
-    stacks = (folder / OLD.stacks).read_text()
+    stacks = (folder / OLD.stack_file).read_text()
     body = json.loads(stacks)
     for key in body:
         op_name = api_files.parse_stack_key(key)

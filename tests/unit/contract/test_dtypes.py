@@ -53,7 +53,7 @@ def test_other_types_are_not_copied():
     """Where file and framework agree the view itself is handed on."""
     view = memoryview(bytes(8))
     for name, kind in ELEMENT_TYPES.items():
-        assert (convert_to_stored(name, view) is view) is not kind.widened
+        assert (convert_to_stored(name, view) is view) is not kind.is_widened
 
 
 @pytest.mark.parametrize("name", sorted(ELEMENT_TYPES))
@@ -61,7 +61,7 @@ def test_sizes(name: str):
     """Sizes are torch's, and a type that is not widened has the same size on disk."""
     kind = get_element_type(name)
     assert kind.item_bytes == torch.empty(0, dtype=getattr(torch, name)).element_size()
-    assert np.dtype(kind.descr).itemsize == (4 if kind.widened else kind.item_bytes)
+    assert np.dtype(kind.descr).itemsize == (4 if kind.is_widened else kind.item_bytes)
     assert convert_to_stored(name, memoryview(b"")).nbytes == 0
 
 

@@ -43,16 +43,16 @@ events = st.builds(
 def test_round_trip(batch: list[RankEvent]):
     """The events come back in order, equal to the last field."""
     groups = (ProcessGroup("world", (0, 1)),)
-    columns = EventColumns.of(batch, groups)
+    columns = EventColumns.from_events(batch, groups)
     assert len(columns) == len(batch)
-    assert columns.events() == batch
+    assert columns.to_events() == batch
     assert columns.groups == groups
 
 
 @given(batch=st.lists(events, max_size=20))
 def test_every_column(batch: list[RankEvent]):
     """All columns are there, of one length and of their own type; texts appear once."""
-    columns = EventColumns.of(batch)
+    columns = EventColumns.from_events(batch)
     assert list(columns.columns) == list(EVENT_COLUMN_TYPES)
     for field, code in EVENT_COLUMN_TYPES.items():
         assert columns.columns[field].dtype == code
@@ -69,10 +69,10 @@ def test_number_out_of_range():
             field: value
         }
         with pytest.raises(OverflowError):
-            EventColumns.of([RankEvent(**fields)])
+            EventColumns.from_events([RankEvent(**fields)])
 
 
 def test_which_kinds_are_collective():
     """Every member takes part in all of them but operators and messages."""
     single = {EventKind.OPERATOR, EventKind.SEND, EventKind.RECV}
-    assert {kind for kind in EventKind if not kind.collective} == single
+    assert {kind for kind in EventKind if not kind.is_collective} == single

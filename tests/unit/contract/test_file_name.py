@@ -87,8 +87,8 @@ def test_members_and_overflows():
     assert (member.kind, member.side, member.slot) == (FileKind.MEMBER, TensorSide.OUTPUT, 3)
     for tail in ("", ".zst", ".4.65535.65535.0"):
         found = name_of(f"Opdebug.Node_OpDebug.1.5.{NOW}{tail}")
-        assert (found.kind, found.debug) == (FileKind.OVERFLOW, True)
-    assert not member.debug
+        assert (found.kind, found.is_overflow) == (FileKind.OVERFLOW, True)
+    assert not member.is_overflow
 
 
 def test_overflows_as_json():
@@ -100,7 +100,7 @@ def test_overflows_as_json():
             TensorSide.OUTPUT,
             1,
         )
-        assert (found.task, found.timestamp_us, found.debug) == (1, NOW, True)
+        assert (found.task, found.timestamp_us, found.is_overflow) == (1, NOW, True)
         assert not found.kind.holds_tensors
         assert dump_folders.parse_tensor_path(f"20261121175901/5/{start}.output.1.json") is None
 

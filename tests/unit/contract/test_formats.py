@@ -139,7 +139,7 @@ def test_flat(name, wanted, n, c, h, w, c0, dtype):
     device = laid_out(tensor, name, c0)
     found = convert_format(device, name, wanted, OriginalLayout(expected.shape))
     same(found.array, expected)
-    assert not found.whole
+    assert not found.has_padding
     back = convert_format(expected, wanted, name, OriginalLayout(c0=c0))
     same(back.array, device)
 
@@ -270,7 +270,7 @@ DEVICE = np.zeros((2, 2, 3, 5, 16), np.float16)
 )
 def test_cropping(target, original, shape, whole):
     found = convert_format(DEVICE, "NC1HWC0", target, OriginalLayout(original))
-    assert (found.array.shape, found.whole) == (shape, whole)
+    assert (found.array.shape, found.has_padding) == (shape, whole)
 
 
 @pytest.mark.parametrize(

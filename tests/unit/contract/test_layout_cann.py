@@ -35,11 +35,11 @@ def in_layout(name: str) -> type[LayoutLaws]:
     class Laws(LayoutLaws):
         @staticmethod
         def place_of(key: TensorKey, suffix: str) -> FilePlace:
-            return layout.place_of(key._replace(tensor_format="ND"), STAND, suffix)
+            return layout.place_tensor(key._replace(tensor_format="ND"), STAND, suffix)
 
         @staticmethod
         def readable(key: TensorKey) -> TensorKey:
-            return layout.readable(key._replace(tensor_format="ND"), STAND)
+            return layout.make_readable_key(key._replace(tensor_format="ND"), STAND)
 
         @staticmethod
         def top_of(key: TensorKey) -> str:
@@ -51,12 +51,12 @@ def in_layout(name: str) -> type[LayoutLaws]:
         @given(key=keys)
         def test_files_of_operators(self, key: TensorKey):
             """A bin file, a table, and a bin file of one tensor are told apart, packed or not."""
-            read = layout.readable(key, STAND)._replace(tensor_format="")
+            read = layout.make_readable_key(key, STAND)._replace(tensor_format="")
             for suffix in self.suffixes:
                 for place, kind in (
-                    (layout.operator_place(key, STAND, suffix), FileKind.OPERATOR),
-                    (layout.operator_place(key, STAND, f".csv{suffix}"), FileKind.TABLE),
-                    (layout.member_place(key, STAND, suffix), FileKind.MEMBER),
+                    (layout.place_operator(key, STAND, suffix), FileKind.OPERATOR),
+                    (layout.place_operator(key, STAND, f".csv{suffix}"), FileKind.TABLE),
+                    (layout.place_member(key, STAND, suffix), FileKind.MEMBER),
                 ):
                     folder = find_folder(place.folder)
                     assert folder is not None
@@ -99,20 +99,20 @@ def test_no_name_of_a_model_leaves_the_root(name: str, key: TensorKey, net: str,
     stand = TreeContext("/data/dump", 0, started)
     layout = LAYOUTS[name]
     key = key._replace(net_name=net, tensor_format=layout.tensor_format(()))
-    place = layout.place_of(key, stand, "")
+    place = layout.place_tensor(key, stand, "")
     for part in place.path.split("/"):
         assert part not in ("", ".", "..")
         assert len(part.encode()) <= MAX_NAME_BYTES
         assert part.isprintable()
     back = parse_tensor_path(f"{place.folder}/{place.mapped_from or place.name}")
-    assert back == layout.readable(key, stand)
+    assert back == layout.make_readable_key(key, stand)
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_hostile_names_stand_in_their_folder(name: str):
     """An operator's bin file has one name, whatever the operator is called."""
     key = TensorKey(0, name, 3, 7, 1, name, name, TensorSide.OUTPUT, 0)
-    place = LAYOUTS["cann"].operator_place(key, STAND, "")
+    place = LAYOUTS["cann"].place_operator(key, STAND, "")
     assert place.folder.count("/") == 4
     assert "/" not in place.name
 
@@ -120,8 +120,8 @@ def test_hostile_names_stand_in_their_folder(name: str):
 def test_long_names_are_cann_hashes():
     """Digits alone as CANN writes them; what is packed says so, under the same digits."""
     key = TensorKey(0, "Net", 0, 0, 1, "T", "x" * 300, TensorSide.OUTPUT, 0)
-    plain = LAYOUTS["cann"].operator_place(key, STAND, "")
-    packed = LAYOUTS["cann"].operator_place(key, STAND, ".zst")
+    plain = LAYOUTS["cann"].place_operator(key, STAND, "")
+    packed = LAYOUTS["cann"].place_operator(key, STAND, ".zst")
     assert plain.name.isdecimal()
     assert plain.mapped_from == f"T.{'x' * 300}.0.0.1"
     assert packed.name == f"{plain.name}.zst"

@@ -157,9 +157,9 @@ def test_balance():
     status = IterationStatus(
         "j", "s", 0, 0, True, 10, stored=4, linked=2, degraded=1, dropped={"full": 2, "late": 1}
     )
-    assert status.kept == 7
-    assert status.balanced
-    assert not IterationStatus("j", "s", 0, 0, True, 11, stored=4).balanced
+    assert status.kept_tensors == 7
+    assert status.is_balanced
+    assert not IterationStatus("j", "s", 0, 0, True, 11, stored=4).is_balanced
 
 
 def test_name():

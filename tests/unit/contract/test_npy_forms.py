@@ -27,7 +27,7 @@ def test_names_of_bfloat16(descr: bytes, version: int):
     head = second_version(head) if version == 2 else head
     form = read_npy_form(head + bytes(12))
     assert (form.dtype, form.bfloat16, form.header.descr) == ("bfloat16", True, "<u2")
-    assert (form.header.data_offset, form.end) == (len(head), len(head) + 12)
+    assert (form.header.data_offset, form.data_end) == (len(head), len(head) + 12)
     plain = read_npy_form(WORDS + bytes(12))
     assert (plain.dtype, plain.bfloat16) == ("uint16", False)
     with pytest.raises(CorruptedError, match="'<k2'"):
@@ -40,7 +40,7 @@ def test_stray_bytes(descr: str):
     empty = npy_format.format_npy_header(descr, (0, 4))
     for stray in range(9):
         form = read_npy_form(empty + bytes(stray))
-        assert (form.header.data_bytes, form.end) == (0, len(empty))
+        assert (form.header.data_bytes, form.data_end) == (0, len(empty))
     with pytest.raises(CorruptedError, match="9 bytes of elements, its header says 0"):
         read_npy_form(empty + bytes(9))
     with pytest.raises(CorruptedError, match="13 bytes of elements, its header says 12"):
@@ -56,8 +56,8 @@ def test_anything(data: bytes, at: int):
         form = read_npy_form(broken)
     except CorruptedError:
         return
-    assert form.end - form.header.data_offset == form.header.data_bytes
-    assert form.end <= len(broken)
+    assert form.data_end - form.header.data_offset == form.header.data_bytes
+    assert form.data_end <= len(broken)
 
 
 def test_a_header_longer_than_any():

@@ -125,7 +125,7 @@ def test_json_is_read_back(dha: list[int], core: list[int], status: tuple[int, i
     line = json.dumps(json.loads(record.to_json()), sort_keys=True, separators=(",", ":"))
     again = OpDebugRecord.from_json(line)
     assert [dict(s.fields) for s in again.sections] == [dict(s.fields) for s in record.sections]
-    assert again.overflowed == OpDebugRecord.from_json(again.to_json()).overflowed
+    assert again.overflowed_sections == OpDebugRecord.from_json(again.to_json()).overflowed_sections
     assert [s.status for s in again.sections] == [s.status for s in record.sections]
 
 
@@ -137,17 +137,17 @@ def test_new_json_is_read_back(version: int):
 
 def test_mindspores_json():
     """Compact, keys sorted."""
-    (core,) = OpDebugRecord.from_json(MINDSPORE_TEXT).overflowed
+    (core,) = OpDebugRecord.from_json(MINDSPORE_TEXT).overflowed_sections
     assert core.unit == "AI Core"
-    assert core.field("task_id") == 12
-    assert core.field("kernel_code") == 0xABC
+    assert core.get_field("task_id") == 12
+    assert core.get_field("kernel_code") == 0xABC
     assert core.meaning == ("float overflow",)
 
 
 def test_which_sections_overflowed():
     """Any bit of a status counts, and nothing else."""
-    assert parse_overflow_record(old(core=CORE)).overflowed == ()
-    both = parse_overflow_record(old(dha=CORE, core=CORE, status=(1, 0, 8))).overflowed
+    assert parse_overflow_record(old(core=CORE)).overflowed_sections == ()
+    both = parse_overflow_record(old(dha=CORE, core=CORE, status=(1, 0, 8))).overflowed_sections
     assert [section.unit for section in both] == ["DHA Atomic Add", "AI Core"]
 
 
@@ -179,10 +179,10 @@ def test_unknown_ids():
     section = OverflowSection(
         "AIC", (("task_id", 65535), ("context_id", 65535), ("thread_id", 2)), (1,)
     )
-    assert section.field("task_id") == 65535
-    assert section.field("context_id") is None
-    assert section.field("thread_id") == 2
-    assert section.field("cpu_id") is None
+    assert section.get_field("task_id") == 65535
+    assert section.get_field("context_id") is None
+    assert section.get_field("thread_id") == 2
+    assert section.get_field("cpu_id") is None
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,9 @@ def put(writer: SlabWriter, frame: bytes, data: bytes) -> bool:
 
 def drain(reader: SlabReader, *, release: bool = True) -> list[tuple[bytes, bytes, bool]]:
     found, end = [], 0
-    for entry in reader.entries():
-        found.append((bytes(entry.frame), bytes(reader.data(entry)), entry.whole))
-        end = entry.end
+    for entry in reader.read_entries():
+        found.append((bytes(entry.frame), bytes(reader.read_data(entry)), entry.has_data))
+        end = entry.end_position
     if release and end:
         reader.release(end)
     return found
@@ -89,8 +89,8 @@ def test_room_comes_back_when_it_is_released():
 
 def test_what_can_never_fit_is_known_before():
     writer = SlabWriter(fresh())
-    assert writer.fits(100, SMALL // 2 - 1024)
-    assert not writer.fits(100, SMALL // 2)
+    assert writer.can_fit(100, SMALL // 2 - 1024)
+    assert not writer.can_fit(100, SMALL // 2)
 
 
 @settings(max_examples=200, deadline=None)
@@ -127,12 +127,12 @@ def test_the_ring_is_a_queue(actions):
             row[2] = what if kind == "end" else True
             (writer.commit if row[2] else writer.abandon)(room)
         if kind == "read":
-            for entry in reader.entries():
+            for entry in reader.read_entries():
                 frame, data, whole = expected.popleft()
-                assert (bytes(entry.frame), entry.whole) == (frame, whole)
+                assert (bytes(entry.frame), entry.has_data) == (frame, whole)
                 held.append((entry, data))
             for entry, data in held:
-                assert bytes(reader.data(entry)) == data
+                assert bytes(reader.read_data(entry)) == data
             if what and held:
                 reader.release(held[-1][0].end)
                 held.clear()
@@ -175,7 +175,7 @@ def test_what_a_dead_rank_had_committed_is_found():
     assert writer.reserve(b"torn", 5)
     assert put(writer, b"b", b"2")
     again = SlabReader(SlabMemory(memory))
-    assert [(bytes(e.frame), e.whole) for e in again.remains()] == [
+    assert [(bytes(e.frame), e.has_data) for e in again.read_remaining_entries()] == [
         (b"a", True),
         (b"torn", False),
         (b"b", True),
@@ -206,9 +206,9 @@ def test_a_reader_believes_nothing(at: int, garbage: bytes):
     memory[at : at + len(garbage)] = garbage
     try:
         reader = SlabReader(SlabMemory(memory))
-        for entry in reader.entries():
+        for entry in reader.read_entries():
             assert len(entry.frame) + entry.data_bytes <= SMALL
-            reader.release(entry.end)
+            reader.release(entry.end_position)
     except CorruptedError:
         pass
 
@@ -224,11 +224,11 @@ def test_an_entry_is_found_by_who_wrote_it():
         writer.commit(room)
     memory[slab_format.RING_OFFSET + begins[1]] ^= 1
     reader = SlabReader(SlabMemory(memory))
-    assert bytes(reader.at(begins[2]).frame) == b"frame 2"
-    assert bytes(reader.at(begins[0]).frame) == b"frame 0"
+    assert bytes(reader.read_entry_at(begins[2]).frame) == b"frame 2"
+    assert bytes(reader.read_entry_at(begins[0]).frame) == b"frame 0"
     for position in (begins[1], begins[0] + slab_format.ENTRY_ALIGNMENT, begins[2] + SMALL):
         with pytest.raises(CorruptedError):
-            reader.at(position)
+            reader.read_entry_at(position)
 
 
 @pytest.mark.parametrize(
@@ -290,6 +290,6 @@ def test_what_was_not_announced_is_left_for_later():
     assert put(writer, b"first", b"1")
     announced = writer.written
     assert put(writer, b"second", b"2")
-    assert [bytes(e.frame) for e in reader.entries(announced)] == [b"first"]
-    assert [bytes(e.frame) for e in reader.entries(0)] == []
-    assert [bytes(e.frame) for e in reader.entries(writer.written)] == [b"second"]
+    assert [bytes(e.frame) for e in reader.read_entries(announced)] == [b"first"]
+    assert [bytes(e.frame) for e in reader.read_entries(0)] == []
+    assert [bytes(e.frame) for e in reader.read_entries(writer.written)] == [b"second"]

@@ -52,15 +52,15 @@ def sealed() -> tuple[memoryview, int]:
 
 
 def is_right(reader: SlabReader, entry: SlabEntry) -> bool:
-    return not entry.damaged and entry.digest == digest_of(0, reader.data(entry))
+    return not entry.is_corrupted and entry.digest == digest_of(0, reader.read_data(entry))
 
 
 def test_what_was_sealed_says_what_it_is():
     memory, _ = sealed()
     reader = SlabReader(SlabMemory(memory))
-    found = list(reader.entries())
+    found = list(reader.read_entries())
     assert [(e.sequence, e.mark) for e in found] == [(n, n + 100) for n in range(5)]
-    assert all(e.whole and is_right(reader, e) for e in found)
+    assert all(e.has_data and is_right(reader, e) for e in found)
 
 
 @settings(max_examples=300, deadline=None)
@@ -71,12 +71,12 @@ def test_one_changed_bit_never_passes_for_what_was_sealed(at: int):
     memory[RING_OFFSET + at // 8] ^= 1 << at % 8
     reader, found = SlabReader(SlabMemory(memory)), []
     try:
-        for entry in reader.entries():
+        for entry in reader.read_entries():
             right = is_right(reader, entry)
             found.append(entry)
-            sent = (bytes(entry.frame), bytes(reader.data(entry))) == FRAMES[len(found) - 1]
+            sent = (bytes(entry.frame), bytes(reader.read_data(entry))) == FRAMES[len(found) - 1]
             assert sent or not right
-            if entry.damaged:
+            if entry.is_corrupted:
                 assert (entry.sequence, entry.mark) == (len(found) - 1, len(found) + 99)
     except CorruptedError:
         return
@@ -93,8 +93,8 @@ def test_what_is_not_sealed_or_has_no_data_is_not_held_against_it():
     assert torn is not None
     writer.abandon(torn)
     writer.seal(writer.written - 1, digest_of)
-    found = list(SlabReader(SlabMemory(memory)).entries())
-    assert [(bytes(e.frame), e.digest, e.damaged, e.whole) for e in found] == [
+    found = list(SlabReader(SlabMemory(memory)).read_entries())
+    assert [(bytes(e.frame), e.digest, e.is_corrupted, e.has_data) for e in found] == [
         (b"sealed", b"", False, True),
         (b"not yet", digest_of(0, memoryview(b"2")), False, True),
         (b"torn", b"", False, False),
@@ -118,7 +118,7 @@ def test_room_is_not_used_again_while_its_entry_is_being_sealed():
     thread = threading.Thread(target=writer.seal, args=(writer.written, slow))
     thread.start()
     assert hashing.wait(20)
-    ends = [entry.end for entry in reader.entries()]
+    ends = [entry.end_position for entry in reader.read_entries()]
     reader.release(ends[-1])
     assert writer.reserve(b"third", 20_000) is None
     go_on.set()
@@ -127,7 +127,7 @@ def test_room_is_not_used_again_while_its_entry_is_being_sealed():
     assert room is not None
     writer.commit(room)
     writer.seal(writer.written, digest_of)
-    (entry,) = reader.entries()
+    (entry,) = reader.read_entries()
     assert (bytes(entry.frame), is_right(reader, entry)) == (b"third", True)
 
 
@@ -141,7 +141,9 @@ def test_a_slab_of_version_1_is_read_and_not_written():
         memory[RING_OFFSET + number * 128 + 64 :][:3] = b"abc"
     memory[64:72] = struct.pack("<Q", 3 * 128)
     reader = SlabReader(SlabMemory(memory))
-    found = [(bytes(e.frame), bytes(reader.data(e)), e.whole) for e in reader.entries()]
+    found = [
+        (bytes(e.frame), bytes(reader.read_data(e)), e.has_data) for e in reader.read_entries()
+    ]
     assert found == [(b"fr %d!" % n, b"abc", True) for n in range(3)]
     with pytest.raises(CorruptedError, match="version 1: this side writes 2"):
         SlabWriter(memory)

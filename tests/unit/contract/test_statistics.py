@@ -119,7 +119,7 @@ def test_eight_bit_floats_are_read_by_their_values(name: str):
 NUMERIC = [
     n
     for n in element_types.ELEMENT_TYPES
-    if statistics.has_statistics(n) and not element_types.get_element_type(n).widened
+    if statistics.has_statistics(n) and not element_types.get_element_type(n).is_widened
 ]
 
 

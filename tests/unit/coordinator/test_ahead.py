@@ -15,7 +15,9 @@ from rankdumpd.coordinator.service import publication
 from rankdumpd.coordinator.service.publication import OrderPremerger
 
 PATIENCE_S = 30
-VIEW = view_of({0: [EventColumns.of([RankEvent(0, 1, 1, 1, "Add", EventKind.OPERATOR, 1, 2)])]})
+VIEW = view_of(
+    {0: [EventColumns.from_events([RankEvent(0, 1, 1, 1, "Add", EventKind.OPERATOR, 1, 2)])]}
+)
 
 
 class Counted:
@@ -41,7 +43,7 @@ def merges(monkeypatch) -> Counted:
 
 def merged_ahead(merges: Counted, view: IterationView, *, writing: bool = True) -> OrderPremerger:
     one = OrderPremerger(lambda _: view)
-    one.writing(writing)
+    one.set_writing(writing)
     one.start()
     if writing:
         assert merges.merged.wait(PATIENCE_S)
@@ -53,7 +55,7 @@ def merged_ahead(merges: Counted, view: IterationView, *, writing: bool = True) 
 def test_it_is_merged_once_and_then_handed_over(merges):
     """A view made anew of the same batches is the same."""
     one = merged_ahead(merges, VIEW)
-    order = one.order_of(dataclasses.replace(VIEW, stalls={0: 5}))
+    order = one.merge_view(dataclasses.replace(VIEW, stalls={0: 5}))
     assert len(order) == 1
     assert len(merges.views) == 1
 
@@ -64,14 +66,22 @@ def test_it_is_merged_once_and_then_handed_over(merges):
         {"iteration": 8},
         {"late": (1,), "late_count": 1},
         {"spans": {0: (1, 2)}},
-        {"events": {0: (EventColumns.of([RankEvent(0, 1, 1, 1, "B", EventKind.OPERATOR, 1, 2)]),)}},
+        {
+            "events": {
+                0: (
+                    EventColumns.from_events(
+                        [RankEvent(0, 1, 1, 1, "B", EventKind.OPERATOR, 1, 2)]
+                    ),
+                )
+            }
+        },
     ],
 )
 def test_what_has_changed_is_merged_again(merges, change):
     """More events, a span, a rank that was given up: the order may be another."""
     one = merged_ahead(merges, VIEW)
     now = dataclasses.replace(VIEW, **change)
-    one.order_of(now)
+    one.merge_view(now)
     assert merges.views == [VIEW, now]
 
 
@@ -79,7 +89,7 @@ def test_nothing_is_merged_ahead_while_nothing_is_written(merges):
     """Then the merge itself is what everybody waits for."""
     one = merged_ahead(merges, VIEW, writing=False)
     assert merges.views == []
-    one.order_of(VIEW)
+    one.merge_view(VIEW)
     assert merges.views == [VIEW]
 
 
@@ -93,9 +103,9 @@ def test_a_merge_that_fails_ahead_fails_when_it_is_its_turn(monkeypatch):
 
     monkeypatch.setattr(publication, "merge_iteration", broken)
     one = OrderPremerger(lambda _: VIEW)
-    one.writing(True)
+    one.set_writing(True)
     one.start()
     assert tried.wait(PATIENCE_S)
     one.stop()
     with pytest.raises(IndexError):
-        one.order_of(VIEW)
+        one.merge_view(VIEW)

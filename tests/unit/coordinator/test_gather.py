@@ -57,7 +57,7 @@ class Agent:
         report = AgentReport(self.name, 0, roots=roots, **parts)
         self.sequence += report.items
         sequence = self.sequence if report.items else 0
-        return self.gather.take(dataclasses.replace(report, sequence=sequence), now_s=now_s)
+        return self.gather.add_report(dataclasses.replace(report, sequence=sequence), now_s=now_s)
 
     def session(self, rank: int, state=SessionState.OPEN, **more) -> SessionStatus:
         name, host = more.pop("name", f"s{rank}"), more.pop("host", "host")
@@ -72,7 +72,7 @@ class Agent:
             )
             for at, iteration in enumerate(iterations, first)
         ]
-        return EventSource(self.job, rank, session), EventColumns.of(events, groups)
+        return EventSource(self.job, rank, session), EventColumns.from_events(events, groups)
 
     def done(self, rank: int, iteration: int, **more) -> IterationStatus:
         name = more.pop("name", f"s{rank}")
@@ -103,27 +103,27 @@ def agent(gather) -> Agent:
 
 def names(view: IterationView) -> dict[int, list[str]]:
     return {
-        rank: [event.name for batch in batches for event in batch.events()]
+        rank: [event.name for batch in batches for event in batch.to_events()]
         for rank, batches in view.events.items()
     }
 
 
 def published(gather: ReportStore, *, now_s: float = 0.0, **more) -> int | None:
     """Hand out one iteration and settle it; return its number."""
-    view = gather.next_ready(now_s=now_s, every=more.pop("every", False))
+    view = gather.take_next_ready(now_s=now_s, every=more.pop("every", False))
     if view is None:
         return None
     written = more.pop("written", True)
     settled = PublicationResult(
         PublishedOffsets(view.root, {"a": 1}, 1), written, more.pop("findings", ()), "{}"
     )
-    gather.settle(view.job_id, settled)
+    gather.finish_publication(view.job_id, settled)
     return view.iteration
 
 
 def commit(gather: ReportStore, *, now_s: float = 0.0) -> list[StateRow]:
-    rows = gather.changes(now_s=now_s, now_us=NOW_US)
-    gather.committed(rows.values())
+    rows = gather.collect_changes(now_s=now_s, now_us=NOW_US)
+    gather.mark_committed(rows.values())
     return list(rows.values())
 
 
@@ -138,7 +138,7 @@ def remembered(*commits: list[StateRow]) -> ReportStore:
 
 
 def findings(gather: ReportStore, job: str = "j") -> tuple[Finding, ...]:
-    return gather.fleet(now_s=0.0).jobs[job].findings
+    return gather.build_fleet_view(now_s=0.0).jobs[job].findings
 
 
 def test_no_more_agents_and_jobs_than_can_be_remembered(gather, monkeypatch) -> None:
@@ -158,15 +158,15 @@ def test_no_more_agents_and_jobs_than_can_be_remembered(gather, monkeypatch) -> 
 def test_an_iteration_is_ready_when_every_rank_has_finished_it(gather, agent) -> None:
     """One rank of two is not enough; with the second it is handed out once, with all events."""
     agent.report(events=(agent.events(0, 4), agent.events(1, 4)), iterations=(agent.done(0, 4),))
-    assert gather.next_ready(now_s=29.9) is None
+    assert gather.take_next_ready(now_s=29.9) is None
     agent.report(iterations=(agent.done(1, 4, first_position=3, last_position=9),))
-    view = gather.next_ready(now_s=29.9)
+    view = gather.take_next_ready(now_s=29.9)
     assert (view.job_id, view.iteration, view.root) == ("j", 4, "/tree/j")
     assert names(view) == {0: ["Op0"], 1: ["Op0"]}
     assert (view.late, view.late_count, view.excluded) == ((), 0, frozenset())
     assert (view.spans, view.clocks) == ({1: (3, 9)}, {0: "host", 1: "host"})
     assert not view.provisional
-    assert gather.next_ready(now_s=29.9) is None
+    assert gather.take_next_ready(now_s=29.9) is None
     assert gather.backlog == 1  # until it is settled
     gather.settle("j", PublicationResult(None, False, (), ""))
     assert gather.backlog == 0
@@ -187,7 +187,7 @@ def test_a_rank_that_will_send_no_more_is_not_waited_for(
     """Closed and excluded ranks do not hold an iteration up; lost ones may come back."""
     agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
     agent.report(sessions=(agent.session(1, state, excluded=excluded),))
-    view = gather.next_ready(now_s=1.0)
+    view = gather.take_next_ready(now_s=1.0)
     assert (view is not None) is ready
     if view is not None:
         assert view.excluded == (frozenset({1}) if excluded else frozenset())
@@ -198,8 +198,8 @@ def test_after_the_deadline_it_is_handed_out_with_those_who_are_late(gather, age
     agent.report(now_s=100.0, events=(agent.events(1, 4),))
     agent.report(now_s=350.0, events=(agent.events(0, 4),))
     agent.report(now_s=500.0, iterations=(agent.done(0, 4),))
-    assert gather.next_ready(now_s=799.9) is None
-    view = gather.next_ready(now_s=800.0)
+    assert gather.take_next_ready(now_s=799.9) is None
+    view = gather.take_next_ready(now_s=800.0)
     assert (view.late, view.late_count) == ((1,), 1)
 
 
@@ -208,7 +208,7 @@ def test_a_job_whose_sessions_are_all_closed_does_not_wait(gather) -> None:
     agent = Agent(gather, world=4)
     agent.report(sessions=(agent.session(0),), events=(agent.events(0, 4, 5),))
     agent.report(sessions=(agent.session(0, SessionState.CLOSED),))
-    assert gather.next_ready(now_s=CLOSED_JOB_TIMEOUT_S - 0.1) is None
+    assert gather.take_next_ready(now_s=CLOSED_JOB_TIMEOUT_S - 0.1) is None
     assert [published(gather, now_s=CLOSED_JOB_TIMEOUT_S) for _ in range(3)] == [4, 5, None]
 
 
@@ -217,7 +217,7 @@ def test_iterations_come_in_rising_order_unless_one_is_overdue(gather, agent) ->
     agent.report(now_s=0.0, events=(agent.events(0, 1),))
     agent.everything(3, now_s=1.0)
     agent.everything(2, now_s=2.0)
-    assert gather.next_ready(now_s=299.0) is None
+    assert gather.take_next_ready(now_s=299.0) is None
     assert [published(gather, now_s=300.0) for _ in range(3)] == [1, 2, 3]
 
 
@@ -255,9 +255,9 @@ def test_two_jobs_do_not_mix(gather, agent) -> None:
     other.everything(4)
     agent.report(events=(agent.events(0, 4),))
     assert gather.fleet(now_s=0.0).latest == "j"
-    view = gather.next_ready(now_s=0.0)
+    view = gather.take_next_ready(now_s=0.0)
     assert (view.job_id, view.root) == ("k", "/tree/k")
-    assert gather.next_ready(now_s=0.0) is None
+    assert gather.take_next_ready(now_s=0.0) is None
     assert [view.job_id for view in gather.unpublished("j")[1]] == ["j"]
     assert gather.unpublished("unheard of") == (None, [])
     assert set(gather.fleet(now_s=0.0).jobs) == {"j", "k"}
@@ -303,7 +303,7 @@ def test_a_new_process_does_not_call_complete_what_it_has_not_heard_again(gather
     other.report(events=(other.events(1, 4),), iterations=(other.done(1, 4),))
     other.report(sessions=(other.session(1, SessionState.CLOSED),))
     again = remembered(commit(gather))
-    assert {each.state for each in again.fleet(now_s=0.0).jobs["j"].sessions} == {
+    assert {each.state for each in again.build_fleet_view(now_s=0.0).jobs["j"].sessions} == {
         SessionState.OPEN,
         SessionState.CLOSED,
     }
@@ -311,12 +311,12 @@ def test_a_new_process_does_not_call_complete_what_it_has_not_heard_again(gather
     one.sequence = one.report().acknowledged
     assert one.sequence == 2
     one.report(events=(one.events(0, 4),), iterations=(one.done(0, 4),))
-    assert again.next_ready(now_s=0.0) is None
+    assert again.take_next_ready(now_s=0.0) is None
     two = Agent(again, name="other")
     assert two.report().acknowledged == 0
     two.report(events=(two.events(1, 4),), iterations=(two.done(1, 4),))
     two.report(sessions=(two.session(1, SessionState.CLOSED),))
-    view = again.next_ready(now_s=0.0)
+    view = again.take_next_ready(now_s=0.0)
     assert view is not None
     assert names(view) == {0: ["Op0"], 1: ["Op0"]}
 
@@ -339,14 +339,14 @@ def test_what_was_published_is_not_published_again(gather, agent) -> None:
     agent.report(events=(agent.events(0, 5),))
     assert published(gather) == 4
     again = remembered(commit(gather))
-    view = again.fleet(now_s=0.0).jobs["j"]
+    view = again.build_fleet_view(now_s=0.0).jobs["j"]
     assert (view.merge.published_iterations, view.merge.published_events) == (1, 2)
     one = Agent(again)
     one.sequence = one.report().acknowledged
     one.report(events=(one.events(0, 4), one.events(1, 4), one.events(0, 5)))
-    assert [each.iteration for each in again.unpublished("j")[1]] == [5]
+    assert [each.iteration for each in again.list_unpublished("j")[1]] == [5]
     assert findings(again) == ()
-    assert again.kept("j") == (PublishedOffsets("/tree/j", {"a": 1}, 1), "{}")
+    assert again.get_last_publication("j") == (PublishedOffsets("/tree/j", {"a": 1}, 1), "{}")
 
 
 def test_state_that_was_lost_takes_whatever_comes(gather) -> None:
@@ -363,7 +363,7 @@ def test_events_after_publication_are_counted_unless_they_are_repeats(gather, ag
     """A late rank's events are a finding with their number; what was there is only a repeat."""
     agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
     agent.report(events=(agent.events(1, 4),))
-    assert gather.next_ready(now_s=999.0).late == (1,)
+    assert gather.take_next_ready(now_s=999.0).late == (1,)
     gather.settle("j", PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
     agent.report(events=(agent.events(0, 4), agent.events(1, 4)))
     assert findings(gather) == ()
@@ -381,7 +381,7 @@ def test_events_after_publication_are_counted_unless_they_are_repeats(gather, ag
 def test_what_comes_late_while_it_is_written_is_on_disk_only_with_it(gather, agent) -> None:
     """A crash in between must not leave an iteration that looks published."""
     agent.report(events=(agent.events(0, 4),))
-    view = gather.next_ready(now_s=999.0)
+    view = gather.take_next_ready(now_s=999.0)
     agent.report(events=(agent.events(1, 4),))
     before = commit(gather)
     assert not any(
@@ -404,12 +404,12 @@ def test_a_rank_that_starts_over_ends_the_iterations_of_before(gather, agent) ->
     sealed, running = gather.unpublished("j")[1]
     assert (sealed.iteration, running.iteration) == (1, 0)
     assert published(gather) == 1
-    assert gather.next_ready(now_s=0.0) is None
+    assert gather.take_next_ready(now_s=0.0) is None
     agent.report(iterations=tuple(agent.done(rank, 0, name=f"again{rank}") for rank in (0, 1)))
     assert published(gather) == 0
     (finding,) = findings(gather)
     assert "1 events of rank 0" in finding.text
-    view = remembered(commit(gather)).fleet(now_s=0.0).jobs["j"]
+    view = remembered(commit(gather)).build_fleet_view(now_s=0.0).jobs["j"]
     assert view.merge.published_iterations == 3
 
 
@@ -417,8 +417,8 @@ def test_without_sessions_nothing_is_complete_and_late_events_still_count(gather
     """Events of ranks nobody introduced wait for the deadline."""
     agent = Agent(gather)
     agent.report(events=(agent.events(0, 4),))
-    assert gather.next_ready(now_s=1.0) is None
-    assert gather.next_ready(now_s=300.0).late_count == 0
+    assert gather.take_next_ready(now_s=1.0) is None
+    assert gather.take_next_ready(now_s=300.0).late_count == 0
     agent.report(events=(agent.events(0, 4, first=1),))
     assert "1 events of rank 0" in findings(gather)[0].text
 
@@ -428,8 +428,8 @@ def test_without_a_tree_an_iteration_waits_for_the_deadline(gather) -> None:
     agent = Agent(gather, world=1)
     one, done = (agent.session(0),), (agent.done(0, 0),)
     agent.report(roots={}, sessions=one, events=(agent.events(0, 0),), iterations=done)
-    assert gather.next_ready(now_s=1.0) is None
-    assert gather.next_ready(now_s=300.0).root == ""
+    assert gather.take_next_ready(now_s=1.0) is None
+    assert gather.take_next_ready(now_s=300.0).root == ""
 
 
 def test_groups_declared_once_are_known_in_later_batches(gather, agent) -> None:
@@ -460,16 +460,16 @@ def test_it_is_crowded_while_one_is_written_and_the_next_is_complete(gather, age
     """Memory holds what is being merged and what comes next, not all that agents have."""
     agent.report(sessions=tuple(map(agent.session, (0, 1))))
     for iteration in (4, 5):
-        assert not gather.crowded(report_of("j"))
+        assert not gather.is_crowded(report_of("j"))
         agent.report(events=(agent.events(0, iteration), agent.events(1, iteration)))
         agent.report(iterations=tuple(agent.done(rank, iteration) for rank in (0, 1)))
         if iteration == 4:
-            assert not gather.crowded(report_of("j"))
-            assert gather.next_ready(now_s=0.0) is not None
-    assert gather.crowded(report_of("j"))
-    assert not gather.crowded(report_of("another job"))
+            assert not gather.is_crowded(report_of("j"))
+            assert gather.take_next_ready(now_s=0.0) is not None
+    assert gather.is_crowded(report_of("j"))
+    assert not gather.is_crowded(report_of("another job"))
     gather.settle("j", PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
-    assert not gather.crowded(report_of("j"))
+    assert not gather.is_crowded(report_of("j"))
 
 
 def test_only_iterations_with_something_open_may_have_somebody_waiting(gather, agent) -> None:
@@ -483,7 +483,7 @@ def test_a_rank_is_known_up_to_its_newest_event_or_what_its_agent_says(gather, a
     agent.report(sessions=(agent.session(0), agent.session(1)))
     agent.report(events=(agent.events(0, 5, 5, end=OPEN_END_POSITION, first=7_000_000),))
     assert known(gather) == {0: 6_000_001}
-    stalled = dataclasses.replace(EventColumns.of([]), stalled_us=9, sent_us=8_500_000)
+    stalled = dataclasses.replace(EventColumns.from_events([]), stalled_us=9, sent_us=8_500_000)
     agent.report(events=((EventSource("j", 0), stalled),))
     assert known(gather) == {0: 7_500_000}
     agent.report(
@@ -505,7 +505,7 @@ def test_a_rank_is_known_up_to_its_newest_event_or_what_its_agent_says(gather, a
 
 def known(gather: ReportStore) -> dict[int, int]:
     """Up to when each rank is known."""
-    (view,) = gather.waiting(now_s=0.0)
+    (view,) = gather.list_waiting_iterations(now_s=0.0)
     return {rank: heard.until_us for rank, heard in view.heard.items()}
 
 
@@ -580,7 +580,7 @@ def test_hints_know_the_limits_and_the_newest_session_of_each_rank(gather, agent
     agent.report(timeouts=(("j", 1, RankTimeouts()), ("j", 1, timeouts)))
     agent.report(sessions=(agent.session(1, name="again"),))
     for each in (gather, remembered(commit(gather))):
-        facts = each.facts("j")
+        facts = each.build_job_facts("j")
         assert facts.timeouts == {1: timeouts}
         assert {rank: s.session_id for rank, s in facts.sessions.items()} == {0: "s0", 1: "again"}
 
@@ -600,7 +600,7 @@ def test_findings_are_bounded_and_the_rest_is_counted(gather, agent) -> None:
     many = (Finding(FindingKind.GAP, 4, "x"),) * (MAX_FINDINGS + 5)
     assert published(gather, findings=many) == 4
     for each in (gather, remembered(commit(gather))):
-        job = each.fleet(now_s=0.0).jobs["j"]
+        job = each.build_fleet_view(now_s=0.0).jobs["j"]
         assert (len(job.findings), job.more_findings) == (MAX_FINDINGS, 5)
 
 
@@ -609,7 +609,7 @@ def test_an_iteration_that_was_not_written_is_not_counted_as_published(gather, a
     agent.everything(4)
     assert published(gather, written=False) == 4
     for each in (gather, remembered(commit(gather))):
-        assert each.fleet(now_s=0.0).jobs["j"].merge.published_iterations == 0
+        assert each.build_fleet_view(now_s=0.0).jobs["j"].merge.published_iterations == 0
     assert published(gather) is None
 
 
@@ -640,7 +640,7 @@ def test_the_order_goes_to_the_tree_of_the_job_that_runs(gather, agent):
     """An id that a later job has again, as in one Slurm job, has another tree then."""
     agent.everything(0)
     agent.report(sessions=tuple(agent.session(rank, SessionState.CLOSED) for rank in (0, 1)))
-    first = gather.next_ready(now_s=0.0)
+    first = gather.take_next_ready(now_s=0.0)
     assert first is not None
     assert first.root == "/tree/j"
     gather.settle("j", PublicationResult(PublishedOffsets(first.root, {}, 0), True, (), ""))
@@ -649,7 +649,7 @@ def test_the_order_goes_to_the_tree_of_the_job_that_runs(gather, agent):
     done = tuple(agent.done(rank, 0, name=f"again{rank}") for rank in (0, 1))
     agent.report(sessions=again, roots={"j": "/tree/later"})
     agent.report(events=events, iterations=done, roots={})
-    second = gather.next_ready(now_s=0.0)
+    second = gather.take_next_ready(now_s=0.0)
     assert second is not None
     assert second.root == "/tree/later"
     (job,) = gather.fleet(now_s=0.0).jobs.values()

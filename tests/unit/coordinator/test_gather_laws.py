@@ -46,16 +46,16 @@ class World(Mortal):
         self.sent[rank] += len(parts)
         sequence = self.sent[rank] if parts else 0
         report = AgentReport(f"a{rank}", sequence, roots={"j": "/tree"}, **merged)
-        self.gather.take(report, now_s=0.0)
+        self.gather.add_report(report, now_s=0.0)
 
     def publish(self, *, commits: bool) -> None:
         """Publish what is ready; a process that dies before it commits leaves a torn file."""
-        while (view := self.gather.next_ready(now_s=0.0)) is not None:
+        while (view := self.gather.take_next_ready(now_s=0.0)) is not None:
             counts = {rank: sum(map(len, parts)) for rank, parts in view.events.items()}
-            book, _ = self.gather.kept("j")
+            book, _ = self.gather.get_last_publication("j")
             del self.files[book.position if book else 0 :]
             self.files.append((view.iteration, counts))
-            self.gather.settle(
+            self.gather.finish_publication(
                 "j", PublicationResult(PublishedOffsets("/tree", {}, len(self.files)), True, (), "")
             )
             if commits:
@@ -94,9 +94,9 @@ def test_nothing_is_lost_and_nothing_is_double(steps) -> None:
     world.publish(commits=True)
     world.commit()
     assert world.files == ALL
-    view = world.gather.fleet(now_s=0.0).jobs["j"]
+    view = world.gather.build_fleet_view(now_s=0.0).jobs["j"]
     assert (view.merge.published_iterations, view.merge.pending_iterations) == (ITERATIONS, 0)
     assert view.findings == ()
     for rank, log in enumerate(world.logs):
-        answer = world.gather.take(AgentReport(f"a{rank}", 0), now_s=0.0)
+        answer = world.gather.add_report(AgentReport(f"a{rank}", 0), now_s=0.0)
         assert answer.acknowledged == answer.received == len(log)

@@ -41,7 +41,7 @@ def said(rank: int, life: int, iterations: int, *, ends: bool) -> Iterator[dict[
                 *place, name, EventKind.OPERATOR, 1000 * position, 1000 * position + 400
             )
             source = EventSource("j", rank, f"s{rank}.{life}")
-            yield {"events": ((source, EventColumns.of([event])),)}
+            yield {"events": ((source, EventColumns.from_events([event])),)}
         balance = IterationStatus("j", f"s{rank}.{life}", rank, iteration, True)
         yield {"iterations": (balance,)}
     yield session(SessionState.CLOSED if ends else SessionState.LOST)
@@ -68,22 +68,22 @@ class World(Mortal):
         for part in self.logs[rank][self.sent[rank] : self.sent[rank] + count]:
             self.sent[rank] += 1
             report = AgentReport(f"a{rank}", self.sent[rank], roots={"j": "/tree"}, **part)
-            self.gather.take(report, now_s=0.0)
+            self.gather.add_report(report, now_s=0.0)
 
     def publish(self, *, every: bool, most: int = 1000) -> None:
         """Publish what is ready; what a process wrote and did not commit is cut away."""
-        while most and (view := self.gather.next_ready(now_s=0.0, every=every)) is not None:
-            book, _ = self.gather.kept("j")
+        while most and (view := self.gather.take_next_ready(now_s=0.0, every=every)) is not None:
+            book, _ = self.gather.get_last_publication("j")
             del self.files[book.position if book else 0 :]
             self.files.append(
                 [
                     (rank, view.iteration, event.name)
                     for rank, parts in view.events.items()
                     for part in parts
-                    for event in part.events()
+                    for event in part.to_events()
                 ]
             )
-            self.gather.settle(
+            self.gather.finish_publication(
                 "j", PublicationResult(PublishedOffsets("/tree", {}, len(self.files)), True, (), "")
             )
             most -= 1
@@ -91,7 +91,7 @@ class World(Mortal):
     def late(self) -> Counter[tuple[int, int]]:
         """Return how many events of a rank's iteration are said to be late."""
         found: Counter[tuple[int, int]] = Counter()
-        for finding in self.gather.fleet(now_s=0.0).jobs["j"].findings:
+        for finding in self.gather.build_fleet_view(now_s=0.0).jobs["j"].findings:
             count = _LATE.search(finding.text)
             if finding.kind is FindingKind.LATE and count:
                 found[finding.ranks[0], finding.iteration] += int(count[1])
@@ -147,7 +147,7 @@ def test_every_operator_is_there_once_or_late(lives, steps) -> None:
         gone[rank, iteration] += count
     assert gone - late == Counter()
     for rank, log in enumerate(world.logs):
-        answer = world.gather.take(AgentReport(f"a{rank}", 0), now_s=0.0)
+        answer = world.gather.add_report(AgentReport(f"a{rank}", 0), now_s=0.0)
         assert answer.acknowledged == answer.received == len(log)
 
 

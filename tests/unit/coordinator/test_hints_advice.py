@@ -15,7 +15,7 @@ from rankdumpd.coordinator.hints.timeout_limits import ProcessGroupLimits
 
 
 def advised(found: ProcessGroupLimits, waited_s: float, *, sequence: int = 1) -> SettingsAdvice:
-    budget = found.budget(sequence)
+    budget = found.find_tightest(sequence)
     assert budget
     return advise_settings(found, sequence, limit_us=budget.limit_us, expected_us=int(waited_s * S))
 

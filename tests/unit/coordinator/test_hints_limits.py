@@ -15,12 +15,12 @@ PG = "timeout of init_process_group"
 
 
 def seconds(found: ProcessGroupLimits, name: str) -> float:
-    (limit,) = {each.limit_us for each in found.listed if each.name == name}
+    (limit,) = {each.limit_us for each in found.sorted_limits if each.name == name}
     return limit / S
 
 
 def source(found: ProcessGroupLimits, name: str) -> str:
-    return next(each.source for each in found.listed if each.name == name)
+    return next(each.source for each in found.sorted_limits if each.name == name)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_watchdog_of_torch_npu(variables: dict[str, str], in_force: int):
 
 def test_connecting_covers_the_first_collective_only():
     found = limits(environment(HCCL_CONNECT_TIMEOUT="200"))
-    first, later = found.budget(0), found.budget(1)
+    first, later = found.find_tightest(0), found.find_tightest(1)
     assert first
     assert (first.name, first.limit_us) == ("HCCL_CONNECT_TIMEOUT", 200 * S)
     assert later
@@ -107,7 +107,7 @@ def test_what_tf_says_overrides_the_environment():
         framework="tensorflow 1.15",
     )
     assert seconds(found, "hccl_timeout") == 1972
-    assert not any(each.name == "HCCL_EXEC_TIMEOUT" for each in found.listed)
+    assert not any(each.name == "HCCL_EXEC_TIMEOUT" for each in found.sorted_limits)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_what_tf_says_overrides_the_environment():
 )
 def test_nccl_strikes_only_where_somebody_looks(variables: dict[str, str], strikes: bool):
     found = limits(torch("nccl", 90, **variables), framework="torch 2.5.1", device="GPU")
-    budget = found.budget(3)
+    budget = found.find_tightest(3)
     assert (budget.limit_us if budget else None) == (90 * S if strikes else None)
     assert ("never strikes" in source(found, PG)) is not strikes
 
@@ -135,7 +135,7 @@ def test_defaults_of_nccl_by_version(framework: str, beat: int, usual: int):
     found = limits(RankTimeouts(), framework=framework, device="GPU")
     assert seconds(found, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC") == beat
     assert "not a late rank" in source(found, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")
-    budget = found.budget(1)
+    budget = found.find_tightest(1)
     assert budget
     assert (budget.name, budget.limit_us) == (PG, usual * S)
     off = limits(environment(TORCH_NCCL_ENABLE_MONITORING="0"), framework=framework, device="GPU")
@@ -152,25 +152,25 @@ def test_the_heartbeat_of_hccl_needs_monitoring():
 
 def test_the_tightest_member_is_the_budget_and_is_named():
     found = limits(torch("gloo", 30), torch("gloo", 20), torch("gloo", 30), framework="torch 2.5.0")
-    budget = found.budget(5)
+    budget = found.find_tightest(5)
     assert budget
     assert (budget.limit_us, budget.ranks, budget.source) == (
         20 * S, (1,), "process group",
     )  # fmt: skip
-    assert [each.ranks for each in found.listed] == [(1,), (0, 2)]
+    assert [each.ranks for each in found.sorted_limits] == [(1,), (0, 2)]
 
 
 def test_gloo_without_a_word_has_half_an_hour():
     found = limits(RankTimeouts(), framework="torch 2.5.0", device="CPU", group=PAIR)
-    (limit,) = found.listed
+    (limit,) = found.sorted_limits
     assert (limit.name, limit.limit_us, limit.source) == (
         "timeout of new_group", 1800 * S, "default of torch",
     )  # fmt: skip
 
 
 def test_nothing_is_known_of_ranks_that_said_nothing():
-    assert collect_group_limits(WORLD, WORLD.ranks, JobFacts("j")).listed == ()
-    assert limits(RankTimeouts(), framework="", device="CPU").budget(1) is None
+    assert collect_group_limits(WORLD, WORLD.ranks, JobFacts("j")).sorted_limits == ()
+    assert limits(RankTimeouts(), framework="", device="CPU").find_tightest(1) is None
 
 
 def test_limits_a_script_declares_count():
@@ -178,7 +178,7 @@ def test_limits_a_script_declares_count():
         RankTimeouts(limits={"stream_sync_timeout": 50.0, "op_execute_timeout": 1.0}),
         framework="tf",
     )
-    budget = found.budget(1)
+    budget = found.find_tightest(1)
     assert budget
     assert (budget.name, budget.limit_us) == ("stream_sync_timeout", 50 * S)
 
@@ -192,7 +192,7 @@ def test_limits_a_script_declares_count():
 def test_any_text_gives_limits(variables: dict[str, str], backend: str, framework: str):
     """Whatever stands in the environment: every limit is a number of zero or more."""
     timeouts = RankTimeouts(variables, (GroupTimeout("w", backend, 5 * S),))
-    for limit in limits(timeouts, framework=framework).listed:
+    for limit in limits(timeouts, framework=framework).sorted_limits:
         assert limit.limit_us >= 0
         assert limit.source
         assert limit.ranks == (0, 1, 2)

@@ -47,7 +47,7 @@ def operator(position: int, end_us: int, name: str) -> RankEvent:
 
 
 def batch(*events: RankEvent, stalled_us: int = 0) -> EventColumns:
-    return replace(EventColumns.of(list(events), (WORLD, PAIR)), stalled_us=stalled_us)
+    return replace(EventColumns.from_events(list(events), (WORLD, PAIR)), stalled_us=stalled_us)
 
 
 def view(events: dict[int, list[EventColumns]], **more: Any) -> IterationView:

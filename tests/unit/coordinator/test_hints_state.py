@@ -145,8 +145,8 @@ def test_noise_is_no_rise(noise: list[int]):
 def test_a_line_is_found(slope: int, start: int, count: int):
     rise = fit_spread_trend([(i, start + slope * i) for i in range(count)])
     assert rise is not None
-    assert abs(rise.at(1000) - (start + slope * 1000)) <= 1
-    assert rise.reaches(start + slope * 500) in (500, 501)
+    assert abs(rise.spread_at(1000) - (start + slope * 1000)) <= 1
+    assert rise.find_iteration_reaching(start + slope * 500) in (500, 501)
     assert fit_spread_trend([(i, start + slope * (count - i)) for i in range(count)]) is None
     assert fit_spread_trend([(i, start) for i in range(count)]) is None
 
@@ -200,7 +200,9 @@ def test_history_and_groups_are_bounded(monkeypatch: pytest.MonkeyPatch):
     (history,) = state.groups.values()
     assert [point[0] for point in history.history] == list(range(6, 70))
     monkeypatch.setattr(state_room, "MAX_HINT_GROUPS", 1)
-    batches = {0: [EventColumns.of(events([Call((0, 2), (0, 9), (0, 0))])[0][0].events())]}
+    batches = {
+        0: [EventColumns.from_events(events([Call((0, 2), (0, 9), (0, 0))])[0][0].to_events())]
+    }
     assert (
         len(update_hint_state(state, merge_iteration(view_of(batches, iteration=70))).groups) == 1
     )
@@ -216,8 +218,8 @@ def test_iterations_between_level_the_ranks():
 def test_a_group_of_one_never_waits():
     lone = {
         0: [
-            EventColumns.of(
-                events([Call((0,), (0,), (0,))])[0][0].events(), (ProcessGroup("0", (0,)),)
+            EventColumns.from_events(
+                events([Call((0,), (0,), (0,))])[0][0].to_events(), (ProcessGroup("0", (0,)),)
             )
         ]
     }
@@ -253,7 +255,7 @@ def test_a_receive_without_its_send_is_no_wait():
     alone = RankEvent(
         0, 0, 1, 1, "Recv", EventKind.RECV, 5, 9, group="g", sequence=3, peer=-1, stall_us=7
     )
-    batches = {0: [EventColumns.of([alone], (ProcessGroup("g", (0, 1)),))]}
+    batches = {0: [EventColumns.from_events([alone], (ProcessGroup("g", (0, 1)),))]}
     (hint,) = build_hints(
         update_hint_state(HintState(), merge_iteration(view_of(batches, iteration=0))),
         JobFacts("j"),

@@ -18,7 +18,7 @@ def test_a_call_that_is_not_complete_has_its_member() -> None:
     assert (finding.kind, finding.ranks) == (FindingKind.MISSING_MEMBER, (1,))
     assert (finding.group, finding.sequence) == ("world", 7)
     assert (finding.name, finding.position) == ("Default/Stuck-op2", 2)
-    assert result.calls.waiting(0) == (0,)
+    assert result.calls.find_waiting_ranks(0) == (0,)
     assert list(result.entries())[-1].missing == (1,)
 
 
@@ -28,7 +28,7 @@ def test_what_is_complete_replaces_what_was_not() -> None:
     for program in ([begun, done], [done, begun], [begun, begun, done, begun]):
         result = merged(program, program)
         assert result.findings == ()
-        assert result.calls.waiting(0) == ()
+        assert result.calls.find_waiting_ranks(0) == ()
         assert [entry.end_us for entry in result.entries()] == [9]
 
 

@@ -54,7 +54,7 @@ def event(position: int, name: str, kind: EventKind, start: int, end: int, **mor
 
 def merged(program: Program, meetings: Meetings, hosts: int = 0) -> GlobalOrder:
     groups = tuple(dict.fromkeys(meetings))
-    events = {rank: [EventColumns.of(own, groups)] for rank, own in program.items()}
+    events = {rank: [EventColumns.from_events(own, groups)] for rank, own in program.items()}
     clocks = {rank: f"host{rank // hosts}" for rank in program} if hosts else {}
     return merge_iteration(view_of(events, clocks=clocks))
 

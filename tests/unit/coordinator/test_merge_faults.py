@@ -42,7 +42,7 @@ def test_a_mismatch_names_the_number_and_both_sides(change, kind, words) -> None
     assert "elements" not in finding.text or "element_count" in change
     assert (finding.kind, finding.ranks, finding.iteration) == (kind, (1,), 3)
     assert (finding.group, finding.sequence, finding.name) == ("world", 5, "AllReduce")
-    assert [e.ranks for e in result.entries() if e.kind.collective] == [(0, 1), (0, 1)]
+    assert [e.ranks for e in result.entries() if e.kind.is_collective] == [(0, 1), (0, 1)]
 
 
 def test_ranks_that_differ_again_and_again_are_one_finding() -> None:
@@ -83,7 +83,7 @@ def test_a_missing_member_is_named_with_the_last_thing_it_did() -> None:
     for word in ["rank 1 never arrived", "number 1 of group 'world'", "and 1 more"]:
         assert word in finding.text
     assert "'Default/Last-op9' at position 3" in finding.text
-    missing = [entry.missing for entry in result.entries() if entry.kind.collective]
+    missing = [entry.missing for entry in result.entries() if entry.kind.is_collective]
     assert missing == [(), (1,), (1,)]
 
 
@@ -109,7 +109,9 @@ def test_two_groups_entered_in_opposite_order_are_one_circle() -> None:
     assert "circle" in finding.text
     assert "group 'world'" in finding.text
     assert "group 'other'" in finding.text
-    order = [(entry.group, entry.sequence) for entry in result.entries() if entry.kind.collective]
+    order = [
+        (entry.group, entry.sequence) for entry in result.entries() if entry.kind.is_collective
+    ]
     # Both are as old as 9: rank 0 entered `world` first.
     assert order == [("world", 0), ("other", 0), ("world", 1)]
     for rank in (0, 1):
@@ -187,7 +189,10 @@ def test_groups_of_one_name_and_other_members_are_different_groups() -> None:
     """Members are matched by name and ranks together."""
     left, right = ProcessGroup("tp", (0, 1)), ProcessGroup("tp", (3, 2))
     program = [coll(1, 0, group="tp")]
-    events = {rank: [EventColumns.of(program, (left if rank < 2 else right,))] for rank in range(4)}
+    events = {
+        rank: [EventColumns.from_events(program, (left if rank < 2 else right,))]
+        for rank in range(4)
+    }
     result = merge_iteration(view_of(events, iteration=3))
     assert [entry.ranks for entry in result.entries()] == [(0, 1), (2, 3)]
     assert result.findings == ()
@@ -196,7 +201,7 @@ def test_groups_of_one_name_and_other_members_are_different_groups() -> None:
 def test_a_group_that_a_rank_never_declared_is_looked_up_at_the_others() -> None:
     """A batch may come without its groups; nobody knowing the group is no fault either."""
     program = [coll(1, 0)]
-    bare, full = EventColumns.of(program), EventColumns.of(program, (WORLD,))
+    bare, full = EventColumns.from_events(program), EventColumns.from_events(program, (WORLD,))
     assert merge_iteration(view_of({0: [full], 1: [bare]}, iteration=3)).findings == ()
     (entry,) = merge_iteration(view_of({0: [bare], 1: [bare]}, iteration=3)).entries()
     assert (entry.ranks, entry.missing) == ((0, 1), ())
@@ -229,12 +234,12 @@ def test_numbers_at_the_edge_of_their_type_do_not_break_the_merge(big) -> None:
     ]
     result = merged(program, program)
     assert len(result) == 5
-    assert [entry.sequence for entry in result.entries() if entry.kind.collective] == [big]
+    assert [entry.sequence for entry in result.entries() if entry.kind.is_collective] == [big]
 
 
 def test_nothing_gives_nothing() -> None:
     """No rank, no batch, no event: an empty order."""
-    for events in ({}, {0: []}, {0: [EventColumns.of([])]}):
+    for events in ({}, {0: []}, {0: [EventColumns.from_events([])]}):
         result = merge_iteration(view_of(events, iteration=3))
         assert (len(result), list(result.entries()), result.findings) == (0, [], ())
 

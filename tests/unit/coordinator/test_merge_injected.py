@@ -46,7 +46,7 @@ def mismatch(found_as: FindingKind, **to: Any) -> Fault:
 
     def inject(program: Program, random: Any) -> tuple[Program, list[Found]]:
         rank, event = pick(
-            program, random, lambda e: e.kind.collective and e.kind is not EventKind.ALL_TO_ALL
+            program, random, lambda e: e.kind.is_collective and e.kind is not EventKind.ALL_TO_ALL
         )
         ranks = members(program, rank, event)
         # Of two it is the one after the first that differs.
@@ -59,7 +59,7 @@ def mismatch(found_as: FindingKind, **to: Any) -> Fault:
 
 def missing_member(program: Program, random: Any) -> tuple[Program, list[Found]]:
     """A rank skips a collective."""
-    rank, event = pick(program, random, lambda e: e.kind.collective)
+    rank, event = pick(program, random, lambda e: e.kind.is_collective)
     found = (FindingKind.MISSING_MEMBER, (rank,), event.group, event.sequence)
     # One that did nothing else is silent.
     assume(len(program[rank]) > 1)
@@ -70,7 +70,7 @@ def silent_rank(program: Program, random: Any) -> tuple[Program, list[Found]]:
     """A rank reports nothing."""
     rank, event = pick(program, random, lambda e: e.kind is not EventKind.OPERATOR)
     rest = {each: own for each, own in program.items() if each != rank}
-    needed = event.kind.collective or event.peer != rank
+    needed = event.kind.is_collective or event.peer != rank
     assume(needed)
     return rest, [(FindingKind.SILENT_RANK, (rank,), "", -1)]
 
@@ -95,7 +95,7 @@ def circle(program: Program, random: Any) -> tuple[Program, list[Found]]:
     program = {rank: list(own) for rank, own in program.items()}
     for name in (one, other):
         own = [
-            e.sequence for r in both for e in program[r] if e.group == name and e.kind.collective
+            e.sequence for r in both for e in program[r] if e.group == name and e.kind.is_collective
         ]
         numbers[name] = max(own, default=-1) + 1
     for rank in range(4):

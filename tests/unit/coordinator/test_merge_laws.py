@@ -73,7 +73,9 @@ def test_the_order_does_not_depend_on_how_events_come(steps, random) -> None:
     one, two = merge_iteration(view_of(once)), merge_iteration(view_of(again))
     assert list(one.entries()) == list(two.entries())
     assert one.findings == two.findings
-    assert [one.calls.waiting(call) for call in range(len(one.calls))] == [()] * len(one.calls)
+    assert [one.calls.find_waiting_ranks(call) for call in range(len(one.calls))] == [()] * len(
+        one.calls
+    )
 
 
 @settings(max_examples=60, deadline=None)

@@ -41,5 +41,5 @@ def test_the_largest_numbers(numbers) -> None:
 def test_texts(texts) -> None:
     """Any text, the empty one too, as often and in whatever order it is asked for."""
     places = np.arange(len(texts) * 2)[::-1] % len(texts)
-    rows = lay_out_rows([b"<", TextCells(texts).at(places), b">"], len(places))
+    rows = lay_out_rows([b"<", TextCells(texts).select_texts(places), b">"], len(places))
     assert pack_rows(rows).decode() == "".join(f"<{texts[place]}>" for place in places)

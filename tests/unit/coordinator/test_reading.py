@@ -28,7 +28,7 @@ def batch(*names: str) -> EventColumns:
         RankEvent(0, 0, at, at, name, EventKind.OPERATOR, 10 * at, 10 * at + 5)
         for at, name in enumerate(names)
     ]
-    return EventColumns.of(events)
+    return EventColumns.from_events(events)
 
 
 def of_rank(columns: events_pb2.EventColumns) -> coordinator_pb2.RankEvents:
@@ -78,7 +78,7 @@ def test_a_report_comes_off_the_wire_whole() -> None:
     assert report.items == 4
     ((source, columns),) = report.events
     assert source == EventSource("j", 0, "s")
-    assert [event.name for event in columns.events()] == ["Op"]
+    assert [event.name for event in columns.to_events()] == ["Op"]
 
 
 def test_texts_are_said_once_a_stream_and_shared() -> None:
@@ -95,9 +95,9 @@ def test_texts_are_said_once_a_stream_and_shared() -> None:
     two = columns(3, "C", names=("A", "B", "C"))
     assert one.names is two.names
     three = columns(0, "", "Z", names=("Z",))
-    assert [event.name for event in one.events()] == ["A", "B"]
-    assert [event.name for event in two.events()] == ["A", "B", "C"]
-    assert [event.name for event in three.events()] == ["Z"]
+    assert [event.name for event in one.to_events()] == ["A", "B"]
+    assert [event.name for event in two.to_events()] == ["A", "B", "C"]
+    assert [event.name for event in three.to_events()] == ["Z"]
     with pytest.raises(ProtocolError, match="past 2 names"):
         reader.read(wire_report(events=[of_rank(events_to_wire(batch("Z", "Y"), names=False))]))
 
@@ -115,10 +115,10 @@ def test_texts_are_said_once_a_stream_and_shared() -> None:
 def test_times_are_those_of_the_coordinator(offset_us, error_us, known, applied) -> None:
     """An offset that may be none is not applied; what has not ended stays open."""
     event = RankEvent(0, 0, 1, OPEN_END_POSITION, "x", EventKind.BARRIER, 100, 100, group="g")
-    events = [of_rank(events_to_wire(EventColumns.of([event])))]
+    events = [of_rank(events_to_wire(EventColumns.from_events([event])))]
     clock = coordinator_pb2.ClockEstimate(offset_us=offset_us, error_us=error_us, known=known)
     (_, columns), *_ = read(events=events, clock=clock).events
-    (found,) = columns.events()
+    (found,) = columns.to_events()
     assert (found.start_us, found.end_us) == (100 + applied, 100 + applied)
     assert found.end_position == OPEN_END_POSITION
 

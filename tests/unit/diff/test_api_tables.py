@@ -144,7 +144,8 @@ def test_a_report_is_rounded_and_means_are_over_all_elements(tmp_path):
 
 def test_a_report_of_figures_and_of_other_trees():
     plain = row(
-        "conv1/Conv2D-op3", PairOutcome(TensorVerdict.DIFFERENT, figures={"max": 1.5, "avg": 0.25})
+        "conv1/Conv2D-op3",
+        PairOutcome(TensorVerdict.DIFFERENT, statistic_differences={"max": 1.5, "avg": 0.25}),
     )
     bare = plain.pair.a._replace(entry=None, argument="") if plain.pair.a else None
     found = build_api_tables(report(plain._replace(pair=TensorPair(bare, bare))))

@@ -170,7 +170,15 @@ def test_names_are_text_and_nothing_else():
             [row(0, "output.0", PairOutcome(TensorVerdict.SHAPE), iteration=CONSTANTS_ITERATION)],
             origins=(origin(kind="nonfinite", side="b", why="no order"),),
         ),
-        report([row(0, "output.0", PairOutcome(TensorVerdict.DIFFERENT, figures={"max": 0.5}))]),
+        report(
+            [
+                row(
+                    0,
+                    "output.0",
+                    PairOutcome(TensorVerdict.DIFFERENT, statistic_differences={"max": 0.5}),
+                )
+            ]
+        ),
     ],
     ids=["agreeing", "empty", "odd", "figures"],
 )
@@ -184,8 +192,8 @@ def test_reports_without_numbers(made, caplog):
 def test_the_scale_has_room_for_all():
     scale = build_error_scale([1e-7, 0.02, 0.0, NAN])
     assert scale == ErrorScale(-7, -1)
-    assert scale.at(0.0) == -8
-    assert scale.at(NAN) == scale.at(float("inf")) == 0
+    assert scale.get_y(0.0) == -8
+    assert scale.get_y(NAN) == scale.get_y(float("inf")) == 0
     assert scale.labels[-8] == "0"
     assert build_error_scale([]) == ErrorScale(-6, 0)
 
@@ -203,6 +211,6 @@ def test_nan_beside_what_agrees_is_not_drawn_as_zero():
     called = summarize_operators(rows)
     scale = build_error_scale([each.error for each in called])
     points = build_point_columns(called, scale, build_execution_axis(called))
-    assert points["y"] == [scale.unknown]
+    assert points["y"] == [scale.unknown_level]
     assert points["error"] == ["-"]
     assert build_operator_columns(called, str)["error"] != [0.0]

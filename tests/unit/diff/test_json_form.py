@@ -203,7 +203,7 @@ def test_one_row_a_line():
     """So a line of a large report can be looked for, and cut out."""
     lines = "".join(serialize_report(report())).splitlines()
     rows = [line.strip().rstrip(",") for line in lines if line.startswith('  {"rank"')]
-    assert [json.loads(line)["place"] for line in rows] == [r.place for r in layered()]
+    assert [json.loads(line)["place"] for line in rows] == [r.slot_name for r in layered()]
 
 
 def test_every_key_is_documented():

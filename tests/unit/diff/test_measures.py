@@ -19,8 +19,8 @@ from rankdump._analysis.compare.report import DifferenceMeasures, ElementToleran
 from rankdump._analysis.compare.tensor_measures import measure_difference
 from rankdump._core.element_types import ELEMENT_TYPES, convert_to_stored
 
-PLAIN = [name for name, each in ELEMENT_TYPES.items() if not each.widened]
-WIDENED = [name for name, each in ELEMENT_TYPES.items() if each.widened]
+PLAIN = [name for name, each in ELEMENT_TYPES.items() if not each.is_widened]
+WIDENED = [name for name, each in ELEMENT_TYPES.items() if each.is_widened]
 
 
 def plainly(a, b, tolerances: ElementTolerances) -> DifferenceMeasures:
@@ -222,7 +222,7 @@ def test_several_blocks(size, floor):
     b[5] = a[-1] = math.nan
     with np.errstate(all="ignore"):
         check(of(a, b), plainly(a, b, ElementTolerances()), precision(a, b))
-    assert measure_difference(a, b, ElementTolerances()).first_apart == 5
+    assert measure_difference(a, b, ElementTolerances()).first_nonfinite_apart == 5
 
 
 def test_the_last_place_that_is_apart():
@@ -230,7 +230,7 @@ def test_the_last_place_that_is_apart():
     b = a.copy()
     b[2, 7] = complex(0, math.inf)
     assert (
-        measure_difference(a, b, ElementTolerances()).first_apart
+        measure_difference(a, b, ElementTolerances()).first_nonfinite_apart
         == 2 * tensor_blocks.BLOCK_NUMBERS + 7
     )
 
@@ -308,7 +308,7 @@ def test_a_wider_type_on_narrow_terms(dtype):
     step = np.diff(values)
     narrow, wide = values[1:-1], values[1:-1] + step[1:] * np.float32(0.4)
     found = measure_difference(narrow, wide, ElementTolerances(), dtype_a=dtype, dtype_b="float32")
-    assert (found.terms, found.measures.unequal) == (dtype, 0)
+    assert (found.rounded_dtype, found.measures.unequal) == (dtype, 0)
     assert found.measures.max_absolute == 0.0
     far = measure_difference(
         values[:-4], values[4:], ElementTolerances(), dtype_a="float32", dtype_b=dtype

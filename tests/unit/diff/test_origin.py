@@ -43,7 +43,9 @@ def start(
 ) -> tuple[list[str], bool]:
     """The suspects, and whether it is certain."""
     found = found_of(text, question, **more)
-    return [step.row.name_a or step.row.name_b for step in found.steps], not found.why
+    return [
+        step.first_row.name_a or step.first_row.name_b for step in found.calls
+    ], not found.ambiguity
 
 
 def test_the_first_call_with_equal_inputs_and_different_outputs():
@@ -62,7 +64,7 @@ def test_of_calls_inside_each_other_it_is_the_innermost():
 def test_what_a_block_does_itself_is_the_blocks():
     """Between a and b the block adds something: no call made what differs in b's inputs."""
     found = found_of("net<= block<= a<= a>= b<! b>! block>! net>!")
-    assert found.first.name_a == "block"
+    assert found.likeliest_row.name_a == "block"
     assert "inputs of b" in found.reasons[0]
 
 
@@ -81,7 +83,7 @@ def test_the_backward_counts_when_all_of_the_forward_agrees():
 
 def test_inputs_that_differ_from_the_beginning_come_from_outside():
     found = found_of("a<= a<! a>! b<! b>!")
-    assert (found.first.name_a, found.outside, found.why) == ("a", True, "")
+    assert (found.likeliest_row.name_a, found.is_outside, found.ambiguity) == ("a", True, "")
     assert "outside what was dumped" in found.reasons[0]
     assert "input.1" in found.reasons[0]
 
@@ -106,7 +108,7 @@ def test_a_call_of_one_side_that_changed_nothing_is_none():
 
 def test_inputs_that_nobody_could_compare_make_it_less_certain():
     found = found_of("a<= a>= b<= b<? b>! c<! c>!")
-    assert (found.first.name_a, found.why) == ("b", "input.1 could not be compared")
+    assert (found.likeliest_row.name_a, found.ambiguity) == ("b", "input.1 could not be compared")
 
 
 def test_a_dump_of_outputs_alone_is_less_certain():
@@ -125,9 +127,9 @@ def test_the_first_iteration_counts_and_constants_only_when_nothing_else_differs
     later = [*rows("a<= a>!", iteration=5), *rows("b<= b>!", iteration=2)]
     constant = rows("mask>!", iteration=CONSTANTS_ITERATION, types={"mask": "Parameter"})
     (found,) = find_rank_origins([*constant, *later], DIFFERENCE_QUESTION)
-    assert (found.first.iteration, found.first.name_a) == (2, "b")
+    assert (found.likeliest_row.iteration, found.likeliest_row.name_a) == (2, "b")
     (found,) = find_rank_origins(constant, DIFFERENCE_QUESTION)
-    assert found.first.name_a == "mask"
+    assert found.likeliest_row.name_a == "mask"
 
 
 def test_nonfinite_values_have_an_origin_on_each_side():
@@ -140,13 +142,13 @@ def test_nonfinite_values_have_an_origin_on_each_side():
 
 def test_inputs_not_known_to_be_finite_make_it_less_certain_and_are_named():
     found = found_of("a<= a>= b<= b>!", NONFINITE_QUESTIONS[1], nonfinite={"b<": None, "b>": True})
-    assert found.why == "whether input.0 was finite is not known"
-    assert [row.place for row in found.unknown] == ["input.0"]
+    assert found.ambiguity == "whether input.0 was finite is not known"
+    assert [row.slot_name for row in found.unknown] == ["input.0"]
 
 
 def test_nonfinite_inputs_from_outside():
     found = found_of("a<= a>=", NONFINITE_QUESTIONS[0], nonfinite={"a<": True, "a>": True})
-    assert found.outside
+    assert found.is_outside
     assert found.reasons[0].startswith("its inputs are not finite already")
 
 
@@ -160,9 +162,9 @@ def masked(**nonfinite: bool) -> list[ComparisonRow]:
         tensor = row.pair.a
         assert tensor is not None
         digest, bad = tensor.digest, nonfinite.get(row.name_a, False)
-        if tensor.place == "input.1":
+        if tensor.slot_name == "input.1":
             digest, bad = "mask", True
-        elif tensor.place == "input.0":
+        elif tensor.slot_name == "input.0":
             bad = row.name_a == "b" and nonfinite.get("a", False)
         tensor = tensor._replace(digest=digest)
         outcome = replace(row.outcome, nonfinite_a=bad)
@@ -174,12 +176,12 @@ def test_a_mask_is_no_origin():
     """Law: infinity that comes in and does nothing does not hide who made a NaN later."""
     assert find_rank_origins(masked(), NONFINITE_QUESTIONS[0]) == []
     (found,) = find_rank_origins(masked(b=True, net=True), NONFINITE_QUESTIONS[0])
-    assert (found.first.name_a, found.outside) == ("b", False)
+    assert (found.likeliest_row.name_a, found.is_outside) == ("b", False)
 
 
 def test_data_that_are_not_finite_are_no_mask():
     (found,) = find_rank_origins(masked(a=True, b=True, net=True), NONFINITE_QUESTIONS[0])
-    assert (found.first.name_a, found.outside) == ("net", True)
+    assert (found.likeliest_row.name_a, found.is_outside) == ("net", True)
 
 
 def joined(
@@ -187,7 +189,16 @@ def joined(
 ) -> DivergenceOrigin:
     found = find_rank_origins(rows_of_ranks, DIFFERENCE_QUESTION)
     firsts = [
-        SuspectCall(f.first.rank, f.first.iteration, 0, "", f.first.name_a, "", False, "r")
+        SuspectCall(
+            f.likeliest_row.rank,
+            f.likeliest_row.iteration,
+            0,
+            "",
+            f.likeliest_row.name_a,
+            "",
+            False,
+            "r",
+        )
         for f in found
     ]
     origin = find_job_origin(found, merged or MergedCallOrder(), firsts)
@@ -286,7 +297,7 @@ def test_an_origin_of_one_rank_keeps_its_candidates():
     suspects = tuple(SuspectCall(0, 0, 0, "", n, "", False, "") for n in "bc")
     origin = convert_rank_origin(found, suspects)
     assert (origin.certain, len(origin.suspects)) == (False, 2)
-    assert origin.why
+    assert origin.ambiguity
 
 
 def test_one_place_is_one():

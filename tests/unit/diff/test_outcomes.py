@@ -30,7 +30,7 @@ def verdict(folder, a, b, settings: ComparisonSettings = SETTINGS, codec: str = 
 
 def figures(**known: float) -> DumpedTensor:
     named = {name.replace("_", " "): value for name, value in known.items()}
-    return DumpedTensor(TensorSide.OUTPUT, 0, "", "float32", (4,), figures=named)
+    return DumpedTensor(TensorSide.OUTPUT, 0, "", "float32", (4,), statistics=named)
 
 
 def test_known_digests_open_no_file(tmp_path):
@@ -174,7 +174,7 @@ def test_figures_alone():
     assert found(one, one).verdict is TensorVerdict.EQUAL
     near = found(one, figures(max=1.0001, min=-1.0, l2norm=3.0))
     assert near.verdict is TensorVerdict.CLOSE
-    assert near.figures == {"max": pytest.approx(0.0001), "min": 0.0}
+    assert near.statistic_differences == {"max": pytest.approx(0.0001), "min": 0.0}
     assert found(one, figures(avg=0.6)).verdict is TensorVerdict.DIFFERENT
     odd = found(one, figures(max=NAN, min=NAN, avg=NAN))
     assert (odd.verdict, odd.nonfinite_a, odd.nonfinite_b) == (TensorVerdict.NAN, False, True)

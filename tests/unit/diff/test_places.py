@@ -25,7 +25,7 @@ def named(slot: int, argument: str, shape: tuple[int, ...] | None = (2, 3)) -> D
 def test_sides_are_apart_and_inputs_come_first():
     one = call("x", inputs=[(1,), (2,)], outputs=[(3,)])
     pairs = pair_call_tensors(CallPair(one, one))
-    assert [pair.a and pair.a.place for pair in pairs] == ["input.0", "input.1", "output.0"]
+    assert [pair.a and pair.a.slot_name for pair in pairs] == ["input.0", "input.1", "output.0"]
     assert all(pair.a == pair.b for pair in pairs)
 
 

@@ -40,8 +40,8 @@ def test_calls_stand_in_the_order_in_which_they_ran(tmp_path, profile):
         (1, CONV, "Conv2d"),
     ]
     first = program.calls[0]
-    assert [t.place for t in first.tensors] == ["input.0", "output.0"]
-    assert [t.seen for call in program.calls for t in call.tensors] == [0, 1, 2, 3]
+    assert [t.slot_name for t in first.tensors] == ["input.0", "output.0"]
+    assert [t.seen_order for call in program.calls for t in call.tensors] == [0, 1, 2, 3]
     assert (first.inputs[0].shape, first.inputs[0].dtype) == ((2, 3), "float32")
     assert len(first.inputs[0].digest) == 32
 
@@ -55,7 +55,7 @@ def test_an_outer_module_begins_before_what_is_in_it_and_ends_behind_it(tmp_path
     tree.complete(0, 0)
     net, conv = only(tree).calls
     assert (net.op_name, conv.op_name) == (outer, CONV)
-    assert [t.seen for t in net.tensors] == [0, 3]
+    assert [t.seen_order for t in net.tensors] == [0, 3]
 
 
 def test_backward_and_recomputed_calls_are_calls_of_their_own(tmp_path):
@@ -97,8 +97,8 @@ def test_a_tensor_with_a_row_is_one_tensor_with_figures(tmp_path):
     (call,) = only(tree).calls
     for tensor in call.tensors:
         assert tensor.entry is not None
-        assert tensor.figures.keys() == {"max", "min", "nan count"}
-    assert (call.outputs[0].figures["max"], call.outputs[0].figures["min"]) == (0.0, -5.0)
+        assert tensor.statistics.keys() == {"max", "min", "nan count"}
+    assert (call.outputs[0].statistics["max"], call.outputs[0].statistics["min"]) == (0.0, -5.0)
 
 
 def test_rows_alone_make_calls_too(tmp_path):
@@ -109,7 +109,7 @@ def test_rows_alone_make_calls_too(tmp_path):
     (call,) = only(tree).calls
     assert call.op_name == CONV
     assert [(t.entry, t.shape) for t in call.tensors] == [(None, (2, 3))] * 2
-    assert call.outputs[0].figures["max"] == 5.0
+    assert call.outputs[0].statistics["max"] == 5.0
 
 
 def test_filters_of_the_dump_are_kept(tmp_path):
@@ -117,7 +117,7 @@ def test_filters_of_the_dump_are_kept(tmp_path):
     written(tree, CONV, FC)
     dump = reader.open(tree.root).where(operator="Linear", side="input")
     (program,) = read_programs(dump)
-    assert [t.place for c in program.calls for t in c.tensors] == ["input.0"]
+    assert [t.slot_name for c in program.calls for t in c.tensors] == ["input.0"]
 
 
 def test_a_damaged_table_costs_figures_and_is_said(tmp_path):

@@ -82,7 +82,7 @@ def test_a_dump_agrees_with_itself(one):
 
 def test_rows_stand_by_iteration_then_in_order_with_ranks_side_by_side(one):
     report = rankdump.compare(one, one)
-    places = [(row.iteration, row.position, row.rank, row.place) for row in report.rows]
+    places = [(row.iteration, row.position, row.rank, row.slot_name) for row in report.rows]
     assert places == sorted(places)
     assert places[:3] == [(0, 0, 0, "input.0"), (0, 0, 0, "output.0"), (0, 0, 1, "input.0")]
 
@@ -220,7 +220,7 @@ def test_what_is_retired_is_never_paired_with_another(a, b, gone_a, gone_b, pair
 
 def test_filters_choose_on_both_sides(one):
     report = rankdump.compare(one, one, operator="Linear", side="output", iteration="0", rank=1)
-    assert [(row.name_a, row.place) for row in report.rows] == [(FC, "output.0")]
+    assert [(row.name_a, row.slot_name) for row in report.rows] == [(FC, "output.0")]
     dump = reader.open(one).where(op_type="ReLU")
     assert {row.name_a for row in rankdump.compare(dump, dump).rows} == {ACT}
 

@@ -39,7 +39,7 @@ def test_an_operator_is_as_bad_as_its_worst_tensor():
         row(2, "output.0", outcome(), rank=1),
     ]
     first, second = report_summary.summarize_operators(rows)
-    assert (first.worst.place, first.tensors, first.differing) == ("output.0", 4, 3)
+    assert (first.worst.slot_name, first.tensors, first.differing) == ("output.0", 4, 3)
     assert (first.error, first.cosine, first.close_share) == (0.9, 1 - 0.9, 0.5)
     assert (second.worst.rank, second.error) == (1, 0.0)
     assert math.isnan(second.cosine)

@@ -31,7 +31,7 @@ from rankdump.errors import CorruptedError, EmptyFileError
 
 def contents(found: BinFile) -> list[tuple[str, int, bytes]]:
     """Every payload in the order of the file."""
-    return [(p.kind, p.index, bytes(found.bytes_of(p))) for p in found.payloads]
+    return [(p.kind, p.index, bytes(found.read_payload(p))) for p in found.payloads]
 
 
 def written(folder: Path, name: str, data: bytes) -> Path:
@@ -84,11 +84,11 @@ def test_every_way_of_storing_gives_the_same(
 @pytest.mark.parametrize("kind", [OpInput, OpOutput])
 def test_placeholders(kind: type[OpInput | OpOutput]):
     """A slot that was not dumped says nothing; any type, size or extent makes it a tensor."""
-    assert kind().placeholder
-    assert kind(shape=Shape(), format=2).placeholder
-    assert not kind(data_type=1).placeholder
-    assert not kind(size=1).placeholder
-    assert not kind(shape=Shape((0,))).placeholder
+    assert kind().is_placeholder
+    assert kind(shape=Shape(), format=2).is_placeholder
+    assert not kind(data_type=1).is_placeholder
+    assert not kind(size=1).is_placeholder
+    assert not kind(shape=Shape((0,))).is_placeholder
 
 
 def test_trailing_bytes_are_passed_over(tmp_path: Path):
@@ -119,15 +119,17 @@ def test_one_payload_is_read_alone(tmp_path: Path):
     plain = operator(b"a" * 999, os.urandom(500), b"c" * 999)
     packed = bytearray(packed_file_of(plain))
     middle = packed.index(
-        parse_bin_file(memoryview(plain)).bytes_of(parse_bin_file(memoryview(plain)).payloads[1])
+        parse_bin_file(memoryview(plain)).read_payload(
+            parse_bin_file(memoryview(plain)).payloads[1]
+        )
     )
     packed[middle + 250] ^= 1
     found = open_bin_file(written(tmp_path, "a.zst", bytes(packed)))
     first, second, third = found.payloads
-    assert found.bytes_of(first) == b"a" * 999
-    assert found.bytes_of(third) == b"c" * 999
+    assert found.read_payload(first) == b"a" * 999
+    assert found.read_payload(third) == b"c" * 999
     with pytest.raises(CorruptedError, match=r"a\.zst: damaged: zstd frame cannot be read"):
-        found.bytes_of(second)
+        found.read_payload(second)
 
 
 def test_a_header_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -177,10 +179,10 @@ def test_a_file_that_changed(tmp_path: Path, name: str):
     found = open_bin_file(path)
     path.write_bytes(data + b"x")
     with pytest.raises(CorruptedError, match=f"^{path}: changed while it was read"):
-        found.bytes_of(found.payloads[0])
+        found.read_payload(found.payloads[0])
     path.unlink()
     with pytest.raises(CorruptedError, match=f"^{path}: cannot be read: No such file"):
-        found.bytes_of(found.payloads[0])
+        found.read_payload(found.payloads[0])
 
 
 def test_what_is_no_file(tmp_path: Path):
@@ -231,7 +233,7 @@ def test_frames_are_unpacked_once(tmp_path: Path):
     plain = operator(b"a" * 99, b"b" * 99)
     found = open_bin_file(written(tmp_path, "a.zst", b"".join(ZstdCodec().encode([plain]))))
     assert isinstance(found.source, PackedSource)
-    first, second = (found.bytes_of(payload) for payload in found.payloads)
+    first, second = (found.read_payload(payload) for payload in found.payloads)
     assert first.obj is second.obj
 
 

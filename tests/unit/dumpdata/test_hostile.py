@@ -59,7 +59,7 @@ def everything(path: Path) -> None:
     """Do with a file whatever can be done with one."""
     found = open_bin_file(path)
     for payload in found.payloads:
-        data = found.bytes_of(payload)
+        data = found.read_payload(payload)
         assert len(data) == payload.part.size
         if isinstance(payload.part, OpInput | OpOutput):
             with suppress(UnsupportedError, CorruptedError):

@@ -39,8 +39,8 @@ def test_golden_vector():
     first, second = found.payloads
     assert (first.kind, first.index, first.offset, first.end) == ("input", 0, 67, 75)
     assert (second.kind, second.index, second.offset, second.end) == ("output", 0, 75, 83)
-    assert bytes(found.bytes_of(first)) == bytes.fromhex("0000803f00000040")
-    assert bytes(found.bytes_of(second)) == bytes.fromhex("0000404000008040")
+    assert bytes(found.read_payload(first)) == bytes.fromhex("0000803f00000040")
+    assert bytes(found.read_payload(second)) == bytes.fromhex("0000404000008040")
 
 
 @given(header=headers)

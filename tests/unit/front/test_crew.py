@@ -44,7 +44,7 @@ class Deaf:
 
 
 def test_who_does_not_answer_is_said_not_left_out_in_silence(socket_folder: Path):
-    view = WorkerClients([Away(), Deaf(socket_folder)]).view()
+    view = WorkerClients([Away(), Deaf(socket_folder)]).collect_view()
     assert view == StatusView(findings=view.findings)
     history, away, deaf = view.findings
     assert history == "worker 0 was started again once; the last ended with code 1"
@@ -53,9 +53,9 @@ def test_who_does_not_answer_is_said_not_left_out_in_silence(socket_folder: Path
 
 
 def test_nothing_is_called_drained_that_did_not_say_so(socket_folder: Path):
-    assert WorkerClients([Away(), Deaf(socket_folder)]).settle(0.2) == 2
+    assert WorkerClients([Away(), Deaf(socket_folder)]).drain_workers(0.2) == 2
 
 
 def test_a_pin_that_a_worker_did_not_hear_of_is_an_error(socket_folder: Path):
     with pytest.raises(UnavailableError):
-        WorkerClients([Deaf(socket_folder)]).pin(agent_pb2.Pin(job_id="job", pinned=True))
+        WorkerClients([Deaf(socket_folder)]).pin_job(agent_pb2.Pin(job_id="job", pinned=True))

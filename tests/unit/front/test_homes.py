@@ -101,12 +101,12 @@ def found(home: StatePaths) -> set[int]:
 def check(agent: StatePaths, workers: int) -> None:
     """Everything is where the law says, once."""
     for index in range(8):
-        home = agent.worker(index)
+        home = agent.worker_paths(index)
         law = {rank for rank in RANKS if select_worker("job", rank, workers) == index}
         assert found(home) == (law if workers > 1 and index < workers else set())
     assert found(agent) == (set(RANKS) if workers == 1 else set())
     for rank in RANKS:
-        home = agent if workers == 1 else agent.worker(select_worker("job", rank, workers))
+        home = agent if workers == 1 else agent.worker_paths(select_worker("job", rank, workers))
         assert home.slabs is not None
         assert (home.slabs / f"s{rank}.slab").read_bytes() == b"slab%d" % rank
     assert len(list((agent.state_dir.parent / "run").rglob("*.slab"))) == len(RANKS)
@@ -164,7 +164,9 @@ def test_what_is_not_reported_moves_in_its_order_and_gets_new_numbers(
                 move(agent, 2)
     for workers in (2, 3, 1):
         move(agent, workers)
-        places = [agent] if workers == 1 else [agent.worker(index) for index in range(workers)]
+        places = (
+            [agent] if workers == 1 else [agent.worker_paths(index) for index in range(workers)]
+        )
         logs = [log_of(home) for home in places]
         assert sum(map(len, logs)) == 3 * len(RANKS)
         for rank in RANKS:
@@ -180,7 +182,7 @@ def test_a_session_keeps_its_secret(agent: StatePaths):
     ledger.close()
     (agent.state_dir / "making" / "ledger.sqlite").rename(agent.ledger)
     move(agent, 3)
-    at = AgentLedger(agent.worker(select_worker("job", 0, 3)).state_dir)
+    at = AgentLedger(agent.worker_paths(select_worker("job", 0, 3)).state_dir)
     row = at.find("s0")
     at.close()
     assert row is not None
@@ -189,12 +191,12 @@ def test_a_session_keeps_its_secret(agent: StatePaths):
 
 def test_nothing_to_do_makes_no_tables(agent: StatePaths):
     move(agent, 2)
-    assert not agent.worker(0).ledger.exists()
+    assert not agent.worker_paths(0).ledger.exists()
     assert not (agent.state_dir.parent / "run").exists()
 
 
 def test_a_worker_that_still_runs_keeps_its_ledger(agent: StatePaths):
-    guard = lock_ledger_folder(agent.worker(1).state_dir)
+    guard = lock_ledger_folder(agent.worker_paths(1).state_dir)
     with pytest.raises(ConfigError, match="no other agent uses"):
         move(agent, 2)
     os.close(guard)
@@ -206,17 +208,17 @@ def test_a_session_that_cannot_be_read_keeps_nobody_out(agent: StatePaths):
     with contextlib.closing(sqlite3.connect(agent.ledger)) as base, base:
         base.execute("UPDATE sessions SET request = ? WHERE session_id = 's0'", (json.dumps([]),))
     move(agent, 2)
-    assert {r for index in range(2) for r in found(agent.worker(index))} == set(RANKS) - {0}
+    assert {r for index in range(2) for r in found(agent.worker_paths(index))} == set(RANKS) - {0}
 
 
 def test_a_move_that_fails_is_one_line(agent: StatePaths):
     """Rather no agent than one that forgets what it owes."""
     fill(agent)
-    agent.worker(0).ledger.mkdir(parents=True)
+    agent.worker_paths(0).ledger.mkdir(parents=True)
     with pytest.raises(ConfigError) as refused:
         move(agent, 2)
     assert "\n" not in str(refused.value)
-    assert found(agent) | found(agent.worker(1)) == set(RANKS)
+    assert found(agent) | found(agent.worker_paths(1)) == set(RANKS)
 
 
 def pins_of(home: StatePaths) -> set[str]:
@@ -230,10 +232,10 @@ def test_pins_are_everywhere_and_nowhere_that_is_left(agent: StatePaths):
     with contextlib.closing(sqlite3.connect(agent.ledger)) as base, base:
         base.execute("INSERT INTO pins VALUES ('job', 1)")
     migrate_sessions(agent, 2, group=-1, patience_s=0)
-    assert [pins_of(agent.worker(index)) for index in range(2)] == [{"job"}, {"job"}]
+    assert [pins_of(agent.worker_paths(index)) for index in range(2)] == [{"job"}, {"job"}]
     assert pins_of(agent) == set()
     for index in range(2):
-        with contextlib.closing(sqlite3.connect(agent.worker(index).ledger)) as base, base:
+        with contextlib.closing(sqlite3.connect(agent.worker_paths(index).ledger)) as base, base:
             base.execute("DELETE FROM pins")
     migrate_sessions(agent, 1, group=-1, patience_s=0)
     assert pins_of(agent) == set()

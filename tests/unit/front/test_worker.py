@@ -34,8 +34,8 @@ def test_from_start_to_end(worker: WorkerProcess, socket_folder: Path):
     worker.wait_ready()
     assert worker.address == f"unix:{socket_folder}/a.sock"
     assert worker.findings() == []
-    worker.ask_to_drain()
-    assert worker.wait_over(WAIT_S) == 0
+    worker.request_drain()
+    assert worker.wait_drained(WAIT_S) == 0
     with pytest.raises(UnavailableError):
         _ = worker.address
 
@@ -64,9 +64,9 @@ def test_one_that_is_killed_while_it_drains_has_left_something(worker: WorkerPro
     process = worker._process
     assert process is not None
     monkeypatch.setattr("rankdumpd.server.worker_pipe.request_drain", lambda _process: None)
-    worker.ask_to_drain()
+    worker.request_drain()
     process.send_signal(signal.SIGKILL)
-    assert worker.wait_over(WAIT_S) == 1
+    assert worker.wait_drained(WAIT_S) == 1
 
 
 def test_one_that_hangs_is_killed(worker: WorkerProcess, monkeypatch):
@@ -76,7 +76,7 @@ def test_one_that_hangs_is_killed(worker: WorkerProcess, monkeypatch):
     worker._process.send_signal(signal.SIGSTOP)
     monkeypatch.setattr("rankdumpd.workers.worker_process._KILL_AFTER_S", 0.1)
     worker.stop()
-    assert worker.wait_over(WAIT_S) == 1
+    assert worker.wait_drained(WAIT_S) == 1
 
 
 def test_never_started(worker: WorkerProcess):

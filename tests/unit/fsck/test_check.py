@@ -183,7 +183,7 @@ def test_without_manifests_nothing_counts_as_checked(tmp_path, capsys):
     """What was looked at is said, and what was not; no script takes it for a tree that is whole."""
     write_tree(tmp_path)
     report = check_tree(tmp_path, workers=1)
-    assert (report.damages, report.checked) == ((), False)
+    assert (report.damages, report.is_verifiable) == ((), False)
     assert run_command_line(["fsck", str(tmp_path)]) == 1
     *_, why, last = capsys.readouterr().out.splitlines()
     assert why.startswith("no manifest: nothing says which files should be here")

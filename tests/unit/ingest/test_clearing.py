@@ -28,7 +28,7 @@ def cleared(tmp_path: Path):
     path.write_bytes(b"x")
     source, state, now = IngestFolder(tmp_path), Removed(), [path.stat().st_ctime]
     clearing = SourceCleaner(source, state, lambda _: True, clock=lambda: now[0])  # type: ignore[arg-type]
-    stamp = source.stamp("a.npy")
+    stamp = source.read_stamp("a.npy")
     assert stamp
     taken = IngestedFile("a.npy", DumpFileKind.NPY, stamp, "digest", "a.npy", stamp, False, ())
     yield clearing, taken, state, now, path

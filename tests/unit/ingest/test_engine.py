@@ -157,7 +157,7 @@ def test_manifests_balance(host: Host):
     assert sorted(manifests) == [f"rank_{r} iteration_{i}" for r in (0, 1) for i in (0, 1)]
     for manifest in manifests.values():
         status = manifest.status
-        assert status.balanced
+        assert status.is_balanced
         assert status.complete
         assert status.expected == len(manifest.records) == 9  # a bin file has two
         assert manifest.world_size == 0  # nobody can know

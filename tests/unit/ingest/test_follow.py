@@ -43,7 +43,7 @@ class Rig:
 
     def look(self, after_s: float = 0.0) -> set[str]:
         self.now_s += after_s
-        self.follower.look()
+        self.follower.process_events()
         return set(stored(self.tree))
 
 
@@ -94,7 +94,7 @@ def test_a_file_that_is_heard_of_twice(rig: Rig):
     names = [f"{number}.npy" for number in range(200)]
     for name in names:
         write_file(rig.source / name, npy_bytes(np.arange(2000) + len(name)))
-    rig.engine.take([CandidateFile(name, closed=True) for name in names for _ in range(3)])
+    rig.engine.ingest_files([CandidateFile(name, closed=True) for name in names for _ in range(3)])
     assert rig.engine.counts.files == len(names)
     assert rig.look() == set(names)
     assert rig.said == []
@@ -264,9 +264,9 @@ def test_it_ends_when_asked(tmp_path: Path):
     thread = threading.Thread(target=run.run)
     thread.start()
     files = write_tree(source)
-    run.ask()
+    run.request_end()
     thread.join(60)
-    run.ask()
+    run.request_end()
     run.abort()
     assert stored(tree) == files
 

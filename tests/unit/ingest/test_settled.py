@@ -95,12 +95,12 @@ def test_waiting_until_nothing_has_changed():
     for path, stamp in now.items():
         waiting.add(path, stamp, 10.0)
     waiting.add("a", now["a"], 11.0)  # the same: it has waited since 10
-    assert waiting.due_s() == 10.0 + SETTLE_TIME_S
-    assert waiting.take(11.9, now.get) == []
+    assert waiting.next_due_s() == 10.0 + SETTLE_TIME_S
+    assert waiting.pop_settled(11.9, now.get) == []
     now["b"] = FileStamp(2, 5, 2)
     del now["c"]
-    assert [c.path for c in waiting.take(12.0, now.get) if c.aged] == ["a"]
-    assert [c.path for c in waiting.take(14.0, now.get)] == ["b"]
+    assert [c.path for c in waiting.pop_settled(12.0, now.get) if c.aged] == ["a"]
+    assert [c.path for c in waiting.pop_settled(14.0, now.get)] == ["b"]
     assert len(waiting) == 0
 
 
@@ -108,5 +108,7 @@ def test_waiting_after_each_event():
     waiting = SettlingFiles()
     waiting.touch("table.csv", 1.0)
     waiting.touch("table.csv", 2.5)
-    assert waiting.take(3.5, lambda _path: FileStamp(1, 1, 1)) == []
-    assert [c.path for c in waiting.take(4.5, lambda _path: FileStamp(1, 2, 3))] == ["table.csv"]
+    assert waiting.pop_settled(3.5, lambda _path: FileStamp(1, 1, 1)) == []
+    assert [c.path for c in waiting.pop_settled(4.5, lambda _path: FileStamp(1, 2, 3))] == [
+        "table.csv"
+    ]

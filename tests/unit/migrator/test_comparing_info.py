@@ -36,8 +36,8 @@ def test_both_lengths_of_lines(info, tmp_path):
         "NN_Conv2d_0_forward_output",
     ]
     assert found.tensors[0].shape == (2, 3)
-    assert found.tensors[0].figures == (1.0, 1.0, 1.0)
-    assert not found.figureless
+    assert found.tensors[0].statistics == (1.0, 1.0, 1.0)
+    assert not found.has_no_statistics
 
 
 def test_a_line_that_its_writer_did_not_finish_is_left_out_and_said(tmp_path):

@@ -20,7 +20,7 @@ def test_status_is_what_the_manifests_say(tree):
         (1, SessionState.CLOSED, 2, 2),
     ]
     assert len(view.iterations) == 4
-    assert all(i.balanced and i.complete for i in view.iterations)
+    assert all(i.is_balanced and i.complete for i in view.iterations)
     assert view.iterations[0].dropped == {"disk_low": 1}
     assert view.findings == ()
     assert view.load.disk_free_bytes > 0

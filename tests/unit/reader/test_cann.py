@@ -425,7 +425,7 @@ def test_records_of_npy_files_may_have_a_member(tmp_path):
     """They share the time stamp of their operator, and each has a file of its own."""
     tree = CannTree(tmp_path, "cann-op", device=1, rank=4)
     key = tree.key(3, NAME)._replace(slot=2, tensor_format="ND")
-    place = CANN_OP.place_of(key, tree.stand, "")
+    place = CANN_OP.place_tensor(key, tree.stand, "")
     data = npy_format.format_npy_header("<f4", ONES.shape) + ONES.tobytes()
     write(tmp_path / place.path, [data])
     tree.remember(key, place.path, "input.2", ONES, len(data))

@@ -161,8 +161,8 @@ def test_a_forecast_asks_no_file_for_what_its_manifest_says(tmp_path):
     """It is the same when all tensors are gone."""
     tree = grown(tmp_path)
     expected = observe(tree.root)
-    assert expected.each.tensors == 2 * 4
-    assert expected.once.tensors == 2
+    assert expected.per_iteration.tensors == 2 * 4
+    assert expected.per_job.tensors == 2
     for path in tree.root.rglob("*.npy"):
         path.unlink()
     assert observe(tree.root) == expected

@@ -283,7 +283,7 @@ def test_unpaired_surrogates():
     )
     kind = session_messages.kind_from_wire(message.kind)
     assert (kind.op_type, kind.op_name, kind.argument) == ("a?/b", "a?/b", "a?/b")
-    columns = EventColumns.of([RankEvent(0, 0, 0, 0, bad, EventKind.OPERATOR, 0, 0)])
+    columns = EventColumns.from_events([RankEvent(0, 0, 0, 0, bad, EventKind.OPERATOR, 0, 0)])
     assert list(events_to_wire(columns).names) == ["", "a?/b"]
 
 
@@ -331,7 +331,7 @@ groups = st.lists(
 @given(batch=st.lists(events, max_size=10), groups=groups)
 def test_events(batch: list[RankEvent], groups: tuple[ProcessGroup, ...]):
     """A batch of events comes back as it was, in columns of the right types."""
-    columns = EventColumns.of(batch, groups)
+    columns = EventColumns.from_events(batch, groups)
     message = sent(events_to_wire(columns), events_pb2.EventColumns)
     back = events_from_wire(message)
     assert same_columns(back, columns)
@@ -343,7 +343,7 @@ def test_no_events():
     assert len(events_from_wire(events_pb2.EventColumns())) == 0
 
 
-CALL = EventColumns.of([RankEvent(0, 0, 1, 1, "a", EventKind.ALL_REDUCE, 0, 0)])
+CALL = EventColumns.from_events([RankEvent(0, 0, 1, 1, "a", EventKind.ALL_REDUCE, 0, 0)])
 
 
 @pytest.mark.parametrize("field", list(EVENT_COLUMN_TYPES))
@@ -378,7 +378,7 @@ def test_index_past_the_table(field: str):
 def test_texts_of_the_stream():
     """A batch without names of its own points into those that came before."""
     message = events_to_wire(CALL, names=False)
-    assert events_from_wire(message, CALL.names).events() == CALL.events()
+    assert events_from_wire(message, CALL.names).to_events() == CALL.to_events()
     with pytest.raises(ProtocolError, match="points past"):
         events_from_wire(message)
 

@@ -38,16 +38,16 @@ class FlowCall:
 
     api: str
     """Its name without kind and number: `Conv2d`, `max_pool2d`, or the path of a layer."""
-    shared: str
+    unified_name: str
     """Its kind and name as all frameworks have it: `unify_api_name`."""
     inputs: tuple[TensorShape, ...] = ()
     """Shapes of its tensors in the order in which they were dumped."""
     outputs: tuple[TensorShape, ...] = ()
 
     @property
-    def key(self) -> tuple[str, tuple[TensorShape, ...], tuple[TensorShape, ...]]:
+    def pairing_key(self) -> tuple[str, tuple[TensorShape, ...], tuple[TensorShape, ...]]:
         """What two calls have in common that may stand for each other."""
-        return self.shared, self.inputs, self.outputs
+        return self.unified_name, self.inputs, self.outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ _ListPart: TypeAlias = tuple[int, int, int, int]
 def find_anchors(a: Sequence[FlowCall], b: Sequence[FlowCall]) -> list[tuple[int, int]]:
     """Return places of certain pairs, ascending on both sides."""
     numbers: dict[tuple[str, tuple[TensorShape, ...], tuple[TensorShape, ...]], int] = {}
-    keys_a = [numbers.setdefault(call.key, len(numbers)) for call in a]
-    keys_b = [numbers.setdefault(call.key, len(numbers)) for call in b]
+    keys_a = [numbers.setdefault(call.pairing_key, len(numbers)) for call in a]
+    keys_b = [numbers.setdefault(call.pairing_key, len(numbers)) for call in b]
     merits = [_compute_merit(*key) for key in numbers]
     found: list[tuple[int, int]] = []
     waiting: list[_ListPart] = [(0, len(a), 0, len(b))]

@@ -160,7 +160,8 @@ def _build_value_table(names: tuple[str, str], rows: Sequence[ComparisonRow]) ->
 def _build_statistic_table(names: tuple[str, str], rows: Sequence[ComparisonRow]) -> ApiTable:
     def figures(row: ComparisonRow) -> str:
         return ", ".join(
-            f"{row.outcome.figures.get(name, math.nan):.5f}" for name in _STATISTIC_NAMES
+            f"{row.outcome.statistic_differences.get(name, math.nan):.5f}"
+            for name in _STATISTIC_NAMES
         )
 
     lines = tuple(
@@ -202,7 +203,7 @@ def _format_tensor_name(name: str, tensor: DumpedTensor | None) -> str:
     if tensor is None:
         return ""
     place = parse_place(tensor.argument) if parse_call_name(name) is not None else None
-    return join_tensor_name(name, place) if place is not None else f"{name}_{tensor.place}"
+    return join_tensor_name(name, place) if place is not None else f"{name}_{tensor.slot_name}"
 
 
 def _format_call_stem(name: str) -> str:

@@ -168,7 +168,7 @@ class CallNameMapping:
     def __init__(self, mapping: Mapping[str, str]) -> None:
         self._mapping = mapping
 
-    def names(self, call: DumpedCall) -> tuple[str, ...]:
+    def list_spellings(self, call: DumpedCall) -> tuple[str, ...]:
         """Return what a call may be called."""
         api = parse_call_name(call.op_name)
         if api is not None:
@@ -177,9 +177,9 @@ class CallNameMapping:
             dict.fromkeys((*list_spellings(strip_scope_prefix(call.op_name)), call.op_name))
         )
 
-    def wanted(self, call: DumpedCall) -> Iterator[str]:
+    def list_partner_names(self, call: DumpedCall) -> Iterator[str]:
         """Yield the names that side b may have for a call of side a, the surest first."""
-        names = self.names(call)
+        names = self.list_spellings(call)
         for name in names:
             if name in self._mapping:
                 yield from _spell_both_ways(self._mapping[name])

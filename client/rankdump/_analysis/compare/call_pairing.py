@@ -49,43 +49,43 @@ class PairingState:
 
     a: DumpedProgram
     b: DumpedProgram
-    partner: dict[int, tuple[int, PairingRule]] = field(
+    partners_of_a: dict[int, tuple[int, PairingRule]] = field(
         default_factory=dict[int, "tuple[int, PairingRule]"]
     )
     """By position in a: position in b, and why."""
-    taken: set[int] = field(default_factory=set[int])
+    paired_b: set[int] = field(default_factory=set[int])
     """Positions in b that have a partner."""
 
-    def join(self, a: DumpedCall, b: DumpedCall, rule: PairingRule) -> None:
+    def add_pair(self, a: DumpedCall, b: DumpedCall, rule: PairingRule) -> None:
         """Pair two calls."""
-        self.partner[a.position] = b.position, rule
-        self.taken.add(b.position)
+        self.partners_of_a[a.position] = b.position, rule
+        self.paired_b.add(b.position)
 
     @property
-    def left_a(self) -> list[DumpedCall]:
+    def unpaired_a(self) -> list[DumpedCall]:
         """Calls of a that have no partner yet."""
-        return [call for call in self.a.calls if call.position not in self.partner]
+        return [call for call in self.a.calls if call.position not in self.partners_of_a]
 
     @property
-    def left_b(self) -> list[DumpedCall]:
+    def unpaired_b(self) -> list[DumpedCall]:
         """Calls of b that have no partner yet."""
-        return [call for call in self.b.calls if call.position not in self.taken]
+        return [call for call in self.b.calls if call.position not in self.paired_b]
 
-    def join_equal(self, rule: PairingRule, key: Callable[[DumpedCall], Hashable]) -> None:
+    def pair_equal_keys(self, rule: PairingRule, key: Callable[[DumpedCall], Hashable]) -> None:
         """Pair what is left by a key, the first with the first; None is no key."""
-        waiting = _group_calls(self.left_b, key)
-        for call in self.left_a:
+        waiting = _group_calls(self.unpaired_b, key)
+        for call in self.unpaired_a:
             own = key(call)
             others = waiting.get(own)
             if own is not None and others:
-                self.join(call, others.pop(), rule)
+                self.add_pair(call, others.pop(), rule)
 
     def segments(self) -> Iterator[UnpairedSegment]:
         """Yield what is left between calls that are paired in the same order on both sides."""
-        left_a, left_b = self.left_a, self.left_b
+        left_a, left_b = self.unpaired_a, self.unpaired_b
         if not (left_a and left_b):
             return
-        anchors = [*_find_longest_rise(sorted((a, b) for a, (b, _) in self.partner.items()))]
+        anchors = [*_find_longest_rise(sorted((a, b) for a, (b, _) in self.partners_of_a.items()))]
         edges = [*anchors, (len(self.a.calls), len(self.b.calls))]
         at_a = at_b = 0
         for edge_a, edge_b in edges:
@@ -95,9 +95,9 @@ class PairingState:
                 yield left_a[at_a:next_a], left_b[at_b:next_b]
             at_a, at_b = next_a, next_b
 
-    def result(self) -> list[CallPair]:
+    def list_call_pairs(self) -> list[CallPair]:
         """Return all calls in execution order of a; those of b alone behind what they followed."""
-        place = {b: a for a, (b, _) in self.partner.items()}
+        place = {b: a for a, (b, _) in self.partners_of_a.items()}
         alone: defaultdict[int, list[CallPair]] = defaultdict(list)
         behind = -1
         for call in self.b.calls:
@@ -107,7 +107,7 @@ class PairingState:
                 alone[behind].append(CallPair(None, call))
         lines = alone[-1]
         for call in self.a.calls:
-            other, rule = self.partner.get(call.position, (None, ""))
+            other, rule = self.partners_of_a.get(call.position, (None, ""))
             b = self.b.calls[other] if other is not None else None
             lines.append(CallPair(call, b, rule))
             if call.position in alone:
@@ -246,7 +246,7 @@ def pair_calls(a: DumpedProgram, b: DumpedProgram, settings: ComparisonSettings)
     pairing = PairingState(a, b)
     for rule in settings.rules:
         _apply_rule(rule, pairing, settings)
-    return pairing.result()
+    return pairing.list_call_pairs()
 
 
 def check_pairing_rules(rules: Iterable[str]) -> tuple[PairingRule, ...]:
@@ -287,9 +287,9 @@ def _pair_same_names(pairing: PairingState) -> None:
             else (name(call), call.backward)
         )
 
-    pairing.join_equal("exact", named(lambda call: (call.graph, call.op_name)))
-    pairing.join_equal("exact", named(lambda call: call.op_name))
-    pairing.join_equal("exact", named(lambda call: sanitize_name(call.op_name)))
+    pairing.pair_equal_keys("exact", named(lambda call: (call.graph, call.op_name)))
+    pairing.pair_equal_keys("exact", named(lambda call: call.op_name))
+    pairing.pair_equal_keys("exact", named(lambda call: sanitize_name(call.op_name)))
 
 
 def _find_alike_families(pairing: PairingState) -> set[OperatorFamily]:
@@ -310,16 +310,16 @@ def _pair_mapped_names(pairing: PairingState, settings: ComparisonSettings) -> N
     """Pair the names that the user's file says are one."""
     mapped = CallNameMapping(settings.mapping)
     waiting: dict[tuple[str, bool, bool], list[DumpedCall]] = {}
-    for call in reversed(pairing.left_b):
-        for name in mapped.names(call):
+    for call in reversed(pairing.unpaired_b):
+        for name in mapped.list_spellings(call):
             waiting.setdefault((name, call.backward, call.recomputed), []).append(call)
-    for call in pairing.left_a:
-        for name in mapped.wanted(call):
+    for call in pairing.unpaired_a:
+        for name in mapped.list_partner_names(call):
             others = waiting.get((name, call.backward, call.recomputed), [])
-            while others and others[-1].position in pairing.taken:
+            while others and others[-1].position in pairing.paired_b:
                 others.pop()
             if others:
-                pairing.join(call, others.pop(), "mapping")
+                pairing.add_pair(call, others.pop(), "mapping")
                 break
 
 
@@ -353,7 +353,7 @@ def _pair_in_order(
         waiting.setdefault(own, []).append(call)
     for call, own in zip(left_a, keys_a, strict=True):
         if often_a[own] == often_b[own]:
-            pairing.join(call, waiting[own].pop(), "type")
+            pairing.add_pair(call, waiting[own].pop(), "type")
 
 
 def _pair_by_sequence(pairing: PairingState) -> None:
@@ -371,7 +371,7 @@ def _pair_by_sequence(pairing: PairingState) -> None:
         for left_a, left_b in list(pairing.segments()):
             tokens = [key(call) for call in left_a], [key(call) for call in left_b]
             for at_a, at_b in find_common_subsequence(*tokens):
-                pairing.join(left_a[at_a], left_b[at_b], "sequence")
+                pairing.add_pair(left_a[at_a], left_b[at_b], "sequence")
 
 
 __all__ = ["check_pairing_rules", "pair_calls"]

@@ -59,7 +59,7 @@ class CompareWorker:
             )
         self._pipe: Connection[Any, Any] = own
 
-    def started(self) -> bool:
+    def wait_until_ready(self) -> bool:
         """Wait until it can compare; return whether it came so far."""
         try:
             return self._pipe.recv() is None
@@ -188,7 +188,7 @@ class ComparePool:
                 self._workers.add(worker)
                 stopped = self._stopped
             try:
-                return not stopped and worker.started() and self._died(worker)
+                return not stopped and worker.wait_until_ready() and self._died(worker)
             finally:
                 with self._lock:
                     self._workers.remove(worker)

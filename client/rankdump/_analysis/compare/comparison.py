@@ -202,7 +202,7 @@ def _compare_programs(
     measured = compare_pairs(
         [each.pair for each in pairs], settings, processes=processes, dask=dask, progress=progress
     )
-    rows = [each.row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
+    rows = [each.make_row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
     # Sorting is stable: the tensors of a call stay together.
     rows.sort(key=attrgetter("iteration", "position", "rank"))
     return resolve_nonfinite_rows(rows), {one.rank: other.rank for one, other in programs}

@@ -33,12 +33,12 @@ class ErrorScale:
     """Exponent of the largest, rounded up."""
 
     @property
-    def zero(self) -> int:
+    def zero_level(self) -> int:
         """Where 0 stands."""
         return self.low - 1
 
     @property
-    def unknown(self) -> int:
+    def unknown_level(self) -> int:
         """Where stands what has no number: other shapes, no partner, nothing finite."""
         return self.high + 1
 
@@ -46,27 +46,27 @@ class ErrorScale:
     def labels(self) -> dict[int, str]:
         """Texts of the ticks."""
         decades = {power: f"1e{power}" for power in range(self.low, self.high + 1)}
-        return {self.zero: "0", **decades, self.unknown: NO_NUMBER}
+        return {self.zero_level: "0", **decades, self.unknown_level: NO_NUMBER}
 
-    def at(self, error: float) -> float:
+    def get_y(self, error: float) -> float:
         """Return where an error stands."""
         if not math.isfinite(error):
-            return self.unknown
-        return math.log10(error) if error > 0 else self.zero
+            return self.unknown_level
+        return math.log10(error) if error > 0 else self.zero_level
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionAxis:
     """The horizontal axis: iterations one after another, in each the positions of calls."""
 
-    begins: Mapping[int, int]
+    iteration_starts: Mapping[int, int]
     """Where each iteration begins."""
-    aside: Mapping[int, float]
+    rank_offsets: Mapping[int, float]
     """How far the points of each rank stand aside, so that none hides another's."""
 
-    def at(self, row: ComparisonRow) -> float:
+    def get_x(self, row: ComparisonRow) -> float:
         """Return where a pair of calls stands."""
-        return self.begins[row.iteration] + row.position + self.aside[row.rank]
+        return self.iteration_starts[row.iteration] + row.position + self.rank_offsets[row.rank]
 
 
 def build_error_scale(errors: Sequence[float]) -> ErrorScale:
@@ -87,7 +87,7 @@ def build_row_columns(rows: Sequence[ComparisonRow], spelt: NameShortener) -> Pa
         "position": [row.position for row in rows],
         "direction": [_format_direction(row) for row in rows],
         "operator": [report_text.format_call_name(row, spelt) for row in rows],
-        "place": [row.place for row in rows],
+        "place": [row.slot_name for row in rows],
         "verdict": [row.outcome.verdict.value for row in rows],
         "max abs": [max_absolute(row) for row in rows],
         **{
@@ -114,7 +114,7 @@ def build_operator_columns(
         "direction": [_format_direction(row) for row in worst],
         "operator": [report_text.format_call_name(row, spelt) for row in worst],
         "worst verdict": [row.outcome.verdict.value for row in worst],
-        "at": [row.place for row in worst],
+        "at": [row.slot_name for row in worst],
         "tensors": [each.tensors for each in operators],
         "differing": [each.differing for each in operators],
         "error": [each.error for each in operators],
@@ -129,14 +129,14 @@ def build_point_columns(
     """Return one point per pair of calls: where it stands, and what is said of it."""
     worst = [each.worst for each in operators]
     return {
-        "x": list(map(axis.at, worst)),
-        "y": [scale.at(each.error) for each in operators],
+        "x": list(map(axis.get_x, worst)),
+        "y": [scale.get_y(each.error) for each in operators],
         "rank": [row.rank for row in worst],
         "when": [report_text.format_iterations([row.iteration]) for row in worst],
         "operator": [
             f"{report_text.format_call_name(row, str)}, {_format_direction(row)}" for row in worst
         ],
-        "place": [row.place for row in worst],
+        "place": [row.slot_name for row in worst],
         "verdict": [row.outcome.verdict.value for row in worst],
         "error": [report_text.format_number(each.error) for each in operators],
         "cosine": [report_text.format_cosine(each.cosine) for each in operators],

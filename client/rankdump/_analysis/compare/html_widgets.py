@@ -198,7 +198,7 @@ def draw_operator_chart(
     scale = build_error_scale([each.error for each in operators])
     axis = build_execution_axis(operators)
     chart = _make_chart(name, _HEIGHT, scale)
-    _draw_backdrop(chart, scale, list(axis.begins.values())[1:])
+    _draw_backdrop(chart, scale, list(axis.iteration_starts.values())[1:])
     # What is drawn last lies on top, and what is drawn first stands for all in the legend.
     ranked = sorted(operators, key=lambda each: (each.worst.rank, -get_severity(each.worst)))
     for rank, group in groupby(ranked, key=lambda each: each.worst.rank):
@@ -288,7 +288,7 @@ def _make_chart(name: str, height: int, scale: ErrorScale) -> figure:
         active_scroll="xwheel_zoom",
         x_axis_label="operators in execution order",
         y_axis_label="error",
-        y_range=Range1d(start=scale.zero - 0.6, end=scale.unknown + 0.6),
+        y_range=Range1d(start=scale.zero_level - 0.6, end=scale.unknown_level + 0.6),
         min_border_left=70,
     )
     chart.toolbar.logo = None
@@ -300,12 +300,12 @@ def _make_chart(name: str, height: int, scale: ErrorScale) -> figure:
 def _list_ticks(scale: ErrorScale) -> list[int]:
     """Return the ticks: the two lines at the ends, and a dozen decades between."""
     step = max(1, math.ceil((scale.high - scale.low) / 12))
-    return [scale.zero, *range(scale.low, scale.high + 1, step), scale.unknown]
+    return [scale.zero_level, *range(scale.low, scale.high + 1, step), scale.unknown_level]
 
 
 def _draw_backdrop(chart: figure, scale: ErrorScale, starts: Sequence[int]) -> None:
     """Shade the lines of what has no place on the scale; show where iterations begin."""
-    for at in (scale.zero, scale.unknown):
+    for at in (scale.zero_level, scale.unknown_level):
         shade = BoxAnnotation(bottom=at - 0.5, top=at + 0.5, fill_color="#eceff3", fill_alpha=0.7)
         shade.level = "image"
         chart.add_layout(shade)

@@ -45,9 +45,9 @@ class RankExchange:
 class MergedCallOrder:
     """What of the published order matters here."""
 
-    places: Mapping[RankCall, int] = field(default_factory=dict[RankCall, int])
+    positions: Mapping[RankCall, int] = field(default_factory=dict[RankCall, int])
     """Position of calls in the order of all ranks."""
-    meetings: Sequence[RankExchange] = ()
+    exchanges: Sequence[RankExchange] = ()
     """Collectives and messages that were received."""
 
 
@@ -60,11 +60,11 @@ def find_job_origin(
     """
     if not found:
         return None
-    earliest = min(each.place for each in found)
+    earliest = min(each.iteration_key for each in found)
     candidates = [
         (each, suspect)
         for each, suspect in zip(found, suspects, strict=True)
-        if each.place == earliest
+        if each.iteration_key == earliest
     ]
     own = [
         pair
@@ -82,7 +82,7 @@ def find_sender(
 ) -> int | None:
     """Return the rank from which another one received it; None when it started there itself."""
     return next(
-        (other.first.rank for other in others if _is_sent_by(found, other, merged)),
+        (other.likeliest_row.rank for other in others if _is_sent_by(found, other, merged)),
         None,
     )
 
@@ -90,7 +90,9 @@ def find_sender(
 def convert_rank_origin(found: RankOrigin, suspects: tuple[SuspectCall, ...]) -> DivergenceOrigin:
     """Return the origin of one rank."""
     question = found.question
-    return DivergenceOrigin(question.kind, question.side, not found.why, suspects, found.why)
+    return DivergenceOrigin(
+        question.kind, question.side, not found.ambiguity, suspects, found.ambiguity
+    )
 
 
 def _join_rank_origins(
@@ -99,58 +101,64 @@ def _join_rank_origins(
     first, suspect = own[0]
     question = first.question
     if len({_get_names(each) for each, _ in own}) > 1:
-        ranks = ", ".join(str(each.first.rank) for each, _ in own[:8])
-        order = "the merged order" if merged.places else "their own order"
+        ranks = ", ".join(str(each.likeliest_row.rank) for each, _ in own[:8])
+        order = "the merged order" if merged.positions else "their own order"
         why = f"it starts at different calls on ranks {ranks}; the first here is so by {order}"
         return DivergenceOrigin(question.kind, question.side, False, tuple(s for _, s in own), why)
-    sure = [pair for pair in own if not pair[0].why] or own[:1]
+    sure = [pair for pair in own if not pair[0].ambiguity] or own[:1]
     first, suspect = sure[0]
     # "By at most" is said of all these ranks.
-    _, widest = max(sure, key=lambda pair: pair[0].amount)
-    others = sorted(each.first.rank for each, _ in own if each is not first)
+    _, widest = max(sure, key=lambda pair: pair[0].error_key)
+    others = sorted(each.likeliest_row.rank for each, _ in own if each is not first)
     reason = widest.reason + (words.describe_other_ranks(others) if others else "")
     named = replace(suspect, reason=reason)
-    return DivergenceOrigin(question.kind, question.side, not first.why, (named,), first.why)
+    return DivergenceOrigin(
+        question.kind, question.side, not first.ambiguity, (named,), first.ambiguity
+    )
 
 
 def _get_names(found: RankOrigin) -> tuple[str, str]:
-    return found.first.name_a, found.first.name_b
+    return found.likeliest_row.name_a, found.likeliest_row.name_b
 
 
 def _is_sent_by(found: RankOrigin, other: RankOrigin, merged: MergedCallOrder) -> bool:
     """Return whether a rank received it from another one."""
-    if other is found or other.first.rank == found.first.rank:
+    if other is found or other.likeliest_row.rank == found.likeliest_row.rank:
         return False
     mine, its = (
-        _find_position(found.first, found, merged),
-        _find_position(other.first, other, merged),
+        _find_position(found.likeliest_row, found, merged),
+        _find_position(other.likeliest_row, other, merged),
     )
     if mine is not None and its is not None:
         return any(
-            each.iteration == found.first.iteration
+            each.iteration == found.likeliest_row.iteration
             and its <= each.position <= mine
-            and other.first.rank in each.senders
-            and found.first.rank in each.receivers
-            for each in merged.meetings
+            and other.likeliest_row.rank in each.senders
+            and found.likeliest_row.rank in each.receivers
+            for each in merged.exchanges
         )
     return (
-        _is_shared_call(found.first)
-        and not _is_shared_call(other.first)
-        and other.first.position < found.first.position
+        _is_shared_call(found.likeliest_row)
+        and not _is_shared_call(other.likeliest_row)
+        and other.likeliest_row.position < found.likeliest_row.position
     )
 
 
 def _make_order_key(found: RankOrigin, merged: MergedCallOrder) -> tuple[int, int, int]:
-    at = _find_position(found.first, found, merged)
-    return _LAST_POSITION if at is None else at, found.first.position, found.first.rank
+    at = _find_position(found.likeliest_row, found, merged)
+    return (
+        _LAST_POSITION if at is None else at,
+        found.likeliest_row.position,
+        found.likeliest_row.rank,
+    )
 
 
 def _find_position(row: ComparisonRow, found: RankOrigin, merged: MergedCallOrder) -> int | None:
     """Return where a call stands in the merged order; None when the order does not say it."""
-    if merged.places and row.op_type == PARAMETER_OP_TYPE:
+    if merged.positions and row.op_type == PARAMETER_OP_TYPE:
         return _LAST_POSITION
     name = row.name_b if found.question.side == "b" else row.name_a
-    return merged.places.get((row.rank, row.iteration, name))
+    return merged.positions.get((row.rank, row.iteration, name))
 
 
 def _is_shared_call(row: ComparisonRow) -> bool:

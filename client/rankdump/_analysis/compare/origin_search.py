@@ -64,7 +64,7 @@ class ComparedDumps:
         default_factory=dict["tuple[str, int]", "_CallStacks"]
     )
 
-    def source(self, row: ComparisonRow, question: OriginQuestion) -> tuple[SourceLine, ...]:
+    def find_stack(self, row: ComparisonRow, question: OriginQuestion) -> tuple[SourceLine, ...]:
         """Return the stack of a call, of the dump that the question is about if it has one."""
         sides = [("a", row.name_a, row.rank), ("b", row.name_b, self.ranks.get(row.rank, row.rank))]
         for side, name, rank in reversed(sides) if question.side == "b" else sides:
@@ -74,9 +74,11 @@ class ComparedDumps:
                     return known[each]
         return ()
 
-    def merged(self, found: Sequence[RankOrigin], question: OriginQuestion) -> MergedCallOrder:
+    def read_merged_order(
+        self, found: Sequence[RankOrigin], question: OriginQuestion
+    ) -> MergedCallOrder:
         """Return what the published order says of the iterations of the suspects."""
-        steps = sorted({each.first.iteration for each in found})
+        steps = sorted({each.likeliest_row.iteration for each in found})
         wanted = IterationSelection("", tuple((step, step) for step in steps if step >= 0))
         # Suspects are called by ranks and names of a, but where the question is about b.
         asked = (self.b,) if question.side == "b" else (self.a, self.b)
@@ -104,7 +106,7 @@ def find_origins(
     for question in (DIFFERENCE_QUESTION, *NONFINITE_QUESTIONS):
         found = find_rank_origins(rows, question)
         own = [convert_rank_origin(each, _build_suspects(each, rows, sides)) for each in found]
-        merged = sides.merged(found, question) if len(found) > 1 else MergedCallOrder()
+        merged = sides.read_merged_order(found, question) if len(found) > 1 else MergedCallOrder()
         together = find_job_origin(found, merged, [origin.suspects[0] for origin in own])
         of_ranks.extend(
             _add_sender(origin, find_sender(each, found, merged))
@@ -132,17 +134,17 @@ def _build_suspects(
     also = describe_differing_weights(found, rows)
     return tuple(
         SuspectCall(
-            rank=step.row.rank,
-            iteration=step.row.iteration,
-            position=step.row.position,
-            op_type=step.row.op_type,
-            name_a=step.row.name_a,
-            name_b=step.row.name_b,
-            backward=step.row.backward,
+            rank=step.first_row.rank,
+            iteration=step.first_row.iteration,
+            position=step.first_row.position,
+            op_type=step.first_row.op_type,
+            name_a=step.first_row.name_a,
+            name_b=step.first_row.name_b,
+            backward=step.first_row.backward,
             reason=reason + (also if at == 0 else ""),
-            source=sides.source(step.row, found.question),
+            source=sides.find_stack(step.first_row, found.question),
         )
-        for at, (step, reason) in enumerate(zip(found.steps, found.reasons, strict=True))
+        for at, (step, reason) in enumerate(zip(found.calls, found.reasons, strict=True))
     )
 
 
@@ -163,9 +165,9 @@ def _read_call_order(dump: Dump, wanted: IterationSelection) -> MergedCallOrder:
     for entry in read_order(dump.root).entries(iterations=wanted):
         for rank in entry.ranks:
             places.setdefault((rank, entry.iteration, entry.name), entry.position)
-        if entry.kind.collective or entry.kind is EventKind.RECV:
+        if entry.kind.is_collective or entry.kind is EventKind.RECV:
             receivers = frozenset(entry.ranks)
-            senders = receivers if entry.kind.collective else frozenset((entry.peer,))
+            senders = receivers if entry.kind.is_collective else frozenset((entry.peer,))
             meetings.append(RankExchange(entry.iteration, entry.position, senders, receivers))
     return MergedCallOrder(places, meetings)
 
@@ -187,7 +189,7 @@ def _resolve_question(rows: list[ComparisonRow], question: OriginQuestion) -> No
     alike = _SameDigestRows(rows, question)
     for at, row in enumerate(rows):
         if is_bad_row(row, question):
-            alike.say(at, finite=False)
+            alike.set_finite(at, finite=False)
     for _ in range(_MAX_SEARCH_ROUNDS):
         places = {id(row): at for at, row in enumerate(rows)}
         asked = [row for found in find_rank_origins(rows, question) for row in found.unknown]
@@ -196,7 +198,7 @@ def _resolve_question(rows: list[ComparisonRow], question: OriginQuestion) -> No
         ]
         known = [(at, finite) for at, finite in answers if finite is not None]
         for at, finite in known:
-            alike.say(at, finite=finite)
+            alike.set_finite(at, finite=finite)
         if not known:
             return
 
@@ -210,7 +212,7 @@ class _SameDigestRows:
         for at in range(len(rows)):
             self._places[self._digest(at)].append(at)
 
-    def say(self, at: int, *, finite: bool) -> None:
+    def set_finite(self, at: int, *, finite: bool) -> None:
         """Say it of a tensor, and of all that are as it is and of which nothing is known."""
         digest = self._digest(at)
         for each in self._places[digest] if digest else [at]:

@@ -92,7 +92,7 @@ def has_nonfinite_statistics(tensor: DumpedTensor | None) -> bool | None:
     """
     if tensor is None or tensor.dtype == "bool":
         return None if tensor is None else False
-    figures = tensor.figures
+    figures = tensor.statistics
     if not figures:
         return None
     counts = [figures.get(name) for name in _NONFINITE_COUNTS]
@@ -108,13 +108,13 @@ def compare_pair_statistics(
     a: DumpedTensor, b: DumpedTensor, tolerances: ElementTolerances, findings: tuple[str, ...]
 ) -> PairOutcome:
     """Return what the figures of two tensors say of them."""
-    verdict, differences = compare_statistics(a.figures, b.figures, tolerances)
+    verdict, differences = compare_statistics(a.statistics, b.statistics, tolerances)
     if verdict is TensorVerdict.UNKNOWN:
         findings = (*findings, "neither elements nor figures are known on both sides")
     return PairOutcome(
         verdict,
         findings,
-        figures=differences,
+        statistic_differences=differences,
         nonfinite_a=has_nonfinite_statistics(a),
         nonfinite_b=has_nonfinite_statistics(b),
     )
@@ -150,7 +150,7 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
         return _build_unread_outcome(TensorVerdict.UNMATCHED, a, b)
     if a.digest and a.digest == b.digest and a.shape == b.shape and a.dtype and a.dtype == b.dtype:
         # Thousands of pairs have one outcome, where nothing more is known of them.
-        known = a.figures or b.figures or a.dtype == "bool"
+        known = a.statistics or b.statistics or a.dtype == "bool"
         return _build_unread_outcome(TensorVerdict.EQUAL, a, b) if known else _SAME_DIGEST
     if a.shape is not None and b.shape is not None and not _is_comparable(a.shape, b.shape):
         return _build_unread_outcome(TensorVerdict.SHAPE, a, b, _format_shapes(a.shape, b.shape))
@@ -233,7 +233,7 @@ def _add_statistics(tensor: DumpedTensor) -> DumpedTensor:
         return tensor
     array = load(tensor.entry)
     return _describe_from_file(tensor, array)._replace(
-        figures={**compute_statistics(array), **tensor.figures}
+        figures={**compute_statistics(array), **tensor.statistics}
     )
 
 
@@ -246,7 +246,7 @@ def _decide_verdict(found: MeasurementResult) -> TensorVerdict:
     if measures.unequal:
         return TensorVerdict.DIFFERENT
     # Rounded to a narrower type, numbers may only look the same.
-    exact = not measures.max_absolute > 0 and not found.terms
+    exact = not measures.max_absolute > 0 and not found.rounded_dtype
     return TensorVerdict.EQUAL if exact else TensorVerdict.CLOSE
 
 
@@ -286,8 +286,10 @@ def _list_nonfinite_findings(
     found: MeasurementResult, shape: tuple[int, ...], settings: ComparisonSettings
 ) -> tuple[str, ...]:
     measures = found.measures
-    if found.first_apart is not None:
-        first = _format_extents(tuple(int(at) for at in np.unravel_index(found.first_apart, shape)))
+    if found.first_nonfinite_apart is not None:
+        first = _format_extents(
+            tuple(int(at) for at in np.unravel_index(found.first_nonfinite_apart, shape))
+        )
         counts = f"{measures.nonfinite_a:,} in a, {measures.nonfinite_b:,} in b"
         places = f"{measures.nonfinite_apart:,} of {measures.count:,} places"
         return (f"NaN or infinity differs at {places} ({counts}), first at {first}",)

@@ -69,7 +69,7 @@ def is_bad_row(row: ComparisonRow, question: OriginQuestion) -> bool | None:
 def get_seen_order(row: ComparisonRow, question: OriginQuestion) -> int:
     """Return when the tensor was seen, among those of its program."""
     tensor = select_tensor(row, question)
-    return tensor.seen if tensor is not None else 0
+    return tensor.seen_order if tensor is not None else 0
 
 
 NO_INPUTS_REASON = "no inputs were dumped: what comes between two calls cannot be told from a call"
@@ -140,7 +140,7 @@ def describe_several_unmatched(count: int, row: ComparisonRow) -> str:
 
 def describe_unknown_inputs(rows: Sequence[ComparisonRow], question: OriginQuestion) -> str:
     """Say which inputs nobody could judge."""
-    places = ", ".join(row.place for row in rows[:3])
+    places = ", ".join(row.slot_name for row in rows[:3])
     if question.kind == "nonfinite":
         return f"whether {places} was finite is not known"
     return f"{places} could not be compared"
@@ -196,16 +196,16 @@ def _describe_bad_inputs(question: OriginQuestion) -> str:
 def _describe_bad_tensor(row: ComparisonRow, question: OriginQuestion) -> str:
     outcome = row.outcome
     if question.kind == "nonfinite":
-        return f"{row.place} holds NaN or infinity{_describe_nonfinite_count(row, question)}"
+        return f"{row.slot_name} holds NaN or infinity{_describe_nonfinite_count(row, question)}"
     if outcome.verdict is TensorVerdict.SHAPE:
         a, b = row.pair.a, row.pair.b
         shapes = f": {a.shape} and {b.shape}" if a and b and a.shape and b.shape else ""
-        return f"{row.place} has another shape{shapes}"
+        return f"{row.slot_name} has another shape{shapes}"
     if outcome.verdict is TensorVerdict.NAN:
         count = outcome.measures.nonfinite_apart if outcome.measures else 0
         places = f" at {count:,} {'place' if count == 1 else 'places'}" if count else ""
-        return f"{row.place} is NaN or infinite on one side alone{places}"
-    return f"{row.place} differs{_describe_amount(row)}{_describe_dtypes(row)}"
+        return f"{row.slot_name} is NaN or infinite on one side alone{places}"
+    return f"{row.slot_name} differs{_describe_amount(row)}{_describe_dtypes(row)}"
 
 
 def _describe_dtypes(row: ComparisonRow) -> str:
@@ -219,7 +219,7 @@ def _describe_amount(row: ComparisonRow) -> str:
     measures = row.outcome.measures
     if measures is not None:
         return f" by at most {measures.max_absolute:.4g}"
-    figures = {name: value for name, value in row.outcome.figures.items() if value}
+    figures = {name: value for name, value in row.outcome.statistic_differences.items() if value}
     if figures:
         name = max(figures, key=lambda each: abs(figures[each]))
         return f" in its {name} by {figures[name]:.4g}"
@@ -248,11 +248,11 @@ class CallRows:
     rows: tuple[ComparisonRow, ...]
 
     @property
-    def row(self) -> ComparisonRow:
+    def first_row(self) -> ComparisonRow:
         """Any of them: names and places are those of the pair."""
         return self.rows[0]
 
-    def on(self, side: TensorSide) -> tuple[ComparisonRow, ...]:
+    def rows_on_side(self, side: TensorSide) -> tuple[ComparisonRow, ...]:
         """Return the rows of its inputs, or of its outputs."""
         return tuple(row for row in self.rows if _get_side(row) is side)
 
@@ -262,35 +262,35 @@ class RankOrigin:
     """Where it starts on one rank."""
 
     question: OriginQuestion
-    steps: tuple[CallRows, ...]
+    calls: tuple[CallRows, ...]
     """Who may have done it, the likeliest first."""
     reasons: tuple[str, ...]
     """Of each."""
-    why: str = ""
+    ambiguity: str = ""
     """Why it is not certain."""
-    outside: bool = False
+    is_outside: bool = False
     """The inputs are bad already, and nothing that was dumped made them so."""
     unknown: tuple[ComparisonRow, ...] = ()
     """Inputs of the first that nobody has looked into."""
 
     @property
-    def first(self) -> ComparisonRow:
+    def likeliest_row(self) -> ComparisonRow:
         """The likeliest."""
-        return self.steps[0].row
+        return self.calls[0].first_row
 
     @property
-    def amount(self) -> tuple[int, float]:
+    def error_key(self) -> tuple[int, float]:
         """How bad is what its reason speaks of: the verdict, then the error."""
-        wrong = [row for row in self.steps[0].rows if is_bad_row(row, self.question)]
+        wrong = [row for row in self.calls[0].rows if is_bad_row(row, self.question)]
         outputs = [row for row in wrong if _get_side(row) is TensorSide.OUTPUT]
-        told = (outputs or wrong or self.steps[0].rows)[0]
+        told = (outputs or wrong or self.calls[0].rows)[0]
         known = get_row_error(told)
         return -get_severity(told), 0.0 if math.isnan(known) else known
 
     @property
-    def place(self) -> tuple[bool, int]:
+    def iteration_key(self) -> tuple[bool, int]:
         """Iteration, for sorting: constants belong to none, and come last."""
-        return self.first.iteration == CONSTANTS_ITERATION, self.first.iteration
+        return self.likeliest_row.iteration == CONSTANTS_ITERATION, self.likeliest_row.iteration
 
 
 def find_rank_origins(rows: Sequence[ComparisonRow], question: OriginQuestion) -> list[RankOrigin]:
@@ -316,14 +316,20 @@ def find_program_origin(steps: Sequence[CallRows], question: OriginQuestion) -> 
     but finite numbers.
     """
     found = _search_program(steps, question)
-    while found is not None and found.outside and question.kind == "nonfinite":
-        mask = next(row for row in found.steps[0].on(TensorSide.INPUT) if is_bad_row(row, question))
+    while found is not None and found.is_outside and question.kind == "nonfinite":
+        mask = next(
+            row
+            for row in found.calls[0].rows_on_side(TensorSide.INPUT)
+            if is_bad_row(row, question)
+        )
         tensor = select_tensor(mask, question)
         digest = tensor.digest if tensor is not None else ""
         readers = _find_readers(steps, digest, question) if digest else []
         if not any(_has_finite_outputs(step, question) for step in readers):
             outputs = (
-                row for step in readers[:_MAX_MASK_READERS] for row in step.on(TensorSide.OUTPUT)
+                row
+                for step in readers[:_MAX_MASK_READERS]
+                for row in step.rows_on_side(TensorSide.OUTPUT)
             )
             unknown = tuple(row for row in outputs if is_bad_row(row, question) is None)
             return replace(found, unknown=unknown)
@@ -339,17 +345,17 @@ def _find_readers(
     found = [
         step
         for step in steps
-        if step.on(TensorSide.OUTPUT)
+        if step.rows_on_side(TensorSide.OUTPUT)
         and any(
             t and t.digest == digest
-            for t in (select_tensor(r, question) for r in step.on(TensorSide.INPUT))
+            for t in (select_tensor(r, question) for r in step.rows_on_side(TensorSide.INPUT))
         )
     ]
     return sorted(found, key=lambda step: max(get_seen_order(row, question) for row in step.rows))
 
 
 def _has_finite_outputs(step: CallRows, question: OriginQuestion) -> bool:
-    return all(is_bad_row(row, question) is False for row in step.on(TensorSide.OUTPUT))
+    return all(is_bad_row(row, question) is False for row in step.rows_on_side(TensorSide.OUTPUT))
 
 
 def _search_program(steps: Sequence[CallRows], question: OriginQuestion) -> RankOrigin | None:
@@ -396,10 +402,12 @@ def _find_maker(wrong: Iterable[CallRows], when: int, question: OriginQuestion) 
     for step in wrong:
         ends = [
             get_seen_order(row, question)
-            for row in step.on(TensorSide.OUTPUT)
+            for row in step.rows_on_side(TensorSide.OUTPUT)
             if is_bad_row(row, question)
         ]
-        if not ends or any(is_bad_row(row, question) for row in step.on(TensorSide.INPUT)):
+        if not ends or any(
+            is_bad_row(row, question) for row in step.rows_on_side(TensorSide.INPUT)
+        ):
             continue
         begin = min(
             get_seen_order(row, question) for row in step.rows if select_tensor(row, question)
@@ -417,15 +425,15 @@ def _find_unmatched_before(
     Where calls that agree stand between, one of them must have made a tensor of that shape.
     """
     before = steps[: steps.index(step)][::-1]
-    agreeing = list(takewhile(lambda each: each.row.rule, before))
-    alone = list(takewhile(lambda each: not each.row.rule, before[len(agreeing) :]))
+    agreeing = list(takewhile(lambda each: each.first_row.rule, before))
+    alone = list(takewhile(lambda each: not each.first_row.rule, before[len(agreeing) :]))
     return alone if not agreeing or any(_may_have_made(each, row) for each in alone) else []
 
 
 def _may_have_made(alone: CallRows, row: ComparisonRow) -> bool:
     """Return whether a call of one side alone made what might be that side's input."""
-    wanted = row.pair.a if alone.row.name_a else row.pair.b
-    made = [each.pair.a or each.pair.b for each in alone.on(TensorSide.OUTPUT)]
+    wanted = row.pair.a if alone.first_row.name_a else row.pair.b
+    made = [each.pair.a or each.pair.b for each in alone.rows_on_side(TensorSide.OUTPUT)]
     return wanted is not None and any(each and each.shape == wanted.shape for each in made)
 
 
@@ -435,11 +443,12 @@ def _build_unmatched_origin(
     why = "" if len(alone) == 1 else describe_several_unmatched(len(alone), row)
     return RankOrigin(
         question,
-        steps=tuple(alone[:_MAX_UNMATCHED_CALLS]),
+        calls=tuple(alone[:_MAX_UNMATCHED_CALLS]),
         reasons=tuple(
-            describe_unmatched_call(s.row, row, question) for s in alone[:_MAX_UNMATCHED_CALLS]
+            describe_unmatched_call(s.first_row, row, question)
+            for s in alone[:_MAX_UNMATCHED_CALLS]
         ),
-        why=why,
+        ambiguity=why,
     )
 
 
@@ -450,25 +459,27 @@ def _build_outside_origin(
         reason, why = describe_bad_tensors(step.rows, question), LATER_INPUTS_REASON
         return RankOrigin(question, (step,), (reason,), why)
     reason = describe_outside_inputs(row, question)
-    if any(each.on(TensorSide.OUTPUT) for each in steps):
-        return RankOrigin(question, (step,), (reason,), outside=True)
+    if any(each.rows_on_side(TensorSide.OUTPUT) for each in steps):
+        return RankOrigin(question, (step,), (reason,), is_outside=True)
     at = steps.index(step)
     before = steps[max(at - 1, 0) : at]
-    reasons = (*(describe_preceding_call(each.row, row) for each in before), reason)
-    return RankOrigin(question, (*before, step), reasons, NO_OUTPUTS_REASON, outside=not before)
+    reasons = (*(describe_preceding_call(each.first_row, row) for each in before), reason)
+    return RankOrigin(question, (*before, step), reasons, NO_OUTPUTS_REASON, is_outside=not before)
 
 
 def _build_maker_origin(
     steps: Sequence[CallRows], maker: CallRows, step: CallRows, question: OriginQuestion
 ) -> RankOrigin:
-    inputs = maker.on(TensorSide.INPUT)
+    inputs = maker.rows_on_side(TensorSide.INPUT)
     unknown = tuple(row for row in inputs if is_bad_row(row, question) is None)
-    reason = describe_faulty_call(maker.rows, step.row if step is not maker else None, question)
-    reason += describe_layer(maker.row, steps[steps.index(maker) - 1].row)
+    reason = describe_faulty_call(
+        maker.rows, step.first_row if step is not maker else None, question
+    )
+    reason += describe_layer(maker.first_row, steps[steps.index(maker) - 1].first_row)
     why = ""
     if unknown:
         why = describe_unknown_inputs(unknown, question)
-    elif not inputs and not any(each.on(TensorSide.INPUT) for each in steps):
+    elif not inputs and not any(each.rows_on_side(TensorSide.INPUT) for each in steps):
         why = NO_INPUTS_REASON
     return RankOrigin(question, (maker,), (reason,), why, unknown=unknown)
 
@@ -479,7 +490,7 @@ def describe_differing_weights(found: RankOrigin, rows: Iterable[ComparisonRow])
     A tree holds parameters as they stood after the step. So those of the iteration before are the
     ones that were used; where they are not there, those of the same iteration are named as such.
     """
-    first = found.first
+    first = found.likeliest_row
     path = ".".join(parse_module_path(get_call_name(first)))
     if not path or first.op_type == PARAMETER_OP_TYPE or found.question.kind != "difference":
         return ""
@@ -498,12 +509,12 @@ def describe_differing_weights(found: RankOrigin, rows: Iterable[ComparisonRow])
 
 def _find_widest_row(weight: ComparisonRow, rows: Iterable[ComparisonRow]) -> ComparisonRow:
     """Return the row of a weight on the rank where it is apart the most."""
-    what = weight.iteration, get_call_name(weight), weight.place
+    what = weight.iteration, get_call_name(weight), weight.slot_name
     same = [
         row
         for row in rows
         if row.op_type == PARAMETER_OP_TYPE
-        and (row.iteration, get_call_name(row), row.place) == what
+        and (row.iteration, get_call_name(row), row.slot_name) == what
         and row.outcome.verdict is weight.outcome.verdict
     ]
     return max(

@@ -102,7 +102,7 @@ class PairOutcome:
     """One sentence each: dtypes differ, shapes differ, NaN at other places, a file is damaged."""
     measures: DifferenceMeasures | None = None
     """None where the elements were not read: identical digests, figures only, no partner."""
-    figures: Mapping[str, float] = field(default_factory=dict[str, float])
+    statistic_differences: Mapping[str, float] = field(default_factory=dict[str, float])
     """Differences of figures by name, where only figures are known."""
     extra: Mapping[str, float] = field(default_factory=dict[str, float])
     """msaccucmp's measures by their names, when they were asked for."""
@@ -163,13 +163,13 @@ class DumpedTensor(NamedTuple):
     """xxh3-128 of the elements as the framework held them; empty when unknown."""
     entry: Entry | None = None
     """Where the elements are; None when only figures are known."""
-    figures: Mapping[str, float] = NO_STATISTICS
+    statistics: Mapping[str, float] = NO_STATISTICS
     """By the names of `contract.statistics`: `max`, `min`, `avg`, `l2norm`, `nan count`, ..."""
-    seen: int = 0
+    seen_order: int = 0
     """Place among the tensors of its program, in the order in which they were seen."""
 
     @property
-    def place(self) -> str:
+    def slot_name(self) -> str:
         """`input.0`, as reports call it."""
         return f"{self.side.value}.{self.slot}"
 
@@ -245,10 +245,10 @@ class ComparisonRow(NamedTuple):
     outcome: PairOutcome
 
     @property
-    def place(self) -> str:
+    def slot_name(self) -> str:
         """`input.0` or `output.1`."""
         tensor = self.pair.a or self.pair.b
-        return tensor.place if tensor is not None else ""
+        return tensor.slot_name if tensor is not None else ""
 
 
 OriginKind: TypeAlias = Literal["difference", "nonfinite"]
@@ -282,7 +282,7 @@ class DivergenceOrigin:
     """Without this it is ambiguous, and any of the suspects may be meant."""
     suspects: tuple[SuspectCall, ...]
     """The first is the likeliest; exactly one where it is certain."""
-    why: str = ""
+    ambiguity: str = ""
     """Why it is ambiguous; empty where it is certain."""
 
 

@@ -68,7 +68,7 @@ def _convert_origin(origin: DivergenceOrigin) -> dict[str, object]:
         "kind": origin.kind,
         "side": origin.side,
         "certain": origin.certain,
-        "why": origin.why,
+        "why": origin.ambiguity,
         "suspects": list(map(_convert_suspect, origin.suspects)),
     }
 
@@ -92,13 +92,13 @@ def _convert_row(row: ComparisonRow) -> dict[str, object]:
         "name_a": row.name_a,
         "name_b": row.name_b,
         "backward": row.backward,
-        "place": row.place,
+        "place": row.slot_name,
         "a": _convert_tensor(row.pair.a),
         "b": _convert_tensor(row.pair.b),
         "verdict": result.verdict.value,
         "findings": list(result.findings),
         "measures": _convert_measures(result.measures),
-        "figures": _convert_numbers(result.figures),
+        "figures": _convert_numbers(result.statistic_differences),
         "extra": _convert_numbers(result.extra),
         "nonfinite_a": result.nonfinite_a,
         "nonfinite_b": result.nonfinite_b,
@@ -116,7 +116,7 @@ def _convert_tensor(tensor: DumpedTensor | None) -> dict[str, object] | None:
         "digest": tensor.digest,
         "path": entry.relative if entry is not None else "",
         "member": entry.member if entry is not None else "",
-        "figures": _convert_numbers(tensor.figures),
+        "figures": _convert_numbers(tensor.statistics),
     }
 
 

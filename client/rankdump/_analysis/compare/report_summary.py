@@ -96,7 +96,7 @@ def get_row_error(row: ComparisonRow) -> float:
     known = max_absolute(row)
     if not math.isnan(known):
         return known
-    apart = row.outcome.figures
+    apart = row.outcome.statistic_differences
     return max((abs(apart[item]) for item in _ERROR_STATISTICS if item in apart), default=math.nan)
 
 

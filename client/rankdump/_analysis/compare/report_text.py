@@ -55,10 +55,10 @@ def describe_origin(origin: DivergenceOrigin) -> str:
     if origin.kind == "nonfinite":
         subject = f"what is not finite in {origin.side}"
     if not origin.suspects:
-        return f"where {subject} starts is not known: {origin.why}"
+        return f"where {subject} starts is not known: {origin.ambiguity}"
     if origin.certain:
         return f"{subject} starts at"
-    why = f": {origin.why}" if origin.why else ""
+    why = f": {origin.ambiguity}" if origin.ambiguity else ""
     return f"where {subject} starts is ambiguous{why}"
 
 
@@ -139,7 +139,7 @@ def describe_dtype_differences(report: ComparisonReport) -> str:
     first, what = found[0]
     pairs = "1 pair" if len(found) == 1 else f"{len(found):,} pairs"
     where = (
-        f"{first.place} of {format_call_name(first, str)}, rank {first.rank}, "
+        f"{first.slot_name} of {format_call_name(first, str)}, rank {first.rank}, "
         f"{format_moment(first)}"
     )
     return f"types differ in {pairs} of tensors, first {what}: {where}"
@@ -180,7 +180,9 @@ def join_findings(row: ComparisonRow) -> str:
 
 def format_statistic_differences(row: ComparisonRow) -> str:
     """Return by how much figures are apart: `max 0.25, min 0`."""
-    return ", ".join(f"{item} {format_number(by)}" for item, by in row.outcome.figures.items())
+    return ", ".join(
+        f"{item} {format_number(by)}" for item, by in row.outcome.statistic_differences.items()
+    )
 
 
 def _format_shape(shape: tuple[int, ...] | None) -> str:

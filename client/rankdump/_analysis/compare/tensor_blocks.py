@@ -128,7 +128,7 @@ class BlockWorkspace:
             _WORKSPACE_BLOCKS, BLOCK_NUMBERS
         )
         self._rows = rows
-        self.file_a, self.file_b = (memoryview(rows[at]).cast("B") for at in (5, 6))
+        self.file_buffer_a, self.file_buffer_b = (memoryview(rows[at]).cast("B") for at in (5, 6))
         """For bytes of files."""
         self.marks = np.empty(BLOCK_NUMBERS, dtype=np.bool_)
         self._full = {
@@ -136,7 +136,7 @@ class BlockWorkspace:
             for kind in _BLOCK_DTYPES
         }
 
-    def buffers(self, count: int, kind: type[np.float32 | np.float64]) -> BlockBuffers:
+    def get_buffers(self, count: int, kind: type[np.float32 | np.float64]) -> BlockBuffers:
         """Return buffers of as many numbers, in float32 or float64."""
         full = self._full[kind]
         if count == BLOCK_NUMBERS:
@@ -144,7 +144,7 @@ class BlockWorkspace:
         x, y, d = full.x[:count], full.y[:count], full.d[:count]
         return BlockBuffers(x, y, d, full.size[:count], full.free[:count])
 
-    def wide(self, count: int) -> list[Float64Array]:
+    def get_float64_buffers(self, count: int) -> list[Float64Array]:
         """Return four more, in float64."""
         return [row[:count] for row in self._rows[7:]]
 
@@ -250,9 +250,9 @@ class OperandPair:
 
     a: TensorElements
     b: TensorElements
-    terms_a: str = ""
+    rounded_dtype_a: str = ""
     """Type that elements of side a are rounded to; empty to leave them."""
-    terms_b: str = ""
+    rounded_dtype_b: str = ""
 
     @property
     def width(self) -> int:
@@ -260,17 +260,17 @@ class OperandPair:
         return 2 if "c" in (self.a.dtype.kind, self.b.dtype.kind) else 1
 
     @property
-    def raw(self) -> bool:
+    def compares_bytes(self) -> bool:
         """Whether equal bytes mean equal elements."""
-        return self.a.dtype == self.b.dtype and not (self.terms_a or self.terms_b)
+        return self.a.dtype == self.b.dtype and not (self.rounded_dtype_a or self.rounded_dtype_b)
 
     @property
-    def narrow(self) -> bool:
+    def fits_float32(self) -> bool:
         """Whether every element is a float32."""
         return {self.a.dtype.newbyteorder("="), self.b.dtype.newbyteorder("=")} <= _FLOAT32_DTYPES
 
     @property
-    def whole(self) -> bool:
+    def needs_integers(self) -> bool:
         """Whether both are whole numbers, and float64 may be too small for one."""
         kinds, sizes = (
             self.a.dtype.kind + self.b.dtype.kind,
@@ -278,13 +278,13 @@ class OperandPair:
         )
         return all(kind in "iu" for kind in kinds) and 8 in sizes
 
-    def numbers_a(self, part: npt.NDArray[Any], room: FloatBlock) -> FloatBlock:
+    def convert_a(self, part: npt.NDArray[Any], room: FloatBlock) -> FloatBlock:
         """Return the numbers of a part of side a: itself, or in the room for them."""
-        return self._numbers(part, self.terms_a, room)
+        return self._numbers(part, self.rounded_dtype_a, room)
 
-    def numbers_b(self, part: npt.NDArray[Any], room: FloatBlock) -> FloatBlock:
+    def convert_b(self, part: npt.NDArray[Any], room: FloatBlock) -> FloatBlock:
         """Return the numbers of a part of side b: itself, or in the room for them."""
-        return self._numbers(part, self.terms_b, room)
+        return self._numbers(part, self.rounded_dtype_b, room)
 
     def _numbers(self, part: npt.NDArray[Any], terms: str, room: FloatBlock) -> FloatBlock:
         if part.dtype == np.float16 and room.dtype == np.float32 and not terms:
@@ -305,7 +305,7 @@ class OperandPair:
     ) -> None:
         """Put `x - y` into a buffer, from the numbers `x` and `y` of two parts."""
         np.subtract(x, y, out=out)
-        if self.whole and not (_fits_float64(a) and _fits_float64(b)):
+        if self.needs_integers and not (_fits_float64(a) and _fits_float64(b)):
             np.copyto(out, _exact_distance(a, b, out))
 
 

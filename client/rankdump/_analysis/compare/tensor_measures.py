@@ -56,7 +56,7 @@ class ClosenessTest:
     atol: float
 
     @property
-    def narrow(self) -> bool:
+    def fits_float32(self) -> bool:
         """Whether float32 does for these tolerances."""
         return self.atol >= _MIN_FLOAT32_TOLERANCE and (
             not self.rtol or self.rtol >= _MIN_FLOAT32_TOLERANCE
@@ -103,7 +103,7 @@ class DifferenceSums:
     x is a number of side a, y the one of side b at the same place, the reference.
     """
 
-    finite: int = 0
+    finite_count: int = 0
     """Numbers that take part in the sums."""
     absolute: float = 0.0
     """Sum of |x - y|."""
@@ -117,13 +117,13 @@ class DifferenceSums:
     relative: float = 0.0
     """Sum of |x - y| / |y| where y is not 0."""
     max_relative: float = 0.0
-    referred: int = 0
+    nonzero_references: int = 0
     """Numbers y that are not 0."""
     unequal: int = 0
     """Finite ones that are not close."""
     unequal_absolute: float = 0.0
     max_unequal: float = 0.0
-    negative: bool = False
+    has_negative: bool = False
     """Whether any x or y is below 0; the sums below are of no use then."""
     total_a: float = 0.0
     total_b: float = 0.0
@@ -131,35 +131,35 @@ class DifferenceSums:
     """Sum of x log(x / y)."""
     nonfinite_a: int = 0
     nonfinite_b: int = 0
-    apart: int = 0
+    nonfinite_apart: int = 0
     """Places where one side is not finite, and the other has not the same there."""
     nan_both: int = 0
-    first_apart: int | None = None
+    first_nonfinite_apart: int | None = None
     """The first such place."""
 
-    def measures(self, count: int, *, equal_nan: bool) -> DifferenceMeasures:
+    def compute_measures(self, count: int, *, equal_nan: bool) -> DifferenceMeasures:
         """Return the measures of as many numbers."""
         norm, norm_b = math.sqrt(self.squares), math.sqrt(self.squares_b)
         return DifferenceMeasures(
             count=count,
-            unequal=self.unequal + self.apart + (0 if equal_nan else self.nan_both),
-            max_absolute=self.max_absolute if self.finite else math.nan,
-            max_relative=self.max_relative if self.referred else math.nan,
-            mean_absolute=_divide_or_nan(self.absolute, self.finite),
-            mean_relative=_divide_or_nan(self.relative, self.referred),
+            unequal=self.unequal + self.nonfinite_apart + (0 if equal_nan else self.nan_both),
+            max_absolute=self.max_absolute if self.finite_count else math.nan,
+            max_relative=self.max_relative if self.nonzero_references else math.nan,
+            mean_absolute=_divide_or_nan(self.absolute, self.finite_count),
+            mean_relative=_divide_or_nan(self.relative, self.nonzero_references),
             cosine=self._cosine(),
-            rmse=norm / math.sqrt(self.finite) if self.finite else math.nan,
+            rmse=norm / math.sqrt(self.finite_count) if self.finite_count else math.nan,
             relative_euclidean=_divide_or_nan(norm, norm_b),
             kl_divergence=self._divergence(),
             mean_absolute_unequal=self.unequal_absolute / self.unequal if self.unequal else 0.0,
             max_absolute_unequal=self.max_unequal,
             nonfinite_a=self.nonfinite_a,
             nonfinite_b=self.nonfinite_b,
-            nonfinite_apart=self.apart,
+            nonfinite_apart=self.nonfinite_apart,
         )
 
     def _cosine(self) -> float:
-        if not self.finite:
+        if not self.finite_count:
             return math.nan
         if self.squares_a == self.squares_b:
             # Without roots nothing is rounded: a vector is at 1 from itself, not just below.
@@ -172,7 +172,7 @@ class DifferenceSums:
 
     def _divergence(self) -> float:
         totals = self.total_a, self.total_b
-        if self.negative or not all(0 < total < math.inf for total in totals):
+        if self.has_negative or not all(0 < total < math.inf for total in totals):
             return math.nan
         parted = self.entropy / self.total_a - (math.log(self.total_a) - math.log(self.total_b))
         # Rounding leaves two equal distributions a little below 0, where none can be.
@@ -199,9 +199,9 @@ class BlockAccumulator:
         """Whether the block before had zeros on side b; where one has, most have."""
 
     @property
-    def narrow(self) -> bool:
+    def accepts_float32(self) -> bool:
         """Whether blocks may come in float32."""
-        return self._closeness.narrow
+        return self._closeness.fits_float32
 
     def add_same(self, at: int, x: FloatBlock) -> bool:
         """Add numbers that are the same on both sides; the first is number `at` of the pair.
@@ -215,9 +215,9 @@ class BlockAccumulator:
             x, _, _ = self._finite(at, x, x, x)
             squares = compute_dot_product(x, x)
         sums = self.sums
-        sums.finite += x.size
+        sums.finite_count += x.size
         marks = np.not_equal(x, 0, out=self._room.marks[: x.size])
-        sums.referred += int(np.count_nonzero(marks))
+        sums.nonzero_references += int(np.count_nonzero(marks))
         sums.squares_a += squares
         sums.squares_b += squares
         sums.products += squares
@@ -243,7 +243,7 @@ class BlockAccumulator:
         if not x.size:
             return True
         sums = self.sums
-        sums.finite += x.size
+        sums.finite_count += x.size
         self._add_products(x, y, *squares)
         # Once it is infinite, it stays so.
         if self._add_totals(x, y) and sums.entropy < math.inf:
@@ -271,10 +271,10 @@ class BlockAccumulator:
     def _add_totals(self, x: FloatBlock, y: FloatBlock) -> bool:
         """Add up both sides for as long as neither has a negative number; return whether so."""
         sums = self.sums
-        if sums.negative or not x.size:
+        if sums.has_negative or not x.size:
             return False
         if min(np.minimum.reduce(x), np.minimum.reduce(y)) < 0:
-            sums.negative = True
+            sums.has_negative = True
             return False
         # Of two distributions that are nearly the same, most of the divergence is cancelled.
         sums.total_a += float(np.add.reduce(x, dtype=np.float64))
@@ -282,7 +282,7 @@ class BlockAccumulator:
         return True
 
     def _add_entropy(self, x: FloatBlock, y: FloatBlock) -> None:
-        wide_x, wide_y, t, u = self._room.wide(x.size)
+        wide_x, wide_y, t, u = self._room.get_float64_buffers(x.size)
         np.copyto(wide_x, x)
         np.copyto(wide_y, y)
         if np.minimum.reduce(x) > 0:
@@ -343,7 +343,7 @@ class BlockAccumulator:
             relative, free = compute_block_sum(wide), wide
         sums = self.sums
         sums.relative += relative
-        sums.referred += referred
+        sums.nonzero_references += referred
         if referred:
             sums.max_relative = max(sums.max_relative, float(np.maximum.reduce(free)))
 
@@ -363,9 +363,9 @@ class BlockAccumulator:
         sums.nonfinite_b += int(np.count_nonzero(~finite_y))
         sums.nan_both += int(np.count_nonzero(nans))
         found = int(np.count_nonzero(apart))
-        if found and sums.first_apart is None:
-            sums.first_apart = at + int(apart.argmax())
-        sums.apart += found
+        if found and sums.first_nonfinite_apart is None:
+            sums.first_nonfinite_apart = at + int(apart.argmax())
+        sums.nonfinite_apart += found
         return x[both], y[both], d[both]
 
 
@@ -393,9 +393,9 @@ class MeasurementResult:
     """Elements of one type, and the same bytes."""
     nan_both: int
     """Places where both sides are NaN."""
-    first_apart: int | None
+    first_nonfinite_apart: int | None
     """First element, in C order, that is not finite on one side and not the same on the other."""
-    terms: str
+    rounded_dtype: str
     """Type that the wider side was rounded to; empty where both were taken as they are."""
 
 
@@ -422,13 +422,13 @@ def measure_difference(
         kernel = BlockAccumulator(room, rtol=rtol, atol=tolerances.atol)
         same = _add_blocks(pair, kernel, room)
     sums, width = kernel.sums, pair.width
-    first = sums.first_apart
+    first = sums.first_nonfinite_apart
     return MeasurementResult(
-        measures=sums.measures(pair.a.size * width, equal_nan=tolerances.equal_nan),
+        measures=sums.compute_measures(pair.a.size * width, equal_nan=tolerances.equal_nan),
         same_bytes=same,
         nan_both=sums.nan_both,
-        first_apart=None if first is None else first // width,
-        terms=terms,
+        first_nonfinite_apart=None if first is None else first // width,
+        rounded_dtype=terms,
     )
 
 
@@ -439,20 +439,25 @@ def _wrap_elements(given: npt.NDArray[Any] | TensorElements) -> TensorElements:
 def _add_blocks(pair: OperandPair, kernel: BlockAccumulator, room: BlockWorkspace) -> bool:
     """Add all blocks to the sums; return whether each had the same bytes on both sides."""
     size, step = pair.a.size, BLOCK_NUMBERS // pair.width
-    kinds = (np.float32, np.float64) if pair.narrow and kernel.narrow else (np.float64,)
-    same = pair.raw
+    kinds = (
+        (np.float32, np.float64) if pair.fits_float32 and kernel.accepts_float32 else (np.float64,)
+    )
+    same = pair.compares_bytes
     for at in range(0, size, step):
         count = min(step, size - at)
-        a, b = pair.a.part(at, count, room.file_a), pair.b.part(at, count, room.file_b)
-        alike = pair.raw and has_same_bytes(a, b)
+        a, b = (
+            pair.a.part(at, count, room.file_buffer_a),
+            pair.b.part(at, count, room.file_buffer_b),
+        )
+        alike = pair.compares_bytes and has_same_bytes(a, b)
         same = same and alike
         for kind in kinds:
-            buffers = room.buffers(count * pair.width, kind)
-            x = pair.numbers_a(a, buffers.x)
+            buffers = room.get_buffers(count * pair.width, kind)
+            x = pair.convert_a(a, buffers.x)
             if alike:
                 added = kernel.add_same(at * pair.width, x)
             else:
-                y = pair.numbers_b(b, buffers.y)
+                y = pair.convert_b(b, buffers.y)
                 pair.subtract(a, b, x, y, buffers.d)
                 added = kernel.add(at * pair.width, x, y, buffers)
             if added:

@@ -112,7 +112,7 @@ class LocatedTensorPair(NamedTuple):
     calls: CallPair
     pair: TensorPair
 
-    def row(self, outcome: PairOutcome) -> ComparisonRow:
+    def make_row(self, outcome: PairOutcome) -> ComparisonRow:
         """Return the line that a report has of it."""
         call, other = self.calls.a, self.calls.b
         named = call or other

@@ -40,13 +40,13 @@ class _OutcomeBuilder:
     warnings: list[ConversionFailure] = field(default_factory=list[ConversionFailure])
     mapped: list[ShortenedName] = field(default_factory=list[ShortenedName])
 
-    def fail(self, where: str, error: Exception) -> None:
+    def add_failure(self, where: str, error: Exception) -> None:
         """Note what went wrong, without the path that the line has anyway."""
         self.failures.append(
             ConversionFailure(self.job.path, where + _describe_error(error, self.job))
         )
 
-    def outcome(self, *, empty: bool = False) -> ConversionOutcome:
+    def make_outcome(self, *, empty: bool = False) -> ConversionOutcome:
         """Return it as a value."""
         return ConversionOutcome(
             self.job.path,
@@ -65,10 +65,10 @@ def convert_file(job: ConversionJob, request: ConversionRequest) -> ConversionOu
     try:
         opened = open_bin_file(job.path)
     except EmptyFileError:
-        return told.outcome(empty=True)
+        return told.make_outcome(empty=True)
     except (PermanentError, MemoryError) as error:
-        told.fail("", error)
-        return told.outcome()
+        told.add_failure("", error)
+        return told.make_outcome()
     held = [payload for payload in opened.payloads if is_selected(job.path.name, payload, request)]
     for payload in held:
         _convert_payload(told, opened, payload, request)
@@ -76,7 +76,7 @@ def convert_file(job: ConversionJob, request: ConversionRequest) -> ConversionOu
         told.failures.append(
             ConversionFailure(job.path, f"there is no {request.side} {request.index}")
         )
-    return told.outcome()
+    return told.make_outcome()
 
 
 def _convert_payload(
@@ -84,11 +84,11 @@ def _convert_payload(
 ) -> None:
     job, where = told.job, f"{payload.kind} {payload.index}: "
     try:
-        result = make_output_file(job.path.name, payload, opened.bytes_of(payload), request)
+        result = make_output_file(job.path.name, payload, opened.read_payload(payload), request)
         name = tensor_file.shorten_name(result.name)
-        told.bytes_written += folders.write_output(job.folder, name, result.parts)
+        told.bytes_written += folders.write_output(job.folder, name, result.content_parts)
     except (PermanentError, MemoryError, OSError) as error:
-        told.fail(where, error)
+        told.add_failure(where, error)
         return
     told.tensors += 1
     if name != result.name:

@@ -132,7 +132,7 @@ def _write_shortened_names(summary: ConversionSummary) -> None:
     """Add names to the `mapping.csv` of their folders, each once however often it is converted."""
     rows: dict[Path, dict[bytes, None]] = {}
     for outcome in summary.outcomes:
-        for mapped in outcome.mapped:
+        for mapped in outcome.shortened_names:
             rows.setdefault(mapped.folder, {})[_mapping_row(mapped)] = None
     for folder, found in rows.items():
         path = folder / MAPPING_FILE

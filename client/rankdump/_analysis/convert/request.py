@@ -60,7 +60,7 @@ class ConversionOutcome:
     empty: bool = False
     failures: tuple[ConversionFailure, ...] = ()
     warnings: tuple[ConversionFailure, ...] = ()
-    mapped: tuple[ShortenedName, ...] = ()
+    shortened_names: tuple[ShortenedName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

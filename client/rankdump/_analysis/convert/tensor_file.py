@@ -102,7 +102,7 @@ class OutputFile:
     """One file to write."""
 
     name: str
-    parts: tuple[bytes | memoryview, ...]
+    content_parts: tuple[bytes | memoryview, ...]
     warning: str = ""
 
 
@@ -115,7 +115,7 @@ def is_selected(file_name: str, payload: BinPayload, request: ConversionRequest)
         return payload.kind == "output"
     if request.side and (payload.kind, payload.index) != (request.side, request.index):
         return False
-    return not part.placeholder
+    return not part.is_placeholder
 
 
 def make_output_file(
@@ -135,7 +135,7 @@ def make_output_file(
         named = name_device_tensor(name, payload, tensor, request.kind, word.name)
         return OutputFile(named, _file_parts(tensor, request.kind))
     found = _convert_tensor(tensor, part, word, request)
-    shown = word.name if found.whole else request.target
+    shown = word.name if found.has_padding else request.target
     named = name_converted_tensor(name, payload, found.array, request.kind, shown)
     return OutputFile(
         named, _file_parts(found.array, request.kind), _crop_warning(found, part, request)
@@ -162,7 +162,7 @@ def _original_shape(part: OpInput | OpOutput, request: ConversionRequest) -> tup
 def _crop_warning(
     found: ConvertedTensor, part: OpInput | OpOutput, request: ConversionRequest
 ) -> str:
-    if not found.whole:
+    if not found.has_padding:
         return ""
     original = _original_shape(part, request)
     return f"{original} is no part of {found.array.shape} in {request.target}: it is not cropped"

@@ -76,7 +76,7 @@ class CheckReport:
     """What was removed on purpose and is not missing, a sentence each."""
 
     @property
-    def checked(self) -> bool:
+    def is_verifiable(self) -> bool:
         """Whether anything says what should be in the tree: else nothing in it could be checked."""
         return bool(self.manifests or self.retired)
 
@@ -87,19 +87,19 @@ class TreeItem:
 
     path: str
     """Relative to the root."""
-    regular: bool
-    link: bool
+    is_regular: bool
+    is_link: bool
     size_bytes: int = 0
     modified_ns: int = 0
     inode: tuple[int, int] = (0, 0)
     """Device and number."""
     folder: DumpFolder | None = None
     """The folder it stands in; None where no dumped files are."""
-    full: str = ""
+    full_name: str = ""
     """Its full name, where it stands under a short one."""
 
     @property
-    def where(self) -> str:
+    def folder_path(self) -> str:
         """Path of its folder."""
         return self.path.rpartition("/")[0]
 
@@ -127,7 +127,7 @@ class FileCheck:
     stored_bytes: int
     """What manifests say of its size; 0 where it is a link to another's bytes."""
     size_bytes: int
-    ours: bool
+    agent_wrote: bool
     """An agent wrote it, and how it writes is known to the byte."""
 
     @property
@@ -141,7 +141,7 @@ class FileCheckResult:
     """What reading one file to its end has shown."""
 
     job: FileCheck
-    fault: str = ""
+    damage_text: str = ""
     digests: int = 0
     undecided: int = 0
     """Tensors whose digest says nothing: none is known, or codes of NaN were lost."""

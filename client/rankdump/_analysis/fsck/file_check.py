@@ -47,7 +47,7 @@ def check_bin_header(
     parts = {
         f"{each.kind}.{each.index}": each.part
         for each in file.payloads
-        if isinstance(each.part, OpInput | OpOutput) and not each.part.placeholder
+        if isinstance(each.part, OpInput | OpOutput) and not each.part.is_placeholder
     }
     for record in records:
         part = parts.get(record.member)
@@ -73,7 +73,7 @@ def _expected_headers(records: Sequence[ManifestRecord]) -> Iterator[DumpData]:
         side, _, slot = record.member.partition(".")
         slots[TensorSide(side)][int(slot)] = record
     for layout in LAYOUTS.values():
-        if layout.shares_stamps:
+        if layout.shares_timestamps:
             yield DumpData(
                 dump_time=records[0].timestamp_us,
                 op_name=records[0].op_name,
@@ -131,24 +131,24 @@ def _check_npy(job: FileCheck, name: str, data: memoryview) -> tuple[int, int]:
     form = read_npy_form(plain)
     offset = form.header.data_offset
     _check_form(form, bytes(plain[:offset]), record)
-    if job.ours and form.end != len(plain):
-        raise CorruptedError(f"{len(plain) - form.end} bytes stand behind its elements")
+    if job.agent_wrote and form.data_end != len(plain):
+        raise CorruptedError(f"{len(plain) - form.data_end} bytes stand behind its elements")
     _check_packing(name, data, (plain[:offset], plain[offset:]))
-    elements = plain[offset : form.end]
+    elements = plain[offset : form.data_end]
     held = (elements,) if form.bfloat16 else convert_from_stored(record.dtype, elements)
     return _check_digest(record, held)
 
 
 def _check_bin(job: FileCheck, name: str, data: memoryview) -> tuple[int, int]:
-    limit = job.plain_bytes + _MAX_BIN_HEADER_BYTES if job.ours else _MAX_FOREIGN_BYTES
+    limit = job.plain_bytes + _MAX_BIN_HEADER_BYTES if job.agent_wrote else _MAX_FOREIGN_BYTES
     plain = memoryview(select_codec(name).decode(data, limit_bytes=limit))
     file = bin_file.parse_bin_file(plain)
-    check_bin_header(file, job.records, len(plain), ours=job.ours)
+    check_bin_header(file, job.records, len(plain), ours=job.agent_wrote)
     if select_codec(name).suffix:
         for frame in iterate_zstd_frames(make_memory_reader(data), len(data), limit_bytes=limit):
-            content = plain[frame.offset : frame.content_end]
+            content = plain[frame.content_offset : frame.content_end]
             _check_packing(name, data[frame.start : frame.end], (content,))
-    payloads = {f"{each.kind}.{each.index}": file.bytes_of(each) for each in file.payloads}
+    payloads = {f"{each.kind}.{each.index}": file.read_payload(each) for each in file.payloads}
     found = [_check_digest(record, (payloads[record.member],)) for record in job.records]
     return sum(sure for sure, _ in found), sum(undecided for _, undecided in found)
 

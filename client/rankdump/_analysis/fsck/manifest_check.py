@@ -40,8 +40,8 @@ _RETIRED_FILE_PATH = re.compile(
 
 def is_manifest(seen: TreeItem) -> bool:
     """Return whether something stands where manifests do, and is called like one."""
-    place = _MANIFEST_FOLDER_PATH.fullmatch(seen.where) is not None
-    return place and seen.regular and seen.name.endswith(".json")
+    place = _MANIFEST_FOLDER_PATH.fullmatch(seen.folder_path) is not None
+    return place and seen.is_regular and seen.name.endswith(".json")
 
 
 def read_stored_manifests(
@@ -71,7 +71,7 @@ def read_retired_places(
     """Return ranks with iterations that were removed; a line that cannot be read is a damage."""
     found: set[tuple[int, int]] = set()
     for seen in everything:
-        if not seen.regular or not _RETIRED_FILE_PATH.fullmatch(seen.path):
+        if not seen.is_regular or not _RETIRED_FILE_PATH.fullmatch(seen.path):
             continue
         try:
             lines = bytes(read_regular_file(root, seen.path)).decode(errors="replace").split("\n")
@@ -115,11 +115,11 @@ def _check_balance(held: StoredManifest) -> Iterator[FileDamage]:
     status, records = held.manifest.status, held.manifest.records
     if not status.complete:
         yield FileDamage(DamageKind.MANIFEST, held.path, "of an iteration that is not complete")
-    if not status.balanced:
-        text = f"{status.expected} tensors expected, {status.accounted} accounted for"
+    if not status.is_balanced:
+        text = f"{status.expected} tensors expected, {status.accounted_tensors} accounted for"
         yield FileDamage(DamageKind.UNBALANCED, held.path, text)
-    if len(records) != status.kept:
-        text = f"{status.kept} tensors kept, and {len(records)} named"
+    if len(records) != status.kept_tensors:
+        text = f"{status.kept_tensors} tensors kept, and {len(records)} named"
         yield FileDamage(DamageKind.UNBALANCED, held.path, text)
     places = Counter((record.path, record.member) for record in records if record.path)
     for (path, member), count in places.items():
@@ -160,7 +160,7 @@ def check_tables(
     tables: defaultdict[_RankIteration, list[TreeItem]] = defaultdict(list)
     for seen in everything:
         folder = seen.folder
-        if folder is None or not seen.regular or not _is_table(seen):
+        if folder is None or not seen.is_regular or not _is_table(seen):
             continue
         try:
             if folder.names is NameScheme.API_TABLES:
@@ -202,7 +202,7 @@ def _is_table(seen: TreeItem) -> bool:
 
 def _operator_of_table(seen: TreeItem) -> FileName | None:
     """Return whose table it is; None for that of a whole folder."""
-    says = parse_name_in_folder(seen.folder, seen.full) if seen.folder is not None else None
+    says = parse_name_in_folder(seen.folder, seen.full_name) if seen.folder is not None else None
     return says if says is not None and says.kind is FileKind.TABLE else None
 
 

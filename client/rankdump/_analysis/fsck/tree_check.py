@@ -108,9 +108,9 @@ def check_tree(
         results.append(result)
         tell(len(results), len(jobs))
     for result in results:
-        if result.fault:
+        if result.damage_text:
             damages += (
-                FileDamage(DamageKind.TORN, path, result.fault) for path in result.job.paths
+                FileDamage(DamageKind.TORN, path, result.damage_text) for path in result.job.paths
             )
     return CheckReport(
         looked_at=len(everything),

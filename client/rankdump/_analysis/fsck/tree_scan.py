@@ -63,14 +63,14 @@ def check_long_names(root: Path, everything: Sequence[TreeItem]) -> Iterator[Fil
     """
     folders: defaultdict[str, set[str]] = defaultdict(set)
     for seen in everything:
-        folders[seen.where].add(seen.name)
+        folders[seen.folder_path].add(seen.name)
     for seen in everything:
-        folder = seen.folder if seen.name == MAPPING_FILE and seen.regular else None
+        folder = seen.folder if seen.name == MAPPING_FILE and seen.is_regular else None
         if folder is not None and folder.names is not NameScheme.NONE:
             names = read_long_names(root / seen.path)
-            for name in find_absent_names(folder, names, folders[seen.where]):
+            for name in find_absent_names(folder, names, folders[seen.folder_path]):
                 text = f"{seen.path} names it, and it is not there"
-                yield FileDamage(DamageKind.MISSING, f"{seen.where}/{name}", text)
+                yield FileDamage(DamageKind.MISSING, f"{seen.folder_path}/{name}", text)
 
 
 def read_regular_file(root: Path, path: str) -> memoryview:
@@ -131,13 +131,13 @@ def _tree_item(
         return None
     return TreeItem(
         path=path,
-        regular=stat.S_ISREG(facts.st_mode),
-        link=stat.S_ISLNK(facts.st_mode),
+        is_regular=stat.S_ISREG(facts.st_mode),
+        is_link=stat.S_ISLNK(facts.st_mode),
         size_bytes=facts.st_size,
         modified_ns=facts.st_mtime_ns,
         inode=(facts.st_dev, facts.st_ino),
         folder=folder,
-        full=names.full(item.name),
+        full_name=names.get_full_name(item.name),
     )
 
 
@@ -176,12 +176,12 @@ def plan_file_checks(
         if file is None:
             text = f"{said[0][0].path} names it, and it is not there"
             damages.append(FileDamage(DamageKind.MISSING, path, text))
-        elif file.regular:
+        elif file.is_regular:
             job = _plan_file_check(path, file, said)
             # Only the header of a bin file says which operator it is of.
             named_in = NPY_FILE_NAME.fullmatch(path) is None
             due = tuple(_expected_content(record, named_in=named_in) for record in job.records)
-            same = file.inode, job.ours, path.endswith(PACKED_SUFFIX), due
+            same = file.inode, job.agent_wrote, path.endswith(PACKED_SUFFIX), due
             known = found.get(same)
             found[same] = job if known is None else _merge_checks(known, job)
     return list(found.values())
@@ -203,7 +203,9 @@ def _expected_content(record: ManifestRecord, *, named_in: bool) -> object:
 
 def _merge_checks(job: FileCheck, other: FileCheck) -> FileCheck:
     stored = max(job.stored_bytes, other.stored_bytes)
-    return FileCheck((*job.paths, *other.paths), job.records, stored, job.size_bytes, job.ours)
+    return FileCheck(
+        (*job.paths, *other.paths), job.records, stored, job.size_bytes, job.agent_wrote
+    )
 
 
 def check_unlisted_files(
@@ -222,14 +224,14 @@ def check_unlisted_files(
     going = {record.path for each in hidden for record in each.manifest.records}
     files: list[TensorFile] = []
     for seen in everything:
-        if seen.link or not seen.regular:
-            text = "a link, which was not followed" if seen.link else "no regular file"
+        if seen.is_link or not seen.is_regular:
+            text = "a link, which was not followed" if seen.is_link else "no regular file"
             yield FileDamage(DamageKind.FOREIGN, seen.path, text)
         elif LEFTOVER_FILE_NAME.fullmatch(seen.name):
             yield FileDamage(DamageKind.LEFTOVER, seen.path, "half-written", mendable=True)
         elif held and seen.folder is not None:
             file = _tensor_file(seen, seen.folder)
-            if file is not None and (known.of(file.relative) or file.relative not in going):
+            if file is not None and (known.records_of(file.relative) or file.relative not in going):
                 files.append(file)
             elif file is not None:
                 continue
@@ -239,10 +241,10 @@ def check_unlisted_files(
 
 
 def _tensor_file(seen: TreeItem, folder: DumpFolder) -> TensorFile | None:
-    says = parse_name_in_folder(folder, seen.full)
+    says = parse_name_in_folder(folder, seen.full_name)
     if says is None or not says.kind.holds_tensors:
         return None
-    return TensorFile(folder, seen.path, says, seen.size_bytes, seen.full)
+    return TensorFile(folder, seen.path, says, seen.size_bytes, seen.full_name)
 
 
 def _is_usual_file(seen: TreeItem, folder: DumpFolder) -> bool:
@@ -253,7 +255,7 @@ def _is_usual_file(seen: TreeItem, folder: DumpFolder) -> bool:
     usual = seen.name == MAPPING_FILE or statistic_tables.STATISTIC_TABLE_NAME.fullmatch(seen.name)
     return (
         bool(usual or _ARGUMENTS_FILE_NAME.fullmatch(seen.name))
-        or parse_name_in_folder(folder, seen.full) is not None
+        or parse_name_in_folder(folder, seen.full_name) is not None
     )
 
 
@@ -265,26 +267,26 @@ def _check_unlisted_tensors(
 ) -> Iterator[FileDamage]:
     """Yield the tensors that no manifest names: copies of others, or nobody's."""
     there = {file.relative for file in files}
-    wholes = {file.operator: file for file in files if file.says.kind is FileKind.OPERATOR}
+    wholes = {file.operator: file for file in files if file.file_name.kind is FileKind.OPERATOR}
     complete = {(each.manifest.status.rank, each.manifest.status.iteration) for each in held}
     unended: defaultdict[tuple[int, int, str], int] = defaultdict(int)
     for file in files:
-        if known.of(file.relative):
+        if known.records_of(file.relative):
             continue
         twin = file.relative.removesuffix(PACKED_SUFFIX)
         twin = twin if twin != file.relative else file.relative + PACKED_SUFFIX
-        whole = wholes.get(file.operator) if file.says.kind is FileKind.MEMBER else None
-        member = f"{file.says.side.value}.{file.says.slot}"
+        whole = wholes.get(file.operator) if file.file_name.kind is FileKind.MEMBER else None
+        member = f"{file.file_name.side.value}.{file.file_name.slot}"
         place = known.rank_of(file.folder), _iteration_of(file)
-        if whole is not None and member in known.of(whole.relative):
+        if whole is not None and member in known.records_of(whole.relative):
             text = f"{whole.relative} holds it already"
             yield FileDamage(DamageKind.DUPLICATE, file.relative, text, mendable=True)
-        elif twin in there and known.of(twin):
+        elif twin in there and known.records_of(twin):
             yield FileDamage(
                 DamageKind.DUPLICATE, file.relative, f"{twin} is the one that was dumped"
             )
         elif place[1] is not None and place not in complete:
-            unended[(place[0], place[1], file.where)] += 1
+            unended[(place[0], place[1], file.folder_path)] += 1
         else:
             yield FileDamage(DamageKind.UNMANIFESTED, file.relative, "no manifest names it")
     for (rank, iteration, where), count in sorted(unended.items()):
@@ -294,4 +296,4 @@ def _check_unlisted_tensors(
 
 
 def _iteration_of(file: TensorFile) -> int | None:
-    return file.says.number if file.folder.iteration is None else file.folder.iteration
+    return file.file_name.number if file.folder.iteration is None else file.folder.iteration

@@ -89,8 +89,8 @@ def open_dump(path: str | PathLike[str]) -> Dump:
     if not root.is_dir():
         raise CorruptedError(f"{root}: no such folder; expected one that holds {ROOT_FORMS}")
     places = FolderIndex(root, sized=False)
-    places.find()
-    if not (places.leaves or places.files or places.tables or places.infos):
+    places.find_folders()
+    if not (places.leaves or places.files or places.tables or places.info_files):
         check_ours(root)
     if places.folders:
         return Dump(_TreeCache(root))

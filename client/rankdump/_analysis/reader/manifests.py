@@ -53,7 +53,7 @@ class TreeManifests:
         for parent in parents:
             self._bases[_base_of(parent)].add(status.rank)
 
-    def of(self, path: str) -> dict[str, StatusAndRecord]:
+    def records_of(self, path: str) -> dict[str, StatusAndRecord]:
         """Return what is said of a file: by member, or under no name of a whole file."""
         self._asked.add(path)
         return self._files.get(path, {})
@@ -65,19 +65,19 @@ class TreeManifests:
         ranks = self._bases.get(folder.base) or self._devices.get(folder.rank) or {folder.rank}
         return next(iter(ranks)) if len(ranks) == 1 else folder.rank
 
-    def names(self, path: str) -> bool:
+    def has_path(self, path: str) -> bool:
         """Return whether anything is said of a file."""
         return path in self._files
 
-    def constants_of(self, other: TreeManifests) -> None:
+    def add_constants_of(self, other: TreeManifests) -> None:
         """Take over what another one says of constants, which may be those of any iteration."""
-        for path in other.missed:
+        for path in other.unclaimed_paths:
             if _is_constant(path):
                 other._asked.add(path)
                 self._files[path] |= other._files[path]
 
     @property
-    def missed(self) -> list[str]:
+    def unclaimed_paths(self) -> list[str]:
         """Paths that nobody asked for: their files are not there."""
         return [path for path in self._files if path not in self._asked]
 
@@ -127,7 +127,7 @@ def read_manifests(
     for path, *_ in files:
         try:
             with path.open("rb") as file:
-                head = Manifest.head(file.readline()) if balances_only else None
+                head = Manifest.parse_head(file.readline()) if balances_only else None
                 yield head or Manifest.from_json(path.read_bytes())
         except OSError as error:
             problems.append(f"{path}: cannot be read: {error.strerror}")

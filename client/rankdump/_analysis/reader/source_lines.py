@@ -178,7 +178,8 @@ def graph_files(root: Path, ranks: tuple[int, ...]) -> list[GraphFile]:
         for rank in ranks
         for framework in api_tree.API_FRAMEWORKS
         for path in (
-            (root / api_tree.make_api_rank_folder(rank)) / api_tree.ApiFileNames(framework).stacks,
+            (root / api_tree.make_api_rank_folder(rank))
+            / api_tree.ApiFileNames(framework).stack_file,
         )
         if path.is_file()
     ]

@@ -45,7 +45,7 @@ class PlacedInfoLine:
     """One line of an info file."""
 
     line: InfoLine
-    number: int
+    line_number: int
     """Of the line, from 1: the order of execution."""
     iteration: int
 
@@ -57,15 +57,15 @@ class InfoFileContent:
     lines: tuple[PlacedInfoLine, ...]
     damage: str = ""
     """Why there is nothing behind these lines; empty where the file ends well."""
-    torn: bool = False
+    is_torn: bool = False
     """Whether the damage is only that the last line was not written to its end."""
-    stepped: bool = True
+    has_steps: bool = True
     """Whether its steps are real ones."""
 
     @property
-    def given(self) -> frozenset[str]:
+    def statistic_items(self) -> frozenset[str]:
         """Figures that the file has of any tensor: where another has none of them, it is NaN."""
-        return frozenset(item for noted in self.lines for item in noted.line.figures)
+        return frozenset(item for noted in self.lines for item in noted.line.statistics)
 
 
 def read_info(path: Path, *, stepped: bool) -> InfoFileContent:
@@ -133,7 +133,7 @@ def read_info_rows(table: Table, known: RecordsByName) -> Iterator[Figures]:
     """Yield the rows of an info file; DamagedError, after all others, for a line that is none."""
     info = read_info(table.path, stepped=any(rank == table.rank for rank, _, _ in known))
     seen: Counter[tuple[int, int, str]] = Counter()
-    given = info.given
+    given = info.statistic_items
     for noted in info.lines:
         where = table.rank, noted.iteration, noted.line.name
         every = known.get(where, [])
@@ -154,12 +154,12 @@ def _info_row(
     if file is None:
         return None
     dtype = parse_dtype_name(line.dtype)
-    values = {STATISTIC_TITLES[item]: repr(value) for item, value in line.figures.items()}
+    values = {STATISTIC_TITLES[item]: repr(value) for item, value in line.statistics.items()}
     if dtype != "bool":
         values |= {
             STATISTIC_TITLES[i]: repr(math.nan)
             for i in _STATISTIC_ITEMS
-            if i in given - set(line.figures)
+            if i in given - set(line.statistics)
         }
     if line.md5:
         values[STATISTIC_TITLES[MD5_ITEM]] = line.md5
@@ -170,7 +170,7 @@ def _info_row(
             net_name="",
             graph=0,
             iteration=noted.iteration,
-            timestamp_us=noted.number if said is None else said[1].timestamp_us,
+            timestamp_us=noted.line_number if said is None else said[1].timestamp_us,
             op_type=file.op_type,
             op_name=file.op_name,
             side=file.side,
@@ -193,16 +193,16 @@ class InfoFilePlaces:
         self._root, self._stepped = root, stepped
         self._known: dict[str, dict[str, PlacedInfoLine]] = {}
 
-    def of(self, folder: str, name: str) -> tuple[int, int]:
+    def place_of_file(self, folder: str, name: str) -> tuple[int, int]:
         """Return iteration and place in time of a file's tensor; those with no line come last."""
         if folder not in self._known:
             self._known[folder] = self._lines(folder)
         lines = self._known[folder]
         noted = lines.get(name.removesuffix(".zst").removesuffix(".npy"))
         if noted is not None:
-            return noted.iteration, noted.number
+            return noted.iteration, noted.line_number
         last = next(reversed(lines.values()), None)
-        return (0, 0) if last is None else (last.iteration, last.number + 1)
+        return (0, 0) if last is None else (last.iteration, last.line_number + 1)
 
     def _lines(self, folder: str) -> dict[str, PlacedInfoLine]:
         for ending in ("pkl", "csv"):
@@ -241,12 +241,12 @@ class TableRecords:
         self._by_time: dict[tuple[int, int, str], StatusAndRecord] = {}
         self._by_name: RecordsByName = {}
 
-    def at(self, table: Table, timestamp_us: int, member: str) -> StatusAndRecord | None:
+    def find_by_time(self, table: Table, timestamp_us: int, member: str) -> StatusAndRecord | None:
         """Return what is said of a tensor, by a time stamp that no other one of its rank has."""
         self._look(table)
         return self._by_time.get((table.rank, timestamp_us, member))
 
-    def called(self, table: Table) -> RecordsByName:
+    def records_by_name(self, table: Table) -> RecordsByName:
         """Return what is said of the tensors of an info file, which says no time."""
         self._look(table)
         return self._by_name
@@ -287,7 +287,7 @@ def read_table_rows(table: Table, known: TableRecords) -> Iterator[Figures]:
 
 def _read_every_row(table: Table, known: TableRecords) -> Iterator[Figures]:
     if table.info:
-        yield from read_info_rows(table, known.called(table))
+        yield from read_info_rows(table, known.records_by_name(table))
         return
     try:
         data = select_codec(table.path.name).decode(
@@ -333,7 +333,7 @@ def _statistics_row(
 ) -> Figures:
     stamp, member = row.timestamp_us, f"{row.side.value}.{row.slot}"
     # Where every tensor has a time of its own, nothing else is said.
-    said = known.at(table, stamp, member) or known.at(table, stamp, "")
+    said = known.find_by_time(table, stamp, member) or known.find_by_time(table, stamp, "")
     iteration = table.iteration if table.dated or said is None else said[0].iteration
     return Figures(
         key=TensorKey(

@@ -66,7 +66,7 @@ def described(path: Path) -> Iterator[tuple[TensorSide, int, Described]]:
     sides = (TensorSide.INPUT, header.input), (TensorSide.OUTPUT, header.output)
     for side, parts in sides:
         for slot, part in enumerate(parts):
-            if not part.placeholder:
+            if not part.is_placeholder:
                 dims = part.shape.dim if part.shape else ()
                 original = part.original_shape.dim if part.original_shape else ()
                 facts = part.data_type, dims, part.format, original, part.size, part.sub_format
@@ -101,7 +101,7 @@ def load_member(path: Path, member: str, record: ManifestRecord | None) -> npt.N
     for payload in file.payloads:
         part = payload.part
         if f"{payload.kind}.{payload.index}" == member and isinstance(part, OpInput | OpOutput):
-            data = file.bytes_of(payload)
+            data = file.read_payload(payload)
             try:
                 return _member_array(part, data, record)
             except UnsupportedError as error:
@@ -131,7 +131,7 @@ def _member_array(
 def read_npy_array(data: bytes | memoryview) -> npt.NDArray[Any]:
     """Return the array, read-only, bfloat16 as float32; DamagedError when it is none."""
     form = read_npy_form(data)
-    array = npy_format.view_array_behind_header(form.header, data[: form.end])
+    array = npy_format.view_array_behind_header(form.header, data[: form.data_end])
     if not form.bfloat16:
         return array
     wide = np.frombuffer(convert_to_stored("bfloat16", _raw_bytes(array)), dtype="<f4").reshape(
@@ -261,7 +261,7 @@ def facts_of(entry: Entry | None, tensor: npt.NDArray[Any]) -> Facts:
     # Names of 2.4 and later say the type; a widened one is seen nowhere else.
     element = entry.key.element.lower() if entry is not None else ""
     held = ELEMENT_TYPES.get(element)
-    if held is not None and held.widened:
+    if held is not None and held.is_widened:
         return Facts(element, tensor.shape, tensor.size * held.item_bytes)
     return Facts(str(tensor.dtype), tensor.shape, tensor.nbytes)
 

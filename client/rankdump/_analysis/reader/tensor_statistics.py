@@ -67,7 +67,7 @@ def _modulus_moments(flat: npt.NDArray[Any]) -> ElementMoments:
     for at in range(0, flat.size, _BLOCK_ELEMENTS):
         with np.errstate(all="ignore"):
             block = np.abs(flat[at : at + _BLOCK_ELEMENTS])
-        found = found.joined(compute_moments(block))
+        found = found.merge_with(compute_moments(block))
     return found
 
 

@@ -283,13 +283,13 @@ class _EntryColumns:
         self.operators: list[Any] = []
         self.parts: list[Any] = []
         self.place, self.operator, self.part = array("I"), array("I"), array("I")
-        self.stamp, self.stored = array("Q"), array("Q")
+        self.timestamps_us, self.stored_bytes = array("Q"), array("Q")
         self.bytes_in, self.bytes_stored = array("Q"), array("Q")
         self.digests = bytearray()
-        self.odd: dict[int, Entry] = {}
+        self.unpacked_entries: dict[int, Entry] = {}
         """Those that the columns cannot hold as they are, by their rows."""
 
-    def fill(self, entries: Iterable[Entry]) -> None:
+    def add_entries(self, entries: Iterable[Entry]) -> None:
         """Take all tensors that there are."""
         places, operators, parts = _SharedValues(), _SharedValues(), _SharedValues()
         for entry in entries:
@@ -306,7 +306,7 @@ class _EntryColumns:
             if max(numbers) > _MAX_COLUMN_NUMBER or (
                 record is not None and not _is_restorable(entry, record, digest)
             ):
-                self.odd[len(self.place)] = entry
+                self.unpacked_entries[len(self.place)] = entry
                 numbers = (
                     min(key.timestamp_us, _MAX_COLUMN_NUMBER),
                     min(entry.stored_bytes, _MAX_COLUMN_NUMBER),
@@ -318,8 +318,8 @@ class _EntryColumns:
             self.operator.append(operators[(before, *key[5:7], *key[9:11], raw)])
             shared = after if found else None, *key[7:9], key.tensor_format, *key[13:]
             self.part.append(parts[(*shared, entry.member, entry.described, said)])
-            self.stamp.append(numbers[0])
-            self.stored.append(numbers[1])
+            self.timestamps_us.append(numbers[0])
+            self.stored_bytes.append(numbers[1])
             self.bytes_in.append(numbers[2])
             self.bytes_stored.append(numbers[3])
             self.digests += digest or bytes(_DIGEST_BYTES)
@@ -327,13 +327,13 @@ class _EntryColumns:
 
     def entry(self, row: int) -> Entry:
         """Return one tensor as it was."""
-        if row in self.odd:
-            return self.odd[row]
+        if row in self.unpacked_entries:
+            return self.unpacked_entries[row]
         folder, rank, net_name, graph, iteration, constant = self.places[self.place[row]]
         before, op_type, op_name, task, stream, raw = self.operators[self.operator[row]]
         part = self.parts[self.part[row]]
         after, side, slot, laid, element, argument, member, described, said = part
-        stamp = self.stamp[row]
+        stamp = self.timestamps_us[row]
         name = before if after is None else f"{before}{stamp}{after}"
         relative = f"{folder}/{name}" if folder else name
         key = TensorKey(
@@ -349,7 +349,7 @@ class _EntryColumns:
                 *(relative, stamp, raw[0], raw[1], spelt, dtype, shape),
                 *(self.bytes_in[row], self.bytes_stored[row], digest, part_of),
             )
-        return Entry(self.root, relative, key, self.stored[row], record, member, described)
+        return Entry(self.root, relative, key, self.stored_bytes[row], record, member, described)
 
     def places_in_time(self) -> list[PlaceInTime]:
         """Return what each of the places is."""
@@ -369,11 +369,14 @@ class Entries(Sequence[Entry]):
     def of(root: Path, batches: Iterable[Iterable[Entry]]) -> Entries:
         """Return the tensors of batches, each of which is in order."""
         columns = _EntryColumns(root)
-        columns.fill(chain.from_iterable(batches))
+        columns.add_entries(chain.from_iterable(batches))
         places = columns.places_in_time()
         level = {place: at for at, place in enumerate(sorted(set(places)))}
         levels = np.array([level[place] for place in places], np.uint32)
-        stamps, place = np.frombuffer(columns.stamp, np.uint64), _column_array(columns.place)
+        stamps, place = (
+            np.frombuffer(columns.timestamps_us, np.uint64),
+            _column_array(columns.place),
+        )
         rows = np.lexsort((stamps, levels[place])).astype(np.uint32)
         return Entries(columns, rows)
 
@@ -429,7 +432,7 @@ class Entries(Sequence[Entry]):
     @property
     def stored_bytes(self) -> int:
         """Bytes of the files, of all tensors here."""
-        return int(np.frombuffer(self._columns.stored, np.uint64)[self._rows].sum())
+        return int(np.frombuffer(self._columns.stored_bytes, np.uint64)[self._rows].sum())
 
 
 def _column_array(column: array[int]) -> npt.NDArray[np.uint32]:

@@ -47,7 +47,7 @@ from rankdump.errors import CorruptedError
 def read_long_names(mapping: Path) -> LongFileNames:
     """Return the long names of a folder; DamagedError when the file is there and unreadable."""
     try:
-        return LongFileNames.parsed(mapping.read_bytes())
+        return LongFileNames.parse(mapping.read_bytes())
     except FileNotFoundError:
         return LongFileNames()
     except OSError as error:
@@ -63,22 +63,22 @@ class TensorFile(NamedTuple):
     folder: DumpFolder
     relative: str
     """Path below the root."""
-    says: FileName
+    file_name: FileName
     """What the name says, the full one of a long name."""
     stored_bytes: int
-    full: str = ""
+    full_name: str = ""
     """The full name of a long one, else the name."""
 
     @property
-    def where(self) -> str:
+    def folder_path(self) -> str:
         """Path of the folder below the root."""
         return self.relative.rpartition("/")[0]
 
     @property
     def operator(self) -> tuple[str, FileName]:
         """The operator it belongs to: the same for its whole file and for those of one tensor."""
-        says = self.says._replace(kind=FileKind.OPERATOR, side=TensorSide.INPUT, slot=0)
-        return self.where, says
+        says = self.file_name._replace(kind=FileKind.OPERATOR, side=TensorSide.INPUT, slot=0)
+        return self.folder_path, says
 
 
 def read_entries(
@@ -100,12 +100,12 @@ def read_entries(
     for file in files:
         if file.folder.names is NameScheme.API:
             entries.append(_api_call_entry(root, file, known, placed))
-        elif file.says.kind is FileKind.TENSOR:
+        elif file.file_name.kind is FileKind.TENSOR:
             entries.append(_tensor_entry(root, file, known))
         else:
             bins.append(file)
     seen: set[tuple[tuple[str, FileName], str]] = set()
-    for file in sorted(bins, key=lambda file: file.says.kind is FileKind.MEMBER):
+    for file in sorted(bins, key=lambda file: file.file_name.kind is FileKind.MEMBER):
         try:
             members = list(_member_entries(root, file, known))
         except CorruptedError as error:
@@ -121,7 +121,7 @@ def read_entries(
 
 
 def _tensor_entry(root: Path, file: TensorFile, known: TreeManifests) -> Entry:
-    every, says = known.of(file.relative), file.says
+    every, says = known.records_of(file.relative), file.file_name
     # Its record has a member where it shares the time of its operator's others.
     said = every.get("") or every.get(f"{says.side.value}.{says.slot}")
     key = _key(file, says.side, says.slot, known, said)
@@ -132,17 +132,20 @@ def _api_call_entry(
     root: Path, file: TensorFile, known: TreeManifests, placed: InfoFilePlaces
 ) -> Entry:
     """Return the tensor of a file whose name says no time: a manifest does, or the info file."""
-    said, key = known.of(file.relative).get(""), _key(file, file.says.side, file.says.slot, known)
+    said, key = (
+        known.records_of(file.relative).get(""),
+        _key(file, file.file_name.side, file.file_name.slot, known),
+    )
     if said is not None:
         iteration, when = said[0].iteration, said[1].timestamp_us
     else:
-        iteration, when = placed.of(file.where, file.full)
+        iteration, when = placed.place_of_file(file.folder_path, file.full_name)
     key = key._replace(iteration=iteration, timestamp_us=when)
     return Entry(root, file.relative, key, file.stored_bytes, said[1] if said else None)
 
 
 def _member_entries(root: Path, file: TensorFile, known: TreeManifests) -> Iterator[Entry]:
-    said = known.of(file.relative)
+    said = known.records_of(file.relative)
     if said:
         for member, each in said.items():
             side, slot = _side_and_slot(file, member)
@@ -159,8 +162,8 @@ def _member_entries(root: Path, file: TensorFile, known: TreeManifests) -> Itera
 
 
 def _side_and_slot(file: TensorFile, member: str) -> tuple[TensorSide, int]:
-    if file.says.kind is FileKind.MEMBER:
-        return file.says.side, file.says.slot
+    if file.file_name.kind is FileKind.MEMBER:
+        return file.file_name.side, file.file_name.slot
     found = _MEMBER.fullmatch(member)
     if found is None:
         raise CorruptedError(f"{file.relative}: its manifest names {member[:60]!r} as a part of it")
@@ -182,7 +185,7 @@ def _key(
     known: TreeManifests,
     said: StatusAndRecord | None = None,
 ) -> TensorKey:
-    folder, says = file.folder, file.says
+    folder, says = file.folder, file.file_name
     if not folder.device:
         return make_tensor_key(folder, says, side, slot)
     if said is None:
@@ -227,28 +230,28 @@ class FolderIndex:
     tables: list[tuple[DumpFolder, str, FileName | None]] = field(
         default_factory=list[tuple[DumpFolder, str, FileName | None]]
     )
-    infos: list[tuple[DumpFolder, str]] = field(default_factory=list[tuple[DumpFolder, str]])
+    info_files: list[tuple[DumpFolder, str]] = field(default_factory=list[tuple[DumpFolder, str]])
     """Info files of dumps of APIs, by the folder of their rank."""
     folders: dict[str, DumpFolder] = field(default_factory=dict[str, DumpFolder])
     """Of ranks and devices, by their paths; also of ranks that nobody asked for."""
-    absent: list[str] = field(default_factory=list[str])
+    missing_files: list[str] = field(default_factory=list[str])
     """Files that a `mapping.csv` names and that are not there."""
-    foreign: int = 0
+    foreign_files: int = 0
     problems: list[str] = field(default_factory=list[str])
 
-    def find(self) -> None:
+    def find_folders(self) -> None:
         """Look for all leaves, and enter what else holds tensors."""
         self._enter(ROOT_FOLDER, "")
 
-    def enter(self, leaf: LeafFolder) -> None:
+    def list_leaf(self, leaf: LeafFolder) -> None:
         """Take what a leaf holds."""
         self._enter(leaf.folder, leaf.path)
 
-    def wants_rank(self, rank: int) -> bool:
+    def selects_rank(self, rank: int) -> bool:
         """Return whether tensors of a rank are asked for."""
         return all(query.rank in (None, rank) for query in self.queries)
 
-    def wants(self, folder: DumpFolder) -> bool:
+    def selects_folder(self, folder: DumpFolder) -> bool:
         """Return whether tensors of a folder are; of a device nobody knows the rank yet."""
         if folder.device:
             return True
@@ -256,9 +259,9 @@ class FolderIndex:
         where = folder.rank, folder.graph, folder.iteration
         return all(query.keeps_place(*where, dated=dated) for query in self.queries)
 
-    def wants_iteration(self, rank: int, iteration: int) -> bool:
+    def selects_iteration(self, rank: int, iteration: int) -> bool:
         """Return whether an iteration of a rank is asked for."""
-        return self.wants_rank(rank) and all(
+        return self.selects_rank(rank) and all(
             query.iterations is None or iteration in query.iterations for query in self.queries
         )
 
@@ -275,14 +278,14 @@ class FolderIndex:
                 if below is not None:
                     self._go_on(below, path)
                     continue
-            elif names and self._take(folder, path, names.full(name), item):
+            elif names and self._take(folder, path, names.get_full_name(name), item):
                 continue
             # A root, and what stands right in it, may hold anything.
-            self.foreign += where.count("/") > 0
+            self.foreign_files += where.count("/") > 0
 
     def _go_on(self, folder: DumpFolder, path: str) -> None:
         if folder.enter is None and folder.names in (NameScheme.RANK, NameScheme.API):
-            if self.wants(folder):
+            if self.selects_folder(folder):
                 self.leaves.append(LeafFolder(folder, path))
             return
         rank = RANK_FOLDER_PATTERN.fullmatch(path)
@@ -290,7 +293,7 @@ class FolderIndex:
         device = folder.device and folder.base == path and folder.names is not NameScheme.CAPTURED
         if device or rank:
             self.folders[path] = folder
-        if not rank or self.wants_rank(folder.rank):
+        if not rank or self.selects_rank(folder.rank):
             self._enter(folder, path)
 
     def _take(self, folder: DumpFolder, path: str, name: str, item: _FolderItem) -> bool:
@@ -300,7 +303,7 @@ class FolderIndex:
         if not item.file:
             return False
         if folder.names is NameScheme.API_TABLES:
-            self.infos += [(folder, path)] if parse_info_file_name(name) else []
+            self.info_files += [(folder, path)] if parse_info_file_name(name) else []
             return True
         says = parse_name_in_folder(folder, name)
         if says is None:
@@ -343,7 +346,9 @@ class FolderIndex:
         try:
             names = read_long_names(self.root / where / MAPPING_FILE)
             there = {item.name for item in listed}
-            self.absent += [f"{where}/{name}" for name in find_absent_names(folder, names, there)]
+            self.missing_files += [
+                f"{where}/{name}" for name in find_absent_names(folder, names, there)
+            ]
             return names
         except CorruptedError as error:
             self.problems.append(str(error))

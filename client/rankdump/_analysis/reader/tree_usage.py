@@ -48,7 +48,7 @@ class _SizeCounter:
     bytes_in: int = 0
     stamps: list[int] = field(default_factory=list[int])
 
-    def tensor(self, record: ManifestRecord) -> None:
+    def add_tensor(self, record: ManifestRecord) -> None:
         """Count a tensor by what its manifest says; those of one file add up to its size."""
         self.tensors += 1
         self.bytes_in += record.bytes_in
@@ -57,7 +57,7 @@ class _SizeCounter:
             self.sizes[record.path] += record.bytes_stored
             self.folders.add(record.path.rpartition("/")[0])
 
-    def file(self, path: str) -> None:
+    def add_file(self, path: str) -> None:
         """Count a file that no manifest names, of a folder its parent; what is gone is nothing."""
         with suppress(OSError):
             facts = os.lstat(self.root / path)
@@ -65,7 +65,7 @@ class _SizeCounter:
             if stat.S_ISREG(facts.st_mode):
                 self.sizes[path] = facts.st_size
 
-    def taken(self, *, folders: int = 0, stall_us: int = 0) -> DumpSize:
+    def summarize(self, *, folders: int = 0, stall_us: int = 0) -> DumpSize:
         """Return what was counted, with so many folders."""
         sizes = [size for size in self.sizes.values() if size]
         blocks = sum(-(-size // self.block_bytes) for size in sizes)
@@ -92,40 +92,40 @@ class _UsageObserver:
         self._folders: defaultdict[int, set[str]] = defaultdict(set)
         self._once, self._grown = self._weighing(), self._weighing()
 
-    def manifest(self, manifest: Manifest, path: Path) -> None:
+    def add_manifest(self, manifest: Manifest, path: Path) -> None:
         """Count what a manifest says, and its file."""
         status, own = manifest.status, self._weighing()
         for record in manifest.records:
             constant = _is_constant_folder(record.path.rpartition("/")[0])
-            (self._once if constant else own).tensor(record)
+            (self._once if constant else own).add_tensor(record)
         self._add_folders(status.iteration, own)
-        own.file(path.relative_to(self._root).as_posix())
-        self._ranks[status.iteration][status.rank] = own.taken(stall_us=status.stall_us)
+        own.add_file(path.relative_to(self._root).as_posix())
+        self._ranks[status.iteration][status.rank] = own.summarize(stall_us=status.stall_us)
 
-    def table(self, table: Table) -> None:
+    def add_table(self, table: Table) -> None:
         """Count a table, which belongs to an iteration or grows in each of them."""
         if table.dated and not table.constant:
-            self._tables[table.iteration].file(table.relative)
+            self._tables[table.iteration].add_file(table.relative)
         elif not table.constant:
-            self._grown.file(table.relative)
+            self._grown.add_file(table.relative)
             files = parse_info_file_name(table.relative.rpartition("/")[2])
             if files is not None:
-                self._grown.file(f"{table.folder}/{files.stacks}")
+                self._grown.add_file(f"{table.folder}/{files.stack_file}")
 
-    def folder(self, path: str, iteration: int) -> None:
+    def add_folder(self, path: str, iteration: int) -> None:
         """Count the tables of the folder of an iteration, and the one of its long names."""
         for file in (self._root / path).iterdir():
             if file.suffix == ".csv":
-                self._tables[iteration].file(f"{path}/{file.name}")
+                self._tables[iteration].add_file(f"{path}/{file.name}")
 
-    def metadata(self, ranks: Iterable[str]) -> None:
+    def add_metadata(self, ranks: Iterable[str]) -> None:
         """Count what stands beside the tensors of ranks, without the manifests."""
         for rank in ranks:
             for folder in (METADATA_FOLDER, EXECUTION_ORDER_FOLDER, GRAPH_FOLDER):
                 for path in _list_files(self._root, f"{rank}/{folder}"):
-                    self._once.file(path)
+                    self._once.add_file(path)
 
-    def observed(self) -> ObservedDump:
+    def summarize(self) -> ObservedDump:
         """Return what was seen; DamagedError where no iteration with tensors is complete."""
         ranks = max(map(len, self._ranks.values()), default=0)
         whole = [
@@ -135,17 +135,17 @@ class _UsageObserver:
         ]
         if not whole:
             raise CorruptedError(f"{self._root}: {_NO_ITERATION}")
-        grown = self._grown.taken()
+        grown = self._grown.summarize()
         share = grown.bytes_stored // len(self._ranks)
         each = sum_sizes((find_largest_size(whole), DumpSize(bytes_stored=share, disk_bytes=share)))
-        once = self._once.taken(folders=len(self._once.folders))
+        once = self._once.summarize(folders=len(self._once.folders))
         return ObservedDump(len(whole), ranks, each, sum_sizes((once, DumpSize(files=grown.files))))
 
     def _beside(self, iteration: int) -> DumpSize:
         """Return what its tables and folders take."""
         tables = self._tables[iteration]
         self._add_folders(iteration, tables)
-        return tables.taken(folders=len(self._folders[iteration]))
+        return tables.summarize(folders=len(self._folders[iteration]))
 
     def _add_folders(self, iteration: int, weighing: _SizeCounter) -> None:
         self._folders[iteration] |= {path for path in weighing.folders if _has_iteration(path)}
@@ -161,7 +161,7 @@ def observe(root: Path) -> ObservedDump:
     complete.
     """
     places = FolderIndex(root, sized=False)
-    places.find()
+    places.find_folders()
     ranks = [name for name in places.folders if RANK_FOLDER_PATTERN.fullmatch(name)]
     if not ranks:
         raise CorruptedError(f"{root}: {_NO_ITERATION}")
@@ -169,14 +169,14 @@ def observe(root: Path) -> ObservedDump:
     for rank in ranks:
         for file in list_manifest_files(root, rank, places.problems):
             for manifest in read_manifests([file], places.problems):
-                seen.manifest(manifest, file.path)
+                seen.add_manifest(manifest, file.path)
     for leaf in places.leaves:
         if leaf.folder.iteration is not None:
-            seen.folder(leaf.path, leaf.folder.iteration)
+            seen.add_folder(leaf.path, leaf.folder.iteration)
     for table in collect_tables(places):
-        seen.table(table)
-    seen.metadata(ranks)
-    return seen.observed()
+        seen.add_table(table)
+    seen.add_metadata(ranks)
+    return seen.summarize()
 
 
 def disk_room(root: Path, keep_free_ratio: float) -> DiskCapacity:

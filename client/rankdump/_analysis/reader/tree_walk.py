@@ -69,7 +69,7 @@ class _WalkBatch:
 
     manifests: list[ManifestFileName] = field(default_factory=list[ManifestFileName])
     leaves: list[LeafFolder] = field(default_factory=list[LeafFolder])
-    settled: bool = False
+    is_complete: bool = False
     """Every manifest is about an iteration whose folders these are."""
 
 
@@ -82,23 +82,27 @@ def walk(root: Path, *queries: Query, balances_only: bool = False, job_id: str =
     `job_id` neither is what other jobs dumped; DamagedError when there is nothing of that one.
     """
     places = FolderIndex(root, queries)
-    places.find()
+    places.find_folders()
     reading = _TreeReader(places, balances_only, job_id)
-    entries = Entries.of(root, reading.batches())
-    gone = {each for each in reading.retired() if places.wants_iteration(each.rank, each.iteration)}
+    entries = Entries.of(root, reading.read_batches())
+    gone = {
+        each
+        for each in reading.read_retired()
+        if places.selects_iteration(each.rank, each.iteration)
+    }
     tree = Tree(
         root=root,
-        ranks=reading.ranks(),
+        ranks=reading.list_ranks(),
         entries=entries,
         manifests=tuple(reading.manifests),
         tables=tuple(sorted(reading.tables, key=_table_sort_key)),
-        foreign=places.foreign,
+        foreign=places.foreign_files,
         problems=tuple(places.problems),
-        by_device=not reading.names,
+        by_device=not reading.rank_folders,
         retired=frozenset(gone),
         whole=all(query.places.empty for query in queries),
     )
-    return restrict_to_job(tree, job_id) if reading.others else tree
+    return restrict_to_job(tree, job_id) if reading.other_sessions else tree
 
 
 class _TreeReader:
@@ -110,31 +114,33 @@ class _TreeReader:
         self.tables: list[Table] = []
         self._places, self._balances_only = places, balances_only
         folders = places.folders
-        self.names = [name for name in folders if RANK_FOLDER_PATTERN.fullmatch(name)]
+        self.rank_folders = [name for name in folders if RANK_FOLDER_PATTERN.fullmatch(name)]
         """Folders of ranks."""
         self._device = any(folder.device for folder in folders.values())
         self._devices: set[int] = set()
-        self.others = find_other_sessions(places.root, job_id)
+        self.other_sessions = find_other_sessions(places.root, job_id)
         """Sessions that are left out."""
-        wanted = [n for n in self.names if self._device or places.wants_rank(folders[n].rank)]
+        wanted = [
+            n for n in self.rank_folders if self._device or places.selects_rank(folders[n].rank)
+        ]
         named = {name: list_manifest_files(places.root, name, places.problems) for name in wanted}
         self._stepped = any(named.values())
         self._files = {
-            name: [file for file in files if file.session not in self.others]
+            name: [file for file in files if file.session not in self.other_sessions]
             for name, files in named.items()
         }
 
-    def ranks(self) -> tuple[int, ...]:
+    def list_ranks(self) -> tuple[int, ...]:
         """Return those that have a folder: ranks, or devices where there are no ranks."""
         folders = self._places.folders
         ranks = {folder.rank for folder in folders.values() if not folder.device}
         return tuple(sorted(ranks or self._devices))
 
-    def retired(self) -> frozenset[RetiredIteration]:
+    def read_retired(self) -> frozenset[RetiredIteration]:
         """Return what was removed from the ranks that are asked for."""
         return read_retired_iterations(self._places.root, self._files, self._places.problems)
 
-    def batches(self) -> Iterator[list[Entry]]:
+    def read_batches(self) -> Iterator[list[Entry]]:
         """Yield the tensors of each batch, sorted."""
         if self._device:
             # The manifests of all ranks say which of them wrote to the folder of a device.
@@ -165,13 +171,13 @@ class _TreeReader:
         for file in files:
             if file.iteration is None:
                 others.manifests.append(file)
-            elif self._places.wants_iteration(rank, file.iteration):
+            elif self._places.selects_iteration(rank, file.iteration):
                 dated[file.iteration].manifests.append(file)
         constants = TreeManifests()
         for at in sorted(dated):
-            if self.others and not dated[at].manifests:
+            if self.other_sessions and not dated[at].manifests:
                 continue
-            dated[at].settled = True
+            dated[at].is_complete = True
             yield self._read(dated[at], constants)
         yield self._read(others, TreeManifests(), constants)
 
@@ -181,7 +187,7 @@ class _TreeReader:
         """Return the tensors of a batch; what its manifests say of constants goes to others."""
         places, root = self._places, self._places.root
         known = TreeManifests() if known is None else known
-        only = self._balances_only and batch.settled
+        only = self._balances_only and batch.is_complete
         heads = len(self.manifests)
         for manifest in read_manifests(batch.manifests, places.problems, balances_only=only):
             known.add(manifest)
@@ -190,18 +196,18 @@ class _TreeReader:
         if any(only and (m.status.bytes_stored or m.status.linked) for m in self.manifests[heads:]):
             return []
         for leaf in batch.leaves:
-            places.enter(leaf)
+            places.list_leaf(leaf)
         self.tables += collect_tables(places, known)
         files, places.files = places.files, []
-        if self.others:
-            files = [file for file in files if known.names(file.relative)]
-        absent, places.absent = places.absent, []
+        if self.other_sessions:
+            files = [file for file in files if known.has_path(file.relative)]
+        absent, places.missing_files = places.missing_files, []
         # Manifests say what should be there: a dropped tensor has its row as well.
         if not self._stepped:
             named = f"named by {MAPPING_FILE}, not there"
             places.problems.extend(f"{path}: {named}" for path in absent)
         entries = read_entries(root, files, known, places.problems, stepped=self._stepped)
-        constants.constants_of(known)
+        constants.add_constants_of(known)
         places.problems.extend(self._missed(known))
         places.problems.extend(_find_size_mismatches(entries, files))
         if self._device:
@@ -210,9 +216,9 @@ class _TreeReader:
 
     def _missed(self, known: TreeManifests) -> Iterator[str]:
         """Yield what manifests name in the folders that are read, and is not there."""
-        for path in known.missed:
+        for path in known.unclaimed_paths:
             folder = find_folder(path.rpartition("/")[0])
-            named = folder is None or self._places.wants(folder)
+            named = folder is None or self._places.selects_folder(folder)
             # Nobody writes a manifest of what stands in another iteration's folder.
             if named and not os.path.lexists(self._places.root / path):
                 yield f"{path}: named by a manifest, not there"
@@ -230,8 +236,8 @@ def collect_tables(places: FolderIndex, known: TreeManifests | None = None) -> l
     """Return the tables that were found, and forget them."""
     known = TreeManifests() if known is None else known
     found = [_table_at(places.root, *each, known) for each in places.tables]
-    found += [_info_table_at(places.root, *each) for each in places.infos]
-    places.tables, places.infos = [], []
+    found += [_info_table_at(places.root, *each) for each in places.info_files]
+    places.tables, places.info_files = [], []
     return found
 
 
@@ -285,7 +291,7 @@ def locate(path: Path) -> tuple[Entry, ...]:
     full = path.absolute()
     if not full.is_file():
         return ()
-    name = read_long_names(full.parent / MAPPING_FILE).full(full.name)
+    name = read_long_names(full.parent / MAPPING_FILE).get_full_name(full.name)
     for root, folder in _find_possible_roots(full.parent):
         says = parse_name_in_folder(folder, name)
         if says is not None and says.kind.holds_tensors:

@@ -69,7 +69,7 @@ class OpenMindSporeApiCall:
     call: ApiCall
     gradient: ApiCall
     """Its backward, or that of the forward call it repeats."""
-    arrived: set[str] = field(default_factory=set[str])
+    arrived_places: set[str] = field(default_factory=set[str])
     """Places whose gradients have come; shared with the call it repeats."""
     recomputed: bool = False
     begun: StartedEvent | None = None
@@ -88,18 +88,18 @@ class MindSporeApiRecorder:
             f"{MINDSPORE_FOLDER}{os.sep}", users_only=options.filter_stack
         )
 
-    def begin(
+    def begin_call(
         self, calling: OpenMindSporeApiCall, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
         """Record the begin of a call, and its arguments as they are now."""
         observer, name = self.observer, calling.call.name
         if not calling.recomputed:
-            observer.recorder.entered(observer.graph, name)
+            observer.recorder.begin_call(observer.graph, name)
         self._called(name)
-        calling.begun = observer.begins(name)
+        calling.begun = observer.start_event(name)
         self._leaves(calling, TensorSide.INPUT, list_input_leaves(args, kwargs))
 
-    def end(self, calling: OpenMindSporeApiCall, result: object, raised: bool) -> None:
+    def end_call(self, calling: OpenMindSporeApiCall, result: object, raised: bool) -> None:
         """Record what a call returned, and wait for its gradients."""
         try:
             if not raised:
@@ -108,12 +108,12 @@ class MindSporeApiRecorder:
                 self._wait(calling, leaves)
         finally:
             if calling.begun is not None:
-                self.observer.recorder.finished(calling.begun)
-            self.observer.settled(calling.call.name, raised=raised)
+                self.observer.recorder.finish_event(calling.begun)
+            self.observer.end_call(calling.call.name, raised=raised)
 
-    def mark(self, call: ApiCall, path: str) -> None:
+    def record_layer_mark(self, call: ApiCall, path: str) -> None:
         """Record that a cell was called, by its path with dots."""
-        self.observer.event(call.name)
+        self.observer.record_event(call.name)
         self._called(format_layer_name(path))
         self._lone(call, 0, LAYER_MARK_PLACE.argument, _make_mark_source)
 
@@ -121,26 +121,28 @@ class MindSporeApiRecorder:
         self, calling: OpenMindSporeApiCall, slot: int, argument: str, gradient: Any
     ) -> None:
         """Record a gradient; those of a recomputed call once, as its forward's."""
-        if not self.observer.armed or argument in calling.arrived:
+        if not self.observer.armed or argument in calling.arrived_places:
             return
-        calling.arrived.add(argument)
-        self.observer.event(calling.gradient.name)
+        calling.arrived_places.add(argument)
+        self.observer.record_event(calling.gradient.name)
         self._lone(calling.gradient, slot, argument, make_tensor_reader(gradient))
 
     def _lone(
         self, call: ApiCall, slot: int, argument: str, read: Callable[[], TensorSource | str]
     ) -> None:
         """Record the one tensor of a mark, or of a backward."""
-        if self.observer.wants(call.name, TensorSide.INPUT):
-            self.observer.tensor(call.op_type, call.name, TensorSide.INPUT, slot, argument, read)
-        self.observer.settled(call.name)
+        if self.observer.is_selected(call.name, TensorSide.INPUT):
+            self.observer.record_tensor(
+                call.op_type, call.name, TensorSide.INPUT, slot, argument, read
+            )
+        self.observer.end_call(call.name)
 
     def _leaves(
         self, calling: OpenMindSporeApiCall, side: TensorSide, leaves: Sequence[ApiLeaf]
     ) -> None:
         """Hand over the tensors and numbers of one side that the options let pass."""
         call = calling.call
-        if not self.observer.wants(call.name, side):
+        if not self.observer.is_selected(call.name, side):
             return
         for leaf in leaves:
             if not self._passes(leaf.value):
@@ -148,7 +150,7 @@ class MindSporeApiRecorder:
             scalar = find_scalar_type(leaf.value)
             argument = format_api_argument(side, leaf.path, leaf.word, scalar, calling.recomputed)
             read = _make_number_reader(leaf.value) if scalar else make_tensor_reader(leaf.value)
-            self.observer.tensor(call.op_type, call.name, side, leaf.slot, argument, read)
+            self.observer.record_tensor(call.op_type, call.name, side, leaf.slot, argument, read)
 
     def _passes(self, value: object) -> bool:
         if is_tensor(value):
@@ -160,20 +162,20 @@ class MindSporeApiRecorder:
             return
         for leaf in leaves:
             if is_tensor(leaf.value) and self._passes(leaf.value):
-                self._gradients.wait(leaf.value, self._arrival(calling, leaf))
+                self._gradients.watch_gradient(leaf.value, self._arrival(calling, leaf))
 
     def _arrival(self, calling: OpenMindSporeApiCall, leaf: ApiLeaf) -> Callable[[Any], None]:
         """Return what takes a gradient; it holds no tensor of the forward."""
         slot, argument = leaf.slot, format_api_argument(TensorSide.INPUT, leaf.path, leaf.word)
 
         def take(gradient: Any) -> None:
-            self.observer.shielded(self._arrived, calling, slot, argument, gradient)
+            self.observer.run_shielded(self._arrived, calling, slot, argument, gradient)
 
         return take
 
     def _called(self, name: str) -> None:
-        stack = self._stacks.above(inspect.currentframe())
-        self.observer.recorder.called(self.observer.graph, name, stack)
+        stack = self._stacks.read_stack(inspect.currentframe())
+        self.observer.recorder.record_call_stack(self.observer.graph, name, stack)
 
 
 def _make_number_reader(value: Any) -> Callable[[], TensorSource]:
@@ -199,7 +201,7 @@ class MindSporeApiHook(MindSporeCallListener):
         )
         self._marked: set[str] = set()
         self._refresh()
-        CALL_INTERCEPTION.listen(self)
+        CALL_INTERCEPTION.add_listener(self)
 
     def record_with(self, recorder: Recorder, options: ApiOptions) -> None:
         """Record with another session from now on; numbers go on."""
@@ -209,31 +211,31 @@ class MindSporeApiHook(MindSporeCallListener):
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
         """Look up the cells of the model again: the script may have changed it."""
-        self._record.observer.shielded(self._refresh)
+        self._record.observer.run_shielded(self._refresh)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
         """Forget what waits for gradients that did not come."""
-        self._record.observer.shielded(self._gradients.release)
+        self._record.observer.run_shielded(self._gradients.remove_hooks)
         self._regions.clear()
 
     def detach(self) -> None:
         """Leave MindSpore as it was before."""
-        CALL_INTERCEPTION.leave(self)
-        self._record.observer.shielded(self._gradients.release)
+        CALL_INTERCEPTION.remove_listener(self)
+        self._record.observer.run_shielded(self._gradients.remove_hooks)
 
     def call_begins(
         self, api: MindSporeApi, args: PositionalArguments, kwargs: KeywordArguments
     ) -> OpenMindSporeApiCall | None:
         """Count a call; record its arguments if it is selected."""
-        call = ApiCall(api.kind, api.name, self._numbers.next(f"{api.kind}_{api.name}"))
+        call = ApiCall(api.kind, api.name, self._numbers.next_number(f"{api.kind}_{api.name}"))
         if not self._record.observer.armed:
             return None
-        return self._record.observer.shielded(self._begin, call, args, kwargs)
+        return self._record.observer.run_shielded(self._begin, call, args, kwargs)
 
     def call_ends(self, token: object, result: object, *, raised: bool) -> None:
         """Record what a selected call returned."""
         if isinstance(token, OpenMindSporeApiCall):
-            self._record.observer.shielded(self._record.end, token, result, raised)
+            self._record.observer.run_shielded(self._record.end_call, token, result, raised)
 
     def cell_begins(
         self, cell: Any, args: PositionalArguments, kwargs: KeywordArguments, *, inside: bool
@@ -242,25 +244,25 @@ class MindSporeApiHook(MindSporeCallListener):
         if inside:
             return None
         path, _ = self._paths.get(id(cell), ("", None))
-        if not self.hides(cell):
+        if not self.is_api_call(cell):
             return path
         # A layer's mark stands before its own tensors, that of a container behind all inside it.
-        self._record.observer.shielded(self._mark, path)
+        self._record.observer.run_shielded(self._mark, path)
         return self.call_begins(MindSporeApi("NN", type(cell).__name__), args, kwargs)
 
     def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
         """End the call of a layer; mark one of a cell that contains others."""
         if isinstance(token, str):
-            self._record.observer.shielded(self._mark, token)
+            self._record.observer.run_shielded(self._mark, token)
         self.call_ends(token, result, raised=raised)
 
-    def hides(self, cell: Any) -> bool:
+    def is_api_call(self, cell: Any) -> bool:
         """Return whether a cell is a layer of the model, or a loss, which may stand beside it."""
         return is_loss(cell) or (id(cell) in self._paths and is_built_in(cell))
 
     def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
         """Take the begin of a recomputed region."""
-        return self._regions.begin(id(cell), again=again)
+        return self._regions.begin_region(id(cell), again=again)
 
     def compiled_begins(
         self, call: CompiledCall, args: PositionalArguments, kwargs: KeywordArguments
@@ -280,28 +282,28 @@ class MindSporeApiHook(MindSporeCallListener):
         calling = self._calling(call)
         if not self._record.options.scope(call):
             return None
-        self._record.begin(calling, args, kwargs)
+        self._record.begin_call(calling, args, kwargs)
         return calling
 
     def _calling(self, call: ApiCall) -> OpenMindSporeApiCall:
         gradient = ApiCall(call.kind, call.api, call.number, "backward")
-        calling = OpenMindSporeApiCall(call, gradient, recomputed=self._regions.recomputing)
-        origin = self._regions.repeated(lambda known: known.call.op_type == call.op_type)
+        calling = OpenMindSporeApiCall(call, gradient, recomputed=self._regions.is_recomputing)
+        origin = self._regions.take_repeated_call(lambda known: known.call.op_type == call.op_type)
         if origin is not None:
-            calling.gradient, calling.arrived = origin.gradient, origin.arrived
-        self._regions.note(origin or calling)
+            calling.gradient, calling.arrived_places = origin.gradient, origin.arrived_places
+        self._regions.add_call(origin or calling)
         return calling
 
     def _mark(self, path: str) -> None:
         """Record that a cell was called; the model itself and cells beside it get no mark."""
-        if not path or not self._record.observer.armed or self._regions.recomputing:
+        if not path or not self._record.observer.armed or self._regions.is_recomputing:
             return
         call, options = make_layer_mark(path), self._record.options
         if (options.layers_once and path in self._marked) or not options.scope(call):
             return
         if options.layers_once:
             self._marked.add(path)
-        self._record.mark(call, path)
+        self._record.record_layer_mark(call, path)
 
 
 _logger = logging.getLogger("rankdump")
@@ -322,7 +324,7 @@ class MindSporeStepWatch:
         self._outermost = MindSporeOutermostWatch(self._called)
         self._outermost.watch(model)
         self._ends = _StepEndListener(self)
-        CALL_INTERCEPTION.listen(self._ends)
+        CALL_INTERCEPTION.add_listener(self._ends)
 
     def optimized(self) -> bool:
         """Return whether there is an optimizer whose steps can be waited for."""
@@ -333,7 +335,7 @@ class MindSporeStepWatch:
     def remove(self) -> None:
         """Leave MindSpore as it was before."""
         self._outermost.remove()
-        CALL_INTERCEPTION.leave(self._ends)
+        CALL_INTERCEPTION.remove_listener(self._ends)
 
     def stepped(self, optimizer: Any) -> None:
         """Tell of the step of an optimizer that holds a parameter of the model."""
@@ -355,7 +357,7 @@ class _StepEndListener(MindSporeCallListener):
     def __init__(self, watch: MindSporeStepWatch) -> None:
         self._watch = watch
 
-    def optimized(self, optimizer: Any) -> None:
+    def optimizer_ends(self, optimizer: Any) -> None:
         """Tell of an optimizer's step."""
         self._watch.stepped(optimizer)
 

@@ -191,19 +191,23 @@ class AttributePatches:
 class CallInterceptor(Protocol):
     """Who makes the calls that are intercepted."""
 
-    def call(self, api: MindSporeApi, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def make_call(
+        self, api: MindSporeApi, function: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
         """Make a call of an API."""
         ...
 
-    def cell(self, function: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
+    def call_cell(self, function: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
         """Call a cell."""
         ...
 
-    def compiled(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def run_compiled(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run what was compiled."""
         ...
 
-    def region(self, function: Callable[..., Any], args: Any, kwargs: Any, *, again: bool) -> Any:
+    def run_region(
+        self, function: Callable[..., Any], args: Any, kwargs: Any, *, again: bool
+    ) -> Any:
         """Run a region that is recomputed; the cell is its first argument."""
         ...
 
@@ -235,7 +239,7 @@ def make_call_patches(caller: CallInterceptor) -> AttributePatches:
 
     @functools.wraps(call)
     def of_cell(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return caller.cell(call, self, args, kwargs)
+        return caller.call_cell(call, self, args, kwargs)
 
     found.plan(Cell, "__call__", of_cell)
     for name, again in (("construct", False), ("bprop", True)):
@@ -249,7 +253,7 @@ def _wrap_function(
 ) -> Callable[..., Any]:
     @functools.wraps(function)
     def observed(*args: Any, **kwargs: Any) -> Any:
-        return caller.call(api, function, args, kwargs)
+        return caller.make_call(api, function, args, kwargs)
 
     return observed
 
@@ -262,7 +266,7 @@ def _wrap_primitive(
         api = find_primitive_api(self)
         if api is None:
             return function(self, *args, **kwargs)
-        return caller.call(api, functools.partial(function, self), args, kwargs)
+        return caller.make_call(api, functools.partial(function, self), args, kwargs)
 
     return observed
 
@@ -272,7 +276,7 @@ def _wrap_region(
 ) -> Callable[..., Any]:
     @functools.wraps(function)
     def observed(*args: Any, **kwargs: Any) -> Any:
-        return caller.region(function, args, kwargs, again=again)
+        return caller.run_region(function, args, kwargs, again=again)
 
     return observed
 
@@ -318,7 +322,7 @@ def _wrap_compiler(caller: CallInterceptor, function: Callable[..., Any]) -> Cal
 def _wrap_compiled(caller: CallInterceptor, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def running(*args: Any, **kwargs: Any) -> Any:
-        return caller.compiled(function, args, kwargs)
+        return caller.run_compiled(function, args, kwargs)
 
     return running
 

@@ -33,7 +33,7 @@ class MindSporeGradientObserver:
     def __init__(self) -> None:
         self._hooks: list[GradientHook] = []
 
-    def wait(self, tensor: Any, take: Callable[[Any], None]) -> None:
+    def watch_gradient(self, tensor: Any, take: Callable[[Any], None]) -> None:
         """Have `take`, which must not raise, given the gradient of a tensor when it arrives.
 
         Those of parameters arrive for the whole step: they are nobody's result.
@@ -44,7 +44,7 @@ class MindSporeGradientObserver:
         with suppress(RuntimeError):
             self._hooks.append(hook_tensor(tensor, take))
 
-    def release(self) -> None:
+    def remove_hooks(self) -> None:
         """Remove the hooks from tensors that may outlive the iteration."""
         hooks, self._hooks = self._hooks, []
         for hook in hooks:
@@ -56,7 +56,7 @@ def hook_tensor(tensor: Any, take: Callable[[Any], None]) -> GradientHook:
 
     # MindSpore takes a function and nothing else that can be called.
     def arrived(gradient: Any) -> Any:
-        with CALL_INTERCEPTION.silence():
+        with CALL_INTERCEPTION.suppress_calls():
             take(gradient)
         return gradient
 
@@ -92,21 +92,21 @@ class MindSporeParameterObserver:
         for hook in hooks:
             GRADIENT_HOOKS.remove(hook)
 
-    def returned(self, gradients: Iterable[tuple[Any, Any]]) -> None:
+    def record_returned_gradients(self, gradients: Iterable[tuple[Any, Any]]) -> None:
         """Take pairs of a parameter and its gradient, except what the iteration has already."""
         for parameter, gradient in gradients:
             name = self._names.get(id(parameter))
             if name is not None and name not in self._recorded and is_tensor(gradient):
                 self._arrived(name, gradient)
 
-    def finish(self) -> None:
+    def record_all(self) -> None:
         """Hand over all parameters as they stand."""
         for parameter in self._model.get_parameters():
             self._lone(parameter.name, "parameter", parameter, state=True)
 
     def _arrival(self, name: str) -> Callable[[Any], None]:
         def take(gradient: Any) -> None:
-            self._observer.shielded(self._arrived, name, gradient)
+            self._observer.run_shielded(self._arrived, name, gradient)
 
         return take
 
@@ -116,12 +116,12 @@ class MindSporeParameterObserver:
             self._lone(name, "grad", gradient, state=False)
 
     def _lone(self, name: str, argument: str, tensor: Any, *, state: bool) -> None:
-        if self._observer.wants(name, TensorSide.OUTPUT):
+        if self._observer.is_selected(name, TensorSide.OUTPUT):
             read = make_tensor_reader(tensor)
-            self._observer.tensor(
+            self._observer.record_tensor(
                 PARAMETER_TYPE, name, TensorSide.OUTPUT, 0, argument, read, state=state
             )
-            self._observer.settled(name)
+            self._observer.end_call(name)
 
 
 _CallT = TypeVar("_CallT")
@@ -142,7 +142,7 @@ class RecomputedRegions(Generic[_CallT]):
         self._ended: dict[int, list[list[_CallT]]] = {}
         self._thread: _RegionState[_CallT] = _RegionState()
 
-    def begin(self, region: int, *, again: bool) -> Callable[[], object]:
+    def begin_region(self, region: int, *, again: bool) -> Callable[[], object]:
         """Begin a region, or its repetition; what is returned ends it on the same thread."""
         thread = self._thread
         if again:
@@ -156,16 +156,16 @@ class RecomputedRegions(Generic[_CallT]):
         return thread.open.pop
 
     @property
-    def recomputing(self) -> bool:
+    def is_recomputing(self) -> bool:
         """Whether what runs on this thread is a repetition."""
         return bool(self._thread.repeats)
 
-    def note(self, call: _CallT) -> None:
+    def add_call(self, call: _CallT) -> None:
         """Take a forward call, which may be repeated later."""
         for calls in self._thread.open:
             calls.append(call)
 
-    def repeated(self, same: Callable[[_CallT], bool]) -> _CallT | None:
+    def take_repeated_call(self, same: Callable[[_CallT], bool]) -> _CallT | None:
         """Return the forward call that is repeated now, if the next one of the region is alike."""
         if not self._thread.repeats:
             return None

@@ -73,13 +73,13 @@ class CellMarks:
         self.changes = 0
         """How often a mark was set with `rankdump.set_dump`."""
 
-    def set(self, cell: Any, enabled: bool) -> None:
+    def set_mark(self, cell: Any, enabled: bool) -> None:
         """Mark a cell and all cells inside it, or take their marks away."""
         for _, inside in iterate_cells(cell):
             self._by_cell[inside] = (enabled, read_dump_flag(inside))
         self.changes += 1
 
-    def marked(self, cell: Any) -> bool:
+    def is_marked(self, cell: Any) -> bool:
         """Return whether a cell is marked; a primitive that MindSpore marked marks its cell."""
         flag = read_dump_flag(cell)
         enabled, flag_then = self._by_cell.get(cell, (None, None))
@@ -103,7 +103,7 @@ def set_dump(cell: object, enabled: object = True) -> None:
         raise ValueError(f"set_dump: target of type {kind} is not allowed; a mindspore.nn.Cell is")
     if not isinstance(enabled, bool):
         raise ValueError(f"set_dump: enabled={enabled!r} is not allowed; True and False are")
-    cell_marks.set(cell, enabled)
+    cell_marks.set_mark(cell, enabled)
 
 
 class CellMarkReporter:
@@ -115,25 +115,27 @@ class CellMarkReporter:
         self._marked: dict[int, bool] = {}
         self._changes = -1
 
-    def tell(self, operators: dict[int, CellOperator]) -> None:
+    def report_marks(self, operators: dict[int, CellOperator]) -> None:
         """Say which operators of the model are marked, and which parameters."""
         self._changes = cell_marks.changes
-        self._marked = {number: cell_marks.marked(each.cell) for number, each in operators.items()}
+        self._marked = {
+            number: cell_marks.is_marked(each.cell) for number, each in operators.items()
+        }
         scopes = {each.scope.path for number, each in operators.items() if self._marked[number]}
         names = (
-            scopes.union(iterate_parameter_names(self._model, cell_marks.marked))
+            scopes.union(iterate_parameter_names(self._model, cell_marks.is_marked))
             if scopes
             else scopes
         )
-        self._observer.recorder.mark(self._observer.graph, frozenset(names))
+        self._observer.recorder.set_marks(self._observer.graph, frozenset(names))
 
-    def refresh(self, operators: dict[int, CellOperator], cell: Any = None) -> None:
+    def report_changed_marks(self, operators: dict[int, CellOperator], cell: Any = None) -> None:
         """Say it again if a mark was set since: of MindSpore's own, on this cell."""
         known = self._marked.get(id(cell))
         if self._changes != cell_marks.changes or (
-            known is not None and cell_marks.marked(cell) != known
+            known is not None and cell_marks.is_marked(cell) != known
         ):
-            self.tell(operators)
+            self.report_marks(operators)
 
 
 # Seen from the backward, what the forward wrote is read and what it read is written.
@@ -146,7 +148,7 @@ class MindSporeCellCall:
 
     scope: OperatorScope
     names: OperatorCallNames
-    arrived: set[tuple[TensorSide, int]] = field(default_factory=set[tuple[TensorSide, int]])
+    arrived_slots: set[tuple[TensorSide, int]] = field(default_factory=set[tuple[TensorSide, int]])
 
 
 @dataclass(slots=True, eq=False)
@@ -185,21 +187,21 @@ class MindSporeCellHook(MindSporeCallListener):
             self._numbers = {}
             self._saw_other_code = False
             self._parameters.restart()
-        self._observer.shielded(self._arm if armed else self._disarm)
+        self._observer.run_shielded(self._arm if armed else self._disarm)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
         """Hand over parameters."""
         if armed:
-            self._observer.shielded(self._marking.refresh, self._operators)
-            self._observer.shielded(self._parameters.finish)
+            self._observer.run_shielded(self._marking.report_changed_marks, self._operators)
+            self._observer.run_shielded(self._parameters.record_all)
             if self._saw_other_code and not self._numbers:
                 self._observer.recorder.warn_once(COMPILED_WARNING)
-        self._observer.shielded(self._gradients.release)
+        self._observer.run_shielded(self._gradients.remove_hooks)
         self._regions.clear()
 
     def detach(self) -> None:
         """Leave MindSpore as it was before."""
-        self._observer.shielded(self._disarm)
+        self._observer.run_shielded(self._disarm)
 
     def cell_begins(
         self, cell: Any, args: PositionalArguments, kwargs: KeywordArguments, *, inside: bool
@@ -208,14 +210,14 @@ class MindSporeCellHook(MindSporeCallListener):
         operator = self._operators.get(id(cell))
         if operator is None or not self._observer.armed:
             return None
-        return self._observer.shielded(self._begin, operator, list_call_leaves(args, kwargs))
+        return self._observer.run_shielded(self._begin, operator, list_call_leaves(args, kwargs))
 
     def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
         """End the call of a cell, or of compiled code."""
         if isinstance(token, _OpenCellCall):
-            self._observer.shielded(self._end, token, list_result_leaves(result), raised)
+            self._observer.run_shielded(self._end, token, list_result_leaves(result), raised)
             if token.compiled is not None and not raised:
-                self._observer.shielded(self._take_returned, token.compiled, result)
+                self._observer.run_shielded(self._take_returned, token.compiled, result)
 
     def compiled_begins(
         self, call: CompiledCall, args: PositionalArguments, kwargs: KeywordArguments
@@ -223,7 +225,9 @@ class MindSporeCellHook(MindSporeCallListener):
         """Begin a call of compiled code that runs the model."""
         if not self._observer.armed:
             return None
-        return self._observer.shielded(self._begin_compiled, call, list_call_leaves(args, kwargs))
+        return self._observer.run_shielded(
+            self._begin_compiled, call, list_call_leaves(args, kwargs)
+        )
 
     def optimizer_begins(
         self, optimizer: Any, args: PositionalArguments, kwargs: KeywordArguments
@@ -231,35 +235,35 @@ class MindSporeCellHook(MindSporeCallListener):
         """Take the gradients that no hook has seen, as an optimizer is given them."""
         if self._observer.armed:
             given = args[0] if args else kwargs.get("gradients")
-            self._observer.shielded(self._take_given, optimizer, given)
+            self._observer.run_shielded(self._take_given, optimizer, given)
 
     def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
         """Take the begin of a recomputed region."""
-        return self._regions.begin(id(cell), again=again)
+        return self._regions.begin_region(id(cell), again=again)
 
     def _arm(self) -> None:
         self._operators = find_cell_operators(self._model)
-        self._boundary.forget()
-        self._marking.tell(self._operators)
+        self._boundary.clear()
+        self._marking.report_marks(self._operators)
         self._parameters.start()
         if not self._listening:
             self._listening = True
-            CALL_INTERCEPTION.listen(self)
+            CALL_INTERCEPTION.add_listener(self)
 
     def _disarm(self) -> None:
         if self._listening:
             self._listening = False
-            CALL_INTERCEPTION.leave(self)
+            CALL_INTERCEPTION.remove_listener(self)
         self._operators = {}
-        self._boundary.forget()
+        self._boundary.clear()
         self._parameters.stop()
-        self._gradients.release()
+        self._gradients.remove_hooks()
         self._regions.clear()
 
     def _begin(self, operator: CellOperator, leaves: Sequence[CallLeaf]) -> _OpenCellCall:
-        self._marking.refresh(self._operators, operator.cell)
+        self._marking.report_changed_marks(self._operators, operator.cell)
         recorder = self._observer.recorder
-        wanted = recorder.wants_arguments or recorder.describing
+        wanted = recorder.wants_arguments or recorder.is_describing
         return self._open(
             operator.scope, leaves, read_cell_arguments(operator.cell) if wanted else {}
         )
@@ -268,7 +272,7 @@ class MindSporeCellHook(MindSporeCallListener):
         self, call: CompiledCall, leaves: Sequence[CallLeaf]
     ) -> _OpenCellCall | None:
         own = id(call.program) in self._operators
-        scope = self._boundary.scope(call, self._operators)
+        scope = self._boundary.find_scope(call, self._operators)
         self._saw_other_code = True
         if own or scope is not None:
             self._observer.recorder.warn_once(COMPILED_WARNING)
@@ -284,37 +288,39 @@ class MindSporeCellHook(MindSporeCallListener):
         self, scope: OperatorScope, leaves: Sequence[CallLeaf], arguments: dict[str, str] | None
     ) -> _OpenCellCall:
         observer = self._observer
-        origin = self._regions.repeated(lambda known: known.scope == scope)
+        origin = self._regions.take_repeated_call(lambda known: known.scope == scope)
         call = origin or self._numbered(scope)
-        self._regions.note(call)
+        self._regions.add_call(call)
         name = call.names.forward if origin is None else call.names.recomputation
         if origin is None:
-            observer.recorder.entered(observer.graph, name)
+            observer.recorder.begin_call(observer.graph, name)
             if observer.recorder.wants_arguments and arguments is not None:
-                observer.recorder.arguments(observer.graph, scope.op_type, name, arguments)
+                observer.recorder.record_arguments(observer.graph, scope.op_type, name, arguments)
         source = (
             capture_source_lines(besides=(MINDSPORE_FOLDER,))
-            if observer.recorder.describing
+            if observer.recorder.is_describing
             else ()
         )
         self._tensors(scope.op_type, name, TensorSide.INPUT, leaves)
         self._wait(call, TensorSide.INPUT, leaves)
         return _OpenCellCall(
-            call, name, observer.begins(name), len(leaves), source, arguments or {}
+            call, name, observer.start_event(name), len(leaves), source, arguments or {}
         )
 
     def _numbered(self, scope: OperatorScope) -> MindSporeCellCall:
         number = self._numbers.get(scope, 0)
         self._numbers[scope] = number + 1
-        return MindSporeCellCall(scope, scope.names(number))
+        return MindSporeCellCall(scope, scope.call_names(number))
 
     def _take_returned(self, call: CompiledCall, result: object) -> None:
-        self._parameters.returned(match_returned_gradients(call, result))
+        self._parameters.record_returned_gradients(match_returned_gradients(call, result))
 
     def _take_given(self, optimizer: Any, given: object) -> None:
         gradients = cast("Sequence[object]", given) if isinstance(given, (tuple, list)) else ()
         if len(gradients) == len(optimizer.parameters):
-            self._parameters.returned(zip(optimizer.parameters, gradients, strict=True))
+            self._parameters.record_returned_gradients(
+                zip(optimizer.parameters, gradients, strict=True)
+            )
 
     def _end(self, opened: _OpenCellCall, leaves: Sequence[CallLeaf], raised: bool) -> None:
         observer, call = self._observer, opened.call
@@ -323,10 +329,10 @@ class MindSporeCellHook(MindSporeCallListener):
                 self._tensors(call.scope.op_type, opened.name, TensorSide.OUTPUT, leaves)
                 self._wait(call, TensorSide.OUTPUT, leaves)
         finally:
-            observer.recorder.finished(opened.begun)
-            if observer.recorder.describing:
+            observer.recorder.finish_event(opened.begun)
+            if observer.recorder.is_describing:
                 self._describe(opened, leaves)
-            observer.settled(opened.name, raised=raised)
+            observer.end_call(opened.name, raised=raised)
 
     def _describe(self, opened: _OpenCellCall, leaves: Sequence[CallLeaf]) -> None:
         node = GraphNode(
@@ -342,17 +348,17 @@ class MindSporeCellHook(MindSporeCallListener):
     def _tensors(
         self, op_type: str, name: str, side: TensorSide, leaves: Sequence[CallLeaf]
     ) -> None:
-        if not self._observer.wants(name, side):
+        if not self._observer.is_selected(name, side):
             return
         for leaf in leaves:
             if is_tensor(leaf.value):
                 read = make_tensor_reader(leaf.value)
-                self._observer.tensor(op_type, name, side, leaf.slot, leaf.argument, read)
+                self._observer.record_tensor(op_type, name, side, leaf.slot, leaf.argument, read)
 
     def _wait(self, call: MindSporeCellCall, side: TensorSide, leaves: Sequence[CallLeaf]) -> None:
         for leaf in leaves:
             if is_tensor(leaf.value):
-                self._gradients.wait(leaf.value, self._arrival(call, side, leaf))
+                self._gradients.watch_gradient(leaf.value, self._arrival(call, side, leaf))
 
     def _arrival(
         self, call: MindSporeCellCall, side: TensorSide, leaf: CallLeaf
@@ -360,21 +366,23 @@ class MindSporeCellHook(MindSporeCallListener):
         slot, argument = leaf.slot, leaf.argument
 
         def take(gradient: Any) -> None:
-            self._observer.shielded(self._arrived, call, side, CallLeaf(slot, argument, gradient))
+            self._observer.run_shielded(
+                self._arrived, call, side, CallLeaf(slot, argument, gradient)
+            )
 
         return take
 
     def _arrived(self, call: MindSporeCellCall, side: TensorSide, leaf: CallLeaf) -> None:
         """Hand over a gradient; those of a recomputed call once, as its forward's."""
         place = (side, leaf.slot)
-        if not self._observer.armed or place in call.arrived:
+        if not self._observer.armed or place in call.arrived_slots:
             return
         name = call.names.gradient
-        if not call.arrived:
-            self._observer.event(name)
-        call.arrived.add(place)
+        if not call.arrived_slots:
+            self._observer.record_event(name)
+        call.arrived_slots.add(place)
         self._tensors(call.scope.op_type, name, _BACKWARD_SIDE[side], [leaf])
-        self._observer.settled(name)
+        self._observer.end_call(name)
 
 
 class _CallDepth(threading.local):
@@ -391,7 +399,7 @@ class MindSporeOutermostWatch(MindSporeCallListener):
         self._begins = begins
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._thread = _CallDepth()
-        CALL_INTERCEPTION.listen(self, first=True)
+        CALL_INTERCEPTION.add_listener(self, first=True)
 
     def watch(self, model: Any) -> None:
         """Watch a model too; it has the next number, from 0."""
@@ -399,7 +407,7 @@ class MindSporeOutermostWatch(MindSporeCallListener):
 
     def remove(self) -> None:
         """Leave MindSpore as it was before."""
-        CALL_INTERCEPTION.leave(self)
+        CALL_INTERCEPTION.remove_listener(self)
 
     def cell_begins(
         self, cell: Any, args: PositionalArguments, kwargs: KeywordArguments, *, inside: bool

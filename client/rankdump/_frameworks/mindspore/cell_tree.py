@@ -140,7 +140,7 @@ class CompiledCall:
     """The function, method or cell."""
 
     @staticmethod
-    def of(function: Any, owner: Any = None) -> CompiledCall:
+    def from_function(function: Any, owner: Any = None) -> CompiledCall:
         """Return the call of a compiled function, or of a method and the object it is called on."""
         if owner is None or isinstance(function, MethodType):
             return CompiledCall(function)
@@ -148,7 +148,7 @@ class CompiledCall:
         return CompiledCall(owner if own else MethodType(function, owner))
 
     @property
-    def internal(self) -> bool:
+    def is_internal(self) -> bool:
         """Whether it is a function of MindSpore, and runs nothing of the script."""
         cell = isinstance(self.program, Cell)
         return (
@@ -166,7 +166,7 @@ def match_returned_gradients(call: CompiledCall, result: Any) -> list[tuple[Any,
     found = find_derivation(call.program)
     if found is None or found.weights is None:
         return []
-    gradients = result if found.place is None else result[found.place]
+    gradients = result if found.gradients_index is None else result[found.gradients_index]
     if found.after_inputs:
         gradients = gradients[1]
     if isinstance(found.weights, Parameter):
@@ -190,11 +190,11 @@ class CompiledCallFinder:
         # What was asked about is kept: its identity must not become another's.
         self._known: dict[tuple[int, int], tuple[object, bool]] = {}
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Look again at what was looked at: the script may have changed it."""
         self._known.clear()
 
-    def scope(
+    def find_scope(
         self, call: CompiledCall, operators: Mapping[int, CellOperator]
     ) -> OperatorScope | None:
         """Return the name of a call that runs the model, or None.
@@ -206,7 +206,7 @@ class CompiledCallFinder:
             return None
         made_of = find_derivation(call.program)
         if made_of is not None:
-            return OperatorScope(self._path(made_of.program, operators), made_of.how)
+            return OperatorScope(self._path(made_of.program, operators), made_of.kind)
         if isinstance(call.program, Cell):
             return make_scope([("", type(call.program).__name__)])
         return OperatorScope(

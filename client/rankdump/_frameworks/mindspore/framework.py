@@ -219,13 +219,13 @@ def list_hooks(tensor: Any) -> list[Callable[[Any], Any]]:
 class DerivedFunction:
     """What a function was made of by `value_and_grad`, `grad`, `GradOperation` or `vmap`."""
 
-    how: str
+    kind: str
     """As which of them: `value_and_grad`, `grad` or `vmap`."""
     program: Any
     """The function or cell of the script."""
     weights: Any = None
     """The parameters whose gradients it returns, or a single one; None when it returns none."""
-    place: int | None = None
+    gradients_index: int | None = None
     """Where in its result the gradients stand; None when they are all of it."""
     after_inputs: bool = False
     """Whether the gradients of parameters stand behind those of inputs."""
@@ -246,7 +246,7 @@ def find_derivation(function: Any) -> DerivedFunction | None:
         "value_and_grad" if value else "grad",
         program,
         weights=found.get("weights") if grad.get_by_list else None,
-        place=1 if value else 0 if auxiliary else None,
+        gradients_index=1 if value else 0 if auxiliary else None,
         after_inputs=bool(getattr(grad, "get_by_position", False) or getattr(grad, "get_all", 0)),
     )
 

@@ -69,7 +69,7 @@ class MindSporeCallListener:
     def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
         """Take the result of a call of a cell; None when it raised."""
 
-    def hides(self, cell: Any) -> bool:
+    def is_api_call(self, cell: Any) -> bool:
         """Return whether a cell is an API itself, so that nothing inside it is one."""
         return False
 
@@ -82,7 +82,7 @@ class MindSporeCallListener:
     ) -> None:
         """Take what an optimizer's step is given."""
 
-    def optimized(self, optimizer: Any) -> None:
+    def optimizer_ends(self, optimizer: Any) -> None:
         """Take note that an optimizer's step is over."""
 
     def compiled_begins(
@@ -128,14 +128,14 @@ class GradientHookRegistry:
             if number is not None:
                 remove_hook(number)
 
-    def take_off(self, tensors: Iterable[Any]) -> RemovedHooks:
+    def suspend(self, tensors: Iterable[Any]) -> RemovedHooks:
         """Take the hooks off all parameters and off these tensors, until `put_back`."""
         with self._lock:
             found = [(parameter, hook) for hook, parameter in self._parameters.items()]
             found += [(each, hook) for each in tensors for hook in list_hooks(each)]
             return [(tensor, hook) for tensor, hook in found if self._taken_off(hook)]
 
-    def put_back(self, taken: RemovedHooks) -> None:
+    def restore(self, taken: RemovedHooks) -> None:
         """Put hooks back, except those that were removed meanwhile."""
         with self._lock:
             for tensor, hook in taken:
@@ -180,7 +180,7 @@ class CallInterception:
         self._compilers: AttributePatches | None = None
         self._pauses = 0
 
-    def listen(self, listener: MindSporeCallListener, *, first: bool = False) -> None:
+    def add_listener(self, listener: MindSporeCallListener, *, first: bool = False) -> None:
         """Tell a listener of calls from now on; one that begins iterations before all others."""
         with self._lock:
             known = self._listeners
@@ -191,7 +191,7 @@ class CallInterception:
                 if not self._pauses:
                     self._calls.install()
 
-    def leave(self, listener: MindSporeCallListener) -> None:
+    def remove_listener(self, listener: MindSporeCallListener) -> None:
         """Tell a listener no more; with the last one everything is put back as it was."""
         with self._lock:
             self._listeners = tuple(known for known in self._listeners if known is not listener)
@@ -201,7 +201,7 @@ class CallInterception:
                 self._calls = self._compilers = None
 
     @contextmanager
-    def silence(self) -> Generator[None]:
+    def suppress_calls(self) -> Generator[None]:
         """Take what runs inside for no call of the program's."""
         self._thread.depth += 1
         try:
@@ -226,13 +226,15 @@ class CallInterception:
             self._pauses -= 1
             if not self._pauses and self._calls is not None:
                 self._calls.install()
-        GRADIENT_HOOKS.put_back(self._thread.hooks.pop())
+        GRADIENT_HOOKS.restore(self._thread.hooks.pop())
 
-    def call(self, api: MindSporeApi, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def make_call(
+        self, api: MindSporeApi, function: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
         """Make a call of an API, and tell of it."""
         if self._thread.depth:
             return function(*args, **kwargs)
-        with self.silence():
+        with self.suppress_calls():
             opened = [(one, one.call_begins(api, args, kwargs)) for one in self._listeners]
             result, raised = None, True
             try:
@@ -243,14 +245,14 @@ class CallInterception:
                     one.call_ends(token, result, raised=raised)
             return result
 
-    def cell(self, function: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
+    def call_cell(self, function: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
         """Call a cell, and tell of it."""
         if is_optimizer(cell):
             return self._optimize(function, cell, args, kwargs)
         inside = self._thread.depth > 0
         compiled = is_graph_mode()
-        closed = compiled or any(one.hides(cell) for one in self._listeners)
-        with self.silence():
+        closed = compiled or any(one.is_api_call(cell) for one in self._listeners)
+        with self.suppress_calls():
             opened = [
                 (one, one.cell_begins(cell, args, kwargs, inside=inside)) for one in self._listeners
             ]
@@ -259,26 +261,26 @@ class CallInterception:
         result, raised = None, True
         try:
             if closed:
-                with self.silence():
+                with self.suppress_calls():
                     result = function(cell, *args, **kwargs)
             else:
                 result = function(cell, *args, **kwargs)
             raised = False
         finally:
-            with self.silence():
+            with self.suppress_calls():
                 _end_calls(opened, result, raised=raised)
         return result
 
-    def compiled(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def run_compiled(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run what was compiled: a call from outside, of which no part is seen."""
         executor, *given = args
-        call = CompiledCall.of(executor.fn, executor.obj)
-        if self._thread.depth or call.internal:
-            with self.silence():
+        call = CompiledCall.from_function(executor.fn, executor.obj)
+        if self._thread.depth or call.is_internal:
+            with self.suppress_calls():
                 return function(*args, **kwargs)
         if executor.obj is not None:
             del given[0]
-        with self.silence():
+        with self.suppress_calls():
             opened = self._begin_compiled(call, given, kwargs)
             result, raised = None, True
             try:
@@ -294,8 +296,8 @@ class CallInterception:
         opened: list[tuple[MindSporeCallListener, object]] = []
         if not self._thread.depth:
             of_cell = bool(args) and is_method_of(context.fn, args[0])
-            call = CompiledCall.of(context.fn, args[0] if of_cell else None)
-            with self.silence():
+            call = CompiledCall.from_function(context.fn, args[0] if of_cell else None)
+            with self.suppress_calls():
                 opened = self._begin_compiled(call, args[1:] if of_cell else args, kwargs)
         self._thread.captures.append(opened)
         self.pause(args, kwargs)
@@ -305,14 +307,16 @@ class CallInterception:
         if not self._thread.captures:  # the first listener came while the function ran
             return
         self.resume()
-        with self.silence():
+        with self.suppress_calls():
             _end_calls(self._thread.captures.pop(), None if raised else context.ret, raised=raised)
 
-    def region(self, function: Callable[..., Any], args: Any, kwargs: Any, *, again: bool) -> Any:
+    def run_region(
+        self, function: Callable[..., Any], args: Any, kwargs: Any, *, again: bool
+    ) -> Any:
         """Run a region that is recomputed; one of a cell that is an API is part of its call."""
         method_of = find_recomputed_cell(args[0])
-        if method_of is not None and any(one.hides(method_of) for one in self._listeners):
-            with self.silence():
+        if method_of is not None and any(one.is_api_call(method_of) for one in self._listeners):
+            with self.suppress_calls():
                 return function(*args, **kwargs)
         ends = [one.region_begins(args[0], again=again) for one in self._listeners]
         try:
@@ -322,12 +326,12 @@ class CallInterception:
                 end()
 
     def _optimize(self, function: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
-        with self.silence():
+        with self.suppress_calls():
             for one in self._listeners:
                 one.optimizer_begins(cell, args, kwargs)
             result = function(cell, *args, **kwargs)
             for one in self._listeners:
-                one.optimized(cell)
+                one.optimizer_ends(cell)
         return result
 
     def _begin_compiled(
@@ -346,7 +350,7 @@ def _end_calls(
 def _suspend_hooks(args: PositionalArguments, kwargs: KeywordArguments) -> RemovedHooks:
     try:
         tensors = [leaf.value for leaf in list_call_leaves(args, kwargs) if is_tensor(leaf.value)]
-        return GRADIENT_HOOKS.take_off(tensors)
+        return GRADIENT_HOOKS.suspend(tensors)
     except Exception as error:  # the job goes on, if need be without our hooks
         _logger.debug("hooks stay on while code is compiled", exc_info=error)
         return []

@@ -60,35 +60,35 @@ class MindSporeTensor:
         """Return the elements where they lie, in any order; None where even that needs a copy."""
         return self._array.unordered()
 
-    def standing(self) -> None:
+    def get_version(self) -> None:
         """Return None: MindSpore keeps no record of changes."""
         return
 
-    def copied(self) -> bytes:
+    def copy_elements(self) -> bytes:
         """Return a copy of the elements, C order, little endian."""
-        return self._array.copied()
+        return self._array.copy_elements()
 
-    def head(self, count: int) -> ArraySource:
+    def make_head_source(self, count: int) -> ArraySource:
         """Return a copy of the first elements in C order, as an array of one dimension."""
-        return self._array.head(count)
+        return self._array.make_head_source(count)
 
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """Return whether no element is NaN or infinite."""
-        return self._array.finite()
+        return self._array.is_finite()
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Return False: MindSpore keeps no record of changes."""
         return False
 
-    def memory(self) -> ArraySource:
+    def make_memory_source(self) -> ArraySource:
         """Return the elements alone, without the tensor's graph of gradients."""
         return self._array
 
-    def again(self) -> MindSporeTensor | str:
+    def read_again(self) -> MindSporeTensor | str:
         """Return the tensor as it is by now, or the reason why it cannot be read any more."""
         return make_mindspore_source(self._tensor)
 
-    def figures(self, items: tuple[str, ...], precision: StatisticPrecision) -> None:
+    def start_statistics(self, items: tuple[str, ...], precision: StatisticPrecision) -> None:
         """Return None: statistics are computed in host memory."""
         return
 
@@ -141,7 +141,7 @@ _ResultT = TypeVar("_ResultT")
 class MindSporeObserver(ModelObserver):
     """What the parts of the adapter share: the recorder, and the number of the graph."""
 
-    def tensor(
+    def record_tensor(
         self,
         op_type: str,
         op_name: str,
@@ -157,19 +157,19 @@ class MindSporeObserver(ModelObserver):
         try:
             source = read()
             if isinstance(source, str):
-                self.recorder.lose(*place, source)
+                self.recorder.count_loss(*place, source)
                 return
             self.recorder.observe(TensorObservation(*place, argument, source, state))
         except Exception as error:
-            self.recorder.lose(*place, HOOK_FAILED)
-            self.failed(error)
+            self.recorder.count_loss(*place, HOOK_FAILED)
+            self.report_failure(error)
 
-    def shielded(self, body: Callable[..., _ResultT], *args: Any) -> _ResultT | None:
+    def run_shielded(self, body: Callable[..., _ResultT], *args: Any) -> _ResultT | None:
         """Run a hook's body; None after an error, which is reported. Interrupts pass through."""
         try:
             return body(*args)
         except Exception as error:
-            self.failed(error)
+            self.report_failure(error)
             return None
 
 

@@ -62,7 +62,7 @@ class WorkWatcher:
             try:
                 return original(work, *args, **kwargs)
             finally:
-                waits.ended(work)
+                waits.end_wait(work)
 
         # What stands in the class binds; `original`, read from it, does not.
         self._replaced = (vars(_work_class)["wait"], wait)
@@ -74,7 +74,7 @@ class WorkWatcher:
             _work_class.wait = self._replaced[0]
         self._replaced = None
 
-    def watch(self, work: Any, pending: PendingCollective) -> None:
+    def watch_work(self, work: Any, pending: PendingCollective) -> None:
         """Finish the event when the work is complete; without a work it already is."""
         if not isinstance(work, dist.Work):
             collective_recorder.end(pending)
@@ -85,7 +85,7 @@ class WorkWatcher:
         elif not _finish_by_future(work, pending):
             self._wait_for(work, pending)
 
-    def ended(self, work: dist.Work) -> None:
+    def end_wait(self, work: dist.Work) -> None:
         """Note that a wait for the work has returned."""
         pending = self._pending.pop(id(work), None)
         if pending is None:
@@ -106,7 +106,7 @@ class WorkWatcher:
 
 def _finish_by_future(work: dist.Work, pending: PendingCollective) -> bool:
     """Have the work's future finish the event; False when it has none, or none of this kind."""
-    if pending.request.on_device or not pending.request.kind.collective:
+    if pending.request.on_device or not pending.request.kind.is_collective:
         return False
     try:
         future = work.get_future()
@@ -138,9 +138,9 @@ class CollectiveMethod:
     """What a method of the process group does."""
 
     kind: EventKind
-    sized_by: int | None = None
+    size_argument: int | None = None
     """Place of the argument whose elements count: equal on every member of the group."""
-    peer_at: int | None = None
+    peer_argument: int | None = None
 
 
 _GATHER_METHOD = CollectiveMethod(EventKind.ALL_GATHER, 1)
@@ -184,19 +184,19 @@ class ProcessGroupPatch:
         self._replaced: dict[str, tuple[object, object]] = {}
         self._waits = WorkWatcher()
 
-    def listen(self, recorder: Recorder, graph: int) -> None:
+    def add_recorder(self, recorder: Recorder, graph: int) -> None:
         """Tell a recorder of collectives from now on."""
-        collective_recorder.listen(recorder, graph)
-        self.refresh()
+        collective_recorder.add_listener(recorder, graph)
+        self.install_methods()
 
-    def forget(self, recorder: Recorder, graph: int) -> None:
+    def remove_recorder(self, recorder: Recorder, graph: int) -> None:
         """Tell it no longer; the last one to go puts the methods back."""
-        collective_recorder.forget(recorder, graph)
+        collective_recorder.remove_listener(recorder, graph)
         with self._lock:
-            if not collective_recorder.heard:
+            if not collective_recorder.has_listeners:
                 self._restore()
 
-    def refresh(self) -> None:
+    def install_methods(self) -> None:
         """Replace the methods once torch.distributed is in use."""
         if not (dist.is_available() and dist.is_initialized()):
             return
@@ -225,11 +225,11 @@ class ProcessGroupPatch:
     ) -> Callable[..., Any]:
         @wraps(original)
         def observed(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-            if collective_recorder.nested:
+            if collective_recorder.is_nested:
                 return original(group, *args, **kwargs)
             pending = _begin_collective(group, method, (*args, *kwargs.values()))
             try:
-                with collective_recorder.counted():
+                with collective_recorder.suppress_nested():
                     work = original(group, *args, **kwargs)
             except BaseException:
                 self._end(None, pending)
@@ -243,9 +243,9 @@ class ProcessGroupPatch:
         if pending is None:
             return
         try:
-            self._waits.watch(work, pending)
+            self._waits.watch_work(work, pending)
         except Exception as error:
-            collective_recorder.failed(error)
+            collective_recorder.report_failure(error)
             collective_recorder.end(pending)
 
 
@@ -255,12 +255,12 @@ def _begin_collective(
     """Begin the event of a call; None when we fail, which the call must not notice."""
     try:
         members = describe_group(group)
-        sized = None if method.sized_by is None else arguments[method.sized_by]
+        sized = None if method.size_argument is None else arguments[method.size_argument]
         tensors = list_tensors(sized)
         element_count, dtype = count_elements(tensors)
         peer = ANY_SOURCE
-        if method.peer_at is not None:
-            peer = members.ranks[int(str(arguments[method.peer_at]))]
+        if method.peer_argument is not None:
+            peer = members.ranks[int(str(arguments[method.peer_argument]))]
         rank = members.ranks[group.rank()]
         device = tensors[0].device if tensors else None
         return collective_recorder.begin(
@@ -276,7 +276,7 @@ def _begin_collective(
             )
         )
     except Exception as error:
-        collective_recorder.failed(error)
+        collective_recorder.report_failure(error)
         return None
 
 
@@ -292,35 +292,35 @@ class CollectiveSubscription:
         self._on = False
         self._around: ref[Module] | None = None
         if dist.is_available():
-            run_shielded(self._start, observer.failed, model)
+            run_shielded(self._start, observer.report_failure, model)
 
-    def refresh(self) -> None:
+    def refresh_methods(self) -> None:
         """Look again where collectives are to be listened for."""
         if self._on:
-            run_shielded(process_group_patch.refresh, self._observer.failed)
+            run_shielded(process_group_patch.install_methods, self._observer.report_failure)
 
-    def model_called(self) -> None:
+    def find_outer_ddp(self) -> None:
         """Find a wrapper that was put around the model later: it is known only while it runs."""
         around = find_running_ddp() if self._on else None
         if around is not None and (self._around is None or self._around() is not around):
             self._around = ref(around)
             observe_buckets(around)
 
-    def record_with(self, recorder: Recorder) -> None:
+    def set_recorder(self, recorder: Recorder) -> None:
         """Hand over to this recorder from now on, as the observer does."""
         observer, before = self._observer, self._observer.recorder
         observer.recorder = recorder
         if self._on:
-            process_group_patch.forget(before, observer.graph)
-            process_group_patch.listen(recorder, observer.graph)
+            process_group_patch.remove_recorder(before, observer.graph)
+            process_group_patch.add_recorder(recorder, observer.graph)
 
-    def stop(self) -> None:
+    def unsubscribe(self) -> None:
         """Hear no more."""
         if self._on:
             self._on = False
-            process_group_patch.forget(self._observer.recorder, self._observer.graph)
+            process_group_patch.remove_recorder(self._observer.recorder, self._observer.graph)
 
     def _start(self, model: Module) -> None:
-        process_group_patch.listen(self._observer.recorder, self._observer.graph)
+        process_group_patch.add_recorder(self._observer.recorder, self._observer.graph)
         self._on = True
         observe_buckets(model)

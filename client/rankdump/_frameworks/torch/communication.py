@@ -47,7 +47,7 @@ class CollectiveCounter:
     def __init__(self) -> None:
         self._counts: dict[tuple[object, ...], Iterator[int]] = {}
 
-    def next(self, *key: object) -> int:
+    def next_number(self, *key: object) -> int:
         """Return the next number of that key; without a lock, for a fork must not find it taken."""
         return next(self._counts.setdefault(key, itertools.count()))
 
@@ -83,7 +83,7 @@ class PendingCollective:
     sequences: CollectiveCounter
     _open: list[None] = field(default_factory=lambda: [None])
 
-    def finish(self, peer: int | None = None) -> None:
+    def record_end(self, peer: int | None = None) -> None:
         """Record the end; `peer` is the sender when only the end has shown it."""
         try:
             self._open.pop()
@@ -91,7 +91,7 @@ class PendingCollective:
             return
         if self.sequence is not None:
             for recorder, begun in self.begun:
-                recorder.finished(begun)
+                recorder.finish_event(begun)
             return
         peer = self.request.peer if peer is None else peer
         sequence = _next_message_number(self.sequences, self.request, peer)
@@ -100,7 +100,7 @@ class PendingCollective:
             _make_collective(self.request, peer, sequence),
         )
         for recorder, begun in self.begun:
-            recorder.finished(begun, name=name, collective=what)
+            recorder.finish_event(begun, name=name, collective=what)
 
 
 class CollectiveRecorder:
@@ -111,11 +111,11 @@ class CollectiveRecorder:
         self._listeners: list[tuple[Recorder, int]] = []
         self._inside = threading.local()
 
-    def listen(self, recorder: Recorder, graph: int) -> None:
+    def add_listener(self, recorder: Recorder, graph: int) -> None:
         """Tell this recorder, too; one that several models share is told once."""
         self._listeners = [*self._listeners, (recorder, graph)]
 
-    def forget(self, recorder: Recorder, graph: int) -> None:
+    def remove_listener(self, recorder: Recorder, graph: int) -> None:
         """Take back one `listen`."""
         remaining = list(self._listeners)
         if (recorder, graph) in remaining:
@@ -123,17 +123,17 @@ class CollectiveRecorder:
         self._listeners = remaining
 
     @property
-    def heard(self) -> bool:
+    def has_listeners(self) -> bool:
         """Whether anybody listens."""
         return bool(self._listeners)
 
     @property
-    def nested(self) -> bool:
+    def is_nested(self) -> bool:
         """Whether this thread is inside a call that is already counted."""
         return getattr(self._inside, "depth", 0) > 0
 
     @contextmanager
-    def counted(self) -> Generator[None]:
+    def suppress_nested(self) -> Generator[None]:
         """Count no call that this one makes in its turn."""
         self._inside.depth = getattr(self._inside, "depth", 0) + 1
         try:
@@ -143,8 +143,8 @@ class CollectiveRecorder:
 
     def begin(self, request: CollectiveRequest) -> PendingCollective:
         """Number a request, and start its event with every recorder that is armed."""
-        if request.kind.collective:
-            number = self._sequences.next(request.group.name)
+        if request.kind.is_collective:
+            number = self._sequences.next_number(request.group.name)
         elif request.peer == ANY_SOURCE:
             number = None
         else:
@@ -155,16 +155,16 @@ class CollectiveRecorder:
         """Record the end of a request, if it was begun; never raises."""
         try:
             if pending is not None:
-                pending.finish(peer)
+                pending.record_end(peer)
         except Exception as error:
-            self.failed(error)
+            self.report_failure(error)
 
     def warn_once(self, message: str) -> None:
         """Say something to every recorder."""
         for recorder, _ in self._listeners:
             recorder.warn_once(message)
 
-    def failed(self, error: Exception) -> None:
+    def report_failure(self, error: Exception) -> None:
         """Report that a collective could not be recorded."""
         self.warn_once(f"a collective is not recorded: {type(error).__name__}: {error}")
 
@@ -177,12 +177,12 @@ class CollectiveRecorder:
             if not recorder.armed or id(recorder) in told:
                 continue
             if request.timeout is not None:
-                recorder.limited(request.timeout)
+                recorder.record_group_timeout(request.timeout)
             name, what = (
                 format_collective_name(request, request.peer, number),
                 _make_collective(request, request.peer, number),
             )
-            begun = recorder.started(graph=graph, name=name, collective=what)
+            begun = recorder.start_event(graph=graph, name=name, collective=what)
             told[id(recorder)] = (recorder, begun)
         return list(told.values())
 
@@ -206,7 +206,7 @@ def format_collective_name(request: CollectiveRequest, peer: int, sequence: int 
     title = _OPERATION_TITLES[request.kind]
     if sequence is None:
         return f"Default/group-{request.group.name}/peer-any/{title}"
-    between = request.scope if request.kind.collective else f"peer-{peer}/"
+    between = request.scope if request.kind.is_collective else f"peer-{peer}/"
     return f"Default/group-{request.group.name}/{between}{title}-op{sequence}"
 
 
@@ -225,7 +225,7 @@ def _next_message_number(
     sequences: CollectiveCounter, request: CollectiveRequest, peer: int
 ) -> int:
     ends = (request.rank, peer) if request.kind is EventKind.SEND else (peer, request.rank)
-    return sequences.next(request.group.name, *ends)
+    return sequences.next_number(request.group.name, *ends)
 
 
 def list_tensors(value: object, depth: int = 2) -> Sequence[Tensor]:

@@ -65,19 +65,19 @@ class GradientBuckets:
         return self._group
 
     @property
-    def delegated(self) -> bool:
+    def is_delegated(self) -> bool:
         """Whether a hook of the user's reduces."""
         return self._theirs is not None
 
-    def delegate(self, hook: BucketHook, state: object) -> None:
+    def delegate_to_user(self, hook: BucketHook, state: object) -> None:
         """Leave the reduction to the user's hook."""
         self._theirs = (hook, state)
 
-    def count_participants(self, work: dist.Work, static: bool) -> None:
+    def set_joining_work(self, work: dist.Work, static: bool) -> None:
         """Divide by the number of ranks that this work sums, or by the size of the world."""
         self._joining = None if static else work
 
-    def reduce(self, bucket: GradBucket) -> Future[Tensor]:
+    def reduce_bucket(self, bucket: GradBucket) -> Future[Tensor]:
         """Average a bucket over the group, and record that it happened."""
         if self._theirs is not None:
             hook, state = self._theirs
@@ -88,7 +88,7 @@ class GradientBuckets:
         buffer.div_(divisor) if buffer.is_sparse else buffer.mul_(1.0 / divisor)
         pending = _begin_bucket(group, bucket.index(), buffer)
         try:
-            with collective_recorder.counted():
+            with collective_recorder.suppress_nested():
                 future = group.allreduce([buffer]).get_future()
         except BaseException:
             collective_recorder.end(pending)
@@ -117,7 +117,7 @@ def observe_buckets(model: Module) -> None:
             buckets = GradientBuckets(ddp)
             _divert_registration()
             try:
-                _register_hook(ddp.reducer, buckets, GradientBuckets.reduce)
+                _register_hook(ddp.reducer, buckets, GradientBuckets.reduce_bucket)
             except RuntimeError:
                 collective_recorder.warn_once(OCCUPIED_WARNING)
                 continue
@@ -157,7 +157,7 @@ def _begin_bucket(group: dist.ProcessGroup, index: int, buffer: Tensor) -> Pendi
             )
         )
     except Exception as error:
-        collective_recorder.failed(error)
+        collective_recorder.report_failure(error)
         return None
 
 
@@ -178,7 +178,7 @@ def _divert_registration() -> None:
     def set_forward_pass_work_handle(self: Any, work: dist.Work, static: bool) -> None:
         buckets = _registered_buckets.get(self)
         if buckets is not None:
-            buckets.count_participants(work, static)
+            buckets.set_joining_work(work, static)
         set_handle(self, work, static)
 
     reducer._set_forward_pass_work_handle = set_forward_pass_work_handle
@@ -186,16 +186,16 @@ def _divert_registration() -> None:
 
 def _register_user_hook(reducer: Any, state: object, hook: BucketHook) -> None:
     buckets = _registered_buckets.get(reducer)
-    if buckets is None or buckets.delegated:
+    if buckets is None or buckets.is_delegated:
         # A second hook is torch's to refuse, in its own words.
         _register_hook(reducer, state, hook)
     else:
-        buckets.delegate(hook, state)
+        buckets.delegate_to_user(hook, state)
 
 
 def _register_user_builtin_hook(reducer: Any, kind: BuiltinCommHookType) -> None:
     buckets = _registered_buckets.get(reducer)
-    if buckets is None or buckets.delegated:
+    if buckets is None or buckets.is_delegated:
         _register_builtin_hook(reducer, kind)
         return
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -204,4 +204,4 @@ def _register_user_builtin_hook(reducer: Any, kind: BuiltinCommHookType) -> None
         _dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
         _dist.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
     }
-    buckets.delegate(same[kind], buckets.group)
+    buckets.delegate_to_user(same[kind], buckets.group)

@@ -54,12 +54,12 @@ class TensorProducers:
         self._by_identity: dict[int, _KnownTensor] = {}
         self._by_node: dict[tuple[int, int], str] = {}
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Know nothing any more."""
         self._by_identity.clear()
         self._by_node.clear()
 
-    def made(self, tensor: Tensor, name: str) -> str:
+    def add_tensor(self, tensor: Tensor, name: str) -> str:
         """Note that an operator returned a tensor; return which one made it.
 
         That is another one when the tensor was only handed through.
@@ -75,7 +75,7 @@ class TensorProducers:
             self._by_node[threading.get_ident(), read_node_number(node)] = name
         return name
 
-    def makers(self, tensor: Tensor) -> tuple[str, ...]:
+    def find_makers(self, tensor: Tensor) -> tuple[str, ...]:
         """Return who made a tensor; nobody for one from outside."""
         known = self._known(tensor)
         if known is not None and known.version == _read_version(tensor):
@@ -154,29 +154,29 @@ class GraphDescriber:
         self._gradients: set[str] = set()
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """Whether there is something to describe now."""
-        return self._observer.recorder.describing
+        return self._observer.recorder.is_describing
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Know nothing of the iteration any more."""
-        self._producers.forget()
+        self._producers.clear()
         self._names.clear()
         self._forwards.clear()
         self._readers.clear()
         self._gradients.clear()
 
-    def parameters(self, named: Iterable[tuple[str, Tensor]]) -> None:
+    def describe_parameters(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Describe parameters and buffers; those that are still without a shape are left out."""
         for name, tensor in named:
             self._names[id(tensor)] = name
             kind = _find_tensor_type(tensor)
             if kind is not None:
-                self._producers.made(tensor, name)
+                self._producers.add_tensor(tensor, name)
                 parameter = GraphParameter(name, kind)
                 self._observer.recorder.describe_parameter(self._observer.graph, parameter)
 
-    def begun(
+    def begin_call(
         self, call: TorchOperatorCall, module: Module, leaves: Sequence[CallLeaf]
     ) -> NodeDraft:
         """Note what a call reads and where it is made, before it may change anything."""
@@ -187,14 +187,16 @@ class GraphDescriber:
         tensors = _list_leaf_tensors(leaves)
         wanted = (t for t in tensors if t.requires_grad and not isinstance(t, Parameter))
         known.gradients = known.gradients or _find_tensor_types(wanted)
-        inputs = [maker for tensor in tensors for maker in self._producers.makers(tensor) or ("",)]
+        inputs = [
+            maker for tensor in tensors for maker in self._producers.find_makers(tensor) or ("",)
+        ]
         for maker in filter(None, inputs):
             self._readers.setdefault(maker, {})[call.names.gradient] = None
         own = (self._names.get(id(tensor), "") for _, tensor in iterate_own_tensors(module))
         inputs += [name for name in own if name and name not in inputs]
         return NodeDraft(tuple(inputs), known.source)
 
-    def ended(
+    def end_call(
         self,
         call: TorchOperatorCall,
         name: str,
@@ -206,7 +208,7 @@ class GraphDescriber:
         tensors = _list_leaf_tensors(results)
         known = self._forwards.get(call.names.forward)
         for tensor in tensors:
-            maker = self._producers.made(tensor, name)
+            maker = self._producers.add_tensor(tensor, name)
             if known is not None:
                 known.made[maker] = None
         node = GraphNode(
@@ -219,7 +221,7 @@ class GraphDescriber:
         )
         self._observer.recorder.describe(self._observer.graph, node)
 
-    def gradient(self, call: TorchOperatorCall) -> None:
+    def describe_gradient(self, call: TorchOperatorCall) -> None:
         """Describe the backward of a call; it follows from those that ran before it."""
         name = call.names.gradient
         known = self._forwards.get(call.names.forward)

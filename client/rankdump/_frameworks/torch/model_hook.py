@@ -69,7 +69,7 @@ class ModuleGradientObserver:
         self._describer = describer
         self._hooks = TensorHookRegistry()
 
-    def watch(
+    def watch_gradients(
         self, call: TorchOperatorCall, side: TensorSide, leaves: Iterable[CallLeaf], *, again: bool
     ) -> None:
         """Wait for the gradients of what a call read or wrote.
@@ -79,40 +79,40 @@ class ModuleGradientObserver:
         """
         name = call.names.gradient
         # The gradients arriving make the event, whether or not their values are wanted.
-        if side is TensorSide.INPUT and not self._observer.wants(name, TensorSide.OUTPUT):
+        if side is TensorSide.INPUT and not self._observer.is_selected(name, TensorSide.OUTPUT):
             return
         for leaf in leaves:
             tensor = leaf.value
             if not isinstance(tensor, Tensor) or not is_hookable(tensor):
                 continue
             place = (side, leaf.slot)
-            if again and place in call.watched:
+            if again and place in call.watched_slots:
                 continue
             if not again:
-                call.watched.add(place)
-            self._hooks.place(tensor, _ModuleGradientHook(self, call, side, leaf))
-            call.arrivals.expect(side, leaf.slot, id(tensor))
+                call.watched_slots.add(place)
+            self._hooks.add_hook(tensor, _ModuleGradientHook(self, call, side, leaf))
+            call.arrivals.expect_gradient(side, leaf.slot, id(tensor))
 
-    def release(self) -> None:
+    def remove_leaf_hooks(self) -> None:
         """Remove the hooks from tensors that may outlive the iteration."""
-        self._hooks.release()
+        self._hooks.remove_leaf_hooks()
 
-    def take(self, call: TorchOperatorCall, side: TensorSide, leaf: CallLeaf) -> None:
+    def record_gradient(self, call: TorchOperatorCall, side: TensorSide, leaf: CallLeaf) -> None:
         """Hand over a gradient that has arrived, on that side of the forward."""
         observer, name = self._observer, call.names.gradient
         if not observer.armed:
             return
-        if call.arrivals.begins(side, leaf.slot):
-            observer.event(name)
-            if self._describer.active:
-                run_shielded(self._describer.gradient, self.failed, call)
-        observer.tensors(call.scope.op_type, name, _BACKWARD_SIDE[side], [leaf])
-        if call.arrivals.complete:
-            observer.settled(name)
+        if call.arrivals.begins_run(side, leaf.slot):
+            observer.record_event(name)
+            if self._describer.is_active:
+                run_shielded(self._describer.describe_gradient, self.report_failure, call)
+        observer.record_tensors(call.scope.op_type, name, _BACKWARD_SIDE[side], [leaf])
+        if call.arrivals.is_complete:
+            observer.end_call(name)
 
-    def failed(self, error: Exception) -> None:
+    def report_failure(self, error: Exception) -> None:
         """Report that a hook could not do its work."""
-        self._observer.failed(error)
+        self._observer.report_failure(error)
 
 
 class _ModuleGradientHook:
@@ -137,7 +137,13 @@ class _ModuleGradientHook:
     def __call__(self, gradient: Tensor) -> None:
         if not is_tracing():
             leaf = CallLeaf(self._slot, self._argument, gradient)
-            run_shielded(self._gradients.take, self._gradients.failed, self._call, self._side, leaf)
+            run_shielded(
+                self._gradients.record_gradient,
+                self._gradients.report_failure,
+                self._call,
+                self._side,
+                leaf,
+            )
 
 
 class TensorHookRegistry:
@@ -146,13 +152,13 @@ class TensorHookRegistry:
     def __init__(self) -> None:
         self._on_leaves: list[RemovableHandle] = []
 
-    def place(self, tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
+    def add_hook(self, tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
         """Have a hook given each gradient of a tensor."""
         handle = cast("Callable[[object], RemovableHandle]", tensor.register_hook)(hook)
         if tensor.is_leaf:
             self._on_leaves.append(handle)
 
-    def release(self) -> None:
+    def remove_leaf_hooks(self) -> None:
         """Remove those that may outlive the iteration."""
         handles, self._on_leaves = self._on_leaves, []
         for handle in handles:
@@ -174,14 +180,14 @@ class OpenModuleCall:
     operator: ModuleOperator
     call: TorchOperatorCall | None
     """None inside a compiled region's boundary, which is the same call."""
-    again: bool
+    is_recomputation: bool
     """It is a recomputation."""
-    handled: int
+    prior_error: int
     """The error that the script was handling already."""
     begun: StartedEvent | None = None
-    fault: ErrorFingerprint | None = None
+    inner_error: ErrorFingerprint | None = None
     """An error that came out of a call inside this one."""
-    sketch: NodeDraft | None = None
+    node_draft: NodeDraft | None = None
 
     @property
     def name(self) -> str:
@@ -189,7 +195,7 @@ class OpenModuleCall:
         if self.call is None:
             return ""
         names = self.call.names
-        return names.recomputation if self.again else names.forward
+        return names.recomputation if self.is_recomputation else names.forward
 
 
 class _OpenCallStack(threading.local):
@@ -233,10 +239,14 @@ class ModuleCallObserver:
         """Open a call and hand over its arguments."""
         if not self._observer.armed:
             return
-        self._marking.refresh()
+        self._marking.report_changed_marks()
         frames = self._frames()
         if frames and _is_inside_boundary(frames[-1].operator, operator):
-            frames.append(OpenModuleCall(operator, None, again=False, handled=find_handled_error()))
+            frames.append(
+                OpenModuleCall(
+                    operator, None, is_recomputation=False, prior_error=find_handled_error()
+                )
+            )
             return
         leaves = list_call_leaves(args, kwargs)
         call, again = self._numbered(operator, leaves)
@@ -245,10 +255,10 @@ class ModuleCallObserver:
         graph = self._observer.graph
         try:
             if not again:
-                self._observer.recorder.entered(graph, frame.name)
+                self._observer.recorder.begin_call(graph, frame.name)
             self._read(frame, call, leaves)
         finally:
-            frame.begun = self._observer.recorder.started(graph=graph, name=frame.name)
+            frame.begun = self._observer.recorder.start_event(graph=graph, name=frame.name)
 
     def leave(self, operator: ModuleOperator, result: object) -> None:
         """Close a call and hand over its results; those of a call that raised are None."""
@@ -266,9 +276,9 @@ class ModuleCallObserver:
         finally:
             self._settle(frame, leaves, raised=raised)
 
-    def failed(self, error: Exception) -> None:
+    def report_failure(self, error: Exception) -> None:
         """Report that a hook could not do its work."""
-        self._observer.failed(error)
+        self._observer.report_failure(error)
 
     def _frames(self) -> list[OpenModuleCall]:
         stack = self._stack
@@ -282,45 +292,51 @@ class ModuleCallObserver:
         self, frame: OpenModuleCall, call: TorchOperatorCall, leaves: Sequence[CallLeaf]
     ) -> None:
         recorder, op_type = self._observer.recorder, call.scope.op_type
-        if self._describer.active:
-            run_shielded(self._sketch, self.failed, frame, call, leaves)
-        if recorder.wants_arguments and not frame.again:
+        if self._describer.is_active:
+            run_shielded(self._sketch, self.report_failure, frame, call, leaves)
+        if recorder.wants_arguments and not frame.is_recomputation:
             values = read_module_arguments(frame.operator.module)
-            recorder.arguments(self._observer.graph, op_type, frame.name, values)
-        self._observer.tensors(op_type, frame.name, TensorSide.INPUT, leaves)
-        self._gradients.watch(call, TensorSide.INPUT, leaves, again=frame.again)
+            recorder.record_arguments(self._observer.graph, op_type, frame.name, values)
+        self._observer.record_tensors(op_type, frame.name, TensorSide.INPUT, leaves)
+        self._gradients.watch_gradients(
+            call, TensorSide.INPUT, leaves, again=frame.is_recomputation
+        )
 
     def _written(self, frame: OpenModuleCall, leaves: Sequence[CallLeaf]) -> None:
         if frame.call is not None:
             op_type = frame.call.scope.op_type
-            self._observer.tensors(op_type, frame.name, TensorSide.OUTPUT, leaves)
-            self._gradients.watch(frame.call, TensorSide.OUTPUT, leaves, again=frame.again)
+            self._observer.record_tensors(op_type, frame.name, TensorSide.OUTPUT, leaves)
+            self._gradients.watch_gradients(
+                frame.call, TensorSide.OUTPUT, leaves, again=frame.is_recomputation
+            )
 
     def _sketch(
         self, frame: OpenModuleCall, call: TorchOperatorCall, leaves: Sequence[CallLeaf]
     ) -> None:
-        frame.sketch = self._describer.begun(call, frame.operator.module, leaves)
+        frame.node_draft = self._describer.begin_call(call, frame.operator.module, leaves)
 
     def _settle(self, frame: OpenModuleCall, leaves: Sequence[CallLeaf], *, raised: bool) -> None:
         """Say that a call is over."""
-        call, sketch = frame.call, frame.sketch
+        call, sketch = frame.call, frame.node_draft
         if call is None:
             return
         if sketch is not None:
             module = frame.operator.module
-            ended = self._describer.ended
-            run_shielded(ended, self.failed, call, frame.name, module, sketch, leaves)
-        self._observer.settled(frame.name, raised=raised)
+            ended = self._describer.end_call
+            run_shielded(ended, self.report_failure, call, frame.name, module, sketch, leaves)
+        self._observer.end_call(frame.name, raised=raised)
 
     def _raised(self, frame: OpenModuleCall) -> bool:
         """Return whether a call raised an error of its own; tell the call around it."""
-        error = find_raised_error(frame.handled)
+        error = find_raised_error(frame.prior_error)
         if error is None:
             return False
-        own = frame.call is not None and not is_caused_by(error, frame.fault)
+        own = frame.call is not None and not is_caused_by(error, frame.inner_error)
         frames = self._frames()
         if frames:
-            frames[-1].fault = frame.fault if frame.call is None else fingerprint_error(error)
+            frames[-1].inner_error = (
+                frame.inner_error if frame.call is None else fingerprint_error(error)
+            )
         return own
 
     def _closed(self, operator: ModuleOperator) -> list[OpenModuleCall]:
@@ -339,7 +355,7 @@ class ModuleCallObserver:
     def _finish(self, frames: Sequence[OpenModuleCall]) -> None:
         for frame in reversed(frames):
             if frame.begun is not None:
-                self._observer.recorder.finished(frame.begun)
+                self._observer.recorder.finish_event(frame.begun)
 
     def _numbered(
         self, operator: ModuleOperator, leaves: Sequence[CallLeaf]
@@ -348,10 +364,12 @@ class ModuleCallObserver:
         first = next(tensors, None)
         step = find_backward_step()
         if step is not None:
-            repeated = self._numbering.recomputation(operator.scope, first, BackwardStep(*step))
+            repeated = self._numbering.find_repeated_call(
+                operator.scope, first, BackwardStep(*step)
+            )
             if repeated is not None:
                 return repeated, True
-        return self._numbering.forward(operator.scope, first), False
+        return self._numbering.add_forward_call(operator.scope, first), False
 
 
 def _is_inside_boundary(outer: ModuleOperator, inner: ModuleOperator) -> bool:
@@ -391,28 +409,28 @@ class TorchModelHook:
             self._iteration = iteration
             self._numbering.restart()
             self._parameters.restart()
-        self._listening.refresh()
-        run_shielded(self._arm if armed else self._disarm, self._observer.failed)
+        self._listening.refresh_methods()
+        run_shielded(self._arm if armed else self._disarm, self._observer.report_failure)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
         """Hand over parameters, buffers, and gradients that no optimizer used."""
         if armed:
-            run_shielded(self._marking.refresh, self._observer.failed)
-            run_shielded(self._parameters.finish, self._observer.failed)
+            run_shielded(self._marking.report_changed_marks, self._observer.report_failure)
+            run_shielded(self._parameters.record_all, self._observer.report_failure)
             # Those that only the iteration gave a shape.
-            run_shielded(self._describe_parameters, self._observer.failed)
-        self._describer.forget()
-        run_shielded(self._gradients.release, self._observer.failed)
+            run_shielded(self._describe_parameters, self._observer.report_failure)
+        self._describer.clear()
+        run_shielded(self._gradients.remove_leaf_hooks, self._observer.report_failure)
 
     def detach(self) -> None:
         """Leave the model as it was before."""
-        run_shielded(self._disarm, self._observer.failed)
+        run_shielded(self._disarm, self._observer.report_failure)
         self._numbering.restart()
-        self._listening.stop()
+        self._listening.unsubscribe()
 
     def _arm(self) -> None:
         self._calls.restart()
-        self._describer.forget()
+        self._describer.clear()
         structure = read_structure(self._model)
         self._parameters.start(structure)
         # The hooks that are in place keep alive what the structure knows by identity.
@@ -421,13 +439,13 @@ class TorchModelHook:
             # Hooks that stand for a compiled region are part of it.
             self._structure = read_structure(self._model)
         else:
-            self._marking.refresh()
+            self._marking.report_changed_marks()
         self._describe_parameters()
 
     def _install(self, tree: ModuleTree) -> None:
         for note in tree.notes:
             self._observer.recorder.warn_once(note)
-        self._marking.tell(tree)
+        self._marking.report_marks(tree)
         if self._installed is None or not self._installed.tree.same_as(tree):
             self._uninstall()
             self._installed = ModuleHooks(tree, self._calls)
@@ -436,12 +454,12 @@ class TorchModelHook:
         self._uninstall()
         self._calls.restart()
         self._parameters.stop()
-        self._gradients.release()
-        self._describer.forget()
+        self._gradients.remove_leaf_hooks()
+        self._describer.clear()
 
     def _describe_parameters(self) -> None:
-        if self._describer.active:
-            self._describer.parameters(self._parameters.named())
+        if self._describer.is_active:
+            self._describer.describe_parameters(self._parameters.iterate_named())
 
     def _uninstall(self) -> None:
         installed, self._installed = self._installed, None

@@ -42,7 +42,7 @@ class ModuleCallListener(Protocol):
         """Close a call; the result of one that raised is None."""
         ...
 
-    def failed(self, error: Exception) -> None:
+    def report_failure(self, error: Exception) -> None:
         """Report that a hook could not do its work."""
         ...
 
@@ -111,14 +111,16 @@ class _OperatorPreHook(_OperatorHook):
     def __call__(self, module: Module, args: Any, kwargs: Any = None) -> None:
         # One that an earlier hook of the same call removed is run all the same, and without kwargs.
         if self.installed and not is_tracing():
-            run_shielded(self._calls.enter, self._calls.failed, self._operator, args, kwargs)
+            run_shielded(
+                self._calls.enter, self._calls.report_failure, self._operator, args, kwargs
+            )
 
 
 class _OperatorPostHook(_OperatorHook):
     @exclude_from_compilation
     def __call__(self, module: Module, args: Any, kwargs: Any, result: Any) -> None:
         if not is_tracing():
-            run_shielded(self._calls.leave, self._calls.failed, self._operator, result)
+            run_shielded(self._calls.leave, self._calls.report_failure, self._operator, result)
 
 
 class _BoundaryCall(_OperatorHook):
@@ -135,11 +137,11 @@ class _BoundaryCall(_OperatorHook):
         if is_tracing():
             return self.inner(*args, **kwargs)
         calls, operator, result = self._calls, self._operator, None
-        run_shielded(calls.enter, calls.failed, operator, args, kwargs)
+        run_shielded(calls.enter, calls.report_failure, operator, args, kwargs)
         try:
             result = self.inner(*args, **kwargs)
         finally:
-            run_shielded(calls.leave, calls.failed, operator, result)
+            run_shielded(calls.leave, calls.report_failure, operator, result)
         return result
 
 

@@ -28,21 +28,23 @@ from rankdump._frameworks.torch.tensors import make_torch_source
 class TorchObserver(ModelObserver):
     """What the parts of the adapter share: the recorder, and the number of the graph."""
 
-    def tensors(
+    def record_tensors(
         self, op_type: str, op_name: str, side: TensorSide, leaves: Iterable[CallLeaf]
     ) -> None:
         """Hand over the tensors among the leaves of one side of an operator."""
-        if not self.recorder.wants(self.graph, op_name, side):
+        if not self.recorder.is_wanted(self.graph, op_name, side):
             return
         for leaf in leaves:
             if isinstance(leaf.value, Tensor):
                 self._tensor(op_type, op_name, side, leaf, leaf.value)
 
-    def state(self, name: str, argument: str, tensor: Tensor, *, constant: bool = False) -> None:
+    def record_state(
+        self, name: str, argument: str, tensor: Tensor, *, constant: bool = False
+    ) -> None:
         """Hand over a parameter or buffer as it stands."""
         self._lone(name, CallLeaf(0, argument, tensor), tensor, state=True, constant=constant)
 
-    def gradient(self, name: str, tensor: Tensor) -> None:
+    def record_gradient(self, name: str, tensor: Tensor) -> None:
         """Hand over the gradient of a parameter: an operator by itself, which wrote it."""
         self._lone(name, CallLeaf(0, "grad", tensor), tensor)
 
@@ -55,7 +57,7 @@ class TorchObserver(ModelObserver):
         state: bool = False,
         constant: bool = False,
     ) -> None:
-        if self.wants(name, TensorSide.OUTPUT):
+        if self.is_selected(name, TensorSide.OUTPUT):
             self._tensor(
                 PARAMETER_TYPE,
                 name,
@@ -65,7 +67,7 @@ class TorchObserver(ModelObserver):
                 state=state,
                 constant=constant,
             )
-            self.settled(name)
+            self.end_call(name)
 
     def _tensor(
         self,
@@ -82,12 +84,12 @@ class TorchObserver(ModelObserver):
         try:
             source = make_torch_source(tensor)
             if isinstance(source, str):
-                self.recorder.lose(*place, source)
+                self.recorder.count_loss(*place, source)
                 return
             self.recorder.observe(TensorObservation(*place, leaf.argument, source, state, constant))
         except Exception as error:
-            self.recorder.lose(*place, HOOK_FAILED)
-            self.failed(error)
+            self.recorder.count_loss(*place, HOOK_FAILED)
+            self.report_failure(error)
 
 
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])

@@ -75,22 +75,22 @@ class TorchParameterObserver:
         self._gradients = {}
         self._structure = None
 
-    def named(self) -> Iterator[tuple[str, Tensor]]:
+    def iterate_named(self) -> Iterator[tuple[str, Tensor]]:
         """Return parameters, then buffers, each once under its dotted name."""
         yield from iterate_parameters(self._model)
         for name, buffer, _ in iterate_buffers(self._model):
             yield name, buffer
 
-    def finish(self) -> None:
+    def record_all(self) -> None:
         """Hand over what an ended iteration left: gradients not yet seen, then all the rest."""
         for _, gradient, parameter in self._named:
             self._gradient(gradient, parameter)
         for name, _, parameter in self._named:
-            self._observer.state(name, "parameter", parameter)
+            self._observer.record_state(name, "parameter", parameter)
         self._refresh(read_structure(self._model))
         for place in self._buffers:
             if place.persistent:
-                self._observer.state(place.name, "buffer", place.buffer)
+                self._observer.record_state(place.name, "buffer", place.buffer)
             else:
                 self._constant(place.name, place.buffer)
 
@@ -108,7 +108,7 @@ class TorchParameterObserver:
     @exclude_from_compilation
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not is_tracing():
-            run_shielded(self._step_begins, self._observer.failed, optimizer)
+            run_shielded(self._step_begins, self._observer.report_failure, optimizer)
 
     def _step_begins(self, optimizer: Optimizer) -> None:
         if not self._observer.armed:
@@ -123,12 +123,12 @@ class TorchParameterObserver:
         gradient = parameter.grad
         if gradient is not None and name not in self._recorded:
             self._recorded.add(name)
-            self._observer.gradient(name, gradient)
+            self._observer.record_gradient(name, gradient)
 
     def _constant(self, name: str, buffer: Tensor) -> None:
-        if name not in self._constants and self._observer.wants(name, TensorSide.OUTPUT):
+        if name not in self._constants and self._observer.is_selected(name, TensorSide.OUTPUT):
             self._constants.add(name)
-            self._observer.state(name, "buffer", buffer, constant=True)
+            self._observer.record_state(name, "buffer", buffer, constant=True)
 
 
 class ModuleMarks:
@@ -142,13 +142,13 @@ class ModuleMarks:
     def __len__(self) -> int:
         return len(self._by_module)
 
-    def set(self, module: Module, enabled: bool) -> None:
+    def set_mark(self, module: Module, enabled: bool) -> None:
         """Mark a module and all modules inside it, or take their marks away."""
         for inside in module.modules():
             self._by_module[inside] = enabled
         self.changes += 1
 
-    def names(self, model: Module, tree: ModuleTree) -> frozenset[str]:
+    def list_marked_names(self, model: Module, tree: ModuleTree) -> frozenset[str]:
         """Return the scopes of a model's marked operators, and the names of their own tensors."""
         if not any(self._by_module.values()):
             return frozenset()
@@ -174,7 +174,7 @@ def set_dump(module: object, enabled: object = True) -> None:
         raise ValueError(f"set_dump: target of type {kind} is not allowed; a torch.nn.Module is")
     if not isinstance(enabled, bool):
         raise ValueError(f"set_dump: enabled={enabled!r} is not allowed; True and False are")
-    module_marks.set(module, enabled)
+    module_marks.set_mark(module, enabled)
 
 
 class ModuleMarkReporter:
@@ -185,12 +185,14 @@ class ModuleMarkReporter:
         self._observer = observer
         self._told = 0
 
-    def tell(self, tree: ModuleTree) -> None:
+    def report_marks(self, tree: ModuleTree) -> None:
         """Say which operators of the model are marked."""
         self._told = module_marks.changes
-        self._observer.recorder.mark(self._observer.graph, module_marks.names(self._model, tree))
+        self._observer.recorder.set_marks(
+            self._observer.graph, module_marks.list_marked_names(self._model, tree)
+        )
 
-    def refresh(self) -> None:
+    def report_changed_marks(self) -> None:
         """Say it again if a mark was set since."""
         if self._told != module_marks.changes:
-            self.tell(build_module_tree(self._model))
+            self.report_marks(build_module_tree(self._model))

@@ -96,7 +96,7 @@ class GradientArrivals:
         self._read: set[int] = set()
         self._seen: set[tuple[TensorSide, int]] = set()
 
-    def expect(self, side: TensorSide, slot: int, identity: int) -> None:
+    def expect_gradient(self, side: TensorSide, slot: int, identity: int) -> None:
         """Expect a gradient; the run ends with those of what the forward read.
 
         One tensor that was read and returned has one gradient: it ends the run when it has been
@@ -107,7 +107,7 @@ class GradientArrivals:
         if identity in self._read:
             self._awaited.add((side, slot))
 
-    def begins(self, side: TensorSide, slot: int) -> bool:
+    def begins_run(self, side: TensorSide, slot: int) -> bool:
         """Note a gradient; return whether a run of the operator begins with it."""
         begins = not self._seen or (side, slot) in self._seen
         if begins:
@@ -116,7 +116,7 @@ class GradientArrivals:
         return begins
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether this run has given all gradients that are expected of it."""
         return self._awaited <= self._seen
 
@@ -129,17 +129,17 @@ class TorchOperatorCall:
     number: int
     position: int
     """Its place among all forward calls of the iteration."""
-    began_in: ForwardContext
+    context: ForwardContext
     fingerprint: TensorFingerprint | None = None
-    repeated: int = 0
-    watched: set[tuple[TensorSide, int]] = field(default_factory=lambda: set())
+    repeat_count: int = 0
+    watched_slots: set[tuple[TensorSide, int]] = field(default_factory=lambda: set())
     """Slots whose gradients the forward call itself waits for."""
     arrivals: GradientArrivals = field(default_factory=GradientArrivals)
 
     @property
     def names(self) -> OperatorCallNames:
         """Its names, and those of what follows from it."""
-        return self.scope.names(self.number)
+        return self.scope.call_names(self.number)
 
 
 def find_region_start(program: Sequence[TorchOperatorCall], step: BackwardStep) -> int | None:
@@ -147,13 +147,13 @@ def find_region_start(program: Sequence[TorchOperatorCall], step: BackwardStep) 
 
     The program is what one thread called, in order.
     """
-    after = bisect_right(program, step.node, key=lambda call: call.began_in.next_node)
-    if step.function and after < len(program) and not program[after].began_in.grad:
+    after = bisect_right(program, step.node, key=lambda call: call.context.next_node)
+    if step.function and after < len(program) and not program[after].context.grad:
         return program[after].position
-    watcher = program[after - 1].began_in.watcher if after else 0
+    watcher = program[after - 1].context.watcher if after else 0
     if not watcher:
         return None
-    return next(call.position for call in program if call.began_in.watcher == watcher)
+    return next(call.position for call in program if call.context.watcher == watcher)
 
 
 def choose_repeated_call(
@@ -173,7 +173,7 @@ def choose_repeated_call(
         return following[0], "next in the region"
     same = [call for call in calls if same_data(call)]
     # Regions are repeated in reverse: of those repeated least, the last one.
-    last = min(same or calls, key=lambda call: (call.repeated, -call.position))
+    last = min(same or calls, key=lambda call: (call.repeat_count, -call.position))
     return last, "same data" if same else "last one not repeated"
 
 
@@ -197,7 +197,7 @@ class ForwardCallLog:
             self._last_repeated.clear()
             self._position = 0
 
-    def forward(self, scope: OperatorScope, first: Tensor | None) -> TorchOperatorCall:
+    def add_forward_call(self, scope: OperatorScope, first: Tensor | None) -> TorchOperatorCall:
         """Return a new call, numbered from 0 within its operator; `first` is its first tensor."""
         fingerprint = compute_fingerprint(first)
         with self._lock:
@@ -207,10 +207,10 @@ class ForwardCallLog:
                 scope, len(calls), self._position, self._surroundings(), fingerprint
             )
             calls.append(call)
-            self._by_thread.setdefault(call.began_in.thread, []).append(call)
+            self._by_thread.setdefault(call.context.thread, []).append(call)
         return call
 
-    def recomputation(
+    def find_repeated_call(
         self, scope: OperatorScope, first: Tensor | None, step: BackwardStep
     ) -> TorchOperatorCall | None:
         """Return the forward call that a call within the backward repeats, if there is one."""
@@ -225,11 +225,11 @@ class ForwardCallLog:
             calls: Sequence[TorchOperatorCall] = self._by_scope.get(scope, ())
             # The backward of an accelerator runs in threads of its own: any call may be meant.
             if thread in self._by_thread:
-                calls = [call for call in calls if call.began_in.thread == thread]
+                calls = [call for call in calls if call.context.thread == thread]
             after = self._behind(thread, step)
             call, _ = choose_repeated_call(calls, after=after, same_data=same_data)
             if call is not None:
-                call.repeated += 1
+                call.repeat_count += 1
                 self._last_repeated[thread] = (step, call.position)
         return call
 

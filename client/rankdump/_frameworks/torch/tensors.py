@@ -143,7 +143,7 @@ class TorchTensor:
         with disable_function_modes():
             return self._memory() if is_dense(self.tensor) else None
 
-    def standing(self) -> TensorVersion | None:
+    def get_version(self) -> TensorVersion | None:
         """Return the tensor itself, and how often it was changed in place."""
         if self.version is None:
             return None
@@ -153,7 +153,7 @@ class TorchTensor:
         owner = self.tensor if base is None else base
         return TensorVersion(self.tensor, self.version, owner)
 
-    def copied(self) -> bytes:
+    def copy_elements(self) -> bytes:
         """Return a copy of the elements, C order, little endian."""
         with disable_function_modes():
             if is_packed(self.tensor):
@@ -165,7 +165,7 @@ class TorchTensor:
         self.copy_into(memoryview(room))
         return bytes(room)
 
-    def head(self, count: int) -> TorchTensor:
+    def make_head_source(self, count: int) -> TorchTensor:
         """Return the first elements in C order, as a tensor of one dimension.
 
         It is a view where the elements lie in that order, else a copy of little more than them.
@@ -176,9 +176,9 @@ class TorchTensor:
         if shared or self.version is None:
             return TorchTensor(first, self.version)
         # What has changed before is not brought back by a copy.
-        return TorchTensor(first, -1 if self.changed() else read_version(first))
+        return TorchTensor(first, -1 if self.has_changed() else read_version(first))
 
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """Return whether no element is NaN or infinite; one number is read back."""
         tensor = self.tensor
         if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
@@ -188,26 +188,26 @@ class TorchTensor:
             low, high = torch.aminmax(device_tensors.convert_to_comparable(tensor))
             return bool((low.isfinite() & high.isfinite()).item())
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether the elements are known to have changed since this source was made.
 
         Writes past autograd, through `.data` or another library, are not known.
         """
         return self.version is not None and read_version(self.tensor) != self.version
 
-    def memory(self) -> TorchTensor:
+    def make_memory_source(self) -> TorchTensor:
         """Return a source of the same memory that keeps no graph of gradients alive."""
         with disable_observation():
             return TorchTensor(self.tensor.detach(), self.version)
 
-    def again(self) -> TorchTensor | str:
+    def read_again(self) -> TorchTensor | str:
         """Return the tensor as it is by now; the job may have taken its memory away."""
         with disable_function_modes():
             if is_shrunk(self.tensor):
                 return "storage_freed"
             return make_torch_source(self.tensor)
 
-    def figures(
+    def start_statistics(
         self, items: tuple[str, ...], precision: StatisticPrecision
     ) -> DeferredStatistics | None:
         """Start computing statistics on the accelerator; None when the tensor is in host memory."""

@@ -55,7 +55,7 @@ class SessionBatch:
     @property
     def sequences(self) -> list[int]:
         """Numbers of its frames."""
-        return [f.ticket.sequence for f in (*self.outcomes, *self.judged, *self.declared)]
+        return [f.frame_id.sequence for f in (*self.outcomes, *self.judged, *self.declared)]
 
 
 SessionBatches: TypeAlias = "dict[RankSession, SessionBatch]"
@@ -76,7 +76,7 @@ class BatchCommitter:
         self.problem = ""
         """Why nothing can be entered at present; empty when it can."""
 
-    def entered(self, frames: Sequence[FinishedFrame]) -> Iterator[SessionBatches]:
+    def commit_frames(self, frames: Sequence[FinishedFrame]) -> Iterator[SessionBatches]:
         """Enter frames and yield them, together or, where that fails, part by part.
 
         What cannot be entered by itself is counted as dropped; what cannot even be counted is left
@@ -93,14 +93,14 @@ class BatchCommitter:
                 return
             _logger.warning("%d frames are entered in parts: %r", len(frames), error)
             half = len(frames) // 2
-            yield from self.entered(frames[:half])
-            yield from self.entered(frames[half:])
+            yield from self.commit_frames(frames[:half])
+            yield from self.commit_frames(frames[half:])
         else:
             if done:
                 yield shares
 
     def _by_itself(self, frame: FinishedFrame, error: Exception) -> Iterator[SessionBatches]:
-        ticket = frame.ticket
+        ticket = frame.frame_id
         session = self._registry.get(ticket.session_id)
         _logger.error(
             "frame %d of session %s",
@@ -121,16 +121,18 @@ class BatchCommitter:
             if attempt is not frame:
                 what = type(getattr(frame, "declaration", frame)).__name__
                 who = f"rank {session.request.rank}, frame {ticket.sequence} ({what})"
-                session.trouble(f"{who}: not entered, counted as {INTERNAL_ERROR}: {error}")
+                session.add_finding(f"{who}: not entered, counted as {INTERNAL_ERROR}: {error}")
             if done:
                 yield shares
             return
-        session.unclaim([ticket.sequence], f"frame {ticket.sequence} was not settled: {error!r}")
+        session.release_frames(
+            [ticket.sequence], f"frame {ticket.sequence} was not settled: {error!r}"
+        )
 
     def _shares(self, frames: Sequence[FinishedFrame]) -> SessionBatches:
         shares: defaultdict[str, SessionBatch] = defaultdict(SessionBatch)
         for item in frames:
-            share = shares[item.ticket.session_id]
+            share = shares[item.frame_id.session_id]
             if isinstance(item, RecordOutcome):
                 share.outcomes.append(item)
             elif isinstance(item, StatisticRowsResult):
@@ -148,7 +150,7 @@ class BatchCommitter:
                     [judged for share in shares.values() for judged in share.judged],
                     [declared for share in shares.values() for declared in share.declared],
                     {s.request.session_id: s.watermark for s in shares},
-                    synced=any(session.outlet.synced for session in shares),
+                    synced=any(session.storage.synced for session in shares),
                 )
             except sqlite3.OperationalError as error:
                 self._meters.add("rankdump_agent_commit_errors_total")
@@ -158,7 +160,9 @@ class BatchCommitter:
                 if self._stopping.wait(RETRY_INTERVAL_S):
                     return False
             else:
-                self._meters.took("rankdump_agent_commit_seconds", time.monotonic() - begun_s)
+                self._meters.add_duration(
+                    "rankdump_agent_commit_seconds", time.monotonic() - begun_s
+                )
                 if self.problem:
                     _logger.warning("the ledger can be written again")
                 self.problem = ""
@@ -169,10 +173,10 @@ def _make_stand_in(frame: FinishedFrame) -> RecordOutcome | StatisticRowsResult:
     """Return what stands for a frame that cannot be entered as it is: nothing of it is kept."""
     if isinstance(frame, StatisticRowsResult):
         rows = replace(frame.rows, iteration=min(frame.rows.iteration, _MAX_NUMBER))
-        return StatisticRowsResult(frame.ticket, rows, {INTERNAL_ERROR: range(len(rows))}, b"")
+        return StatisticRowsResult(frame.frame_id, rows, {INTERNAL_ERROR: range(len(rows))}, b"")
     if isinstance(frame, RecordOutcome):
-        return _make_bare_outcome(frame.ticket, frame.head.rank, frame.head.iteration)
-    return _make_bare_outcome(frame.ticket, 0, getattr(frame.declaration, "iteration", 0))
+        return _make_bare_outcome(frame.frame_id, frame.head.rank, frame.head.iteration)
+    return _make_bare_outcome(frame.frame_id, 0, getattr(frame.declaration, "iteration", 0))
 
 
 def _make_bare_outcome(ticket: FrameId, rank: int, iteration: int) -> RecordOutcome:
@@ -237,7 +241,7 @@ class FrameCommitter:
         """Hand over frames with what they occupy together; never waits."""
         self._done.put((frames, cost))
 
-    def take(self, outcomes: Sequence[RecordOutcome]) -> None:
+    def submit_outcomes(self, outcomes: Sequence[RecordOutcome]) -> None:
         """Hand over records that were written or dropped; never waits."""
         self.submit(
             outcomes, sum(compute_cost_bytes(outcome.head.byte_count) for outcome in outcomes)
@@ -297,7 +301,7 @@ class FrameCommitter:
 
     def _settle(self, batch: _FrameBatch) -> None:
         try:
-            for shares in self._settler.entered(batch.frames):
+            for shares in self._settler.commit_frames(batch.frames):
                 for session, share in shares.items():
                     self._take_note(session, share)
         except UnavailableError as error:
@@ -307,20 +311,20 @@ class FrameCommitter:
             # A fault in one batch must not silence the acknowledgements of all others.
             _logger.exception("a batch of %d frames was not settled", len(batch.frames))
         finally:
-            self._budget.give(batch.cost, items=len(batch.frames))
+            self._budget.release(batch.cost, items=len(batch.frames))
 
     def _take_note(self, session: RankSession, share: SessionBatch) -> None:
         try:
-            session.committed(share.outcomes, share.judged, share.declared)
+            session.count_committed(share.outcomes, share.judged, share.declared)
         except Exception as error:
             request = session.request
             _logger.exception("session %s", request.session_id, extra=build_log_fields(request))
-            session.unclaim(share.sequences, f"its frames were not counted: {error!r}")
+            session.release_frames(share.sequences, f"its frames were not counted: {error!r}")
         else:
             if share.outcomes or share.judged:
                 self._meters.add_all(count_frames(share.outcomes, share.judged))
             stored = sum(outcome.bytes_stored for outcome in share.outcomes)
-            root = str(session.outlet.tree.root)
+            root = str(session.storage.tree.root)
             self._usage.add(UsageChange(session.request.job_id, root, stored))
             self._apply(session)
 
@@ -336,25 +340,27 @@ class FrameCommitter:
                 request.rank,
                 extra=build_log_fields(request),
             )
-            session.trouble(f"rank {request.rank}: a declaration had no effect: {error}")
+            session.add_finding(f"rank {request.rank}: a declaration had no effect: {error}")
         if done and session in self._unfinished:
             self._unfinished.remove(session)
-            self._budget.give(0)
+            self._budget.release(0)
         elif not done and session not in self._unfinished:
             self._unfinished.append(session)
-            self._budget.hold()
+            self._budget.count_unfinished()
 
     def _look(self) -> None:
         """Try again what failed; let the ledger forget, as long as nothing else is to be done."""
-        sessions = self._registry.all()
-        for session in self._effects.to_try_again(sessions):
+        sessions = self._registry.list_sessions()
+        for session in self._effects.list_retries(sessions):
             self._apply(session)
-        self._registry.let_go()
+        self._registry.release_trees()
         try:
             if self._ledger.problem:
                 self._ledger.probe()
-            self._ledger.left(each.request.session_id for each in sessions if each.over)
-            while self._done.empty() and not self._stopping.is_set() and self._ledger.tidy():
+            self._ledger.note_departed_sessions(
+                each.request.session_id for each in sessions if each.over
+            )
+            while self._done.empty() and not self._stopping.is_set() and self._ledger.fold_some():
                 pass
         except (sqlite3.Error, UnavailableError) as error:
             _logger.warning("the ledger is not tidied: %s", error)

@@ -50,9 +50,9 @@ class IterationJoin:
         usage: DumpUsage,
     ) -> None:
         self.declared, self.end = declared, end
-        self._left = _join_groups(ledger, session, declared.ticket, end.iteration, usage)
+        self._left = _join_groups(ledger, session, declared.frame_id, end.iteration, usage)
 
-    def go_on(self) -> bool:
+    def join_some(self) -> bool:
         """Join some more; return whether that was all.
 
         OSError, of a disk that is full or ails, and sqlite3.Error leave it to another time. Where
@@ -66,7 +66,7 @@ def _join_groups(
     ledger: AgentLedger, session: RankSession, end: FrameId, iteration: int, usage: DumpUsage
 ) -> Iterator[bool]:
     """Join a group of operators at each step, and yield whether it was the last one."""
-    joiner, session_id = session.outlet.joiner, end.session_id
+    joiner, session_id = session.storage.joiner, end.session_id
     if joiner is None:
         return
     found = _group_by_operator(ledger.members(session_id, iteration, before=end.sequence))
@@ -82,10 +82,10 @@ def _join_groups(
                 shares += parts
                 done += members if parts else []
         if shares:
-            ledger.joined(session_id, shares, synced=session.outlet.synced)
+            ledger.mark_joined(session_id, shares, synced=session.storage.synced)
             more = _count_added_bytes(operators, shares)
-            session.stored_anew(iteration, more)
-            root = str(session.outlet.tree.root)
+            session.adjust_stored_bytes(iteration, more)
+            root = str(session.storage.tree.root)
             usage.add(UsageChange(session.request.job_id, root, more))
         _remove_own_files(joiner, session, done)
         yield number == len(groups)
@@ -146,7 +146,7 @@ def _remove_own_files(
 
 def _note_failure(session: RankSession, what: str, error: OSError) -> None:
     rank = session.request.rank
-    if session.trouble(f"rank {rank}, {what}: {error.strerror or error}"):
+    if session.add_finding(f"rank {rank}, {what}: {error.strerror or error}"):
         _logger.error("rank %d, %s", rank, what, exc_info=error)
 
 
@@ -161,7 +161,7 @@ def iter_committed_rows(
         if isinstance(piece, StoredTableRow):
             yield piece.row
         else:
-            rows, of_row = reread_statistic_rows(piece.raw), session.outlet.lines.of_row
+            rows, of_row = reread_statistic_rows(piece.raw), session.storage.lines.format_statistics
             for kind, timestamp_us, figures in _iter_kept(rows, piece):
                 yield of_row(kind, timestamp_us, figures, rows.iteration)
 
@@ -184,7 +184,7 @@ def make_manifest_records(
 
 
 def _iter_kept(rows: StatisticRows, frame: StoredStatisticRows) -> Iterator[_StatisticRow]:
-    all_of_them = zip(rows.kinds, rows.timestamps_us, rows.figures, strict=True)
+    all_of_them = zip(rows.kinds, rows.timestamps_us, rows.statistics, strict=True)
     if not frame.refused:
         return all_of_them
     refused = {place for places in frame.refused.values() for place in places}
@@ -203,7 +203,7 @@ def _make_record(kind: TensorKind, timestamp_us: int, layout: Layout) -> Manifes
         bytes_in=0,
         bytes_stored=0,
         digest="",
-        member=format_member(kind.side, kind.slot) if layout.shares_stamps else "",
+        member=format_member(kind.side, kind.slot) if layout.shares_timestamps else "",
     )
 
 
@@ -219,11 +219,11 @@ def write_iteration_files(
 
     With `repeated` they may be there in part.
     """
-    request, outlet, iteration = session.request, session.outlet, status.iteration
+    request, outlet, iteration = session.request, session.storage, status.iteration
     kept = ledger.kept(request.session_id, iteration)
     kept_graphs, records = make_manifest_records(kept, outlet.layout)
     tree, layout = outlet.tree, outlet.layout
-    if layout.api is None:  # there the info file has the order
+    if layout.api_files is None:  # there the info file has the order
         graphs = session.program.graphs(iteration) | kept_graphs
         rank_files.write_program_order(tree, request.rank, session.program.unwritten(iteration))
         rank_files.append_iteration(tree, request.rank, graphs, iteration, repeated=repeated)

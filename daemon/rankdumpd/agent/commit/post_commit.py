@@ -63,17 +63,17 @@ class Backoff:
     def __init__(self) -> None:
         self._tries: dict[str, _RetryTime] = {}
 
-    def later(self, name: str, *, now_s: float) -> None:
+    def note_failure(self, name: str, *, now_s: float) -> None:
         """Note that it failed, once more or for the first time."""
         before = self._tries.get(name)
         pause_s = min(2 * before.pause_s, LAST_RETRY_S) if before else FIRST_RETRY_S
         self._tries[name] = _RetryTime(now_s + pause_s, pause_s)
 
-    def due(self, *, now_s: float) -> list[str]:
+    def list_due(self, *, now_s: float) -> list[str]:
         """Return what is to be tried now."""
         return [name for name, each in self._tries.items() if each.at_s <= now_s]
 
-    def over(self, name: str) -> bool:
+    def forget(self, name: str) -> bool:
         """Forget what is done; return whether it had waited."""
         return self._tries.pop(name, None) is not None
 
@@ -90,44 +90,44 @@ def handle_failure(
     """
     said = f"rank {session.request.rank}, {what}: {state_files.describe_error(error)}"
     if state_files.is_transient(error):
-        session.due.set_back(end)
+        session.pending.suspend(end)
         raise ExhaustedError(f"{said}; it waits in the ledger and is tried again") from None
     # Not marked as applied: the next start of the agent tries again.
     _logger.error(said, exc_info=error, extra=build_log_fields(session.request))
-    session.trouble(said)
+    session.add_finding(said)
 
 
 def apply_metadata(ledger: AgentLedger, session: RankSession, declared: MetadataFrame) -> None:
     """Carry one out and enter that it is; ExhaustedError when it has to wait."""
     declaration = declared.declaration
     if isinstance(declaration, RankTimeouts):
-        _apply_timeouts(ledger, session, declared.ticket)
+        _apply_timeouts(ledger, session, declared.frame_id)
     elif isinstance(declaration, GraphPart):
-        graph = session.graphs.take(declared.ticket, declaration)
+        graph = session.graphs.add_part(declared.frame_id, declaration)
         if graph:
             _write_graph(ledger, session, graph)
     elif isinstance(declaration, KernelArguments):
-        _write_arguments(ledger, session, declared.ticket, declaration)
+        _write_arguments(ledger, session, declared.frame_id, declaration)
     elif isinstance(declaration, CallStacks):
         _write_stacks(ledger, session, declared, declaration)
 
 
 def _apply_timeouts(ledger: AgentLedger, session: RankSession, ticket: FrameId) -> None:
     try:
-        ledger.timeouts_kept(ticket)
+        ledger.mark_timeouts_applied(ticket)
     except sqlite3.Error as error:
         handle_failure(session, "timeouts not kept", error)
 
 
 def _write_graph(ledger: AgentLedger, session: RankSession, graph: OperatorGraph) -> None:
-    tree, rank = session.outlet.tree, session.request.rank
+    tree, rank = session.storage.tree, session.request.rank
     try:
-        rank_files.write_graph(tree, rank, render_graph(graph, session.outlet.stand.profile))
+        rank_files.write_graph(tree, rank, render_graph(graph, session.storage.stand.profile))
         if graph.compiled:
             names = [node.name for node in graph.nodes]
             rank_files.write_program_order(tree, rank, {graph.number: names})
-            session.program.given(graph.number)
-        ledger.carried_out(session.graphs.settled(graph.number), session.program.written)
+            session.program.mark_written(graph.number)
+        ledger.mark_applied(session.graphs.forget_graph(graph.number), session.program.written)
     except (OSError, sqlite3.Error) as error:
         handle_failure(session, f"graph {graph.number}: not written", error)
 
@@ -135,10 +135,10 @@ def _write_graph(ledger: AgentLedger, session: RankSession, graph: OperatorGraph
 def _write_arguments(
     ledger: AgentLedger, session: RankSession, ticket: FrameId, arguments: KernelArguments
 ) -> None:
-    rank, outlet = session.request.rank, session.outlet
+    rank, outlet = session.request.rank, session.storage
 
     def folder_of(graph: int) -> str:
-        return outlet.layout.folder_of(
+        return outlet.layout.make_folder(
             outlet.stand,
             rank=rank,
             net_name=session.plan.output.net_name or UNNAMED_MODEL,
@@ -151,12 +151,12 @@ def _write_arguments(
         unnameable = rank_files.write_arguments(
             outlet.tree, arguments, folder_of=folder_of, mark=_make_mark(ticket)
         )
-        ledger.carried_out([ticket], session.program.written)
+        ledger.mark_applied([ticket], session.program.written)
     except (OSError, sqlite3.Error) as error:
         handle_failure(session, f"iteration {arguments.iteration}: arguments not written", error)
         return
     for name in unnameable:
-        session.trouble(
+        session.add_finding(
             f"rank {rank}: no file holds the arguments of {name!r}: "
             f"its name would be over {MAX_NAME_BYTES} bytes"
         )
@@ -165,11 +165,11 @@ def _write_arguments(
 def _write_stacks(
     ledger: AgentLedger, session: RankSession, declared: MetadataFrame, stacks: CallStacks
 ) -> None:
-    file = session.outlet.stacks
+    file = session.storage.stacks
     try:
         if file is not None:
-            file.add(stacks, again=session.due.begun(declared))
-        ledger.carried_out([declared.ticket], session.program.written)
+            file.add(stacks, again=session.pending.was_begun(declared))
+        ledger.mark_applied([declared.frame_id], session.program.written)
     except (OSError, sqlite3.Error) as error:
         handle_failure(session, f"iteration {stacks.iteration}: stacks not written", error)
 
@@ -190,13 +190,13 @@ def count_frames(
     reasons: Counter[str] = Counter()
     received = stored = 0
     for outcome in outcomes:
-        fates[outcome.fate] += 1
+        fates[outcome.status] += 1
         received += outcome.head.byte_count
         stored += outcome.bytes_stored
         if outcome.reason:
             reasons[outcome.reason] += 1
     for frame in judged:
-        fates[frame.fate] += frame.kept
+        fates[frame.status] += frame.kept
         for reason, places in frame.refused.items():
             fates[RecordStatus.DROPPED] += len(places)
             reasons[reason] += len(places)
@@ -256,22 +256,22 @@ class PostCommitActions:
 
         Joining operators may take long: a little of it is done at a time, and others go on.
         """
-        done = session.due.waits or self._go_on(session)
-        if session.due.waits:
+        done = session.pending.is_suspended or self._go_on(session)
+        if session.pending.is_suspended:
             self._tell_ends(session)
         self._reporter.wake()
         session.acknowledge()
         return done
 
-    def to_try_again(self, sessions: Iterable[RankSession]) -> list[RankSession]:
+    def list_retries(self, sessions: Iterable[RankSession]) -> list[RankSession]:
         """Return those of all sessions for which `apply_due` is due although nothing came."""
-        due = set(self._again.due(now_s=self._clock()))
+        due = set(self._again.list_due(now_s=self._clock()))
         found: list[RankSession] = []
         for session in sessions:
-            if session.due.waits and session.request.session_id in due:
-                session.due.resume()
+            if session.pending.is_suspended and session.request.session_id in due:
+                session.pending.resume()
                 found.append(session)
-            elif not session.introduced and not session.due.waits:
+            elif not session.has_metadata and not session.pending.is_suspended:
                 found.append(session)
         return found
 
@@ -283,9 +283,9 @@ class PostCommitActions:
         except ExhaustedError as error:
             self._wait(session, str(error))
             return True
-        if done and session.due.all_here:
-            session.due.complaint = ""
-            if self._again.over(session.request.session_id):
+        if done and session.pending.is_complete:
+            session.pending.complaint = ""
+            if self._again.forget(session.request.session_id):
                 request = session.request
                 _logger.warning(
                     "rank %d: what waited is in the tree",
@@ -296,35 +296,35 @@ class PostCommitActions:
 
     def _wait(self, session: RankSession, why: str) -> None:
         session_id = session.request.session_id
-        self._again.later(session_id, now_s=self._clock())
+        self._again.note_failure(session_id, now_s=self._clock())
         self._joining.pop(session_id, None)
         session.program = ProgramOrder(session.program.written)
         session.graphs = GraphAssembler()
-        if session.outlet.tables is not None:
-            session.outlet.tables.look_back()
-        if why != session.due.complaint:
+        if session.storage.tables is not None:
+            session.storage.tables.expect_existing_rows()
+        if why != session.pending.complaint:
             _logger.error(why, extra=build_log_fields(session.request))
-        session.due.complaint = why
+        session.pending.complaint = why
 
     def _tell_ends(self, session: RankSession) -> None:
         """Count and report iterations whose manifests have to wait, and take a goodbye."""
-        while (declared := session.due.next(session.watermark)) is not None:
+        while (declared := session.pending.pop_next(session.watermark)) is not None:
             declaration = declared.declaration
             if isinstance(declaration, IterationEnd):
                 status = self._ended(session, declared, declaration)
-                self._report_end(session, declared.ticket, status)
+                self._report_end(session, declared.frame_id, status)
             elif isinstance(declaration, SessionEnd):
-                session.say_goodbye(declaration)
-                self._reporter.session(session.status(), str(session.outlet.tree.root))
+                session.close_by_rank(declaration)
+                self._reporter.session(session.status(), str(session.storage.tree.root))
 
     def _introduce(self, session: RankSession) -> None:
-        if session.introduced:
+        if session.has_metadata:
             return
         try:
             prepare_tree(session, session.request)
         except OSError as error:
             handle_failure(session, "its metadata is not written", error)
-        session.introduced = True
+        session.has_metadata = True
 
     def _apply_some(self, session: RankSession) -> bool:
         while self._join_some(session):
@@ -336,7 +336,7 @@ class PostCommitActions:
 
     def _next_due(self, session: RankSession) -> MetadataFrame | None:
         while True:
-            declared, after = session.due.next(session.watermark), session.due.read_to
+            declared, after = session.pending.pop_next(session.watermark), session.pending.read_to
             if declared is not None or after is None:
                 return declared
             try:
@@ -352,7 +352,7 @@ class PostCommitActions:
         if all_there:
             found += self._ledger.unapplied(session_id, watermark)
         again = [reread_metadata_frame(raw, session_id) for raw in found]
-        session.due.refill(again, all_there=all_there)
+        session.pending.add_from_ledger(again, all_there=all_there)
 
     def _join_some(self, session: RankSession) -> bool:
         """Return whether no operators are left to be joined; their iteration ends then."""
@@ -360,7 +360,7 @@ class PostCommitActions:
         if joining is None:
             return True
         try:
-            joined = joining.go_on()
+            joined = joining.join_some()
         except (OSError, sqlite3.Error) as error:
             what = f"iteration {joining.end.iteration}: operators not joined"
             handle_failure(session, what, error, joining.declared)
@@ -375,7 +375,7 @@ class PostCommitActions:
     def _apply(self, session: RankSession, declared: MetadataFrame) -> None:
         declaration = declared.declaration
         if isinstance(declaration, EventColumns):
-            session.program.take(declaration)
+            session.program.add_events(declaration)
         elif isinstance(declaration, IterationEnd):
             joining = IterationJoin(self._ledger, session, declared, declaration, self._usage)
             self._joining[session.request.session_id] = joining
@@ -386,7 +386,7 @@ class PostCommitActions:
 
     def _tabulate(self, session: RankSession) -> None:
         """Write the rows of all that is committed without a gap."""
-        tables = session.outlet.tables
+        tables = session.storage.tables
         if tables is None:
             return
         try:
@@ -401,7 +401,7 @@ class PostCommitActions:
             session_id, after=session.tabulated_to, up_to=up_to
         )
         for sentence in tables.add(iter_committed_rows(found, session)):
-            session.trouble(sentence)
+            session.add_finding(sentence)
         session.tabulated_to = reached
 
     def _end_iteration(
@@ -412,15 +412,15 @@ class PostCommitActions:
         *,
         joined: bool = True,
     ) -> None:
-        ticket = declared.ticket
+        ticket = declared.frame_id
         status = self._ended(session, declared, end)
         try:
             # A manifest says that everything is there: without its rows it has to wait as they do.
             if joined and _are_rows_written(session, ticket):
-                repeated = session.due.begun(declared)
+                repeated = session.pending.was_begun(declared)
                 write_iteration_files(self._ledger, session, status, ticket, repeated=repeated)
-                session.program.ended(end.iteration)
-                self._ledger.iteration_ended(ticket, end, session.program.written, status)
+                session.program.forget_iterations(end.iteration)
+                self._ledger.enter_iteration_end(ticket, end, session.program.written, status)
                 return
         except (OSError, sqlite3.Error) as error:
             what = f"iteration {end.iteration}: no manifest written"
@@ -430,13 +430,13 @@ class PostCommitActions:
     def _ended(
         self, session: RankSession, declared: MetadataFrame, end: IterationEnd
     ) -> IterationStatus:
-        if session.ends_first(declared, end):
+        if session.is_first_end(declared, end):
             self._meters.add_all(count_iteration_end(end))
         return session.end_iteration(declared, end)
 
     def _report_end(self, session: RankSession, ticket: FrameId, status: IterationStatus) -> None:
         try:
-            self._ledger.iteration_waits(ticket, status)
+            self._ledger.enter_waiting_iteration(ticket, status)
         except sqlite3.Error as error:
             # It is reported when its manifest is there.
             _logger.error(
@@ -448,15 +448,15 @@ class PostCommitActions:
             )
 
     def _end_session(self, session: RankSession, declared: MetadataFrame, end: SessionEnd) -> None:
-        session.say_goodbye(end)
+        session.close_by_rank(end)
         try:
-            if _are_rows_written(session, declared.ticket):
-                self._ledger.session_ended(declared.ticket, end)
+            if _are_rows_written(session, declared.frame_id):
+                self._ledger.enter_session_end(declared.frame_id, end)
         except sqlite3.Error as error:
             handle_failure(session, "its goodbye is not entered", error, declared)
-        self._reporter.session(session.status(), str(session.outlet.tree.root))
+        self._reporter.session(session.status(), str(session.storage.tree.root))
 
 
 def _are_rows_written(session: RankSession, ticket: FrameId) -> bool:
     """Return whether every row before a declaration stands in its table."""
-    return session.outlet.tables is None or session.tabulated_to >= ticket.sequence
+    return session.storage.tables is None or session.tabulated_to >= ticket.sequence

@@ -75,11 +75,11 @@ def check_statistic_rows(sequence: int, rows: StatisticRows, rules: StatisticRul
             f"frame {sequence}: the plan has {rules.due} figures, at most {MAX_STATISTICS} "
             "are taken"
         )
-    for text in rows.figures:
+    for text in rows.statistics:
         count = text.count(",") + 1 if text else 0
         if count != rules.due:
             raise ProtocolError(f"frame {sequence} with {count} figures: the plan has {rules.due}")
-    _check_texts(sequence, rows.figures)
+    _check_texts(sequence, rows.statistics)
 
 
 def _check_texts(sequence: int, texts: Sequence[str]) -> None:

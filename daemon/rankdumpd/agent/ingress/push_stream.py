@@ -146,19 +146,19 @@ class PushStreamReader:
             )
             self._mailbox.end("the agent failed to take a frame")
         finally:
-            self._intake.give_back()
+            self._intake.release_budget()
 
     def _take(self, batch: agent_pb2.FrameBatch) -> None:
         if not self._intake.last_sequence:
-            self._rings.not_used(self._session)
+            self._rings.drop_unused(self._session)
         try:
             for frame in batch.frames:
-                self._intake.take(frame)
+                self._intake.handle_frame(frame)
         finally:
-            self._intake.hand_on()
+            self._intake.flush()
 
     def _read_slab(self, announced: int) -> None:
-        ring = self._rings.of(self._session)
+        ring = self._rings.find_ring(self._session)
         if ring is not None:
             ring.read(announced)
         elif announced:
@@ -166,11 +166,11 @@ class PushStreamReader:
             raise ProtocolError(f"session {session_id!r} rings a bell without a slab")
 
     def _between_records(self) -> bool:
-        ring = self._rings.of(self._session)
+        ring = self._rings.find_ring(self._session)
         return not self._intake.within_record and (ring is None or not ring.within_record)
 
     def _last_in_slab(self) -> int:
-        ring = self._rings.of(self._session)
+        ring = self._rings.find_ring(self._session)
         return ring.last_sequence if ring else 0
 
 

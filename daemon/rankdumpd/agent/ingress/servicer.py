@@ -69,7 +69,9 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                 return session_messages.session_grant_to_wire(sent_on)
             wanted = session_messages.session_request_from_wire(request)
             if request.HasField("left"):
-                self._openings.leave(wanted, read_final_balance(wanted, request.left.frames))
+                self._openings.take_final_balance(
+                    wanted, read_final_balance(wanted, request.left.frames)
+                )
                 return agent_pb2.OpenSessionResponse(opening="the rank waits no longer")
             grant = self._openings.open(wanted)
             if grant.opening:
@@ -102,7 +104,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             finally:
                 self._streams.discard(mailbox)
                 if session.disconnect(mailbox):
-                    self._rings.left(session)
+                    self._rings.drop_closed(session)
                     self._changed(session)
 
     def Status(  # noqa: N802 - the name is the generated base class's

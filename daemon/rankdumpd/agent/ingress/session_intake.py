@@ -46,7 +46,7 @@ class FailureCounter:
         self._lock = threading.Lock()
         self._last: dict[str, tuple[str, int]] = {}
 
-    def failed(self, session_id: str, what: str) -> int:
+    def count_failure(self, session_id: str, what: str) -> int:
         """Count a failure; return how many of the last ones of this session were the same."""
         with self._lock:
             before, count = self._last.pop(session_id, ("", 0))
@@ -118,7 +118,7 @@ class RecordWorkers:
         try:
             return self._process(parcel)
         except Exception:
-            ticket = parcel.ticket
+            ticket = parcel.frame_id
             session_id = ticket.session_id
             extra = {"session": session_id}
             _logger.exception("record %d of session %s", ticket.sequence, session_id, extra=extra)
@@ -164,16 +164,16 @@ class SessionIntake:
         """How much of a record the present frame brings."""
         self._gathered: list[ReceivedRecord | FinishedFrame] = []
         self._gathered_cost = 0
-        outlet = session.outlet
+        outlet = session.storage
         self._assembler = FrameAssembler(
             session.request.session_id,
             rank=session.request.rank,
             net_name=session.plan.output.net_name,
             highest_first=session.watermark + 1,
-            figures=outlet.figures,
+            figures=outlet.statistic_count,
             elements=outlet.elements,
             degrades=outlet.degrades,
-            known=session.known,
+            known=session.is_known,
             admit=self._admit,
         )
 
@@ -187,7 +187,7 @@ class SessionIntake:
         """Whether more of the last record has to come."""
         return self._assembler.within_record
 
-    def take(
+    def handle_frame(
         self, frame: agent_pb2.Frame, data: RecordElements | None = None, *, lost: str = ""
     ) -> None:
         """Take a frame whose data may stand elsewhere; `lost` says why that data never came.
@@ -210,7 +210,7 @@ class SessionIntake:
     def cut_off(self, reason: str) -> None:
         """Count the record whose rest will never come."""
         self._gather(self._assembler.cut_off(reason))
-        self.hand_on()
+        self.flush()
 
     def finish(self) -> None:
         """Accept that nothing more comes; ResendError within a record."""
@@ -219,15 +219,15 @@ class SessionIntake:
         except ResendError as error:
             raise self._gap(error) from None
 
-    def hand_on(self) -> None:
+    def flush(self) -> None:
         """Hand on what was gathered: nothing more comes with it."""
         gathered, cost = self._gathered, self._gathered_cost
         self._gathered, self._gathered_cost, self._room = [], 0, None
         if gathered:
-            self._budget.take(cost, items=len(gathered))
+            self._budget.acquire(cost, items=len(gathered))
             self._claim(gathered)
 
-    def give_back(self) -> None:
+    def release_budget(self) -> None:
         """Free the room of a record that did not come to its end."""
         if self._growing:
             self._budget.abandon(self)
@@ -235,7 +235,7 @@ class SessionIntake:
 
     def _gap(self, error: ResendError) -> ResendError | ProtocolError:
         session_id, due = self._session.request.session_id, self._assembler.last_sequence + 1
-        tries = self._tries.failed(session_id, f"gap before {due}")
+        tries = self._tries.count_failure(session_id, f"gap before {due}")
         return error if tries < MAX_GAPS else ProtocolError(f"{error}, for the {tries}th time")
 
     def _unreadable(self, frame: agent_pb2.Frame, error: Exception) -> CompletedFrame | None:
@@ -245,17 +245,17 @@ class SessionIntake:
             raise error
         if not isinstance(error, ProtocolError):
             _logger.error("session %s, frame %d", request.session_id, number, exc_info=error)
-        tries = self._tries.failed(request.session_id, f"frame {number}")
+        tries = self._tries.count_failure(request.session_id, f"frame {number}")
         if tries < MAX_UNREADABLE_TRIES:
             raise ResendError(f"frame {number} cannot be read: {error}") from None
-        self._session.trouble(f"rank {request.rank}: a frame could not be read: {error}")
+        self._session.add_finding(f"rank {request.rank}: a frame could not be read: {error}")
         return self._assembler.settle_unreadable(frame)
 
     def _admit(self, head: RecordHead) -> SelectionVerdict:
         large = head.byte_count > SMALL_RECORD_BYTES
         if large:
-            self.hand_on()
-        answer = self._admission.of_record(head, self._present_room())
+            self.flush()
+        answer = self._admission.check_record(head, self._present_room())
         if answer.reason in SPACE_REASONS and self._is_there(head):
             answer = ACCEPTED_VERDICT
         if answer.accepted and large:
@@ -268,7 +268,7 @@ class SessionIntake:
         """Return whether a killed process may have written it: then it takes no room, and a drop
         would leave a file that nobody knows.
         """
-        return self._session.restored and self._session.outlet.writer.has(head)
+        return self._session.restored and self._session.storage.writer.has(head)
 
     def _gather(self, item: CompletedFrame | None) -> None:
         if item is None:
@@ -278,19 +278,19 @@ class SessionIntake:
             self._growing = False
             self._claim([item])
             return
-        self.give_back()
+        self.release_budget()
         frame = item if isinstance(item, ReceivedRecord) else self._judged(item)
         self._gathered.append(frame)
         self._gathered_cost += _compute_cost(frame)
         full = self._gathered_cost > MAX_GATHERED_BYTES
         if full or len(self._gathered) >= MAX_GATHERED_FRAMES:
-            self.hand_on()
+            self.flush()
 
     def _judged(self, item: RecordOutcome | StatisticRowsResult | MetadataFrame) -> FinishedFrame:
         if not isinstance(item, MetadataFrame) or not isinstance(item.declaration, StatisticRows):
             return item
-        refused = self._admission.of_rows(item.declaration, self._present_room())
-        return StatisticRowsResult(item.ticket, item.declaration, refused, item.raw)
+        refused = self._admission.check_rows(item.declaration, self._present_room())
+        return StatisticRowsResult(item.frame_id, item.declaration, refused, item.raw)
 
     def _present_room(self) -> ResourceUsage:
         # Asked once for all that comes together: that little more under way changes nothing.
@@ -299,11 +299,11 @@ class SessionIntake:
         return self._room
 
     def _claim(self, items: Sequence[ReceivedRecord | FinishedFrame]) -> None:
-        claimed = self._session.claim({item.ticket.sequence for item in items})
+        claimed = self._session.claim_frames({item.frame_id.sequence for item in items})
         if len(claimed) < len(items):
-            left = [item for item in items if item.ticket.sequence not in claimed]
-            self._budget.give(sum(map(_compute_cost, left)), items=len(left))
-            items = [item for item in items if item.ticket.sequence in claimed]
+            left = [item for item in items if item.frame_id.sequence not in claimed]
+            self._budget.release(sum(map(_compute_cost, left)), items=len(left))
+            items = [item for item in items if item.frame_id.sequence in claimed]
         parcels = [item for item in items if isinstance(item, ReceivedRecord)]
         done = [item for item in items if not isinstance(item, ReceivedRecord)]
         if parcels:

@@ -148,7 +148,7 @@ class AgentLedger(LedgerReader):
                 [(watermark, session_id) for session_id, watermark in watermarks.items()],
             )
 
-    def joined(self, session_id: str, shares: Iterable[JoinedMember], *, synced: bool) -> None:
+    def mark_joined(self, session_id: str, shares: Iterable[JoinedMember], *, synced: bool) -> None:
         """Remember that the files of operators hold tensors, whose own files may go now."""
         with self._transaction(synced=synced) as base:
             base.executemany(
@@ -157,7 +157,7 @@ class AgentLedger(LedgerReader):
                 [(share.bytes_stored, session_id, share.sequence) for share in shares],
             )
 
-    def iteration_ended(
+    def enter_iteration_end(
         self, ticket: FrameId, end: IterationEnd, graphs: Iterable[int], status: IterationStatus
     ) -> None:
         """Remember that an iteration's manifest is in the tree, and log its balance.
@@ -173,12 +173,12 @@ class AgentLedger(LedgerReader):
             self.log.enter_balance(base, ticket, status)
             _enter_ordered_graphs(base, ticket, graphs)
 
-    def iteration_waits(self, ticket: FrameId, status: IterationStatus) -> None:
+    def enter_waiting_iteration(self, ticket: FrameId, status: IterationStatus) -> None:
         """Log the balance of an iteration whose manifest could not be written yet."""
         with self._transaction() as base:
             self.log.enter_balance(base, ticket, status)
 
-    def timeouts_kept(self, ticket: FrameId) -> None:
+    def mark_timeouts_applied(self, ticket: FrameId) -> None:
         """Remember that timeouts took effect; they stay until others come."""
         with self._transaction() as base:
             base.execute(
@@ -186,7 +186,7 @@ class AgentLedger(LedgerReader):
                 (ticket.session_id, ticket.sequence),
             )
 
-    def carried_out(self, tickets: Iterable[FrameId], ordered: Iterable[int]) -> None:
+    def mark_applied(self, tickets: Iterable[FrameId], ordered: Iterable[int]) -> None:
         """Remember that declarations of a session have taken effect and are not needed again."""
         with self._transaction() as base:
             for ticket in tickets:
@@ -197,7 +197,7 @@ class AgentLedger(LedgerReader):
                 )
                 _enter_ordered_graphs(base, ticket, ordered)
 
-    def session_ended(self, ticket: FrameId, end: SessionEnd) -> None:
+    def enter_session_end(self, ticket: FrameId, end: SessionEnd) -> None:
         """Remember that a session said goodbye."""
         with self._transaction() as base:
             base.execute(
@@ -221,7 +221,7 @@ class AgentLedger(LedgerReader):
         with self._transaction() as base:
             base.execute("UPDATE reporting SET acknowledged = acknowledged")
 
-    def left(self, session_ids: Iterable[str]) -> None:
+    def note_departed_sessions(self, session_ids: Iterable[str]) -> None:
         """Note since when sessions are over, or their ranks gone."""
         new = set(session_ids) - self._left
         if new:
@@ -229,7 +229,7 @@ class AgentLedger(LedgerReader):
                 base.executemany(_INSERT_AWAY, [(each, self._now_us()) for each in new])
             self._left |= new
 
-    def tidy(self) -> bool:
+    def fold_some(self) -> bool:
         """Fold some rows of sessions that are over for a day; return whether there may be more."""
         found = self._select(
             retention.SELECT_NEXT_FOLD, self._now_us() - int(retention.ROW_RETENTION_S * 1e6)

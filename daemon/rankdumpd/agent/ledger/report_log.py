@@ -106,7 +106,7 @@ class ReportLog:
             if isinstance(each.declaration, EventColumns):
                 self._enter_frame(base, ReportItemKind.EVENTS, each, events=len(each.declaration))
             elif isinstance(each.declaration, RankTimeouts):
-                _forget_timeouts(base, each.ticket.session_id)
+                _forget_timeouts(base, each.frame_id.session_id)
                 self._held_bytes = None
                 self._enter_frame(base, ReportItemKind.TIMEOUTS, each)
 
@@ -133,7 +133,7 @@ class ReportLog:
             self._held_bytes = None
             self._enter(base, ReportItemKind.SESSION, ticket, body)
 
-    def tell_again(self, session_id: str) -> None:
+    def reenter_timeouts(self, session_id: str) -> None:
         """Enter a session's newest timeouts anew, for a coordinator that forgot them."""
         with self._transaction() as base:
             found = base.execute(database.SELECT_NEWEST_TIMEOUTS, (session_id,)).fetchall()
@@ -214,7 +214,7 @@ class ReportLog:
     ) -> None:
         if not self._most_bytes:
             return
-        ticket = declared.ticket
+        ticket = declared.frame_id
         where = (ticket.session_id, ticket.sequence)
         query = "SELECT 1 FROM declarations WHERE session_id = ? AND sequence = ?"
         if not base.execute(query, where).fetchone():

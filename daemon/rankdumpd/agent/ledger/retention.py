@@ -144,7 +144,7 @@ class RetiredIterations:
         """The jobs that are pinned."""
         return self._pins
 
-    def taken(self) -> list[UsageChange]:
+    def list_usage(self) -> list[UsageChange]:
         """Return what the tensors of each session take in their tree."""
         found = self._whole_select(_STORED_BYTES)
         return [UsageChange(job_id, str(Path(root)), size) for job_id, root, size in found]
@@ -171,7 +171,7 @@ class RetiredIterations:
             for session_id, iteration, size, began_us, about in self._select(_UNFINISHED)
         ]
 
-    def begin(self, parts: Iterable[IterationRemoval]) -> bool:
+    def begin_removals(self, parts: Iterable[IterationRemoval]) -> bool:
         """Enter parts before their files go; return whether that is done: not of a pinned job."""
         with self._transaction(synced=True) as base:
             for part in parts:
@@ -192,7 +192,7 @@ class RetiredIterations:
                 )
         return True
 
-    def done(self, part: IterationRemoval) -> None:
+    def finish_removal(self, part: IterationRemoval) -> None:
         """Note that the files of a part are gone."""
         with self._transaction() as base:
             base.execute(

@@ -86,7 +86,7 @@ class OutcomeCountRow:
     """Committed records of one iteration that ended the same way."""
 
     iteration: int
-    fate: RecordStatus
+    status: RecordStatus
     reason: str
     records: int
     bytes_in: int
@@ -196,11 +196,11 @@ def make_record_row(outcome: RecordOutcome) -> tuple[str | int, ...]:
     head, kind = outcome.head, outcome.head.kind
     row, member = outcome.row, outcome.membership or _NO_MEMBER
     return (
-        outcome.ticket.session_id,
-        outcome.ticket.sequence,
+        outcome.frame_id.session_id,
+        outcome.frame_id.sequence,
         kind.graph,
         head.iteration,
-        outcome.fate.value,
+        outcome.status.value,
         outcome.reason,
         outcome.path,
         kind.op_type,
@@ -272,13 +272,13 @@ def read_stored_rows(row: tuple[Any, ...]) -> StoredStatisticRows:
 
 def make_statistics_row(judged: StatisticRowsResult) -> tuple[str | int | bytes, ...]:
     """Return the columns of a frame of figures."""
-    ticket = judged.ticket
+    ticket = judged.frame_id
     refused = {reason: list(places) for reason, places in judged.refused.items()}
     return (
         ticket.session_id,
         ticket.sequence,
         judged.rows.iteration,
-        judged.fate.value,
+        judged.status.value,
         judged.kept,
         json.dumps(refused),
         judged.raw,
@@ -314,7 +314,7 @@ _DECLARATION_KINDS: dict[type, str] = {
 
 def make_metadata_row(declared: MetadataFrame) -> tuple[str | int | bytes, ...]:
     """Return a declaration's columns but the last, `applied`."""
-    ticket = declared.ticket
+    ticket = declared.frame_id
     kind = _DECLARATION_KINDS[type(declared.declaration)]
     return (ticket.session_id, ticket.sequence, kind, declared.raw)
 

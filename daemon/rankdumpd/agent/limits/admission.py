@@ -178,13 +178,13 @@ class RecordAdmission:
         self._plan = plan
         self._device_taken = selection.decide_device(plan, device).accepted
         self._iteration: tuple[int, bool, str] = (-1, False, "")
-        lists = plan.selection.lists
+        lists = plan.selection.operator_lists
         # Else what is said of an operator is the same for all of its slots, and for all models.
-        self._by_tensor = bool(plan.selection.models) or any(each.excludes for each in lists)
+        self._by_tensor = bool(plan.selection.models) or any(each.has_exclusions for each in lists)
         self._remembered: dict[tuple[object, ...], str] = {}
         self._remembered_bytes = 0
 
-    def of_record(self, head: RecordHead, room: ResourceUsage) -> SelectionVerdict:
+    def check_record(self, head: RecordHead, room: ResourceUsage) -> SelectionVerdict:
         """Decide on a record that brings its elements."""
         reason = (
             self._iteration_reason(head.iteration, head.switched_on)
@@ -193,7 +193,7 @@ class RecordAdmission:
         )
         return SelectionVerdict(False, reason) if reason else ACCEPTED_VERDICT
 
-    def of_rows(self, rows: StatisticRows, room: ResourceUsage) -> Mapping[str, Sequence[int]]:
+    def check_rows(self, rows: StatisticRows, room: ResourceUsage) -> Mapping[str, Sequence[int]]:
         """Return the places of the rows of figures that are not taken, by reason."""
         common = self._iteration_reason(rows.iteration, rows.switched_on)
         if common:
@@ -244,7 +244,7 @@ class RecordAdmission:
         if watched is not None:
             taken = side is not _INPUT and selection.decide_watched_operator(watched, name).accepted
             return "" if taken else "operator_excluded"
-        operators = self._plan.selection.operators_of(model)
+        operators = self._plan.selection.get_operators(model)
         if not selection.decide_operator(operators, name).accepted:
             return "operator_excluded"
         verdict = selection.decide_exclusion(operators, kind.op_type, name, side, kind.slot)

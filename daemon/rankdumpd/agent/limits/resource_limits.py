@@ -38,15 +38,15 @@ class ResourceLimits:
         self._slabs = slabs
         self._disk = disk or DiskGauge()
 
-    def room_of(self, session: RankSession) -> ResourceUsage:
+    def usage_of(self, session: RankSession) -> ResourceUsage:
         """Return what decides on a tensor of a session."""
         return ResourceUsage(
             self.policy,
-            self._disk.space(session.outlet.tree.root),
+            self._disk.space(session.storage.tree.root),
             queued_records=self._budget.items,
             queued_bytes=self._budget.used_bytes,
             used_bytes=self._usage.total,
-            job_bytes=self._usage.of_job(session.request.job_id),
+            job_bytes=self._usage.job_bytes(session.request.job_id),
         )
 
     def load_of(self, sessions: Iterable[RankSession]) -> AgentLoad:
@@ -66,7 +66,7 @@ class ResourceLimits:
         """Return the disks of the trees of some sessions."""
         unfinished: Counter[Path] = Counter()
         for session in sessions:
-            unfinished[session.outlet.tree.root] += not session.over
+            unfinished[session.storage.tree.root] += not session.over
         return tuple(self._disk_status(root, count) for root, count in unfinished.items())
 
     def jobs(self, pinned: Iterable[str]) -> tuple[JobUsage, ...]:
@@ -79,7 +79,7 @@ class ResourceLimits:
             for taken, retired in [known.get(job_id, (0, 0))]
         )
 
-    def staying(self, need: JobNeed) -> JobNeed:
+    def limit_need(self, need: JobNeed) -> JobNeed:
         """Return what a job needs until its old iterations are removed to make room."""
         return forecast.limit_need_to_retention(need, self.policy.retain_bytes, self._usage.total)
 
@@ -99,13 +99,13 @@ class ResourceLimits:
 
     def warnings(self, session: RankSession) -> list[str]:
         """Return what a rank is to hear at once: the limits at which its tensors are refused."""
-        if not rules.find_limit_reason(self.room_of(session), 0):
+        if not rules.find_limit_reason(self.usage_of(session), 0):
             return []
-        root, job_id = session.outlet.tree.root, session.request.job_id
+        root, job_id = session.storage.tree.root, session.request.job_id
         return [
             *self._of_disk(root),
             *rules.list_cap_warnings(self.policy, self._usage.total),
-            *rules.list_job_warnings(self.policy, job_id, self._usage.of_job(job_id)),
+            *rules.list_job_warnings(self.policy, job_id, self._usage.job_bytes(job_id)),
         ]
 
     def _of_disk(self, root: Path) -> list[str]:
@@ -120,7 +120,7 @@ class ResourceLimits:
             floor_bytes=rules.compute_floor_bytes(self.policy, space),
             free_inodes=space.free_inodes,
             total_inodes=space.total_inodes,
-            used_bytes=self._usage.of_root(str(root)),
+            used_bytes=self._usage.root_bytes(str(root)),
             limit_bytes=self.policy.disk_bytes,
             floor_inodes=rules.compute_floor_inodes(self.policy, space),
             unfinished_ranks=unfinished_ranks,
@@ -128,7 +128,7 @@ class ResourceLimits:
 
 
 def _list_roots(sessions: Iterable[RankSession]) -> list[Path]:
-    return list(dict.fromkeys(session.outlet.tree.root for session in sessions))
+    return list(dict.fromkeys(session.storage.tree.root for session in sessions))
 
 
 def make_policy(settings: AgentSettings, record_bytes: int) -> ResourcePolicy:

@@ -39,7 +39,7 @@ class QueueBudget:
         """Frames under way."""
         return self._items
 
-    def take(self, cost_bytes: int, *, items: int = 1) -> None:
+    def acquire(self, cost_bytes: int, *, items: int = 1) -> None:
         """Wait until there is room, then occupy it; UnavailableError once closed."""
         place = object()
         with self._changed:
@@ -57,7 +57,7 @@ class QueueBudget:
     def begin(self, owner: object, cost_bytes: int) -> None:
         """Occupy room for the beginning of a frame; the rest is asked for as it comes."""
         with self._changed:
-            self.take(cost_bytes)
+            self.acquire(cost_bytes)
             self._growing[owner] = cost_bytes
 
     def grow(self, owner: object, more_bytes: int) -> None:
@@ -85,12 +85,12 @@ class QueueBudget:
             self._items -= 1
             self._changed.notify_all()
 
-    def hold(self) -> None:
+    def count_unfinished(self) -> None:
         """Count one more frame that occupies nothing: more of it is to be done."""
         with self._changed:
             self._items += 1
 
-    def give(self, cost_bytes: int, *, items: int = 1) -> None:
+    def release(self, cost_bytes: int, *, items: int = 1) -> None:
         """Free what was taken."""
         with self._changed:
             self._used_bytes -= cost_bytes
@@ -153,16 +153,16 @@ class DumpUsage:
                 self._jobs[taken.job_id] += taken.byte_count
                 self._roots[taken.root] += taken.byte_count
 
-    def retired(self, job_id: str) -> None:
+    def count_retired(self, job_id: str) -> None:
         """Count an iteration of a rank that was removed."""
         with self._lock:
             self._retired[job_id] += 1
 
-    def of_job(self, job_id: str) -> int:
+    def job_bytes(self, job_id: str) -> int:
         """Return what the dump of a job takes."""
         return max(0, self._jobs[job_id])
 
-    def of_root(self, root: str) -> int:
+    def root_bytes(self, root: str) -> int:
         """Return what is in a tree."""
         return max(0, self._roots[root])
 

@@ -252,7 +252,7 @@ class ReportStream:
             yield request
             request = self._next()
 
-    def take(self, answer: coordinator_pb2.ReportResponse) -> None:
+    def handle_answer(self, answer: coordinator_pb2.ReportResponse) -> None:
         """Take the answer to the oldest request without one."""
         # A power loss, or a folder that was put back, may have taken numbers from the log that the
         # coordinator has heard: nothing else may get them.

@@ -49,7 +49,7 @@ class CoordinatorOutage:
     refused: bool
     """Whether the coordinator answers and wants nothing of this agent, or files are at fault."""
 
-    def worth_saying(self, now_s: float) -> bool:
+    def is_worth_logging(self, now_s: float) -> bool:
         """Return whether people should know of it by now."""
         return self.refused or now_s - self.since_s >= WARN_AFTER_S
 
@@ -65,7 +65,7 @@ def describe_outage(address: str, outage: CoordinatorOutage, *, items: int, even
 
 def is_hopeless(outage: CoordinatorOutage | None, *, now_s: float, tried: bool) -> bool:
     """Return whether to wait on for a coordinator is of no use; `tried` since the wait began."""
-    return outage is not None and tried and outage.worth_saying(now_s)
+    return outage is not None and tried and outage.is_worth_logging(now_s)
 
 
 REPORT_DELAY_US = 2_000_000
@@ -85,7 +85,7 @@ class QuietRankTracker:
         """Begin a stream: what was found for an earlier one may come too late now."""
         self._before, self._found = frozenset(), ()
 
-    def look(self, *, now_us: int, newest: Callable[[], int]) -> None:
+    def update(self, *, now_us: int, newest: Callable[[], int]) -> None:
         """See who is quiet, and since the last look; `newest` returns the last number of the log.
 
         One look would not do: the next frame may be about to come.
@@ -96,7 +96,7 @@ class QuietRankTracker:
         self._before, self._newest = quiet, newest()
         self._until_us = now_us - REPORT_DELAY_US
 
-    def told_to(self, number: int) -> tuple[tuple[QuietRank, ...], int]:
+    def pop_quiet_ranks(self, number: int) -> tuple[tuple[QuietRank, ...], int]:
         """Return who is known up to when, now that the log is told up to a number; each once."""
         if number < self._newest:
             return (), 0
@@ -201,7 +201,7 @@ class CoordinatorReporter:
         events, states = self._log.lost()
         lost = {"events": events, "states": states + self._unentered}
         outage = self._outage
-        waits = outage is not None and outage.worth_saying(self._now_s())
+        waits = outage is not None and outage.is_worth_logging(self._now_s())
         return [
             *([self._undelivered(outage)] if outage and waits else []),
             *(f"{n} {what} never reached the coordinator" for what, n in lost.items() if n),
@@ -391,7 +391,7 @@ class CoordinatorReporter:
     ) -> None:
         if greeting and answer.acknowledged_sequence < self._log.acknowledged_to():
             self._tell_again()
-        conversation.take(answer)
+        conversation.handle_answer(answer)
         with self._changed:
             self._received = conversation.received
             self._reached()
@@ -421,8 +421,8 @@ class CoordinatorReporter:
         if told is not None:
             if self._timing.keep_up(stub):
                 self._figures = (self._log.waiting(self._received)[1], self._log.lost()[0])
-                self._hearing.look(now_us=self._times.now().wall_us, newest=self._log.last)
-            heard, until_us = self._hearing.told_to(told)
+                self._hearing.update(now_us=self._times.now().wall_us, newest=self._log.last)
+            heard, until_us = self._hearing.pop_quiet_ranks(told)
             for each in heard:
                 about = {"job_id": each.job_id, "rank": each.rank, "session_id": each.session_id}
                 request.heard.add(until_us=until_us, **about)
@@ -463,6 +463,6 @@ class CoordinatorReporter:
             refused=not isinstance(error, RetryableError),
         )
         self._outage = outage
-        if outage.reason != self._said and outage.worth_saying(now_s) and not self._stopping:
+        if outage.reason != self._said and outage.is_worth_logging(now_s) and not self._stopping:
             self._said = outage.reason
             _logger.warning("%s", self._undelivered(outage))

@@ -33,7 +33,7 @@ class IterationPart:
     """What is to be removed, and where."""
 
     tree: DumpTree
-    hold: TreeLock
+    lock: TreeLock
     layout: Layout
     stand: TreeContext
     retired: RetiredIteration
@@ -127,7 +127,7 @@ def _make_pattern(part: IterationPart) -> tuple[list[str | None], int]:
     rank, iteration = part.retired.rank, part.retired.iteration
 
     def way(net_name: str, graph: int, iteration: int) -> list[str]:
-        folder = part.layout.folder_of(
+        folder = part.layout.make_folder(
             part.stand,
             rank=rank,
             net_name=net_name,

@@ -84,7 +84,7 @@ class RetentionManager:
         """Return why iterations stay that should have been removed."""
         return [f"old iterations are not removed: {self._problem}"] if self._problem else []
 
-    def look(self) -> int:
+    def remove_due(self) -> int:
         """Finish what was begun, then remove what is due; return how many iterations that were."""
         problems: list[str] = []
         for left in self._ledger.retention.unfinished():
@@ -117,7 +117,7 @@ class RetentionManager:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                while self.look() and not self._stopping.is_set():
+                while self.remove_due() and not self._stopping.is_set():
                     pass
             except (sqlite3.Error, RankdumpError) as error:
                 self._say(str(error))
@@ -132,7 +132,7 @@ class RetentionManager:
         ]
         sizes = compute_freed_bytes((part.tree, list_tensor_files(part)) for part in parts)
         begun = [_make_removal(part, size) for part, size in zip(parts, sizes, strict=True)]
-        if not begun or not self._ledger.retention.begin(begun):
+        if not begun or not self._ledger.retention.begin_removals(begun):
             return False
         for part, size in zip(parts, sizes, strict=True):
             self._usage.add(UsageChange(ended.job_id, str(part.tree.root), -size))
@@ -142,16 +142,16 @@ class RetentionManager:
         about = begun.about
         why = str(about.get("why", ""))
         part = self._part(begun.session_id, begun.iteration, begun.began_us, why)
-        part.hold.take(make=False)
+        part.lock.acquire(make=False)
         try:
             for _ in remove_part(part, shared=self._shared(part)):
                 if self._stopping.is_set():
                     return False
         finally:
-            part.hold.let_go()
+            part.lock.release()
         self._ledger.forget(begun.session_id, begun.iteration)
-        self._ledger.retention.done(begun)
-        self._usage.retired(part.retired.job_id)
+        self._ledger.retention.finish_removal(begun)
+        self._usage.count_retired(part.retired.job_id)
         self._meters.add("rankdump_agent_retired_iterations_total")
         root = str(part.tree.root)
         self._told("retired", {**about, "session": begun.session_id, "root": root})
@@ -165,16 +165,16 @@ class RetentionManager:
         request = row.request
         outlet = make_session_storage(request, registry.read_checked_plan(request))
         retired = RetiredIteration(request.job_id, session_id, request.rank, iteration, at_us, why)
-        return IterationPart(outlet.tree, outlet.hold, outlet.layout, outlet.stand, retired)
+        return IterationPart(outlet.tree, outlet.lock, outlet.layout, outlet.stand, retired)
 
     def _shared(self, part: IterationPart) -> bool:
         """Return whether a rank of another job may write to the folders of this one."""
         return any(
-            session.outlet.tree.root == part.tree.root
+            session.storage.tree.root == part.tree.root
             and session.request.rank == part.retired.rank
             and session.request.job_id != part.retired.job_id
             and not session.over
-            for session in self._registry.all()
+            for session in self._registry.list_sessions()
         )
 
 

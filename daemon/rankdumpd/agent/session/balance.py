@@ -50,7 +50,7 @@ class IterationTally:
 
     def count_rows(self, judged: StatisticRowsResult) -> None:
         """Add rows of figures: they bring no bytes, and no file stores them."""
-        self._keep(judged.fate, judged.kept)
+        self._keep(judged.status, judged.kept)
         for reason, places in judged.refused.items():
             self._drop(reason, len(places))
 
@@ -107,7 +107,7 @@ class SessionTallies:
         """Take up what the ledger remembers."""
         for row in counts:
             self._tallies[row.iteration].count(
-                row.fate,
+                row.status,
                 row.reason,
                 records=row.records,
                 bytes_in=row.bytes_in,
@@ -120,7 +120,7 @@ class SessionTallies:
         """Add records and rows of figures that stand in the ledger now."""
         for outcome in outcomes:
             self._tallies[outcome.head.iteration].count(
-                outcome.fate,
+                outcome.status,
                 outcome.reason,
                 bytes_in=outcome.head.byte_count,
                 bytes_stored=outcome.bytes_stored,
@@ -128,18 +128,18 @@ class SessionTallies:
         for frame in judged:
             self._tallies[frame.rows.iteration].count_rows(frame)
 
-    def stored_anew(self, iteration: int, more_bytes: int) -> None:
+    def adjust_stored_bytes(self, iteration: int, more_bytes: int) -> None:
         """Add what kept tensors take more room than they did, or less."""
         self._tallies[iteration].bytes_stored += more_bytes
 
-    def ends_first(self, end: IterationEnd, sequence: int) -> bool:
+    def is_first_end(self, end: IterationEnd, sequence: int) -> bool:
         """Return whether an end with this number was not counted yet."""
         return sequence > self._tallies[end.iteration].ended_to
 
     def end(self, request: SessionRequest, end: IterationEnd, sequence: int) -> IterationStatus:
         """Complete an iteration, or find it complete by this number; return its balance."""
         tally = self._tallies[end.iteration]
-        if self.ends_first(end, sequence):
+        if self.is_first_end(end, sequence):
             tally.end(end)
             tally.ended_to = sequence
         return tally.status(request, end.iteration)
@@ -157,12 +157,12 @@ def list_balance_findings(
     if session.state is not SessionState.OPEN:
         found += [
             f"rank {status.rank} ended within iteration {status.iteration}, "
-            f"with {status.kept} {'tensor' if status.kept == 1 else 'tensors'} in the tree"
+            f"with {status.kept_tensors} {'tensor' if status.kept_tensors == 1 else 'tensors'} in the tree"
             for status in iterations
             if not status.complete
         ]
     explained = session.excluded or session.notes
-    kept = any(status.kept for status in iterations)
+    kept = any(status.kept_tensors for status in iterations)
     if session.state is SessionState.CLOSED and not kept and not explained:
         found.append(
             f"rank {session.rank} collected nothing: {_explain_nothing(session, iterations)}"
@@ -193,13 +193,13 @@ def _merge_positions(known: tuple[int, int], more: tuple[int, int]) -> tuple[int
 
 
 def _is_fine(status: IterationStatus) -> bool:
-    return status.balanced or not status.complete
+    return status.is_balanced or not status.complete
 
 
 def _describe_imbalance(status: IterationStatus) -> str:
     return (
         f"rank {status.rank}, iteration {status.iteration}: {status.expected} tensors expected, "
-        f"{status.kept} kept and {sum(status.dropped.values())} dropped"
+        f"{status.kept_tensors} kept and {sum(status.dropped.values())} dropped"
     )
 
 

@@ -121,7 +121,7 @@ class SessionOpenings:
             if opening.request == request:
                 return _get_result(opening)
 
-    def leave(self, request: SessionRequest, left: FinalBalance) -> None:
+    def take_final_balance(self, request: SessionRequest, left: FinalBalance) -> None:
         """Take note that a rank waits no longer; what it left is taken when its session is open."""
         _logger.error(
             "rank %d gave up (process %d on host %s): its session was not open when it ended, and "

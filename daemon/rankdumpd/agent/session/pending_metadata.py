@@ -29,15 +29,15 @@ class PendingMetadata:
         self._items: dict[int, MetadataFrame] = {}
         self._begun_to = self._read_to = self._told_to = 0
         self._behind = False
-        self.waits = False
+        self.is_suspended = False
         """An effect failed and is tried again later: until then nothing takes effect."""
         self.complaint = ""
         """Why something of the session waits for its disk, for people."""
 
     @property
-    def all_here(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the ledger has none that is not here."""
-        return not self.waits and not self._behind
+        return not self.is_suspended and not self._behind
 
     @property
     def read_to(self) -> int | None:
@@ -45,59 +45,59 @@ class PendingMetadata:
         return self._read_to if self._behind else None
 
     @property
-    def goodbyes(self) -> list[int]:
+    def session_ends(self) -> list[int]:
         """Numbers of the goodbyes that stand here; none while they wait like all else."""
         with self._lock:
-            items = () if self.waits else self._items.items()
+            items = () if self.is_suspended else self._items.items()
             return [at for at, item in items if isinstance(item.declaration, SessionEnd)]
 
     def restore(self, items: Iterable[MetadataFrame]) -> None:
         """Take what the ledger had when this process began."""
         with self._lock:
-            self._items = {item.ticket.sequence: item for item in items}
+            self._items = {item.frame_id.sequence: item for item in items}
             self._begun_to = max(self._items, default=0)
 
     def add(self, items: Collection[MetadataFrame]) -> None:
         """Take what has just been committed."""
-        if not self.all_here:
-            items = [item for item in items if self.waits and _is_end(item)]
+        if not self.is_complete:
+            items = [item for item in items if self.is_suspended and _is_end(item)]
         with self._lock:
-            self._items.update((item.ticket.sequence, item) for item in items)
+            self._items.update((item.frame_id.sequence, item) for item in items)
 
-    def next(self, watermark: int) -> MetadataFrame | None:
+    def pop_next(self, watermark: int) -> MetadataFrame | None:
         """Take out the first that the watermark has passed; while all wait, each end once."""
         with self._lock:
             first = min(self._items, default=None)
             if first is None or first > watermark:
                 return None
-            if self.waits:
+            if self.is_suspended:
                 self._told_to = first
             else:
                 self._begun_to = max(self._begun_to, first)
             return self._items.pop(first)
 
-    def begun(self, item: MetadataFrame) -> bool:
+    def was_begun(self, item: MetadataFrame) -> bool:
         """Return whether it may have been applied in part, by an earlier process or this one."""
-        return item.ticket.sequence <= self._begun_to
+        return item.frame_id.sequence <= self._begun_to
 
-    def set_back(self, failed: MetadataFrame | None) -> None:
+    def suspend(self, failed: MetadataFrame | None) -> None:
         """Wait from now on; what failed is the first to be tried again."""
         with self._lock:
             kept = [*self._items.values(), *([failed] if failed else [])]
-            ends = {item.ticket.sequence: item for item in kept if _is_end(item)}
+            ends = {item.frame_id.sequence: item for item in kept if _is_end(item)}
             self._items = {number: end for number, end in ends.items() if number > self._told_to}
-            self.waits, self._behind = True, False
+            self.is_suspended, self._behind = True, False
 
     def resume(self) -> None:
         """Begin again with what the ledger has."""
         with self._lock:
             self._items, self._read_to = {}, 0
-            self.waits, self._behind = False, True
+            self.is_suspended, self._behind = False, True
 
-    def refill(self, items: Collection[MetadataFrame], *, all_there: bool) -> None:
+    def add_from_ledger(self, items: Collection[MetadataFrame], *, all_there: bool) -> None:
         """Take what the ledger has next."""
         with self._lock:
-            self._items.update((item.ticket.sequence, item) for item in items)
+            self._items.update((item.frame_id.sequence, item) for item in items)
             self._read_to = max(self._items, default=self._read_to)
             self._behind = not all_there
 
@@ -125,7 +125,7 @@ class ProgramOrder:
         """Graphs whose order is in the tree."""
         return frozenset(self._written)
 
-    def take(self, events: EventColumns) -> None:
+    def add_events(self, events: EventColumns) -> None:
         """Keep a batch of events."""
         columns = events.columns
         pairs = np.stack((columns["iteration"], columns["graph"].astype(np.uint64)), axis=1)
@@ -150,11 +150,11 @@ class ProgramOrder:
             if graph not in self._written and pieces
         }
 
-    def given(self, graph: int) -> None:
+    def mark_written(self, graph: int) -> None:
         """Note that the framework's own order of a graph is in the tree, in place of what ran."""
         self._written.add(graph)
 
-    def ended(self, iteration: int) -> None:
+    def forget_iterations(self, iteration: int) -> None:
         """Forget an iteration and all before it: their graphs are in the tree now."""
         self._written |= self._pieces.get(iteration, {}).keys()
         self._pieces = {i: pieces for i, pieces in self._pieces.items() if i > iteration}

@@ -117,14 +117,14 @@ class RankSession:
 
     def __init__(self, request: SessionRequest, plan: DumpPlan) -> None:
         self.plan = plan
-        self.outlet = make_session_storage(request, plan)
-        self.introduced = True
+        self.storage = make_session_storage(request, plan)
+        self.has_metadata = True
         """What describes its rank is in the tree, or cannot be."""
         self.restored = False
         """An earlier process may have written what it did not come to enter."""
         self.tabulated_to = 0
         """Rows of every frame up to this number stand in their tables."""
-        self.due = PendingMetadata()
+        self.pending = PendingMetadata()
         self.graphs = GraphAssembler()
         self.program = ProgramOrder()
         self.request = request
@@ -158,14 +158,14 @@ class RankSession:
         """Become what the ledger remembers; before anybody else knows this session."""
         self._expected, self.restored = False, True
         self.tabulated_to = tabulated_to
-        if self.outlet.tables is not None:
-            self.outlet.tables.look_back()
+        if self.storage.tables is not None:
+            self.storage.tables.expect_existing_rows()
         if row.state is SessionState.CLOSED:
             self._farewell = SessionEnd(row.iterations_seen, row.notes)
         self.program = ProgramOrder(row.ordered_graphs)
         self._progress = CommitProgress(row.watermark, beyond)
         self._acknowledged = self._progress.watermark
-        self.due.restore(due)
+        self.pending.restore(due)
         self._tallies.restore(counts, ends)
 
     @property
@@ -196,11 +196,11 @@ class RankSession:
     @property
     def over(self) -> bool:
         """Whether nothing of it is left to be done, as far as this process knows."""
-        done = self._ring is None and self.due.all_here
+        done = self._ring is None and self.pending.is_complete
         return self.idle and done and self.status().state is not SessionState.OPEN
 
     @property
-    def quiet_at(self) -> QuietRank | None:
+    def quiet_rank(self) -> QuietRank | None:
         """How far its frames are committed while no other is known of; None while one is.
 
         A rank that may come back, or that said goodbye, is not quiet.
@@ -213,23 +213,23 @@ class RankSession:
             request = self.request
             return QuietRank(request.job_id, request.rank, request.session_id, self.watermark)
 
-    def known(self, sequence: int) -> bool:
+    def is_known(self, sequence: int) -> bool:
         """Return whether a frame arrived whole before, committed or not.
 
         Asked without the lock, for every frame: `claim` has the last word.
         """
         return sequence in self._progress or sequence in self._under_way
 
-    def claim(self, sequences: set[int]) -> set[int]:
+    def claim_frames(self, sequences: set[int]) -> set[int]:
         """Take responsibility for frames that arrived whole; return those that nobody has."""
         with self._lock:
-            new = {number for number in sequences if not self.known(number)}
+            new = {number for number in sequences if not self.is_known(number)}
             if new:
                 self._under_way.update(new)
                 self._farewell = None
             return new
 
-    def unclaim(self, sequences: Iterable[int], reason: str) -> None:
+    def release_frames(self, sequences: Iterable[int], reason: str) -> None:
         """Give frames up that could not be settled: the rank is to send them again."""
         with self._lock:
             self._under_way.difference_update(sequences)
@@ -239,7 +239,7 @@ class RankSession:
         if listener:
             listener.end(reason)
 
-    def committed(
+    def count_committed(
         self,
         outcomes: Collection[RecordOutcome],
         judged: Collection[StatisticRowsResult],
@@ -248,32 +248,32 @@ class RankSession:
         """Count frames that stand in the ledger now."""
         with self._lock:
             self._tallies.add(outcomes, judged)
-            settled = [each.ticket.sequence for each in (*outcomes, *judged, *declared)]
-            self.due.add(declared)
+            settled = [each.frame_id.sequence for each in (*outcomes, *judged, *declared)]
+            self.pending.add(declared)
             self._progress.add(settled)
             self._under_way.difference_update(settled)
 
-    def stored_anew(self, iteration: int, more_bytes: int) -> None:
+    def adjust_stored_bytes(self, iteration: int, more_bytes: int) -> None:
         """Count that kept tensors take another room than they did."""
         with self._lock:
-            self._tallies.stored_anew(iteration, more_bytes)
+            self._tallies.adjust_stored_bytes(iteration, more_bytes)
 
-    def ends_first(self, declared: MetadataFrame, end: IterationEnd) -> bool:
+    def is_first_end(self, declared: MetadataFrame, end: IterationEnd) -> bool:
         """Return whether an end of an iteration was not counted yet."""
         with self._lock:
-            return self._tallies.ends_first(end, declared.ticket.sequence)
+            return self._tallies.is_first_end(end, declared.frame_id.sequence)
 
     def end_iteration(self, declared: MetadataFrame, end: IterationEnd) -> IterationStatus:
         """Complete an iteration, again or not; return its balance."""
         with self._lock:
-            return self._tallies.end(self.request, end, declared.ticket.sequence)
+            return self._tallies.end(self.request, end, declared.frame_id.sequence)
 
-    def say_goodbye(self, end: SessionEnd) -> None:
+    def close_by_rank(self, end: SessionEnd) -> None:
         """Close the session: the rank has nothing more to send."""
         with self._lock:
             self._farewell = end
 
-    def trouble(self, sentence: str) -> bool:
+    def add_finding(self, sentence: str) -> bool:
         """Remember what people should know of this session; return whether that is new."""
         with self._lock:
             new = sentence not in self._troubles
@@ -295,7 +295,7 @@ class RankSession:
         anything else need not wait for the end of an iteration, which the ledger has.
         """
         with self._lock:
-            before = [at - 1 for at in self.due.goodbyes]
+            before = [at - 1 for at in self.pending.session_ends]
             safe = min([self._progress.watermark, *before])
             self._acknowledged = max(self._acknowledged, safe)
             listener, ring = self._listener, self._ring
@@ -305,7 +305,7 @@ class RankSession:
         if listener:
             listener.acknowledge(self._acknowledged)
 
-    def attach(self, ring: SessionRing | None) -> None:
+    def attach_ring(self, ring: SessionRing | None) -> None:
         """Let a slab hear of what is acknowledged; None for no slab."""
         with self._lock:
             self._ring, self._slab_waits = ring, False
@@ -347,7 +347,7 @@ class RankSession:
             self._expected = False
             return True
 
-    def lose(self) -> None:
+    def mark_lost(self) -> None:
         """Note that its process is gone."""
         self._expected, self._gone = False, True
 
@@ -373,7 +373,7 @@ class RankSession:
         """Return what people should know of this session."""
         return [
             *self._troubles,
-            *self.due.complaints(),
+            *self.pending.complaints(),
             *balance.list_balance_findings(self.status(), self.iterations()),
         ]
 
@@ -383,9 +383,11 @@ def prepare_tree(session: RankSession, request: SessionRequest) -> None:
 
     May be repeated after an OSError.
     """
-    outlet = session.outlet
-    outlet.hold.take()
-    if outlet.layout.api is not None:
-        outlet.tree.make(f"{outlet.layout.rank_folder(request.rank)}/{outlet.layout.api.folder}")
+    outlet = session.storage
+    outlet.lock.acquire()
+    if outlet.layout.api_files is not None:
+        outlet.tree.make(
+            f"{outlet.layout.rank_folder(request.rank)}/{outlet.layout.api_files.folder}"
+        )
     else:
         rank_files.write_rank_metadata(outlet.tree, request, session.plan, outlet.stand.profile)

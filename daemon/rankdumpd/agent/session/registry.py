@@ -98,7 +98,7 @@ def _find_fault(plan: DumpPlan) -> str:
         return f"codec {output.codec!r} is none of {', '.join(CODECS)}"
     if output.layout not in LAYOUTS:
         return f"layout {output.layout!r} is none of {', '.join(LAYOUTS)}"
-    if LAYOUTS[output.layout].timed and not output.started:
+    if LAYOUTS[output.layout].has_time_folder and not output.started:
         return f"layout {output.layout!r} without the time when the session began"
     if output.profile not in PROFILES:
         return f"profile {output.profile!r} is none of {', '.join(PROFILES)}"
@@ -110,14 +110,16 @@ def _find_fault(plan: DumpPlan) -> str:
 def _find_contradiction(plan: DumpPlan) -> str:
     output, content = plan.output, plan.content
     by_operator = content.tables == "operator"
-    if not LAYOUTS[output.layout].shares_stamps and (output.file_format == "bin" or by_operator):
+    if not LAYOUTS[output.layout].shares_timestamps and (
+        output.file_format == "bin" or by_operator
+    ):
         what = "bin files" if output.file_format == "bin" else "tables of operators"
         return f"layout {output.layout!r} has no {what}"
     if output.file_format == "bin" and content.saved == "full":
         return "file_format 'bin' with saved_data 'full': only npy files have figures beside them"
     if by_operator and content.saved == "full":
         return "a table in the place of each operator's file, with saved_data 'full'"
-    if LAYOUTS[output.layout].api is not None and content.saved == "tensor":
+    if LAYOUTS[output.layout].api_files is not None and content.saved == "tensor":
         return f"layout {output.layout!r} with saved_data 'tensor': its tensors all have a line"
     return ""
 
@@ -282,14 +284,14 @@ class SessionRegistry:
                 if session is None:
                     raise CorruptedError("the ledger does not find it by its name")
                 # What is due waits, too, while somebody mends the tree.
-                session.introduced = session.outlet.hold.take_again()
+                session.has_metadata = session.storage.lock.reacquire()
                 self._sessions[session_id] = session
             except (sqlite3.Error, RetryableError) as error:
                 # It is looked for again when its rank comes back.
                 _logger.error("session %s is not taken up at present: %s", session_id, error)
             except RankdumpError as error:
                 self.give_up(session_id, error)
-        return self.all()
+        return self.list_sessions()
 
     def give_up(self, session_id: str, error: Exception) -> None:
         """Refuse a session's rank from now on: what the ledger has of it is not to be used."""
@@ -358,25 +360,25 @@ class SessionRegistry:
         """Return a session that is known to be there."""
         return self._sessions[session_id]
 
-    def all(self) -> list[RankSession]:
+    def list_sessions(self) -> list[RankSession]:
         """Return all sessions, in the order in which they came."""
         with self._lock:
             self._expire()
             return list(self._sessions.values())
 
-    def let_go(self) -> None:
+    def release_trees(self) -> None:
         """Hold no longer the trees of sessions that have said goodbye and are done with."""
         with self._lock:
             for session in self._sessions.values():
                 if session.closed and session.over:
-                    session.outlet.hold.let_go()
+                    session.storage.lock.release()
 
     def close(self) -> None:
         """Hold no tree any more."""
-        for session in self.all():
-            session.outlet.hold.let_go()
+        for session in self.list_sessions():
+            session.storage.lock.release()
 
-    def refuse(self) -> None:
+    def refuse_sessions(self) -> None:
         """Let nobody in from now on."""
         with self._lock:
             self._draining = True
@@ -438,7 +440,7 @@ class SessionRegistry:
             session = self._sessions.get(session_id)
             if session is None or session.live:
                 continue
-            session.lose()
+            session.mark_lost()
             if not session.over or session.watermark or session.iterations():
                 continue
             del self._sessions[session_id]
@@ -464,7 +466,7 @@ class SessionRegistry:
 def _lock_tree(session: RankSession) -> None:
     """Hold the tree of a session that may have let go of it since it was opened."""
     try:
-        session.outlet.hold.take()
+        session.storage.lock.acquire()
     except BlockingIOError as error:
         raise UnavailableError(f"session {session.request.session_id!r}: {error}") from None
     except OSError:
@@ -488,5 +490,5 @@ def _prepare_tree(session: RankSession, request: SessionRequest) -> None:
             )
             raise UnavailableError(f"{said} at present: {error}") from None
         # Room may come back while the job runs; until then its records are counted as dropped.
-        session.introduced = False
-        session.due.complaint = f"rank {request.rank}: no room for its metadata: {error}"
+        session.has_metadata = False
+        session.pending.complaint = f"rank {request.rank}: no room for its metadata: {error}"

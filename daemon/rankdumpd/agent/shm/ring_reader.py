@@ -74,13 +74,13 @@ class FrameIntake(Protocol):
         """Whether more of the last record has to come."""
         ...
 
-    def take(
+    def handle_frame(
         self, frame: agent_pb2.Frame, data: RecordElements | None = None, *, lost: str = ""
     ) -> None:
         """Take a frame whose data may stand elsewhere; `lost` says why that data never came."""
         ...
 
-    def hand_on(self) -> None:
+    def flush(self) -> None:
         """Hand on what was gathered: nothing more comes with it."""
         ...
 
@@ -88,7 +88,7 @@ class FrameIntake(Protocol):
         """Count the record whose rest will never come."""
         ...
 
-    def give_back(self) -> None:
+    def release_budget(self) -> None:
         """Free the room of a record that did not come to its end."""
         ...
 
@@ -163,13 +163,13 @@ class RingReader:
                 f"a bell announces {announced} bytes of a slab written to {self._reader.written}"
             )
         with self._reading:
-            self._take(self._reader.entries(announced or None), lost=COPY_FAILED)
+            self._take(self._reader.read_entries(announced or None), lost=COPY_FAILED)
 
     def read_remains(self) -> None:
         """Take in what a rank that is gone has left; what it was within is a counted drop."""
         with self._reading:
-            self._take(self._reader.entries(), lost=COPY_FAILED)
-            self._take(self._reader.remains(), lost=TORN)
+            self._take(self._reader.read_entries(), lost=COPY_FAILED)
+            self._take(self._reader.read_remaining_entries(), lost=TORN)
             self._intake.cut_off(TORN)
 
     def acknowledge(self, sequence: int) -> None:
@@ -185,7 +185,7 @@ class RingReader:
     def give_up(self) -> None:
         """Free what is occupied for a record that will never be whole."""
         with self._reading:
-            self._intake.give_back()
+            self._intake.release_budget()
 
     def _take(self, entries: Iterable[SlabEntry], *, lost: str) -> None:
         if self._fault:
@@ -203,32 +203,32 @@ class RingReader:
     def _take_all(self, entries: Iterable[SlabEntry], lost: str) -> None:
         try:
             for entry in entries:
-                self._take_one(entry, "" if entry.whole else lost)
+                self._take_one(entry, "" if entry.has_data else lost)
         finally:
-            self._intake.hand_on()
+            self._intake.flush()
             with self._releasing:
                 self._release()
 
     def _take_one(self, entry: SlabEntry, lost: str) -> None:
-        frame = self._stand_in(entry) if entry.damaged else _parse_frame(entry)
+        frame = self._stand_in(entry) if entry.is_corrupted else _parse_frame(entry)
         pieced = frame.HasField("chunk")
         if not pieced or frame.sequence != self._given_up:
             if entry.digest and frame.HasField("record"):
                 frame.record.checksum = entry.digest
-            lost = CORRUPTED if entry.damaged else lost
-            data = memoryview(b"") if entry.damaged else self._data(entry)
-            self._intake.take(frame, data, lost=lost)
+            lost = CORRUPTED if entry.is_corrupted else lost
+            data = memoryview(b"") if entry.is_corrupted else self._data(entry)
+            self._intake.handle_frame(frame, data, lost=lost)
         copied = self._intake.within_record or pieced
         with self._releasing:
-            self._releases.add(frame.sequence, entry.end, copied=copied)
+            self._releases.add(frame.sequence, entry.end_position, copied=copied)
             if copied:
                 self._release()
 
     def _data(self, entry: SlabEntry) -> RecordElements:
         # What is small is there already; for what is large there may be no room yet.
         if entry.data_bytes <= SMALL_RECORD_BYTES:
-            return self._reader.data(entry)
-        return self.slab.beside(entry.data_at, entry.data_bytes)
+            return self._reader.read_data(entry)
+        return self.slab.elements_at(entry.data_at, entry.data_bytes)
 
     def _stand_in(self, entry: SlabEntry) -> agent_pb2.Frame:
         """Return what is taken for a frame that cannot be read: a record that is lost.
@@ -248,7 +248,7 @@ class RingReader:
         if number == self._given_up:
             return agent_pb2.Frame(sequence=number, chunk=agent_pb2.Chunk())
         raise CorruptedError(
-            f"slab entry before {entry.end}: frame {number}, no record, was damaged"
+            f"slab entry before {entry.end_position}: frame {number}, no record, was damaged"
         )
 
     def _release(self) -> None:
@@ -267,4 +267,4 @@ def _parse_frame(entry: SlabEntry) -> agent_pb2.Frame:
         # Copied first: the rank could change it while it is read.
         return agent_pb2.Frame.FromString(bytes(entry.frame))
     except DecodeError as error:
-        raise CorruptedError(f"slab entry before {entry.end}: {error}") from None
+        raise CorruptedError(f"slab entry before {entry.end_position}: {error}") from None

@@ -79,7 +79,7 @@ class RingRegistry:
         self._ticking = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def of(self, session: RankSession) -> RingReader | None:
+    def find_ring(self, session: RankSession) -> RingReader | None:
         """Return a session's ring."""
         held = self._held.get(session.request.session_id)
         return held.ring if held else None
@@ -106,7 +106,7 @@ class RingRegistry:
     def _new_slab(self, session: RankSession) -> SlabFile | None:
         request = session.request
         try:
-            slab = self._maker.take(
+            slab = self._maker.wait_for_slab(
                 request.session_id,
                 lambda: self._slabs.make(
                     request.session_id,
@@ -127,7 +127,7 @@ class RingRegistry:
                 self._to_come[request.session_id] = _ExpectedSlab(session, self._clock())
         return slab
 
-    def take_up(self, sessions: Iterable[RankSession]) -> None:
+    def restore_rings(self, sessions: Iterable[RankSession]) -> None:
         """Find the slabs that an earlier process left to these sessions."""
         for session in sessions:
             slab = None
@@ -141,7 +141,7 @@ class RingRegistry:
                 if slab:
                     self._slabs.remove(session.request.session_id, slab)
 
-    def not_used(self, session: RankSession) -> None:
+    def drop_unused(self, session: RankSession) -> None:
         """Take back a slab that a rank got and, as its frames on the stream show, cannot map."""
         held = self._held.get(session.request.session_id)
         if held and not held.ring.slab.in_use():
@@ -166,7 +166,7 @@ class RingRegistry:
         self._slabs.stop()
         self._maker.join(_JOIN_TIMEOUT_S)
 
-    def left(self, session: RankSession) -> None:
+    def drop_closed(self, session: RankSession) -> None:
         """Take away the slab of a session whose stream is over, if it said goodbye."""
         if session.closed and session.idle:
             self._maker.drop(session.request.session_id)
@@ -179,11 +179,11 @@ class RingRegistry:
         for session_id in self._maker.sessions():
             self._maker.drop(session_id)
         for held in list(self._held.values()):
-            self.left(held.session)
+            self.drop_closed(held.session)
             held.ring.slab.close()
         self._slabs.leave()
 
-    def look(self) -> None:
+    def check_rings(self) -> None:
         """Read what ranks that are gone left, and take away what is not needed any more."""
         with self._ticking:
             self._drop_unwanted()
@@ -200,7 +200,7 @@ class RingRegistry:
 
     def _run(self) -> None:
         while not self._stopping.wait(CHECK_INTERVAL_S):
-            self.look()
+            self.check_rings()
 
     def _drop_unwanted(self) -> None:
         """Take away slabs that were made for ranks that do not come back for them."""
@@ -247,7 +247,7 @@ class RingRegistry:
         except RankdumpError as error:
             _note_lost_slab(session, error)
         held.read = True
-        session.lose()
+        session.mark_lost()
         self._changed(session)
 
     def _hold(self, session: RankSession, slab: SlabFile) -> None:
@@ -255,11 +255,11 @@ class RingRegistry:
             slab,
             self._intake(session),
             acknowledged=session.acknowledged,
-            trouble=lambda said: session.trouble(f"rank {session.request.rank}: {said}"),
+            trouble=lambda said: session.add_finding(f"rank {session.request.rank}: {said}"),
         )
         with self._lock:
             self._held[session.request.session_id] = _SessionRingEntry(session, ring, self._clock())
-        session.attach(ring)
+        session.attach_ring(ring)
 
     def _drop(self, held: _SessionRingEntry) -> None:
         session_id = held.session.request.session_id
@@ -267,16 +267,16 @@ class RingRegistry:
             if self._held.get(session_id) is not held:
                 return
             del self._held[session_id]
-        held.session.attach(None)
+        held.session.attach_ring(None)
         held.ring.give_up()
         self._slabs.remove(session_id, held.ring.slab)
 
 
 def _note_stream_only(session: RankSession, fault: str) -> None:
-    session.trouble(f"rank {session.request.rank}: its frames travel on the stream: {fault}")
+    session.add_finding(f"rank {session.request.rank}: its frames travel on the stream: {fault}")
 
 
 def _note_lost_slab(session: RankSession, error: RankdumpError) -> None:
     sentence = f"rank {session.request.rank}: what it left in its slab is lost: {error}"
     _logger.warning(sentence, extra=build_log_fields(session.request))
-    session.trouble(sentence)
+    session.add_finding(sentence)

@@ -60,13 +60,13 @@ class SlabFile:
         """Return a copy of some of it; DamagedError when it is not there."""
         return read_bytes_at(self._opened, offset, length)
 
-    def beside(self, offset: int, length: int) -> DeferredElements:
+    def elements_at(self, offset: int, length: int) -> DeferredElements:
         """Return some of it that is copied later, by whoever needs it."""
         if self._file is None:
             raise self._given_up()
         return DeferredElements(self._file, offset, length)
 
-    def number(self, offset: int) -> int:
+    def read_number(self, offset: int) -> int:
         """Return a number that the rank may be changing."""
         first = None
         # Nobody promises that a copy of eight bytes is made at one blow.
@@ -74,7 +74,7 @@ class SlabFile:
             first = again
         return _NUMBER.unpack(again)[0]
 
-    def put_number(self, offset: int, value: int) -> None:
+    def write_number(self, offset: int, value: int) -> None:
         """Change a number."""
         os.pwrite(self._opened, _NUMBER.pack(value), offset)
 
@@ -184,7 +184,7 @@ class SlabMaker:
         with self._lock:
             return [who for who, pending in self._slabs.items() if pending.wanted]
 
-    def take(
+    def wait_for_slab(
         self,
         session_id: str,
         make: Callable[[], SlabFile],

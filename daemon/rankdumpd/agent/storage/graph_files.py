@@ -277,7 +277,7 @@ class GraphAssembler:
         self._waiting: dict[int, OperatorGraph] = {}
         self._tickets: dict[int, list[FrameId]] = {}
 
-    def take(self, ticket: FrameId, part: GraphPart) -> OperatorGraph | None:
+    def add_part(self, ticket: FrameId, part: GraphPart) -> OperatorGraph | None:
         """Keep a part; return the graph with all of its nodes when it was the last.
 
         A first part begins the graph anew: it is described again once it has grown.
@@ -289,7 +289,7 @@ class GraphAssembler:
         self._waiting[number] = graph
         return self._waiting.pop(number) if part.last else None
 
-    def settled(self, number: int) -> list[FrameId]:
+    def forget_graph(self, number: int) -> list[FrameId]:
         """Forget the parts of a graph that is in the tree; return their tickets."""
         return self._tickets.pop(number, [])
 

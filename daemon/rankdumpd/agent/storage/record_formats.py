@@ -107,7 +107,7 @@ def examine_record(
     """
     digest = xxhash.xxh3_128_hexdigest(data)
     return ExaminedRecord(
-        parcel.ticket, parcel.head, digest, _compute_statistics(parcel.head, data, items, exact)
+        parcel.frame_id, parcel.head, digest, _compute_statistics(parcel.head, data, items, exact)
     )
 
 
@@ -168,7 +168,7 @@ class BinFileJoiner:
         first = members[0]
         if len({(each.tensor.side, each.tensor.slot) for each in members}) < len(members):
             raise OSError(errno.EEXIST, "an operator with two tensors in one slot")
-        self._names.note(first.whole)
+        self._names.write_mapping(first.whole)
         if len(members) == 1:
             self._tree.move(first.path, first.whole.name)
             return [JoinedMember(first.sequence, first.bytes_stored)]

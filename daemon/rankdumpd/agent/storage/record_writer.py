@@ -73,29 +73,29 @@ class RecordWriter:
         key = self._key(record.head)
         place = self._place(key, encoded)
         try:
-            self._names.note(place)
+            self._names.write_mapping(place)
             parts, mark = encoded.parts, _make_mark(record)
             # What has the name already may be another tensor: no name says its session.
             stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=False)
         except FileExistsError as error:
             if not self._is_there(place, encoded):
                 self._log_once(logging.ERROR, "gives two tensors one name", error, record)
-                return make_drop_outcome(record.ticket, record.head, NAME_TAKEN)
+                return make_drop_outcome(record.frame_id, record.head, NAME_TAKEN)
             stamp = None
         except OSError as error:
             if not self._is_there(place, encoded):
                 reason = find_write_reason(error)
                 self._log_once(logging.ERROR, f"drops records, reason {reason}", error, record)
-                return make_drop_outcome(record.ticket, record.head, reason)
+                return make_drop_outcome(record.frame_id, record.head, reason)
             stamp = None
         return RecordOutcome(
-            record.ticket,
+            record.frame_id,
             record.head,
             RecordStatus.STORED,
             path=place.path,
             digest=record.digest,
             bytes_stored=sum(map(len, encoded.parts)),
-            row=self._lines.of_record(record, place),
+            row=self._lines.format_record(record, place),
             original=None if stamp is None else OriginalFile(place.path, stamp),
             membership=self._membership(key, encoded),
         )
@@ -105,7 +105,7 @@ class RecordWriter:
         key, stand = self._key(head), self._stand
         places = [
             kind(key, stand, suffix)
-            for kind in (self._layout.place_of, self._layout.member_place)
+            for kind in (self._layout.place_tensor, self._layout.place_member)
             for suffix in _SUFFIXES
         ]
         try:
@@ -116,11 +116,11 @@ class RecordWriter:
     def link(self, record: ExaminedRecord, original: OriginalFile) -> RecordOutcome | None:
         """Return the record linked to a file with its bytes; None where the disk will not."""
         key = self._key(record.head)
-        place = self._layout.place_of(key, self._stand, select_codec(original.path).suffix)
+        place = self._layout.place_tensor(key, self._stand, select_codec(original.path).suffix)
         if place.path == original.path:
             return None  # sent again: its own file is no other's
         try:
-            self._names.note(place)
+            self._names.write_mapping(place)
             self._tree.link(original, place.folder, place.name, mark=_make_mark(record))
         except FileExistsError:
             return None
@@ -128,35 +128,35 @@ class RecordWriter:
             self._log_once(logging.INFO, "writes copies where it cannot link", error, record)
             return None
         return RecordOutcome(
-            record.ticket,
+            record.frame_id,
             record.head,
             RecordStatus.LINKED,
             path=place.path,
             digest=record.digest,
-            row=self._lines.of_record(record, place),
+            row=self._lines.format_record(record, place),
             membership=self._membership(key),
         )
 
     def _key(self, head: RecordHead) -> TensorKey:
         """Return a record's key with what its names say of the tensor beside."""
-        element = self._stand.profile.element_of(head.kind.dtype, self._device_target)
+        element = self._stand.profile.make_element_token(head.kind.dtype, self._device_target)
         tensor_format = self._layout.tensor_format(head.kind.shape)
-        argument = head.kind.argument if self._layout.api is not None else ""
+        argument = head.kind.argument if self._layout.api_files is not None else ""
         return head.key._replace(element=element, tensor_format=tensor_format, argument=argument)
 
     def _place(self, key: TensorKey, encoded: EncodedRecord) -> FilePlace:
-        kind = self._layout.member_place if encoded.head_bytes else self._layout.place_of
+        kind = self._layout.place_member if encoded.head_bytes else self._layout.place_tensor
         return kind(key, self._stand, encoded.suffix)
 
     def _membership(
         self, key: TensorKey, encoded: EncodedRecord | None = None
     ) -> OperatorMembership | None:
-        if not self._layout.shares_stamps:
+        if not self._layout.shares_timestamps:
             return None
         member = format_member(key.side, key.slot)
         if encoded is None or not encoded.head_bytes:
             return OperatorMembership(member)
-        whole = self._layout.operator_place(key, self._stand, encoded.suffix)
+        whole = self._layout.place_operator(key, self._stand, encoded.suffix)
         return OperatorMembership(member, whole, encoded.head_bytes)
 
     def _is_there(self, place: FilePlace, encoded: EncodedRecord) -> bool:
@@ -171,14 +171,14 @@ class RecordWriter:
             if said in self._logged:
                 return
             self._logged.add(said)
-        session_id = record.ticket.session_id
+        session_id = record.frame_id.session_id
         _logger.log(
             level, "session %s %s: %s", session_id, said, error, extra={"session": session_id}
         )
 
 
 def _make_mark(record: ExaminedRecord) -> str:
-    return f"{record.ticket.session_id}-{record.ticket.sequence}"
+    return f"{record.frame_id.session_id}-{record.frame_id.sequence}"
 
 
 def find_write_reason(error: OSError) -> str:
@@ -207,7 +207,7 @@ class DuplicateIndex:
     def __len__(self) -> int:
         return len(self._known)
 
-    def once(
+    def link_or_write(
         self,
         record: ExaminedRecord,
         kind: str,

@@ -44,7 +44,7 @@ class SessionStorage:
     stand: TreeContext
     codec: FileCodec
     tree: DumpTree
-    hold: TreeLock
+    lock: TreeLock
     writer: RecordWriter
     joiner: BinFileJoiner | None
     """None where a tensor has a file of its own for ever."""
@@ -53,13 +53,13 @@ class SessionStorage:
     lines: TableFormat
     stacks: CallStackFile | None
     """None where no file says where calls came from."""
-    figures: int
+    statistic_count: int
     """How many there are of a tensor that comes without its elements."""
     elements: bool
     """Tensors come with their elements."""
     degrades: bool
     """A tensor for which the rank had no room comes as figures all the same."""
-    items: tuple[str, ...] | None
+    statistic_names: tuple[str, ...] | None
     """Figures that are computed here; None when none are."""
     synced: bool
     """A record counts as safe once it would survive a power loss."""
@@ -76,11 +76,11 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
         file_mode=output.file_mode,
         folder_mode=output.folder_mode,
         # As the real tool has it: only tensors are read-only.
-        growing_mode=output.file_mode | stat.S_IWUSR if layout.api is not None else None,
+        growing_mode=output.file_mode | stat.S_IWUSR if layout.api_files is not None else None,
         synced=synced,
     )
     stand = TreeContext(output.root, request.device, output.started, PROFILES[output.profile])
-    if layout.timed:
+    if layout.has_time_folder:
         stand = claim_stand(tree, stand, job_id=request.job_id, rank=request.rank)
     lines = make_table_format(plan, layout, stand, request.rank)
     names = MappingFiles(tree)
@@ -90,18 +90,18 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
         stand=stand,
         codec=codec,
         tree=tree,
-        hold=TreeLock(tree),
+        lock=TreeLock(tree),
         writer=RecordWriter(
             tree, names, layout=layout, stand=stand, lines=lines, device_target=target
         ),
         joiner=BinFileJoiner(tree, names, codec, layout) if output.file_format == "bin" else None,
-        tables=_make_tables(tree, names, lines) if content.tabulated or degrades else None,
+        tables=_make_tables(tree, names, lines) if content.has_tables or degrades else None,
         lines=lines,
         stacks=_make_stack_file(tree, layout, request.rank),
-        figures=len(lines.items),
+        statistic_count=len(lines.items),
         elements=content.saved != "statistic",
         degrades=degrades,
-        items=lines.items if content.saved == "full" else None,
+        statistic_names=lines.items if content.saved == "full" else None,
         synced=synced,
     )
 
@@ -111,10 +111,10 @@ def _make_tables(tree: DumpTree, names: MappingFiles, lines: TableFormat) -> Sta
 
 
 def _make_stack_file(tree: DumpTree, layout: Layout, rank: int) -> CallStackFile | None:
-    if layout.api is None:
+    if layout.api_files is None:
         return None
-    place = FilePlace(layout.rank_folder(rank), layout.api.stacks)
-    return CallStackFile(tree, place, layout.api.framework)
+    place = FilePlace(layout.rank_folder(rank), layout.api_files.stack_file)
+    return CallStackFile(tree, place, layout.api_files.framework)
 
 
 def store_record(
@@ -124,15 +124,17 @@ def store_record(
     try:
         data = load_elements(parcel.data)
     except CorruptedError:
-        return make_drop_outcome(parcel.ticket, parcel.head, CORRUPTED)
-    record = examine_record(parcel, data, outlet.items, exact=outlet.layout.api is not None)
+        return make_drop_outcome(parcel.frame_id, parcel.head, CORRUPTED)
+    record = examine_record(
+        parcel, data, outlet.statistic_names, exact=outlet.layout.api_files is not None
+    )
     if is_corrupted(parcel, record):
-        return make_drop_outcome(parcel.ticket, parcel.head, CORRUPTED)
+        return make_drop_outcome(parcel.frame_id, parcel.head, CORRUPTED)
     if outlet.joiner:
         if parcel.head.kind.slot >= MAX_SLOTS:
-            return make_drop_outcome(parcel.ticket, parcel.head, "slot_too_high")
+            return make_drop_outcome(parcel.frame_id, parcel.head, "slot_too_high")
         return outlet.writer.write(encode_bin(record, data, outlet.codec, outlet.layout))
-    return originals.once(
+    return originals.link_or_write(
         record,
         f"{outlet.codec.name} {outlet.tree.kind}",
         link=lambda original: outlet.writer.link(record, original),

@@ -37,11 +37,11 @@ class TableFormat(Protocol):
         """Figures of a line, by the names of `contract.statistics`."""
         ...
 
-    def of_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow | None:
+    def format_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow | None:
         """Return the line of a tensor whose file stands there; None when it has none."""
         ...
 
-    def of_row(
+    def format_statistics(
         self, kind: TensorKind, timestamp_us: int, figures: str, iteration: int
     ) -> StatisticTableRow:
         """Return the line of a tensor of which only figures came, joined by commas."""
@@ -51,9 +51,9 @@ class TableFormat(Protocol):
 def make_table_format(plan: DumpPlan, layout: Layout, stand: TreeContext, rank: int) -> TableFormat:
     """Return the tables that a plan asks for, whether or not it has figures."""
     content = plan.content
-    if layout.api is not None:
-        table = FilePlace(layout.rank_folder(rank), layout.api.info)
-        return InfoFileFormat(content.statistics, layout.api, table)
+    if layout.api_files is not None:
+        table = FilePlace(layout.rank_folder(rank), layout.api_files.info_file)
+        return InfoFileFormat(content.statistics, layout.api_files, table)
     about = _SessionFacts(rank, plan.output.net_name, layout, stand)
     if content.tables == "operator":
         return OperatorTableFormat(content.statistics, about)
@@ -91,16 +91,16 @@ class FolderTableFormat:
         """First line of a table."""
         return statistic_tables.format_statistic_header(self.items)
 
-    def of_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow | None:
+    def format_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow | None:
         """Return the line of a tensor whose file stands there; None when it has none."""
-        if record.figures is None:
+        if record.statistics is None:
             return None
         text = statistic_tables.format_statistic_line(
-            record.head, record.figures, self.about.stand.profile
+            record.head, record.statistics, self.about.stand.profile
         )
         return StatisticTableRow(FilePlace(place.folder, STATISTIC_FILE), text)
 
-    def of_row(
+    def format_statistics(
         self, kind: TensorKind, timestamp_us: int, figures: str, iteration: int
     ) -> StatisticTableRow:
         """Return the line of a tensor of which only figures came."""
@@ -119,7 +119,7 @@ class FolderTableFormat:
         where = about.model(kind), kind.graph, iteration, kind.constant
         table = self._tables.get(where)
         if table is None:
-            folder = about.layout.folder_of(
+            folder = about.layout.make_folder(
                 about.stand,
                 rank=about.rank,
                 net_name=where[0],
@@ -145,11 +145,11 @@ class OperatorTableFormat:
         """First line of a table."""
         return statistic_tables.format_operator_header(self.items)
 
-    def of_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow | None:
+    def format_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow | None:
         """Return nothing: operators with a table have no file."""
         return None
 
-    def of_row(
+    def format_statistics(
         self, kind: TensorKind, timestamp_us: int, figures: str, iteration: int
     ) -> StatisticTableRow:
         """Return the line of a tensor of which only figures came."""
@@ -169,7 +169,7 @@ class OperatorTableFormat:
             stream=layout.unknown_id,
             constant=kind.constant,
         )
-        table = layout.operator_place(key, about.stand, statistic_tables.OPERATOR_TABLE_SUFFIX)
+        table = layout.place_operator(key, about.stand, statistic_tables.OPERATOR_TABLE_SUFFIX)
         text = statistic_tables.format_operator_line(
             kind, layout.tensor_format(kind.shape), figures
         )
@@ -189,11 +189,11 @@ class InfoFileFormat:
         """Return nothing: it has no header."""
         return ""
 
-    def of_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow:
+    def format_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow:
         """Return the line of a tensor with a file; one that has no figures has a line as well."""
-        return self._line(record.head.kind, record.head.iteration, record.figures or ())
+        return self._line(record.head.kind, record.head.iteration, record.statistics or ())
 
-    def of_row(
+    def format_statistics(
         self, kind: TensorKind, timestamp_us: int, figures: str, iteration: int
     ) -> StatisticTableRow:
         """Return the line of a tensor of which only figures came."""
@@ -242,7 +242,7 @@ class StatisticTables:
         self._there: dict[str, Counter[str]] = {}
         """Lines by that path that may be rows which are yet to be added again."""
 
-    def look_back(self) -> None:
+    def expect_existing_rows(self) -> None:
         """Expect from now on that rows are there before they are added."""
         self.looks_back = True
         self._open.clear()
@@ -268,7 +268,7 @@ class StatisticTables:
         name, head = self._open.pop(table.path, ""), list[str]()
         there = self._there.pop(table.path, Counter[str]())
         if not name:
-            self._names.note(table)
+            self._names.write_mapping(table)
             name, began, there = self._found(table, lines[0])
             head = [self._header] if self._header and not began else []
         new = [line for line in lines if not _take_line(there, line)] if there else lines

@@ -501,7 +501,7 @@ class MappingFiles:
         self._lock = threading.Lock()
         self._mapped: dict[str, set[str]] = {}
 
-    def note(self, place: FilePlace) -> None:
+    def write_mapping(self, place: FilePlace) -> None:
         """Write down what a place is called in full, once, before its file is there."""
         if not place.mapped_from:
             return

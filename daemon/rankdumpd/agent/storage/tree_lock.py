@@ -41,7 +41,7 @@ class TreeLock:
         self._lock = threading.Lock()
         self._held: FileDescriptor | None = None
 
-    def take(self, *, make: bool = True) -> None:
+    def acquire(self, *, make: bool = True) -> None:
         """Hold the tree from now on; nothing happens where it is held already.
 
         BlockingIOError while somebody mends it, OSError of a disk that may be well again later.
@@ -51,15 +51,15 @@ class TreeLock:
             if self._held is None:
                 self._held = _lock_tree(self._tree, make=make)
 
-    def take_again(self) -> bool:
+    def reacquire(self) -> bool:
         """Hold a tree as an earlier process did; return whether that is done, or has to wait."""
         try:
-            self.take(make=False)
+            self.acquire(make=False)
         except OSError:
             return False
         return True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Hold it no longer."""
         with self._lock:
             self._held = None

@@ -54,11 +54,11 @@ class SpreadTrend:
     start_us: float
     """At iteration 0."""
 
-    def at(self, iteration: int) -> int:
+    def spread_at(self, iteration: int) -> int:
         """Return the spread expected in an iteration."""
         return min(max(0, round(self.start_us + self.slope_us * iteration)), _MAX_ITERATION)
 
-    def reaches(self, spread_us: float) -> int:
+    def find_iteration_reaching(self, spread_us: float) -> int:
         """Return the first iteration with at least that spread."""
         return max(0, int(np.ceil((spread_us - self.start_us) / self.slope_us)))
 
@@ -126,7 +126,7 @@ class _RaisedLimits:
 
     def __init__(self, limits: ProcessGroupLimits, sequence: int, target_s: int) -> None:
         self._target_s = target_s
-        self._settable = [each for each in limits.covering(sequence) if not each.derived]
+        self._settable = [each for each in limits.list_covering(sequence) if not each.derived]
         self._by_name: dict[str, WaitLimit] = {}
         for each in self._settable:
             known = self._by_name.setdefault(each.limit.name, each)
@@ -222,7 +222,7 @@ class GroupWait:
 
     group: ProcessGroup
     widest: WidestSpread
-    told: str
+    description: str
     waiting: bool = False
     rise: SpreadTrend | None = None
 
@@ -250,13 +250,13 @@ def list_group_members(group: ProcessGroup, history: GroupSpreadHistory) -> tupl
 
 def assess_wait(wait: GroupWait, limits: ProcessGroupLimits, facts: JobFacts) -> TimeoutHint:
     """Return the hint of one wait."""
-    widest, limit = wait.widest, limits.budget(wait.widest.sequence)
+    widest, limit = wait.widest, limits.find_tightest(wait.widest.sequence)
     last = find_last_selected_iteration(
         each.selected for each in facts.sessions.values() if not each.excluded
     )
     expected = widest.spread_us
     if wait.rise is not None and last != NO_LAST_ITERATION:
-        expected = max(expected, wait.rise.at(last))
+        expected = max(expected, wait.rise.spread_at(last))
     level = _choose_level(limit, widest.spread_us, expected)
     given = SettingsAdvice()
     if limit is not None and level is not HintLevel.OK:
@@ -278,7 +278,7 @@ def assess_wait(wait: GroupWait, limits: ProcessGroupLimits, facts: JobFacts) ->
         spread_us=widest.spread_us,
         dump_us=widest.dump_us,
         limit=limit,
-        limits=limits.listed,
+        limits=limits.sorted_limits,
         projected_us=expected,
         projected_iteration=last,
         settings=given.settings,
@@ -299,7 +299,7 @@ def _find_nearest_wait(
 
 
 def _compute_share(widest: WidestSpread, limits: ProcessGroupLimits) -> float:
-    limit = limits.budget(widest.sequence)
+    limit = limits.find_tightest(widest.sequence)
     return widest.spread_us / limit.limit_us if limit else 0.0
 
 
@@ -335,7 +335,7 @@ def _clauses(
     expected: tuple[int, int],
     given: SettingsAdvice,
 ) -> Iterator[str]:
-    yield wait.told
+    yield wait.description
     spread_us, dump_us = wait.widest.spread_us, wait.widest.dump_us
     if limit is None:
         yield "no limit is known that would strike"
@@ -368,5 +368,8 @@ def _describe_trend(
         return f"it rises, to {format_wait(expected_us)} by iteration {last}"
     if limit is None:
         return "it rises"
-    half, whole = rise.reaches(HALF_SHARE * limit.limit_us), rise.reaches(limit.limit_us)
+    half, whole = (
+        rise.find_iteration_reaching(HALF_SHARE * limit.limit_us),
+        rise.find_iteration_reaching(limit.limit_us),
+    )
     return f"it rises, to half of the limit by iteration {half} and all of it by iteration {whole}"

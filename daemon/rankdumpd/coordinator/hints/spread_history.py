@@ -50,7 +50,7 @@ class RankTimeline:
     """Calls it has still to go on from: its position then, when the last member arrived, and when
     that would have been."""
 
-    def start(self, start_us: int, stall_us: int) -> int:
+    def start_call(self, start_us: int, stall_us: int) -> int:
         """Start a call; return when that would have been without dumping."""
         if stall_us < self.stall_us:
             # A new session counts anew.
@@ -60,7 +60,7 @@ class RankTimeline:
         self.now_us = start_us
         return start_us - self.delay_us
 
-    def go_on(self, position: int) -> None:
+    def advance_to(self, position: int) -> None:
         """Go on from all calls that were complete before that position."""
         waits = self.completions
         waits.sort(reverse=True)
@@ -84,7 +84,7 @@ def measure_call_spreads(
     for call in range(len(order.calls)):
         yield walk.step(call)
     for program in programs.values():
-        program.go_on(OPEN_END_POSITION)
+        program.advance_to(OPEN_END_POSITION)
 
 
 class _SpreadWalk:
@@ -178,8 +178,8 @@ class _SpreadWalk:
         program = self._programs[self._ranks[wanted]]
         for row in program.rows:
             if program.completions:
-                program.go_on(self._positions[row])
-            found = self._undumped[row] = program.start(self._starts[row], self._stalls[row])
+                program.advance_to(self._positions[row])
+            found = self._undumped[row] = program.start_call(self._starts[row], self._stalls[row])
             if row == wanted:
                 return found
         raise AssertionError("a member is not in its own program")

@@ -41,7 +41,7 @@ class WaitLimit:
     """A limit, and what has to be known to choose among several."""
 
     limit: TimeoutLimit
-    covers: LimitCoverage = LimitCoverage.WAITS
+    coverage: LimitCoverage = LimitCoverage.WAITS
     derived: bool = False
     """It follows from another limit when that one is set."""
 
@@ -227,12 +227,12 @@ class ProcessGroupLimits:
     """A member has HCCL in AIV mode, where no limit above 1091 s works."""
 
     @property
-    def listed(self) -> tuple[TimeoutLimit, ...]:
+    def sorted_limits(self) -> tuple[TimeoutLimit, ...]:
         """Every limit, the tightest first; those that never strike last."""
         found = (each.limit for each in self.limits)
         return tuple(sorted(found, key=lambda limit: (not limit.limit_us, limit.limit_us)))
 
-    def covering(self, sequence: int) -> list[WaitLimit]:
+    def list_covering(self, sequence: int) -> list[WaitLimit]:
         """Return the limits that strike a wait in the collective of that number."""
         first = sequence == 0
         return [
@@ -240,13 +240,14 @@ class ProcessGroupLimits:
             for each in self.limits
             if each.limit.limit_us
             and (
-                each.covers is LimitCoverage.WAITS or (first and each.covers is LimitCoverage.FIRST)
+                each.coverage is LimitCoverage.WAITS
+                or (first and each.coverage is LimitCoverage.FIRST)
             )
         ]
 
-    def budget(self, sequence: int) -> TimeoutLimit | None:
+    def find_tightest(self, sequence: int) -> TimeoutLimit | None:
         """Return the tightest limit that covers such a wait."""
-        covering = (each.limit for each in self.covering(sequence))
+        covering = (each.limit for each in self.list_covering(sequence))
         return min(covering, key=lambda limit: limit.limit_us, default=None)
 
 

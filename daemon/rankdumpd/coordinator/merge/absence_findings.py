@@ -26,7 +26,7 @@ class EventGaps:
     holes: Mapping[int, tuple[PositionRange, ...]]
     """Of each rank that lost any, rising."""
 
-    def between(self, rank: int, low: int, high: int) -> bool:
+    def has_hole_between(self, rank: int, low: int, high: int) -> bool:
         """Return whether a rank lost anything between two of its positions."""
         return any(first < high and last > low for first, last in self.holes.get(rank, ()))
 
@@ -110,7 +110,7 @@ class CallDescription:
 
 def describe_call(table: EventTable, match: CallMatch, call: int) -> CallDescription:
     """Return what a call is."""
-    members = match.of(call)
+    members = match.list_members(call)
     fields = ("kind", "group", "sequence", "row", "rank", "peer", "position")
     first = {field: int(table.members[field][members[0]]) for field in fields}
     kind, group = EventKind(first["kind"]), table.groups[first["group"]]
@@ -230,7 +230,7 @@ def _build_cycle_finding(
 ) -> Finding:
     circle = "; then ".join(describe_call(table, match, call).text for call in (*cycle, cycle[0]))
     first = describe_call(table, match, min(cycle, key=sequence.index.__getitem__))
-    members = [member for call in cycle for member in match.of(call)]
+    members = [member for call in cycle for member in match.list_members(call)]
     return build_call_finding(
         FindingKind.CYCLE,
         f"ranks wait for each other in a circle: {circle}; {oldest}{first.text}",
@@ -253,12 +253,12 @@ class CallAbsences:
     """Calls that wait for each other and go on waiting."""
 
     @staticmethod
-    def of(table: EventTable, match: CallMatch, missing: MissingMembers) -> CallAbsences:
+    def analyze(table: EventTable, match: CallMatch, missing: MissingMembers) -> CallAbsences:
         """Return what holds the missing up."""
         waiting = find_waiting_ranks(table, match)
         return CallAbsences(missing, waiting, find_standing_cycles(missing, waiting))
 
-    def claims(self) -> Iterator[tuple[int, int]]:
+    def iter_missing(self) -> Iterator[tuple[int, int]]:
         """Yield each call with each rank that it misses, unless a circle already says so."""
         circle_of = {call: circle for circle in self.circles for call in circle}
         for call, ranks in self.missing.items():
@@ -282,7 +282,7 @@ def find_missing_members(
     suspect = alone | (match.collective & (np.diff(match.bounds) != sizes[group]))
     missing: dict[int, tuple[int, ...]] = {}
     for call in sequence.order[suspect[sequence.order]].tolist():
-        members = match.of(call)
+        members = match.list_members(call)
         if alone[call]:
             gone = {int(table.members["peer"][members[0]])}
         else:
@@ -315,7 +315,7 @@ def _may_be_lost(table: EventTable, gaps: EventGaps, rank: int, member: int) -> 
     below = part["position"][same & (part["sequence"] < here["sequence"])]
     above = part["position"][same & (part["sequence"] > here["sequence"])]
     low = int(below.max()) if len(below) else -1
-    return gaps.between(rank, low, int(above.min()) if len(above) else NEVER_ENDED)
+    return gaps.has_hole_between(rank, low, int(above.min()) if len(above) else NEVER_ENDED)
 
 
 _MEMBER_FIELDS = ("group", "sequence", "kind", "peer", "position")
@@ -330,7 +330,7 @@ def build_absence_findings(
 ) -> Iterator[Finding]:
     """Say who is missing: once for each rank and group, with the first call and how many more."""
     calls: dict[tuple[int, int, bool], list[int]] = {}
-    for call, rank in absence.claims():
+    for call, rank in absence.iter_missing():
         group = int(table.members["group"][match.first[call]])
         key = (rank, group, bool(match.collective[call]))
         calls.setdefault(key if rank in table.ranks else (rank, _SILENT_RANK, True), []).append(

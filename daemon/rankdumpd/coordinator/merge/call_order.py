@@ -37,7 +37,7 @@ class CallMatch:
         """Member of each call on the lowest rank that took part."""
         return self.members[self.bounds[:-1]]
 
-    def of(self, call: int) -> list[int]:
+    def list_members(self, call: int) -> list[int]:
         """Return the members of one call."""
         low, high = self.bounds[call : call + 2]
         return self.members[low:high].tolist()

@@ -46,7 +46,7 @@ class ClockCorrection:
     levels: EventColumn
     """Microseconds, from the end of each of those calls on."""
 
-    def at(self, places: EventColumn) -> EventColumn:
+    def levels_at(self, places: EventColumn) -> EventColumn:
         """Return what holds at some places; before the first it is what the first one says."""
         found = np.searchsorted(self.places, places, side="right") - 1
         return self.levels[np.maximum(found, 0)]
@@ -91,7 +91,7 @@ def _compute_residuals(
     corrections = np.zeros(len(exits.end_us), "i8")
     for clock in np.unique(exits.clock[~new]).tolist():
         own = exits.clock == clock
-        corrections[own] = known[clock].at(exits.place[own])
+        corrections[own] = known[clock].levels_at(exits.place[own])
     measured = new if new.all() else ~new
     ends = exits.end_us + corrections
     places, middles = _compute_middles(exits.place[measured], ends[measured])
@@ -230,7 +230,7 @@ def correct_times(
         exits = compared if len(compared) else exits
         own_rows = table.members["row"][own][exits] - rows.start
         part = {field: column[rows] for field, column in columns.items()}
-        _correct_rank_times(part, own_rows, correction.at(places[own][exits]))
+        _correct_rank_times(part, own_rows, correction.levels_at(places[own][exits]))
         np.maximum.accumulate(part["start_us"], out=part["time_us"])
     return replace(table, columns=columns)
 

@@ -39,9 +39,9 @@ def build_difference_findings(
     suspect = _find_suspects(table, match)
     calls: dict[_Difference, list[tuple[int, _RanksByAnswer]]] = {}
     for call in sequence.order[suspect[sequence.order]].tolist():
-        members = match.of(call)
+        members = match.list_members(call)
         if match.send_of[call] >= 0:
-            members = match.of(int(match.send_of[call])) + members
+            members = match.list_members(int(match.send_of[call])) + members
         group = int(table.members["group"][members[0]])
         collective = bool(match.collective[call])
         for kind, sides in _iter_disagreements(table, members, collective=collective):

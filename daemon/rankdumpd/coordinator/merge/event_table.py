@@ -65,7 +65,7 @@ class TextIndex:
         self._index = {"": 0}
         self._known: dict[int, tuple[Sequence[str], EventColumn]] = {}
 
-    def places_of(self, names: Sequence[str], indexes: EventColumn) -> EventColumn:
+    def translate(self, names: Sequence[str], indexes: EventColumn) -> EventColumn:
         """Return the place here of each of those names, which a column points to."""
         # The table is kept with its translation, so that its id is not given to another one.
         places = self._known.get(id(names), (names, np.empty(0, "i4")))[1]
@@ -84,7 +84,7 @@ class TextIndex:
             found = places[indexes]
         return found
 
-    def all(self) -> tuple[str, ...]:
+    def list_texts(self) -> tuple[str, ...]:
         """Return every text by its place."""
         return tuple(self._index)
 
@@ -101,7 +101,7 @@ class ProcessGroupIndex:
             for name, group in self._groups_of(batch).items():
                 self._declared.setdefault(name, {})[group] = None
 
-    def places_of(self, rank: int, batch: EventColumns, indexes: EventColumn) -> EventColumn:
+    def translate(self, rank: int, batch: EventColumns, indexes: EventColumn) -> EventColumn:
         """Return the place here of the group of each of those events of a batch."""
         used, inverse = np.unique(indexes, return_inverse=True)
         own = self._groups_of(batch)
@@ -113,7 +113,7 @@ class ProcessGroupIndex:
             places.append(self._index.setdefault(group, len(self._index)))
         return np.array(places, "i4")[inverse]
 
-    def all(self) -> tuple[ProcessGroup, ...]:
+    def list_groups(self) -> tuple[ProcessGroup, ...]:
         """Return every group by its place."""
         return tuple(self._index)
 
@@ -219,7 +219,7 @@ class _EventTableBuilder:
             f: _concatenate([b.columns[f] for b in batches]) for f in _EVENT_FIELDS if f != "name"
         }
         part["name"] = _concatenate(
-            [self._texts.places_of(b.names, b.columns["name"]) for b in batches]
+            [self._texts.translate(b.names, b.columns["name"]) for b in batches]
         )
         calls = np.flatnonzero(part["kind"] != int(EventKind.OPERATOR))
         said = self._said(rank, batches)
@@ -242,8 +242,8 @@ class _EventTableBuilder:
         for batch in batches:
             own = np.flatnonzero(batch.columns["kind"] != int(EventKind.OPERATOR))
             part = {field: batch.columns[field][own] for field in _CALL_FIELDS}
-            part["dtype"] = self._texts.places_of(batch.names, part["dtype"])
-            part["group"] = self._groups.places_of(rank, batch, part["group"])
+            part["dtype"] = self._texts.translate(batch.names, part["dtype"])
+            part["group"] = self._groups.translate(rank, batch, part["group"])
             parts.append(part)
         return {field: _concatenate([part[field] for part in parts]) for field in _CALL_FIELDS}
 
@@ -270,8 +270,8 @@ class _EventTableBuilder:
         empty = [{field: np.empty(0, _COLUMN_TYPES[field]) for field in fields}]
         parts = self._members or empty
         return EventTable(
-            names=self._texts.all(),
-            groups=self._groups.all(),
+            names=self._texts.list_texts(),
+            groups=self._groups.list_groups(),
             columns={field: column[: self._height] for field, column in self._columns.items()},
             members={field: _concatenate([part[field] for part in parts]) for field in fields},
             ranks=self._ranks,

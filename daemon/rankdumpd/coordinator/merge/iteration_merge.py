@@ -245,7 +245,7 @@ def merge_iteration(view: IterationView) -> GlobalOrder:
         sequence = sequence_calls(table, match)
     gaps = find_event_gaps(table, view)
     missing = find_missing_members(table, match, sequence, gaps, view.excluded)
-    absence = CallAbsences.of(table, match, missing)
+    absence = CallAbsences.analyze(table, match, missing)
     findings = (
         *_build_conflict_findings(table),
         *build_gap_findings(gaps),

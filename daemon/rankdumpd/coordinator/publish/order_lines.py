@@ -64,7 +64,7 @@ class TextCells:
         self._texts = np.array(encoded, dtype=object)
         self._lengths = np.array([len(text) for text in encoded], dtype="i4")
 
-    def at(self, places: EventColumn) -> EventColumn:
+    def select_texts(self, places: EventColumn) -> EventColumn:
         """Return the texts at some places, as wide as the longest of them."""
         return self._texts[places].astype(f"S{max(1, int(self._lengths[places].max()))}")
 
@@ -135,7 +135,7 @@ def _format_operators(
     pieces: list[CellPiece] = [
         *format_digits(lines + first_position),
         f",{order.iteration},{graph},OPERATOR,".encode(),
-        names.at(columns["name"][lines]),
+        names.select_texts(columns["name"][lines]),
     ]
     for column, before in _REMAINING_COLUMNS:
         pieces += (before, *format_digits(columns[column][lines]))

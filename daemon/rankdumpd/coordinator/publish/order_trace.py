@@ -188,7 +188,7 @@ def _format_head(order: GlobalOrder, call: int, position: int) -> tuple[str, str
         args["missing"] = entry.missing
     if entry.kind in (EventKind.SEND, EventKind.RECV):
         args["peer"] = entry.peer
-    cat = "collective" if entry.kind.collective else "message"
+    cat = "collective" if entry.kind.is_collective else "message"
     return f'"cat":"{cat}","name":{json.dumps(name)}', json.dumps(args)[1:-1]
 
 
@@ -266,7 +266,7 @@ def build_flow_events(
         points = list(_iter_points(members.rank[part], thread_of[part], start[part]))
         call = int(order.columns["call"][line])
         kind = EventKind(int(order.calls.columns["kind"][call]))
-        if kind.collective:
+        if kind.is_collective:
             arrived = sorted(points, key=lambda point: point[2])
             yield from _build_arrows("collective", kind.name.lower(), call, arrived)
         elif kind is EventKind.SEND:
@@ -360,7 +360,7 @@ def _format_operator_events(
         start = columns["start_us"]
         pieces: list[CellPiece] = [
             b',\n{"ph":"X","cat":"operator","name":',
-            names.at(columns["name"]),
+            names.select_texts(columns["name"]),
         ]
         for before, column in (
             (b',"pid":', columns["rank"]),

@@ -66,7 +66,7 @@ class OrderFolder:
     sizes: dict[str, int]
     position: int
 
-    def named(self, file_name: str) -> str:
+    def name_file(self, file_name: str) -> str:
         """Return the name that one of this job's files has."""
         return add_job_tag(file_name, self.tag)
 
@@ -249,7 +249,7 @@ class OrderPublisher:
         tabled = _count_events(order) <= self._table_events and has_parquet()
         with ExitStack() as undo:
             for graph in list_graphs(order):
-                name = place.named(make_order_file_name(graph))
+                name = place.name_file(make_order_file_name(graph))
                 size = sizes.get(name, 0)
                 undo.callback(
                     _undo_step,
@@ -287,7 +287,7 @@ def write_findings(
         return book, ""
     try:
         place = open_order_folder(job_id, root, book, roots=roots)
-        name = place.named(FINDINGS_FILE)
+        name = place.name_file(FINDINGS_FILE)
         lines = (format_finding_line(finding).encode() for finding in findings)
         size = tree_files.append_chunks(
             place.folder / name, lines, size_bytes=place.sizes.get(name, 0)
@@ -337,13 +337,13 @@ def _write_iteration_files(
 ) -> None:
     """Write what an iteration has to itself."""
     if tabled:
-        folder = place.folder / place.named(make_order_file_name(graph, "parquet"))
+        folder = place.folder / place.name_file(make_order_file_name(graph, "parquet"))
         path = folder / make_parquet_file_name(order.iteration)
         tree_files.make_tree_folder(folder)
         undo.callback(_undo_step, path.unlink)
         write_parquet_table(path, order, graph, place.position)
     if traced:
-        folder = place.folder / place.named(make_order_file_name(graph, "trace"))
+        folder = place.folder / place.name_file(make_order_file_name(graph, "trace"))
         path = folder / make_trace_file_name(order.iteration)
         tree_files.make_tree_folder(folder)
         undo.callback(_undo_step, path.unlink)

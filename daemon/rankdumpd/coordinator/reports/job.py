@@ -72,7 +72,7 @@ class PendingIteration:
     """Of each agent, the first number that may have events here."""
     count: int = 0
     """Events of all ranks."""
-    waits: bool = False
+    has_open_calls: bool = False
     """Something among them was not complete when it came."""
 
     def add(
@@ -92,10 +92,10 @@ class PendingIteration:
         self.count += len(part)
         self.lowest.setdefault(*origin)
         self.last_s = now_s
-        if not self.waits:
-            self.waits = bool((part.columns["end_position"] == OPEN_END_POSITION).any())
+        if not self.has_open_calls:
+            self.has_open_calls = bool((part.columns["end_position"] == OPEN_END_POSITION).any())
 
-    def reached(self) -> dict[int, int]:
+    def last_positions(self) -> dict[int, int]:
         """Return how far each rank has come."""
         return {
             rank: max(int(batch.columns["position"].max()) for batch in batches)
@@ -138,7 +138,7 @@ class ReportedJob:
     def __init__(self, job_id: str, *, now_s: float) -> None:
         self.job_id = job_id
         self.first_s = self.heard_s = now_s
-        self.heard = False
+        self.has_news = False
         """Something came since it was last written down."""
         self.roots: dict[str, None] = {}
         """Trees that were named; the first of them takes the order."""
@@ -147,7 +147,7 @@ class ReportedJob:
         self.pending: dict[int, PendingIteration] = {}
         # Of a run that is over: a rank of theirs has started anew.
         self.sealed: list[PendingIteration] = []
-        self.handed: PendingIteration | None = None
+        self.in_publication: PendingIteration | None = None
         self.rows: dict[object, StateRow] = {}
         """Changed since they were last written, by their keys."""
         self.published = PublishedIterations(job_id, self.rows)
@@ -161,7 +161,7 @@ class ReportedJob:
         """The report in which an agent spoke of a session first."""
         self._groups: dict[int, tuple[ProcessGroup, ...]] = {}
 
-    def take_root(self, root: str) -> None:
+    def add_root(self, root: str) -> None:
         """Take the name of a tree; of a job whose sessions are all over the next tree counts."""
         if root in self.roots:
             return
@@ -184,9 +184,9 @@ class ReportedJob:
             for other in self._other_trees
         ]
 
-    def take_session(self, session: SessionStatus, origin: tuple[str, int]) -> None:
+    def update_session(self, session: SessionStatus, origin: tuple[str, int]) -> None:
         """Take the state of a session; `origin` is agent and number of the report it came in."""
-        self.ranks.take_session(session, origin[0])
+        self.ranks.update_session(session, origin[0])
         # One that is over has no part in a run that another rank's next life has begun.
         if session.state is SessionState.OPEN:
             self._enter(session.rank, self.ranks.start_of(session.rank))
@@ -196,7 +196,7 @@ class ReportedJob:
             session, agent_id, number, first
         )
 
-    def recall_session(self, row: SessionStatusRow, *, acknowledged: int) -> None:
+    def restore_session(self, row: SessionStatusRow, *, acknowledged: int) -> None:
         """Remember a session, of whose agent everything up to a number is acknowledged.
 
         It counts when its beginning will not be said again. Its end, where that will be said
@@ -205,37 +205,37 @@ class ReportedJob:
         status = row.status
         self._first[status.session_id, row.agent_id] = row.first
         if row.first > acknowledged:
-            self.ranks.recall_session(status)
+            self.ranks.restore_session(status)
         elif row.sequence > acknowledged:
-            self.ranks.take_session(dataclasses.replace(status, state=SessionState.OPEN))
+            self.ranks.update_session(dataclasses.replace(status, state=SessionState.OPEN))
         else:
-            self.ranks.take_session(status)
+            self.ranks.update_session(status)
 
-    def take_balance(
+    def update_balance(
         self, status: IterationStatus, origin: tuple[str, int], *, now_s: float
     ) -> None:
         """Take a balance; the deadline of its iteration begins anew."""
         iteration = status.iteration
-        self.ranks.take_balance(status, needed=self.needs(iteration))
+        self.ranks.update_balance(status, needed=self.needs_iteration(iteration))
         if iteration in self.pending:
             self.pending[iteration].last_s = now_s
         self.rows["balance", status.session_id, iteration] = BalanceRow(status, *origin)
 
-    def take_heard(self, heard: ReportedRankCoverage) -> None:
+    def update_coverage(self, heard: ReportedRankCoverage) -> None:
         """Take that a rank is known up to a time."""
         if not self.ranks.has_left(heard.rank, heard.session_id):
-            self.ranks.hear(heard.rank, heard.until_us)
+            self.ranks.update_heard_until(heard.rank, heard.until_us)
 
-    def take_timeouts(self, rank: int, timeouts: RankTimeouts) -> None:
+    def update_timeouts(self, rank: int, timeouts: RankTimeouts) -> None:
         """Take what a rank knows of its limits."""
-        self.ranks.take_timeouts(rank, timeouts)
+        self.ranks.update_timeouts(rank, timeouts)
         self.rows["timeouts", rank] = RankTimeoutsRow(self.job_id, rank, timeouts)
 
-    def needs(self, iteration: int) -> bool:
+    def needs_iteration(self, iteration: int) -> bool:
         """Return whether an iteration of the present run is still to be published."""
         return iteration not in self.published
 
-    def take_events(
+    def add_events(
         self,
         source: EventSource,
         columns: EventColumns,
@@ -250,7 +250,7 @@ class ReportedJob:
         One without events still says which groups there are, and how long its rank was held up.
         """
         rank = source.rank
-        self.ranks.tells(source.session_id, agent_id)
+        self.ranks.set_agent(source.session_id, agent_id)
         groups = self._known_groups(rank, columns)
         left = self.ranks.has_left(rank, source.session_id)
         start = self.ranks.start_of(rank, source.session_id)
@@ -258,15 +258,15 @@ class ReportedJob:
             self.ranks.stalls[rank] = columns.stalled_us
             newest_us = columns.sent_us or int(columns.columns["end_us"].max(initial=0))
             if newest_us:
-                self.ranks.hear(rank, newest_us - MAX_REPORT_DELAY_US)
+                self.ranks.update_heard_until(rank, newest_us - MAX_REPORT_DELAY_US)
             self._enter(rank, start)
         run = self.published.run
         for iteration, whole in parts:
-            part = self.published.unknown(iteration, rank, start, whole)
+            part = self.published.select_unknown(iteration, rank, start, whole)
             if not len(part):
                 continue
-            if left or not self.needs(iteration):
-                self.published.late(run - 1 if left else run, iteration, rank, start, part)
+            if left or not self.needs_iteration(iteration):
+                self.published.count_late(run - 1 if left else run, iteration, rank, start, part)
             else:
                 root = next(iter(self.roots), "")
                 pending = self.pending.setdefault(
@@ -275,7 +275,7 @@ class ReportedJob:
                 part, about = dataclasses.replace(part, groups=groups), (agent_id, number)
                 pending.add(rank, part, start=start, origin=about, now_s=now_s)
 
-    def ready(self, *, now_s: float, deadline_s: float) -> PendingIteration | None:
+    def find_ready(self, *, now_s: float, deadline_s: float) -> PendingIteration | None:
         """Return the lowest iteration whose turn it is, or one that is overdue."""
         if self.sealed:
             return self.sealed[0]
@@ -296,21 +296,21 @@ class ReportedJob:
             return None
         return self.pending[lowest]
 
-    def crowded(self) -> bool:
+    def is_crowded(self) -> bool:
         """Return whether complete iterations come faster than they are published."""
-        return self.handed is not None and any(map(self.ranks.all_declared, self.pending))
+        return self.in_publication is not None and any(map(self.ranks.all_declared, self.pending))
 
-    def hand_out(self, pending: PendingIteration) -> None:
+    def start_publication(self, pending: PendingIteration) -> None:
         """Let an iteration be published; from now on its events are late."""
         iteration = pending.iteration
-        finished, complete = self.ranks.finished(iteration), self._complete(iteration)
+        finished, complete = self.ranks.find_finished(iteration), self._complete(iteration)
         if pending in self.sealed:
             self.sealed.remove(pending)
             # What of its ranks came behind the seal is in another run.
             finished, complete = set[int](), False
         else:
             del self.pending[iteration]
-        reached = {} if complete else pending.reached()
+        reached = {} if complete else pending.last_positions()
         starts = {rank: self.ranks.start_of(rank) for rank in finished} | pending.starts
         ((usual, _),) = Counter(starts.values()).most_common(1) or ((0, 0),)
         row = PublishedIterationRow(
@@ -323,16 +323,16 @@ class ReportedJob:
             start=usual,
             starts={rank: start for rank, start in starts.items() if start != usual},
         )
-        self.published.begin(row)
-        self.handed = pending
+        self.published.start_iteration(row)
+        self.in_publication = pending
 
-    def settle(self, settled: PublicationResult) -> None:
+    def finish_publication(self, settled: PublicationResult) -> None:
         """Keep what the iteration handed out came to."""
-        pending, self.handed = self.handed, None
+        pending, self.in_publication = self.in_publication, None
         if pending is None:
             return
-        self.published.end(pending.run, pending.iteration, written=settled.written)
-        self.ranks.published(pending.iteration)
+        self.published.finish_iteration(pending.run, pending.iteration, written=settled.written)
+        self.ranks.forget_iteration(pending.iteration)
         self.book, self.hint_state = settled.book, settled.hint_state
         for finding in settled.findings:
             self._find(finding)
@@ -342,19 +342,19 @@ class ReportedJob:
 
     def unpublished(self) -> list[PendingIteration]:
         """Return all that is not in the tree yet, in the order in which it will be."""
-        handed = [] if self.handed is None else [self.handed]
+        handed = [] if self.in_publication is None else [self.in_publication]
         return [*handed, *self.sealed, *(self.pending[at] for at in sorted(self.pending))]
 
     def changes(self, *, now_s: float, now_us: int) -> dict[object, StateRow]:
         """Return what has changed since the last call, by its keys."""
         rows: dict[object, StateRow] = {(self.job_id, key): row for key, row in self.rows.items()}
         self.rows.clear()
-        if self.heard:
+        if self.has_news:
             first_us, heard_us = (
                 now_us - int((now_s - at) * 1e6) for at in (self.first_s, self.heard_s)
             )
             rows[self.job_id, "job"] = JobRow(self.job_id, tuple(self.roots), first_us, heard_us)
-            self.heard = False
+            self.has_news = False
         return rows
 
     def is_over(self, *, now_s: float, silent_s: float) -> bool:
@@ -364,7 +364,7 @@ class ReportedJob:
 
     def _enter(self, rank: int, start: int) -> None:
         """Let a life of a rank be part of the present run, or of a new one that begins with it."""
-        if self.published.enter(rank, start):
+        if self.published.enter_run(rank, start):
             self.sealed += (self.pending[iteration] for iteration in sorted(self.pending))
             self.pending.clear()
 
@@ -377,7 +377,7 @@ class ReportedJob:
         self.rows["finding", number] = FindingRow(self.job_id, number, finding)
 
     def _complete(self, iteration: int) -> bool:
-        return 0 < self.ranks.world_size <= len(self.ranks.finished(iteration))
+        return 0 < self.ranks.world_size <= len(self.ranks.find_finished(iteration))
 
     def _over(self, now_s: float, deadline_s: float) -> bool:
         return (
@@ -401,7 +401,7 @@ def build_iteration_view(
 ) -> IterationView:
     """Return what is gathered of an iteration; `clocks` says which clock each rank reads."""
     ranks = job.ranks
-    gone = ranks.finished(pending.iteration)
+    gone = ranks.find_finished(pending.iteration)
     late = (rank for rank in range(ranks.world_size) if rank not in gone)
     return IterationView(
         job_id=job.job_id,

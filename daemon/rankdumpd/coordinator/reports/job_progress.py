@@ -43,10 +43,10 @@ class RankRegistry:
         self._done: dict[int, dict[str, IterationStatus]] = {}
         self._done_count = 0
 
-    def take_session(self, session: SessionStatus, agent_id: str = "") -> None:
+    def update_session(self, session: SessionStatus, agent_id: str = "") -> None:
         """Take the state of a session of an agent."""
         name = session.session_id
-        self.recall_session(session)
+        self.restore_session(session)
         self._agents[name] = agent_id
         if name in self._spoken:
             return
@@ -54,7 +54,7 @@ class RankRegistry:
         self._newest[session.rank] = name
         self.world_size = session.world_size
 
-    def recall_session(self, session: SessionStatus) -> None:
+    def restore_session(self, session: SessionStatus) -> None:
         """Remember a session that its agent will speak of again; until then it decides nothing."""
         name, rank = session.session_id, session.rank
         self.sessions[name] = session
@@ -66,32 +66,32 @@ class RankRegistry:
         """Return how often a rank had started over before a session, or before its newest one."""
         return self._starts.get(session_id or self._newest.get(rank, ""), 0)
 
-    def take_balance(self, status: IterationStatus, *, needed: bool) -> None:
+    def update_balance(self, status: IterationStatus, *, needed: bool) -> None:
         """Take a balance; `needed` while its iteration is not published."""
-        self.recall_balance(status)
+        self.restore_balance(status)
         if needed and status.complete:
             done = self._done.setdefault(status.iteration, {})
             self._done_count += status.session_id not in done
             done[status.session_id] = status
             if self._done_count > MAX_COMPLETE_BALANCES:
-                self.published(next(iter(self._done)))
+                self.forget_iteration(next(iter(self._done)))
 
-    def recall_balance(self, status: IterationStatus) -> None:
+    def restore_balance(self, status: IterationStatus) -> None:
         """Remember a balance that its agent will say again; until then it decides nothing."""
         self.balances[status.session_id, status.iteration] = status
         if len(self.balances) > MAX_BALANCES:
             del self.balances[next(iter(self.balances))]
             self.forgotten_balances += 1
 
-    def take_timeouts(self, rank: int, timeouts: RankTimeouts) -> None:
+    def update_timeouts(self, rank: int, timeouts: RankTimeouts) -> None:
         """Take what a rank knows of its limits."""
         self._timeouts[rank] = timeouts
 
-    def hear(self, rank: int, until_us: int) -> None:
+    def update_heard_until(self, rank: int, until_us: int) -> None:
         """Note that all that a rank began before a time has come."""
         self.heard_us[rank] = max(until_us, self.heard_us.get(rank, until_us))
 
-    def heard(self, agents: Mapping[str, str]) -> dict[int, RankCoverage]:
+    def build_coverage(self, agents: Mapping[str, str]) -> dict[int, RankCoverage]:
         """Return how far each rank is known; `agents` says in words how each agent stands."""
         heard = {
             rank: RankCoverage(
@@ -108,11 +108,11 @@ class RankRegistry:
         newest = self._newest.get(rank)
         return bool(session_id and newest) and session_id != newest
 
-    def published(self, iteration: int) -> None:
+    def forget_iteration(self, iteration: int) -> None:
         """Forget who had finished an iteration: nobody asks again."""
         self._done_count -= len(self._done.pop(iteration, {}))
 
-    def finished(self, iteration: int) -> set[int]:
+    def find_finished(self, iteration: int) -> set[int]:
         """Return the ranks from which nothing more of an iteration is to be expected."""
         done = self._done.get(iteration, {})
         return {
@@ -143,7 +143,7 @@ class RankRegistry:
             if status is not None and (status.first_position or status.last_position)
         }
 
-    def tells(self, session_id: str, agent_id: str) -> None:
+    def set_agent(self, session_id: str, agent_id: str) -> None:
         """Note which agent speaks of a session."""
         self._agents[session_id] = agent_id
 
@@ -196,7 +196,7 @@ class PublishedIterations:
         """Return whether the present run has published an iteration."""
         return self.run in self._rows.get(iteration, {})
 
-    def enter(self, rank: int, start: int) -> bool:
+    def enter_run(self, rank: int, start: int) -> bool:
         """Let a life of a rank be part of the present run; return whether a new one begins with
         it, because an earlier life of that rank is part of it.
         """
@@ -210,25 +210,27 @@ class PublishedIterations:
         self._starts[rank] = start if begins else before
         return begins
 
-    def unknown(self, iteration: int, rank: int, start: int, part: EventColumns) -> EventColumns:
+    def select_unknown(
+        self, iteration: int, rank: int, start: int, part: EventColumns
+    ) -> EventColumns:
         """Return what of a rank's life stands in no order, and was not counted as late before.
 
         A rank's agent says again what its coordinator may have forgotten.
         """
         for row in self._rows.get(iteration, {}).values():
-            if not row.has(rank) or row.start_of(rank) != start:
+            if not row.has_rank(rank) or row.start_of(rank) != start:
                 continue
             beyond = part.columns["position"] > row.positions.get(rank, _LAST_POSITION)
             columns = {name: column[beyond] for name, column in part.columns.items()}
             part = dataclasses.replace(part, columns=columns)
         return part
 
-    def begin(self, row: PublishedIterationRow) -> None:
+    def start_iteration(self, row: PublishedIterationRow) -> None:
         """From now on what comes of an iteration is late."""
         self._keep(row)
         self._begun[row.run, row.iteration] = {}
 
-    def end(self, run: int, iteration: int, *, written: bool) -> None:
+    def finish_iteration(self, run: int, iteration: int, *, written: bool) -> None:
         """Count an iteration as published, or as lost."""
         row = self._rows[iteration][run]
         if not written:
@@ -238,21 +240,23 @@ class PublishedIterations:
         self._changed.update(self._begun.pop((run, iteration)))
         self._changed["published", run, iteration] = row
 
-    def recall(self, row: PublishedIterationRow) -> None:
+    def restore(self, row: PublishedIterationRow) -> None:
         """Remember an iteration."""
         self._keep(row)
         self._count(row)
         self.run = max(self.run, row.run)
 
-    def recall_late(self, row: LateEventsRow) -> None:
+    def restore_late(self, row: LateEventsRow) -> None:
         """Remember what came too late."""
         self._late[row.run, row.iteration, row.rank] = row.events
 
-    def late(self, run: int, iteration: int, rank: int, start: int, part: EventColumns) -> None:
+    def count_late(
+        self, run: int, iteration: int, rank: int, start: int, part: EventColumns
+    ) -> None:
         """Count events of a rank's life that came too late for the iteration of a run."""
         changed = self._begun.get((run, iteration), self._changed)
         row = self._rows.get(iteration, {}).get(run)
-        if row is not None and (not row.has(rank) or row.start_of(rank) == start):
+        if row is not None and (not row.has_rank(rank) or row.start_of(rank) == start):
             reached = {**row.positions, rank: int(part.columns["position"].max())}
             starts = {**row.starts, rank: start} if row.start_of(rank) != start else row.starts
             row = dataclasses.replace(row, positions=reached, starts=starts)
@@ -280,7 +284,7 @@ class PublishedIterations:
         """
         for runs in reversed(self._rows.values()):
             row = runs.get(self.run)
-            if row is not None and row.has(rank):
+            if row is not None and row.has_rank(rank):
                 return row.start_of(rank)
         return start
 

@@ -73,7 +73,7 @@ class ReportingAgent:
     lost_events: int = 0
     jobs: set[str] = field(default_factory=set[str])
 
-    def take(self, report: AgentReport, *, now_s: float) -> None:
+    def update(self, report: AgentReport, *, now_s: float) -> None:
         """Take what a report says of its agent."""
         self.heard_s = now_s
         self.host, self.host_id = report.host or self.host, report.host_id or self.host_id
@@ -84,7 +84,7 @@ class ReportingAgent:
         """Return the lowest number that an item of a report may have."""
         return max(self.received + 1, report.sequence - report.items + 1)
 
-    def words(self, host: str, *, now_s: float) -> str:
+    def describe(self, host: str, *, now_s: float) -> str:
         """Say how far behind it is; `host` is what its host is called."""
         silent_s, name = now_s - self.heard_s, f"the agent of {host or self.agent_id}"
         if silent_s >= AGENT_SILENCE_TIMEOUT_S:
@@ -110,35 +110,35 @@ class AgentRegistry:
     """All that ever reported."""
 
     def __init__(self) -> None:
-        self.all: dict[str, ReportingAgent] = {}
+        self.by_id: dict[str, ReportingAgent] = {}
         self._rows: dict[str, tuple[str, int]] = {}
 
-    def of(self, agent_id: str, *, now_s: float) -> ReportingAgent:
+    def get_or_add(self, agent_id: str, *, now_s: float) -> ReportingAgent:
         """Return an agent, known or new; ExhaustedError when there are too many."""
-        if agent_id not in self.all and len(self.all) >= MAX_AGENTS:
-            raise ExhaustedError(f"{len(self.all)} agents are known, and no more are taken")
-        return self.all.setdefault(agent_id, ReportingAgent(agent_id, now_s))
+        if agent_id not in self.by_id and len(self.by_id) >= MAX_AGENTS:
+            raise ExhaustedError(f"{len(self.by_id)} agents are known, and no more are taken")
+        return self.by_id.setdefault(agent_id, ReportingAgent(agent_id, now_s))
 
-    def words(self, *, now_s: float) -> dict[str, str]:
+    def describe_agents(self, *, now_s: float) -> dict[str, str]:
         """Return how each agent stands, in words."""
         hosts = self.hosts()
-        return {name: a.words(hosts[name][1], now_s=now_s) for name, a in self.all.items()}
+        return {name: a.describe(hosts[name][1], now_s=now_s) for name, a in self.by_id.items()}
 
     def hosts(self) -> dict[str, tuple[str, str]]:
         """Return the name of the host of each agent, and what it is called among the others."""
-        return name_hosts({name: (agent.host, agent.host_id) for name, agent in self.all.items()})
+        return name_hosts({name: (agent.host, agent.host_id) for name, agent in self.by_id.items()})
 
     def statuses(self, *, now_s: float) -> tuple[AgentStatus, ...]:
         """Return how each agent stands."""
         hosts = self.hosts()
-        return tuple(a.status(hosts[name][1], now_s=now_s) for name, a in self.all.items())
+        return tuple(a.status(hosts[name][1], now_s=now_s) for name, a in self.by_id.items())
 
     def restore(self, row: AgentRow, *, now_s: float, now_us: int) -> None:
         """Remember an agent."""
         heard_s = now_s - max(0, now_us - row.heard_us) / 1e6
         known = row.acknowledged
         agent = ReportingAgent(row.agent_id, heard_s, row.host, received=known, acknowledged=known)
-        self.all[row.agent_id] = agent
+        self.by_id[row.agent_id] = agent
         self._rows[row.agent_id] = row.host, row.acknowledged
 
     def rows(
@@ -148,29 +148,29 @@ class AgentRegistry:
 
         `lowest` has, for each iteration that is not published, the first number of each agent.
         """
-        safe = {name: agent.received for name, agent in self.all.items()}
+        safe = {name: agent.received for name, agent in self.by_id.items()}
         for numbers in lowest:
             for name, number in numbers.items():
                 if name in safe:
                     safe[name] = min(safe[name], number - 1)
         return [
             AgentRow(name, agent.host, safe[name], now_us - int((now_s - agent.heard_s) * 1e6))
-            for name, agent in self.all.items()
+            for name, agent in self.by_id.items()
             if self._rows.get(name) != (agent.host, safe[name])
         ]
 
     def committed(self, row: AgentRow) -> None:
         """Remember that a row is on disk."""
-        agent = self.all.get(row.agent_id)
+        agent = self.by_id.get(row.agent_id)
         if agent is not None:
             agent.acknowledged = row.acknowledged
             self._rows[row.agent_id] = row.host, row.acknowledged
 
     def forget(self, *, before_s: float) -> list[str]:
         """Forget those that were not heard since then, and name them."""
-        gone = [name for name, a in self.all.items() if a.heard_s < before_s and not a.streams]
+        gone = [name for name, a in self.by_id.items() if a.heard_s < before_s and not a.streams]
         for name in gone:
-            del self.all[name]
+            del self.by_id[name]
             self._rows.pop(name, None)
         return gone
 
@@ -218,8 +218,8 @@ def restore_rows(
         elif isinstance(row, SessionStatusRow | BalanceRow):
             known = acknowledged.get(row.agent_id, 0)
             _recall_status(row, jobs[row.status.job_id], acknowledged=known)
-            if row.sequence <= known and row.agent_id in agents.all:
-                agents.all[row.agent_id].jobs.add(row.status.job_id)
+            if row.sequence <= known and row.agent_id in agents.by_id:
+                agents.by_id[row.agent_id].jobs.add(row.status.job_id)
         else:
             _recall_part(row, jobs)
 
@@ -228,22 +228,22 @@ def _recall_status(
     row: SessionStatusRow | BalanceRow, job: ReportedJob, *, acknowledged: int
 ) -> None:
     if isinstance(row, SessionStatusRow):
-        job.recall_session(row, acknowledged=acknowledged)
+        job.restore_session(row, acknowledged=acknowledged)
     elif row.sequence > acknowledged:
-        job.ranks.recall_balance(row.status)
+        job.ranks.restore_balance(row.status)
     else:
-        job.ranks.take_balance(row.status, needed=job.needs(row.status.iteration))
+        job.ranks.update_balance(row.status, needed=job.needs_iteration(row.status.iteration))
 
 
 def _recall_part(row: StateRow, jobs: Mapping[str, ReportedJob]) -> None:
     if isinstance(row, PublishedIterationRow):
-        jobs[row.job_id].published.recall(row)
+        jobs[row.job_id].published.restore(row)
     elif isinstance(row, LateEventsRow):
-        jobs[row.job_id].published.recall_late(row)
+        jobs[row.job_id].published.restore_late(row)
     elif isinstance(row, FindingRow):
         jobs[row.job_id].findings.append(row.finding)
     elif isinstance(row, RankTimeoutsRow):
-        jobs[row.job_id].ranks.take_timeouts(row.rank, row.timeouts)
+        jobs[row.job_id].ranks.update_timeouts(row.rank, row.timeouts)
     elif isinstance(row, JobResultRow):
         job = jobs[row.job_id]
         job.book, job.hint_state, job.more_findings = row.book, row.hint_state, row.more_findings
@@ -273,18 +273,18 @@ class ReportStore:
             newest = max(self._jobs.values(), key=lambda job: job.heard_s, default=None)
             self._latest = newest.job_id if newest else ""
 
-    def connected(self, agent_id: str, change: int, *, now_s: float) -> None:
+    def count_stream(self, agent_id: str, change: int, *, now_s: float) -> None:
         """Note that a stream of an agent has begun, or ended."""
         with self._lock:
-            self._agents.of(agent_id, now_s=now_s).streams += change
+            self._agents.get_or_add(agent_id, now_s=now_s).streams += change
 
-    def take(self, report: AgentReport, *, now_s: float) -> ReportAnswer:
+    def add_report(self, report: AgentReport, *, now_s: float) -> ReportAnswer:
         """Take a report unless it is a repeat; return what its agent is to hear."""
         # Before the lock: this is the only part that grows with the number of events.
         parts = [split_by_iteration(columns) for _, columns in report.events]
         with self._lock:
-            agent = self._agents.of(report.agent_id, now_s=now_s)
-            agent.take(report, now_s=now_s)
+            agent = self._agents.get_or_add(report.agent_id, now_s=now_s)
+            agent.update(report, now_s=now_s)
             if report.sequence > agent.received:
                 number = agent.first_number(report)
                 self._take(report, parts, number, now_s=now_s)
@@ -293,7 +293,7 @@ class ReportStore:
             # Behind the items: they are what has been heard.
             for heard in report.heard:
                 if heard.job_id in self._jobs:
-                    self._jobs[heard.job_id].take_heard(heard)
+                    self._jobs[heard.job_id].update_coverage(heard)
             warnings = tuple(
                 (job_id, text)
                 for job_id in sorted(agent.jobs)
@@ -302,13 +302,13 @@ class ReportStore:
             )
             return ReportAnswer(agent.acknowledged, agent.received, warnings)
 
-    def crowded(self, report: AgentReport) -> bool:
+    def is_crowded(self, report: AgentReport) -> bool:
         """Return whether more reports would only fill the memory: what is complete comes first."""
         with self._lock:
             named = (self._jobs.get(job_id) for job_id in _list_job_ids(report))
-            return any(job.crowded() for job in named if job is not None)
+            return any(job.is_crowded() for job in named if job is not None)
 
-    def next_ready(self, *, now_s: float, every: bool = False) -> IterationView | None:
+    def take_next_ready(self, *, now_s: float, every: bool = False) -> IterationView | None:
         """Hand out one iteration to be published; None when none is ready.
 
         Ready is an iteration that every rank has finished, in rising order, or, out of turn, one
@@ -317,31 +317,31 @@ class ReportStore:
         """
         with self._lock:
             for job in self._jobs.values():
-                if job.handed is not None:
+                if job.in_publication is not None:
                     continue
                 deadline_s = 0.0 if every else self._deadline_s
-                pending = job.ready(now_s=now_s, deadline_s=deadline_s)
+                pending = job.find_ready(now_s=now_s, deadline_s=deadline_s)
                 if pending is not None:
                     view = self._view(job, pending, provisional=False)
-                    job.hand_out(pending)
+                    job.start_publication(pending)
                     return view
             return None
 
-    def upcoming(self, least_events: int) -> IterationView | None:
+    def find_upcoming(self, least_events: int) -> IterationView | None:
         """Return the next iteration that is complete and large, while another is being written."""
         with self._lock:
             for job in self._jobs.values():
                 pending = job.next_complete()
-                if job.handed and pending and pending.count >= least_events:
+                if job.in_publication and pending and pending.count >= least_events:
                     return self._view(job, pending, provisional=False)
             return None
 
-    def settle(self, job_id: str, settled: PublicationResult) -> None:
+    def finish_publication(self, job_id: str, settled: PublicationResult) -> None:
         """Keep what a handed-out iteration came to."""
         with self._lock:
-            self._jobs[job_id].settle(settled)
+            self._jobs[job_id].finish_publication(settled)
 
-    def unpublished(self, job_id: str) -> tuple[PublishedOffsets | None, list[IterationView]]:
+    def list_unpublished(self, job_id: str) -> tuple[PublishedOffsets | None, list[IterationView]]:
         """Return how far a job's files are, and what comes after them as it is now."""
         with self._lock:
             job = self._jobs.get(job_id)
@@ -349,34 +349,37 @@ class ReportStore:
                 return None, []
             return job.book, [self._view(job, each, provisional=True) for each in job.unpublished()]
 
-    def findings(self, job_id: str) -> list[Finding]:
+    def list_findings(self, job_id: str) -> list[Finding]:
         """Return what is odd about a job's published iterations."""
         with self._lock:
             return list_job_findings(self._jobs[job_id]) if job_id in self._jobs else []
 
-    def waiting(self, *, now_s: float) -> list[IterationView]:
+    def list_waiting_iterations(self, *, now_s: float) -> list[IterationView]:
         """Return the iterations in which somebody may be waiting."""
         with self._lock:
-            agents = self._agents.words(now_s=now_s)
+            agents = self._agents.describe_agents(now_s=now_s)
             return [
-                replace(self._view(job, pending, provisional=True), heard=job.ranks.heard(agents))
+                replace(
+                    self._view(job, pending, provisional=True),
+                    heard=job.ranks.build_coverage(agents),
+                )
                 for job in self._jobs.values()
                 for pending in job.pending.values()
-                if pending.waits
+                if pending.has_open_calls
             ]
 
-    def facts(self, job_id: str) -> JobFacts:
+    def build_job_facts(self, job_id: str) -> JobFacts:
         """Return what hints need to know of a job."""
         with self._lock:
             return self._jobs[job_id].ranks.facts(job_id)
 
-    def kept(self, job_id: str) -> tuple[PublishedOffsets | None, str]:
+    def get_last_publication(self, job_id: str) -> tuple[PublishedOffsets | None, str]:
         """Return book and hint state of a job, as they were settled last."""
         with self._lock:
             job = self._jobs[job_id]
             return job.book, job.hint_state
 
-    def show(
+    def set_hints(
         self, job_id: str, *, hints: tuple[TimeoutHint, ...], warnings: tuple[str, ...]
     ) -> bool:
         """Keep the present hints of a job; return whether they are others than before."""
@@ -387,7 +390,7 @@ class ReportStore:
                 job.hints, job.warnings = hints, warnings
             return changed
 
-    def changes(self, *, now_s: float, now_us: int) -> dict[object, StateRow]:
+    def collect_changes(self, *, now_s: float, now_us: int) -> dict[object, StateRow]:
         """Return what is to be written, to be answered by `committed` or `failed`."""
         with self._lock:
             rows, self._failed = self._failed, {}
@@ -398,19 +401,19 @@ class ReportStore:
                 rows["agent", agent.agent_id] = agent
             return rows
 
-    def committed(self, rows: Iterable[StateRow]) -> None:
+    def mark_committed(self, rows: Iterable[StateRow]) -> None:
         """Acknowledge what has been written."""
         with self._lock:
             for row in rows:
                 if isinstance(row, AgentRow):
                     self._agents.committed(row)
 
-    def failed(self, rows: dict[object, StateRow]) -> None:
+    def restore_changes(self, rows: dict[object, StateRow]) -> None:
         """Keep what could not be written for the next time; nothing is acknowledged."""
         with self._lock:
             self._failed = rows
 
-    def finished(self, *, now_s: float, silent_s: float) -> list[tuple[str, float]]:
+    def list_finished_jobs(self, *, now_s: float, silent_s: float) -> list[tuple[str, float]]:
         """Return jobs that are over and the seconds since they were heard, longest first."""
         with self._lock:
             ages = {
@@ -420,7 +423,7 @@ class ReportStore:
             }
         return sorted(ages.items(), key=lambda each: -each[1])
 
-    def forget(self, job_id: str) -> None:
+    def forget_job(self, job_id: str) -> None:
         """Forget a job."""
         with self._lock:
             self._jobs.pop(job_id, None)
@@ -443,7 +446,7 @@ class ReportStore:
         with self._lock:
             return sum(len(job.unpublished()) for job in self._jobs.values())
 
-    def fleet(self, *, now_s: float) -> FleetView:
+    def build_fleet_view(self, *, now_s: float) -> FleetView:
         """Return a snapshot of all that is known, without the events."""
         with self._lock:
             return FleetView(
@@ -468,22 +471,22 @@ class ReportStore:
             raise ExhaustedError(f"{len(self._jobs)} jobs are known, and no more are taken")
         for job_id in named:
             job = self._jobs.setdefault(job_id, ReportedJob(job_id, now_s=now_s))
-            job.heard_s, job.heard = now_s, True
+            job.heard_s, job.has_news = now_s, True
             self._latest = job_id
         for job_id, root in report.roots.items():
-            self._jobs[job_id].take_root(root)
+            self._jobs[job_id].add_root(root)
         origin = report.agent_id, report.sequence
         for session in report.sessions:
-            self._jobs[session.job_id].take_session(session, origin)
+            self._jobs[session.job_id].update_session(session, origin)
         for job_id, rank, timeouts in report.timeouts:
-            self._jobs[job_id].take_timeouts(rank, timeouts)
+            self._jobs[job_id].update_timeouts(rank, timeouts)
         # Events before balances: a balance may say that an iteration is complete.
         for (source, columns), parts in zip(report.events, events, strict=True):
-            self._jobs[source.job_id].take_events(
+            self._jobs[source.job_id].add_events(
                 source, columns, parts, agent_id=report.agent_id, number=number, now_s=now_s
             )
         for status in report.iterations:
-            self._jobs[status.job_id].take_balance(status, origin, now_s=now_s)
+            self._jobs[status.job_id].update_balance(status, origin, now_s=now_s)
 
 
 def _list_job_ids(report: AgentReport) -> set[str]:

@@ -186,7 +186,7 @@ class JobCoordinator(Component):
         """
         self._required = required or RequiredFiles()
         self._meters = meters or MetricCounters()
-        self._meters.begin(COORDINATOR_PREFIX)
+        self._meters.start_at_zero(COORDINATOR_PREFIX)
         self._settings = settings
         self._ends_with_job = ends_with_job
         self._gather = ReportStore(deadline_s=settings.deadline_s)
@@ -214,7 +214,7 @@ class JobCoordinator(Component):
         """Why state or orders cannot be written; empty when they can."""
         state = self._keeping.problem if self._keeping else ""
         orders = self._publishing.problems if self._publishing else []
-        return "; ".join(filter(None, (*self._required.gone, state, *orders)))
+        return "; ".join(filter(None, (*self._required.missing, state, *orders)))
 
     def register(self, server: grpc.Server) -> None:
         """Add the services to a server that has not started yet."""
@@ -225,7 +225,9 @@ class JobCoordinator(Component):
         if self._thread is not None:
             return
         self._state = CoordinatorState(Path(self._settings.state_dir))
-        self._required.keep(self._state.path, "the next process will not know what came before")
+        self._required.watch_file(
+            self._state.path, "the next process will not know what came before"
+        )
         self._keeping = StateWriter(self._gather, self._state, self._settings)
         self._publishing = IterationPublisher(
             self._gather,
@@ -236,8 +238,8 @@ class JobCoordinator(Component):
             roots=self._roots,
             meters=self._meters,
         )
-        self._keeping.recall()
-        self._hinting.recall()
+        self._keeping.restore_store()
+        self._hinting.restore_states()
         self._publishing.start()
         self._thread = threading.Thread(target=self._run, name="rankdumpd-coordinator", daemon=True)
         self._thread.start()
@@ -249,10 +251,10 @@ class JobCoordinator(Component):
         deadline_s = time.monotonic() + timeout_s
         lost = self._publishing.lost
         with self._working:
-            while self._publishing.next(every=self._ends_with_job):
+            while self._publishing.publish_next(every=self._ends_with_job):
                 if time.monotonic() >= deadline_s:
                     break
-            self._keeping.flush()
+            self._keeping.write_changes()
         return self._gather.backlog + self._publishing.lost - lost
 
     def stop(self) -> None:
@@ -278,7 +280,7 @@ class JobCoordinator(Component):
 
     def connected(self, agent_id: str, change: int) -> None:
         """Note that a stream of an agent has begun (1) or ended (-1)."""
-        self._gather.connected(agent_id, change, now_s=time.monotonic())
+        self._gather.count_stream(agent_id, change, now_s=time.monotonic())
 
     def take(self, report: AgentReport) -> ReportAnswer:
         """Take a report; return what its agent is to hear.
@@ -286,17 +288,17 @@ class JobCoordinator(Component):
         The answer waits while iterations are complete faster than they can be published: agents
         keep the rest on disk, and memory holds a few iterations however fast they come.
         """
-        answer = self._gather.take(report, now_s=time.monotonic())
+        answer = self._gather.add_report(report, now_s=time.monotonic())
         self._meters.add("rankdump_coordinator_reports_total")
         patience_s = time.monotonic() + _REPORT_ANSWER_TIMEOUT_S
-        while report.items and self._gather.crowded(report) and time.monotonic() < patience_s:
+        while report.items and self._gather.is_crowded(report) and time.monotonic() < patience_s:
             if self._stopping.wait(_WORK_INTERVAL_S / 4):
                 break
         return answer
 
     def fleet(self) -> FleetView:
         """Return what is known of all jobs."""
-        return self._gather.fleet(now_s=time.monotonic())
+        return self._gather.build_fleet_view(now_s=time.monotonic())
 
     def samples(self) -> list[MetricSample]:
         """Return how it stands, for monitoring."""
@@ -307,8 +309,8 @@ class JobCoordinator(Component):
 
         Findings of an iteration that still runs are provisional.
         """
-        yield from self._gather.findings(job_id)
-        book, views = self._gather.unpublished(job_id)
+        yield from self._gather.list_findings(job_id)
+        book, views = self._gather.list_unpublished(job_id)
         if book is not None:
             yield from read_published_entries(book, graph)
         position = 0 if book is None else book.position
@@ -321,8 +323,8 @@ class JobCoordinator(Component):
 
     def findings(self, job_id: str) -> Iterator[Finding]:
         """Return what is odd about the order of a job."""
-        yield from self._gather.findings(job_id)
-        for view in self._gather.unpublished(job_id)[1]:
+        yield from self._gather.list_findings(job_id)
+        for view in self._gather.list_unpublished(job_id)[1]:
             yield from merge_iteration(view).findings
 
     def _run(self) -> None:
@@ -340,17 +342,17 @@ class JobCoordinator(Component):
         now_s = time.monotonic()
         if now_s >= self._look_s:
             self._look_s = now_s + _OPEN_WAIT_INTERVAL_S
-            self._hinting.look(now_us=time.time_ns() // 1000, now_s=now_s)
+            self._hinting.update_open_waits(now_us=time.time_ns() // 1000, now_s=now_s)
 
     def _work(self, *, retire: bool) -> None:
         if self._keeping is None or self._publishing is None:
             return
         with self._working:
-            while not self._stopping.is_set() and self._publishing.next():
+            while not self._stopping.is_set() and self._publishing.publish_next():
                 # Who waits must be seen however much there is to publish.
                 self._look()
-            self._keeping.flush()
+            self._keeping.write_changes()
             self._look()
             if retire:
-                for job_id in self._keeping.retire():
-                    self._hinting.forget(job_id)
+                for job_id in self._keeping.forget_old_jobs():
+                    self._hinting.forget_job(job_id)

@@ -144,29 +144,29 @@ class StateWriter:
         self.problem = ""
         """Why the state cannot be written; empty when it can."""
 
-    def recall(self) -> None:
+    def restore_store(self) -> None:
         """Fill the gathered with what outlived the process before; DamagedError when that is not
         what was written, or such that nobody could be told of it.
         """
         now_s = time.monotonic()
         try:
             self._gather.restore(self._state.rows(), now_s=now_s, now_us=_read_wall_clock_us())
-            fleet = self._gather.fleet(now_s=now_s)
+            fleet = self._gather.build_fleet_view(now_s=now_s)
             view_to_wire(build_status_view(fleet, select_jobs(fleet, ""), ""))
         except RankdumpError:
             raise
         except Exception as error:
             raise CorruptedError(f"coordinator.sqlite is damaged: {error!r}") from error
 
-    def flush(self) -> None:
+    def write_changes(self) -> None:
         """Write what has changed; only then it is acknowledged."""
-        rows = self._gather.changes(now_s=time.monotonic(), now_us=_read_wall_clock_us())
+        rows = self._gather.collect_changes(now_s=time.monotonic(), now_us=_read_wall_clock_us())
         if not rows:
             return
         try:
             self._state.write(rows.values())
         except BaseException as error:
-            self._gather.failed(rows)
+            self._gather.restore_changes(rows)
             if not isinstance(error, UnavailableError):
                 raise
             if str(error) != self.problem:
@@ -176,20 +176,20 @@ class StateWriter:
         if self.problem:
             _logger.warning("the state can be written again: %d rows", len(rows))
         self.problem = ""
-        self._gather.committed(rows.values())
+        self._gather.mark_committed(rows.values())
 
-    def retire(self) -> list[str]:
+    def forget_old_jobs(self) -> list[str]:
         """Let go of finished jobs that are too old, or too many; their trees stay. Name them."""
         limit_s = self._settings.keep_days * _DAY_S
         now_s = time.monotonic()
         gone: list[str] = []
         try:
-            for job_id, age_s in self._gather.finished(now_s=now_s, silent_s=_DAY_S):
+            for job_id, age_s in self._gather.list_finished_jobs(now_s=now_s, silent_s=_DAY_S):
                 too_large = self._state.size_bytes > self._settings.keep_bytes
                 if age_s < limit_s and not too_large:
                     break
                 self._state.forget(job_id)
-                self._gather.forget(job_id)
+                self._gather.forget_job(job_id)
                 gone.append(job_id)
                 why = f"the state is over {self._settings.keep_bytes} bytes" if too_large else ""
                 why = why or f"it is over for {age_s / _DAY_S:.0f} days"

@@ -63,7 +63,7 @@ class OrderPremerger:
             self._thread.join()
             self._thread = None
 
-    def order_of(self, view: IterationView) -> GlobalOrder:
+    def merge_view(self, view: IterationView) -> GlobalOrder:
         """Return the order of an iteration, merged already or now."""
         # While it is being merged ahead, waiting for that is the quickest way.
         with self._merging:
@@ -72,7 +72,7 @@ class OrderPremerger:
             return ready[1]
         return merge_iteration(view)
 
-    def writing(self, is_writing: bool) -> None:
+    def set_writing(self, is_writing: bool) -> None:
         """Say whether an iteration is being written: only then there is something to gain."""
         if is_writing:
             self._busy.set()
@@ -130,10 +130,10 @@ class HintUpdater:
         self._written: dict[str, tuple[str, ...]] = {}
         self._said: dict[str, dict[WarningKey, str]] = {}
 
-    def recall(self) -> None:
+    def restore_states(self) -> None:
         """Take up the hints of jobs that are known from before."""
         for job_id in self._gather.job_ids():
-            _, text = self._gather.kept(job_id)
+            _, text = self._gather.get_last_publication(job_id)
             try:
                 if text:
                     self._states[job_id] = HintState.from_json(text)
@@ -142,13 +142,13 @@ class HintUpdater:
                 # Hints that cannot be read must not keep orders from being published.
                 _logger.exception("job %s: its hints begin anew", job_id, extra={"job": job_id})
 
-    def state_after(self, order: GlobalOrder, view: IterationView) -> str:
+    def observe_iteration(self, order: GlobalOrder, view: IterationView) -> str:
         """Take an iteration in; return the state of its job as JSON text."""
         before = self._states.get(view.job_id, HintState())
         state = self._states[view.job_id] = update_hint_state(before, order, view.stalls)
         return state.to_json()
 
-    def published(self, job_id: str, root: str) -> None:
+    def update_published(self, job_id: str, root: str) -> None:
         """Show what an iteration has changed, and write it beside the dump."""
         try:
             self._show(job_id, root)
@@ -156,15 +156,15 @@ class HintUpdater:
             # The iteration is published whatever becomes of the hints.
             _logger.exception("job %s: no hints", job_id, extra={"job": job_id})
 
-    def look(self, *, now_us: int, now_s: float) -> None:
+    def update_open_waits(self, *, now_us: int, now_s: float) -> None:
         """See who waits at present; a job in which nobody does any more has no such hint."""
         found: defaultdict[str, list[TimeoutHint]] = defaultdict(list)
         roots: dict[str, str] = {}
-        for view in self._gather.waiting(now_s=now_s):
+        for view in self._gather.list_waiting_iterations(now_s=now_s):
             roots[view.job_id] = view.root
             state = self._states.get(view.job_id)
             found[view.job_id] += find_open_waits(
-                view, self._gather.facts(view.job_id), now_us, state
+                view, self._gather.build_job_facts(view.job_id), now_us, state
             )
         for job_id in {*self._live, *found}:
             live = tuple(found.get(job_id, ()))
@@ -173,20 +173,20 @@ class HintUpdater:
                 self._show(job_id, roots.get(job_id, ""))
         self._live = {job_id: live for job_id, live in self._live.items() if live}
 
-    def forget(self, job_id: str) -> None:
+    def forget_job(self, job_id: str) -> None:
         """Forget a job."""
         for known in (self._states, self._live, self._written, self._said):
             known.pop(job_id, None)
 
     def _show(self, job_id: str, root: str = "") -> None:
         state = self._states.get(job_id, HintState())
-        settled = build_hints(state, self._gather.facts(job_id))
+        settled = build_hints(state, self._gather.build_job_facts(job_id))
         hints = (*settled, *self._live.get(job_id, ()))
         before = self._said.get(job_id, {})
         lines = build_warnings(hints, before)
         self._said[job_id] = dict([*(before | lines).items()][-MAX_REMEMBERED_WARNINGS:])
         said = tuple(lines.values())
-        if not self._gather.show(job_id, hints=hints, warnings=said) or not root:
+        if not self._gather.set_hints(job_id, hints=hints, warnings=said) or not root:
             return
         # A wait grows all the time; the file is for people, who read what has been said.
         worth = (repr(settled), *said)
@@ -237,7 +237,7 @@ class IterationPublisher:
         self._publisher = OrderPublisher(
             table_events=table_events, trace_events=trace_events, roots=roots
         )
-        self._ahead = OrderPremerger(gather.upcoming)
+        self._ahead = OrderPremerger(gather.find_upcoming)
         self._waiting: dict[str, _DelayedIteration] = {}
         """By job: what is handed out, and waits for its disk."""
         self.lost = 0
@@ -259,13 +259,15 @@ class IterationPublisher:
             for job_id, each in list(self._waiting.items())
         ]
 
-    def next(self, *, every: bool = False) -> bool:
+    def publish_next(self, *, every: bool = False) -> bool:
         """Publish one iteration; return whether there was one that did not have to wait.
 
         With `every`, those that wait are tried once more without their pause.
         """
         now_s = time.monotonic()
-        view = self._due(now_s, every=every) or self._gather.next_ready(now_s=now_s, every=every)
+        view = self._due(now_s, every=every) or self._gather.take_next_ready(
+            now_s=now_s, every=every
+        )
         return view is not None and self._settled(view)
 
     def _due(self, now_s: float, *, every: bool) -> IterationView | None:
@@ -294,9 +296,9 @@ class IterationPublisher:
         if not settled.written:
             self.lost += 1
             self._meters.add("rankdump_coordinator_lost_iterations_total")
-        self._gather.settle(view.job_id, settled)
-        self._keeping.flush()
-        self._hinting.published(view.job_id, view.root)
+        self._gather.finish_publication(view.job_id, settled)
+        self._keeping.write_changes()
+        self._hinting.update_published(view.job_id, view.root)
         if self._waiting.pop(view.job_id, None):
             _logger.warning(
                 "job %s: its order is published again", view.job_id, extra={"job": view.job_id}
@@ -319,15 +321,15 @@ class IterationPublisher:
         self._waiting[view.job_id] = _DelayedIteration(view, why, at_s, pause_s, hurried)
 
     def _published(self, view: IterationView) -> PublicationResult:
-        book, _ = self._gather.kept(view.job_id)
-        order = self._ahead.order_of(view)
-        self._ahead.writing(True)
+        book, _ = self._gather.get_last_publication(view.job_id)
+        order = self._ahead.merge_view(view)
+        self._ahead.set_writing(True)
         try:
             written, problem = self._publisher.append(
                 order, job_id=view.job_id, root=view.root, book=book
             )
         finally:
-            self._ahead.writing(False)
+            self._ahead.set_writing(False)
         if written is not None:
             self._meters.add("rankdump_coordinator_published_iterations_total")
             self._meters.add("rankdump_coordinator_published_events_total", len(order))
@@ -349,7 +351,7 @@ class IterationPublisher:
 
     def _observed(self, order: GlobalOrder, view: IterationView) -> str:
         try:
-            return self._hinting.state_after(order, view)
+            return self._hinting.observe_iteration(order, view)
         except Exception:
             # What is in the tree must count as published whatever becomes of the hints.
             _logger.exception(
@@ -358,10 +360,10 @@ class IterationPublisher:
                 order.iteration,
                 extra={"job": view.job_id, "iteration": order.iteration},
             )
-            return self._gather.kept(view.job_id)[1]
+            return self._gather.get_last_publication(view.job_id)[1]
 
     def _given_up(self, view: IterationView, error: Exception) -> PublicationResult:
-        book, hint_state = self._gather.kept(view.job_id)
+        book, hint_state = self._gather.get_last_publication(view.job_id)
         text = f"iteration {view.iteration}: its events are lost: {error!r}"
         found = Finding(FindingKind.UNPUBLISHED, view.iteration, text)
         return PublicationResult(book, False, (found,), hint_state)

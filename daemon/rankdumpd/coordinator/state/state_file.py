@@ -173,7 +173,7 @@ class CoordinatorState:
         try:
             for table in ROW_TABLES.values():
                 for values in self._base.execute(table.read):
-                    yield check_row(table.row(*values))
+                    yield check_row(table.from_values(*values))
         except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
             raise CorruptedError(f"coordinator.sqlite cannot be read: {error}") from None
 
@@ -181,7 +181,7 @@ class CoordinatorState:
         """Write all of the rows, or none of them and raise UnavailableError."""
         by_kind: defaultdict[type[StateRow], list[RowValues]] = defaultdict(list)
         for row in rows:
-            by_kind[type(row)].append(ROW_TABLES[type(row)].values(row))
+            by_kind[type(row)].append(ROW_TABLES[type(row)].to_values(row))
         if by_kind:
             self._change([(ROW_TABLES[kind].write, values) for kind, values in by_kind.items()])
 

@@ -90,7 +90,7 @@ class PublishedIterationRow:
         """Return which life of a rank is in it, if any is."""
         return self.starts.get(rank, self.start)
 
-    def has(self, rank: int) -> bool:
+    def has_rank(self, rank: int) -> bool:
         """Return whether anything of a rank is in it, or was found to be late for it."""
         return self.finished is None or rank in self.finished or rank in self.positions
 
@@ -153,8 +153,8 @@ class RowTable:
 
     write: str
     read: str
-    values: Callable[[Any], RowValues]
-    row: Callable[..., StateRow]
+    to_values: Callable[[Any], RowValues]
+    from_values: Callable[..., StateRow]
 
 
 def check_row(row: StateRow) -> StateRow:

@@ -91,7 +91,7 @@ class TorchApiHook:
         self._records = TorchApiRecorder(self._observer, options, self._sites)
         self._listening = CollectiveSubscription(model, self._observer)
         self._calls = TorchApiCallObserver(
-            self._observer, self._sites, self._records, self._listening.model_called
+            self._observer, self._sites, self._records, self._listening.find_outer_ddp
         )
         self._steps = OptimizerPause(self._calls)
         self._operators = OperatorPatch()
@@ -102,21 +102,21 @@ class TorchApiHook:
 
     def record_with(self, recorder: Recorder, options: ApiOptions) -> None:
         """Hand over to this recorder from now on, as these options say; numbers go on."""
-        self._listening.record_with(recorder)
-        self._sites.refilter(options.filter_stack)
-        self._records.follow(options)
+        self._listening.set_recorder(recorder)
+        self._sites.set_filter(options.filter_stack)
+        self._records.set_options(options)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
         """Look at the model again; an iteration may be armed and disarmed several times."""
         if iteration != self._iteration:
             self._iteration = iteration
             self._records.restart()
-        self._listening.refresh()
+        self._listening.refresh_methods()
         self._refresh()
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
         """Leave the tensors of the iteration."""
-        run_shielded(self._records.release, self._observer.failed)
+        run_shielded(self._records.remove_hooks, self._observer.report_failure)
 
     def detach(self) -> None:
         """Leave the model and torch as they were before."""
@@ -125,9 +125,9 @@ class TorchApiHook:
         self._operators.remove()
         self._uninstall()
         self._records.restart()
-        self._records.release()
-        self._sites.forget()
-        self._listening.stop()
+        self._records.remove_hooks()
+        self._sites.clear()
+        self._listening.unsubscribe()
 
     def _refresh(self) -> None:
         try:
@@ -135,7 +135,7 @@ class TorchApiHook:
             # Outside of what keeps modes away: it would put back those that it found.
             self._calls.restart()
         except Exception as error:
-            self._observer.failed(error)
+            self._observer.report_failure(error)
 
     def _install(self) -> None:
         structure = read_structure(self._model)

@@ -52,7 +52,7 @@ class ApiTensorRecorder:
         self._observer = observer
         self._filtered = filtered
 
-    def hand_over(
+    def record_leaves(
         self,
         op_type: str,
         name: str,
@@ -76,7 +76,7 @@ class ApiTensorRecorder:
             if value is not None:
                 place = format_api_argument(side, leaf.path, leaf.word, scalar, recomputed)
                 kept.append(CallLeaf(leaf.slot, place, value))
-        self._observer.tensors(op_type, name, side, kept)
+        self._observer.record_tensors(op_type, name, side, kept)
         return kept
 
 
@@ -120,7 +120,7 @@ class ApiRepeatFinder:
         self._numbering.restart()
         self._originals.clear()
 
-    def of(self, call: ApiCall, leaves: Iterable[ApiLeaf]) -> RepeatedApiCall | None:
+    def find_repeat(self, call: ApiCall, leaves: Iterable[ApiLeaf]) -> RepeatedApiCall | None:
         """Return what a call that begins repeats; None for any that does not."""
         step, grad = find_backward_step(), torch.is_grad_enabled()
         watched = find_saving_hook() is not None
@@ -132,7 +132,7 @@ class ApiRepeatFinder:
         # A function written in Python that computes its own gradient does so without gradients.
         if not watched and not (step[2] and grad):
             return None
-        found = self._numbering.recomputation(
+        found = self._numbering.find_repeated_call(
             _make_call_scope(call), _find_first_tensor(leaves), BackwardStep(*step)
         )
         original = None if found is None else self._originals.get(found)
@@ -142,7 +142,7 @@ class ApiRepeatFinder:
         if len(self._originals) >= _MAX_REMEMBERED_CALLS:
             self.restart()
         self._originals[
-            self._numbering.forward(_make_call_scope(call), _find_first_tensor(leaves))
+            self._numbering.add_forward_call(_make_call_scope(call), _find_first_tensor(leaves))
         ] = call
 
 
@@ -172,17 +172,17 @@ class ApiGradientObserver:
         self._observer = observer
         self._hooks = TensorHookRegistry()
 
-    def watch(self, call: ApiCall, written: Iterable[CallLeaf]) -> None:
+    def watch_gradients(self, call: ApiCall, written: Iterable[CallLeaf]) -> None:
         """Wait for the gradients of what a forward call returned: tensors with their places."""
         backward = ApiBackward(self._observer, call)
         for leaf in written:
             tensor = leaf.value
             if isinstance(tensor, Tensor) and is_hookable(tensor):
-                self._hooks.place(tensor, _ApiGradientHook(backward, leaf.slot, leaf.argument))
+                self._hooks.add_hook(tensor, _ApiGradientHook(backward, leaf.slot, leaf.argument))
 
-    def release(self) -> None:
+    def remove_leaf_hooks(self) -> None:
         """Remove the hooks from tensors that may outlive the iteration."""
-        self._hooks.release()
+        self._hooks.remove_leaf_hooks()
 
 
 class ApiBackward:
@@ -194,7 +194,7 @@ class ApiBackward:
         self._name = f"{call.stem}_backward"
         self._seen: set[int] = set()
 
-    def take(self, leaf: CallLeaf) -> None:
+    def record_gradient(self, leaf: CallLeaf) -> None:
         """Hand over a gradient that has arrived."""
         observer = self._observer
         if not observer.armed:
@@ -204,14 +204,14 @@ class ApiBackward:
             observer.recorder.warn_once(REPEATED_BACKWARD_WARNING)
         if again or not self._seen:
             self._seen.clear()
-            observer.event(self._name)
+            observer.record_event(self._name)
         self._seen.add(leaf.slot)
-        observer.tensors(self._op_type, self._name, TensorSide.INPUT, (leaf,))
-        observer.settled(self._name)
+        observer.record_tensors(self._op_type, self._name, TensorSide.INPUT, (leaf,))
+        observer.end_call(self._name)
 
-    def failed(self, error: Exception) -> None:
+    def report_failure(self, error: Exception) -> None:
         """Report that a hook could not do its work."""
-        self._observer.failed(error)
+        self._observer.report_failure(error)
 
 
 class _ApiGradientHook:
@@ -228,7 +228,7 @@ class _ApiGradientHook:
     def __call__(self, gradient: Tensor) -> None:
         if not is_tracing():
             leaf = CallLeaf(self._slot, self._argument, gradient)
-            run_shielded(self._backward.take, self._backward.failed, leaf)
+            run_shielded(self._backward.record_gradient, self._backward.report_failure, leaf)
 
 
 @lru_cache(maxsize=1 << 10)
@@ -271,7 +271,7 @@ class TorchApiRecorder:
         self._marked: set[str] = set()
         self._lock = threading.Lock()
 
-    def follow(self, options: ApiOptions) -> None:
+    def set_options(self, options: ApiOptions) -> None:
         """Hand over as these options say from now on."""
         self._options = options
         self._tensors = ApiTensorRecorder(self._observer, filtered=options.filter_data)
@@ -280,11 +280,11 @@ class TorchApiRecorder:
         """Forget which calls may be repeated: an iteration begins."""
         self._repeats.restart()
 
-    def release(self) -> None:
+    def remove_hooks(self) -> None:
         """Leave tensors that may outlive the iteration."""
-        self._gradients.release()
+        self._gradients.remove_leaf_hooks()
 
-    def begin(
+    def begin_call(
         self,
         calling: OpenTorchApiCall,
         args: Sequence[object],
@@ -297,30 +297,30 @@ class TorchApiRecorder:
             return
         name, graph = calling.name, observer.graph
         try:
-            observer.recorder.entered(graph, name)
-            observer.recorder.called(graph, name, self._sites.stack(frame))
+            observer.recorder.begin_call(graph, name)
+            observer.recorder.record_call_stack(graph, name, self._sites.read_stack(frame))
             leaves = list_input_leaves(args, kwargs)
-            calling.repeat = self._repeats.of(call, leaves)
+            calling.repeat = self._repeats.find_repeat(call, leaves)
             self._hand_over(calling, TensorSide.INPUT, leaves)
         finally:
-            calling.begun = observer.recorder.started(graph=graph, name=name)
+            calling.begun = observer.recorder.start_event(graph=graph, name=name)
 
-    def end(self, calling: OpenTorchApiCall, result: object, *, raised: bool = False) -> None:
+    def end_call(self, calling: OpenTorchApiCall, result: object, *, raised: bool = False) -> None:
         """Hand over what a call returned; nothing of one that was not selected."""
         call, repeat, recorder = calling.call, calling.repeat, self._observer.recorder
         if calling.begun is None:
             return
-        recorder.finished(calling.begun)
+        recorder.finish_event(calling.begun)
         try:
             written = self._hand_over(calling, TensorSide.OUTPUT, list_output_leaves(result))
             if self._options.retain_backward and (repeat is None or repeat.has_gradients):
                 original = None if repeat is None else repeat.original
-                self._gradients.watch(original or call, written)
+                self._gradients.watch_gradients(original or call, written)
         finally:
             # A repetition is ended by an error once it has given all that is needed.
-            recorder.settled(self._observer.graph, calling.name, raised=raised and repeat is None)
+            recorder.end_call(self._observer.graph, calling.name, raised=raised and repeat is None)
 
-    def mark(self, layer: str, frame: FrameType | None) -> None:
+    def record_layer_mark(self, layer: str, frame: FrameType | None) -> None:
         """Hand over the mark of a module, by its path with dots."""
         call, observer = make_layer_mark(layer), self._observer
         once = self._options.layers_once
@@ -328,11 +328,13 @@ class TorchApiRecorder:
             return
         if not self._options.scope(call) or (once and not self._first(layer)):
             return
-        observer.recorder.entered(observer.graph, call.name)
-        observer.recorder.called(observer.graph, format_layer_name(layer), self._sites.stack(frame))
-        observer.event(call.name)
-        observer.tensors(call.op_type, call.name, TensorSide.INPUT, (_LAYER_MARK,))
-        observer.settled(call.name)
+        observer.recorder.begin_call(observer.graph, call.name)
+        observer.recorder.record_call_stack(
+            observer.graph, format_layer_name(layer), self._sites.read_stack(frame)
+        )
+        observer.record_event(call.name)
+        observer.record_tensors(call.op_type, call.name, TensorSide.INPUT, (_LAYER_MARK,))
+        observer.end_call(call.name)
 
     def _first(self, layer: str) -> bool:
         """Return whether a mark, of those that are handed over once, was not handed over before."""
@@ -345,4 +347,6 @@ class TorchApiRecorder:
         self, calling: OpenTorchApiCall, side: TensorSide, leaves: Sequence[ApiLeaf]
     ) -> list[CallLeaf]:
         op_type, recomputed = calling.call.op_type, calling.repeat is not None
-        return self._tensors.hand_over(op_type, calling.name, side, leaves, recomputed=recomputed)
+        return self._tensors.record_leaves(
+            op_type, calling.name, side, leaves, recomputed=recomputed
+        )

@@ -58,7 +58,7 @@ from rankdump._layout.api_tree import ApiCall
 class ApiCallHandler(Protocol):
     """What is asked to make the calls that a mode hears of."""
 
-    def follow(
+    def handle_call(
         self,
         found: TorchApi,
         function: Callable[..., Any],
@@ -102,7 +102,7 @@ class ApiMode(TorchFunctionMode):
         # Most of what is asked of tensors is no call: it ends here.
         if found is None or is_tracing():
             return func(*args, **(kwargs or {}))
-        return follower.follow(found, func, types, args, kwargs or {}, inspect.currentframe())
+        return follower.handle_call(found, func, types, args, kwargs or {}, inspect.currentframe())
 
     def retire(self) -> None:
         """Hear nothing any more, in any thread, and leave this one."""
@@ -118,7 +118,7 @@ class ModuleRole:
     """Path of the module, with dots; empty for the model itself."""
     api: TorchApi | None
     """It is a call by itself."""
-    hides: bool
+    hides_inner_calls: bool
     """Functions that are called inside it are no calls of their own."""
 
 
@@ -160,11 +160,11 @@ class OpenApiModuleCall:
 
     operator: ModuleOperator
     role: ModuleRole
-    handled: int
+    prior_error: int
     """The error that the script was handling already."""
-    took_mode: bool = False
+    is_mode_removed: bool = False
     """The mode is off while it runs."""
-    calling: OpenTorchApiCall | None = None
+    open_call: OpenTorchApiCall | None = None
 
 
 class ApiThreadState(threading.local):
@@ -173,12 +173,12 @@ class ApiThreadState(threading.local):
     def __init__(self) -> None:
         self.frames: list[OpenApiModuleCall] = []
         self.generation = 0
-        self.met = False
+        self.is_known = False
         """Whether the mode was put into this thread before."""
         self.running = 0
         """Functions that run, for which torch took the mode off."""
         self.paused = False
-        self.fault: ErrorFingerprint | None = None
+        self.last_error: ErrorFingerprint | None = None
         """The last error that came out of a module."""
 
 
@@ -210,7 +210,7 @@ class TorchApiCallObserver:
         if not self._thread.running:
             self._put()
 
-    def follow(
+    def handle_call(
         self,
         found: TorchApi,
         function: Callable[..., Any],
@@ -230,12 +230,12 @@ class TorchApiCallObserver:
             result = function(*args, **kwargs)
         except BaseException:
             if calling is not None:
-                run_shielded(self._raised, self.failed, calling)
+                run_shielded(self._raised, self.report_failure, calling)
             raise
         finally:
             thread.running -= 1
         if calling is not None:
-            run_shielded(self._records.end, self.failed, calling, result)
+            run_shielded(self._records.end_call, self.report_failure, calling, result)
         return result
 
     def enter(
@@ -251,14 +251,14 @@ class TorchApiCallObserver:
         frames.append(frame)
         if not role.layer:
             self._model_called()
-        if role.hides:
-            frame.took_mode = remove_mode(self.mode)
+        if role.hides_inner_calls:
+            frame.is_mode_removed = remove_mode(self.mode)
         if role.api is not None:
-            number = self._numbers.next(role.api.op_type)
+            number = self._numbers.next_number(role.api.op_type)
             if self._observer.armed:
                 self._mark(role)
-                frame.calling = _open_call(role.api, number)
-                self._records.begin(frame.calling, args, kwargs, inspect.currentframe())
+                frame.open_call = _open_call(role.api, number)
+                self._records.begin_call(frame.open_call, args, kwargs, inspect.currentframe())
 
     def leave(self, operator: ModuleOperator, result: object) -> None:
         """Close a call of a module, and with it those inside that never returned."""
@@ -270,11 +270,11 @@ class TorchApiCallObserver:
             return
         closing = frames[at:]
         del frames[at:]
-        if any(frame.took_mode for frame in closing):
+        if any(frame.is_mode_removed for frame in closing):
             self._put()
         for frame in reversed(closing[1:]):
-            if frame.calling is not None:
-                self._records.end(frame.calling, None)
+            if frame.open_call is not None:
+                self._records.end_call(frame.open_call, None)
         self._close(closing[0], result)
 
     def pause(self) -> None:
@@ -287,22 +287,22 @@ class TorchApiCallObserver:
             self._thread.paused = False
             self._put()
 
-    def failed(self, error: Exception) -> None:
+    def report_failure(self, error: Exception) -> None:
         """Report that a hook could not do its work."""
-        self._observer.failed(error)
+        self._observer.report_failure(error)
 
     def _close(self, frame: OpenApiModuleCall, result: object) -> None:
-        thread, error = self._thread, find_raised_error(frame.handled)
-        raised = error is not None and not is_caused_by(error, thread.fault)
-        thread.fault = None if error is None else fingerprint_error(error)
-        if frame.calling is not None:
-            self._records.end(frame.calling, result, raised=raised)
+        thread, error = self._thread, find_raised_error(frame.prior_error)
+        raised = error is not None and not is_caused_by(error, thread.last_error)
+        thread.last_error = None if error is None else fingerprint_error(error)
+        if frame.open_call is not None:
+            self._records.end_call(frame.open_call, result, raised=raised)
         elif frame.role.api is None and error is None and self._observer.armed:
             self._mark(frame.role)
 
     def _mark(self, role: ModuleRole) -> None:
         if role.layer:
-            self._records.mark(role.layer, inspect.currentframe())
+            self._records.record_layer_mark(role.layer, inspect.currentframe())
 
     def _opened(
         self, function: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Any
@@ -326,44 +326,44 @@ class TorchApiCallObserver:
             named = self._named(found, args, frame)
             if named is None:
                 return None
-            number = self._numbers.next(named.op_type)
+            number = self._numbers.next_number(named.op_type)
             if not self._observer.armed:
                 return None
         except Exception as error:
-            self.failed(error)
+            self.report_failure(error)
             return None
         calling = _open_call(named, number)
-        run_shielded(self._records.begin, self.failed, calling, args, kwargs, frame)
+        run_shielded(self._records.begin_call, self.report_failure, calling, args, kwargs, frame)
         return calling
 
     def _named(
         self, found: TorchApi, args: Sequence[Any], frame: FrameType | None
     ) -> TorchApi | None:
         """Return what a function is called where it stands; None when it is no call there."""
-        whose = self._sites.whose(frame)
+        whose = self._sites.find_owner(frame)
         if whose is not CodeOwner.USER:
             if whose is CodeOwner.COMPILED:
                 self._observer.recorder.warn_once(COMPILED_WARNING)
             return None
         if found.kind != "Tensor" or frame is None:
             return found
-        function, operator = self._sites.behind(frame)
+        function, operator = self._sites.find_wrapping_names(frame)
         if function:
             return make_torch_api("Functional", function)
         return make_torch_api("Tensor", operator) if operator else found
 
     def _meet(self) -> None:
         """Listen in a thread in which a module is called for the first time."""
-        if not self._thread.met:
+        if not self._thread.is_known:
             self._put()
 
     def _put(self) -> None:
-        self._thread.met = True
+        self._thread.is_known = True
         if not has_mode(self.mode):
             push_mode(self.mode)
 
     def _raised(self, calling: OpenTorchApiCall) -> None:
-        self._records.end(calling, None, raised=True)
+        self._records.end_call(calling, None, raised=True)
 
     def _role(self, operator: ModuleOperator) -> ModuleRole:
         role = self._roles.get(operator)

@@ -92,13 +92,13 @@ class CallSites:
         self._stacks = _make_stack_cache(filtered)
         self._codes: dict[int, _CodeInfo] = {}
 
-    def refilter(self, filtered: bool) -> None:
+    def set_filter(self, filtered: bool) -> None:
         """Leave torch's frames out of stacks from now on, or no longer."""
         if filtered != self._filtered:
             self._filtered = filtered
             self._stacks = _make_stack_cache(filtered)
 
-    def whose(self, frame: FrameType | None) -> CodeOwner:
+    def find_owner(self, frame: FrameType | None) -> CodeOwner:
         """Return whose call it is that a frame makes."""
         generated = False
         while frame is not None:
@@ -114,7 +114,7 @@ class CallSites:
             frame = frame.f_back
         return CodeOwner.USER
 
-    def behind(self, frame: FrameType) -> tuple[str, str]:
+    def find_wrapping_names(self, frame: FrameType) -> tuple[str, str]:
         """Return what a frame calls a method for, each empty where it is not there.
 
         A function of `torch.nn.functional` that computes with it, and the operator that was
@@ -128,9 +128,9 @@ class CallSites:
             operator, code = code.operator, self._code(at.f_back)
         return code.function, operator
 
-    def stack(self, frame: FrameType | None) -> tuple[str, ...]:
+    def read_stack(self, frame: FrameType | None) -> tuple[str, ...]:
         """Return the lines of a stack, innermost first, as the stack file has them."""
-        return self._stacks.above(frame)
+        return self._stacks.read_stack(frame)
 
     def _code(self, frame: FrameType) -> _CodeInfo:
         code = frame.f_code
@@ -138,13 +138,13 @@ class CallSites:
         if known is None:
             if len(self._codes) >= _MAX_CACHED_CODES:
                 # All that is known by the identity of a code object goes with the object.
-                self.forget()
+                self.clear()
             known = self._codes[id(code)] = _read_code(frame)
         return known
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Know nothing any more."""
-        self._stacks.forget()
+        self._stacks.clear()
         self._codes.clear()
 
 
