@@ -194,8 +194,8 @@ def test_a_crash_between_effect_and_ledger(make_agent, make_rank, record, frames
         raise sqlite3.OperationalError("failing on purpose")
 
     with monkeypatch.context() as patch:
-        patch.setattr(AgentLedger, "carried_out", forget)
-        patch.setattr(AgentLedger, "iteration_ended", forget)
+        patch.setattr(AgentLedger, "mark_applied", forget)
+        patch.setattr(AgentLedger, "enter_iteration_end", forget)
         rank.push().send(*sent).wait_acknowledged(5)
     agent.restart()
     rank.open()

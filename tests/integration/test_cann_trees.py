@@ -509,7 +509,7 @@ def test_long_joining_holds_nobody_up(make_agent, make_rank, frames, monkeypatch
     go_on = iteration_end.IterationJoin.join_some
     monkeypatch.setattr(
         iteration_end.IterationJoin,
-        "go_on",
+        "join_some",
         lambda self: go_on(self) if may_end.is_set() or self.end.iteration != 7 else False,
     )
     agent = make_agent()

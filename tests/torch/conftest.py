@@ -70,7 +70,7 @@ class FakeRecorder:
     settled_with: dict[str, int] = field(default_factory=dict)
     """Tensors of an operator that were there when it was settled."""
     marks: list[frozenset[str]] = field(default_factory=list)
-    describing: bool = False
+    is_describing: bool = False
     nodes: dict[str, GraphNode] = field(default_factory=dict)
     parameters: dict[str, GraphParameter] = field(default_factory=dict)
     wants_arguments: bool = False
@@ -84,10 +84,10 @@ class FakeRecorder:
     """Where calls of an API came from."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def entered(self, graph: int, op_name: str) -> None:
+    def begin_call(self, graph: int, op_name: str) -> None:
         self.entries.append(op_name)
 
-    def wants(self, graph: int, op_name: str, side: TensorSide) -> bool:
+    def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
         self.asked += 1
         return self.armed and self.wanted(op_name, side)
 
@@ -110,17 +110,17 @@ class FakeRecorder:
                 )
             )
 
-    def lose(
+    def count_loss(
         self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
     ) -> None:
         self.lost.append((op_name, side, reason))
 
-    def settled(self, graph: int, op_name: str, *, raised: bool = False) -> None:
+    def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         with self.lock:
             self.settlements.append((op_name, raised))
             self.settled_with[op_name] = sum(taken.op_name == op_name for taken in self.taken)
 
-    def mark(self, graph: int, names: frozenset[str]) -> None:
+    def set_marks(self, graph: int, names: frozenset[str]) -> None:
         self.marks.append(names)
 
     def describe(self, graph: int, node: GraphNode) -> None:
@@ -129,14 +129,14 @@ class FakeRecorder:
     def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
         self.parameters.setdefault(parameter.name, parameter)
 
-    def arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
+    def record_arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
         assert op_name not in self.configured
         self.configured[op_name] = dict(values)
 
-    def called(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
+    def record_call_stack(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
         self.stacks[op_name] = stack
 
-    def started(
+    def start_event(
         self, *, graph: int, name: str, collective: CollectiveCall | None = None
     ) -> StartedEvent:
         with self.lock:
@@ -145,7 +145,7 @@ class FakeRecorder:
             self.open[begun.position] = begun
             return begun
 
-    def finished(
+    def finish_event(
         self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
     ) -> None:
         with self.lock:
@@ -154,7 +154,7 @@ class FakeRecorder:
             name = name or begun.name
             self.events.append(Finished(begun.position, self.position, name, begun.graph, what))
 
-    def limited(self, timeout: GroupTimeout) -> None:
+    def record_group_timeout(self, timeout: GroupTimeout) -> None:
         self.limits[timeout.group] = timeout
 
     def warn_once(self, message: str) -> None:
@@ -206,15 +206,15 @@ class Deciding(FakeRecorder):
         if written and not observation.tensor.is_finite():
             self.overflowed.add(name)
 
-    def settled(self, graph: int, op_name: str, *, raised: bool = False) -> None:
+    def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         for observation in self.held.pop(op_name, []):
             if raised and not observation.tensor.has_changed():
                 super().observe(observation)
             elif raised:
-                self.lose(*observation[:5], "changed_in_place")
+                self.count_loss(*observation[:5], "changed_in_place")
         if raised:
             self.raised.append(op_name)
-        super().settled(graph, op_name, raised=raised)
+        super().end_call(graph, op_name, raised=raised)
 
 
 @pytest.fixture

@@ -148,11 +148,11 @@ def asynchronous(rank: int, recorder: FakeRecorder) -> object:
     answer = type(work).__name__, work.wait(), tensor.tolist()
     followed = all_reduce(tensor, async_op=True).get_future().wait()[0].tolist()
     scattered = dist.reduce_scatter(torch.zeros(1), [torch.ones(1)] * 2, async_op=True)
-    other = recorder.started(graph=0, name="x")  # something else runs meanwhile
+    other = recorder.start_event(graph=0, name="x")  # something else runs meanwhile
     assert scattered is not None
     scattered.wait()
     overlapped = recorder.events[-1].end_position - recorder.events[-1].position
-    recorder.finished(other)
+    recorder.finish_event(other)
     dropped = dist.isend(tensor, 1 - rank)
     kept = weakref.ref(dropped)
     dist.recv(torch.zeros(4), 1 - rank)

@@ -24,7 +24,7 @@ AT = "Default/network-"
 
 @pytest.fixture
 def describing(recorder):
-    recorder.describing = True
+    recorder.is_describing = True
     return recorder
 
 

@@ -379,7 +379,7 @@ def test_forward_calls_are_entered_before_their_tensors(recorder, observed) -> N
             return checkpoint(self.fc, x, use_reentrant=False)
 
     entered_with: dict[str, int] = {}
-    recorder.entered = lambda graph, name: entered_with.setdefault(name, len(recorder.taken))
+    recorder.begin_call = lambda graph, name: entered_with.setdefault(name, len(recorder.taken))
     model = nn.Sequential(nn.Identity(), Repeating())
     with observed(model, recorder):
         model(torch.ones(1, 2, requires_grad=True)).sum().backward()
@@ -395,7 +395,7 @@ def test_forward_calls_are_entered_before_their_tensors(recorder, observed) -> N
 def test_what_failed_is_said_in_full(recorder, observed) -> None:
     """Law: a loss has all that its tensor would have had."""
     lost: list[tuple[object, ...]] = []
-    recorder.lose = lambda *place: lost.append(place)
+    recorder.count_loss = lambda *place: lost.append(place)
     model = nn.Linear(2, 2)
     with observed(nn.Sequential(model), recorder):
         model.weight.grad = torch.ones(2, 2).to_sparse()

@@ -52,7 +52,7 @@ def attached(model: Any, recorder: Recorder) -> Generator[MindSporeCellHook]:
 
 
 def case_names() -> dict[str, Any]:
-    net, recorder = Net(), Recorder(describing=True)
+    net, recorder = Net(), Recorder(is_describing=True)
     with attached(net, recorder) as hook:
         net(IMAGE)
         net(IMAGE)

@@ -33,7 +33,7 @@ class Recorder:
     """Keeps copies of tensors, names of events, stacks and warnings."""
 
     armed: bool = True
-    describing: bool = False
+    is_describing: bool = False
     wants_arguments: bool = False
     taken: list[dict[str, Any]] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
@@ -46,10 +46,10 @@ class Recorder:
     marks: list[frozenset[str]] = field(default_factory=list)
     configured: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def entered(self, graph: int, op_name: str) -> None:
+    def begin_call(self, graph: int, op_name: str) -> None:
         assert self.armed
 
-    def wants(self, graph: int, op_name: str, side: TensorSide) -> bool:
+    def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
         return self.armed
 
     def observe(self, observation: TensorObservation) -> None:
@@ -72,38 +72,38 @@ class Recorder:
             }
         )
 
-    def lose(
+    def count_loss(
         self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
     ) -> None:
         self.lost.append(f"{op_name} {reason}")
 
-    def settled(self, graph: int, op_name: str, *, raised: bool = False) -> None:
+    def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         self.settlements.append((op_name, raised))
 
-    def mark(self, graph: int, names: frozenset[str]) -> None:
+    def set_marks(self, graph: int, names: frozenset[str]) -> None:
         self.marks.append(names)
 
     def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
         raise AssertionError("parameters come as tensors")
 
-    def arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
+    def record_arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
         assert self.wants_arguments
         self.configured[op_name] = dict(values)
 
-    def limited(self, timeout: GroupTimeout) -> None:
+    def record_group_timeout(self, timeout: GroupTimeout) -> None:
         raise AssertionError("no group is used")
 
     def describe(self, graph: int, node: GraphNode) -> None:
         self.nodes.append({"name": node.name, "line": node.source[-1].code})
 
-    def called(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
+    def record_call_stack(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
         self.stacks[op_name] = stack
 
-    def started(self, *, graph: int, name: str, collective: Any = None) -> StartedEvent:
+    def start_event(self, *, graph: int, name: str, collective: Any = None) -> StartedEvent:
         self.open.append(name)
         return StartedEvent(0, 0, graph, name, collective, 0)
 
-    def finished(self, begun: StartedEvent, *, name: str = "", collective: Any = None) -> None:
+    def finish_event(self, begun: StartedEvent, *, name: str = "", collective: Any = None) -> None:
         self.open.remove(begun.name)
         self.events.append(begun.name)
 

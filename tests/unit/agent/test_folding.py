@@ -207,7 +207,7 @@ def test_a_number_that_was_folded_is_not_taken_again(ledger, dump, make_head, cl
 def test_a_rank_that_is_lost_for_good_is_not_restored(ledger, dump, make_request, clock, tmp_path):
     """For a day it is expected; it is found when it comes after that, and expected again."""
     dump(closed=False)
-    ledger.left(["session"])
+    ledger.note_departed_sessions(["session"])
     assert ledger.unfinished() == ["session"]
     clock.now_us += DAY_US
     assert ledger.unfinished() == []
@@ -227,7 +227,7 @@ def test_a_lost_rank_with_something_to_be_done_is_restored(ledger, make_request,
     ledger.open_session(make_request())
     end = MetadataFrame(FrameId("session", 1), IterationEnd(0, 0), b"end")
     ledger.commit((), (), [end], {"session": 1}, synced=False)
-    ledger.left(["session"])
+    ledger.note_departed_sessions(["session"])
     clock.now_us += 9 * DAY_US
     tidied(ledger)
     assert len(ledger.unfinished()) == 1

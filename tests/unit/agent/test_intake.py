@@ -165,14 +165,14 @@ def test_refused_records_need_no_worker(house):
 def test_what_another_stream_has_taken_meanwhile(house):
     """Each frame has one owner; what it occupied here is given back at once."""
     take(house, *[record(n) for n in range(1, 6)], end(6))
-    assert house.session.claim({2, 4, 6, 99}) == {2, 4, 6, 99}
+    assert house.session.claim_frames({2, 4, 6, 99}) == {2, 4, 6, 99}
     house.intake.flush()
     assert house.workers.numbers() == [[1, 3, 5]]
     assert house.committer.batches == []
     house.settle()
     assert (house.budget.items, house.budget.used_bytes) == (0, 0)
     take(house, record(7))
-    house.session.claim({7})
+    house.session.claim_frames({7})
     house.intake.flush()
     assert (house.workers.numbers(), house.budget.items) == ([[1, 3, 5]], 0)
 
@@ -229,6 +229,6 @@ def test_an_agent_that_stops_takes_no_more(house):
     house.budget.close()
     with pytest.raises(UnavailableError):
         house.intake.flush()
-    assert not house.session.known(1)
-    house.intake.give_back()
+    assert not house.session.is_known(1)
+    house.intake.release_budget()
     assert (house.budget.items, house.budget.used_bytes) == (0, 0)

@@ -305,7 +305,7 @@ def test_tensors_of_an_operator_come_back_until_they_are_joined(ledger, make_req
     first, second = ledger.members("session", 0, before=9)
     assert (first.whole, first.head_bytes, first.joined) == (whole, 5, False)
     assert second.tensor == BinTensor(TensorSide.OUTPUT, 2, "float32", (4,), 16)
-    ledger.joined("session", [JoinedMember(1, 6), JoinedMember(2, 4)], synced=True)
+    ledger.mark_joined("session", [JoinedMember(1, 6), JoinedMember(2, 4)], synced=True)
     assert [each.joined for each in ledger.members("session", 0, before=9)] == [True, True]
     records = [each.record for each in ledger.kept("session", 0) if isinstance(each, StoredRecord)]
     kept = [(record.path, record.member) for record in records]

@@ -94,7 +94,7 @@ def test_a_session_that_was_here_is_lost_and_not_forgotten(make_house):
     mailbox = StreamMailbox()
     session = house.registry.connect("s0", house.open(0), mailbox)
     session.disconnect(mailbox)
-    session.claim({1})
+    session.claim_frames({1})
     house.open(0)
     house.now_s = 61.0
     assert house.names() == ["s0"]
@@ -136,13 +136,13 @@ def test_a_session_is_quiet_when_all_that_came_is_committed(make_house):
     assert session.quiet_rank is None
     mailbox.at_rest = True
     assert session.quiet_rank == QuietRank("job", 0, "s0", 0)
-    session.claim({1})
+    session.claim_frames({1})
     assert session.quiet_rank is None
     session.release_frames({1}, "")
     assert session.quiet_rank == QuietRank("job", 0, "s0", 0)
     session.disconnect(mailbox)
     assert session.quiet_rank is None
-    session.lose()
+    session.mark_lost()
     assert session.quiet_rank == QuietRank("job", 0, "s0", 0)
     house.open(0)
     assert session.quiet_rank is None

@@ -119,7 +119,7 @@ def _stacks(*foreign: str, users_only: bool = True) -> CallStackCache:
 def test_a_stack_is_spelt_innermost_first_with_its_source() -> None:
     stack = _inner(_stacks())
     assert stack[0].startswith(f"File {__file__}, line ")
-    assert stack[0].endswith(", in _inner, \n return stacks.above(inspect.currentframe())")
+    assert stack[0].endswith(", in _inner, \n return stacks.read_stack(inspect.currentframe())")
     assert stack[1].endswith("\n stack = _inner(_stacks())")
 
 
@@ -131,7 +131,7 @@ def test_frames_of_the_framework_are_the_users_only_if_asked_for() -> None:
 
 def test_code_without_source_has_no_line() -> None:
     names: dict[str, object] = {"stacks": _stacks(), "inspect": inspect}
-    exec(compile("found = stacks.above(inspect.currentframe())", "<no file>", "exec"), names)
+    exec(compile("found = stacks.read_stack(inspect.currentframe())", "<no file>", "exec"), names)
     found = names["found"]
     assert isinstance(found, tuple)
     assert found[0] == "File <no file>, line 1, in <module>, \n"

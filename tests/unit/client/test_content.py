@@ -130,7 +130,7 @@ class OnDevice(ArraySource):
         super().__init__(np.ones(1))
         self.name = name
 
-    def figures(self, items: tuple[str, ...], precision: StatisticPrecision) -> Promise:
+    def start_statistics(self, items: tuple[str, ...], precision: StatisticPrecision) -> Promise:
         return Promise(self.name)
 
 

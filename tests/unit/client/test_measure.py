@@ -51,7 +51,7 @@ class Broken(Promise):
 
 
 class OnDevice(ArraySource):
-    def figures(self, items, precision):
+    def start_statistics(self, items, precision):
         return Promise(f"{precision} {' '.join(items)}")
 
 
@@ -201,7 +201,7 @@ class Untouchable(ArraySource):
     def unordered(self):
         raise AssertionError("read")
 
-    def copied(self):
+    def copy_elements(self):
         raise AssertionError("copied")
 
 
@@ -245,7 +245,7 @@ class Counted(ArraySource):
         super().__init__(array)
         self._standing = TensorVersion(thing, changes, owner or thing)
 
-    def standing(self) -> TensorVersion:
+    def get_version(self) -> TensorVersion:
         return self._standing
 
 

@@ -57,40 +57,40 @@ def all_reduce(sequence: int = 3) -> CollectiveCall:
 
 
 def test_nested_and_overlapping_events_keep_their_places(trace):
-    outer = trace.started(graph=0, name="outer")
-    inner = trace.started(graph=0, name="inner")
-    trace.finished(inner)
-    trace.finished(outer)
+    outer = trace.start_event(graph=0, name="outer")
+    inner = trace.start_event(graph=0, name="inner")
+    trace.finish_event(inner)
+    trace.finish_event(outer)
     assert places(trace) == [("inner", 2, 2), ("outer", 1, 2)]
-    assert trace.take() is None
+    assert trace.take_events() is None
 
 
 def test_an_event_belongs_to_the_iteration_it_began_in(trace):
     """However many iterations end before it does."""
     trace.begin_iteration(7)
-    early = trace.started(graph=0, name="early", collective=all_reduce())
+    early = trace.start_event(graph=0, name="early", collective=all_reduce())
     assert trace.end_iteration() == (1, 1)
     assert [(e.name, e.iteration, e.end_position) for e in taken(trace)] == [
         ("early", 7, OPEN_END_POSITION)
     ]
     for iteration in (8, 9, 10):
         trace.begin_iteration(iteration)
-        late = trace.started(graph=0, name="late")
-        trace.finished(late)
+        late = trace.start_event(graph=0, name="late")
+        trace.finish_event(late)
         if iteration == 10:
-            trace.finished(early)
+            trace.finish_event(early)
         found = {e.name: e.iteration for e in taken(trace)}
         assert found["late"] == iteration
         trace.end_iteration()
-        assert trace.take() is None
+        assert trace.take_events() is None
     assert found["early"] == 7
 
 
 def test_an_event_that_ends_between_two_iterations_belongs_to_the_first(trace):
     trace.begin_iteration(4)
-    begun = trace.started(graph=0, name="a")
+    begun = trace.start_event(graph=0, name="a")
     assert trace.end_iteration() == (1, 1)
-    trace.finished(begun)
+    trace.finish_event(begun)
     trace.begin_iteration(5)
     assert [(e.iteration, e.end_position) for e in taken(trace)] == [(4, 1)]
 
@@ -100,21 +100,21 @@ def test_spans_follow_each_other(trace):
     for iteration, count in enumerate([2, 0, 3]):
         trace.begin_iteration(iteration)
         for _ in range(count):
-            trace.finished(trace.started(graph=0, name="x"))
+            trace.finish_event(trace.start_event(graph=0, name="x"))
         spans.append(trace.end_iteration())
     assert spans == [(1, 2), (0, 0), (3, 5)]
 
 
 def test_a_call_that_takes_long_is_told_of_once_and_told_again_when_complete(trace, clock):
-    begun = trace.started(graph=2, name="AllReduce-op3", collective=all_reduce())
-    trace.started(graph=2, name="an operator")
+    begun = trace.start_event(graph=2, name="AllReduce-op3", collective=all_reduce())
+    trace.start_event(graph=2, name="an operator")
     clock.now = OPEN_AFTER_US - 1
-    assert trace.take() is None
+    assert trace.take_events() is None
     clock.now += 1
-    told = trace.take()
+    told = trace.take_events()
     assert told is not None
     assert told.groups == (GROUP,)
-    (event,) = told.events()
+    (event,) = told.to_events()
     assert (event.end_position, event.start_us, event.end_us) == (OPEN_END_POSITION, 0, 0)
     assert (event.kind, event.group, event.sequence, event.graph) == (
         EventKind.ALL_REDUCE,
@@ -123,8 +123,8 @@ def test_a_call_that_takes_long_is_told_of_once_and_told_again_when_complete(tra
         2,
     )
     clock.now += OPEN_AFTER_US
-    assert trace.take() is None
-    trace.finished(begun)
+    assert trace.take_events() is None
+    trace.finish_event(begun)
     assert places(trace) == [("AllReduce-op3", 1, 2)]
 
 
@@ -137,10 +137,10 @@ def test_a_clock_that_is_set_back_hides_no_call(clock):
 
 
 def test_a_collective_carries_its_group(trace):
-    trace.finished(trace.started(graph=0, name="AllReduce-op3", collective=all_reduce()))
-    columns = trace.take()
+    trace.finish_event(trace.start_event(graph=0, name="AllReduce-op3", collective=all_reduce()))
+    columns = trace.take_events()
     assert columns is not None
-    event = columns.events()[0]
+    event = columns.to_events()[0]
     assert columns.groups == (GROUP,)
     assert (event.kind, event.group, event.sequence) == (EventKind.ALL_REDUCE, "0", 3)
     assert (event.element_count, event.dtype, event.peer) == (10, "float32", -1)
@@ -148,9 +148,9 @@ def test_a_collective_carries_its_group(trace):
 
 def test_what_only_the_end_shows(trace):
     unknown = CollectiveCall(EventKind.RECV, GROUP, 0)
-    begun = trace.started(graph=0, name="from anyone", collective=unknown)
+    begun = trace.start_event(graph=0, name="from anyone", collective=unknown)
     known = CollectiveCall(EventKind.RECV, GROUP, 4, peer=1)
-    trace.finished(begun, name="from 1", collective=known)
+    trace.finish_event(begun, name="from 1", collective=known)
     (event,) = taken(trace)
     assert (event.name, event.sequence, event.peer) == ("from 1", 4, 1)
 

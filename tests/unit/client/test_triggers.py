@@ -69,10 +69,10 @@ class Tensor(ArraySource):
     is_changed = False
     fails = ""
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         return self.is_changed
 
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         if self.fails == "finite":
             raise RuntimeError("no answer")
         return super().is_finite()
@@ -222,7 +222,7 @@ class OnDevice(ArraySource):
         super().__init__(values)
         self.name = name
 
-    def figures(self, items: tuple[str, ...], precision: StatisticPrecision) -> Promise:
+    def start_statistics(self, items: tuple[str, ...], precision: StatisticPrecision) -> Promise:
         return Promise(self.name)
 
 

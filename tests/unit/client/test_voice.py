@@ -27,8 +27,8 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_a_message_or_a_matter_is_said_once(voice, caplog):
     for name in ("a", "a", "b"):
-        voice.once(f"about {name}")
-        voice.lost("buffer_full", name)
+        voice.warn_once(f"about {name}")
+        voice.warn_lost_tensor("buffer_full", name)
     assert said(caplog) == [
         "about a",
         "tensors are dropped for buffer_full, the first at a",
@@ -39,7 +39,7 @@ def test_a_message_or_a_matter_is_said_once(voice, caplog):
 def test_a_script_that_is_always_wrong_does_not_fill_its_log(voice, caplog, monkeypatch):
     monkeypatch.setattr("rankdump._recorder.session_logger._MAX_WARNINGS", 2)
     for number in range(9):
-        voice.once(f"fault {number}")
+        voice.warn_once(f"fault {number}")
     assert said(caplog) == ["fault 0", "fault 1", "2 different warnings were given: no more are"]
 
 
@@ -71,9 +71,9 @@ def test_news_of_the_agent(voice, caplog, links, closing, words):
 
 
 def test_the_sum_of_what_was_lost(voice, caplog):
-    voice.losses({}, 0)
+    voice.warn_losses({}, 0)
     assert said(caplog) == []
-    voice.losses({"buffer_full": 3, "sparse": 1}, 2)
+    voice.warn_losses({"buffer_full": 3, "sparse": 1}, 2)
     assert said(caplog)[-1] == "4 tensors were not dumped: 3 buffer_full, 1 sparse"
 
 
@@ -81,8 +81,8 @@ def test_what_became_of_shared_memory(voice, caplog):
     """Its absence is said once, and what is left in it only when there is something."""
     for reason in ("the agent grants none", "no such file"):
         voice.warn_no_shared_memory(reason)
-    voice.left_in_slab(0, LinkState.UP)
-    voice.left_in_slab(3, LinkState.UP)
+    voice.warn_unwritten_tensors(0, LinkState.UP)
+    voice.warn_unwritten_tensors(3, LinkState.UP)
     assert said(caplog) == [
         "tensors travel on the stream, in pieces: the agent grants none",
         "3 tensors are left to the agent at unix:/a to write",
@@ -132,7 +132,7 @@ def test_ranks_of_a_host_say_a_thing_once(caplog):
 
 
 def test_what_stands_in_shared_memory_of_an_agent_that_is_gone(voice, caplog):
-    voice.left_in_slab(3, LinkState.AWAY)
+    voice.warn_unwritten_tensors(3, LinkState.AWAY)
     assert said(caplog) == [
         "the agent at unix:/a has not come back: 3 tensors stand in its shared memory, and are in "
         "the tree only once it runs again"

@@ -178,11 +178,11 @@ class Fading(ArraySource):
     gone = False
     broken = False
 
-    def memory(self) -> ArraySource:
+    def make_memory_source(self) -> ArraySource:
         self.held += 1
         return self
 
-    def again(self) -> ArraySource | str:
+    def read_again(self) -> ArraySource | str:
         if self.broken:
             raise RuntimeError("no answer")
         return "storage_freed" if self.gone else self

@@ -134,7 +134,7 @@ def test_the_ring_is_a_queue(actions):
             for entry, data in held:
                 assert bytes(reader.read_data(entry)) == data
             if what and held:
-                reader.release(held[-1][0].end)
+                reader.release(held[-1][0].end_position)
                 held.clear()
 
 
@@ -257,7 +257,7 @@ writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
 print("begins", flush=True)
 for _ in range(60_000):
     writer.commit(writer.reserve(b"frame", 3))
-    for entry in reader.entries():
+    for entry in reader.read_entries():
         reader.release(entry.end)
 """
 

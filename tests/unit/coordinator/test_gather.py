@@ -168,7 +168,7 @@ def test_an_iteration_is_ready_when_every_rank_has_finished_it(gather, agent) ->
     assert not view.provisional
     assert gather.take_next_ready(now_s=29.9) is None
     assert gather.backlog == 1  # until it is settled
-    gather.settle("j", PublicationResult(None, False, (), ""))
+    gather.finish_publication("j", PublicationResult(None, False, (), ""))
     assert gather.backlog == 0
 
 
@@ -232,19 +232,19 @@ def test_an_overdue_iteration_does_not_wait_for_a_lower_one(gather, agent) -> No
 def test_every_hands_out_what_is_not_complete(gather, agent) -> None:
     """At the end all that has events goes, in rising order."""
     agent.report(events=(agent.events(0, 6, 5, 5),))
-    assert names(gather.unpublished("j")[1][0]) == {0: ["Op1", "Op2"]}
+    assert names(gather.list_unpublished("j")[1][0]) == {0: ["Op1", "Op2"]}
     assert [published(gather, every=True) for _ in range(3)] == [5, 6, None]
 
 
 def test_a_repeated_report_changes_nothing(gather, agent) -> None:
     """Items that have arrived are not taken again; another agent's numbers are its own."""
     one = AgentReport("a", 7, events=(agent.events(0, 4),))
-    assert gather.take(one, now_s=0.0).received == 7
-    assert gather.take(one, now_s=0.0).received == 7
-    assert gather.take(AgentReport("a", 3, events=(agent.events(0, 9),)), now_s=0.0).received == 7
-    assert gather.take(AgentReport("a", 0), now_s=0.0).received == 7
-    assert gather.take(AgentReport("b", 3, events=(agent.events(1, 4),)), now_s=0.0).received == 3
-    (view,) = gather.unpublished("j")[1]
+    assert gather.add_report(one, now_s=0.0).received == 7
+    assert gather.add_report(one, now_s=0.0).received == 7
+    assert gather.add_report(AgentReport("a", 3, events=(agent.events(0, 9),)), now_s=0.0).received == 7
+    assert gather.add_report(AgentReport("a", 0), now_s=0.0).received == 7
+    assert gather.add_report(AgentReport("b", 3, events=(agent.events(1, 4),)), now_s=0.0).received == 3
+    (view,) = gather.list_unpublished("j")[1]
     assert names(view) == {0: ["Op0"], 1: ["Op0"]}
     assert view.provisional
 
@@ -254,13 +254,13 @@ def test_two_jobs_do_not_mix(gather, agent) -> None:
     other = Agent(gather, job="k", world=1)
     other.everything(4)
     agent.report(events=(agent.events(0, 4),))
-    assert gather.fleet(now_s=0.0).latest == "j"
+    assert gather.build_fleet_view(now_s=0.0).latest == "j"
     view = gather.take_next_ready(now_s=0.0)
     assert (view.job_id, view.root) == ("k", "/tree/k")
     assert gather.take_next_ready(now_s=0.0) is None
-    assert [view.job_id for view in gather.unpublished("j")[1]] == ["j"]
-    assert gather.unpublished("unheard of") == (None, [])
-    assert set(gather.fleet(now_s=0.0).jobs) == {"j", "k"}
+    assert [view.job_id for view in gather.list_unpublished("j")[1]] == ["j"]
+    assert gather.list_unpublished("unheard of") == (None, [])
+    assert set(gather.build_fleet_view(now_s=0.0).jobs) == {"j", "k"}
 
 
 def test_only_what_is_on_disk_is_acknowledged(gather, agent) -> None:
@@ -276,8 +276,8 @@ def test_only_what_is_on_disk_is_acknowledged(gather, agent) -> None:
     agent.report(events=(agent.events(1, 4),), iterations=(agent.done(1, 4),))
     assert published(gather) == 4
     assert agent.report().acknowledged == 2
-    rows = gather.changes(now_s=0.0, now_us=NOW_US)
-    gather.failed(rows)
+    rows = gather.collect_changes(now_s=0.0, now_us=NOW_US)
+    gather.restore_changes(rows)
     assert agent.report().acknowledged == 2
     written = commit(gather)
     assert agent.report().acknowledged == 6
@@ -364,7 +364,7 @@ def test_events_after_publication_are_counted_unless_they_are_repeats(gather, ag
     agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
     agent.report(events=(agent.events(1, 4),))
     assert gather.take_next_ready(now_s=999.0).late == (1,)
-    gather.settle("j", PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
+    gather.finish_publication("j", PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
     agent.report(events=(agent.events(0, 4), agent.events(1, 4)))
     assert findings(gather) == ()
     agent.report(events=(agent.events(1, 4, 4, 4),))
@@ -388,7 +388,7 @@ def test_what_comes_late_while_it_is_written_is_on_disk_only_with_it(gather, age
         type(row).__name__ in ("PublishedIterationRow", "LateEventsRow") for row in before
     )
     assert agent.report().acknowledged == 2
-    gather.settle(view.job_id, PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
+    gather.finish_publication(view.job_id, PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
     after = [type(row).__name__ for row in commit(gather)]
     assert sorted(after) == ["AgentRow", "JobResultRow", "LateEventsRow", "PublishedIterationRow"]
 
@@ -401,7 +401,7 @@ def test_a_rank_that_starts_over_ends_the_iterations_of_before(gather, agent) ->
     again = tuple(agent.session(rank, name=f"again{rank}") for rank in (0, 1))
     agent.report(sessions=again, events=(agent.events(0, 0, session="again0"),))
     agent.report(events=(agent.events(0, 1, session="s0", first=7),))
-    sealed, running = gather.unpublished("j")[1]
+    sealed, running = gather.list_unpublished("j")[1]
     assert (sealed.iteration, running.iteration) == (1, 0)
     assert published(gather) == 1
     assert gather.take_next_ready(now_s=0.0) is None
@@ -436,7 +436,7 @@ def test_groups_declared_once_are_known_in_later_batches(gather, agent) -> None:
     """A rank need not repeat its communicators with every batch."""
     agent.report(events=(agent.events(0, 4, groups=(WORLD,)),))
     agent.report(events=(agent.events(0, 5, 6),))
-    for view in gather.unpublished("j")[1]:
+    for view in gather.list_unpublished("j")[1]:
         assert [batch.groups for batch in view.events[0]] == [(WORLD,)]
 
 
@@ -445,10 +445,10 @@ def test_a_batch_without_events_says_how_long_its_rank_was_held_up(gather, agent
     source, empty = agent.events(1, groups=(WORLD,))
     said = [(source, dataclasses.replace(empty, stalled_us=stalled)) for stalled in (5, 9)]
     agent.report(events=(agent.events(0, 4), *said))
-    (view,) = gather.unpublished("j")[1]
+    (view,) = gather.list_unpublished("j")[1]
     assert view.stalls == {0: 0, 1: 9}
     agent.report(events=(agent.events(1, 4),))
-    (view,) = gather.unpublished("j")[1]
+    (view,) = gather.list_unpublished("j")[1]
     assert view.events[1][0].groups == (WORLD,)
 
 
@@ -468,14 +468,14 @@ def test_it_is_crowded_while_one_is_written_and_the_next_is_complete(gather, age
             assert gather.take_next_ready(now_s=0.0) is not None
     assert gather.is_crowded(report_of("j"))
     assert not gather.is_crowded(report_of("another job"))
-    gather.settle("j", PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
+    gather.finish_publication("j", PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
     assert not gather.is_crowded(report_of("j"))
 
 
 def test_only_iterations_with_something_open_may_have_somebody_waiting(gather, agent) -> None:
     """What has started and is not complete makes an iteration worth a look."""
     agent.report(events=(agent.events(0, 4), agent.events(0, 5, end=OPEN_END_POSITION)))
-    assert [view.iteration for view in gather.waiting(now_s=0.0)] == [5]
+    assert [view.iteration for view in gather.list_waiting_iterations(now_s=0.0)] == [5]
 
 
 def test_a_rank_is_known_up_to_its_newest_event_or_what_its_agent_says(gather, agent) -> None:
@@ -518,11 +518,11 @@ def test_how_an_agent_stands_is_said_of_its_ranks(gather, agent) -> None:
         load=AgentLoad(17),
         host="b",
     )
-    (view,) = gather.waiting(now_s=1.0)
+    (view,) = gather.list_waiting_iterations(now_s=1.0)
     assert (
         view.heard[0].agent == "the agent of b has 4,000 events to report, and 17 records under way"
     )
-    (view,) = gather.waiting(now_s=58.0)
+    (view,) = gather.list_waiting_iterations(now_s=58.0)
     assert view.heard[0].agent == "the agent of b was last heard 58 s ago"
 
 
@@ -540,8 +540,8 @@ def test_hosts_with_one_name_are_not_one(gather, ids, called) -> None:
         about: dict[str, Any] = {"host": "localhost", "host_id": host_id}
         one.report(sessions=(one.session(rank, host="localhost"),), **about)
         one.report(events=(one.events(rank, 5, session=f"s{rank}"),), **about)
-    assert tuple(agent.host for agent in gather.fleet(now_s=0.0).agents) == called
-    (view,) = gather.unpublished("j")[1]
+    assert tuple(agent.host for agent in gather.build_fleet_view(now_s=0.0).agents) == called
+    (view,) = gather.list_unpublished("j")[1]
     assert view.clocks == dict(enumerate(called))
 
 
@@ -549,13 +549,13 @@ def test_a_rank_with_a_name_of_its_own_has_the_clock_of_that_host(gather, agent)
     """In a container of the agent's host, or over the network: nobody knows which."""
     agent.report(sessions=(agent.session(0, host="pod"),), host="node", host_id="1a")
     agent.report(events=(agent.events(0, 5, session="s0"),), host="node", host_id="1a")
-    (view,) = gather.unpublished("j")[1]
+    (view,) = gather.list_unpublished("j")[1]
     assert view.clocks[0] == "pod at node"
 
 
 def test_agents_are_in_the_fleet_with_all_they_said(gather, agent) -> None:
     """Host, load, clock and losses are the newest; connected while a stream is open."""
-    gather.connected("a", 1, now_s=1.0)
+    gather.count_stream("a", 1, now_s=1.0)
     clock = ClockEstimate(7, 3, 1, True)
     report = AgentReport(
         "a",
@@ -566,12 +566,12 @@ def test_agents_are_in_the_fleet_with_all_they_said(gather, agent) -> None:
         held_events=4,
         lost_events=2,
     )
-    gather.take(report, now_s=1.0)
-    (one,) = (a for a in gather.fleet(now_s=3.5).agents if a.agent_id == "a")
+    gather.add_report(report, now_s=1.0)
+    (one,) = (a for a in gather.build_fleet_view(now_s=3.5).agents if a.agent_id == "a")
     assert (one.host, one.heard_s, one.connected, one.clock) == ("h1", 2.5, True, clock)
     assert (one.held_events, one.lost_events, one.load) == (4, 2, AgentLoad(1, 10, 500, 1000))
-    gather.connected("a", -1, now_s=4.0)
-    assert not any(each.connected for each in gather.fleet(now_s=4.0).agents)
+    gather.count_stream("a", -1, now_s=4.0)
+    assert not any(each.connected for each in gather.build_fleet_view(now_s=4.0).agents)
 
 
 def test_hints_know_the_limits_and_the_newest_session_of_each_rank(gather, agent) -> None:
@@ -589,7 +589,7 @@ def test_warnings_go_to_the_agents_of_their_job(gather, agent) -> None:
     """Each answer repeats them; another job's agent does not hear them."""
     other = Agent(gather, job="k")
     other.report(sessions=(other.session(0),))
-    assert not gather.show("j", hints=(), warnings=("rank 1 is late",))
+    assert not gather.set_hints("j", hints=(), warnings=("rank 1 is late",))
     assert agent.report().warnings == (("j", "rank 1 is late"),)
     assert other.report().warnings == ()
 
@@ -618,13 +618,13 @@ def test_finished_jobs_are_named_and_can_be_forgotten(gather, agent) -> None:
     agent.everything(4, now_s=5.0)
     other = Agent(gather, job="k", world=1)
     other.report(now_s=7.0, sessions=(other.session(0, SessionState.CLOSED),))
-    assert gather.finished(now_s=10.0, silent_s=100.0) == [("k", 3.0)]
+    assert gather.list_finished_jobs(now_s=10.0, silent_s=100.0) == [("k", 3.0)]
     assert published(gather) == 4
-    assert gather.finished(now_s=110.0, silent_s=100.0) == [("j", 105.0), ("k", 103.0)]
-    assert gather.fleet(now_s=0.0).latest == "k"
-    gather.forget("k")
-    assert gather.fleet(now_s=0.0).latest == "j"
-    gather.connected("agent of j", 1, now_s=0.0)
+    assert gather.list_finished_jobs(now_s=110.0, silent_s=100.0) == [("j", 105.0), ("k", 103.0)]
+    assert gather.build_fleet_view(now_s=0.0).latest == "k"
+    gather.forget_job("k")
+    assert gather.build_fleet_view(now_s=0.0).latest == "j"
+    gather.count_stream("agent of j", 1, now_s=0.0)
     assert gather.forget_agents(before_s=9.0) == ["agent of k"]
 
 
@@ -643,7 +643,7 @@ def test_the_order_goes_to_the_tree_of_the_job_that_runs(gather, agent):
     first = gather.take_next_ready(now_s=0.0)
     assert first is not None
     assert first.root == "/tree/j"
-    gather.settle("j", PublicationResult(PublishedOffsets(first.root, {}, 0), True, (), ""))
+    gather.finish_publication("j", PublicationResult(PublishedOffsets(first.root, {}, 0), True, (), ""))
     again = tuple(agent.session(rank, name=f"again{rank}") for rank in (0, 1))
     events = tuple(agent.events(rank, 0, session=f"again{rank}") for rank in (0, 1))
     done = tuple(agent.done(rank, 0, name=f"again{rank}") for rank in (0, 1))
@@ -652,14 +652,14 @@ def test_the_order_goes_to_the_tree_of_the_job_that_runs(gather, agent):
     second = gather.take_next_ready(now_s=0.0)
     assert second is not None
     assert second.root == "/tree/later"
-    (job,) = gather.fleet(now_s=0.0).jobs.values()
+    (job,) = gather.build_fleet_view(now_s=0.0).jobs.values()
     assert job.findings == ()
 
 
 def test_two_trees_of_one_id_at_once_are_found(gather, agent):
     """On one host an agent refuses the second; ranks of another host are told apart here."""
     agent.report(sessions=(agent.session(0),), roots={"j": "/tree/other"})
-    view = gather.fleet(now_s=0.0).jobs["j"]
+    view = gather.build_fleet_view(now_s=0.0).jobs["j"]
     (finding,) = view.findings
     assert finding.kind is FindingKind.TWO_TREES
     assert "'j' dumps into /tree/j and /tree/other, and its order is in /tree/j" in finding.text

@@ -103,7 +103,7 @@ class World(Mortal):
             for rank, log in enumerate(self.logs)
             for item in log
             for _, columns in item.get("events", ())
-            for event in columns.events()
+            for event in columns.to_events()
         )
 
 

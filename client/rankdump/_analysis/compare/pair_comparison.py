@@ -233,7 +233,7 @@ def _add_statistics(tensor: DumpedTensor) -> DumpedTensor:
         return tensor
     array = load(tensor.entry)
     return _describe_from_file(tensor, array)._replace(
-        figures={**compute_statistics(array), **tensor.statistics}
+        statistics={**compute_statistics(array), **tensor.statistics}
     )
 
 
