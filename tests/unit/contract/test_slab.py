@@ -258,7 +258,7 @@ print("begins", flush=True)
 for _ in range(60_000):
     writer.commit(writer.reserve(b"frame", 3))
     for entry in reader.read_entries():
-        reader.release(entry.end)
+        reader.release(entry.end_position)
 """
 
 
