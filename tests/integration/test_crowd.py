@@ -19,6 +19,8 @@ from rankdump.cli.ask import agent_status
 from rankdump.contract.key import sanitised
 from rankdump.contract.status import SessionState, StatusView
 
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
+
 MIB = 1 << 20
 WAIT_S = 120
 

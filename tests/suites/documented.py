@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
 import re
 import shlex
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
@@ -109,6 +112,8 @@ class Page:
         The line is the value of the block. The command has to end with that status at SIGINT.
         """
         screen, terminal = pty.openpty()
+        # Whatever the length of the paths, no part of a screen has to give way.
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 100, 0, 0))
         process = self._started(command, output=terminal)
         os.close(terminal)
         said: list[str] = []

@@ -19,6 +19,8 @@ from rankdump.contract.events import OPEN, Event, EventKind
 from rankdump.contract.timeouts import GroupTimeout
 from rankdump.wire.events import events_from_wire
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parent / "rank.py"
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from suites.mortal import Mortal
@@ -17,6 +18,8 @@ from rankdump.contract.events import Event, EventColumns, EventKind
 from rankdump.contract.findings import FindingKind
 from rankdump.contract.status import IterationStatus, RankEvents, SessionState, SessionStatus
 from rankdumpd.coordinator.values import Book, Report, Settled
+
+pytestmark = pytest.mark.slow
 
 WORLD = 3
 OPERATORS = 2

@@ -17,6 +17,8 @@ from rankdump.contract.dumpdata import DumpData, OpInput, OpOutput
 from rankdump.contract.errors import DamagedError, UnsupportedError
 from rankdump.dumpdata import array, head, open_bin, open_header, parse
 
+pytestmark = pytest.mark.slow
+
 OPERATOR = operator(b"abcdefgh" * 200, bytes(3000), bytes(range(256)) * 4)
 SEEDS = {
     "golden": GOLDEN,

@@ -117,6 +117,7 @@ def move(agent: Home, workers: int) -> None:
     bring_home(agent, workers, group=-1, patience_s=0)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
