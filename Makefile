@@ -1,12 +1,14 @@
 # Every verb sets up what it needs; there is nothing to install first but Python and pip.
 PYTHON ?= python3
 BIN := .venv/bin
+# Versions or commands that `make release` and `make test-pythons` try, as far as they are here.
+PYTHONS ?= 3.10 3.11 3.12 3.13
 PROTOS := $(wildcard proto/rankdump/*/v1/*.proto)
 # Old on purpose: code made by a newer tool refuses the older runtimes of training images.
 PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
 SOURCES := client daemon tests bench examples
 
-.PHONY: setup demo test test-mindspore test-deploy soak deb release check proto \
+.PHONY: setup demo test test-fast test-pythons coverage test-mindspore test-deploy soak deb release check proto \
   proto-check schema bench bench-peers peers fuzz clean
 
 setup: .venv/ready
@@ -35,8 +37,30 @@ demo: setup
 	$(BIN)/rankdump order $(DEMO) --iteration 5 --limit 0 | tail -n 24
 	$(BIN)/rankdump status $(DEMO)
 
+# More processes than the two cores of a small machine: many tests wait for others. Those that
+# measure run afterwards, alone.
+JOBS ?= 3
+PARALLEL := -n $(JOBS) --dist worksteal
 test: setup
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -m "not serial" $(PARALLEL)
+	$(BIN)/python -m pytest tests -m serial
+
+# Tests of single modules, without daemons and jobs; laws are tried with a quarter of the examples.
+FAST := tests/unit tests/test_docs.py tests/test_architecture.py
+test-fast: setup
+	$(BIN)/python -m pytest $(FAST) -m "not slow and not serial" --hypothesis-profile fast \
+	  $(PARALLEL)
+
+# The floor is what the unit tests measured when it was last set; it only rises.
+COVERAGE_FLOOR := 85
+coverage: setup
+	mkdir -p build
+	$(BIN)/python -m pytest tests/unit tests/torch $(PARALLEL) --cov --cov-report=term:skip-covered \
+	  --cov-report=html:build/coverage --cov-fail-under=$(COVERAGE_FLOOR)
+
+# Unit tests without torch, and a small job, on each supported Python that this machine has.
+test-pythons:
+	.ci/test-pythons "$(JOBS)" $$(.ci/pythons $(PYTHONS))
 
 check: setup proto-check
 	$(BIN)/ruff check $(SOURCES)
@@ -123,7 +147,6 @@ deb:
 	rm -rf build/deb/src
 
 # Wheel and sdist in dist/, checked and tried with every supported Python that this machine has.
-PYTHONS ?= 3.10 3.11 3.12 3.13
 build/release-venv/ready:
 	$(PYTHON) -m venv build/release-venv
 	build/release-venv/bin/python -m pip install --quiet 'build>=1.2' 'twine>=6.1'

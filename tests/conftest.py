@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -15,10 +16,14 @@ from hypothesis import settings
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("no deadlines", deadline=None)
+settings.register_profile("fast", deadline=None, max_examples=25)  # for `make test-fast`
 settings.load_profile("no deadlines")
 
 _ON_ANY_DISK = ("RANKDUMPD_AGENT__KEEP_FREE_RATIO", "RANKDUMPD_AGENT__KEEP_FREE_INODES_RATIO")
 """What daemons of tests do is not to depend on how full the disk of this machine is."""
+
+_PROCESSES = {"integration", "faults"}
+"""Folders of tests that start processes."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +53,36 @@ def socket_folder() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def no_outer_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests do not see the rank or the plan of a job they may run inside."""
+    """Tests do not see the rank or the plan of a job they may run inside, nor its terminal."""
     families = ("RANKDUMP", "MINDSPORE_DUMP", "MS_DIAGNOSTIC", "SLURM_", "OMPI_", "TORCHELASTIC")
     exact = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RANK_ID", "RANK_SIZE", "DEVICE_ID")
+    exact += ("COLUMNS", "LINES")  # pytest-xdist tells its processes how wide the terminal is
     for name in list(os.environ):
         if name.startswith(families) or name in exact:
             monkeypatch.delenv(name)
     for name in _ON_ANY_DISK:
         monkeypatch.setenv(name, "0")
+
+
+def pytest_configure() -> None:
+    """Let a signal reach what tests start, also where a shell started pytest in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark by folder what starts processes; begin with slow modules, for they end last otherwise.
+
+    A module stays together: what its tests share is then made by few processes of pytest-xdist.
+    """
+    for item in items:
+        folders = item.path.relative_to(Path(__file__).parent).parts
+        if folders[0] in _PROCESSES:
+            item.add_marker("process")
+        if folders[0] == "torch":
+            item.add_marker("torch")
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

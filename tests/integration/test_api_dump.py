@@ -18,6 +18,8 @@ import pytest
 
 from rankdump._core.daemon_endpoint import DaemonFolder
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "troubleshooter"
 JOB = Path(__file__).parent / "jobs" / "api_calls.py"
 LISTED = ["NN_Conv2d_1", "Torch_matmul_0", "Tensor___add___4"]

@@ -16,6 +16,8 @@ import pytest
 import rankdump
 from rankdump.reader import Dump, status, walk
 
+pytestmark = pytest.mark.slow
+
 JOB = Path(__file__).parent / "jobs" / "ascend_models.py"
 CLI = [sys.executable, "-m", "rankdump"]
 LAYERS = {"Encoder": ("", "conv", "act"), "Head": ("", "fc")}

@@ -21,6 +21,8 @@ from rankdump._wire.status_messages import entry_from_wire, view_from_wire
 from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 
+pytestmark = pytest.mark.slow
+
 AGENTS = 4
 RANKS = 2
 """Of each agent."""

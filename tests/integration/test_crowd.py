@@ -19,6 +19,8 @@ from rankdump._cli.daemon_client import fetch_agent_status
 from rankdump._core.record import sanitize_name
 from rankdump._core.status import SessionState, StatusView
 
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
+
 MIB = 1 << 20
 WAIT_S = 120
 

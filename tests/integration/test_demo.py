@@ -17,6 +17,8 @@ import pytest
 from rankdump._core.events import EventKind
 from rankdump.reader import load, read_order, status, walk
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 EXAMPLE = ROOT / "examples" / "torch_ddp.py"

@@ -25,6 +25,8 @@ from suites.native_tree import write_tree
 
 import rankdump
 
+pytestmark = pytest.mark.slow
+
 RUN = "rankdump run --config data_dump.json --"
 PACKAGE = "tests/deploy/test_package.py::test_from_the_first_start_to_the_stop"
 NEEDS_SYSTEMD = (

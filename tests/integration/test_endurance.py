@@ -15,6 +15,8 @@ from integration.jobs import endurance
 
 from rankdump._cli.daemon_client import fetch_agent_status
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 600
 BUFFER_BYTES = 1 << 20
 """Full long before the first tenth is over: what waits is the same ever after."""

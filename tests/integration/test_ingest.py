@@ -105,6 +105,7 @@ def test_golden_tree_while_it_is_written(tree: str, delete: bool, tmp_path: Path
     assert all(iteration.complete and iteration.is_balanced for iteration in view.iterations)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delete", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_at_any_call_and_run_again(seed: int, delete: bool, tmp_path: Path):
@@ -138,6 +139,7 @@ def test_killed_at_any_call_and_run_again(seed: int, delete: bool, tmp_path: Pat
     ] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_while_following(seed: int, tmp_path: Path):
     """The whole command, killed from outside again and again while a job writes."""

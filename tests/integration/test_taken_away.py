@@ -44,6 +44,7 @@ def test_it_is_noticed_and_who_is_connected_goes_on(
     for text in said:
         assert daemon.log().count(text) == 1
     stream.send(frames.record(2, np.ones(3))).wait_acknowledged(2)
+    stream.cut()  # a daemon that ends waits for ranks that are connected
     daemon.terminate()
     assert daemon.exit_status() == 0, daemon.log()
 

@@ -19,6 +19,8 @@ from rankdump._core.events import OPEN_END_POSITION, EventKind, RankEvent
 from rankdump._core.timeouts import GroupTimeout
 from rankdump._wire.metadata_messages import events_from_wire
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parent / "rank.py"
 
 

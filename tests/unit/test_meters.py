@@ -104,6 +104,7 @@ def drop_words(text: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_word_for_a_drop_is_in_the_closed_list():
     """Law: no tensor is dropped for a reason that monitoring would count as `other`."""
     words = {word for text in (*SOURCES, *CLIENT) for word in drop_words(text)}

@@ -20,7 +20,7 @@ from rankdump._compat.acl_lifecycle import AclDumpLifecycle
 
 from .conftest import Running, bodies
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 X = torch.arange(4.0).reshape(1, 4)
 
 

@@ -95,6 +95,7 @@ requests = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(headers, st.binary(max_size=300), requests)
 def test_files_that_lie(tmp_path_factory, header, body, request):
     """Anything a header says: outputs within the folder, or lines; never an exception."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from suites.mortal import Mortal
@@ -72,6 +73,7 @@ _steps = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(steps=st.lists(_steps, max_size=40))
 def test_nothing_is_lost_and_nothing_is_double(steps) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from suites.mortal import Mortal
@@ -16,6 +17,8 @@ from suites.mortal import Mortal
 from rankdump._core.events import EventColumns, EventKind, FindingKind, RankEvent
 from rankdump._core.status import EventSource, IterationStatus, SessionState, SessionStatus
 from rankdumpd.coordinator.fleet_views import AgentReport, PublicationResult, PublishedOffsets
+
+pytestmark = pytest.mark.slow
 
 WORLD = 3
 OPERATORS = 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random as randomness
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from suites.order_jobs import (
@@ -154,6 +155,7 @@ def test_no_clock_breaks_a_rule(steps, clocks, cut) -> None:
     assert set(result.skews) <= set(hosts.values())
 
 
+@pytest.mark.slow
 def test_the_order_of_many_events_is_that_of_a_plain_sort() -> None:
     """More events than are sorted at once, without a call: time, then rank, then position."""
     random = randomness.Random(5)

@@ -23,6 +23,8 @@ from rankdump._binfile.bin_file import (
 from rankdump._binfile.header_parts import DumpData, OpInput, OpOutput
 from rankdump.errors import CorruptedError, UnsupportedError
 
+pytestmark = pytest.mark.slow
+
 OPERATOR = operator(b"abcdefgh" * 200, bytes(3000), bytes(range(256)) * 4)
 SEEDS = {
     "golden": GOLDEN,

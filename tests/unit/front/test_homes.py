@@ -116,6 +116,7 @@ def move(agent: StatePaths, workers: int) -> None:
     migrate_sessions(agent, workers, group=-1, patience_s=0)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -1,0 +1,59 @@
+"""What tests/conftest.py does with every run: nothing is skipped on CI, slow modules begin."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+TESTS = """
+import pytest
+def test_passes(): pass
+def test_cannot_run(): pytest.skip("no such device")
+"""
+
+
+def run(folder: Path, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run tests of a folder under the settings and the conftest of this one."""
+    shutil.copyfile(HERE / "conftest.py", folder / "conftest.py")
+    settings = ["-c", str(HERE.parent / "pyproject.toml"), "--rootdir", str(folder)]
+    command = [sys.executable, "-m", "pytest", *settings, "-p", "no:cacheprovider", *options]
+    return subprocess.run(
+        [*command, str(folder)],
+        env={**os.environ, **environ},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_skipped_test_fails_the_gate_only(tmp_path: Path, workers: str):
+    """Also where pytest-xdist runs the tests in other processes."""
+    (tmp_path / "test_skipping.py").write_text(TESTS)
+    gate = run(tmp_path, "-n", workers, CI="true")
+    assert gate.returncode == pytest.ExitCode.TESTS_FAILED, gate.stdout + gate.stderr
+    assert "CI=true and 1 tests were skipped" in gate.stdout
+    at_home = run(tmp_path, "-n", workers, CI="")
+    assert at_home.returncode == 0, at_home.stdout + at_home.stderr
+
+
+def test_modules_with_slow_tests_begin_and_folders_mark(tmp_path: Path):
+    for name in ("a", "integration"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test_quick.py").write_text("def test_quick(): pass\n")
+    slow = "import pytest\ndef test_first(): pass\n@pytest.mark.slow\ndef test_slow(): pass\n"
+    (tmp_path / "test_z.py").write_text(slow)
+    listed = run(tmp_path, "--collect-only").stdout.splitlines()
+    assert [line.rpartition("::")[2] for line in listed if "::" in line] == [
+        *("test_first", "test_slow", "test_quick", "test_quick"),
+    ]
+    chosen = run(tmp_path, "--collect-only", "-m", "process").stdout
+    assert "integration/test_quick.py" in chosen
+    assert "a/test_quick.py" not in chosen
