@@ -81,7 +81,7 @@ proto-check: build/proto-venv/ready
 
 # What `rankdump status --json` prints, for scripts; a test compares.
 schema: setup
-	$(BIN)/python tests/suites/status_schema.py > docs/status.schema.json
+	$(BIN)/python tests/support/status_schema.py > docs/status.schema.json
 
 # Every fault at once for minutes, on two agents, a coordinator and eight ranks; what it counted goes
 # to build/soak.json. Needs `unshare -rm`. ONLY="kill_agent cut" plays these kinds alone.

@@ -14,7 +14,7 @@ from faults.oracle import once
 from faults.values import Ledger, Seen
 from faults.witness import tree
 from integration.conftest import WAIT_S, Embedded
-from suites.worker_host import RankPlace
+from support.worker_host import RankPlace
 
 import rankdump
 from rankdump._core.status import IterationStatus

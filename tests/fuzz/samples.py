@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from fuzz.streams import SESSION
-from suites.record_heads import head_of
+from support.record_heads import head_of
 
 from rankdump._core.events import (
     EventColumns,

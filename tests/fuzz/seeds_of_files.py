@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 from fuzz import samples
-from suites import native_tree, overflow_files
-from suites.api_dumps import call
+from support import native_tree, overflow_files
+from support.api_dumps import call
 
 from rankdump._binfile.overflow_record import parse_overflow_record
 from rankdump._codec.file_codec import ZstdCodec

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from suites.stub_coordinator import StubCoordinator
+from support.stub_coordinator import StubCoordinator
 
 from rankdump._core.events import EventColumns, EventKind, RankEvent
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json

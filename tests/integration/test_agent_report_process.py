@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from suites.slab_rooms import wait_until
-from suites.stub_coordinator import StubCoordinator
-from suites.worker_host import WAIT_S, WorkerHost
+from support.slab_rooms import wait_until
+from support.stub_coordinator import StubCoordinator
+from support.worker_host import WAIT_S, WorkerHost
 
 from rankdump._core.events import EventColumns, EventKind, RankEvent
 from rankdump._core.manifest import Manifest

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
-from suites.slab_rooms import SMALL, counts
+from support.slab_rooms import SMALL, counts
 
 from rankdump._core.record import SPACE_REASONS
 

@@ -12,8 +12,8 @@ import grpc
 import numpy as np
 import pytest
 import zstandard
-from suites.slab_rooms import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
-from suites.slab_side import SlabSide
+from support.slab_rooms import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
+from support.slab_side import SlabSide
 
 from rankdump._core.plan import ContentSettings, DeliverySettings
 from rankdump._shm.slab_format import ENTRY_ALIGNMENT, RING_OFFSET

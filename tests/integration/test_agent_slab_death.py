@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from suites import slab_side
-from suites.slab_rooms import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
+from support import slab_side
+from support.slab_rooms import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
 
 from rankdump._core.status import SessionState
 from rankdump.wire.v1 import agent_pb2

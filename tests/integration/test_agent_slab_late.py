@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from suites.slab_rooms import MIB, SMALL, wait_until
+from support.slab_rooms import MIB, SMALL, wait_until
 
 import rankdump
 from rankdump._core.plan import DumpPlan, OutputSettings

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from suites.api_dumps import Line, call, gradient, write_dump
+from support.api_dumps import Line, call, gradient, write_dump
 
 from rankdump.migrator import api_dump_compare
 

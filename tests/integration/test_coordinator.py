@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from suites.reporting_agent import PATIENCE_S, Job, ReportingAgent
+from support.reporting_agent import PATIENCE_S, Job, ReportingAgent
 
 from rankdump._core.events import (
     OPEN_END_POSITION,

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from suites.slab_rooms import wait_until
+from support.slab_rooms import wait_until
 
 from rankdump._core.events import EventColumns, EventKind, RankEvent
 from rankdump._core.status import EventSource, IterationStatus, SessionState, SessionStatus

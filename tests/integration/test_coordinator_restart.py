@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from suites.reporting_agent import PATIENCE_S, Job, ReportingAgent
+from support.reporting_agent import PATIENCE_S, Job, ReportingAgent
 
 from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER
 from rankdump._core.status import SessionState, StatusView

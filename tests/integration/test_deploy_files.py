@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from suites.worker_host import RankPlace, dump, tensors
+from support.worker_host import RankPlace, dump, tensors
 
 from rankdump._core.rank_identity import JobLauncher, derive_job_id
 from rankdumpd.settings import DaemonSettings, load_settings

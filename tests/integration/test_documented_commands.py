@@ -19,9 +19,9 @@ from typing import cast
 
 import distributed
 import pytest
-from suites import documented_material as material
-from suites.documented import PAGES, ROOT, Page, blocks, commands, unlabelled
-from suites.native_tree import write_tree
+from support import documented_material as material
+from support.documented import PAGES, ROOT, Page, blocks, commands, unlabelled
+from support.native_tree import write_tree
 
 import rankdump
 

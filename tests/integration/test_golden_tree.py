@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from suites.golden_trees import FOLDER, answers, asked, beside, missing, restore, sum_of, sums
+from support.golden_trees import FOLDER, answers, asked, beside, missing, restore, sum_of, sums
 
 KEPT = sorted(path for path in FOLDER.glob("tree-*/*") if path.is_dir())
 NAMES = [f"{path.parent.name}/{path.name}" for path in KEPT]

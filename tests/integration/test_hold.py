@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from suites.slab_rooms import wait_until
+from support.slab_rooms import wait_until
 
 from rankdump._analysis.fsck.repair import repair_tree
 from rankdump._analysis.fsck.tree_check import check_tree

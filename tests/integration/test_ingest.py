@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from suites.native_tree import hidden, native_files, stored, write_tree
+from support.native_tree import hidden, native_files, stored, write_tree
 
 import rankdump
 from rankdump import reader

@@ -21,9 +21,9 @@ import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from suites.authorities import Authority
-from suites.slab_rooms import wait_until
-from suites.worker_host import WorkerHost, dump
+from support.authorities import Authority
+from support.slab_rooms import wait_until
+from support.worker_host import WorkerHost, dump
 
 from rankdump._wire import status_messages
 from rankdump._wire.channel import TlsCredentials

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from suites.configurations import body_of
+from support.configurations import body_of
 
 
 def test_warnings_come_before_the_job(tmp_path: Path, short_dir: Path):

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from suites.worker_host import RankPlace, dump, tensors
+from support.worker_host import RankPlace, dump, tensors
 
 from rankdump._cli.daemon_client import fetch_agent_status
 from rankdump.errors import ConfigError

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from suites.slab_rooms import wait_until
+from support.slab_rooms import wait_until
 
 from rankdumpd.server.state_files import RequiredFiles
 

@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from suites.authorities import Authority, variables
-from suites.slab_rooms import wait_until
+from support.authorities import Authority, variables
+from support.slab_rooms import wait_until
 
 import rankdump
 from rankdump._cli import daemon_client

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from suites.slab_rooms import wait_until
-from suites.worker_host import WAIT_S, WorkerHost, dump, tensors
+from support.slab_rooms import wait_until
+from support.worker_host import WAIT_S, WorkerHost, dump, tensors
 
 from rankdump._embedded.daemon_lease import is_daemon_serving
 

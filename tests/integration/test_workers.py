@@ -18,7 +18,7 @@ import grpc
 import numpy as np
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from suites.worker_host import WAIT_S, WorkerHost, dump, tensors, wait_gone, watch
+from support.worker_host import WAIT_S, WorkerHost, dump, tensors, wait_gone, watch
 
 from rankdump._cli.daemon_client import drain_agent, fetch_agent_status, set_job_pin
 from rankdump._core.status import SessionState, StatusView

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from suites.worker_host import WAIT_S, WorkerHost, dump, tensors, wait_gone, watch
+from support.worker_host import WAIT_S, WorkerHost, dump, tensors, wait_gone, watch
 
 from rankdump._core.status import SessionState
 from rankdumpd.workers.session_migration import select_worker
@@ -50,7 +50,7 @@ def test_ranks_go_on_with_another_number(short_dir: Path, before, after, shared_
 DYING_RANK = """
 import sys
 from pathlib import Path
-from suites.worker_host import RankPlace, dump, tensors
+from support.worker_host import RankPlace, dump, tensors
 session = RankPlace(Path(sys.argv[1])).session(2)
 session.step(0)
 dump(session, tensors(2, 0, 50))

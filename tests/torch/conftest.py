@@ -129,7 +129,9 @@ class FakeRecorder:
     def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
         self.parameters.setdefault(parameter.name, parameter)
 
-    def record_arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
+    def record_arguments(
+        self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]
+    ) -> None:
         assert op_name not in self.configured
         self.configured[op_name] = dict(values)
 

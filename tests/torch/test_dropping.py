@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from suites.watching import watched
+from support.watching import watched
 from torch import nn
 from torch.nn import functional
 

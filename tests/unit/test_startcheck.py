@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from suites.authorities import Authority
+from support.authorities import Authority
 
 from rankdump._wire.channel import TlsCredentials
 from rankdump.errors import ConfigError

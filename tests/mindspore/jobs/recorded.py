@@ -86,7 +86,9 @@ class Recorder:
     def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
         raise AssertionError("parameters come as tensors")
 
-    def record_arguments(self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]) -> None:
+    def record_arguments(
+        self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]
+    ) -> None:
         assert self.wants_arguments
         self.configured[op_name] = dict(values)
 

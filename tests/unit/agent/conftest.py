@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from suites.record_heads import head_of
+from support.record_heads import head_of
 
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.record import TensorKey, TensorKind, TensorSide

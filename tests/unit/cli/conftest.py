@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from suites.tree_builder import TreeBuilder
+from support.tree_builder import TreeBuilder
 
 
 @pytest.fixture

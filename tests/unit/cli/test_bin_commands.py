@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from suites.cann_trees import STARTED, CannTree, bin_parts, write
+from support.cann_trees import STARTED, CannTree, bin_parts, write
 
 from rankdump._binfile.bin_file import serialize_bin_head
 from rankdump._binfile.header_parts import DumpData, OpInput, Shape

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from suites.configurations import ABSENT, body_of
+from support.configurations import ABSENT, body_of
 
 from rankdump._cli.command_group import run_command_line
 from rankdump._core.plan import plan_from_json

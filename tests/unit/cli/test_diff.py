@@ -7,8 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from suites.diff_reports import layered, report
-from suites.tree_builder import TreeBuilder
+from support.diff_reports import layered, report
+from support.tree_builder import TreeBuilder
 
 from rankdump._cli.command_group import run_command_line
 from rankdump._core.record import TensorSide

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from suites.native_tree import native_files, stored, write_file, write_tree
+from support.native_tree import native_files, stored, write_file, write_tree
 
 
 def ingest(*arguments: object) -> subprocess.CompletedProcess[str]:

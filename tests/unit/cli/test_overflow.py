@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from suites.bin_files import operator, packed_file_of
-from suites.overflow_files import CORE, debug_file, new, old
+from support.bin_files import operator, packed_file_of
+from support.overflow_files import CORE, debug_file, new, old
 
 from rankdump._binfile.overflow_record import convert_overflow_to_json
 from rankdump._cli.command_group import run_command_line

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from suites.tree_builder import TreeBuilder
+from support.tree_builder import TreeBuilder
 
 from rankdump._cli.command_group import run_command_line
 from rankdump._core.events import EventKind

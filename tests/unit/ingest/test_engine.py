@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from suites.native_tree import (
+from support.native_tree import (
     bin_bytes,
     frames,
     hidden,

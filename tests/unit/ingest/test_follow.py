@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from suites.native_tree import npy_bytes, stored, tensor_name, write_file, write_tree
+from support.native_tree import npy_bytes, stored, tensor_name, write_file, write_tree
 
 from rankdump.errors import UnavailableError
 from rankdumpd.ingest import file_copy, folder_watch

@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from suites.authorities import Authority
+from support.authorities import Authority
 
 from rankdump._wire.channel import TlsCredentials, explain_unavailable
 from rankdump.errors import UnavailableError

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from suites.record_heads import head_of
-from suites.travel import (
+from support.record_heads import head_of
+from support.travel import (
     blobs,
     lines,
     names,

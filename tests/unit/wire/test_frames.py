@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from suites.record_heads import head_of
-from suites.travel import ONE, lines, losses, same_columns, sent, texts, uint32, uint64
+from support.record_heads import head_of
+from support.travel import ONE, lines, losses, same_columns, sent, texts, uint32, uint64
 
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import (

@@ -1,0 +1,57 @@
+"""A depot on a slab without any agent: the test reads what a rank left."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+from support.record_heads import head_of
+
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._core.recorder_protocol import PlacementResult
+from rankdump._core.session_protocol import RecordHead, SlabPlace
+from rankdump._shm.slab_format import SlabMemory, compute_slab_bytes, format_slab
+from rankdump._shm.slab_reader import SlabReader
+from rankdump._transport.send_buffer import SendBuffer
+from rankdump._transport.send_ring import SendRing
+
+SIZE = 256
+"""Bytes of every tensor."""
+
+
+class Rig:
+    """A depot on a slab, and the agent's view of it."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "slab"
+        path.write_bytes(bytes(compute_slab_bytes(0)))
+        with path.open("r+b") as file:
+            memory = memoryview(mmap.mmap(file.fileno(), 0))
+        format_slab(memory)
+        self.reader = SlabReader(SlabMemory(memory))
+        self.torn: list[RecordHead] = []
+        self.depot = SendBuffer(on_taken=lambda _: None, on_torn=self.torn.append)
+        self.ring = SendRing(SlabPlace(str(path), memory.nbytes))
+        self.depot.use_ring(self.ring)
+
+    def place(self, source) -> PlacementResult:
+        key = TensorKey(
+            rank=0,
+            net_name="Net",
+            graph=0,
+            iteration=0,
+            timestamp_us=1,
+            op_type="Add",
+            op_name="Default/Add-op0",
+            side=TensorSide.OUTPUT,
+            slot=0,
+        )
+        head = head_of(key, "uint8", (SIZE,), SIZE)
+        return self.depot.place_record(head, source, lambda: 0.0)
+
+    def read(self) -> list[bytes | None]:
+        """What the agent finds: the data, or None where it never came."""
+        return [
+            bytes(self.reader.read_data(e)) if e.has_data else None
+            for e in self.reader.read_entries()
+        ]

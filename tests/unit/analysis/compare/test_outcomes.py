@@ -1,0 +1,227 @@
+"""What comparing a pair comes to, and what it says."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from support.pairs_of_tensors import pair, path_of, tensor
+
+from rankdump._analysis.compare import pair_comparison as module
+from rankdump._analysis.compare.pair_comparison import compare_pair
+from rankdump._analysis.compare.report import (
+    ComparisonSettings,
+    DumpedTensor,
+    ElementTolerances,
+    TensorPair,
+    TensorVerdict,
+)
+from rankdump._core.record import TensorSide
+
+SETTINGS = ComparisonSettings()
+ONES = np.ones((2, 3), np.float32)
+NAN, INF = math.nan, math.inf
+
+
+def verdict(folder, a, b, settings: ComparisonSettings = SETTINGS, codec: str = "none"):
+    return compare_pair(pair(folder, "x", np.asarray(a), np.asarray(b), codec=codec), settings)
+
+
+def figures(**known: float) -> DumpedTensor:
+    named = {name.replace("_", " "): value for name, value in known.items()}
+    return DumpedTensor(TensorSide.OUTPUT, 0, "", "float32", (4,), statistics=named)
+
+
+def test_known_digests_open_no_file(tmp_path):
+    """The same digest, type and shape are the same bytes; the files may be gone by now."""
+    a = tensor(tmp_path, "a", ONES, digest=True)
+    b = tensor(tmp_path, "b", ONES, digest=True)
+    for each in (a, b):
+        path_of(each).unlink()
+    assert compare_pair(TensorPair(a, b), ComparisonSettings()).verdict is TensorVerdict.EQUAL
+    for other in (b._replace(dtype="int32"), b._replace(digest="0" * 32), b._replace(shape=None)):
+        assert (
+            compare_pair(TensorPair(a, other), ComparisonSettings()).verdict
+            is TensorVerdict.UNREADABLE
+        )
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_verdicts(codec, tmp_path):
+    def found(a, b):
+        return verdict(tmp_path, a, b, codec=codec).verdict
+
+    assert found(ONES, ONES) is TensorVerdict.EQUAL
+    assert found(ONES, ONES * np.float32(1.00001)) is TensorVerdict.CLOSE
+    assert found(ONES, ONES * 2) is TensorVerdict.DIFFERENT
+    assert found(np.array([0.0], np.float32), np.array([-0.0], np.float32)) is TensorVerdict.EQUAL
+    assert found(np.zeros((0, 3)), np.zeros((0, 3))) is TensorVerdict.EQUAL
+    assert found(np.float64(1.5), np.float64(1.5)) is TensorVerdict.EQUAL
+    assert found(np.float64(1.5), np.float64(2.5)) is TensorVerdict.DIFFERENT
+    assert found([True, False], [True, True]) is TensorVerdict.DIFFERENT
+
+
+def test_no_partner(tmp_path):
+    alone = tensor(tmp_path, "a", ONES)
+    for each in (TensorPair(alone, None), TensorPair(None, alone)):
+        found = compare_pair(each, ComparisonSettings())
+        assert (found.verdict, found.measures) == (TensorVerdict.UNMATCHED, None)
+
+
+def test_nan_at_other_places(tmp_path):
+    a, b = np.array([[1, NAN], [INF, 1]], np.float32), np.array([[1, 1], [-INF, NAN]], np.float32)
+    found = verdict(tmp_path, a, b)
+    assert found.verdict is TensorVerdict.NAN
+    assert (found.nonfinite_a, found.nonfinite_b) == (True, True)
+    assert found.findings == (
+        "NaN or infinity differs at 3 of 4 places (2 in a, 2 in b), first at [0, 1]",
+    )
+
+
+def test_nan_at_the_same_places(tmp_path):
+    """It counts as `equal_nan` says, but the same bytes are the same bytes."""
+    a, b = np.array([NAN, INF, 1], np.float32), np.array([NAN, INF, 1.00001], np.float32)
+    assert verdict(tmp_path, a, a).verdict is TensorVerdict.EQUAL
+    found = verdict(tmp_path, a, b)
+    assert found.verdict is TensorVerdict.DIFFERENT
+    assert found.findings == ("NaN on both sides at 1 place, which counts as unequal",)
+    lenient = ComparisonSettings(ElementTolerances(equal_nan=True))
+    assert verdict(tmp_path, a, b, lenient).verdict is TensorVerdict.CLOSE
+    assert verdict(tmp_path, [INF], np.array([INF], np.float32)).verdict is TensorVerdict.EQUAL
+
+
+def test_shapes(tmp_path):
+    """Extents of 1 do not count, nor how the same elements are folded when one side is flat."""
+    found = verdict(tmp_path, ONES, ONES.reshape(1, 2, 1, 3))
+    assert found.verdict is TensorVerdict.EQUAL
+    assert found.findings == ("shape [2, 3] against [1, 2, 1, 3], compared without extents of 1",)
+    found = verdict(tmp_path, ONES, ONES.reshape(6))
+    assert found.findings == ("shape [2, 3] against [6], compared element by element",)
+    found = verdict(tmp_path, ONES, ONES.T)
+    assert (found.verdict, found.findings) == (
+        TensorVerdict.SHAPE,
+        ("shape [2, 3] against [3, 2]",),
+    )
+    assert verdict(tmp_path, ONES, ONES[0]).verdict is TensorVerdict.SHAPE
+
+
+def test_shapes_that_only_the_files_know(tmp_path):
+    each = pair(tmp_path, "x", np.array([[NAN, 1]], np.float32), np.array([[2, 1, 0]], np.float32))
+    assert each.a is not None
+    assert each.b is not None
+    unsaid = TensorPair(each.a._replace(shape=None), each.b._replace(shape=None, dtype=""))
+    found = compare_pair(unsaid, ComparisonSettings())
+    assert (found.verdict, found.findings) == (
+        TensorVerdict.SHAPE,
+        ("shape [1, 2] against [1, 3]",),
+    )
+    assert (found.nonfinite_a, found.nonfinite_b) == (True, False)
+
+
+def test_types_that_differ(tmp_path):
+    found = verdict(tmp_path, np.array([1, 2], np.float32), np.array([1, 2], np.int64))
+    assert (found.verdict, found.findings) == (
+        TensorVerdict.EQUAL,
+        ("dtype float32 against int64",),
+    )
+
+
+def test_bfloat16_on_its_own_terms(tmp_path):
+    """A float32 that rounds to the bfloat16 is close; one step of bfloat16 further is not."""
+    exact = np.array([0.1, 3.14159, -7.77], np.float32)
+    short = np.array([0.10009765625, 3.140625, -7.78125], np.float32)
+    a = tensor(tmp_path, "a", short, dtype="bfloat16")
+    found = compare_pair(TensorPair(a, tensor(tmp_path, "b", exact)), ComparisonSettings())
+    assert found.verdict is TensorVerdict.CLOSE
+    assert found.findings == ("dtype bfloat16 against float32, compared as bfloat16",)
+    further = tensor(tmp_path, "c", exact * np.float32(1.01))
+    assert (
+        compare_pair(TensorPair(further, a), ComparisonSettings()).verdict
+        is TensorVerdict.DIFFERENT
+    )
+    same = tensor(tmp_path, "d", exact, dtype="bfloat16")
+    assert (
+        compare_pair(TensorPair(a, same), ComparisonSettings()).verdict is TensorVerdict.DIFFERENT
+    )
+
+
+def test_unreadable(tmp_path):
+    each = pair(tmp_path, "x", ONES, ONES)
+    path_of(each.b).write_bytes(b"not an npy file")
+    found = compare_pair(each, ComparisonSettings())
+    assert found.verdict is TensorVerdict.UNREADABLE
+    assert found.findings[0].startswith(f"{path_of(each.b)}: not an npy file")
+    path_of(each.b).unlink()
+    assert "cannot be read" in compare_pair(each, ComparisonSettings()).findings[0]
+
+
+def test_no_memory(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise MemoryError
+
+    monkeypatch.setattr(module, "measure_difference", full)
+    found = verdict(tmp_path, ONES, ONES * 2)
+    assert found.verdict is TensorVerdict.UNREADABLE
+    assert found.findings[0].startswith("no memory for the two: ")
+
+
+def test_figures_alone():
+    def found(a, b):
+        return compare_pair(TensorPair(a, b), SETTINGS)
+
+    one = figures(max=1.0, min=-1.0, avg=0.5)
+    assert found(one, one).verdict is TensorVerdict.EQUAL
+    near = found(one, figures(max=1.0001, min=-1.0, l2norm=3.0))
+    assert near.verdict is TensorVerdict.CLOSE
+    assert near.statistic_differences == {"max": pytest.approx(0.0001), "min": 0.0}
+    assert found(one, figures(avg=0.6)).verdict is TensorVerdict.DIFFERENT
+    odd = found(one, figures(max=NAN, min=NAN, avg=NAN))
+    assert (odd.verdict, odd.nonfinite_a, odd.nonfinite_b) == (TensorVerdict.NAN, False, True)
+    assert found(figures(max=INF), figures(max=INF)).verdict is TensorVerdict.EQUAL
+
+
+def test_nothing_known():
+    """Neither figure is a number: they say nothing of whether the tensors agree."""
+    blank = figures(max=NAN, min=NAN, avg=NAN)
+    for a, b in ((blank, blank), (figures(), figures()), (figures(max=1.0), figures(avg=1.0))):
+        found = compare_pair(TensorPair(a, b), ComparisonSettings())
+        assert found.verdict is TensorVerdict.UNKNOWN
+        assert found.findings == ("neither elements nor figures are known on both sides",)
+
+
+def test_elements_beside_figures(tmp_path):
+    """The side that has elements is measured for the figures of the other."""
+    full = tensor(tmp_path, "a", np.array([3, -4, 0, 0], np.float32))
+    rows = figures(max=3.0, min=-4.0, avg=-0.25, l2norm=5.0, nan_count=0)
+    assert compare_pair(TensorPair(full, rows), ComparisonSettings()).verdict is TensorVerdict.EQUAL
+    assert compare_pair(TensorPair(rows, full), ComparisonSettings()).verdict is TensorVerdict.EQUAL
+    complex_one = tensor(tmp_path, "c", np.array([1j] * 4, np.complex64))
+    assert (
+        compare_pair(TensorPair(complex_one, rows), ComparisonSettings()).verdict
+        is TensorVerdict.UNKNOWN
+    )
+
+
+@pytest.mark.parametrize(
+    ("known", "nonfinite"),
+    [
+        ({"nan_count": 1, "negative_inf_count": 0, "positive_inf_count": 0}, True),
+        ({"nan_count": 0, "negative_inf_count": 0, "positive_inf_count": 0}, False),
+        ({"max": 1.0, "min": 0.0}, False),
+        ({"max": 1.0}, None),
+        ({"max": INF}, True),
+        ({}, None),
+    ],
+)
+def test_what_figures_say_of_nonfinite(known, nonfinite):
+    assert (
+        compare_pair(TensorPair(figures(**known), None), ComparisonSettings()).nonfinite_a
+        is nonfinite
+    )
+
+
+def test_msaccucmp_on_request(tmp_path):
+    assert verdict(tmp_path, ONES, ONES * 2).extra == {}
+    found = verdict(tmp_path, ONES, ONES * 2, ComparisonSettings(msaccucmp=True))
+    assert found.extra["MaxRelativeError"] == 0.5

@@ -1,0 +1,250 @@
+"""Trees written by hand, checked: nothing changes in a file that a manifest names unseen."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.flips import flipped
+from support.native_tree import write_tree
+from support.tree_builder import TreeBuilder
+
+from rankdump._analysis.fsck.damage import DamageKind
+from rankdump._analysis.fsck.repair import MIN_UNWRITTEN_AGE_S, repair_tree
+from rankdump._analysis.fsck.tree_check import check_tree
+from rankdump._cli.command_group import run_command_line
+from rankdump.errors import CorruptedError
+
+GOLDEN = Path(__file__).parents[5] / "shared" / "golden"
+TYPES = ("float32", "float16", "int64", "uint8", "bool", "complex64")
+TENSOR = st.tuples(
+    st.sampled_from(TYPES),
+    st.lists(st.integers(0, 9), max_size=3),
+    st.sampled_from(["zstd", "none"]),
+    st.booleans(),
+)
+
+
+def build(root: Path, tensors: list[tuple[str, list[int], str, bool]]) -> list[Path]:
+    builder = TreeBuilder(root)
+    chance = np.random.default_rng(len(tensors))
+    paths = []
+    for number, (dtype, shape, codec, varied) in enumerate(tensors):
+        values = chance.integers(0, 5 if varied else 1, shape).astype(dtype)
+        name = f"Default/net-Net/{'long' * 70 if number == 1 else number}/X-op0"
+        paths.append(builder.tensor(0, 0, name, values, codec=codec))
+    builder.complete(0, 0, world_size=1)
+    return paths
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TENSOR, min_size=1, max_size=4), st.data())
+def test_every_flip_is_found(tensors, data):
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        paths = build(root, tensors)
+        report = check_tree(root, workers=2)
+        assert (report.damages, report.digests) == ((), len(tensors))
+        path = data.draw(st.sampled_from(paths))
+        at = data.draw(st.integers(0, path.stat().st_size - 1))
+        with flipped(path, at, data.draw(st.integers(1, 255))):
+            (damage,) = check_tree(root, workers=1).damages
+        assert (damage.kind, damage.path) == (DamageKind.TORN, str(path.relative_to(root)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(TENSOR, min_size=2, max_size=4), st.data())
+def test_what_is_mended_stays_mended(tensors, data):
+    """Whatever is done to a tree, a second check after the repair finds what was left, no more."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        paths = build(root, tensors)
+        for number, path in enumerate(data.draw(st.lists(st.sampled_from(paths), unique=True))):
+            match data.draw(st.sampled_from(["cut", "remove", "copy", "half", "link", "foreign"])):
+                case "cut":
+                    os.truncate(path, data.draw(st.integers(0, path.stat().st_size - 1)))
+                case "remove":
+                    path.unlink()
+                case "copy":
+                    shutil.copy(
+                        path, path.with_name(f"X.Other{number}.0.0.9.output.0.DefaultFormat.npy")
+                    )
+                case "half":
+                    path.with_name(f".{path.name[:99]}.tmp").write_bytes(b"half")
+                case "link":
+                    path.with_name(f"{number}.npy").symlink_to(path)
+                case _:
+                    path.with_name("notes").write_text("mine")
+        before = {each.name for each in root.rglob("*")}
+        left = repair_tree(root, check_tree(root, workers=1))
+        assert check_tree(root, workers=1).damages == left.damages
+        gone = before - {each.name for each in root.rglob("*")}
+        assert all(name.startswith(".") for name in gone)
+
+
+def test_every_flip_of_a_manifest_is_found(tmp_path):
+    build(tmp_path, [("float32", [3], "none", True)])
+    (path,) = tmp_path.rglob("iteration_0.*.json")
+    relative = str(path.relative_to(tmp_path))
+    end = path.read_bytes().index(b', "crc32"')
+    for at in range(0, end, 7):
+        with flipped(path, at, 1 + at % 255):
+            damages = check_tree(tmp_path, workers=1).damages
+        assert relative in {each.path for each in damages if each.kind is DamageKind.MANIFEST}, at
+
+
+def test_links_are_not_followed(tmp_path):
+    """Neither folders nor files, wherever they point; and a link to a whole file is none."""
+    root, outside = tmp_path / "tree", tmp_path / "outside"
+    build(outside, [("float32", [3], "none", True)])
+    first, _ = build(root, [("float32", [4], "none", True)] * 2)
+    (outside / "secret").write_text("x")
+    target = first.with_name("moved")
+    first.rename(outside / "moved")
+    first.symlink_to(outside / "moved")
+    planted = [root / "rank_7", root / "rank_0/Other", root / "rank_0/execution_order"]
+    for path in planted:
+        path.symlink_to(outside / "rank_0", target_is_directory=True)
+    (root / "rank_0/.dump_metadata/manifest/iteration_4.x.json").symlink_to(outside / "secret")
+    (root / "rank_0/.dump_metadata/config.json").symlink_to(outside / "secret")
+    report = check_tree(root, workers=1)
+    assert {each.kind for each in report.damages} == {DamageKind.FOREIGN}
+    assert len(report.damages) == 6
+    assert report.files == 1
+    assert not target.exists()
+
+
+def test_leftovers_of_who_cannot_be_asked(tmp_path, monkeypatch):
+    """Where no lease is given, age says whether somebody still writes."""
+    (first,) = build(tmp_path, [("float32", [3], "none", True)])
+    young, old = first.with_name(".a.tmp"), first.with_name(".b.tmp")
+    for path in (young, old):
+        path.write_bytes(b"half")
+    long_ago = young.stat().st_mtime - MIN_UNWRITTEN_AGE_S - 1
+    os.utime(old, (long_ago, long_ago))
+
+    def refuse(*_):
+        raise PermissionError(13, "not the owner")
+
+    monkeypatch.setattr("rankdump._analysis.fsck.repair.fcntl.fcntl", refuse)
+    left = repair_tree(tmp_path, check_tree(tmp_path, workers=1))
+    assert ([each.path[-6:] for each in left.damages], young.exists()) == ([".a.tmp"], True)
+    assert not old.exists()
+
+
+def test_removal_that_was_cut(tmp_path):
+    """An iteration that is being removed has a hidden manifest; whoever began goes on with it."""
+    build(tmp_path, [("float32", [3], "none", True)])
+    (path,) = tmp_path.rglob("iteration_0.*.json")
+    path.rename(path.with_name(f".{path.name}"))
+    report = check_tree(tmp_path, workers=1)
+    (damage,) = report.damages
+    assert (damage.kind, damage.mendable) == (DamageKind.LEFTOVER, False)
+
+
+def test_tables(tmp_path):
+    builder = TreeBuilder(tmp_path)
+    names = [f"Default/{number}/X-op0" for number in range(3)]
+    table = [builder.row(0, 0, name, np.ones(3, np.float32)) for name in names][-1]
+    builder.complete(0, 0, world_size=1)
+    assert check_tree(tmp_path, workers=1).damages == ()
+    whole = table.read_bytes()
+    table.write_bytes(whole[:-1])
+    assert {each.kind for each in check_tree(tmp_path, workers=1).damages} >= {DamageKind.TORN}
+    table.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 1])
+    (damage,) = check_tree(tmp_path, workers=1).damages
+    assert (damage.kind, damage.text) == (
+        DamageKind.MISSING,
+        "it names 3 rows of tables, which have 2",
+    )
+
+
+def trees() -> list[Path]:
+    found = [*GOLDEN.glob("mindspore/*"), *GOLDEN.glob("troubleshooter/1.*")]
+    return [path for path in found if path.is_dir()]
+
+
+def test_trees_of_the_real_tools_are_clean():
+    """Where they are at hand: nothing says what should be in them, and that is said."""
+    for root in trees():
+        report = check_tree(root, workers=1)
+        assert (report.damages, report.files) == ((), 0)
+        assert report.unchecked[0].startswith("no manifest")
+
+
+def test_without_manifests_nothing_counts_as_checked(tmp_path, capsys):
+    """What was looked at is said, and what was not; no script takes it for a tree that is whole."""
+    write_tree(tmp_path)
+    report = check_tree(tmp_path, workers=1)
+    assert (report.damages, report.is_verifiable) == ((), False)
+    assert run_command_line(["fsck", str(tmp_path)]) == 1
+    *_, why, last = capsys.readouterr().out.splitlines()
+    assert why.startswith("no manifest: nothing says which files should be here")
+    assert "no tensor was checked" in last
+    assert f"of {report.looked_at} files only the names were looked at" in last
+    assert "nothing is wrong" not in last
+    assert run_command_line(["fsck", str(tmp_path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["clean"] is False
+
+
+def test_a_folder_without_a_dump_is_an_error(tmp_path, capsys):
+    """An empty folder, and one with files of somebody else."""
+    for _ in range(2):
+        assert run_command_line(["fsck", str(tmp_path)]) == 1
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err.count("\n")) == ("", 1)
+        assert f"{tmp_path}: nothing of a dump is here" in captured.err
+        (tmp_path / "notes.txt").write_text("x")
+
+
+def test_hard_links_are_read_once(tmp_path, capsys):
+    """One file under several names, of whichever operators; each of its tensors is sure."""
+    builder = TreeBuilder(tmp_path)
+    values = np.ones(5, np.float32)
+    names = [f"Default/{number}/X-op0" for number in range(3)]
+    first, *others = [builder.tensor(0, 0, name, values) for name in names]
+    for other in others:
+        other.unlink()
+        other.hardlink_to(first)
+    builder.complete(0, 0, world_size=1)
+    report = check_tree(tmp_path, workers=1)
+    assert (report.files, report.names, report.digests, report.damages) == (1, 3, 3, ())
+    assert report.bytes_read == first.stat().st_size
+    assert run_command_line(["fsck", str(tmp_path)]) == 0
+    assert "1 file read" in capsys.readouterr().out
+    with flipped(first, 20, 1):
+        assert len(check_tree(tmp_path, workers=1).damages) == 3
+
+
+def test_a_root_that_cannot_be_read(tmp_path):
+    with pytest.raises(CorruptedError, match="cannot be read"):
+        check_tree(tmp_path / "none", workers=1)
+
+
+def test_a_manifest_of_before_its_checksum(tmp_path):
+    build(tmp_path, [("float32", [3], "none", True)])
+    (path,) = tmp_path.rglob("iteration_0.*.json")
+    body = json.loads(path.read_bytes())
+    del body["crc32"]
+    path.write_text(json.dumps(body))
+    assert check_tree(tmp_path, workers=1).damages == ()
+
+
+def test_a_long_name_without_its_file(tmp_path):
+    """Where no manifest says what should be there, the table of long names does."""
+    folder = tmp_path / "rank_0/Net/0/0"
+    folder.mkdir(parents=True)
+    full = "ReLU.Default_ReLU-op0.0.0.1795225611075645.input.0.DefaultFormat.npy"
+    (folder / "436493186.npy").write_bytes(b"x")
+    (folder / "mapping.csv").write_text(f"436493186.npy,{full}\n591914022.npy,{full}\n")
+    (damage,) = check_tree(tmp_path, workers=1).damages
+    assert (damage.kind, damage.path) == (DamageKind.MISSING, "rank_0/Net/0/0/591914022.npy")
+    (folder / "591914022.npy.zst").write_bytes(b"x")
+    assert check_tree(tmp_path, workers=1).damages == ()

@@ -1,0 +1,230 @@
+"""Both codecs keep the laws; zstd also finds damage and is readable by the zstd command."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support.codec_laws import COMPRESSIBLE, CodecLaws
+
+from rankdump._codec.file_codec import (
+    CODECS,
+    SMALL_FILE_BYTES,
+    NoneCodec,
+    ZstdCodec,
+    get_codec,
+    pack_file,
+    select_codec,
+)
+from rankdump.errors import CorruptedError, UnsupportedError
+
+LIMIT_BYTES = 1 << 20
+FRAME = b"".join(ZstdCodec().encode([COMPRESSIBLE]))
+
+
+class TestNone(CodecLaws):
+    codec = NoneCodec()
+
+    def test_copies_nothing(self):
+        """The parts themselves are handed on."""
+        pieces = [b"a", memoryview(b"b")]
+        assert self.codec.encode(pieces) is pieces
+
+
+class TestZstd(CodecLaws):
+    codec = ZstdCodec()
+
+
+class TestZstdLevel9(CodecLaws):
+    codec = ZstdCodec(level=9)
+
+    def test_is_registered(self):
+        """The level is the writer's own: any reader of the suffix unpacks it."""
+        packed = self.encoded(COMPRESSIBLE)
+        assert CODECS["zstd"].decode(packed, limit_bytes=LIMIT_BYTES) == COMPRESSIBLE
+        assert len(packed) <= len(FRAME)
+
+
+def test_compresses():
+    """Repetition costs next to nothing."""
+    assert len(FRAME) * 100 < len(COMPRESSIBLE)
+
+
+def test_truncated():
+    """No prefix of a frame is taken for the frame."""
+    for length in range(len(FRAME)):
+        with pytest.raises(CorruptedError):
+            ZstdCodec().decode(FRAME[:length], limit_bytes=LIMIT_BYTES)
+
+
+def test_flipped_bits():
+    """Every single flipped bit is refused or harmless: other bytes never come out."""
+    refused = 0
+    for index in range(len(FRAME)):
+        for bit in range(8):
+            damaged = bytearray(FRAME)
+            damaged[index] ^= 1 << bit
+            try:
+                found = ZstdCodec().decode(bytes(damaged), limit_bytes=LIMIT_BYTES)
+            except CorruptedError:
+                refused += 1
+            else:
+                assert found == COMPRESSIBLE
+    assert refused > 0.9 * 8 * len(FRAME)
+
+
+@given(data=st.binary(max_size=200))
+@example(data=b"0\0")
+def test_random_bytes(data: bytes):
+    """Random bytes are damage and nothing worse."""
+    for prefix in (b"", FRAME[:4], FRAME[:6]):
+        with pytest.raises(CorruptedError):
+            ZstdCodec().decode(prefix + data, limit_bytes=LIMIT_BYTES)
+
+
+def test_a_claim_is_not_an_allocation():
+    """A frame that declares 2**40 bytes is refused by its declaration."""
+    claim = b"\x28\xb5\x2f\xfd" + bytes([0b11100100]) + struct.pack("<Q", 1 << 40) + FRAME[7:]
+    with pytest.raises(CorruptedError, match=f"declares {1 << 40} bytes"):
+        ZstdCodec().decode(claim, limit_bytes=LIMIT_BYTES)
+
+
+def several(*contents: bytes) -> bytes:
+    """A file of a frame for each content."""
+    return b"".join(b"".join(ZstdCodec().encode([content])) for content in contents)
+
+
+@given(contents=st.lists(st.binary(max_size=300), min_size=1, max_size=5))
+def test_several_frames(contents: list[bytes]):
+    """A file is what its frames hold, one after the other, with skipped ones anywhere."""
+    due = b"".join(contents)
+    skipped = b"\x5a\x2a\x4d\x18\x03\x00\x00\x00abc"
+    for data in (several(*contents), skipped + several(*contents, b"") + skipped):
+        found = ZstdCodec().decode(data, limit_bytes=len(due))
+        assert found == due
+        assert memoryview(found).readonly
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no zstd frame in 0 bytes"),
+        (b"\x5a\x2a\x4d\x18\x00\x00\x00\x00", "no zstd frame in 8 bytes"),
+        (several(b"a", b"b") + b"x", "cannot be read"),
+        (several(b"a", b"b") + bytes(100), "cannot be read"),
+        (several(b"a", b"b")[:-1], "cannot be read: it is cut"),
+        (several(b"a") + b"\x5a\x2a\x4d\x18\xff\xff\xff\xff", "to be skipped ends behind"),
+        (several(b"a") + b"\x5a\x2a\x4d\x18\xff", "to be skipped is cut"),
+        (several(b"a") + b"\x28\xb5\x2f\xfd\x20\x01", "a block is missing"),
+        (several(b"a") + b"\x28\xb5\x2f\xfd\x20\x01\x07\x00\x00", "block of kind 3"),
+        (several(b"a") + b"\x28\xb5\x2f\xfd\x00\x58\x01\x00\x00", "does not declare its size"),
+        (several(b"a" * LIMIT_BYTES, b"b"), f"after {LIMIT_BYTES} bytes zstd frame declares 1"),
+        (several(*[b""] * (1 << 16), b"a", b"b"), "more than 65536 zstd frames"),
+        (b"\x5a\x2a\x4d\x18\x00\x00\x00\x00" * ((1 << 16) + 2), "more than 65536 zstd frames"),
+    ],
+)
+def test_frames_that_are_none(data: bytes, message: str):
+    """What stands between and behind the frames is named, and never passed over."""
+    with pytest.raises(CorruptedError, match=message):
+        ZstdCodec().decode(data, limit_bytes=LIMIT_BYTES)
+
+
+def test_a_declaration_that_its_blocks_cannot_keep():
+    """A frame of 17 bytes that says 60 GiB is refused before anything is allocated."""
+    frame = b"\x28\xb5\x2f\xfd\xe0" + (60 << 30).to_bytes(8, "little") + b"\x03\x00\x00\x00"
+    with pytest.raises(
+        CorruptedError, match="declares 64424509440 bytes, its blocks hold 0 at most"
+    ):
+        ZstdCodec().decode(frame, limit_bytes=1 << 40)
+
+
+def test_unknown_codec():
+    """An unknown name is refused with the known ones."""
+    with pytest.raises(UnsupportedError, match="'lz4'; known: none, zstd"):
+        get_codec("lz4")
+
+
+@pytest.mark.parametrize(
+    "pieces", [[b""], [b"x"], [b"head", COMPRESSIBLE], [b"x", bytes(17 << 20)]]
+)
+def test_zstd_command(tmp_path: Path, pieces: list[bytes]):
+    """`zstd -d` gives the same bytes, and `zstd -t` finds a checksum to test."""
+    command = shutil.which("zstd")
+    if command is None and os.environ.get("CI") != "true":
+        pytest.skip("no zstd command here")
+    assert command is not None
+    packed = tmp_path / "a.npy.zst"
+    packed.write_bytes(b"".join(ZstdCodec().encode(pieces)))
+    subprocess.run([command, "-q", "-d", packed], check=True)
+    assert (tmp_path / "a.npy").read_bytes() == b"".join(pieces)
+    listed = subprocess.run([command, "-lv", packed], check=True, capture_output=True, text=True)
+    assert "XXH64" in listed.stdout
+
+
+NOISE = random.Random(4).randbytes(4 * SMALL_FILE_BYTES)
+
+
+class Counting:
+    """Zstd that notes how much it was given."""
+
+    name, suffix = "zstd", ".zst"
+
+    def __init__(self) -> None:
+        self.seen_bytes = 0
+
+    def encode(self, parts):
+        self.seen_bytes += sum(map(len, parts))
+        return ZstdCodec().encode(parts)
+
+    def decode(self, data, *, limit_bytes: int):
+        return ZstdCodec().decode(data, limit_bytes=limit_bytes)
+
+
+@pytest.mark.parametrize(
+    ("body", "suffix"),
+    [
+        (b"", ".zst"),  # the header alone shrinks
+        (NOISE[:100], ".zst"),
+        (NOISE[: SMALL_FILE_BYTES - 128], ""),
+        (NOISE, ""),
+        (COMPRESSIBLE, ".zst"),
+        (bytes(1 << 20), ".zst"),
+        (NOISE + bytes(len(NOISE)), ".zst"),
+        (bytes(len(NOISE)) + NOISE, ".zst"),
+    ],
+    ids=["empty", "tiny", "small", "noise", "text", "zeros", "noise first", "noise last"],
+)
+def test_what_does_not_shrink_stays_plain(body: bytes, suffix: str):
+    """The suffix says what was done, and the codec it names gives the same bytes back."""
+    parts = (b"head".ljust(128), memoryview(body))
+    packed = pack_file(ZstdCodec(), parts)
+    assert packed.suffix == suffix
+    data = b"".join(packed.parts)
+    assert select_codec(f"a.npy{suffix}").decode(data, limit_bytes=1 << 21) == b"".join(parts)
+    assert pack_file(ZstdCodec(), parts).suffix == suffix
+    assert pack_file(NoneCodec(), parts).suffix == ""
+
+
+def test_noise_costs_a_sample():
+    """Of a large tensor that cannot shrink only a sample is compressed."""
+    codec = Counting()
+    pack_file(codec, (b"head", NOISE))
+    assert codec.seen_bytes == SMALL_FILE_BYTES
+
+
+def test_a_sample_that_promised_too_much():
+    """Where the sample shrinks and the whole does not, the file is not larger than without."""
+    body = bytearray(NOISE)
+    last = len(body) - SMALL_FILE_BYTES // 4
+    for at in (last * n // 3 for n in range(4)):
+        body[at : at + 4096] = bytes(4096)
+    codec = Counting()
+    assert pack_file(codec, (b"head", body)).suffix == ""
+    assert codec.seen_bytes > len(body)

@@ -1,0 +1,62 @@
+"""acl.json against ascend-formats.md 4.1 to 4.3: every key, default, exclusion and error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support import rows_of_acl, rows_of_acl_errors
+from support.acl_configurations import AclRow
+
+from rankdump._config.acl_section import ACL_KEYS, ITEM_KEYS
+from rankdump._config.config_file import load_config_plan
+from rankdump.errors import ConfigError
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "acl.json"
+ROWS = [*rows_of_acl_errors.ROWS, *rows_of_acl.ROWS]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.source[:70] for row in ROWS])
+def test_row(tmp_path: Path, row: AclRow):
+    """Accepted with exactly these warnings, or refused by key, value and CANN's code."""
+    row.check(tmp_path)
+
+
+def test_every_key_is_refused_somewhere():
+    refused = {row.refused.rpartition(".")[2].partition("[")[0] for row in rows_of_acl_errors.ROWS}
+    assert {*ACL_KEYS, *ITEM_KEYS} <= refused
+
+
+def test_every_error_of_the_reference_has_its_rows():
+    """Law: each row of ascend-formats.md 4.2 that is an error stands in the table."""
+    found = {row.source.partition(":")[0] for row in rows_of_acl_errors.ROWS}
+    assert set(rows_of_acl_errors.VIOLATIONS) <= found
+
+
+@pytest.mark.parametrize(("path", "word"), [("$HOME/output", "$HOME"), ("~/dump", "~"), ("a~", "")])
+def test_a_folder_that_only_a_shell_would_find(tmp_path: Path, path: str, word: str):
+    """The message names what nothing replaces, CANN neither."""
+    file = tmp_path / "acl.json"
+    file.write_text(json.dumps({"dump": {"dump_path": path, "dump_op_switch": "on"}}))
+    with pytest.raises(ConfigError) as caught:
+        load_config_plan(file, {})
+    ending = f": nothing replaces {word} here" if word else ""
+    assert str(caught.value).endswith(f"allowed: a folder that exists{ending} (EP0003)")
+
+
+def test_a_folder_of_such_a_name_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "$HOME").mkdir()
+    file = tmp_path / "acl.json"
+    file.write_text(json.dumps({"dump": {"dump_path": "$HOME", "dump_op_switch": "on"}}))
+    assert load_config_plan(file, {})[0].output.root == str(tmp_path / "$HOME")
+
+
+def test_the_example():
+    """It says what docs/ascend.md says of it, without a warning."""
+    plan, _ = load_config_plan(EXAMPLE, {"RANKDUMP_OUTPUT": "/o"})
+    assert plan.warnings == ()
+    assert [name for name, _ in plan.selection.models] == ["Encoder", "Head"]
+    (excluded,) = plan.selection.models[0][1].without_names
+    assert excluded.positions == ("output0",)

@@ -1,0 +1,197 @@
+"""data_dump.json: loading, sections and the keys of common_dump_settings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.configurations import (
+    COMMON,
+    E2E,
+    body_of,
+    load_body,
+    load_text,
+    refusal,
+)
+
+from rankdump._config.config_file import load_config_plan
+from rankdump._core.plan import (
+    DumpPlan,
+    OutputSettings,
+    TensorSelection,
+    plan_from_json,
+    plan_to_json,
+)
+from rankdump.errors import MISSING_VALUE, ConfigError
+
+
+def test_a_plain_file_gives_the_whole_plan(tmp_path: Path):
+    """Every field of the plan follows from the file."""
+    plan = load_body(tmp_path, {"common_dump_settings": COMMON, "e2e_dump_settings": E2E})
+    assert plan == DumpPlan(
+        output=OutputSettings(root="/tmp/dump", net_name="LeNet"),
+        selection=TensorSelection(devices=(0, 1)),
+        dialect="mindspore",
+    )
+
+
+# 1.1 loading
+
+PLAIN = json.dumps(body_of())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PLAIN,
+        "\ufeff" + PLAIN,
+        " \r\n\t" + PLAIN + "\n",
+        PLAIN + " trailing junk }{",
+        PLAIN.encode() + b"\xff\xfe\x00",
+    ],
+    ids=["plain", "bom", "blanks", "junk", "binary junk"],
+)
+def test_lenient_like_mindspore(tmp_path: Path, text: str | bytes):
+    """What MindSpore tolerates around the value changes nothing."""
+    plan = load_text(tmp_path, text)
+    assert plan == load_text(tmp_path, PLAIN)
+    assert plan.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        (
+            PLAIN.replace('"dump_mode"', '"dump_mode": "first", "dump_mode"'),
+            "dump_mode: 0 is the last of 2 equal keys and counts",
+        ),
+        (
+            json.dumps({**body_of(), "async_dump_settings": {"enable": True}}),
+            "async_dump_settings: {'enable': True} is ignored: MindSpore has not read it since",
+        ),
+        (
+            json.dumps({**body_of(), "e2e_dump_setting": {}}),
+            "e2e_dump_setting: {} is ignored: there is no such key; the nearest is e2e_dump_set",
+        ),
+        (
+            json.dumps({**body_of(), "dump_mode": 1}),
+            "dump_mode: 1 is ignored: the key belongs in common_dump_settings",
+        ),
+        (json.dumps({**body_of(), "a\nb": [0] * 99}), "a\\nb: [0, 0, 0, 0, 0, 0, ...] is ignored"),
+        (json.dumps({**body_of(), "x\ud800": "\udfff" * 99}), "x\\ud800: '"),
+    ],
+)
+def test_read_with_a_warning(tmp_path: Path, text: str, warning: str):
+    """What nothing reads, or is read once of twice, is one warning and changes nothing else."""
+    plan = load_text(tmp_path, text)
+    assert replace(plan, warnings=()) == load_text(tmp_path, PLAIN)
+    (found,) = plan.warnings
+    assert found.startswith(warning)
+    assert found.isprintable()
+    assert plan_from_json(plan_to_json(plan)) == plan
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("", "Expecting value"),
+        ("{'a': 1}", "property name"),
+        (PLAIN[:-1], "in line 1, column"),
+        (PLAIN[:-1] + ",}", "in line 1, column"),
+        ("// comment\n" + PLAIN, "Expecting value"),
+        (PLAIN.replace("LeNet", "Le\nNet"), "control character"),
+        (PLAIN.encode().replace(b"LeNet", b"Le\xffNet"), "not UTF-8"),
+        (PLAIN.replace('"all"', "NaN"), "NaN"),
+        ("[" * 100_000, "recursion"),
+    ],
+)
+def test_not_json(tmp_path: Path, text: str | bytes, cause: str):
+    """A file that is no JSON is refused in one line that says where."""
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, text)
+    assert cause in str(caught.value)
+    assert "allowed: one JSON object in UTF-8" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("body", [{}, [], 1, "common_dump_settings", None, {"a": {}}])
+def test_no_known_dialect(tmp_path: Path, body: object):
+    """A document of no dialect is refused with the dialects that are known."""
+    error = refusal(tmp_path, body)
+    assert (error.key, error.value) == ("common_dump_settings", MISSING_VALUE)
+    assert "MindSpore data_dump.json" in error.allowed
+    assert "CANN acl.json" in error.allowed
+
+
+def test_no_readable_file(tmp_path: Path):
+    """Missing, a folder, another suffix: each is said."""
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "plan.txt").write_text(PLAIN)
+    for name, cause in [
+        ("missing.json", "missing.json: missing"),
+        ("folder.json", "Is a directory"),
+        ("plan.txt", "ends in .json"),
+        ("plan.JSON", "ends in .json"),
+        ("nul\0.json", "null byte"),
+    ]:
+        with pytest.raises(ConfigError, match=name[:4]) as caught:
+            load_config_plan(tmp_path / name, {})
+        assert cause in str(caught.value)
+
+
+# 1.1 parse order
+
+MANDATORY = ["dump_mode", "net_name", "iteration", "input_output", "kernels", "support_device"]
+
+
+@pytest.mark.parametrize("index", range(len(MANDATORY)))
+def test_mandatory_keys_in_order(tmp_path: Path, index: int):
+    """Of several missing keys the first of MindSpore's order is named, before any bad value."""
+    kept = dict.fromkeys(MANDATORY[:index], "bad")
+    error = refusal(tmp_path, {"common_dump_settings": kept, "e2e_dump_settings": E2E})
+    assert (error.key, error.value) == (f"common_dump_settings.{MANDATORY[index]}", MISSING_VALUE)
+    assert "missing" in str(error)
+
+
+@pytest.mark.parametrize("section", ["common_dump_settings", "e2e_dump_settings", "rankdump"])
+@pytest.mark.parametrize("value", [[], None, 1, "x"])
+def test_section_is_no_object(tmp_path: Path, section: str, value: object):
+    """A section that is no object is refused by its name."""
+    error = refusal(tmp_path, {"common_dump_settings": COMMON, section: value})
+    assert (error.key, error.value, error.allowed) == (section, value, "an object")
+
+
+ORDER = [
+    ("e2e_dump_settings.enable", 0),
+    ("e2e_dump_settings.trans_flag", 0),
+    ("e2e_dump_settings.save_kernel_args", 0),
+    ("e2e_dump_settings.stat_calc_mode", 0),
+    ("e2e_dump_settings.sample_mode", 2),
+    ("common_dump_settings.dump_mode", 3),
+    ("common_dump_settings.path", "x"),
+    ("common_dump_settings.net_name", ""),
+    ("common_dump_settings.iteration", ""),
+    ("common_dump_settings.input_output", 3),
+    ("common_dump_settings.kernels", 0),
+    ("common_dump_settings.support_device", 0),
+    ("common_dump_settings.op_debug_mode", 1),
+    ("common_dump_settings.saved_data", ""),
+    ("common_dump_settings.initial_iteration", -1),
+    ("rankdump.codec", ""),
+]
+
+
+@pytest.mark.parametrize("index", range(len(ORDER)))
+def test_the_first_fault_is_named(tmp_path: Path, index: int):
+    """Of several faults the one that MindSpore's parser meets first is reported; ours come last."""
+    body: dict[str, dict[str, object]] = {
+        "common_dump_settings": dict(COMMON),
+        "e2e_dump_settings": dict(E2E),
+        "rankdump": {},
+    }
+    for key, value in ORDER[index:]:
+        section, name = key.split(".")
+        body[section][name] = value
+    assert refusal(tmp_path, body).key == ORDER[index][0]

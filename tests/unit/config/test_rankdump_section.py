@@ -1,0 +1,100 @@
+"""The section `rankdump` of a configuration file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.configurations import (
+    NOT_TEXT,
+    body_of,
+    load_body,
+    load_common,
+    load_text,
+    refusal,
+)
+
+from rankdump._core.plan import DeliverySettings, DumpPlan, OutputSettings
+from rankdump.errors import ConfigError
+
+
+def load_own(folder: Path, section: object) -> DumpPlan:
+    return load_body(folder, {**body_of(), "rankdump": section})
+
+
+def test_own_section(tmp_path: Path):
+    """Every key of the section has its field."""
+    plan = load_own(
+        tmp_path,
+        {
+            "layout": "mindspore-async",
+            "profile": "ms2.0",
+            "codec": "none",
+            "on_full": "drop",
+            "block_timeout_s": 2,
+            "buffer_bytes": 4096,
+            "durability": "synced",
+            "strict": True,
+            "shared_memory": False,
+            "file_mode": "0640",
+            "folder_mode": "770",
+        },
+    )
+    assert plan.output == OutputSettings(
+        "/tmp/dump", "LeNet", "mindspore-async", "ms2.0", "none", 0o640, 0o770
+    )
+    assert plan.delivery == DeliverySettings("drop", 2.0, 4096, "synced", True, False)
+    assert load_own(tmp_path, {}) == load_common(tmp_path)
+
+
+@pytest.mark.parametrize("profile", ["ms2.3", "ms2.4", "ms2.0"])
+def test_profiles(tmp_path: Path, profile: str):
+    """Every profile that layouts know can be asked for; the default is the target's."""
+    assert load_own(tmp_path, {"profile": profile}).output.profile == profile
+    assert load_own(tmp_path, {}).output.profile == "ms2.3"
+
+
+OWN_REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
+    ("layout", (*NOT_TEXT, "CANN", "rank", ""), '"cann", "cann-step"'),
+    ("profile", (*NOT_TEXT, "ms2.2", "MS2.3", ""), '"ms2.3", "ms2.4" or "ms2.0"'),
+    ("codec", (*NOT_TEXT, "gzip", ""), '"none" or "zstd"'),
+    ("on_full", (*NOT_TEXT, "wait"), '"block", "drop" or "statistic"'),
+    ("block_timeout_s", (-1, "3", True, None, 86_401, 10**400), "seconds from 0 to 86400"),
+    ("buffer_bytes", (0, -1, 1.5, "1", True, None, 1 << 41), "whole bytes from 1 to"),
+    ("durability", (*NOT_TEXT, "maybe"), '"written" or "synced"'),
+    ("strict", (0, "no", None), "true or false"),
+    ("shared_memory", (0, "no", None), "true or false"),
+    ("file_mode", (0o440, "440x", "0o440", "8888", "", "0040", "07777"), "octal text"),
+    ("folder_mode", (0o750, "0600", "0070"), "octal text"),
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [(key, value, allowed) for key, values, allowed in OWN_REFUSED for value in values],
+)
+def test_refused_in_own_section(tmp_path: Path, key: str, value: object, allowed: str):
+    """The line names the key, the value and what is allowed."""
+    with pytest.raises(ConfigError) as caught:
+        load_own(tmp_path, {key: value})
+    assert caught.value.key == f"rankdump.{key}"
+    assert allowed in caught.value.allowed
+
+
+def test_infinite_timeout(tmp_path: Path):
+    """A literal too large for a float is no number of seconds."""
+    text = json.dumps(body_of(own={"block_timeout_s": 0.5}))
+    with pytest.raises(ConfigError, match="block_timeout_s: inf is not allowed"):
+        load_text(tmp_path, text.replace("0.5", "1e999"))
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"), [("codek", "codec"), ("buffer", "buffer_bytes"), ("profil", "profile")]
+)
+def test_unknown_key_of_own_section(tmp_path: Path, key: str, nearest: str):
+    """A misspelt key is an error here, and the nearest known one is named."""
+    error = refusal(tmp_path, body_of(own={key: 1}))
+    assert error.key == f"rankdump.{key}"
+    assert error.allowed.endswith(f"nearest: {nearest}")

@@ -1,0 +1,198 @@
+"""Which limits hold for a group, where they were read, and how the runtime rounds them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.limits_of_ranks import PAIR, WORLD, S, environment, limits, torch
+
+from rankdump._core.timeouts import TIMEOUT_VARIABLES, GroupTimeout, RankTimeouts
+from rankdumpd.coordinator.fleet_views import JobFacts
+from rankdumpd.coordinator.hints.timeout_limits import ProcessGroupLimits, collect_group_limits
+
+PG = "timeout of init_process_group"
+
+
+def seconds(found: ProcessGroupLimits, name: str) -> float:
+    (limit,) = {each.limit_us for each in found.sorted_limits if each.name == name}
+    return limit / S
+
+
+def source(found: ProcessGroupLimits, name: str) -> str:
+    return next(each.source for each in found.sorted_limits if each.name == name)
+
+
+@pytest.mark.parametrize(
+    ("text", "in_force"),
+    [
+        ("1836", 1836), ("600", 544), ("2040", 2040), ("60", 68), ("1", 68), ("67", 68),
+        ("135", 68), ("0", 0), ("20000", 17340), ("-1", 1836), ("soon", 1836), ("600.5", 1836),
+        ("", 1836), ("9999999999", 1836),
+    ],
+)  # fmt: skip
+def test_execution_is_rounded_down_to_steps_of_68(text: str, in_force: int):
+    found = limits(environment(HCCL_EXEC_TIMEOUT=text))
+    assert seconds(found, "HCCL_EXEC_TIMEOUT") == in_force
+    said = source(found, "HCCL_EXEC_TIMEOUT")
+    if text == "600":
+        assert said == "environment says 600 s; in force on 910 and 310P, other devices keep it"
+    if text == "soon":
+        assert said == "default of CANN: 'soon' in the environment cannot be read"
+    if text == "9999999999":
+        assert "is not allowed, only 0 to 2147483647" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "in_force"), [("", 1091), ("500", 500), ("2000", 1091), ("0", 1091), ("0.5", 0.5)]
+)
+def test_aiv_mode_ends_at_1091(text: str, in_force: float):
+    found = limits(environment(HCCL_EXEC_TIMEOUT=text, HCCL_OP_EXPANSION_MODE="AIV"))
+    assert seconds(found, "HCCL_EXEC_TIMEOUT") == in_force
+    assert found.aiv
+
+
+def test_defaults_of_cann():
+    found = limits(RankTimeouts())
+    assert [seconds(found, f"HCCL_{name}_TIMEOUT") for name in ("EXEC", "EVENT", "CONNECT")] == [
+        1836, 1868, 120,
+    ]  # fmt: skip
+    assert found.backend == "hccl"
+
+
+@pytest.mark.parametrize(
+    ("execution", "event"), [("", 1866), ("600", 630), ("0", 0), ("nonsense", 1866)]
+)
+def test_torch_npu_derives_the_event_from_execution(execution: str, event: int):
+    found = limits(torch("hccl", 1800, HCCL_EXEC_TIMEOUT=execution), framework="torch 2.1.0")
+    assert seconds(found, "HCCL_EVENT_TIMEOUT") == event
+    watchdog = event - 30 + 1800 if event else 0
+    assert seconds(found, PG) == watchdog
+
+
+@pytest.mark.parametrize(
+    ("variables", "in_force"),
+    [
+        ({}, 3636),
+        ({"TORCH_HCCL_ASYNC_ERROR_HANDLING": "0"}, 0),
+        ({"TORCH_HCCL_ASYNC_ERROR_HANDLING": "2"}, 1800),
+        ({"TORCH_HCCL_BLOCKING_WAIT": "true", "TORCH_HCCL_ASYNC_ERROR_HANDLING": "0"}, 1800),
+    ],
+)
+def test_the_watchdog_of_torch_npu(variables: dict[str, str], in_force: int):
+    """Moved above execution only in the default mode, at the default of 30 minutes."""
+    found = limits(torch("hccl", 1800, **variables), framework="torch 2.1.0")
+    assert seconds(found, PG) == in_force
+    set_by_user = limits(torch("hccl", 100), framework="torch 2.1.0")
+    assert seconds(set_by_user, PG) == 100
+
+
+def test_connecting_covers_the_first_collective_only():
+    found = limits(environment(HCCL_CONNECT_TIMEOUT="200"))
+    first, later = found.find_tightest(0), found.find_tightest(1)
+    assert first
+    assert (first.name, first.limit_us) == ("HCCL_CONNECT_TIMEOUT", 200 * S)
+    assert later
+    assert later.name == "HCCL_EXEC_TIMEOUT"
+    low = limits(environment(HCCL_CONNECT_TIMEOUT="60"))
+    assert seconds(low, "HCCL_CONNECT_TIMEOUT") == 120
+    assert "60 in the environment is not allowed, only 120 to 7200" in source(
+        low, "HCCL_CONNECT_TIMEOUT"
+    )
+
+
+def test_what_tf_says_overrides_the_environment():
+    found = limits(
+        RankTimeouts({"HCCL_EXEC_TIMEOUT": "600"}, limits={"hccl_timeout": 2000.0}),
+        framework="tensorflow 1.15",
+    )
+    assert seconds(found, "hccl_timeout") == 1972
+    assert not any(each.name == "HCCL_EXEC_TIMEOUT" for each in found.sorted_limits)
+
+
+@pytest.mark.parametrize(
+    ("variables", "strikes"),
+    [
+        ({}, True),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, False),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "1"}, True),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}, True),
+    ],
+)
+def test_nccl_strikes_only_where_somebody_looks(variables: dict[str, str], strikes: bool):
+    found = limits(torch("nccl", 90, **variables), framework="torch 2.5.1", device="GPU")
+    budget = found.find_tightest(3)
+    assert (budget.limit_us if budget else None) == (90 * S if strikes else None)
+    assert ("never strikes" in source(found, PG)) is not strikes
+
+
+@pytest.mark.parametrize(
+    ("framework", "beat", "usual"),
+    [("torch 2.5.0", 480, 600), ("torch 2.3.1", 600, 600), ("torch 2.1.0", 600, 1800)],
+)
+def test_defaults_of_nccl_by_version(framework: str, beat: int, usual: int):
+    """Heartbeats are listed and never the budget: they strike a stuck watchdog."""
+    found = limits(RankTimeouts(), framework=framework, device="GPU")
+    assert seconds(found, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC") == beat
+    assert "not a late rank" in source(found, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")
+    budget = found.find_tightest(1)
+    assert budget
+    assert (budget.name, budget.limit_us) == (PG, usual * S)
+    off = limits(environment(TORCH_NCCL_ENABLE_MONITORING="0"), framework=framework, device="GPU")
+    assert seconds(off, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC") == 0
+
+
+def test_the_heartbeat_of_hccl_needs_monitoring():
+    name = "TORCH_HCCL_HEARTBEAT_TIMEOUT_SEC"
+    quiet = limits(torch("hccl", 1800), framework="torch 2.1.0")
+    assert seconds(quiet, name) == 0
+    watched = torch("hccl", 1800, TORCH_HCCL_ENABLE_MONITORING="1")
+    assert seconds(limits(watched, framework="torch 2.1.0"), name) == 600
+
+
+def test_the_tightest_member_is_the_budget_and_is_named():
+    found = limits(torch("gloo", 30), torch("gloo", 20), torch("gloo", 30), framework="torch 2.5.0")
+    budget = found.find_tightest(5)
+    assert budget
+    assert (budget.limit_us, budget.ranks, budget.source) == (
+        20 * S, (1,), "process group",
+    )  # fmt: skip
+    assert [each.ranks for each in found.sorted_limits] == [(1,), (0, 2)]
+
+
+def test_gloo_without_a_word_has_half_an_hour():
+    found = limits(RankTimeouts(), framework="torch 2.5.0", device="CPU", group=PAIR)
+    (limit,) = found.sorted_limits
+    assert (limit.name, limit.limit_us, limit.source) == (
+        "timeout of new_group", 1800 * S, "default of torch",
+    )  # fmt: skip
+
+
+def test_nothing_is_known_of_ranks_that_said_nothing():
+    assert collect_group_limits(WORLD, WORLD.ranks, JobFacts("j")).sorted_limits == ()
+    assert limits(RankTimeouts(), framework="", device="CPU").find_tightest(1) is None
+
+
+def test_limits_a_script_declares_count():
+    found = limits(
+        RankTimeouts(limits={"stream_sync_timeout": 50.0, "op_execute_timeout": 1.0}),
+        framework="tf",
+    )
+    budget = found.find_tightest(1)
+    assert budget
+    assert (budget.name, budget.limit_us) == ("stream_sync_timeout", 50 * S)
+
+
+@settings(deadline=None)
+@given(
+    variables=st.dictionaries(st.sampled_from(TIMEOUT_VARIABLES), st.text(max_size=12)),
+    backend=st.sampled_from(["hccl", "nccl", "gloo", "mpi", ""]),
+    framework=st.sampled_from(["torch 2.5.0", "torch", "torch x.y", "mindspore", ""]),
+)
+def test_any_text_gives_limits(variables: dict[str, str], backend: str, framework: str):
+    """Whatever stands in the environment: every limit is a number of zero or more."""
+    timeouts = RankTimeouts(variables, (GroupTimeout("w", backend, 5 * S),))
+    for limit in limits(timeouts, framework=framework).sorted_limits:
+        assert limit.limit_us >= 0
+        assert limit.source
+        assert limit.ranks == (0, 1, 2)

@@ -1,0 +1,162 @@
+"""What is claimed of ranks that wait, are late, lost events or run the same program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.order_events import coll, merged, message, op
+
+from rankdump._core.events import OPEN_END_POSITION, EventKind, FindingKind, ProcessGroup, RankEvent
+
+
+def test_a_call_that_is_not_complete_has_its_member() -> None:
+    """Who waits has arrived; who has not come is named, with what it did instead."""
+    waiting = coll(2, 7, end_position=OPEN_END_POSITION)
+    result = merged([op(1), waiting], [op(1), op(2, "Default/Stuck-op2")])
+    (finding,) = result.findings
+    assert (finding.kind, finding.ranks) == (FindingKind.MISSING_MEMBER, (1,))
+    assert (finding.group, finding.sequence) == ("world", 7)
+    assert (finding.name, finding.position) == ("Default/Stuck-op2", 2)
+    assert result.calls.find_waiting_ranks(0) == (0,)
+    assert list(result.entries())[-1].missing == (1,)
+
+
+def test_what_is_complete_replaces_what_was_not() -> None:
+    """In any order, and with times that were corrected differently: no conflict, nobody waits."""
+    begun, done = coll(1, 0, end_position=OPEN_END_POSITION), coll(1, 0, start_us=4, end_us=9)
+    for program in ([begun, done], [done, begun], [begun, begun, done, begun]):
+        result = merged(program, program)
+        assert result.findings == ()
+        assert result.calls.find_waiting_ranks(0) == ()
+        assert [entry.end_us for entry in result.entries()] == [9]
+
+
+def test_a_provisional_view_claims_nothing_final() -> None:
+    """While an iteration runs, what is missing may come, and what completes late is not lost."""
+    programs = [op(1), coll(2, 0)], [op(1), op(3)]
+    (finding,) = merged(*programs, provisional=True).findings
+    assert finding.provisional
+    assert "rank 1 has not arrived so far" in finding.text
+    (finding,) = merged([coll(1, 0)], provisional=True).findings
+    assert "rank 1 reported nothing so far" in finding.text
+    (finding,) = merged([message(1, EventKind.SEND, 1)], [op(1)], provisional=True).findings
+    assert "no other end so far on rank 1" in finding.text
+
+
+def test_a_rank_that_was_not_waited_for_is_not_said_to_have_stayed_away() -> None:
+    """The iteration was merged at its deadline: what the rank did later nobody knows."""
+    (finding,) = merged([op(1), coll(2, 0)], [op(1)], late=(1,), late_count=1).findings
+    assert "rank 1 had not arrived in time" in finding.text
+    assert not finding.provisional
+
+
+def test_a_rank_that_waits_elsewhere_is_said_to() -> None:
+    """Who is missing because it waits for a third is named with the call it waits in."""
+    trio = ProcessGroup("trio", (0, 1, 2))
+    pair = ProcessGroup("pair", (1, 2))
+    result = merged(
+        [coll(1, 0, group="trio", end_position=OPEN_END_POSITION)],
+        [coll(1, 4, group="pair", end_position=OPEN_END_POSITION)],
+        [op(1)],
+        groups=(trio, pair),
+    )
+    texts = [finding.text for finding in result.findings if finding.ranks == (1,)]
+    assert len(texts) == 1
+    assert "it waits in all_reduce 'AllReduce' number 4 of group 'pair'" in texts[0]
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        (
+            coll(2, 3, end_position=OPEN_END_POSITION),
+            coll(2, 5, group="other", end_position=OPEN_END_POSITION),
+        ),
+        (
+            message(2, EventKind.RECV, 1, end_position=OPEN_END_POSITION),
+            message(2, EventKind.RECV, 0, end_position=OPEN_END_POSITION),
+        ),
+    ],
+)
+def test_ranks_that_stand_still_for_each_other_are_a_circle(calls) -> None:
+    """Each waits in a call that the other never comes to: one circle, nobody is called missing."""
+    one, other = calls
+    (finding,) = merged([op(1), one], [op(1), other]).findings
+    assert (finding.kind, finding.ranks) == (FindingKind.CYCLE, (0, 1))
+    assert (finding.group, finding.sequence) == (one.group, one.sequence)
+    assert "nobody gets any further" in finding.text
+
+
+@pytest.mark.parametrize("named", [(), {0: (1, 4), 1: (1, 4)}])
+def test_a_gap_is_counted_and_withdraws_what_it_may_explain(named) -> None:
+    """The lost event may be the call; a call that cannot be it is still claimed."""
+    full = [op(1), coll(2, 0), coll(3, 1), coll(4, 2)]
+    (gap,) = merged(full, [op(1), coll(2, 0), coll(4, 2)], spans=dict(named)).findings
+    assert (gap.kind, gap.ranks, gap.position) == (FindingKind.GAP, (1,), 3)
+    assert "1 event of rank 1 was lost at position 3" in gap.text
+    kinds = [
+        f.kind for f in merged(full, [coll(2, 0), coll(3, 1), op(4)], spans={1: (1, 4)}).findings
+    ]
+    assert kinds == [FindingKind.GAP, FindingKind.MISSING_MEMBER]
+
+
+def test_a_rank_whose_every_event_was_lost_is_not_silent() -> None:
+    """It said how many there are: a gap, and no claim that it did nothing."""
+    (gap,) = merged([op(1), coll(2, 0)], spans={0: (1, 2), 1: (1, 2)}).findings
+    assert (gap.kind, gap.ranks) == (FindingKind.GAP, (1,))
+    assert "2 events of rank 1 were lost between positions 1 and 2" in gap.text
+
+
+def test_ranks_of_one_program_disagree_at_the_first_operator_that_differs() -> None:
+    """The minority is named with its operator, where it stands, and what the others did."""
+    four = ProcessGroup("world", (0, 1, 2, 3))
+    usual = [op(1, "A"), coll(2, 0), op(3, "B"), op(4, "C")]
+    other = [op(1, "A"), coll(2, 0), op(3, "X"), op(4, "C")]
+    (finding,) = merged(usual, usual, other, usual, groups=(four,)).findings
+    assert (finding.kind, finding.ranks) == (FindingKind.SEQUENCE_DIFFERENCE, (2,))
+    assert (finding.name, finding.position) == ("X", 3)
+    for word in ["rank 2 executed 'X' at position 3", "ranks 0 1 3", "executed 'B'"]:
+        assert word in finding.text
+
+
+def test_a_rank_that_is_on_its_way_agrees_as_far_as_it_got() -> None:
+    """A beginning is no difference; another operator in it is one, and an end is one, too."""
+    usual = [op(1, "A"), coll(2, 0), op(3, "B"), op(4, "C")]
+    late: dict[str, Any] = {"late": (1,), "late_count": 1}
+    assert merged(usual, usual[:3], **late).findings == ()
+    (finding,) = merged(usual, [*usual[:2], op(3, "X")], **late).findings
+    assert (finding.kind, finding.ranks) == (FindingKind.SEQUENCE_DIFFERENCE, (1,))
+    (finding,) = merged(usual, usual[:3]).findings
+    assert "rank 1 executed nothing more as operator 2 of graph 0" in finding.text
+    assert "executed 'C'" in finding.text
+
+
+def test_stages_of_a_pipeline_run_different_programs() -> None:
+    """They send to each other, so meeting in one barrier makes them no equals; replicas are."""
+    world = ProcessGroup("world", (0, 1, 2, 3))
+    first, second = ProcessGroup("dp0", (0, 1)), ProcessGroup("dp1", (2, 3))
+
+    def stage(names: str, group: str, kind: EventKind, peer: int) -> list[RankEvent]:
+        return [
+            op(1, names[0]),
+            message(2, kind, peer),
+            op(3, names[1]),
+            coll(4, 0, group=group),
+            coll(5, 0, kind=EventKind.BARRIER),
+        ]
+
+    def found(last: str) -> list[tuple[FindingKind, tuple[int, ...]]]:
+        to, since = EventKind.SEND, EventKind.RECV
+        programs = (
+            stage("AB", "dp0", to, 2),
+            stage("AB", "dp0", to, 3),
+            stage("CD", "dp1", since, 0),
+            stage(last, "dp1", since, 1),
+        )
+        return [
+            (f.kind, f.ranks) for f in merged(*programs, groups=(world, first, second)).findings
+        ]
+
+    assert found("CD") == []
+    assert found("CE") == [(FindingKind.SEQUENCE_DIFFERENCE, (3,))]

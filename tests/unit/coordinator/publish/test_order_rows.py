@@ -1,0 +1,144 @@
+"""Lines of the order's files, both ways, and the names of the files."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdump._core.events import EventKind, Finding, FindingKind
+from rankdump._core.execution_order import (
+    ORDER_COLUMNS,
+    add_job_tag,
+    format_finding_line,
+    format_order_line,
+    make_job_tag,
+    make_order_file_name,
+    parse_finding_line,
+    parse_order_file_name,
+    parse_order_line,
+)
+from rankdump._core.status import OrderEntry
+from rankdump.errors import CorruptedError
+
+
+def test_job_ids_that_look_alike_in_a_file_name_do_not_share_one() -> None:
+    """What sanitising makes equal, the digest keeps apart; every name says graph and job."""
+    tags = [make_job_tag(job) for job in ("a_b", "a/b", "a.b", "a b", "\u00e9" * 99)]
+    names = [add_job_tag(make_order_file_name(3), tag) for tag in tags]
+    assert len(set(names)) == len(names)
+    assert names[0] == "execution_order_graph_3.a_b.csv"
+    assert [parse_order_file_name(name) for name in names] == [(3, tag) for tag in tags]
+    assert parse_order_file_name(make_order_file_name(12)) == (12, "")
+    for other in (
+        "execution_order.csv",
+        "execution_order_graph_x.csv",
+        make_order_file_name(1, "trace"),
+    ):
+        assert parse_order_file_name(other) is None
+
+
+NUMBERS = st.integers(0, 2**64 - 1)
+RANKS = st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple)
+TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=30)
+ENTRIES = st.builds(
+    OrderEntry,
+    position=NUMBERS,
+    graph=NUMBERS,
+    iteration=NUMBERS,
+    ranks=RANKS,
+    name=TEXT,
+    kind=st.sampled_from(EventKind),
+    group=TEXT,
+    sequence=NUMBERS,
+    start_us=st.integers(-(2**63), 2**63 - 1),
+    end_us=st.integers(-(2**63), 2**63 - 1),
+    missing=RANKS,
+    rank_positions=RANKS,
+    streams=RANKS,
+    element_count=NUMBERS,
+    dtype=TEXT,
+    peer=st.integers(-1, 2**31 - 1),
+)
+
+
+@given(ENTRIES)
+def test_a_line_reads_back_as_its_entry(entry) -> None:
+    """from_line is the inverse of to_line, and any reader of CSV sees the same fields."""
+    line = format_order_line(entry)
+    assert parse_order_line(line) == entry
+    (cells,) = csv.reader([line], strict=True)
+    row = dict(zip(ORDER_COLUMNS, cells, strict=True))
+    assert (row["name"], row["group"], row["kind"]) == (entry.name, entry.group, entry.kind.name)
+
+
+GOOD = format_order_line(OrderEntry(1, 0, 0, (0,), "n", EventKind.OPERATOR))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("position", "-1"),
+        ("position", "x"),
+        ("kind", "DANCE"),
+        ("ranks", "0 a"),
+        ("missing", "-3"),
+        ("start_us", ""),
+        ("sequence", "0,0"),
+        ("peer", '"'),
+    ],
+)
+def test_a_bad_line_is_damaged_and_named(column, value) -> None:
+    """Any field that cannot be is a DamagedError that says which line."""
+    cells = GOOD.rstrip("\n").split(",")
+    cells[ORDER_COLUMNS.index(column)] = value
+    with pytest.raises(CorruptedError, match="is no line of an execution order"):
+        parse_order_line(",".join(cells) + "\n")
+
+
+def test_a_line_cut_short_is_damaged() -> None:
+    """Fields that are not there, or too many."""
+    for line in ("", "1,2\n", GOOD[:-1] + ",1\n", "[1]\n"):
+        with pytest.raises(CorruptedError):
+            parse_order_line(line)
+        with pytest.raises(CorruptedError):
+            parse_finding_line(line)
+
+
+def test_the_page_names_every_column_and_finding() -> None:
+    """docs/order.md is what people read; a column or kind that it leaves out is not documented."""
+    page = (Path(__file__).parents[4] / "docs" / "order.md").read_text()
+    rows = set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
+    assert rows == {*ORDER_COLUMNS, *(kind.value for kind in FindingKind)}
+
+
+def test_an_entry_of_every_kind_has_its_own_word() -> None:
+    """No two kinds share a word in the file."""
+    lines = [format_order_line(replace(parse_order_line(GOOD), kind=kind)) for kind in EventKind]
+    assert len({line.split(",")[3] for line in lines}) == len(EventKind)
+
+
+@given(
+    st.builds(
+        Finding,
+        kind=st.sampled_from(FindingKind),
+        iteration=NUMBERS,
+        text=st.text(),
+        ranks=RANKS,
+        group=st.text(),
+        sequence=st.integers(-1),
+        name=st.text(),
+        position=st.integers(-1),
+        provisional=st.booleans(),
+    )
+)
+def test_a_finding_reads_back_from_its_line(finding) -> None:
+    """One line, whatever its texts hold."""
+    line = format_finding_line(finding)
+    assert line.count("\n") == 1
+    assert parse_finding_line(line) == finding

@@ -1,0 +1,437 @@
+"""The order's files: appended, resumed, never half written, cut to what the book says."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from support.merged import merged
+
+from rankdump._core.events import EventKind, Finding, FindingKind, ProcessGroup, RankEvent
+from rankdump._core.execution_order import (
+    FINDINGS_FILE,
+    GLOBAL_ORDER_FOLDER,
+    ORDER_COLUMNS,
+    add_job_tag,
+    format_finding_line,
+    format_order_line,
+    make_job_tag,
+    make_order_file_name,
+    parse_finding_line,
+)
+from rankdump.errors import CorruptedError, ExhaustedError
+from rankdumpd.coordinator.execution_order import GlobalOrder
+from rankdumpd.coordinator.fleet_views import PublishedOffsets
+from rankdumpd.coordinator.publish import order_lines, parquet_table, tree_files
+from rankdumpd.coordinator.publish.publisher import (
+    OrderPublisher,
+    read_published_entries,
+    write_findings,
+)
+
+WORLD = ProcessGroup("world", (0, 1))
+FIRST, SECOND = make_order_file_name(0), make_order_file_name(1)
+
+
+def order(iteration: int, name: str = 'Default/"a", b', operators: int = 1) -> GlobalOrder:
+    """Operators in graph 0 and one collective in graph 1."""
+    program = [
+        RankEvent(0, iteration, at, at, name, EventKind.OPERATOR, at, at + 1)
+        for at in range(operators)
+    ]
+    call = RankEvent(
+        1, iteration, 99, 99, "AllReduce", EventKind.ALL_REDUCE, 9, 12, group="world", sequence=3
+    )
+    return merged({0: [*program, call]}, (WORLD,), iteration)
+
+
+def finding(iteration: int, text: str = "odd") -> Finding:
+    return Finding(FindingKind.GAP, iteration, text, ranks=(1,))
+
+
+def appended(
+    root: Path, *iterations: int, book: PublishedOffsets | None = None, job: str = "j"
+) -> PublishedOffsets:
+    """The book after some iterations, all of them written."""
+    for iteration in iterations:
+        book, problem = OrderPublisher().append(
+            order(iteration), job_id=job, root=str(root), book=book
+        )
+        assert problem == ""
+        assert book is not None
+    assert book is not None
+    return book
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file, strict=True))
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    folder = root / GLOBAL_ORDER_FOLDER
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(("root", "folder", "file"), [(0o750, 0o750, 0o640), (0o700, 0o700, 0o600)])
+def test_who_may_not_enter_the_tree_may_not_read_its_order(tmp_path, root, folder, file) -> None:
+    """Folders and files are no more open than the tree that the agent made."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    tree.chmod(root)
+    appended(tree, 0)
+    made = [tree / GLOBAL_ORDER_FOLDER, *(tree / GLOBAL_ORDER_FOLDER).rglob("*")]
+    modes = {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in made}
+    assert modes == {(True, folder), (False, file)}
+
+
+def test_iterations_are_appended_with_rising_positions(tmp_path) -> None:
+    """A file per graph with its header, positions counted over all, readable as any CSV."""
+    book = appended(tmp_path, 2, 5, 4)
+    folder = tmp_path / GLOBAL_ORDER_FOLDER
+    assert (folder / FIRST).read_text().splitlines()[0] == ",".join(ORDER_COLUMNS)
+    found = [rows(folder / name) for name in (FIRST, SECOND)]
+    assert [[row["position"] for row in of] for of in found] == [list("024"), list("135")]
+    assert [row["iteration"] for row in found[0]] == list("254")
+    assert found[0][0] | {"name": 'Default/"a", b', "ranks": "0", "group": ""} == found[0][0]
+    assert found[1][0] | {"kind": "ALL_REDUCE", "graph": "1", "missing": "1"} == found[1][0]
+    assert [entry.position for entry in read_published_entries(book)] == list(range(6))
+    assert [entry.position for entry in read_published_entries(book, graph=1)] == [1, 3, 5]
+    assert book == PublishedOffsets(
+        str(tmp_path), {n: (folder / n).stat().st_size for n in (FIRST, SECOND)}, 6
+    )
+
+
+def test_what_was_published_does_not_grow_while_it_is_read(tmp_path) -> None:
+    """A reader gets the entries of the moment it asked."""
+    before = appended(tmp_path, 1)
+    reading = read_published_entries(before)
+    appended(tmp_path, 2, book=before)
+    assert [entry.iteration for entry in reading] == [1, 1]
+    assert list(read_published_entries(PublishedOffsets("", {}, 0))) == []
+
+
+def test_what_is_behind_the_book_was_never_committed(tmp_path, monkeypatch) -> None:
+    """Killed after the files and before the book: the iteration is written again, once."""
+    # pyarrow leaves chance bits behind the last index of a page: equal tables, other bytes.
+    monkeypatch.setattr(parquet_table, "_import_arrow", lambda: None)
+    book = appended(tmp_path, 1)
+    book, _ = write_findings([finding(1)], job_id="j", root=str(tmp_path), book=book)
+    appended(tmp_path, 2, book=book)
+    write_findings([finding(2)], job_id="j", root=str(tmp_path), book=book)
+    (tmp_path / GLOBAL_ORDER_FOLDER / make_order_file_name(9)).write_text(
+        "position,it"
+    )  # a graph torn in its head
+    twice = appended(tmp_path, 2, book=book)
+    once = contents(tmp_path)
+    other = tmp_path / "undisturbed"
+    whole = appended(other, 1)
+    whole, _ = write_findings([finding(1)], job_id="j", root=str(other), book=whole)
+    whole = appended(other, 2, book=whole)
+    assert once == contents(other)
+    assert (twice.sizes, twice.position) == (whole.sizes, whole.position)
+
+
+@pytest.mark.parametrize("torn", [b"", b"4,3,0,OPERATOR,Default/to"])
+def test_without_a_book_the_files_tell_where_to_go_on(tmp_path, torn) -> None:
+    """The state was lost: what is there stays, a line that a crash tore is cut off."""
+    appended(tmp_path, 1, 2)
+    path = tmp_path / GLOBAL_ORDER_FOLDER / FIRST
+    with path.open("ab") as file:
+        file.write(torn)
+    book = appended(tmp_path, 3)
+    assert [entry.position for entry in read_published_entries(book)] == list(range(6))
+    assert [entry.iteration for entry in read_published_entries(book)] == [1, 1, 2, 2, 3, 3]
+
+
+def test_without_a_book_an_iteration_that_comes_again_is_there_once(tmp_path) -> None:
+    """The first iteration ever, killed before its book was kept; findings go with it."""
+    book = appended(tmp_path, 1)
+    write_findings([finding(1)], job_id="j", root=str(tmp_path), book=book)
+    assert [entry.iteration for entry in read_published_entries(appended(tmp_path, 1))] == [1, 1]
+    assert FINDINGS_FILE not in contents(tmp_path)
+
+
+def test_a_book_of_another_tree_starts_there(tmp_path) -> None:
+    """A job that goes on in another tree counts on."""
+    book = appended(tmp_path / "a", 1)
+    moved = appended(tmp_path / "b", 2, book=book)
+    assert [entry.position for entry in read_published_entries(moved)] == [2, 3]
+    assert [entry.position for entry in read_published_entries(book)] == [0, 1]
+
+
+@pytest.mark.parametrize("size", [None, 0, 5, 150])
+def test_a_file_that_somebody_removed_or_cut_begins_anew(tmp_path, size, caplog) -> None:
+    """A person may clear the folder while the coordinator runs: the rest goes on."""
+    book = appended(tmp_path, 1)
+    path = tmp_path / GLOBAL_ORDER_FOLDER / FIRST
+    if size is None:
+        path.unlink()
+    else:
+        os.truncate(path, size)
+    after = appended(tmp_path, 2, book=book)
+    assert [(row["position"], row["iteration"]) for row in rows(path)] == [("2", "2")]
+    assert len(rows(tmp_path / GLOBAL_ORDER_FOLDER / SECOND)) == 2
+    assert after.position == 4
+    assert "begins anew" in caplog.text
+
+
+@pytest.mark.parametrize("other", ["k", "a/b", "../../up", "\x00", "x" * 300, "\u00e9" * 200])
+def test_another_job_in_the_same_tree_has_files_of_its_own(tmp_path, other) -> None:
+    """Nothing of a job id leads out of the folder or onto the first job's files."""
+    appended(tmp_path, 1)
+    before = contents(tmp_path)
+    book = appended(tmp_path, 7, job=other)
+    book, problem = write_findings([finding(7)], job_id=other, root=str(tmp_path), book=book)
+    assert problem == ""
+    folder = tmp_path / GLOBAL_ORDER_FOLDER
+    assert {name: contents(tmp_path)[name] for name in before} == before
+    own = folder / add_job_tag(FIRST, make_job_tag(other))
+    assert own.parent == folder
+    assert [row["iteration"] for row in rows(own)] == ["7"]
+    assert (folder / add_job_tag(FINDINGS_FILE, make_job_tag(other))).exists()
+    again = appended(tmp_path, 8, job=other)
+    assert len(list(read_published_entries(again))) == 4
+
+
+def test_findings_are_a_file_only_when_there_are_any(tmp_path) -> None:
+    """One finding a line, appended, and in the book."""
+    path = tmp_path / GLOBAL_ORDER_FOLDER / FINDINGS_FILE
+    book = appended(tmp_path, 1)
+    assert write_findings([], job_id="j", root=str(tmp_path), book=book) == (book, "")
+    assert not path.exists()
+    for texts in (["one", "two"], ["three"]):
+        found = [finding(1, text) for text in texts]
+        book, problem = write_findings(found, job_id="j", root=str(tmp_path), book=book)
+        assert problem == ""
+    said = [parse_finding_line(line).text for line in path.read_text().splitlines()]
+    assert said == ["one", "two", "three"]
+    assert book is not None
+    assert book.sizes[FINDINGS_FILE] == path.stat().st_size
+    after = appended(tmp_path, 2, book=book)
+    assert after.sizes[FINDINGS_FILE] == path.stat().st_size
+
+
+def test_findings_of_a_job_that_published_nothing_are_written(tmp_path) -> None:
+    """An iteration that could not be merged is told, too."""
+    book, problem = write_findings([finding(4)], job_id="j", root=str(tmp_path), book=None)
+    assert (problem, book and set(book.sizes)) == ("", {FINDINGS_FILE})
+    assert [e.position for e in read_published_entries(appended(tmp_path, 5, book=book))] == [0, 1]
+
+
+@pytest.mark.parametrize("full_at", [1, 3, 4])
+def test_an_iteration_that_does_not_fit_leaves_the_files_as_they_were(
+    tmp_path, monkeypatch, full_at
+) -> None:
+    """A full disk anywhere in an iteration: nothing of it stays, and the reason is told."""
+    monkeypatch.setattr(order_lines, "_BLOCK_LINES", 3)
+    book = appended(tmp_path, 1)
+    before, real, calls = contents(tmp_path), tree_files.write_fully, []
+
+    def full(file, data):
+        calls.append(data)
+        if len(calls) == full_at:
+            file.write(data[:7])
+            raise OSError(28, "No space left on device")
+        return real(file, data)
+
+    monkeypatch.setattr(tree_files, "write_fully", full)
+    large = order(2, operators=9)
+    with pytest.raises(ExhaustedError, match="No space left"):
+        OrderPublisher().append(large, job_id="j", root=str(tmp_path), book=book)
+    monkeypatch.undo()
+    assert len(calls) == full_at
+    assert contents(tmp_path) == before
+    assert len(list(read_published_entries(appended(tmp_path, 3, book=book)))) == 4
+
+
+@pytest.mark.parametrize("what", ["write_parquet_table", "format_trace"])
+def test_a_table_or_trace_that_does_not_fit_takes_the_iteration_back(
+    tmp_path, monkeypatch, what
+) -> None:
+    """All of an iteration or nothing, whole files included; also when the fault is ours."""
+    monkeypatch.setattr("rankdumpd.coordinator.publish.publisher.has_parquet", lambda: True)
+
+    def no_table(path, *_):
+        path.write_bytes(b"half")
+
+    def broken(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rankdumpd.coordinator.publish.publisher.write_parquet_table", no_table)
+    book = appended(tmp_path, 1)
+    before = contents(tmp_path)
+    monkeypatch.setattr(f"rankdumpd.coordinator.publish.publisher.{what}", broken)
+    with pytest.raises(ExhaustedError, match="No space left"):
+        OrderPublisher().append(order(2), job_id="j", root=str(tmp_path), book=book)
+    assert contents(tmp_path) == before
+
+
+def _a_file_in_the_way(root: Path) -> None:
+    (root / GLOBAL_ORDER_FOLDER).write_text("mine")
+
+
+def _another_file(root: Path) -> None:
+    (root / GLOBAL_ORDER_FOLDER).mkdir()
+    (root / GLOBAL_ORDER_FOLDER / FIRST).write_text("a,b\n1,2\n")
+
+
+def _other_findings(root: Path) -> None:
+    (root / GLOBAL_ORDER_FOLDER).mkdir()
+    (root / GLOBAL_ORDER_FOLDER / FINDINGS_FILE).write_text("shopping list\n")
+
+
+def _a_link_out_of_the_tree(root: Path) -> None:
+    (root / "elsewhere").mkdir()
+    (root / GLOBAL_ORDER_FOLDER).symlink_to(root / "elsewhere")
+
+
+def _a_link_as_the_file(root: Path) -> None:
+    (root / GLOBAL_ORDER_FOLDER).mkdir()
+    (root / GLOBAL_ORDER_FOLDER / FIRST).symlink_to(root / "victim")
+
+
+def _a_link_as_the_traces(root: Path) -> None:
+    (root / GLOBAL_ORDER_FOLDER).mkdir()
+    (root / "elsewhere").mkdir()
+    (root / GLOBAL_ORDER_FOLDER / make_order_file_name(0, "trace")).symlink_to(root / "elsewhere")
+
+
+IN_THE_WAY = [
+    *(_a_file_in_the_way, _another_file, _other_findings),
+    *(_a_link_out_of_the_tree, _a_link_as_the_file, _a_link_as_the_traces),
+]
+
+
+@pytest.mark.parametrize("prepare", IN_THE_WAY)
+@pytest.mark.parametrize("position", [None, 7])
+def test_what_cannot_be_written_is_a_finding_not_an_error(tmp_path, prepare, position) -> None:
+    """Foreign files and links are left alone, and the answer says why nothing was written."""
+    prepare(tmp_path)
+    book = None if position is None else PublishedOffsets(str(tmp_path), {}, position)
+    new, problem = OrderPublisher().append(order(1), job_id="j", root=str(tmp_path), book=book)
+    assert new is None
+    assert "iteration 1: 2 entries" in problem
+    assert not (tmp_path / "victim").exists()
+    assert not any((tmp_path / "elsewhere").glob("*"))
+    for mine in tmp_path.rglob("*s*.*"):
+        texts = ("a,b\n1,2\n", "shopping list\n", "j")
+        assert mine.is_dir() or mine.is_symlink() or mine.read_text() in texts
+
+
+def test_findings_that_cannot_be_written_leave_the_book_as_it_was(tmp_path) -> None:
+    """The answer says why."""
+    _a_file_in_the_way(tmp_path)
+    book = PublishedOffsets(str(tmp_path), {}, 3)
+    same, problem = write_findings([finding(1)], job_id="j", root=str(tmp_path), book=book)
+    assert same is book
+    assert "1 findings could not be published" in problem
+
+
+def test_without_a_tree_the_answer_says_so() -> None:
+    """No root is a reason, not a crash."""
+    _, problem = OrderPublisher().append(order(1), job_id="j", root="", book=None)
+    assert "no report has named the tree of job 'j'" in problem
+
+
+def test_nothing_is_written_outside_of_the_folders_that_are_set(tmp_path) -> None:
+    """A link inside them that leads out does not help; the reason names the tree and them."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "link").symlink_to(tmp_path)
+    roots, root = (str(tmp_path / "in"),), str(tmp_path / "in" / "link" / "dump")
+    _, refused = OrderPublisher(roots=roots).append(order(1), job_id="j", root=root, book=None)
+    _, unnoted = write_findings([finding(1)], job_id="j", root=root, book=None, roots=roots)
+    for problem in (refused, unnoted):
+        assert f"tree {root!r}, which is '{tmp_path}/dump', is outside of {roots[0]}" in problem
+    assert not (tmp_path / "dump").exists()
+    inside = str(tmp_path / "in" / "dump")
+    book, _ = OrderPublisher(roots=roots).append(order(1), job_id="j", root=inside, book=None)
+    assert book is not None
+
+
+def test_a_damaged_line_is_an_error_of_the_reader(tmp_path) -> None:
+    """Bytes changed under the coordinator are told, not skipped."""
+    book = appended(tmp_path, 1)
+    path = tmp_path / GLOBAL_ORDER_FOLDER / SECOND
+    path.write_bytes(path.read_bytes().replace(b"ALL_REDUCE", b"ALL_REDUCT"))
+    with pytest.raises(CorruptedError, match="ALL_REDUCT"):
+        list(read_published_entries(book))
+
+
+def test_control_characters_do_not_break_a_line(tmp_path) -> None:
+    """A name with line breaks in it is still one line."""
+    wild = order(1, name="a\nb\rc\0d")
+    book, _ = OrderPublisher().append(wild, job_id="j", root=str(tmp_path), book=None)
+    assert book is not None
+    assert [entry.name for entry in read_published_entries(book)] == ["a b c d", "AllReduce"]
+
+
+def test_lines_are_those_of_the_contract(tmp_path, monkeypatch) -> None:
+    """Operators are written many at once; each line is what to_line makes of its entry."""
+    monkeypatch.setattr(order_lines, "_BLOCK_LINES", 7)
+    events = {
+        rank: [
+            RankEvent(
+                0, 3, at, at, f"op,{at % 3}" if at % 5 else "AllReduce",
+                EventKind.OPERATOR if at % 5 else EventKind.ALL_REDUCE,
+                10 * at + rank, 10 * at + 9, stream=at % 2 * rank, group="" if at % 5 else "world",
+                sequence=0 if at % 5 else at, element_count=8, dtype="float32",
+            )
+            for at in range(30)
+        ]
+        for rank in (0, 1)
+    }  # fmt: skip
+    both = merged(events, (WORLD,), 3)
+    book, _ = OrderPublisher().append(both, job_id="j", root=str(tmp_path), book=None)
+    assert book is not None
+    text = (tmp_path / GLOBAL_ORDER_FOLDER / FIRST).read_text().splitlines(keepends=True)
+    assert text[1:] == list(map(format_order_line, both.entries(0)))
+    assert list(read_published_entries(book)) == list(both.entries(0))
+
+
+def test_without_pyarrow_there_are_no_tables(tmp_path, monkeypatch) -> None:
+    """It is an extra."""
+    monkeypatch.setattr(parquet_table, "_import_arrow", lambda: None)
+    appended(tmp_path, 1)
+    assert not any(name.endswith(".parquet") for name in contents(tmp_path))
+
+
+def test_a_table_says_what_the_file_says(tmp_path) -> None:
+    """Same columns, lists as lists; the folder of a graph is one data set."""
+    parquet = importlib.import_module("pyarrow.parquet")
+    book = appended(tmp_path, 4, 5)
+    folder = tmp_path / GLOBAL_ORDER_FOLDER / make_order_file_name(1, "parquet")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "iteration_4.parquet",
+        "iteration_5.parquet",
+    ]
+    table = parquet.read_table(folder)
+    assert table.column_names == list(ORDER_COLUMNS)
+    for row, entry in zip(table.to_pylist(), read_published_entries(book, graph=1), strict=True):
+        assert {name: row[name] for name in ORDER_COLUMNS if name != "kind"} == {
+            name: list(value) if isinstance(value := getattr(entry, name), tuple) else value
+            for name in ORDER_COLUMNS
+            if name != "kind"
+        }
+        assert row["kind"] == entry.kind.name
+
+
+def test_findings_and_lines_agree_with_the_contract(tmp_path) -> None:
+    """What is noted is exactly the contract's line."""
+    write_findings([finding(1)], job_id="j", root=str(tmp_path), book=None)
+    path = tmp_path / GLOBAL_ORDER_FOLDER / FINDINGS_FILE
+    assert path.read_text() == format_finding_line(finding(1))
+
+
+def test_tables_only_up_to_as_many_events_as_wanted(tmp_path) -> None:
+    """The lines are always there; a table of a thousand ranks costs more than some have."""
+    book, problem = OrderPublisher(table_events=0).append(
+        order(1), job_id="j", root=str(tmp_path), book=None
+    )
+    assert (book is not None, problem) == (True, "")
+    assert not any(".parquet" in name for name in contents(tmp_path))
+    assert any(name.endswith(".csv") for name in contents(tmp_path))

@@ -1,0 +1,676 @@
+"""What is ready, what is late, what may be forgotten; on a clock that the test sets."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from rankdump._core.events import (
+    OPEN_END_POSITION,
+    EventColumns,
+    EventKind,
+    Finding,
+    FindingKind,
+    ProcessGroup,
+    RankEvent,
+)
+from rankdump._core.status import (
+    AgentLoad,
+    ClockEstimate,
+    EventSource,
+    IterationStatus,
+    SessionState,
+    SessionStatus,
+)
+from rankdump._core.timeouts import RankTimeouts
+from rankdump.errors import ExhaustedError
+from rankdumpd.coordinator.fleet_views import (
+    AgentReport,
+    IterationView,
+    PublicationResult,
+    PublishedOffsets,
+    ReportAnswer,
+    ReportedRankCoverage,
+)
+from rankdumpd.coordinator.reports import report_store
+from rankdumpd.coordinator.reports import report_store as rooms
+from rankdumpd.coordinator.reports.job import CLOSED_JOB_TIMEOUT_S, MAX_FINDINGS
+from rankdumpd.coordinator.reports.report_store import ReportStore
+from rankdumpd.coordinator.state.state_rows import AgentRow, StateRow
+
+WORLD = ProcessGroup("world", (0, 1))
+DEADLINE_S = 300.0
+NOW_US = 10**15
+
+
+class Agent:
+    """Numbers items the way an agent does."""
+
+    def __init__(self, gather: ReportStore, job: str = "j", world: int = 2, name: str = "") -> None:
+        self.gather, self.job, self.world, self.sequence = gather, job, world, 0
+        self.name = name or f"agent of {job}"
+
+    def report(self, *, now_s: float = 0.0, **parts) -> ReportAnswer:
+        roots = parts.pop("roots", {self.job: f"/tree/{self.job}"})
+        report = AgentReport(self.name, 0, roots=roots, **parts)
+        self.sequence += report.items
+        sequence = self.sequence if report.items else 0
+        return self.gather.add_report(dataclasses.replace(report, sequence=sequence), now_s=now_s)
+
+    def session(self, rank: int, state=SessionState.OPEN, **more) -> SessionStatus:
+        name, host = more.pop("name", f"s{rank}"), more.pop("host", "host")
+        return SessionStatus(self.job, name, rank, self.world, rank, host, 1, state, **more)
+
+    def events(
+        self, rank: int, *iterations: int, groups=(), session: str = "", end=None, first: int = 0
+    ) -> tuple[EventSource, EventColumns]:
+        events = [
+            RankEvent(
+                0, iteration, at, at if end is None else end, f"Op{at}", EventKind.OPERATOR, at, at
+            )
+            for at, iteration in enumerate(iterations, first)
+        ]
+        return EventSource(self.job, rank, session), EventColumns.from_events(events, groups)
+
+    def done(self, rank: int, iteration: int, **more) -> IterationStatus:
+        name = more.pop("name", f"s{rank}")
+        return IterationStatus(self.job, name, rank, iteration, True, **more)
+
+    def everything(self, iteration: int, *, now_s: float = 0.0) -> None:
+        """Report one iteration that all ranks finished."""
+        ranks = range(self.world)
+        self.report(
+            now_s=now_s,
+            sessions=tuple(self.session(rank) for rank in ranks),
+            events=tuple(self.events(rank, iteration) for rank in ranks),
+            iterations=tuple(self.done(rank, iteration) for rank in ranks),
+        )
+
+
+@pytest.fixture
+def gather() -> ReportStore:
+    return ReportStore(deadline_s=DEADLINE_S)
+
+
+@pytest.fixture
+def agent(gather) -> Agent:
+    it = Agent(gather)
+    it.report(sessions=(it.session(0), it.session(1)))
+    return it
+
+
+def names(view: IterationView) -> dict[int, list[str]]:
+    return {
+        rank: [event.name for batch in batches for event in batch.to_events()]
+        for rank, batches in view.events.items()
+    }
+
+
+def published(gather: ReportStore, *, now_s: float = 0.0, **more) -> int | None:
+    """Hand out one iteration and settle it; return its number."""
+    view = gather.take_next_ready(now_s=now_s, every=more.pop("every", False))
+    if view is None:
+        return None
+    written = more.pop("written", True)
+    settled = PublicationResult(
+        PublishedOffsets(view.root, {"a": 1}, 1), written, more.pop("findings", ()), "{}"
+    )
+    gather.finish_publication(view.job_id, settled)
+    return view.iteration
+
+
+def commit(gather: ReportStore, *, now_s: float = 0.0) -> list[StateRow]:
+    rows = gather.collect_changes(now_s=now_s, now_us=NOW_US)
+    gather.mark_committed(rows.values())
+    return list(rows.values())
+
+
+def remembered(*commits: list[StateRow]) -> ReportStore:
+    """Return what a new process knows after these rows were written."""
+    order = ("AgentRow", "JobRow", "PublishedIterationRow")
+    rows = [row for each in commits for row in each]
+    rows.sort(key=lambda row: order.index(k) if (k := type(row).__name__) in order else 9)
+    gather = ReportStore(deadline_s=DEADLINE_S)
+    gather.restore(rows, now_s=0.0, now_us=NOW_US)
+    return gather
+
+
+def findings(gather: ReportStore, job: str = "j") -> tuple[Finding, ...]:
+    return gather.build_fleet_view(now_s=0.0).jobs[job].findings
+
+
+def test_no_more_agents_and_jobs_than_can_be_remembered(gather, monkeypatch) -> None:
+    """Who is known already goes on."""
+    monkeypatch.setattr(report_store, "MAX_AGENTS", 1)
+    monkeypatch.setattr(rooms, "MAX_JOBS", 1)
+    known = Agent(gather)
+    known.report(sessions=(known.session(0),))
+    for stranger in (Agent(gather, name="another"), Agent(gather, job="k", name=known.name)):
+        stranger.sequence = known.sequence
+        with pytest.raises(ExhaustedError, match=r"1 (agents|jobs) are known"):
+            stranger.report(sessions=(stranger.session(0),))
+    known.report(sessions=(known.session(1),))
+    assert gather.job_ids() == ["j"]
+
+
+def test_an_iteration_is_ready_when_every_rank_has_finished_it(gather, agent) -> None:
+    """One rank of two is not enough; with the second it is handed out once, with all events."""
+    agent.report(events=(agent.events(0, 4), agent.events(1, 4)), iterations=(agent.done(0, 4),))
+    assert gather.take_next_ready(now_s=29.9) is None
+    agent.report(iterations=(agent.done(1, 4, first_position=3, last_position=9),))
+    view = gather.take_next_ready(now_s=29.9)
+    assert (view.job_id, view.iteration, view.root) == ("j", 4, "/tree/j")
+    assert names(view) == {0: ["Op0"], 1: ["Op0"]}
+    assert (view.late, view.late_count, view.excluded) == ((), 0, frozenset())
+    assert (view.spans, view.clocks) == ({1: (3, 9)}, {0: "host", 1: "host"})
+    assert not view.provisional
+    assert gather.take_next_ready(now_s=29.9) is None
+    assert gather.backlog == 1  # until it is settled
+    gather.finish_publication("j", PublicationResult(None, False, (), ""))
+    assert gather.backlog == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "excluded", "ready"),
+    [
+        (SessionState.OPEN, "", False),
+        (SessionState.LOST, "", False),
+        (SessionState.CLOSED, "", True),
+        (SessionState.OPEN, "support_device [0] excludes this rank's device 1", True),
+    ],
+)
+def test_a_rank_that_will_send_no_more_is_not_waited_for(
+    gather, agent, state, excluded, ready
+) -> None:
+    """Closed and excluded ranks do not hold an iteration up; lost ones may come back."""
+    agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
+    agent.report(sessions=(agent.session(1, state, excluded=excluded),))
+    view = gather.take_next_ready(now_s=1.0)
+    assert (view is not None) is ready
+    if view is not None:
+        assert view.excluded == (frozenset({1}) if excluded else frozenset())
+
+
+def test_after_the_deadline_it_is_handed_out_with_those_who_are_late(gather, agent) -> None:
+    """The deadline runs from what came last of the iteration: a slow rank is not a dead one."""
+    agent.report(now_s=100.0, events=(agent.events(1, 4),))
+    agent.report(now_s=350.0, events=(agent.events(0, 4),))
+    agent.report(now_s=500.0, iterations=(agent.done(0, 4),))
+    assert gather.take_next_ready(now_s=799.9) is None
+    view = gather.take_next_ready(now_s=800.0)
+    assert (view.late, view.late_count) == ((1,), 1)
+
+
+def test_a_job_whose_sessions_are_all_closed_does_not_wait(gather) -> None:
+    """A world that never came together is over when all who came have left, after a moment."""
+    agent = Agent(gather, world=4)
+    agent.report(sessions=(agent.session(0),), events=(agent.events(0, 4, 5),))
+    agent.report(sessions=(agent.session(0, SessionState.CLOSED),))
+    assert gather.take_next_ready(now_s=CLOSED_JOB_TIMEOUT_S - 0.1) is None
+    assert [published(gather, now_s=CLOSED_JOB_TIMEOUT_S) for _ in range(3)] == [4, 5, None]
+
+
+def test_iterations_come_in_rising_order_unless_one_is_overdue(gather, agent) -> None:
+    """A finished iteration waits for the one before it, at most until the deadline."""
+    agent.report(now_s=0.0, events=(agent.events(0, 1),))
+    agent.everything(3, now_s=1.0)
+    agent.everything(2, now_s=2.0)
+    assert gather.take_next_ready(now_s=299.0) is None
+    assert [published(gather, now_s=300.0) for _ in range(3)] == [1, 2, 3]
+
+
+def test_an_overdue_iteration_does_not_wait_for_a_lower_one(gather, agent) -> None:
+    """What came first is published first when its time is up."""
+    agent.report(now_s=0.0, events=(agent.events(0, 5),))
+    agent.report(now_s=10.0, events=(agent.events(0, 4),))
+    assert published(gather, now_s=301.0) == 5
+    assert published(gather, now_s=301.0) is None
+
+
+def test_every_hands_out_what_is_not_complete(gather, agent) -> None:
+    """At the end all that has events goes, in rising order."""
+    agent.report(events=(agent.events(0, 6, 5, 5),))
+    assert names(gather.list_unpublished("j")[1][0]) == {0: ["Op1", "Op2"]}
+    assert [published(gather, every=True) for _ in range(3)] == [5, 6, None]
+
+
+def test_a_repeated_report_changes_nothing(gather, agent) -> None:
+    """Items that have arrived are not taken again; another agent's numbers are its own."""
+    one = AgentReport("a", 7, events=(agent.events(0, 4),))
+    assert gather.add_report(one, now_s=0.0).received == 7
+    assert gather.add_report(one, now_s=0.0).received == 7
+    assert (
+        gather.add_report(AgentReport("a", 3, events=(agent.events(0, 9),)), now_s=0.0).received
+        == 7
+    )
+    assert gather.add_report(AgentReport("a", 0), now_s=0.0).received == 7
+    assert (
+        gather.add_report(AgentReport("b", 3, events=(agent.events(1, 4),)), now_s=0.0).received
+        == 3
+    )
+    (view,) = gather.list_unpublished("j")[1]
+    assert names(view) == {0: ["Op0"], 1: ["Op0"]}
+    assert view.provisional
+
+
+def test_two_jobs_do_not_mix(gather, agent) -> None:
+    """Each job has its own ranks, trees and readiness; the latest is the last to report."""
+    other = Agent(gather, job="k", world=1)
+    other.everything(4)
+    agent.report(events=(agent.events(0, 4),))
+    assert gather.build_fleet_view(now_s=0.0).latest == "j"
+    view = gather.take_next_ready(now_s=0.0)
+    assert (view.job_id, view.root) == ("k", "/tree/k")
+    assert gather.take_next_ready(now_s=0.0) is None
+    assert [view.job_id for view in gather.list_unpublished("j")[1]] == ["j"]
+    assert gather.list_unpublished("unheard of") == (None, [])
+    assert set(gather.build_fleet_view(now_s=0.0).jobs) == {"j", "k"}
+
+
+def test_only_what_is_on_disk_is_acknowledged(gather, agent) -> None:
+    """States when they are committed; events, and all behind them, when their iteration is."""
+    assert agent.report().acknowledged == 0
+    commit(gather)
+    assert agent.report().acknowledged == 2
+    agent.report(events=(agent.events(0, 4),))
+    agent.report(iterations=(agent.done(0, 4),))
+    commit(gather)
+    answer = agent.report()
+    assert (answer.acknowledged, answer.received) == (2, 4)
+    agent.report(events=(agent.events(1, 4),), iterations=(agent.done(1, 4),))
+    assert published(gather) == 4
+    assert agent.report().acknowledged == 2
+    rows = gather.collect_changes(now_s=0.0, now_us=NOW_US)
+    gather.restore_changes(rows)
+    assert agent.report().acknowledged == 2
+    written = commit(gather)
+    assert agent.report().acknowledged == 6
+    assert {type(row) for row in rows.values()} <= {type(row) for row in written}
+    assert commit(gather) == []
+
+
+def test_an_agent_waits_for_its_own_events_only(gather, agent) -> None:
+    """What holds one agent back does not hold another."""
+    other = Agent(gather, name="other")
+    agent.report(events=(agent.events(0, 5),))
+    other.report(events=(other.events(1, 4),))
+    assert published(gather, every=True) == 4
+    commit(gather)
+    assert agent.report().acknowledged == 2
+    assert other.report().acknowledged == 1
+
+
+def test_a_new_process_does_not_call_complete_what_it_has_not_heard_again(gather, agent) -> None:
+    """Balances and goodbyes of before decide only when no event before them is outstanding."""
+    other = Agent(gather, name="other")
+    agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
+    other.report(events=(other.events(1, 4),), iterations=(other.done(1, 4),))
+    other.report(sessions=(other.session(1, SessionState.CLOSED),))
+    again = remembered(commit(gather))
+    assert {each.state for each in again.build_fleet_view(now_s=0.0).jobs["j"].sessions} == {
+        SessionState.OPEN,
+        SessionState.CLOSED,
+    }
+    one = Agent(again)
+    one.sequence = one.report().acknowledged
+    assert one.sequence == 2
+    one.report(events=(one.events(0, 4),), iterations=(one.done(0, 4),))
+    assert again.take_next_ready(now_s=0.0) is None
+    two = Agent(again, name="other")
+    assert two.report().acknowledged == 0
+    two.report(events=(two.events(1, 4),), iterations=(two.done(1, 4),))
+    two.report(sessions=(two.session(1, SessionState.CLOSED),))
+    view = again.take_next_ready(now_s=0.0)
+    assert view is not None
+    assert names(view) == {0: ["Op0"], 1: ["Op0"]}
+
+
+def test_a_rank_without_events_is_not_waited_for_by_a_new_process(gather, agent) -> None:
+    """Its balance was acknowledged and is not said again: it counts as it stands."""
+    other = Agent(gather, name="other")
+    agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
+    other.report(iterations=(other.done(1, 4),))
+    again = remembered(commit(gather))
+    one = Agent(again)
+    one.sequence = one.report().acknowledged
+    one.report(events=(one.events(0, 4),), iterations=(one.done(0, 4),))
+    assert published(again) == 4
+
+
+def test_what_was_published_is_not_published_again(gather, agent) -> None:
+    """A new process takes the repeats of a published iteration for what they are."""
+    agent.everything(4)
+    agent.report(events=(agent.events(0, 5),))
+    assert published(gather) == 4
+    again = remembered(commit(gather))
+    view = again.build_fleet_view(now_s=0.0).jobs["j"]
+    assert (view.merge.published_iterations, view.merge.published_events) == (1, 2)
+    one = Agent(again)
+    one.sequence = one.report().acknowledged
+    one.report(events=(one.events(0, 4), one.events(1, 4), one.events(0, 5)))
+    assert [each.iteration for each in again.list_unpublished("j")[1]] == [5]
+    assert findings(again) == ()
+    assert again.get_last_publication("j") == (PublishedOffsets("/tree/j", {"a": 1}, 1), "{}")
+
+
+def test_state_that_was_lost_takes_whatever_comes(gather) -> None:
+    """Numbers only have to rise; nothing before them is waited for."""
+    agent = Agent(gather)
+    agent.sequence = 1000
+    answer = agent.report(sessions=(agent.session(0), agent.session(1)))
+    assert (answer.acknowledged, answer.received) == (0, 1002)
+    commit(gather)
+    assert agent.report().acknowledged == 1002
+
+
+def test_events_after_publication_are_counted_unless_they_are_repeats(gather, agent) -> None:
+    """A late rank's events are a finding with their number; what was there is only a repeat."""
+    agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
+    agent.report(events=(agent.events(1, 4),))
+    assert gather.take_next_ready(now_s=999.0).late == (1,)
+    gather.finish_publication("j", PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
+    agent.report(events=(agent.events(0, 4), agent.events(1, 4)))
+    assert findings(gather) == ()
+    agent.report(events=(agent.events(1, 4, 4, 4),))
+    agent.report(events=(agent.events(1, 4, first=3), agent.events(1, 4, 4)))
+    again = remembered(commit(gather))
+    for each in (gather, again):
+        (finding,) = findings(each)
+        assert finding.kind is FindingKind.LATE
+        assert finding.ranks == (1,)
+        assert "iteration 4: 3 events of rank 1" in finding.text
+    assert gather.backlog == 0
+
+
+def test_what_comes_late_while_it_is_written_is_on_disk_only_with_it(gather, agent) -> None:
+    """A crash in between must not leave an iteration that looks published."""
+    agent.report(events=(agent.events(0, 4),))
+    view = gather.take_next_ready(now_s=999.0)
+    agent.report(events=(agent.events(1, 4),))
+    before = commit(gather)
+    assert not any(
+        type(row).__name__ in ("PublishedIterationRow", "LateEventsRow") for row in before
+    )
+    assert agent.report().acknowledged == 2
+    gather.finish_publication(
+        view.job_id, PublicationResult(PublishedOffsets("/t", {}, 0), True, (), "")
+    )
+    after = [type(row).__name__ for row in commit(gather)]
+    assert sorted(after) == ["AgentRow", "JobResultRow", "LateEventsRow", "PublishedIterationRow"]
+
+
+def test_a_rank_that_starts_over_ends_the_iterations_of_before(gather, agent) -> None:
+    """They are published as they are, and the new session counts its iterations anew."""
+    agent.everything(0)
+    assert published(gather) == 0
+    agent.report(events=(agent.events(0, 1, session="s0"),))
+    again = tuple(agent.session(rank, name=f"again{rank}") for rank in (0, 1))
+    agent.report(sessions=again, events=(agent.events(0, 0, session="again0"),))
+    agent.report(events=(agent.events(0, 1, session="s0", first=7),))
+    sealed, running = gather.list_unpublished("j")[1]
+    assert (sealed.iteration, running.iteration) == (1, 0)
+    assert published(gather) == 1
+    assert gather.take_next_ready(now_s=0.0) is None
+    agent.report(iterations=tuple(agent.done(rank, 0, name=f"again{rank}") for rank in (0, 1)))
+    assert published(gather) == 0
+    (finding,) = findings(gather)
+    assert "1 events of rank 0" in finding.text
+    view = remembered(commit(gather)).build_fleet_view(now_s=0.0).jobs["j"]
+    assert view.merge.published_iterations == 3
+
+
+def test_without_sessions_nothing_is_complete_and_late_events_still_count(gather) -> None:
+    """Events of ranks nobody introduced wait for the deadline."""
+    agent = Agent(gather)
+    agent.report(events=(agent.events(0, 4),))
+    assert gather.take_next_ready(now_s=1.0) is None
+    assert gather.take_next_ready(now_s=300.0).late_count == 0
+    agent.report(events=(agent.events(0, 4, first=1),))
+    assert "1 events of rank 0" in findings(gather)[0].text
+
+
+def test_without_a_tree_an_iteration_waits_for_the_deadline(gather) -> None:
+    """A root may come with a later report; without one the iteration is not kept for ever."""
+    agent = Agent(gather, world=1)
+    one, done = (agent.session(0),), (agent.done(0, 0),)
+    agent.report(roots={}, sessions=one, events=(agent.events(0, 0),), iterations=done)
+    assert gather.take_next_ready(now_s=1.0) is None
+    assert gather.take_next_ready(now_s=300.0).root == ""
+
+
+def test_groups_declared_once_are_known_in_later_batches(gather, agent) -> None:
+    """A rank need not repeat its communicators with every batch."""
+    agent.report(events=(agent.events(0, 4, groups=(WORLD,)),))
+    agent.report(events=(agent.events(0, 5, 6),))
+    for view in gather.list_unpublished("j")[1]:
+        assert [batch.groups for batch in view.events[0]] == [(WORLD,)]
+
+
+def test_a_batch_without_events_says_how_long_its_rank_was_held_up(gather, agent) -> None:
+    """A rank that is stuck in its first tensor has nothing else to say."""
+    source, empty = agent.events(1, groups=(WORLD,))
+    said = [(source, dataclasses.replace(empty, stalled_us=stalled)) for stalled in (5, 9)]
+    agent.report(events=(agent.events(0, 4), *said))
+    (view,) = gather.list_unpublished("j")[1]
+    assert view.stalls == {0: 0, 1: 9}
+    agent.report(events=(agent.events(1, 4),))
+    (view,) = gather.list_unpublished("j")[1]
+    assert view.events[1][0].groups == (WORLD,)
+
+
+def report_of(job_id: str) -> AgentReport:
+    return AgentReport("any agent", 0, roots={job_id: "/tree"})
+
+
+def test_it_is_crowded_while_one_is_written_and_the_next_is_complete(gather, agent) -> None:
+    """Memory holds what is being merged and what comes next, not all that agents have."""
+    agent.report(sessions=tuple(map(agent.session, (0, 1))))
+    for iteration in (4, 5):
+        assert not gather.is_crowded(report_of("j"))
+        agent.report(events=(agent.events(0, iteration), agent.events(1, iteration)))
+        agent.report(iterations=tuple(agent.done(rank, iteration) for rank in (0, 1)))
+        if iteration == 4:
+            assert not gather.is_crowded(report_of("j"))
+            assert gather.take_next_ready(now_s=0.0) is not None
+    assert gather.is_crowded(report_of("j"))
+    assert not gather.is_crowded(report_of("another job"))
+    gather.finish_publication("j", PublicationResult(PublishedOffsets("/t", {}, 0), True, (), ""))
+    assert not gather.is_crowded(report_of("j"))
+
+
+def test_only_iterations_with_something_open_may_have_somebody_waiting(gather, agent) -> None:
+    """What has started and is not complete makes an iteration worth a look."""
+    agent.report(events=(agent.events(0, 4), agent.events(0, 5, end=OPEN_END_POSITION)))
+    assert [view.iteration for view in gather.list_waiting_iterations(now_s=0.0)] == [5]
+
+
+def test_a_rank_is_known_up_to_its_newest_event_or_what_its_agent_says(gather, agent) -> None:
+    """An agent that says that a rank is quiet knows more; of an earlier session it says nothing."""
+    agent.report(sessions=(agent.session(0), agent.session(1)))
+    agent.report(events=(agent.events(0, 5, 5, end=OPEN_END_POSITION, first=7_000_000),))
+    assert known(gather) == {0: 6_000_001}
+    stalled = dataclasses.replace(EventColumns.from_events([]), stalled_us=9, sent_us=8_500_000)
+    agent.report(events=((EventSource("j", 0), stalled),))
+    assert known(gather) == {0: 7_500_000}
+    agent.report(
+        heard=(
+            ReportedRankCoverage("j", 0, "s0", 9_000_000),
+            ReportedRankCoverage("j", 1, "s1", 8_000_000),
+        )
+    )
+    assert known(gather) == {0: 9_000_000, 1: 8_000_000}
+    agent.report(sessions=(agent.session(1, name="again"),))
+    agent.report(events=(agent.events(1, 5, end=OPEN_END_POSITION, session="again"),))
+    agent.report(
+        heard=(ReportedRankCoverage("j", 1, "s1", 9_500_000), ReportedRankCoverage("j", 0, "s0", 1))
+    )
+    assert known(gather) == {0: 9_000_000, 1: 8_000_000}
+    agent.report(sessions=(agent.session(1, SessionState.CLOSED, name="again"),))
+    assert known(gather)[1] == OPEN_END_POSITION
+
+
+def known(gather: ReportStore) -> dict[int, int]:
+    """Up to when each rank is known."""
+    (view,) = gather.list_waiting_iterations(now_s=0.0)
+    return {rank: heard.until_us for rank, heard in view.heard.items()}
+
+
+def test_how_an_agent_stands_is_said_of_its_ranks(gather, agent) -> None:
+    """What it has still to report; or since when it says nothing."""
+    agent.report(sessions=(agent.session(0),), held_events=4000, load=AgentLoad(17), host="b")
+    agent.report(
+        events=(agent.events(0, 5, end=OPEN_END_POSITION, first=5),),
+        held_events=4000,
+        load=AgentLoad(17),
+        host="b",
+    )
+    (view,) = gather.list_waiting_iterations(now_s=1.0)
+    assert (
+        view.heard[0].agent == "the agent of b has 4,000 events to report, and 17 records under way"
+    )
+    (view,) = gather.list_waiting_iterations(now_s=58.0)
+    assert view.heard[0].agent == "the agent of b was last heard 58 s ago"
+
+
+@pytest.mark.parametrize(
+    ("ids", "called"),
+    [
+        (("1a", "2b"), ("localhost (1a)", "localhost (2b)")),
+        (("1a", "1a"), ("localhost", "localhost")),
+    ],
+)
+def test_hosts_with_one_name_are_not_one(gather, ids, called) -> None:
+    """Agents of one host, as workers are, share its name and its clock; those of two do not."""
+    for rank, host_id in enumerate(ids):
+        one = Agent(gather, name=f"a{rank}")
+        about: dict[str, Any] = {"host": "localhost", "host_id": host_id}
+        one.report(sessions=(one.session(rank, host="localhost"),), **about)
+        one.report(events=(one.events(rank, 5, session=f"s{rank}"),), **about)
+    assert tuple(agent.host for agent in gather.build_fleet_view(now_s=0.0).agents) == called
+    (view,) = gather.list_unpublished("j")[1]
+    assert view.clocks == dict(enumerate(called))
+
+
+def test_a_rank_with_a_name_of_its_own_has_the_clock_of_that_host(gather, agent) -> None:
+    """In a container of the agent's host, or over the network: nobody knows which."""
+    agent.report(sessions=(agent.session(0, host="pod"),), host="node", host_id="1a")
+    agent.report(events=(agent.events(0, 5, session="s0"),), host="node", host_id="1a")
+    (view,) = gather.list_unpublished("j")[1]
+    assert view.clocks[0] == "pod at node"
+
+
+def test_agents_are_in_the_fleet_with_all_they_said(gather, agent) -> None:
+    """Host, load, clock and losses are the newest; connected while a stream is open."""
+    gather.count_stream("a", 1, now_s=1.0)
+    clock = ClockEstimate(7, 3, 1, True)
+    report = AgentReport(
+        "a",
+        0,
+        host="h1",
+        load=AgentLoad(1, 10, 500, 1000),
+        clock=clock,
+        held_events=4,
+        lost_events=2,
+    )
+    gather.add_report(report, now_s=1.0)
+    (one,) = (a for a in gather.build_fleet_view(now_s=3.5).agents if a.agent_id == "a")
+    assert (one.host, one.heard_s, one.connected, one.clock) == ("h1", 2.5, True, clock)
+    assert (one.held_events, one.lost_events, one.load) == (4, 2, AgentLoad(1, 10, 500, 1000))
+    gather.count_stream("a", -1, now_s=4.0)
+    assert not any(each.connected for each in gather.build_fleet_view(now_s=4.0).agents)
+
+
+def test_hints_know_the_limits_and_the_newest_session_of_each_rank(gather, agent) -> None:
+    """Timeouts replace those of before, and survive."""
+    timeouts = RankTimeouts({"HCCL_EXEC_TIMEOUT": "68"})
+    agent.report(timeouts=(("j", 1, RankTimeouts()), ("j", 1, timeouts)))
+    agent.report(sessions=(agent.session(1, name="again"),))
+    for each in (gather, remembered(commit(gather))):
+        facts = each.build_job_facts("j")
+        assert facts.timeouts == {1: timeouts}
+        assert {rank: s.session_id for rank, s in facts.sessions.items()} == {0: "s0", 1: "again"}
+
+
+def test_warnings_go_to_the_agents_of_their_job(gather, agent) -> None:
+    """Each answer repeats them; another job's agent does not hear them."""
+    other = Agent(gather, job="k")
+    other.report(sessions=(other.session(0),))
+    assert not gather.set_hints("j", hints=(), warnings=("rank 1 is late",))
+    assert agent.report().warnings == (("j", "rank 1 is late"),)
+    assert other.report().warnings == ()
+
+
+def test_findings_are_bounded_and_the_rest_is_counted(gather, agent) -> None:
+    """A job that finds without end does not fill the memory, and says how many more."""
+    agent.everything(4)
+    many = (Finding(FindingKind.GAP, 4, "x"),) * (MAX_FINDINGS + 5)
+    assert published(gather, findings=many) == 4
+    for each in (gather, remembered(commit(gather))):
+        job = each.build_fleet_view(now_s=0.0).jobs["j"]
+        assert (len(job.findings), job.more_findings) == (MAX_FINDINGS, 5)
+
+
+def test_an_iteration_that_was_not_written_is_not_counted_as_published(gather, agent) -> None:
+    """It is over all the same: its events are lost, and that has been said."""
+    agent.everything(4)
+    assert published(gather, written=False) == 4
+    for each in (gather, remembered(commit(gather))):
+        assert each.build_fleet_view(now_s=0.0).jobs["j"].merge.published_iterations == 0
+    assert published(gather) is None
+
+
+def test_finished_jobs_are_named_and_can_be_forgotten(gather, agent) -> None:
+    """Over is a job that is closed and published, or that was not heard for long."""
+    agent.everything(4, now_s=5.0)
+    other = Agent(gather, job="k", world=1)
+    other.report(now_s=7.0, sessions=(other.session(0, SessionState.CLOSED),))
+    assert gather.list_finished_jobs(now_s=10.0, silent_s=100.0) == [("k", 3.0)]
+    assert published(gather) == 4
+    assert gather.list_finished_jobs(now_s=110.0, silent_s=100.0) == [("j", 105.0), ("k", 103.0)]
+    assert gather.build_fleet_view(now_s=0.0).latest == "k"
+    gather.forget_job("k")
+    assert gather.build_fleet_view(now_s=0.0).latest == "j"
+    gather.count_stream("agent of j", 1, now_s=0.0)
+    assert gather.forget_agents(before_s=9.0) == ["agent of k"]
+
+
+def test_a_forgotten_agent_does_not_hold_what_it_left(gather, agent) -> None:
+    """Its events stay until they are published; nobody is left to be answered."""
+    agent.report(events=(agent.events(0, 4),))
+    gather.forget_agents(before_s=9.0)
+    assert not any(isinstance(row, AgentRow) for row in commit(gather))
+    assert published(gather, every=True) == 4
+
+
+def test_the_order_goes_to_the_tree_of_the_job_that_runs(gather, agent):
+    """An id that a later job has again, as in one Slurm job, has another tree then."""
+    agent.everything(0)
+    agent.report(sessions=tuple(agent.session(rank, SessionState.CLOSED) for rank in (0, 1)))
+    first = gather.take_next_ready(now_s=0.0)
+    assert first is not None
+    assert first.root == "/tree/j"
+    gather.finish_publication(
+        "j", PublicationResult(PublishedOffsets(first.root, {}, 0), True, (), "")
+    )
+    again = tuple(agent.session(rank, name=f"again{rank}") for rank in (0, 1))
+    events = tuple(agent.events(rank, 0, session=f"again{rank}") for rank in (0, 1))
+    done = tuple(agent.done(rank, 0, name=f"again{rank}") for rank in (0, 1))
+    agent.report(sessions=again, roots={"j": "/tree/later"})
+    agent.report(events=events, iterations=done, roots={})
+    second = gather.take_next_ready(now_s=0.0)
+    assert second is not None
+    assert second.root == "/tree/later"
+    (job,) = gather.build_fleet_view(now_s=0.0).jobs.values()
+    assert job.findings == ()
+
+
+def test_two_trees_of_one_id_at_once_are_found(gather, agent):
+    """On one host an agent refuses the second; ranks of another host are told apart here."""
+    agent.report(sessions=(agent.session(0),), roots={"j": "/tree/other"})
+    view = gather.build_fleet_view(now_s=0.0).jobs["j"]
+    (finding,) = view.findings
+    assert finding.kind is FindingKind.TWO_TREES
+    assert "'j' dumps into /tree/j and /tree/other, and its order is in /tree/j" in finding.text
+    assert view.roots == ("/tree/j", "/tree/other")

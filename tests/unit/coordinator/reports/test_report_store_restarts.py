@@ -1,0 +1,189 @@
+"""Ranks are started over and coordinators die, in any order: every operator stands in the order
+once, or is said to be late.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from support.mortal import Mortal
+
+from rankdump._core.events import EventColumns, EventKind, FindingKind, RankEvent
+from rankdump._core.status import EventSource, IterationStatus, SessionState, SessionStatus
+from rankdumpd.coordinator.fleet_views import AgentReport, PublicationResult, PublishedOffsets
+
+pytestmark = pytest.mark.slow
+
+WORLD = 3
+OPERATORS = 2
+_LATE = re.compile(r"(\d+) events of rank")
+_Place: TypeAlias = "tuple[int, int, str]"
+"""Rank, iteration, and the name of an operator, which says its life."""
+
+
+def said(rank: int, life: int, iterations: int, *, ends: bool) -> Iterator[dict[str, Any]]:
+    """Yield what the agent of a rank has to say of one life, item by item."""
+
+    def session(state: SessionState) -> dict[str, Any]:
+        status = SessionStatus("j", f"s{rank}.{life}", rank, WORLD, rank, "host", 1, state)
+        return {"sessions": (status,)}
+
+    yield session(SessionState.OPEN)
+    for iteration in range(iterations):
+        for at in range(OPERATORS):
+            position = iteration * OPERATORS + at + 1
+            place = 0, iteration, position, position
+            name = f"life{life}-op{position}"
+            event = RankEvent(
+                *place, name, EventKind.OPERATOR, 1000 * position, 1000 * position + 400
+            )
+            source = EventSource("j", rank, f"s{rank}.{life}")
+            yield {"events": ((source, EventColumns.from_events([event])),)}
+        balance = IterationStatus("j", f"s{rank}.{life}", rank, iteration, True)
+        yield {"iterations": (balance,)}
+    yield session(SessionState.CLOSED if ends else SessionState.LOST)
+
+
+class World(Mortal):
+    """A coordinator on a disk, its agents, and what is in the files."""
+
+    def __init__(self, lives: tuple[tuple[int, ...], ...]) -> None:
+        """Take, of each rank, how many iterations each of its lives ended."""
+        super().__init__(WORLD)
+        self.files: list[list[_Place]] = []
+        self.logs = [
+            [
+                item
+                for life, iterations in enumerate(of_rank)
+                for item in said(rank, life, iterations, ends=life == len(of_rank) - 1)
+            ]
+            for rank, of_rank in enumerate(lives)
+        ]
+
+    def say(self, rank: int, count: int) -> None:
+        """Say the next items of an agent, each in a report."""
+        for part in self.logs[rank][self.sent[rank] : self.sent[rank] + count]:
+            self.sent[rank] += 1
+            report = AgentReport(f"a{rank}", self.sent[rank], roots={"j": "/tree"}, **part)
+            self.gather.add_report(report, now_s=0.0)
+
+    def publish(self, *, every: bool, most: int = 1000) -> None:
+        """Publish what is ready; what a process wrote and did not commit is cut away."""
+        while most and (view := self.gather.take_next_ready(now_s=0.0, every=every)) is not None:
+            book, _ = self.gather.get_last_publication("j")
+            del self.files[book.position if book else 0 :]
+            self.files.append(
+                [
+                    (rank, view.iteration, event.name)
+                    for rank, parts in view.events.items()
+                    for part in parts
+                    for event in part.to_events()
+                ]
+            )
+            self.gather.finish_publication(
+                "j", PublicationResult(PublishedOffsets("/tree", {}, len(self.files)), True, (), "")
+            )
+            most -= 1
+
+    def late(self) -> Counter[tuple[int, int]]:
+        """Return how many events of a rank's iteration are said to be late."""
+        found: Counter[tuple[int, int]] = Counter()
+        for finding in self.gather.build_fleet_view(now_s=0.0).jobs["j"].findings:
+            count = _LATE.search(finding.text)
+            if finding.kind is FindingKind.LATE and count:
+                found[finding.ranks[0], finding.iteration] += int(count[1])
+        return found
+
+    def executed(self) -> Counter[_Place]:
+        return Counter(
+            (rank, int(event.iteration), event.name)
+            for rank, log in enumerate(self.logs)
+            for item in log
+            for _, columns in item.get("events", ())
+            for event in columns.to_events()
+        )
+
+
+_lives = st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple)
+_steps = st.one_of(
+    st.tuples(st.just("say"), st.integers(0, WORLD - 1), st.integers(1, 12)),
+    st.tuples(st.just("say all"), st.just(0), st.integers(1, 12)),
+    st.sampled_from(["publish", "publish one", "publish every", "commit", "die"]).map(
+        lambda what: (what, 0, 0)
+    ),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(lives=st.tuples(*[_lives] * WORLD), steps=st.lists(_steps, max_size=40))
+def test_every_operator_is_there_once_or_late(lives, steps) -> None:
+    world = World(lives)
+    for what, rank, count in steps:
+        if what == "say":
+            world.say(rank, count)
+        elif what == "say all":
+            for each in range(WORLD):
+                world.say(each, count)
+        elif what.startswith("publish"):
+            world.publish(every=what.endswith("every"), most=1 if what.endswith("one") else 1000)
+        elif what == "commit":
+            world.commit()
+        else:
+            world.die()
+    for rank in range(WORLD):
+        world.say(rank, len(world.logs[rank]))
+    world.publish(every=True)
+    world.commit()
+    there = Counter(place for file in world.files for place in file)
+    assert [place for place, count in there.items() if count > 1] == []
+    missing = world.executed() - there
+    assert there - world.executed() == Counter()
+    late = world.late()
+    gone = Counter[tuple[int, int]]()
+    for (rank, iteration, _), count in missing.items():
+        gone[rank, iteration] += count
+    assert gone - late == Counter()
+    for rank, log in enumerate(world.logs):
+        answer = world.gather.add_report(AgentReport(f"a{rank}", 0), now_s=0.0)
+        assert answer.acknowledged == answer.received == len(log)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    lives=st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple),
+    steps=st.lists(
+        st.sampled_from(["say", "publish", "publish one", "commit", "die"]), max_size=30
+    ),
+)
+# The second session is known to have begun, and that it has ended will be said again.
+@example(lives=(1, 1), steps=["say"] * 4 + ["publish one", "commit"])
+# A rank's first session is said to be lost after another rank's second one has begun.
+@example(lives=(1, 1, 1), steps=["say"] * 4 + ["publish", "commit"])
+@example(lives=(1, 1), steps=["say", "commit", "die", "say", "say", "publish", "commit"])
+def test_nothing_is_late_where_all_ranks_start_over_together(lives, steps) -> None:
+    """Law: with lives of the same length, said in step, each operator stands in the order once."""
+    world = World((lives,) * WORLD)
+    for what in steps:
+        if what == "say":
+            for rank in range(WORLD):
+                world.say(rank, max(1, min(world.sent) + 3 - world.sent[rank]))
+        elif what.startswith("publish"):
+            world.publish(every=False, most=1 if what.endswith("one") else 1000)
+        elif what == "commit":
+            world.commit()
+        else:
+            world.die()
+    world.die()
+    while any(world.sent[rank] < len(world.logs[rank]) for rank in range(WORLD)):
+        for rank in range(WORLD):
+            world.say(rank, 1)
+        world.publish(every=False)
+    world.publish(every=True)
+    assert Counter(place for file in world.files for place in file) == world.executed()
+    assert world.late() == Counter()

@@ -1,0 +1,152 @@
+"""Bytes are copied once, and room for them is counted."""
+
+import threading
+
+import numpy as np
+import pytest
+from support import record_heads
+
+from rankdump._core.record import StatisticRows, TensorKey, TensorKind, TensorSide
+from rankdump._core.recorder_protocol import PlacementResult
+from rankdump._core.session_protocol import RecordHead
+from rankdump._frameworks.arrays import ArraySource
+from rankdump._recorder.staging_buffer import (
+    MIN_RECORD_BYTES,
+    ROW_BYTES,
+    StagingBudget,
+    StagingBuffer,
+)
+
+
+def head(source: ArraySource) -> RecordHead:
+    key = TensorKey(0, "Net", 0, 0, 1, "Add", "Default/Add-op0", TensorSide.OUTPUT, 0)
+    return record_heads.head_of(key, source.dtype, source.shape, source.byte_count)
+
+
+def rows(count: int) -> StatisticRows:
+    kind = TensorKind(0, "Add", "Default/Add-op0", TensorSide.OUTPUT, 0, "uint8", (1000,), 1000)
+    return StatisticRows(0, (kind,) * count, tuple(range(count)), ("1",) * count)
+
+
+def stage(
+    budget: StagingBudget,
+    *,
+    rows: StagingBudget | None = None,
+    placing: PlacementResult = PlacementResult.ELSEWHERE,
+) -> StagingBuffer:
+    return StagingBuffer(
+        records=budget,
+        rows=rows or StagingBudget(0),
+        patience_s=lambda: 0.0,
+        place=lambda _head, _source: placing,
+    )
+
+
+def test_a_staged_tensor_no_longer_follows_the_job():
+    array = np.arange(6, dtype="f4").reshape(2, 3)
+    source = ArraySource(array)
+    staged = stage(StagingBudget(1 << 20)).keep(head(source), source)
+    assert staged is not None
+    before = array.copy()
+    array[:] = -1
+    np.testing.assert_array_equal(np.frombuffer(staged.data, "f4").reshape(2, 3), before)
+
+
+@pytest.mark.parametrize(
+    ("array", "charge"), [(np.zeros(1000, "u1"), 1000), (np.zeros(1, "u1"), MIN_RECORD_BYTES)]
+)
+def test_room_is_what_a_record_takes_until_it_is_let_go(array, charge):
+    """Law: a record is never free, or tiny ones without end would fill the memory."""
+    budget, source = StagingBudget(1 << 20), ArraySource(array)
+    room = stage(budget)
+    record = room.keep(head(source), source)
+    assert record is not None
+    assert budget.held_bytes == charge
+    room.release(record)
+    assert budget.held_bytes == 0
+
+
+def test_a_full_buffer_admits_nothing_more():
+    room, source = stage(StagingBudget(8)), ArraySource(np.ones(1))
+    assert room.keep(head(source), source)
+    assert room.keep(head(source), source) is None
+
+
+def test_rows_have_room_of_their_own():
+    """Law: figures leave though records fill their buffer, and are charged until they did."""
+    records, budget, source = (
+        StagingBudget(8),
+        StagingBudget(3 * ROW_BYTES),
+        ArraySource(np.ones(1)),
+    )
+    room = stage(records, rows=budget)
+    assert room.keep(head(source), source)
+    assert room.admit(rows(2))
+    assert not room.admit(rows(2))
+    assert room.admit(rows(1))
+    assert budget.held_bytes == 3 * ROW_BYTES
+    room.release(rows(2))
+    room.release(rows(1))
+    assert (budget.held_bytes, records.held_bytes) == (0, MIN_RECORD_BYTES)
+
+
+def test_a_tensor_larger_than_the_buffer_goes_in_alone():
+    budget = StagingBudget(8)
+    assert budget.acquire(100, lambda: 0.0)
+    assert not budget.acquire(1, lambda: 0.0)
+    budget.release(100)
+    assert budget.acquire(1, lambda: 0.0)
+
+
+def test_waiting_ends_when_room_is_made():
+    budget = StagingBudget(8)
+    assert budget.acquire(8, lambda: 0.0)
+    timer = threading.Timer(0.05, budget.release, (8,))
+    timer.start()
+    assert budget.acquire(8, lambda: 60.0)
+    timer.join()
+
+
+class Unreadable(ArraySource):
+    def accelerator(self):
+        return None
+
+    def copy_into(self, target):
+        raise ValueError("gone")
+
+
+def test_a_copy_that_fails_holds_no_room():
+    budget, source = StagingBudget(1 << 20), Unreadable(np.ones(9))
+    with pytest.raises(ValueError, match="gone"):
+        stage(budget).keep(head(source), source)
+    assert budget.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("placing", "room", "kept"),
+    [
+        (PlacementResult.DONE, 0, "straight"),
+        (PlacementResult.ELSEWHERE, 1 << 20, "bytes"),
+        (PlacementResult.ELSEWHERE, 1, None),
+        (PlacementResult.FULL, 1 << 20, None),
+    ],
+)
+def test_where_a_tensor_goes(placing, room, kept):
+    """Law: the bytes where there is room; a slab that is full is no reason to fill the heap."""
+    budget, source = StagingBudget(MIN_RECORD_BYTES + room), ArraySource(np.ones(1000, "u1"))
+    if room == 1:
+        assert budget.acquire(1, lambda: 0.0)
+    before = budget.held_bytes
+    the_stage = stage(budget, placing=placing)
+    record = the_stage.keep(head(source), source)
+    if record is None:
+        assert kept is None
+    elif kept == "straight":
+        assert record.is_in_shared_memory
+        assert budget.held_bytes == before
+    else:
+        assert budget.held_bytes - before == 1000
+        assert bytes(record.data) == b"\1" * 1000
+    if record is not None:
+        the_stage.release(record)
+    assert budget.held_bytes == before

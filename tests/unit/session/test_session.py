@@ -1,0 +1,435 @@
+"""What a script sees: off without a plan, honest with a bad one, never in the way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.agent_double import Running, bodies, event_names, plan
+
+import rankdump
+from rankdump._core.plan import DumpPlan, IterationSelection, OutputSettings, TensorSelection
+from rankdump._core.rank_identity import RankIdentity
+from rankdump.errors import ExhaustedError
+
+
+def config(folder: Path, **changes) -> Path:
+    """A minimal data_dump.json, with changes in its common section."""
+    common = {
+        "dump_mode": 0,
+        "path": "/tmp/rankdump-test",
+        "net_name": "Net",
+        "iteration": "all",
+        "saved_data": "tensor",
+        "input_output": 0,
+        "kernels": [],
+        "support_device": [0, 1],
+    }
+    body = {
+        "common_dump_settings": common | changes,
+        "e2e_dump_settings": {"enable": True, "trans_flag": True},
+    }
+    path = folder / "data_dump.json"
+    path.write_text(json.dumps(body))
+    return path
+
+
+def records(running: Running) -> list:
+    return bodies(running, "record")
+
+
+def ends(running: Running) -> list:
+    return bodies(running, "iteration_end")
+
+
+def test_the_import_is_light():
+    """Law: neither gRPC nor a framework is loaded by the import or by a session that is off."""
+    code = (
+        "import sys, rankdump; s = rankdump.Session.from_environment(); s.step(); s.close(); "
+        "print([m for m in ('grpc', 'torch', 'google.protobuf', 'rankdumpd') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_the_surface():
+    assert set(rankdump.__all__) == {
+        "Session",
+        "attach",
+        "compare",
+        "dump_start",
+        "dump_stop",
+        "limit",
+        "open",
+        "set_dump",
+        "step",
+    }
+    assert all(callable(getattr(rankdump, name)) for name in rankdump.__all__)
+
+
+def test_what_reads_trees_is_loaded_when_it_is_asked_for():
+    code = (
+        "import sys, rankdump; before = 'rankdump.reader' in sys.modules; rankdump.open; "
+        "print(before, 'rankdump.reader' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "True"]
+    for name in ("close", "reading"):
+        with pytest.raises(AttributeError, match=f"'rankdump' has no attribute '{name}'"):
+            getattr(rankdump, name)
+
+
+def test_off_without_a_plan():
+    session = rankdump.Session.from_environment({})
+    session.step(3)
+    session.dump("Add", "x", "input", 0, np.ones(2))
+    assert not session.active
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, ["data_dump.json"]),
+        ("{", ["data_dump.json"]),
+        ('{"a": 1}', ["data_dump.json", "common_dump_settings"]),
+        ({"input_output": 7}, ["input_output", "7", "0 (inputs and outputs)"]),
+        ({"iteration": "a"}, ["iteration", "'a'"]),
+    ],
+)
+def test_a_bad_configuration_is_said_once_and_the_job_trains_on(tmp_path, caplog, text, words):
+    if isinstance(text, dict):
+        path = config(tmp_path, **text)
+    else:
+        path = tmp_path / "data_dump.json"
+        if text is not None:
+            path.write_text(text)
+    session = rankdump.Session.from_environment({"RANKDUMP_CONFIG": str(path)})
+    assert not session.active
+    assert len(caplog.records) == 1
+    assert all(word in caplog.text for word in words), caplog.text
+
+
+def test_a_rank_that_is_no_number_leaves_the_session_off(tmp_path, caplog):
+    environ = {"RANKDUMP_CONFIG": str(config(tmp_path)), "RANK": "one"}
+    assert not rankdump.Session.from_environment(environ).active
+    assert "RANK" in caplog.text
+
+
+def test_the_environment_names_plan_and_agent(tmp_path, running):
+    environ = {
+        "MINDSPORE_DUMP_CONFIG": str(config(tmp_path)),
+        "RANKDUMP_AGENT": running.address,
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+    }
+    with rankdump.Session.from_environment(environ) as session:
+        session.dump("Add", "Default/Add-op0", "output", 0, np.arange(3, dtype="i4"))
+    opened = running.agent.opened[0]
+    assert (opened.rank, opened.world_size) == (1, 2)
+    assert opened.config_source == (tmp_path / "data_dump.json").read_bytes()
+    assert [r.op_name for r in records(running)] == ["Default/Add-op0"]
+    assert np.frombuffer(records(running)[0].data, "<i4").tolist() == [0, 1, 2]
+
+
+def started(running: Running, tmp_path, selection=None, **delivery) -> rankdump.Session:
+    the_plan = plan(tmp_path, **delivery)
+    if selection is not None:
+        the_plan = DumpPlan(output=OutputSettings(str(tmp_path)), selection=selection)
+    return rankdump.Session(the_plan, agent=running.address, identity=RankIdentity())
+
+
+def test_iterations_named_where_they_begin(running, tmp_path):
+    """step(i) at the top of the loop, numbering from a checkpoint."""
+    with started(running, tmp_path) as session:
+        for i in (100, 101):
+            session.step(i)
+            session.dump("Add", "a", "input", 0, np.ones(1))
+    assert [r.iteration for r in records(running)] == [100, 101]
+    assert [(e.iteration, e.expected) for e in ends(running)] == [(100, 1), (101, 1)]
+
+
+def test_iterations_counted_where_they_end(running, tmp_path):
+    """step() at the bottom of the loop: the iteration after the last is not declared."""
+    with started(running, tmp_path) as session:
+        for _ in range(2):
+            session.dump("Add", "a", "input", 0, np.ones(1))
+            session.step()
+    assert [(e.iteration, e.expected) for e in ends(running)] == [(0, 1), (1, 1)]
+
+
+def test_only_selected_iterations_are_sent_and_all_are_seen(running, tmp_path):
+    selection = TensorSelection(iterations=IterationSelection("1", ((1, 1),)))
+    with started(running, tmp_path, selection) as session:
+        for i in range(3):
+            session.step(i)
+            session.dump("Add", "a", "input", 0, np.ones(1))
+    assert [r.iteration for r in records(running)] == [1]
+    goodbye = running.agent.frames[-1].session_end
+    assert (goodbye.iterations_seen, list(goodbye.notes)) == (3, [])
+
+
+def test_an_empty_dump_is_explained_on_log_and_wire(running, tmp_path, caplog):
+    selection = TensorSelection(devices=(1,))
+    with started(running, tmp_path, selection) as session:
+        session.step(0)
+        session.dump("Add", "a", "input", 0, np.ones(1))
+    reason = "support_device [1] excludes this rank's device 0"
+    assert list(running.agent.frames[-1].session_end.notes) == [reason]
+    assert reason in caplog.text
+
+
+def test_an_iteration_that_raised_is_not_declared_complete(running, tmp_path):
+
+    def job() -> None:
+        with started(running, tmp_path) as session:
+            for i in (0, 1):
+                session.step(i)
+                session.dump("Add", "a", "input", 0, np.ones(1))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        job()
+    assert [e.iteration for e in ends(running)] == [0]
+    assert len(records(running)) == 2
+
+
+def test_no_agent_is_one_warning_and_a_count(tmp_path, address, caplog):
+    caplog.set_level(logging.WARNING, "rankdump")
+    session = rankdump.Session(plan(tmp_path), agent=address)
+    for i in range(3):
+        session.step(i)
+        session.dump("Add", "a", "input", 0, np.ones(1))
+    session.close()
+    assert len([r for r in caplog.records if "no agent at" in r.message]) == 1
+    assert "3 tensors were not dumped: 3 not_taken_by_agent" in caplog.text
+
+
+def test_an_agent_that_leaves_and_returns_is_said_once_each(tmp_path, address, caplog):
+    caplog.set_level(logging.WARNING, "rankdump")
+    first = Running(address)
+    session = started(first, tmp_path)
+    session.dump("Add", "a", "input", 0, np.ones(1))
+    while not first.agent.committed:
+        time.sleep(0.01)
+    first.stop()
+    for slot in range(50):
+        session.dump("Add", "a", "input", slot, np.ones(1))
+        time.sleep(0.01)
+    second = Running(address)
+    session.close()
+    second.stop()
+    assert caplog.text.count("lost the agent at") == 1
+    assert caplog.text.count("is back") == 1
+    assert "not dumped" not in caplog.text
+
+
+def test_declarations_that_nobody_took_are_counted(tmp_path, address, caplog, monkeypatch):
+    monkeypatch.setattr("rankdump._transport.frame_queue.MAX_WAITING_DECLARATIONS", 2)
+    session = rankdump.Session(plan(tmp_path), agent=address)
+    for i in range(3):
+        session.step(i)
+        session.dump("Add", "a", "input", 0, np.ones(1))
+    session.close()
+    # Events and end of three iterations, one graph, and the goodbye: 8 in all, 2 of them kept.
+    assert "6 batches of events, graphs and ends of iterations were not sent" in caplog.text
+
+
+def test_a_full_buffer_without_an_agent_never_waits(tmp_path, address, caplog):
+    session = rankdump.Session(plan(tmp_path, buffer_bytes=8, block_timeout_s=600), agent=address)
+    for slot in range(50):
+        session.dump("Add", "a", "input", slot, np.ones(1))
+    session.close()
+    assert "49 buffer_full" in caplog.text
+
+
+def test_a_stuck_agent_holds_training_up_once_for_the_time_allowed(running, tmp_path):
+    running.agent.acknowledge_up_to = 0
+    session = started(running, tmp_path, buffer_bytes=8, block_timeout_s=0.2)
+    for slot in range(20):
+        session.dump("Add", "a", "input", slot, np.ones(1))
+    session.close()
+    end = ends(running)[-1]
+    assert (end.expected, dict(end.dropped)) == (20, {"buffer_full": 19})
+
+
+@pytest.mark.parametrize("closed_by", ["with", "finally"])
+def test_a_strict_plan_leaves_the_error_of_the_script_alone(running, tmp_path, closed_by):
+    """Law: what ends the script is its own error, not a loss that is found on the way out."""
+
+    def script() -> None:
+        session = started(running, tmp_path, strict=True)
+        try:
+            session.dump("Print", "p", "input", 0, "text")
+            if closed_by == "with":
+                with session:
+                    raise KeyError("the script's own")
+            raise KeyError("the script's own")
+        finally:
+            session.close()
+
+    with pytest.raises(KeyError, match="the script's own"):
+        script()
+
+
+def test_a_strict_plan_raises_where_the_iteration_ends(tmp_path, address):
+    session = rankdump.Session(plan(tmp_path, buffer_bytes=8, strict=True), agent=address)
+    session.dump("Add", "a", "input", 0, np.ones(1))
+    session.dump("Add", "a", "input", 1, np.ones(1))
+    with pytest.raises(ExhaustedError, match="1 tensors"):
+        session.step()
+    with pytest.raises(ExhaustedError):
+        session.close()
+
+
+UNREADABLE = [
+    np.array(["text"]),
+    np.array([b"bytes"]),
+    "text",
+    np.array([object()]),
+    np.array(["2020"], "M8[D]"),
+    np.array([(1, 2)], "i4,i4"),
+    [[1], [1, 2]],
+]
+
+
+def test_strings_and_objects_are_counted_and_said_once(running, tmp_path, caplog):
+    """Law: what no file can hold is one logged line, and the rest of the dump goes on."""
+    with started(running, tmp_path) as session:
+        for slot, array in enumerate(UNREADABLE):
+            session.dump("Print", f"p{slot}", "input", slot, array)
+        session.dump("Add", "a", "input", 0, np.ones(1))
+    (end,) = ends(running)
+    assert (end.expected, dict(end.dropped)) == (8, {"unsupported_dtype": 7})
+    assert [r.op_name for r in records(running)] == ["a"]
+    assert caplog.text.count("tensors are dropped for unsupported_dtype, the first at p0") == 1
+    assert len(caplog.records) == 2, "the first one, and the sum at the end"
+
+
+class Guarded:
+    """An array that has its own word on being viewed, as a tensor that requires a gradient."""
+
+    def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
+        raise RuntimeError("call detach() first")
+
+
+def test_an_array_that_refuses_to_be_viewed_is_counted(running, tmp_path, caplog):
+    """Law: whatever error viewing an array ends in, it is a counted loss, said with its reason."""
+    with started(running, tmp_path) as session:
+        for slot in range(3):
+            session.dump("Add", "a", "input", slot, Guarded())
+        session.constant("data-1", Guarded())
+        session.dump("Add", "a", "output", 0, np.ones(1))
+    (end,) = ends(running)
+    assert (end.expected, dict(end.dropped)) == (5, {"unreadable_array": 4})
+    assert caplog.text.count("call detach() first") == 1
+    assert "internal error" not in caplog.text
+
+
+def test_what_cannot_be_dumped_is_counted_and_training_goes_on(running, tmp_path, caplog):
+    with started(running, tmp_path) as session:
+        session.dump("Print", "p", "input", 0, np.array(["text"]))
+        session.dump("Add", "a", "sideways", 0, np.ones(1))
+        session.dump("Add", "a", "input", -1, np.ones(1))
+        session.dump("Add", "a", "input", 1 << 32, np.ones(1))
+        session.dump("Add", "a", "input", 0, np.ones(1), graph=-1)
+        session.step(-1)
+        session.dump("Add", "a", "input", 0, np.ones((0, 3)))
+        session.dump("Add", "a", "input", 0, np.ones(1))
+        session.attach("no model")
+    (end,) = ends(running)
+    assert (end.expected, dict(end.dropped)) == (2, {"unsupported_dtype": 1})
+    assert "sideways" in caplog.text
+    assert "builtins.str" in caplog.text
+
+
+def test_threads_dump_without_mixing(running, tmp_path):
+    """Law: every operator is one event with its own arrays, however threads take turns."""
+
+    def work(number: int) -> None:
+        for call in range(20):
+            for slot in range(3):
+                value = np.full(4, number * 1000 + call * 10 + slot)
+                session.dump("Add", f"t{number}/Add-op{call}", "output", slot, value)
+
+    with started(running, tmp_path) as session:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for record in records(running):
+        number, call = record.op_name[1:].split("/Add-op")
+        expected = int(number) * 1000 + int(call) * 10 + record.slot
+        assert set(np.frombuffer(record.data, "<i8").tolist()) == {expected}
+    assert len({r.timestamp_us for r in records(running)}) == len(records(running)) == 240
+    names = event_names(running)
+    assert len(names) == len(set(names)) == 80
+
+
+@pytest.mark.parametrize("name", ["../../x", "a\0b", "x" * 5000, "\ud800", "", "/", "日本"])
+def test_any_name_travels(running, tmp_path, name):
+    with started(running, tmp_path) as session:
+        session.dump(name, name, "input", 0, np.ones(1))
+    (record,) = records(running)
+    assert record.op_name == name.replace("\ud800", "?").replace("\0", "\ufffd")[:4096]
+
+
+def test_events_tell_the_order_of_operators(running, tmp_path):
+    with started(running, tmp_path) as session:
+        for name in ("first", "first", "second"):
+            session.dump("Add", name, "input", 0, np.ones(1))
+    assert event_names(running) == ["first", "second"]
+
+
+def test_a_forked_process_neither_sends_nor_waits(running, tmp_path):
+    session = started(running, tmp_path)
+    session.dump("Add", "parent", "input", 0, np.ones(1))
+    child = os.fork()
+    if child == 0:
+        session.dump("Add", "child", "input", 0, np.ones(1))
+        session.step()
+        session.close()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    session.dump("Add", "parent", "input", 1, np.ones(1))
+    session.close()
+    assert [r.op_name for r in records(running)] == ["parent", "parent"]
+
+
+def test_our_own_failure_does_not_reach_the_job(running, tmp_path, caplog, monkeypatch):
+    session = started(running, tmp_path)
+    monkeypatch.setattr("rankdump._recorder.staging_buffer.StagingBuffer.keep", lambda *_: 1 / 0)
+    session.dump("Add", "a", "input", 0, np.ones(1))
+    session.close()
+    (end,) = ends(running)
+    assert dict(end.dropped) == {"copy_failed": 1}
+
+
+def test_a_session_before_the_process_group_says_so(running, tmp_path, caplog, monkeypatch):
+    """Spawned ranks whose sessions began too early all take themselves for rank 0."""
+    session = rankdump.Session(plan(tmp_path), agent=running.address)
+    session.step(0)
+    assert caplog.messages == []
+    group = types.SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_rank=lambda: 2,
+        get_world_size=lambda: 4,
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    session.step(1)
+    session.step(2)
+    assert [text for text in caplog.messages if "rank 2 of 4 in torch.distributed" in text] == [
+        caplog.messages[0]
+    ]
+    session.close()

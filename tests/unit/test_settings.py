@@ -1,0 +1,88 @@
+"""Settings: a file, an environment, and errors that name the key."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from rankdump.errors import ConfigError
+from rankdumpd.settings import DaemonSettings, load_settings
+
+
+def test_nothing_given_means_the_defaults():
+    """Without file and environment the documented defaults hold."""
+    assert load_settings(None, {"PATH": "x"}) == DaemonSettings()
+
+
+def test_environment_overrides_the_file(tmp_path: Path):
+    """A variable wins over the file, the file over the defaults."""
+    path = tmp_path / "a.toml"
+    path.write_text("[agent]\nworkers = 3\nqueue_bytes = 8388608\n[coordinator]\ndeadline_s = 5\n")
+    settings = load_settings(
+        path, {"RANKDUMPD_AGENT__WORKERS": "4", "RANKDUMPD_AGENT__LISTEN": "unix:/s"}
+    )
+    expected = dataclasses.replace(
+        DaemonSettings().agent, workers=4, queue_bytes=8388608, listen="unix:/s"
+    )
+    assert settings.agent == expected
+    assert settings.coordinator.deadline_s == 5.0
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "says"),
+    [
+        ("[agent]\nqueue_byte = 1\n", {}, ("agent.queue_byte", "nearest: queue_bytes")),
+        ("[agnet]\n", {}, ("agnet", "nearest: agent")),
+        ("agent = 1\n", {}, ("agent: 1", "a table")),
+        ("[agent]\nworkers = true\n", {}, ("agent.workers", "type int")),
+        ("[agent]\nworkers = 1.5\n", {}, ("agent.workers", "type int")),
+        ("[agent]\nworkers = 0\n", {}, ("agent.workers", "1 to 256")),
+        ("[agent]\nencode_threads = -1\n", {}, ("agent.encode_threads", "0 to 1024")),
+        ("[agent]\nworkers = 2\nqueue_bytes = 2000000\n", {}, ("agent.queue_bytes", "2097152")),
+        ("[agent]\nlisten = 7\n", {}, ("agent.listen", "type str")),
+        ('[agent]\nlisten = ""\n', {}, ("agent.listen", "unix:/path")),
+        ('[agent]\nstate_dir = "x"\n', {}, ("agent.state_dir", "absolute")),
+        ("[agent]\nqueue_bytes = 1\n", {}, ("agent.queue_bytes", "1048576")),
+        ("[agent]\nmemory_bytes = 1\n", {}, ("agent.memory_bytes", "536870912")),
+        ("[agent]\nslab_bytes = -1\n", {}, ("agent.slab_bytes", "0 to")),
+        ('[agent]\nruntime_dir = "x"\n', {}, ("agent.runtime_dir", "absolute")),
+        ("[agent]\ndrain_timeout_s = nan\n", {}, ("agent.drain_timeout_s", "nan")),
+        ("[agent\n", {}, ("a.toml", "TOML")),
+        ("", {"RANKDUMPD_AGENT__WORKERS": "two"}, ("RANKDUMPD_AGENT__WORKERS", "'two'")),
+        ("", {"RANKDUMPD_AGENT__WORKER": "2"}, ("nearest: RANKDUMPD_AGENT__WORKERS",)),
+    ],
+)
+def test_errors_name_the_key_and_what_is_allowed(tmp_path: Path, text, environ, says):
+    """Whatever is wrong, the one line says where and what would be right."""
+    path = tmp_path / "a.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_settings(path, environ)
+    assert all(part in str(refused.value) for part in says), refused.value
+    assert "\n" not in str(refused.value)
+
+
+def test_missing_file_is_an_error_not_a_default(tmp_path: Path):
+    """A file that is named has to be there."""
+    with pytest.raises(ConfigError, match="No such file"):
+        load_settings(tmp_path / "none.toml", {})
+
+
+def test_printed_settings_can_be_read_back(tmp_path: Path):
+    """What --check-config prints is a file that gives the same settings."""
+    first = load_settings(None, {"RANKDUMPD_AGENT__STATE_DIR": '/a "b" \\c'})
+    path = tmp_path / "a.toml"
+    path.write_text("\n".join(first.lines()))
+    assert load_settings(path, {}) == first
+
+
+def test_sample_file_shows_every_key_with_its_default():
+    """The file in deploy/ says what holds without it, key for key."""
+    sample = Path(__file__).parents[2] / "deploy" / "rankdumpd.toml"
+    assert load_settings(sample, {}) == DaemonSettings()
+    shown = [line for line in sample.read_text().splitlines() if line and line[0] != "#"]
+    assert [line.split(" = ")[0] for line in shown] == [
+        line.split(" = ")[0] for line in DaemonSettings().lines()
+    ]

@@ -1,0 +1,158 @@
+"""Copies that an accelerator makes on its own: published in order once they are there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.depot_rig import SIZE, Rig
+
+from rankdump._core.recorder_protocol import PlacementResult
+
+
+class Device:
+    """Memory of an accelerator: copies begin when asked and end when told."""
+
+    def __init__(self, *, pins: bool = True, fails_to: str = "") -> None:
+        self.pins = pins
+        self.fails_to = fails_to
+        self.pinned: list[int] = []
+        self.unpinned = 0
+        self.begun: list[Transfer] = []
+
+    def may(self, what: str) -> None:
+        if what == self.fails_to:
+            raise RuntimeError(f"this driver cannot {what}")
+
+    def tensor(self, byte: int) -> DeviceTensor:
+        return DeviceTensor(self, bytes([byte]) * SIZE)
+
+
+class Transfer:
+    def __init__(self, data: bytes, target: memoryview) -> None:
+        self._data, self._target = data, target
+        self._done = False
+        self.fails = False
+
+    def end(self) -> None:
+        self._target[:] = self._data
+        self._done = True
+
+    def done(self) -> bool:
+        if self.fails:
+            raise RuntimeError("the device is lost")
+        return self._done
+
+
+class DeviceTensor:
+    """A source, its accelerator, and nothing else of a tensor."""
+
+    def __init__(self, device: Device, data: bytes) -> None:
+        self._device, self._data = device, data
+
+    def accelerator(self) -> Copier:
+        return Copier(self._device, self._data)
+
+    def copy_into(self, target: memoryview) -> None:
+        target[:] = self._data
+
+
+class Copier:
+    def __init__(self, device: Device, data: bytes) -> None:
+        self._device, self._data = device, data
+
+    def pin(self, memory: memoryview) -> Callable[[], None] | None:
+        self._device.may("pin")
+        if not self._device.pins:
+            return None
+        self._device.pinned.append(memory.nbytes)
+
+        def unpin() -> None:
+            self._device.unpinned += 1
+
+        return unpin
+
+    def copy_into(self, target: memoryview) -> Transfer:
+        self._device.may("copy")
+        self._device.begun.append(Transfer(self._data, target))
+        return self._device.begun[-1]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+def data(byte: int) -> bytes:
+    return bytes([byte]) * SIZE
+
+
+def test_nothing_is_published_before_it_is_there(rig: Rig):
+    """In the order of the records, whichever copy ends first; the slab is pinned once."""
+    device = Device()
+    for byte in (1, 2, 3):
+        assert rig.place(device.tensor(byte)) is PlacementResult.DONE
+    assert len(device.pinned) == 1
+    device.begun[1].end()
+    rig.depot.copies.publish_finished()
+    assert rig.read() == []
+    device.begun[0].end()
+    rig.depot.copies.publish_finished()
+    assert rig.read() == [data(1), data(2)]
+    assert rig.depot.copies.has_pending
+    device.begun[2].end()
+    rig.depot.copies.publish_finished()
+    assert rig.read() == [data(3)]
+    assert not rig.depot.copies.has_pending
+
+
+def test_a_copy_that_fails_is_told_and_its_number_given(rig: Rig):
+    device = Device()
+    rig.place(device.tensor(1))
+    rig.place(device.tensor(2))
+    device.begun[0].fails = True
+    device.begun[1].end()
+    rig.depot.copies.publish_finished()
+    assert rig.read() == [None, data(2)]
+    assert len(rig.torn) == 1
+
+
+def test_without_pinned_memory_the_copy_is_made_at_once(rig: Rig):
+    device = Device(pins=False)
+    rig.place(device.tensor(1))
+    assert rig.read() == [data(1)]
+    assert device.begun == []
+
+
+@pytest.mark.parametrize("fails_to", ["pin", "copy"])
+def test_a_device_that_fails_costs_no_tensor(rig: Rig, fails_to: str):
+    """The plain copy is made instead, for this tensor and for those after it."""
+    device = Device(fails_to=fails_to)
+    for byte in (1, 2):
+        assert rig.place(device.tensor(byte)) is PlacementResult.DONE
+    assert rig.read() == [data(1), data(2)]
+    assert device.begun == []
+    assert rig.torn == []
+
+
+def test_a_slab_is_given_up_when_the_last_copy_is_there(rig: Rig):
+    """What was copied is carried along; the memory is unpinned before it goes."""
+    device = Device()
+    rig.place(device.tensor(1))
+    giving_up = threading.Thread(target=rig.depot.abandon_ring)
+    giving_up.start()
+    assert device.unpinned == 0
+    device.begun[0].end()
+    giving_up.join(60)
+    assert device.unpinned == 1
+    assert [each.tensors for each in rig.depot.items.numbered] == [1]
+
+
+def test_a_copy_that_hangs_does_not_hold_up_the_end(rig: Rig):
+    device = Device()
+    rig.place(device.tensor(1))
+    rig.depot.wait_for_copies(rig.ring, 0.05)
+    assert rig.ring.open_entries == 1
+    assert rig.read() == []

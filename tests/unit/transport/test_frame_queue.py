@@ -1,0 +1,174 @@
+"""What waits to leave keeps its order, and every number is given and taken back once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.record_heads import head_of
+
+from rankdump._core.record import StatisticRows, TensorKey, TensorKind, TensorSide
+from rankdump._core.recorder_protocol import StagedRecord
+from rankdump._core.session_protocol import IterationEnd
+from rankdump._transport import frame_queue as module
+from rankdump._transport.frame_queue import FrameQueue, NumberedItem, RecoveredEntry, count_tensors
+
+KEY = TensorKey(0, "Net", 0, 0, 1, "Add", "a", TensorSide.INPUT, 0)
+
+
+KIND = TensorKind(0, "Add", "a", TensorSide.INPUT, 0, "uint8", (1,), 1)
+ROWS = StatisticRows(0, (KIND,) * 3, (1, 2, 3), ("1",) * 3)
+
+
+def record() -> StagedRecord:
+    return StagedRecord(head_of(KEY, "uint8", (1,), 1), memoryview(b"x"))
+
+
+def leave(items: FrameQueue) -> int:
+    """Let the first item go, as over the stream."""
+    each = items.numbered.popleft() if items.numbered else items.pop()
+    items.in_flight.append(each)
+    return each.sequence
+
+
+def left(items: FrameQueue) -> list[NumberedItem]:
+    """What has a number, and is in the rank's own memory."""
+    return [*items.in_flight, *items.numbered]
+
+
+steps = st.lists(
+    st.one_of(
+        st.sampled_from(["record", "rows", "declaration", "leave", "straight", "again"]),
+        st.integers(0, 50),
+    )
+)
+
+
+@given(steps=steps)
+def test_the_balance_of_any_course(steps):
+    """Law: every tensor comes back exactly once, and what is outstanding is never negative."""
+    items, taken, added = FrameQueue(), [], 0
+    for step in steps:
+        if step == "record":
+            items.add(record())
+            added += 1
+        elif step == "rows":
+            items.add(ROWS)
+            added += 3
+        elif step == "declaration":
+            items.add(IterationEnd(0, 0))
+        elif step == "leave" and items.has_unsent:
+            leave(items)
+        elif step == "straight" and not items.blocks_records:
+            items.assign_sequence(1, iteration=0)
+        elif step == "again":
+            items.requeue_unacknowledged()
+            assert items.held_tensors == items.tensors
+        elif isinstance(step, int):
+            taken += items.acknowledge(step)
+        numbers = [each.sequence for each in left(items)]
+        assert sorted(set(numbers)) == sorted(numbers)
+        assert [each.sequence for each in items.numbered] == sorted(
+            each.sequence for each in items.numbered
+        )
+        assert items.outstanding >= len(items.waiting) >= 0
+        lost = sum(each.tensors for each in left(items) if isinstance(each.item, RecoveredEntry))
+        assert items.held_tensors - lost + sum(map(count_tensors, taken)) == added
+        assert items.held_tensors <= items.tensors
+    while items.has_unsent:
+        leave(items)
+    taken += items.acknowledge(items.last_sequence)
+    assert sum(map(count_tensors, taken)) == added
+    assert (items.outstanding, items.tensors) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "barred"), [(IterationEnd(0, 0), False), (record(), True), (None, False)]
+)
+def test_a_record_overtakes_declarations_only(waiting, barred):
+    items = FrameQueue()
+    if waiting is not None:
+        items.add(waiting)
+    assert items.blocks_records is barred
+
+
+def test_what_has_a_number_is_not_overtaken():
+    items = FrameQueue()
+    items.add(IterationEnd(0, 0))
+    leave(items)
+    items.requeue_unacknowledged()
+    assert items.blocks_records
+
+
+def test_declarations_without_end_are_counted(monkeypatch):
+    monkeypatch.setattr(module, "MAX_WAITING_DECLARATIONS", 2)
+    items = FrameQueue()
+    for _ in range(5):
+        items.add(IterationEnd(0, 0))
+        items.add(record())
+    assert items.lost_declarations == 3
+    assert len(items.waiting) == 7
+
+
+def test_a_number_that_stands_nowhere_says_what_is_lost():
+    """Of what iteration, and how many: once for each number, however often it leaves."""
+    items = FrameQueue()
+    items.assign_sequence(1, iteration=7)
+    items.add(replace(ROWS, iteration=8))
+    items.add(IterationEnd(7, 1))
+    items.pop()
+    items.retain_declaration(items.pop())
+    items.assign_sequence(1, iteration=9)
+    assert items.requeue_unacknowledged() == 5
+    for _ in range(2):
+        lost = [each.item for each in items.numbered]
+        said = [item.frame.lost for item in lost if isinstance(item, RecoveredEntry)]
+        assert [(each.iteration, each.tensors, each.reason) for each in said] == [
+            (7, 1, "corrupted"),
+            (8, 3, "corrupted"),
+            (9, 1, "corrupted"),
+        ]
+        assert isinstance(lost[2], IterationEnd)
+        assert items.lost_declarations == 0
+        while items.numbered:
+            leave(items)
+        items.requeue_unacknowledged()
+
+
+def test_what_is_carried_is_not_lost_and_what_is_kept_comes_first():
+    items = FrameQueue()
+    items.assign_sequence(1, iteration=7)
+    items.add(IterationEnd(7, 1))
+    items.retain_declaration(items.pop())
+    carried = [
+        RecoveredEntry(module.make_blank_frame(n), memoryview(b""), True, 2 - n) for n in (1, 2)
+    ]
+    assert (
+        items.requeue_unacknowledged(NumberedItem(n, each) for n, each in enumerate(carried, 1))
+        == 0
+    )
+    assert [each.item for each in items.numbered] == [carried[0], IterationEnd(7, 1)]
+
+
+def test_declarations_in_a_slab_are_not_kept_without_end(monkeypatch):
+    """What found no room and is damaged leaves as a blank, and is counted."""
+    monkeypatch.setattr(module, "MAX_WAITING_DECLARATIONS", 2)
+    items = FrameQueue()
+    for iteration in range(3):
+        items.add(IterationEnd(iteration, 0))
+        items.retain_declaration(items.pop())
+    assert items.requeue_unacknowledged() == 0
+    assert items.lost_declarations == 1
+    *kept, blank = (each.item for each in items.numbered)
+    assert kept == [IterationEnd(0, 0), IterationEnd(1, 0)]
+    assert isinstance(blank, RecoveredEntry)
+    assert blank.frame == module.make_blank_frame(3)
+
+
+def test_an_answer_to_what_was_never_sent_takes_nothing():
+    items = FrameQueue()
+    items.add(record())
+    assert items.acknowledge(9) == []
+    assert items.outstanding == 1

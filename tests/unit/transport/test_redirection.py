@@ -1,0 +1,124 @@
+"""A rank that is sent on: one step, beside the address it knows, and anew at every connection."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.agent_double import Running, introduction_of, plan
+from support.record_heads import head_of
+
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._core.recorder_protocol import StagedRecord
+from rankdump._transport.agent_client import AgentClient
+from rankdump._transport.connection import LinkState, resolve_redirect
+from rankdump.errors import ProtocolError
+
+
+@pytest.mark.parametrize(
+    ("address", "redirect", "found"),
+    [
+        ("unix:/run/rankdump/agent.sock", "agent.sock.1", "unix:/run/rankdump/agent.sock.1"),
+        ("unix:///mnt/elsewhere/agent.sock", "agent.sock.1", "unix:///mnt/elsewhere/agent.sock.1"),
+        ("unix:agent.sock", "agent.sock.1", "unix:agent.sock.1"),
+        ("127.0.0.1:7420", "41321", "127.0.0.1:41321"),
+        ("[::1]:7420", "41321", "[::1]:41321"),
+        ("dns:///localhost:7420", "41321", "dns:///localhost:41321"),
+    ],
+)
+def test_it_stands_beside_the_address_that_was_asked(address, redirect, found):
+    assert resolve_redirect(address, redirect) == found
+
+
+@pytest.mark.parametrize(
+    ("address", "redirect"),
+    [
+        ("unix:/run/a.sock", "../a.sock"),
+        ("unix:/run/a.sock", "/etc/a.sock"),
+        ("unix:/run/a.sock", ".."),
+        ("127.0.0.1:7420", "example.org:1"),
+        ("127.0.0.1:7420", "70000"),
+        ("127.0.0.1:7420", "0"),
+        ("127.0.0.1:7420", "²"),
+        ("127.0.0.1:7420", "agent.sock.1"),
+    ],
+)
+def test_an_agent_cannot_send_a_rank_anywhere_else(address, redirect):
+    with pytest.raises(ProtocolError, match="not beside it"):
+        resolve_redirect(address, redirect)
+
+
+class Sender:
+    """A ship with what it said of its connection."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        self.said: list[str] = []
+        self.up = threading.Event()
+        self.ship = AgentClient(
+            introduction_of(plan(folder)),
+            address,
+            on_taken=lambda _staged: None,
+            on_torn=lambda _head: None,
+            on_tick=lambda: None,
+            on_warning=lambda _: None,
+            on_link=self._note,
+            on_stream=lambda _reason: None,
+        )
+
+    def _note(self, link: LinkState, reason: str) -> None:
+        self.said.append(reason)
+        if link is LinkState.UP:
+            self.up.set()
+
+    def submit(self, stamp: int) -> None:
+        key = TensorKey(0, "Net", 0, 0, stamp, "Add", "Default/Add-op0", TensorSide.INPUT, 0)
+        data = memoryview(np.full(4, stamp, np.uint8).tobytes())
+        self.ship.submit(StagedRecord(head_of(key, "uint8", (4,), 4), data))
+
+
+def test_every_connection_begins_at_the_known_address(running: Running, address: str, tmp_path):
+    """Law: the front decides anew after each cut; nothing is lost on the way."""
+    worker = Running(f"{address}.1")
+    try:
+        running.agent.redirect = "a.sock.1"
+        worker.agent.cut_after = 4
+        sender = Sender(address, tmp_path)
+        sender.ship.start(5)
+        for stamp in range(10):
+            sender.submit(stamp)
+        assert sender.ship.close(10) == 0
+        assert {f.record.timestamp_us for f in worker.agent.frames} == set(range(10))
+        assert len(running.agent.opened) == len(worker.agent.opened) >= 2
+        assert running.agent.frames == []
+    finally:
+        worker.stop()
+
+
+def test_a_worker_that_is_away_is_looked_for_again(running: Running, address: str, tmp_path):
+    running.agent.redirect = "a.sock.1"
+    sender = Sender(address, tmp_path)
+    sender.ship.start(5)
+    assert sender.ship.link is LinkState.ABSENT
+    sender.submit(1)
+    worker = Running(f"{address}.1")
+    try:
+        assert sender.up.wait(30)
+        assert sender.ship.close(10) == 0
+    finally:
+        worker.stop()
+
+
+def test_being_sent_on_twice_is_an_error(running: Running, address: str, tmp_path):
+    """Two agents that send a rank to and fro would keep it busy for ever."""
+    worker = Running(f"{address}.1")
+    try:
+        running.agent.redirect = worker.agent.redirect = "a.sock.1"
+        sender = Sender(address, tmp_path)
+        sender.ship.start(5)
+        assert sender.ship.link is LinkState.REFUSED
+        assert "sends on to one that sends on to" in sender.said[-1]
+        assert sender.ship.close(1) == 0
+    finally:
+        worker.stop()

@@ -1,0 +1,35 @@
+"""Who gets the room of a slab that is full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from support.depot_rig import SIZE, Rig
+
+from rankdump._core.recorder_protocol import PlacementResult
+from rankdump._core.session_protocol import IterationEnd
+from rankdump._frameworks.arrays import ArraySource
+from rankdump._transport.push_stream import RingLoader
+
+
+def test_records_do_not_starve_what_the_sender_has(tmp_path: Path):
+    """While a slab stays full, each bit of room goes to what waited for it, not to newcomers.
+
+    Declarations once piled up in the memory of a rank whose agent was slower than it.
+    """
+    rig = Rig(tmp_path)
+    loader = RingLoader(rig.depot, lambda _: None)
+    tensor = ArraySource(np.zeros(SIZE, "u1"))
+    while rig.place(tensor) is PlacementResult.DONE:
+        pass
+    rig.depot.submit(IterationEnd(0, 1))
+    while loader.load(rig.ring):
+        rig.depot.submit(IterationEnd(0, 1))
+    first, *_ = list(rig.reader.read_entries())
+    rig.reader.release(first.end_position)
+    assert rig.place(tensor) is PlacementResult.FULL
+    assert loader.load(rig.ring)
+    assert not rig.depot.items.has_unsent
+    rig.reader.release(2 * first.end_position)
+    assert rig.place(tensor) is PlacementResult.DONE

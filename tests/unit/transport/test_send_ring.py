@@ -1,0 +1,476 @@
+"""Tensors through shared memory: the same bytes as on the stream, in order, each counted once."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import record_heads
+from support.agent_double import FakeAgent, FakeSlab, Running, introduction_of, plan
+from support.depot_rig import SIZE, Rig
+
+from rankdump._core.graph import GraphNode, GraphPart, OperatorGraph
+from rankdump._core.record import TensorKey, TensorSide
+from rankdump._core.recorder_protocol import PlacementResult, StagedRecord
+from rankdump._core.session_protocol import IterationEnd, RecordHead, SessionEnd, SlabPlace
+from rankdump._frameworks.arrays import ArraySource
+from rankdump._shm.slab_format import (
+    ENTRY_HEAD,
+    MIN_RING_BYTES,
+    RING_OFFSET,
+    compute_slab_bytes,
+    make_slab_header,
+)
+from rankdump._transport.agent_client import AgentClient
+from rankdump._transport.connection import LinkState
+from rankdump._transport.frame_queue import BufferedItem
+from rankdump._transport.push_stream import make_frames
+from rankdump._transport.send_ring import SendRing
+from rankdump.errors import CorruptedError
+from rankdump.wire.v1 import agent_pb2
+
+LARGE = 40 * MIN_RING_BYTES
+DTYPES = ["u1", "?", "<i2", "<f4", "<f8", "<c8", ">i4"]
+
+
+def head_of(source: ArraySource, stamp: int) -> RecordHead:
+    key = TensorKey(0, "Net", 0, 0, stamp, "Add", "Default/Add-op0", TensorSide.INPUT, 0)
+    return record_heads.head_of(key, source.dtype, source.shape, source.byte_count)
+
+
+class Rank:
+    """A ship as a pipeline uses it, and what it told."""
+
+    def __init__(self, address: str, tmp_path, wants_slab: bool = True) -> None:
+        from dataclasses import replace
+
+        self.taken: list[BufferedItem] = []
+        self.torn: list[RecordHead] = []
+        self.streams: list[str] = []
+        self.patience_s = 10.0
+        self._stamp = 0
+        self.ship = AgentClient(
+            replace(introduction_of(plan(tmp_path)), wants_slab=wants_slab),
+            address,
+            on_taken=self.taken.append,
+            on_torn=self.torn.append,
+            on_tick=lambda: None,
+            on_warning=lambda _: None,
+            on_link=lambda _link, _reason: None,
+            on_stream=self.streams.append,
+        )
+
+    def keep(self, array, source_type=ArraySource) -> PlacementResult:
+        """Send a tensor the straight way, else over the heap as the stage does."""
+        source = source_type(array)
+        self._stamp += 1
+        head = head_of(source, self._stamp)
+        placing = self.ship.place_record(head, source, lambda: self.patience_s - self.ship.idle_s())
+        if placing is PlacementResult.ELSEWHERE:
+            data = memoryview(bytearray(head.byte_count))
+            source.copy_into(data)
+            self.ship.submit(StagedRecord(head, data))
+        return placing
+
+
+def eventually(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "never became true"
+        time.sleep(0.01)
+
+
+def tensors(agent: FakeAgent) -> dict[int, bytes]:
+    """The bytes of every record by its number."""
+    found: dict[int, bytearray] = {}
+    for frame in agent.frames:
+        if frame.WhichOneof("body") == "record":
+            found[frame.sequence] = bytearray(frame.record.data)
+        elif frame.WhichOneof("body") == "chunk":
+            assert frame.chunk.offset == len(found[frame.sequence])
+            found[frame.sequence] += frame.chunk.data
+    return {sequence: bytes(data) for sequence, data in found.items()}
+
+
+def order(agent: FakeAgent) -> list[int]:
+    """The numbers as they came, each once."""
+    return list(dict.fromkeys(frame.sequence for frame in agent.frames))
+
+
+@pytest.fixture
+def slab(socket_folder: Path) -> FakeSlab:
+    return FakeSlab(socket_folder / "a.slab", LARGE)
+
+
+@pytest.fixture
+def host(running: Running, slab: FakeSlab) -> Running:
+    """An agent that grants a slab."""
+    running.agent.slab = slab
+    return running
+
+
+arrays = st.tuples(
+    st.sampled_from(DTYPES), st.lists(st.integers(1, 9), max_size=3), st.integers(0, 2**32 - 1)
+).map(lambda made: some_array(*made))
+lengths = st.integers(1, 5 * MIN_RING_BYTES).map(lambda n: some_array("u1", [n], n))
+
+
+def some_array(dtype: str, shape: list[int], seed: int) -> np.ndarray:
+    count = int(np.prod(shape, dtype=int)) * np.dtype(dtype).itemsize
+    raw = np.frombuffer(np.random.default_rng(seed).bytes(count), "u1")
+    array = (raw % 2).astype("?")[:count] if dtype == "?" else raw.view(dtype)
+    return array.reshape(shape).T  # not contiguous
+
+
+@settings(max_examples=25, deadline=None)
+@given(given=st.lists(arrays | lengths, min_size=1, max_size=8))
+def test_the_same_bytes_through_a_slab_and_in_chunks(given):
+    """Law: whatever the type, form and size, pieces of large tensors included."""
+    found = []
+    for with_slab in (True, False):
+        folder = Path(tempfile.mkdtemp(prefix="rd-"))
+        server = Running(f"unix://{folder}/a.sock")
+        try:
+            server.agent.slab = FakeSlab(folder / "a.slab", MIN_RING_BYTES)
+            rank = Rank(server.address, folder, with_slab)
+            rank.ship.start(5)
+            for array in given:
+                assert rank.keep(array) is not PlacementResult.FULL
+            rank.ship.submit(SessionEnd(1))
+            assert rank.ship.close(10) == 0
+            assert order(server.agent) == list(range(1, len(given) + 2))
+            assert (server.agent.doorbells > 0) is with_slab
+            found.append(tensors(server.agent))
+        finally:
+            server.stop()
+            shutil.rmtree(folder)
+    little = [np.ascontiguousarray(a).astype(a.dtype.newbyteorder("<")) for a in given]
+    expected = {n + 1: a.tobytes() for n, a in enumerate(little)}
+    assert [n for n in expected if found[0][n] != expected[n]] == []
+    assert [n for n in expected if found[1][n] != expected[n]] == []
+
+
+def test_declarations_keep_their_place_behind_the_records(host: Running, tmp_path):
+    rank = Rank(host.address, tmp_path)
+    rank.ship.start(5)
+    for iteration in range(3):
+        for _ in range(4):
+            assert rank.keep(np.ones(100)) is PlacementResult.DONE
+        rank.ship.submit(IterationEnd(iteration, 4))
+    rank.ship.submit(SessionEnd(3))
+    assert rank.ship.close(10) == 0
+    before = 0
+    for frame in host.agent.frames:
+        if frame.WhichOneof("body") == "record":
+            before += 1
+        elif frame.WhichOneof("body") == "iteration_end":
+            assert before >= 4 * (frame.iteration_end.iteration + 1)
+    ends = [f.iteration_end.iteration for f in host.agent.frames if f.HasField("iteration_end")]
+    assert ends == [0, 1, 2]
+    assert host.agent.frames[-1].HasField("session_end")
+    assert not rank.ship.has_waiting_tensors
+    assert rank.ship.left_in_slab == 0
+
+
+def test_entries_share_doorbells(host: Running, tmp_path):
+    rank = Rank(host.address, tmp_path)
+    rank.ship.start(5)
+    for _ in range(2000):
+        assert rank.keep(np.ones(2)) is PlacementResult.DONE
+    assert rank.ship.close(10) == 0
+    assert len(tensors(host.agent)) == 2000
+    assert host.agent.doorbells < 1000
+
+
+class Unreadable(ArraySource):
+    def accelerator(self):
+        return None
+
+    def copy_into(self, target):
+        raise ValueError("gone")
+
+
+def test_a_copy_that_fails_has_its_number_all_the_same(host: Running, tmp_path):
+    """Law: numbers have no gaps; the agent counts the record whose bytes never came."""
+    rank = Rank(host.address, tmp_path)
+    rank.ship.start(5)
+    rank.keep(np.ones(3))
+    assert rank.keep(np.ones(3), Unreadable) is PlacementResult.DONE
+    rank.keep(np.ones(3))
+    assert rank.ship.close(10) == 0
+    assert order(host.agent) == [1, 2, 3]
+    assert host.agent.slab is not None
+    assert host.agent.slab.torn == [2]
+    assert [head.timestamp_us for head in rank.torn] == [2]
+
+
+def test_a_full_slab_waits_for_the_agent_as_long_as_it_has_patience(host: Running, tmp_path):
+    host.agent.acknowledge_up_to = 0
+    rank = Rank(host.address, tmp_path)
+    rank.ship.start(5)
+    rank.patience_s = 0.2
+    outcomes = [rank.keep(np.ones(LARGE // 64)) for _ in range(9)]
+    assert set(outcomes[:5]) == {PlacementResult.DONE}
+    assert outcomes[-1] is PlacementResult.FULL
+    # What is left is the agent's, and not lost.
+    assert rank.ship.close(0.1) == 0
+    assert rank.ship.left_in_slab == outcomes.count(PlacementResult.DONE)
+
+
+def test_a_slow_agent_makes_nobody_lose_anything(host: Running, tmp_path):
+    """Many times what the slab holds, from several threads at once."""
+    rank = Rank(host.address, tmp_path)
+    rank.ship.start(5)
+    lock, outcomes = threading.Lock(), []
+
+    def work() -> None:
+        for _ in range(60):
+            source = ArraySource(np.full(LARGE // 100, 7, "u1"))
+            with lock:
+                rank._stamp += 1
+                head = head_of(source, rank._stamp)
+            outcomes.append(rank.ship.place_record(head, source, lambda: 10.0))
+            rank.ship.submit(IterationEnd(0, 1))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == [PlacementResult.DONE] * 240
+    assert rank.ship.close(10) == 0
+    assert order(host.agent) == list(range(1, 481))
+    assert set(tensors(host.agent).values()) == {b"\7" * (LARGE // 100)}
+
+
+def test_an_agent_that_comes_late_gets_what_waited_first(address, slab, tmp_path):
+    rank = Rank(address, tmp_path)
+    rank.ship.start(5)
+    for number in range(3):
+        assert rank.keep(np.full(5, number)) is PlacementResult.ELSEWHERE
+    rank.ship.submit(IterationEnd(0, 3))
+    late = Running(address)
+    late.agent.slab = slab
+    try:
+        eventually(lambda: len(rank.taken) == 3)
+        assert rank.keep(np.full(5, 3)) is PlacementResult.DONE
+        assert rank.ship.close(10) == 0
+    finally:
+        late.stop()
+    assert order(late.agent) == [1, 2, 3, 4, 5]
+    assert [np.frombuffer(d, "<i8")[0] for d in tensors(late.agent).values()] == [0, 1, 2, 3]
+
+
+def test_a_reconnect_resends_nothing_that_is_in_the_slab(host: Running, slab, tmp_path):
+    host.agent.acknowledge_up_to = 2
+    host.agent.cut_after = 6
+    rank = Rank(host.address, tmp_path)
+    rank.ship.start(5)
+    for number in range(10):
+        assert rank.keep(np.full(5, number)) is PlacementResult.DONE
+    eventually(lambda: len(host.agent.opened) > 1)
+    host.agent.acknowledge_up_to = float("inf")
+    rank.ship.submit(SessionEnd(1))
+    assert rank.ship.close(10) == 0
+    assert [frame.sequence for frame in host.agent.frames] == list(range(1, 12))
+
+
+@pytest.mark.parametrize("with_slab", [True, False])
+def test_a_slab_that_is_gone_is_emptied_into_what_follows(host, slab, tmp_path, with_slab):
+    """Law: what was not acknowledged moves over, with its numbers, and nothing else does."""
+    agent = host.agent
+    agent.acknowledge_up_to = 2
+    rank = Rank(host.address, tmp_path)
+    rank.ship.start(5)
+    big = np.arange(3 * LARGE // 4, dtype="u1")
+    for number in range(4):
+        assert rank.keep(np.full(5, number)) is PlacementResult.DONE
+    rank.keep(np.ones(3), Unreadable)
+    assert rank.keep(big) is PlacementResult.ELSEWHERE
+    rank.ship.submit(IterationEnd(0, 6))
+    eventually(lambda: any(frame.sequence == 7 for frame in agent.frames))
+    agent.cut_now = True
+    agent.acknowledge_up_to = float("inf")
+    agent.slab = FakeSlab(slab.path.with_suffix(".new"), LARGE // 3) if with_slab else None
+    assert rank.keep(np.full(5, 4)) is PlacementResult.DONE
+    eventually(lambda: len(agent.opened) > 1)
+    rank.keep(np.full(5, 5))
+    assert rank.ship.close(10) == 0
+    assert order(agent) == [3, 4, 5, 6, 7, 8, 9]
+    found = tensors(agent)
+    assert found[6] == big.tobytes()
+    assert [np.frombuffer(found[n], "<i8")[0] for n in (3, 4, 8, 9)] == [2, 3, 4, 5]
+    assert set(rank.streams) == (set() if with_slab else {"the agent grants none any more"})
+    if agent.slab is not None:
+        assert agent.slab.torn == [5]
+
+
+def test_an_agent_that_began_anew_inside_a_large_tensor_gets_it_whole(host, slab, tmp_path):
+    """Law: pieces that were released with the agent that read them are sent again."""
+    agent = host.agent
+    agent.cut_at_offset = 2 * LARGE
+    rank = Rank(host.address, tmp_path)
+    rank.ship.start(5)
+    rank.keep(np.ones(3))
+    big = np.arange(3 * LARGE, dtype="u1")
+    rank.keep(big)
+    eventually(lambda: len(agent.opened) > 1)
+    rank.keep(np.zeros(3))
+    assert rank.ship.close(10) == 0
+    assert tensors(agent)[2] == big.tobytes()
+    assert order(agent) == [2, 3]
+    assert len(rank.streams) == 1
+
+
+@pytest.mark.parametrize("fault", ["missing", "short", "blank", "link", "locked"])
+def test_a_slab_that_cannot_be_used_is_said_once(running: Running, socket_folder, tmp_path, fault):
+    """Law: whatever is wrong with it, the frames go over the stream."""
+    slab = FakeSlab(socket_folder / "a.slab", LARGE)
+    holder = None
+    if fault == "missing":
+        slab.path.unlink()
+    elif fault == "short":
+        slab.place.length += 4096
+    elif fault == "blank":
+        slab._memory[:64] = bytes(64)
+    elif fault == "link":
+        slab.path.rename(slab.path.with_suffix(".real"))
+        slab.path.symlink_to(slab.path.with_suffix(".real"))
+    else:
+        holder = locking(slab.path)
+    running.agent.slab = slab
+    rank = Rank(running.address, tmp_path)
+    rank.ship.start(5)
+    assert rank.keep(np.ones(3)) is PlacementResult.ELSEWHERE
+    assert rank.ship.close(10) == 0
+    assert len(tensors(running.agent)) == 1
+    assert len(rank.streams) == 1
+    if holder is not None:
+        holder.communicate(b"\n")
+
+
+def locking(path: Path):
+    """A process that holds the lock until it is told to end."""
+    import subprocess
+    import sys
+
+    code = (
+        "import fcntl, sys\n"
+        "file = open(sys.argv[1], 'r+b')\n"
+        "fcntl.lockf(file, fcntl.LOCK_EX)\n"
+        "print(flush=True)\n"
+        "sys.stdin.readline()\n"
+        "file.close()\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"\n"
+    return holder
+
+
+def test_events_too_large_for_their_slab_take_the_stream(running, socket_folder, tmp_path):
+    running.agent.slab = FakeSlab(socket_folder / "a.slab", MIN_RING_BYTES)
+    rank = Rank(running.address, tmp_path)
+    rank.ship.start(5)
+    rank.keep(np.ones(3))
+    node = GraphNode("n" * MIN_RING_BYTES, "T")
+    rank.ship.submit(GraphPart(OperatorGraph(0, (node,)), first=True, last=True))
+    rank.ship.submit(SessionEnd(1))
+    assert rank.ship.close(10) == 0
+    assert order(running.agent) == [1, 2, 3]
+    assert len(rank.streams) == 1
+
+
+def test_the_lock_says_that_the_rank_lives(host: Running, slab: FakeSlab, tmp_path):
+    rank = Rank(host.address, tmp_path)
+    rank.ship.start(5)
+    rank.keep(np.ones(3))
+    assert slab.locked()
+    assert rank.ship.close(10) == 0
+    assert not slab.locked()
+
+
+def test_nothing_is_asked_for_without_wanting_it(host: Running, tmp_path):
+    rank = Rank(host.address, tmp_path, wants_slab=False)
+    rank.ship.start(5)
+    assert rank.keep(np.ones(3)) is PlacementResult.ELSEWHERE
+    assert rank.ship.close(10) == 0
+    assert not host.agent.opened[0].wants_slab
+    assert rank.streams == []
+
+
+def test_a_refused_rank_keeps_nothing(running: Running, tmp_path):
+    running.agent.refusal = "no"
+    rank = Rank(running.address, tmp_path)
+    rank.ship.start(5)
+    assert rank.ship.link is LinkState.REFUSED
+    assert rank.keep(np.ones(3)) is PlacementResult.ELSEWHERE
+    assert rank.ship.close(1) == 1
+
+
+def test_what_was_damaged_before_the_slab_was_given_up_is_said_to_be_lost(tmp_path, caplog):
+    """What stands behind it is carried on, and the digest under which data lay goes with it."""
+    rig = Rig(tmp_path)
+    source = ArraySource(np.arange(SIZE, dtype=np.uint8))
+    for _ in range(5):
+        assert rig.place(source) is PlacementResult.DONE
+    rig.ring.seal(rig.ring.written)
+    memory = rig.ring._mapping.memory
+    entry = rig.ring.written // 5
+    memory[RING_OFFSET + entry + ENTRY_HEAD.size] ^= 1
+    memory[RING_OFFSET + 3 * entry + 20] ^= 1
+    rig.depot.abandon_ring()
+    frames = [frame for each in rig.depot.pop_items() for frame in make_frames(each)]
+    assert [(f.sequence, f.WhichOneof("body")) for f in frames] == [
+        (1, "record"),
+        (2, "lost"),
+        (3, "record"),
+        (4, "lost"),
+        (5, "record"),
+    ]
+    assert frames[3].lost == agent_pb2.Lost(iteration=0, tensors=1, reason="corrupted")
+    assert frames[0].record.checksum == xxhash.xxh3_128_digest(frames[0].record.data)
+    assert "2 tensors were damaged" in caplog.text
+
+
+@pytest.mark.parametrize(("at", "body"), [(0, "lost"), (5, "record"), (ENTRY_HEAD.size, "lost")])
+def test_what_was_damaged_before_it_was_sealed_is_found_as_well(tmp_path, at, body):
+    """The slab is given up between two bells: magic, state and frame; a seal mends the state."""
+    rig = Rig(tmp_path)
+    for value in range(3):
+        rig.place(ArraySource(np.full(SIZE, value, dtype=np.uint8)))
+    rig.ring._mapping.memory[RING_OFFSET + rig.ring.written // 3 + at] ^= 0x40
+    rig.depot.abandon_ring()
+    frames = [frame for each in rig.depot.pop_items() for frame in make_frames(each)]
+    assert [f.WhichOneof("body") for f in frames] == ["record", body, "record"]
+    assert frames[1].record.data[:1] in (b"", b"\1")
+    assert (frames[0].record.data[:1], frames[2].record.data[:1]) == (b"\0", b"\2")
+
+
+def test_a_copy_that_failed_in_a_slab_is_said_on_the_stream(tmp_path):
+    """Its number is given, so what became of it has to be said somewhere."""
+    rig = Rig(tmp_path)
+    rig.place(Unreadable(np.ones(SIZE, dtype=np.uint8)))
+    rig.depot.abandon_ring()
+    (frame,) = make_frames(*rig.depot.pop_items())
+    assert frame.lost == agent_pb2.Lost(iteration=0, tensors=1, reason="copy_failed")
+
+
+def test_a_slab_of_an_earlier_agent_is_not_used(tmp_path):
+    path = tmp_path / "slab"
+    path.write_bytes(make_slab_header(compute_slab_bytes(0)).ljust(compute_slab_bytes(0), b"\0"))
+    with path.open("r+b") as file:
+        file.seek(8)
+        file.write((1).to_bytes(8, "little"))
+    with pytest.raises(CorruptedError, match="version 1"):
+        SendRing(SlabPlace(str(path), compute_slab_bytes(0)))
