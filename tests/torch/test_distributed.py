@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.client.conftest import Running, bodies
+from support.agent_double import Running, bodies
 
 from rankdump._core.events import OPEN_END_POSITION, EventKind, RankEvent
 from rankdump._core.timeouts import GroupTimeout
