@@ -65,7 +65,7 @@ def code_of(cell: str) -> str:
 
 
 def source(name: str) -> Path:
-    """Return the module that the page names: of the library with `_` in front, else the daemon's."""
+    """Return the module that the page names: `_` begins those of the library."""
     return (LIBRARY if name.startswith("_") else DAEMON) / name
 
 
@@ -76,7 +76,8 @@ def defined(path: Path) -> frozenset[str]:
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ClassDef):
             names.add(node.name)
-            names |= {f"{node.name}.{each.name}" for each in node.body if hasattr(each, "name")}
+            methods = (each for each in node.body if isinstance(each, ast.FunctionDef))
+            names |= {f"{node.name}.{each.name}" for each in methods}
         elif isinstance(node, ast.FunctionDef):
             names.add(node.name)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
