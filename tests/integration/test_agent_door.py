@@ -40,7 +40,7 @@ class TestSecret:
             assert code is Code.PERMISSION_DENIED
             assert (
                 details
-                == "session 'session0000' was opened by another process: its secret is not known"
+                == "session 'session0000' was opened by another process: its secret does not match"
             )
         assert rank.open().acknowledged_sequence == 1
         assert rank.push().send(frames.goodbye(2)).finish() is Code.OK

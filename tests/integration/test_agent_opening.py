@@ -142,7 +142,7 @@ def test_who_was_let_in_and_never_came_is_named(make_agent, make_rank, monkeypat
     make_rank(agent.address).open()
     monkeypatch.setattr(registry, "CONNECT_TIMEOUT_S", -1.0)
     (finding,) = agent.agent.view().findings
-    assert "opened its session and never came" in finding
+    assert "opened its session and never connected" in finding
     assert texts(caplog, "never came") == [finding]
 
 

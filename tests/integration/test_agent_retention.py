@@ -297,7 +297,7 @@ class TestRemoving:
         with house(state, ResourcePolicy(1, retain_bytes=1)) as some:
             assert some.removed() == []
             (said,) = some.keeper.findings()
-            assert "a link stands in the place of a folder" in said
+            assert "a symbolic link is in the place of a folder" in said
         assert {path: path.stat() for path in outside.rglob("*")} == before
 
     def test_a_folder_that_becomes_a_link_meanwhile(

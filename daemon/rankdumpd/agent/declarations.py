@@ -62,13 +62,13 @@ def _parse_ledger_frame(raw: bytes) -> agent_pb2.Frame:
     try:
         return agent_pb2.Frame.FromString(raw)
     except DecodeError as error:
-        raise CorruptedError(f"frame in the ledger: {error}") from None
+        raise CorruptedError(f"a frame in the ledger cannot be read: {error}") from None
 
 
 def _check_numbers(sequence: int, declaration: MetadataItem) -> None:
     highest = max(_iter_numbers(declaration), default=0)
     if highest >= NUMBER_LIMIT:
-        raise ProtocolError(f"frame {sequence} with number {highest}, over {NUMBER_LIMIT - 1}")
+        raise ProtocolError(f"frame {sequence} has the number {highest}, over {NUMBER_LIMIT - 1}")
 
 
 def _iter_numbers(declaration: MetadataItem) -> Iterator[int]:
@@ -124,7 +124,7 @@ def _check_stacks(sequence: int, stacks: CallStacks) -> None:
 def _check_counts(sequence: int, counts: Iterable[int]) -> None:
     if max(counts) > MAX_DECLARED_ITEMS:
         raise ProtocolError(
-            f"frame {sequence} with {max(counts)} items, at most {MAX_DECLARED_ITEMS}"
+            f"frame {sequence} has {max(counts)} items, at most {MAX_DECLARED_ITEMS} are accepted"
         )
 
 
@@ -132,7 +132,8 @@ def _check_texts(sequence: int, texts: Iterable[str]) -> None:
     longest = max(map(len, texts), default=0)
     if longest > MAX_TEXT_CHARACTERS:
         raise ProtocolError(
-            f"frame {sequence} with a text of {longest} characters, at most {MAX_TEXT_CHARACTERS}"
+            f"frame {sequence} has a text of {longest} characters, "
+            f"at most {MAX_TEXT_CHARACTERS} are accepted"
         )
 
 
@@ -143,11 +144,11 @@ _UNNAMED_KIND = TensorKind(0, "", "", TensorSide.OUTPUT, 0, "", (), 0)
 def read_lost_tensors(ticket: FrameId, message: agent_pb2.Lost) -> StatisticRowsResult:
     """Return the tensors that a rank says it has lost; ProtocolError for what no frame brings."""
     if message.iteration >= NUMBER_LIMIT:
-        raise ProtocolError(f"frame {ticket.sequence} with a number over {NUMBER_LIMIT - 1}")
+        raise ProtocolError(f"frame {ticket.sequence} has a number over {NUMBER_LIMIT - 1}")
     if not 1 <= message.tensors <= MAX_FRAME_ROWS:
         raise ProtocolError(
-            f"frame {ticket.sequence} stands for {message.tensors} tensors, from 1 to "
-            f"{MAX_FRAME_ROWS} do"
+            f"frame {ticket.sequence} stands for {message.tensors} tensors, "
+            f"expected 1 to {MAX_FRAME_ROWS}"
         )
     return _drop_rows(
         ticket, message.iteration, message.tensors, record.normalize_reason(message.reason)

@@ -69,7 +69,9 @@ def resume_sessions(
             tell(session)
         except Exception as error:
             request = session.request
-            _logger.exception("what is due is not done", extra=build_log_fields(request))
+            _logger.exception(
+                "pending work of a resumed session failed", extra=build_log_fields(request)
+            )
             if not state_files.is_transient(error):
                 registry.give_up(request.session_id, error)
 
@@ -296,7 +298,7 @@ class DumpAgent(Component):
             for room in (self._rings, self._registry, self._ledger):
                 room.close()
         else:
-            _logger.error("a disk holds up a thread: ledger and slabs are left as they are")
+            _logger.error("a thread is blocked on a disk: the ledger and the slabs are left open")
 
     def reload(self, settings: DaemonSettings) -> None:
         """Take over limits; they hold from the next tensor on."""

@@ -91,7 +91,11 @@ class BatchCommitter:
             if len(frames) == 1:
                 yield from self._by_itself(frames[0], error)
                 return
-            _logger.warning("%d frames are entered in parts: %r", len(frames), error)
+            _logger.warning(
+                "%d frames cannot be committed together and are committed in parts: %r",
+                len(frames),
+                error,
+            )
             half = len(frames) // 2
             yield from self.commit_frames(frames[:half])
             yield from self.commit_frames(frames[half:])
@@ -103,7 +107,7 @@ class BatchCommitter:
         ticket = frame.frame_id
         session = self._registry.get(ticket.session_id)
         _logger.error(
-            "frame %d of session %s",
+            "frame %d of session %s cannot be committed",
             ticket.sequence,
             ticket.session_id,
             exc_info=error,
@@ -121,12 +125,12 @@ class BatchCommitter:
             if attempt is not frame:
                 what = type(getattr(frame, "declaration", frame)).__name__
                 who = f"rank {session.request.rank}, frame {ticket.sequence} ({what})"
-                session.add_finding(f"{who}: not entered, counted as {INTERNAL_ERROR}: {error}")
+                session.add_finding(f"{who}: not committed, counted as {INTERNAL_ERROR}: {error}")
             if done:
                 yield shares
             return
         session.release_frames(
-            [ticket.sequence], f"frame {ticket.sequence} was not settled: {error!r}"
+            [ticket.sequence], f"frame {ticket.sequence} was not committed: {error!r}"
         )
 
     def _shares(self, frames: Sequence[FinishedFrame]) -> SessionBatches:
@@ -155,7 +159,7 @@ class BatchCommitter:
             except sqlite3.OperationalError as error:
                 self._meters.add("rankdump_agent_commit_errors_total")
                 if str(error) != self.problem:
-                    _logger.error("the ledger cannot be written, trying again: %s", error)
+                    _logger.error("the ledger cannot be written; retrying: %s", error)
                 self.problem = str(error)
                 if self._stopping.wait(RETRY_INTERVAL_S):
                     return False
@@ -255,7 +259,7 @@ class FrameCommitter:
     def fault(self) -> str:
         """Say that the thread has died."""
         alive = self._thread is None or self._thread.is_alive()
-        return "" if alive else "the thread that commits is dead"
+        return "" if alive else "the committer thread has died"
 
     def stop(self, timeout_s: float = 60.0) -> bool:
         """Commit what was submitted, give up where the disk refuses; return whether the thread has
@@ -306,10 +310,10 @@ class FrameCommitter:
                     self._take_note(session, share)
         except UnavailableError as error:
             # This process is about to end; the next one hears of them again.
-            _logger.error("%d frames are left: %s", len(batch.frames), error)
+            _logger.error("%d frames are left uncommitted: %s", len(batch.frames), error)
         except Exception:
             # A fault in one batch must not silence the acknowledgements of all others.
-            _logger.exception("a batch of %d frames was not settled", len(batch.frames))
+            _logger.exception("a batch of %d frames was not committed", len(batch.frames))
         finally:
             self._budget.release(batch.cost, items=len(batch.frames))
 
@@ -318,8 +322,12 @@ class FrameCommitter:
             session.count_committed(share.outcomes, share.judged, share.declared)
         except Exception as error:
             request = session.request
-            _logger.exception("session %s", request.session_id, extra=build_log_fields(request))
-            session.release_frames(share.sequences, f"its frames were not counted: {error!r}")
+            _logger.exception(
+                "committed frames of session %s were not counted",
+                request.session_id,
+                extra=build_log_fields(request),
+            )
+            session.release_frames(share.sequences, f"committed frames were not counted: {error!r}")
         else:
             if share.outcomes or share.judged:
                 self._meters.add_all(count_frames(share.outcomes, share.judged))
@@ -335,12 +343,12 @@ class FrameCommitter:
         except Exception as error:
             request = session.request
             _logger.exception(
-                "session %s of rank %d",
+                "session %s of rank %d: metadata cannot be applied",
                 request.session_id,
                 request.rank,
                 extra=build_log_fields(request),
             )
-            session.add_finding(f"rank {request.rank}: a declaration had no effect: {error}")
+            session.add_finding(f"rank {request.rank}: a metadata frame was not applied: {error}")
         if done and session in self._unfinished:
             self._unfinished.remove(session)
             self._budget.release(0)
@@ -363,4 +371,4 @@ class FrameCommitter:
             while self._done.empty() and not self._stopping.is_set() and self._ledger.fold_some():
                 pass
         except (sqlite3.Error, UnavailableError) as error:
-            _logger.warning("the ledger is not tidied: %s", error)
+            _logger.warning("the ledger cannot be compacted at present: %s", error)

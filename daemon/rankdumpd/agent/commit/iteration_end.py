@@ -141,7 +141,7 @@ def _remove_own_files(
     except OSError as error:
         if state_files.is_transient(error):
             raise
-        _note_failure(session, "tensors stand in files of their own as well", error)
+        _note_failure(session, "files of joined tensors cannot be removed", error)
 
 
 def _note_failure(session: RankSession, what: str, error: OSError) -> None:

@@ -91,7 +91,7 @@ def handle_failure(
     said = f"rank {session.request.rank}, {what}: {state_files.describe_error(error)}"
     if state_files.is_transient(error):
         session.pending.suspend(end)
-        raise ExhaustedError(f"{said}; it waits in the ledger and is tried again") from None
+        raise ExhaustedError(f"{said}; the ledger keeps it and it is retried") from None
     # Not marked as applied: the next start of the agent tries again.
     _logger.error(said, exc_info=error, extra=build_log_fields(session.request))
     session.add_finding(said)
@@ -116,7 +116,7 @@ def _apply_timeouts(ledger: AgentLedger, session: RankSession, ticket: FrameId) 
     try:
         ledger.mark_timeouts_applied(ticket)
     except sqlite3.Error as error:
-        handle_failure(session, "timeouts not kept", error)
+        handle_failure(session, "timeouts not stored", error)
 
 
 def _write_graph(ledger: AgentLedger, session: RankSession, graph: OperatorGraph) -> None:
@@ -157,8 +157,8 @@ def _write_arguments(
         return
     for name in unnameable:
         session.add_finding(
-            f"rank {rank}: no file holds the arguments of {name!r}: "
-            f"its name would be over {MAX_NAME_BYTES} bytes"
+            f"rank {rank}: arguments of {name!r} not written: "
+            f"the file name would be over {MAX_NAME_BYTES} bytes"
         )
 
 
@@ -288,7 +288,7 @@ class PostCommitActions:
             if self._again.forget(session.request.session_id):
                 request = session.request
                 _logger.warning(
-                    "rank %d: what waited is in the tree",
+                    "rank %d: deferred manifests and tables are written",
                     request.rank,
                     extra=build_log_fields(request),
                 )
@@ -323,7 +323,7 @@ class PostCommitActions:
         try:
             prepare_tree(session, session.request)
         except OSError as error:
-            handle_failure(session, "its metadata is not written", error)
+            handle_failure(session, "metadata not written", error)
         session.has_metadata = True
 
     def _apply_some(self, session: RankSession) -> bool:
@@ -342,7 +342,7 @@ class PostCommitActions:
             try:
                 self._read_on(session, after)
             except sqlite3.Error as error:
-                handle_failure(session, "what is due is not read", error)
+                handle_failure(session, "pending metadata frames not read from the ledger", error)
                 return None
 
     def _read_on(self, session: RankSession, after: int) -> None:
@@ -393,7 +393,7 @@ class PostCommitActions:
             while session.tabulated_to < session.watermark:
                 self._tabulate_some(session, tables, session.watermark)
         except (OSError, sqlite3.Error) as error:
-            handle_failure(session, "tables of figures: rows have to wait", error)
+            handle_failure(session, "tables of statistics: rows not written", error)
 
     def _tabulate_some(self, session: RankSession, tables: StatisticTables, up_to: int) -> None:
         session_id = session.request.session_id
@@ -453,7 +453,7 @@ class PostCommitActions:
             if _are_rows_written(session, declared.frame_id):
                 self._ledger.enter_session_end(declared.frame_id, end)
         except sqlite3.Error as error:
-            handle_failure(session, "its goodbye is not entered", error, declared)
+            handle_failure(session, "the end of the session is not recorded", error, declared)
         self._reporter.session(session.status(), str(session.storage.tree.root))
 
 

@@ -60,25 +60,29 @@ def check_record_size(sequence: int, head: RecordHead, first_bytes: int) -> None
     """
     if first_bytes > head.byte_count:
         raise ProtocolError(
-            f"record {sequence} brings {first_bytes} bytes, declares {head.byte_count}"
+            f"record {sequence} contains {first_bytes} bytes but declares {head.byte_count}"
         )
 
 
 def check_statistic_rows(sequence: int, rows: StatisticRows, rules: StatisticRules) -> None:
     """Raise ProtocolError where figures are not those of the plan, or could harm a table."""
     if rows.degraded and not rules.degrades:
-        raise ProtocolError(f"frame {sequence} is degraded: the plan's on_full allows none such")
+        raise ProtocolError(
+            f"frame {sequence} is degraded, which the plan's on_full does not allow"
+        )
     if rules.elements and not rows.degraded:
-        raise ProtocolError(f"frame {sequence} brings figures: the plan keeps elements")
+        raise ProtocolError(f"frame {sequence} contains statistics, but the plan keeps elements")
     if rules.due > MAX_STATISTICS:
         raise ProtocolError(
-            f"frame {sequence}: the plan has {rules.due} figures, at most {MAX_STATISTICS} "
-            "are taken"
+            f"frame {sequence}: the plan has {rules.due} statistics, at most {MAX_STATISTICS} "
+            "are accepted"
         )
     for text in rows.statistics:
         count = text.count(",") + 1 if text else 0
         if count != rules.due:
-            raise ProtocolError(f"frame {sequence} with {count} figures: the plan has {rules.due}")
+            raise ProtocolError(
+                f"frame {sequence} contains {count} statistics, the plan has {rules.due}"
+            )
     _check_texts(sequence, rows.statistics)
 
 
@@ -91,8 +95,8 @@ def _check_texts(sequence: int, texts: Sequence[str]) -> None:
     for text in joined.split(","):
         if len(text) > MAX_STATISTIC_CHARACTERS or not text.isprintable() or '"' in text:
             raise ProtocolError(
-                f"frame {sequence} with figure {text[:MAX_STATISTIC_CHARACTERS]!r}: printable, no "
-                f"quote, at most {MAX_STATISTIC_CHARACTERS} characters"
+                f"frame {sequence} has the statistic {text[:MAX_STATISTIC_CHARACTERS]!r}: expected "
+                f"printable characters without quotes, at most {MAX_STATISTIC_CHARACTERS}"
             )
 
 
@@ -221,14 +225,18 @@ class FrameAssembler:
     def _advance(self, sequence: int) -> bool:
         """Go on to a frame; return whether it is new on this stream."""
         if not 1 <= sequence < NUMBER_LIMIT:
-            raise ProtocolError(f"frame number {sequence} is none from 1 to {NUMBER_LIMIT - 1}")
+            raise ProtocolError(f"frame number {sequence} is not between 1 and {NUMBER_LIMIT - 1}")
         if self._last and sequence <= self._last:
             return False
         self.finish()
         if not self._last and sequence > self._highest_first:
-            raise ResendError(f"first frame is {sequence}, at most {self._highest_first} is due")
+            raise ResendError(
+                f"the first frame is {sequence}, expected at most {self._highest_first}"
+            )
         if self._last and sequence != self._last + 1:
-            raise ResendError(f"frame {sequence} after {self._last}: numbers rise by one")
+            raise ResendError(
+                f"frame {sequence} follows frame {self._last}: expected consecutive numbers"
+            )
         self._last = sequence
         return True
 
@@ -306,5 +314,7 @@ def _select_data(sequence: int, within: bytes, beside: RecordElements | None) ->
     if beside is None:
         return memoryview(within)
     if within:
-        raise ProtocolError(f"frame {sequence} of a slab has {len(within)} bytes of data in itself")
+        raise ProtocolError(
+            f"frame {sequence} from a slab carries {len(within)} bytes of data itself"
+        )
     return beside

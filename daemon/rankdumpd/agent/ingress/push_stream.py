@@ -131,20 +131,22 @@ class PushStreamReader:
                 elif request.HasField("doorbell"):
                     self._read_slab(request.doorbell.written)
                 else:
-                    raise ProtocolError("a stream's first message says hello, and no other")
+                    raise ProtocolError("only the first message of a stream may be a hello")
                 self._mailbox.at_rest = self._between_records()
             self._intake.finish()
             self._mailbox.complete(max(self._last_in_slab(), self._intake.last_sequence))
         except RankdumpError as error:
             self._mailbox.fail(error)
         except grpc.RpcError:
-            self._mailbox.end("the rank is gone")
+            self._mailbox.end("the rank disconnected")
         except Exception:
             request = self._session.request
             _logger.exception(
-                "stream of session %s", request.session_id, extra=build_log_fields(request)
+                "the stream of session %s failed",
+                request.session_id,
+                extra=build_log_fields(request),
             )
-            self._mailbox.end("the agent failed to take a frame")
+            self._mailbox.end("the agent failed to process a frame")
         finally:
             self._intake.release_budget()
 
@@ -163,7 +165,9 @@ class PushStreamReader:
             ring.read(announced)
         elif announced:
             session_id = self._session.request.session_id
-            raise ProtocolError(f"session {session_id!r} rings a bell without a slab")
+            raise ProtocolError(
+                f"session {session_id!r} sent a doorbell but has no shared-memory ring"
+            )
 
     def _between_records(self) -> bool:
         ring = self._rings.find_ring(self._session)

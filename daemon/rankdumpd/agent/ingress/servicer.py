@@ -86,7 +86,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     ) -> Iterator[agent_pb2.PushResponse]:
         """Take frames from a rank and acknowledge them for as long as its stream lives."""
         mailbox = StreamMailbox()
-        if not context.add_callback(lambda: mailbox.end("the rank is gone")):
+        if not context.add_callback(lambda: mailbox.end("the rank disconnected")):
             return
         with abort_on_error(context, self._meters):
             hello = _read_hello(request_iterator)
@@ -124,7 +124,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                 self._pin(request.pin.job_id, request.pin.pinned)
                 return agent_pb2.ControlResponse()
             if not request.HasField("drain"):
-                raise ProtocolError("control without an action")
+                raise ProtocolError("the control request names no action")
             left = self._settle(limit_drain_s(request.drain))
             return agent_pb2.ControlResponse(drained=left == 0, queued_records=left)
 
@@ -137,7 +137,7 @@ def limit_drain_s(drain: agent_pb2.Drain) -> float:
 def _read_hello(requests: Iterator[agent_pb2.PushRequest]) -> agent_pb2.Hello:
     first = next(requests, None)
     if first is None or not first.HasField("hello"):
-        raise ProtocolError("a stream's first message says hello")
+        raise ProtocolError("the first message of a stream must be a hello")
     return first.hello
 
 

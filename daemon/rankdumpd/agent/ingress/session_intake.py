@@ -94,7 +94,7 @@ class RecordWorkers:
 
     def fault(self) -> str:
         """Say that a thread has died."""
-        return "" if all(t.is_alive() for t in self._threads) else "a thread that writes is dead"
+        return "" if all(t.is_alive() for t in self._threads) else "a writer thread has died"
 
     def stop(self, timeout_s: float = 60.0) -> bool:
         """Finish what was submitted, for so long, then leave the rest; return whether the threads
@@ -121,7 +121,12 @@ class RecordWorkers:
             ticket = parcel.frame_id
             session_id = ticket.session_id
             extra = {"session": session_id}
-            _logger.exception("record %d of session %s", ticket.sequence, session_id, extra=extra)
+            _logger.exception(
+                "record %d of session %s cannot be written",
+                ticket.sequence,
+                session_id,
+                extra=extra,
+            )
             return make_drop_outcome(ticket, parcel.head, "internal_error")
 
 
@@ -236,7 +241,7 @@ class SessionIntake:
     def _gap(self, error: ResendError) -> ResendError | ProtocolError:
         session_id, due = self._session.request.session_id, self._assembler.last_sequence + 1
         tries = self._tries.count_failure(session_id, f"gap before {due}")
-        return error if tries < MAX_GAPS else ProtocolError(f"{error}, for the {tries}th time")
+        return error if tries < MAX_GAPS else ProtocolError(f"{error} ({tries} times in a row)")
 
     def _unreadable(self, frame: agent_pb2.Frame, error: Exception) -> CompletedFrame | None:
         """Give a frame up that failed too often; else let it be sent again."""
@@ -244,7 +249,9 @@ class SessionIntake:
         if not number or number != self._assembler.last_sequence:
             raise error
         if not isinstance(error, ProtocolError):
-            _logger.error("session %s, frame %d", request.session_id, number, exc_info=error)
+            _logger.error(
+                "session %s: frame %d cannot be read", request.session_id, number, exc_info=error
+            )
         tries = self._tries.count_failure(request.session_id, f"frame {number}")
         if tries < MAX_UNREADABLE_TRIES:
             raise ResendError(f"frame {number} cannot be read: {error}") from None

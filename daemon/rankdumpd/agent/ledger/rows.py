@@ -170,7 +170,7 @@ _LIMIT = 1 << 63
 def read_number(value: object) -> int:
     """Return what stands in a column of numbers; DamagedError when it is none."""
     if not isinstance(value, int) or not 0 <= value < _LIMIT:
-        raise CorruptedError(f"ledger with {value!r:.40} in the place of a number")
+        raise CorruptedError(f"the ledger has {value!r:.40} in the place of a number")
     return value
 
 
@@ -188,7 +188,7 @@ def read_session_row(row: tuple[Any, ...]) -> LedgerSessionRow:
             ordered_graphs=tuple(map(read_number, json.loads(graphs))),
         )
     except (ValueError, TypeError, RecursionError) as error:
-        raise CorruptedError(f"ledger with a session that is none: {error}") from None
+        raise CorruptedError(f"the ledger has a session that cannot be read: {error}") from None
 
 
 def make_record_row(outcome: RecordOutcome) -> tuple[str | int, ...]:

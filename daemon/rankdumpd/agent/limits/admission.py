@@ -146,7 +146,7 @@ def _is_near(used: int, limit: int) -> bool:
 
 
 def _describe_floor(left: int, floor: int) -> str:
-    return "tensors are refused below" if left >= floor else "tensors are refused, it is below"
+    return "tensors are dropped below" if left >= floor else "tensors are dropped while it is below"
 
 
 def _format_floor_key(policy: ResourcePolicy, floor: int) -> str:
@@ -156,7 +156,7 @@ def _format_floor_key(policy: ResourcePolicy, floor: int) -> str:
 
 
 def _format_share(used: int, limit: int) -> str:
-    return f"{format_bytes(used)} of the {format_bytes(limit)} that it may"
+    return f"{format_bytes(used)} of the {format_bytes(limit)} allowed"
 
 
 MAX_REMEMBERED_BYTES = 4 << 20

@@ -107,7 +107,9 @@ class DiskGauge:
             problem = error.strerror or str(error)
             if problem != disk.problem:
                 about = {"root": str(root)}
-                _logger.warning("cannot look up the room under %s: %s", root, error, extra=about)
+                _logger.warning(
+                    "cannot determine the free space under %s: %s", root, error, extra=about
+                )
         with self._lock:
             disk.space = space or disk.space
             # An error is not asked again at once either.
@@ -117,12 +119,12 @@ class DiskGauge:
 
 def _describe_silence(name: str, disk: _DiskSample, now: float) -> str:
     free_bytes, known = disk.space.free_bytes, disk.space.total_bytes
-    before = f"{free_bytes} bytes were free when it last did" if known else "it never did"
+    before = f"{free_bytes} bytes were free at its last report" if known else "it never did"
     if disk.asked_s is not None and now - disk.asked_s >= SILENCE_TIMEOUT_S:
         silent_s = now - disk.asked_s
-        return f"disk of {name} does not say how much is free for {silent_s:.0f} s: {before}"
+        return f"disk of {name} has not reported its free space for {silent_s:.0f} s: {before}"
     if disk.problem:
-        return f"disk of {name} does not say how much is free ({disk.problem}): {before}"
+        return f"disk of {name} does not report its free space ({disk.problem}): {before}"
     return ""
 
 
@@ -167,6 +169,6 @@ def list_ledger_warnings(ledger: LedgerStatus) -> list[str]:
     return [
         f"state folder {ledger.folder}: {format_bytes(ledger.free_bytes)} free of "
         f"{format_bytes(ledger.total_bytes)}, the ledger takes "
-        f"{format_bytes(ledger.used_bytes)}; when it is full "
-        f"ranks wait (agent.state_dir)"
+        f"{format_bytes(ledger.used_bytes)}; "
+        f"ranks wait when the disk is full (agent.state_dir)"
     ]

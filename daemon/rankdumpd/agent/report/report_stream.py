@@ -266,7 +266,9 @@ class ReportStream:
             if not self._greeted:
                 self._greeted = True
                 if again:
-                    _logger.warning("%d items are told again, behind %d", again, self.received)
+                    _logger.warning(
+                        "%d items are renumbered behind %d and reported again", again, self.received
+                    )
                     self._acknowledged = self.received
                 self._read_to, self._known = self._acknowledged, self.received
             quiet = not self._unanswered
@@ -325,7 +327,7 @@ class ReportStream:
             request = self._messages.of(items)
         except Exception:
             # Whatever it is: the same item would fail the next stream as well.
-            _logger.debug("items %d to %d", *span, exc_info=True)
+            _logger.debug("items %d to %d cannot be encoded", *span, exc_info=True)
             self.unread = span
             return None
         if items:

@@ -58,8 +58,8 @@ def describe_outage(address: str, outage: CoordinatorOutage, *, items: int, even
     """Say what is not delivered, since when and why."""
     since = datetime.datetime.fromtimestamp(outage.since_s).strftime("%Y-%m-%d %H:%M:%S")
     waits = f"messages waiting: {items:,}, with events: {events:,}"
-    wait = waits if items else "nothing waits for it yet"
-    verb = "refuses this agent" if outage.refused else "cannot be reached"
+    wait = waits if items else "no messages are waiting"
+    verb = "has rejected this agent" if outage.refused else "has been unreachable"
     return f"coordinator {address} {verb} since {since}: {outage.reason}; {wait}"
 
 
@@ -252,7 +252,7 @@ class CoordinatorReporter:
         """Say that the thread has died."""
         thread = self._thread
         alive = thread is None or thread.is_alive()
-        return "" if alive else "the thread that reports to the coordinator is dead"
+        return "" if alive else "the reporter thread has died"
 
     def flush(self, timeout_s: float) -> int:
         """Wait until everything has arrived; return the items that have not.
@@ -313,7 +313,7 @@ class CoordinatorReporter:
             except (grpc.RpcError, RankdumpError) as failure:
                 self._judge(failure)
             except Exception:
-                _logger.exception("a report to %s failed", self._address)
+                _logger.exception("a report to coordinator %s failed", self._address)
             went_on = (self._received, self._careful_to) != (received, careful_to)
             retry_s = (
                 self._times.first_retry_s if went_on else min(2 * retry_s, self._times.last_retry_s)
@@ -370,7 +370,9 @@ class CoordinatorReporter:
                     self._take(conversation, answer, greeting=number == 0)
                 if conversation.unread:
                     first, last = conversation.unread
-                    raise CorruptedError(f"items {first} to {last} of the log cannot be read")
+                    raise CorruptedError(
+                        f"items {first} to {last} of the report log cannot be read"
+                    )
             finally:
                 with self._changed:
                     self._call = None
@@ -408,7 +410,7 @@ class CoordinatorReporter:
         outage, self._outage = self._outage, None
         if self._said and outage:
             away_s = self._now_s() - outage.since_s
-            _logger.info("coordinator %s takes reports again, after %.0f s", self._address, away_s)
+            _logger.info("coordinator %s accepts reports again after %.0f s", self._address, away_s)
         self._said = ""
 
     def _prepare(

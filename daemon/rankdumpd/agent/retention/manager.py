@@ -155,7 +155,7 @@ class RetentionManager:
         self._meters.add("rankdump_agent_retired_iterations_total")
         root = str(part.tree.root)
         self._told("retired", {**about, "session": begun.session_id, "root": root})
-        _logger.info("rank %d: iteration %d is removed", part.retired.rank, begun.iteration)
+        _logger.info("rank %d: iteration %d was removed", part.retired.rank, begun.iteration)
         return True
 
     def _part(self, session_id: str, iteration: int, at_us: int, why: str) -> IterationPart:

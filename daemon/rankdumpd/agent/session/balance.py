@@ -157,7 +157,7 @@ def list_balance_findings(
     if session.state is not SessionState.OPEN:
         found += [
             f"rank {status.rank} ended within iteration {status.iteration}, "
-            f"with {status.kept_tensors} {'tensor' if status.kept_tensors == 1 else 'tensors'} in the tree"
+            f"with {_format_tensors(status.kept_tensors)} in the tree"
             for status in iterations
             if not status.complete
         ]
@@ -168,6 +168,10 @@ def list_balance_findings(
             f"rank {session.rank} collected nothing: {_explain_nothing(session, iterations)}"
         )
     return found
+
+
+def _format_tensors(count: int) -> str:
+    return f"{count} {'tensor' if count == 1 else 'tensors'}"
 
 
 def _limit_count(total: int) -> int:

@@ -49,7 +49,7 @@ def read_final_balance(request: SessionRequest, frames: Iterable[agent_pb2.Frame
     tallies, farewell = SessionTallies(), SessionEnd(0)
     for number, frame in enumerate(frames, 1):
         if frame.sequence != number:
-            raise ProtocolError(f"frame {frame.sequence} where {number} is due")
+            raise ProtocolError(f"frame {frame.sequence} where frame {number} was expected")
         if frame.HasField("lost"):
             lost = read_lost_tensors(FrameId(request.session_id, number), frame.lost)
             tallies.add((), (lost,))
@@ -62,7 +62,7 @@ def read_final_balance(request: SessionRequest, frames: Iterable[agent_pb2.Frame
                 declaration.iterations_seen, (*declaration.notes, NEVER_OPEN_NOTE)
             )
         else:
-            raise ProtocolError(f"frame {number} is none that a rank without a session leaves")
+            raise ProtocolError(f"frame {number} is not allowed in the final balance of a rank")
     status = make_session_status(request, plan, SessionState.CLOSED, farewell)
     return FinalBalance(frames, status, tuple(tallies.statuses(request)))
 
@@ -135,7 +135,8 @@ class SessionOpenings:
         opening = self._begun(request, left)
         if opening.request != request:
             _logger.warning(
-                "session %s is another's: what was left is not taken", request.session_id
+                "session %s belongs to another process: the final balance is discarded",
+                request.session_id,
             )
 
     def statuses(self) -> tuple[tuple[SessionStatus, ...], tuple[IterationStatus, ...]]:
@@ -177,7 +178,7 @@ class SessionOpenings:
         except RankdumpError as error:
             opening.error = error
         except Exception as error:  # told to whoever asks, if anybody still does
-            _logger.exception("opening of session %s", opening.request.session_id)
+            _logger.exception("opening session %s failed", opening.request.session_id)
             opening.error = error
         request, took_s = opening.request, self._clock() - opening.since_s
         with self._lock:
@@ -200,7 +201,7 @@ class SessionOpenings:
                 self._take_left(request.session_id, left)
             except RankdumpError as error:
                 _logger.error(
-                    "rank %d: what it left: %s",
+                    "rank %d: its final balance was not accepted: %s",
                     request.rank,
                     error,
                     extra=build_log_fields(request),

@@ -56,7 +56,9 @@ _OWNER_MAY_ENTER = 0o300
 def read_checked_plan(request: SessionRequest) -> DumpPlan:
     """Return the plan of a session that may be served; say what is wrong with any other."""
     if not _SESSION_ID.fullmatch(request.session_id):
-        raise ProtocolError(f"session id {request.session_id!r}: letters, digits, _ and - only")
+        raise ProtocolError(
+            f"session id {request.session_id!r} is invalid: expected letters, digits, _ and -"
+        )
     plan = plan_from_json(request.plan_json)
     fault = _find_fault(plan)
     if fault:
@@ -81,7 +83,8 @@ def check_holder(known: SessionRequest, request: SessionRequest) -> None:
     """
     if known.secret and not hmac.compare_digest(known.secret, request.secret):
         raise ForbiddenError(
-            f"session {request.session_id!r} was opened by another process: its secret is not known"
+            f"session {request.session_id!r} was opened by another process: "
+            "its secret does not match"
         )
 
 
@@ -95,13 +98,13 @@ def check_same_rank(known: SessionRequest, request: SessionRequest) -> None:
 def _find_fault(plan: DumpPlan) -> str:
     output = plan.output
     if output.codec not in CODECS:
-        return f"codec {output.codec!r} is none of {', '.join(CODECS)}"
+        return f"codec {output.codec!r} is not one of {', '.join(CODECS)}"
     if output.layout not in LAYOUTS:
-        return f"layout {output.layout!r} is none of {', '.join(LAYOUTS)}"
+        return f"layout {output.layout!r} is not one of {', '.join(LAYOUTS)}"
     if LAYOUTS[output.layout].has_time_folder and not output.started:
-        return f"layout {output.layout!r} without the time when the session began"
+        return f"layout {output.layout!r} needs the start time of the session"
     if output.profile not in PROFILES:
-        return f"profile {output.profile!r} is none of {', '.join(PROFILES)}"
+        return f"profile {output.profile!r} is not one of {', '.join(PROFILES)}"
     if output.folder_mode & _OWNER_MAY_ENTER != _OWNER_MAY_ENTER:
         return f"folder_mode {output.folder_mode:#o} keeps the agent itself from writing"
     return _find_contradiction(plan)
@@ -116,11 +119,11 @@ def _find_contradiction(plan: DumpPlan) -> str:
         what = "bin files" if output.file_format == "bin" else "tables of operators"
         return f"layout {output.layout!r} has no {what}"
     if output.file_format == "bin" and content.saved == "full":
-        return "file_format 'bin' with saved_data 'full': only npy files have figures beside them"
+        return "file_format 'bin' with saved_data 'full': only npy files can have statistics"
     if by_operator and content.saved == "full":
-        return "a table in the place of each operator's file, with saved_data 'full'"
+        return "tables in the place of operators' files cannot be combined with saved_data 'full'"
     if LAYOUTS[output.layout].api_files is not None and content.saved == "tensor":
-        return f"layout {output.layout!r} with saved_data 'tensor': its tensors all have a line"
+        return f"layout {output.layout!r} does not support saved_data 'tensor': it has statistics"
     return ""
 
 
@@ -188,7 +191,7 @@ class RejectedSessions:
     def add(self, session_id: str, error: Exception) -> None:
         """Give a session up, and say so in the log."""
         said = make_printable(
-            f"session {session_id!r} cannot be taken up again: {error}", _MAX_CAUSE_CHARACTERS
+            f"session {session_id!r} cannot be resumed: {error}", _MAX_CAUSE_CHARACTERS
         )
         _logger.error(said, extra={"session": session_id})
         self._said[session_id] = said
@@ -196,11 +199,11 @@ class RejectedSessions:
     def check(self, session_id: str) -> None:
         """Raise RefusedError for a session that was given up."""
         if session_id in self._said:
-            raise RejectedError(f"{self._said[session_id]}; one that begins anew is let in")
+            raise RejectedError(f"{self._said[session_id]}; a new session is accepted")
 
     def findings(self) -> list[str]:
         """Return a sentence for each."""
-        return [f"{said}; its rank is refused" for said in self._said.values()]
+        return [f"{said}; its rank is rejected" for said in self._said.values()]
 
 
 CONNECT_TIMEOUT_S = 60.0
@@ -282,13 +285,13 @@ class SessionRegistry:
             try:
                 session = self._remembered.find(session_id)
                 if session is None:
-                    raise CorruptedError("the ledger does not find it by its name")
+                    raise CorruptedError("the ledger does not find the session by its id")
                 # What is due waits, too, while somebody mends the tree.
                 session.has_metadata = session.storage.lock.reacquire()
                 self._sessions[session_id] = session
             except (sqlite3.Error, RetryableError) as error:
                 # It is looked for again when its rank comes back.
-                _logger.error("session %s is not taken up at present: %s", session_id, error)
+                _logger.error("session %s cannot be resumed at present: %s", session_id, error)
             except RankdumpError as error:
                 self.give_up(session_id, error)
         return self.list_sessions()
@@ -340,11 +343,11 @@ class SessionRegistry:
         with self._lock:
             session = self._sessions.get(session_id)
             if session is None:
-                raise UnavailableError(f"session {session_id!r} is not open here: open it again")
-            if not secrets.compare_digest(session.token, token):
-                raise ForbiddenError(
-                    f"session {session_id!r}: the token is not the one it was given"
+                raise UnavailableError(
+                    f"session {session_id!r} is not open on this agent: open it again"
                 )
+            if not secrets.compare_digest(session.token, token):
+                raise ForbiddenError(f"session {session_id!r}: its token does not match")
             self._check_alone(session.request)
             _lock_tree(session)
             self._lobby.leave(session_id)
@@ -398,7 +401,7 @@ class SessionRegistry:
 
     def _check_open(self) -> None:
         if self._draining:
-            raise UnavailableError("the agent is stopping and takes no new sessions")
+            raise UnavailableError("the agent is stopping and accepts no new sessions")
 
     def _find(self, session_id: str) -> RankSession | None:
         self._given_up.check(session_id)
@@ -411,7 +414,7 @@ class SessionRegistry:
             if other.live and other.request.job_id == request.job_id and theirs != root:
                 raise RejectedError(
                     f"job {request.job_id!r} dumps into {theirs}, and this rank's plan names "
-                    f"{root}: two jobs have one id; RANKDUMP_JOB_ID gives each an id of its own"
+                    f"{root}: two jobs have the same id; set RANKDUMP_JOB_ID to give each its own"
                 )
 
     def _check_alone(self, request: SessionRequest) -> None:
@@ -420,8 +423,8 @@ class SessionRegistry:
             same = (theirs.job_id, theirs.rank) == (request.job_id, request.rank)
             if same and theirs.session_id != request.session_id and other.live:
                 raise RejectedError(
-                    f"rank {request.rank} of job {request.job_id!r} is process {theirs.pid} "
-                    f"on host {theirs.host!r} already, and connected"
+                    f"rank {request.rank} of job {request.job_id!r} is already "
+                    f"connected as process {theirs.pid} on host {theirs.host!r}"
                 )
 
     def _check_room(self, request: SessionRequest) -> None:
@@ -453,7 +456,7 @@ class SessionRegistry:
 
     def _note_absent(self, request: SessionRequest) -> None:
         who = f"rank {request.rank} (process {request.pid} on host {request.host})"
-        said = f"{who} opened its session and never came: nothing of it is in the tree"
+        said = f"{who} opened its session and never connected: nothing of it is in the tree"
         _logger.warning(said, extra=build_log_fields(request))
         self._absent.append(said)
 
@@ -491,4 +494,4 @@ def _prepare_tree(session: RankSession, request: SessionRequest) -> None:
             raise UnavailableError(f"{said} at present: {error}") from None
         # Room may come back while the job runs; until then its records are counted as dropped.
         session.has_metadata = False
-        session.pending.complaint = f"rank {request.rank}: no room for its metadata: {error}"
+        session.pending.complaint = f"rank {request.rank}: no space for its metadata: {error}"

@@ -160,7 +160,7 @@ class RingReader:
         """Take in what was announced, 0 for all there is; raise what is wrong with it."""
         if announced > self._reader.written:
             raise ProtocolError(
-                f"a bell announces {announced} bytes of a slab written to {self._reader.written}"
+                f"a doorbell announces {announced} bytes, the slab has {self._reader.written}"
             )
         with self._reading:
             self._take(self._reader.read_entries(announced or None), lost=COPY_FAILED)
@@ -236,8 +236,8 @@ class RingReader:
         DamagedError where the rank did not say that it was one.
         """
         number = entry.sequence
-        _logger.error("slab %s: frame %d was damaged", self.slab.path, number)
-        self._trouble("frames were damaged in its slab")
+        _logger.error("slab %s: frame %d is corrupted", self.slab.path, number)
+        self._trouble("frames in its slab were corrupted")
         if self._intake.within_record and number == self._intake.last_sequence:
             self._intake.cut_off(CORRUPTED)
             self._given_up = number
@@ -248,7 +248,7 @@ class RingReader:
         if number == self._given_up:
             return agent_pb2.Frame(sequence=number, chunk=agent_pb2.Chunk())
         raise CorruptedError(
-            f"slab entry before {entry.end_position}: frame {number}, no record, was damaged"
+            f"slab entry before {entry.end_position}: frame {number} is corrupted and no record"
         )
 
     def _release(self) -> None:

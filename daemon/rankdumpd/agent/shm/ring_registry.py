@@ -155,7 +155,7 @@ class RingRegistry:
     def fault(self) -> str:
         """Say that the thread has died."""
         alive = self._thread is None or self._thread.is_alive()
-        return "" if alive else "the thread that looks after slabs is dead"
+        return "" if alive else "the shared-memory thread has died"
 
     def stop(self) -> None:
         """End the thread; may be repeated."""
@@ -195,7 +195,9 @@ class RingRegistry:
                 except Exception:
                     request = held.session.request
                     _logger.exception(
-                        "slab of session %s", request.session_id, extra=build_log_fields(request)
+                        "checking the slab of session %s failed",
+                        request.session_id,
+                        extra=build_log_fields(request),
                     )
 
     def _run(self) -> None:
@@ -236,7 +238,7 @@ class RingRegistry:
         session = held.session
         request = session.request
         _logger.info(
-            "rank %d is gone: reading the rest of its slab",
+            "rank %d has exited: reading the rest of its slab",
             request.rank,
             extra=build_log_fields(request),
         )
@@ -273,10 +275,13 @@ class RingRegistry:
 
 
 def _note_stream_only(session: RankSession, fault: str) -> None:
-    session.add_finding(f"rank {session.request.rank}: its frames travel on the stream: {fault}")
+    session.add_finding(
+        f"rank {session.request.rank}: its frames are sent on the stream "
+        f"instead of shared memory: {fault}"
+    )
 
 
 def _note_lost_slab(session: RankSession, error: RankdumpError) -> None:
-    sentence = f"rank {session.request.rank}: what it left in its slab is lost: {error}"
+    sentence = f"rank {session.request.rank}: the rest of its slab is lost: {error}"
     _logger.warning(sentence, extra=build_log_fields(session.request))
     session.add_finding(sentence)

@@ -54,7 +54,7 @@ class SlabFile:
         """DamagedError when the file is not as long as it was made, or was left."""
         found = os.fstat(self._opened).st_size
         if found != self.length:
-            raise CorruptedError(f"slab {self.path} of {self.length} bytes has {found} now")
+            raise CorruptedError(f"slab {self.path} of {self.length} bytes now has {found}")
 
     def read(self, offset: int, length: int) -> memoryview:
         """Return a copy of some of it; DamagedError when it is not there."""
@@ -112,7 +112,7 @@ class SlabFile:
         return self._file.number
 
     def _given_up(self) -> CorruptedError:
-        return CorruptedError(f"slab {self.path} was given up")
+        return CorruptedError(f"slab {self.path} is closed")
 
 
 def make_slab(
@@ -241,7 +241,7 @@ class SlabMaker:
         except ExhaustedError as error:
             pending.fault = str(error)
         except Exception as error:  # who waits must hear of it
-            _logger.exception("slab of session %s", session_id)
+            _logger.exception("making the slab of session %s failed", session_id)
             pending.fault = f"internal error: {error}"
         with self._lock:
             pending.done.set()

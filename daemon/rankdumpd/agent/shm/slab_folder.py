@@ -40,7 +40,7 @@ def find_slab_folder(runtime_dir: str, socket: Path | None) -> Path | None:
     folder = Path(runtime_dir) if runtime_dir else socket.parent
     if not is_in_memory(folder, _MOUNTS.read_text()):
         _logger.warning(
-            "shared memory in %s will be written to a disk: agent.runtime_dir may name a folder "
+            "shared memory in %s will be written to a disk: set agent.runtime_dir to a folder "
             "on tmpfs",
             folder,
         )
@@ -188,7 +188,7 @@ class SlabFolder:
             self._forget(session_id)
             if self._stopping.is_set():
                 raise ExhaustedError("the agent is stopping") from None
-            why = f"no slab of {length} bytes in {path.parent}: {error}"
+            why = f"a slab of {length} bytes cannot be made in {path.parent}: {error}"
             raise self._none("folder", why) from None
 
     def find(self, session_id: str, *, secret_hash: str = "") -> SlabFile | None:
@@ -282,7 +282,9 @@ class SlabFolder:
         # Every session hears of it; the log once.
         if kind not in self._said:
             self._said.add(kind)
-            _logger.warning("frames of some ranks travel on their streams: %s", why)
+            _logger.warning(
+                "some ranks send frames on their streams instead of shared memory: %s", why
+            )
         return ExhaustedError(why)
 
 

@@ -120,7 +120,7 @@ class TreeFolders:
 
     def _open_below(self, parent: FileDescriptor, name: str, make: bool) -> FileDescriptor:
         if name in ("", ".", ".."):
-            raise OutsideRootError(errno.EXDEV, f"no folder of {self._root}", name)
+            raise OutsideRootError(errno.EXDEV, f"not a folder below {self._root}", name)
         try:
             return self._enter(name, parent.number)
         except FileNotFoundError:
@@ -136,7 +136,7 @@ class TreeFolders:
             opened = FileDescriptor(os.open(name, _ENTER_FLAGS | follow, dir_fd=parent))
         except NotADirectoryError:
             if parent is not None and _is_link(name, parent):
-                said = f"a link stands in the place of a folder below {self._root}"
+                said = f"a symbolic link is in the place of a folder below {self._root}"
                 raise OutsideRootError(errno.EXDEV, said, name) from None
             raise
         facts = os.fstat(opened.number)

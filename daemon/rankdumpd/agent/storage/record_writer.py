@@ -79,13 +79,15 @@ class RecordWriter:
             stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=False)
         except FileExistsError as error:
             if not self._is_there(place, encoded):
-                self._log_once(logging.ERROR, "gives two tensors one name", error, record)
+                self._log_once(logging.ERROR, "has two tensors with one file name", error, record)
                 return make_drop_outcome(record.frame_id, record.head, NAME_TAKEN)
             stamp = None
         except OSError as error:
             if not self._is_there(place, encoded):
                 reason = find_write_reason(error)
-                self._log_once(logging.ERROR, f"drops records, reason {reason}", error, record)
+                self._log_once(
+                    logging.ERROR, f"drops records for the reason {reason}", error, record
+                )
                 return make_drop_outcome(record.frame_id, record.head, reason)
             stamp = None
         return RecordOutcome(
@@ -125,7 +127,9 @@ class RecordWriter:
         except FileExistsError:
             return None
         except OSError as error:
-            self._log_once(logging.INFO, "writes copies where it cannot link", error, record)
+            self._log_once(
+                logging.INFO, "writes copies because files cannot be linked", error, record
+            )
             return None
         return RecordOutcome(
             record.frame_id,

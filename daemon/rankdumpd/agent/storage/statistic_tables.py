@@ -258,7 +258,7 @@ class StatisticTables:
             for table, some in groupby(rows, key=lambda row: row.table)
         ]
         return [
-            f"{usual} of another job has other columns: rows stand in {name} beside it"
+            f"{usual} of another job has other columns: rows are written to {name} beside it"
             for usual, name in dict.fromkeys(pairs)
             if name != usual
         ]

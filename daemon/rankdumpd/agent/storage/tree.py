@@ -485,7 +485,7 @@ class DumpTree(TreeFileWriter):
     def _let_write(self, name: str, where: FileDescriptor) -> None:
         file = FileDescriptor(os.open(name, _LOOK_FLAGS, dir_fd=where.number))
         if not stat.S_ISREG(os.fstat(file.number).st_mode):
-            raise PermissionError(errno.EACCES, "no file that may be written", name)
+            raise PermissionError(errno.EACCES, "not a regular file", name)
         # By this name because a descriptor that only looks has no other way to it.
         os.chmod(f"/proc/self/fd/{file.number}", self._growing_mode | stat.S_IRUSR | stat.S_IWUSR)
 

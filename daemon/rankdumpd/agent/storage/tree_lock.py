@@ -76,7 +76,7 @@ def _lock_tree(tree: DumpTree, *, make: bool) -> FileDescriptor | None:
         held = tree.to_lock(STATE_FOLDER, TREE_LOCK_FILE, make=make)
         fcntl.flock(held.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        said = "the tree is being mended (rankdump fsck --repair)"
+        said = "the tree is being repaired (rankdump fsck --repair)"
         raise BlockingIOError(errno.EAGAIN, said, root) from None
     except FileNotFoundError:
         if make:
@@ -99,7 +99,9 @@ def _warn_once(root: str, error: OSError) -> None:
             _warned_roots.clear()
         _warned_roots.add(root)
     if not known:
-        _logger.warning("%s: written to without a lock, which nobody could see: %s", root, error)
+        _logger.warning(
+            "%s: file locks are not supported here; writing without the tree lock: %s", root, error
+        )
 
 
 _TIME_FORMAT = "%Y%m%d%H%M%S"
