@@ -307,7 +307,7 @@ class TestMemory:
         (short_dir / "slabs").write_text("in the way")
         rank = make_rank(slab_agent().address, wants_slab=True)
         assert not rank.open().HasField("slab")
-        assert "travel on the stream" in rank.status().findings[0]
+        assert "sent on the stream" in rank.status().findings[0]
         rank.push().send(frames.record(1, np.ones(3))).wait_acknowledged(1)
 
     @pytest.mark.parametrize(("setting", "wants"), [({"slab_bytes": 0}, True), ({}, False)])
@@ -394,7 +394,7 @@ def test_bells_without_reason(slab_agent, enter, make_rank):
     rank, _ = enter(agent.address)
     stream = rank.push().ring(1 << 60)
     assert stream.wait_over() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "slab written to 0" in stream.details
+    assert "the slab has 0" in stream.details
     poor = make_rank(agent.address, session_id="poor", job_id="poor")
     poor.open()
     stream = poor.push().ring(64)

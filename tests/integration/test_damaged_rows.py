@@ -99,7 +99,7 @@ def test_one_session_is_lost_and_no_other(left, frames, make_rank, short_dir, ca
         agent.start()
     said = [each for each in caplog.messages if "cannot be resumed" in each]
     assert len(said) == 1
-    (finding,) = [each for each in good.status().findings if "cannot be taken up" in each]
+    (finding,) = [each for each in good.status().findings if "cannot be resumed" in each]
     assert finding.startswith(f"session '{BAD}' cannot be resumed: ")
     assert finding.endswith("; its rank is rejected")
     with pytest.raises(grpc.RpcError) as refused:

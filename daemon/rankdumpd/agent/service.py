@@ -20,7 +20,7 @@ from rankdump._wire.channel import TlsCredentials
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd.agent.commit.committer import FrameCommitter
 from rankdumpd.agent.commit.post_commit import PostCommitActions
-from rankdumpd.agent.ingress import frame_assembler
+from rankdumpd.agent.declarations import reread_metadata_frame
 from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader, StreamMailbox
 from rankdumpd.agent.ingress.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.ingress.session_intake import FailureCounter, RecordWorkers, SessionIntake
@@ -182,7 +182,7 @@ class DumpAgent(Component):
             self._ledger,
             max_record_bytes=cap.record_bytes,
             room=lambda live: cap.session_fault(slab_bytes=self._slabs.held_bytes, sessions=live),
-            read_declared=frame_assembler.reread_metadata_frame,
+            read_declared=reread_metadata_frame,
             max_sessions=settings.max_sessions,
             roots=tree_root.split_roots(settings.roots),
             meters=self._meters,

@@ -10,8 +10,8 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
+from rankdump._core.backoff import RetrySchedule
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart, OperatorGraph
 from rankdump._core.plan import UNNAMED_MODEL
@@ -48,35 +48,7 @@ from rankdumpd.server.metrics import MetricCounters, SampleKey
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 30.0
-"""A disk that was full for an hour is noticed to have room again after so long at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class _RetryTime:
-    at_s: float
-    pause_s: float
-
-
-class Backoff:
-    """By name of what waits, when it is to be tried next."""
-
-    def __init__(self) -> None:
-        self._tries: dict[str, _RetryTime] = {}
-
-    def note_failure(self, name: str, *, now_s: float) -> None:
-        """Note that it failed, once more or for the first time."""
-        before = self._tries.get(name)
-        pause_s = min(2 * before.pause_s, LAST_RETRY_S) if before else FIRST_RETRY_S
-        self._tries[name] = _RetryTime(now_s + pause_s, pause_s)
-
-    def list_due(self, *, now_s: float) -> list[str]:
-        """Return what is to be tried now."""
-        return [name for name, each in self._tries.items() if each.at_s <= now_s]
-
-    def forget(self, name: str) -> bool:
-        """Forget what is done; return whether it had waited."""
-        return self._tries.pop(name, None) is not None
-
+"""Longest pause between two attempts of a session whose disk was full or failing."""
 
 _logger = logging.getLogger(__name__)
 
@@ -247,7 +219,7 @@ class PostCommitActions:
         self._ledger, self._reporter = ledger, reporter
         self._meters, self._clock = meters, clock
         self._usage = usage or DumpUsage()
-        self._again = Backoff()
+        self._retries = RetrySchedule(FIRST_RETRY_S, LAST_RETRY_S)
         self._joining: dict[str, IterationJoin] = {}
         """By session: the iteration whose operators are being joined."""
 
@@ -265,7 +237,7 @@ class PostCommitActions:
 
     def list_retries(self, sessions: Iterable[RankSession]) -> list[RankSession]:
         """Return those of all sessions for which `apply_due` is due although nothing came."""
-        due = set(self._again.list_due(now_s=self._clock()))
+        due = set(self._retries.list_due(now_s=self._clock()))
         found: list[RankSession] = []
         for session in sessions:
             if session.pending.is_suspended and session.request.session_id in due:
@@ -285,7 +257,7 @@ class PostCommitActions:
             return True
         if done and session.pending.is_complete:
             session.pending.complaint = ""
-            if self._again.forget(session.request.session_id):
+            if self._retries.forget(session.request.session_id):
                 request = session.request
                 _logger.warning(
                     "rank %d: deferred manifests and tables are written",
@@ -296,7 +268,7 @@ class PostCommitActions:
 
     def _wait(self, session: RankSession, why: str) -> None:
         session_id = session.request.session_id
-        self._again.note_failure(session_id, now_s=self._clock())
+        self._retries.postpone(session_id, now_s=self._clock())
         self._joining.pop(session_id, None)
         session.program = ProgramOrder(session.program.written)
         session.graphs = GraphAssembler()

@@ -21,8 +21,6 @@ from rankdumpd.agent.declarations import (
     make_unreadable_result,
     read_lost_tensors,
     read_metadata_frame,
-    reread_metadata_frame,
-    reread_statistic_rows,
 )
 from rankdumpd.agent.records import (
     FrameId,
@@ -99,15 +97,6 @@ def _check_texts(sequence: int, texts: Sequence[str]) -> None:
                 f"printable characters without quotes, at most {MAX_STATISTIC_CHARACTERS}"
             )
 
-
-__all__ = [
-    "CompletedFrame",
-    "FrameAssembler",
-    "read_lost_tensors",
-    "read_metadata_frame",
-    "reread_metadata_frame",
-    "reread_statistic_rows",
-]
 
 _MAPPED_BYTES = 1 << 20
 """A larger record that comes in pieces has pages of its own: there are few of that size."""

@@ -5,26 +5,22 @@ nothing.
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 
 import grpc
 
 from rankdump._core.session_protocol import SessionGrant
 from rankdump._core.status import StatusView
 from rankdump._wire import session_messages, status_messages
-from rankdump._wire.channel import get_status_code
-from rankdump.errors import ProtocolError, RankdumpError, RetryableError
+from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader, StreamMailbox
 from rankdumpd.agent.session.openings import SessionOpenings, read_final_balance
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.session.registry import SessionRegistry
 from rankdumpd.agent.shm.ring_registry import RingRegistry
+from rankdumpd.server.error_status import abort_on_error
 from rankdumpd.server.metrics import MetricCounters
-
-_logger = logging.getLogger(__name__)
 
 MAX_DRAIN_S = 3600.0
 
@@ -139,15 +135,3 @@ def _read_hello(requests: Iterator[agent_pb2.PushRequest]) -> agent_pb2.Hello:
     if first is None or not first.HasField("hello"):
         raise ProtocolError("the first message of a stream must be a hello")
     return first.hello
-
-
-@contextmanager
-def abort_on_error(context: grpc.ServicerContext, meters: MetricCounters) -> Generator[None]:
-    """Turn an error of the block into the call's status, and count it."""
-    try:
-        yield
-    except RankdumpError as error:
-        level = logging.INFO if isinstance(error, RetryableError) else logging.WARNING
-        _logger.log(level, "a call ends with %s: %s", get_status_code(error).name, error)
-        meters.add("rankdump_refused_calls_total", code=get_status_code(error).name)
-        context.abort(get_status_code(error), str(error))

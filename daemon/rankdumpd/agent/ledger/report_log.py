@@ -10,16 +10,15 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rankdump._core.events import EventColumns
 from rankdump._core.status import IterationStatus, SessionStatus
 from rankdump._core.timeouts import RankTimeouts
 from rankdumpd.agent.ledger import database
-from rankdumpd.agent.ledger.database import TEXT_FACTORY
+from rankdumpd.agent.ledger.database import LedgerTransaction, open_ledger_for_reading
 from rankdumpd.agent.ledger.rows import ReportItem, ReportItemKind
 from rankdumpd.agent.records import FrameId, MetadataFrame
 
@@ -60,30 +59,20 @@ _ITEM_BYTES = 128
 """What an item occupies besides its body."""
 
 
-class _LogTransaction(Protocol):
-    def __call__(self, *, synced: bool = ...) -> AbstractContextManager[sqlite3.Connection]: ...
-
-
 class ReportLog:
     """The items of one ledger; safe to use from several threads.
 
     What is entered together with frames takes the ledger's transaction, so it is entered once.
     """
 
-    def __init__(self, path: Path, transaction: _LogTransaction, *, most_bytes: int) -> None:
+    def __init__(self, path: Path, transaction: LedgerTransaction, *, most_bytes: int) -> None:
         """Keep at most that much; 0 when nobody is to be told anything."""
         self._transaction = transaction
         self._most_bytes = most_bytes
         self._held_bytes: int | None = None
         # Of its own: reading megabytes must not keep frames from being committed.
         self._reading = threading.Lock()
-        self._base = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        self._base.text_factory = TEXT_FACTORY
+        self._base = open_ledger_for_reading(path)
         self.newest = 0
         """Number of the last item that this process entered, or tried to."""
         with transaction(synced=True) as base:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from rankdump._core.backoff import RetryBackoff
 from rankdump._core.status import AgentLoad, ClockEstimate, SessionStatus
 from rankdump._wire import status_messages
 from rankdump._wire.channel import TlsCredentials, explain_unavailable, make_error, open_channel
@@ -304,7 +305,7 @@ class CoordinatorReporter:
         return describe_outage(self._address, outage, items=items, events=events)
 
     def _run(self) -> None:
-        retry_s = self._times.first_retry_s
+        backoff = RetryBackoff(self._times.first_retry_s, self._times.last_retry_s)
         while not self._stopping:
             received, careful_to = self._received, self._careful_to
             try:
@@ -314,14 +315,13 @@ class CoordinatorReporter:
                 self._judge(failure)
             except Exception:
                 _logger.exception("a report to coordinator %s failed", self._address)
-            went_on = (self._received, self._careful_to) != (received, careful_to)
-            retry_s = (
-                self._times.first_retry_s if went_on else min(2 * retry_s, self._times.last_retry_s)
-            )
+            if (self._received, self._careful_to) != (received, careful_to):
+                backoff.reset()
+            pause_s = backoff.next_pause_s()
             with self._changed:
                 self._failures += 1
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._stopping or self._again, retry_s)
+                self._changed.wait_for(lambda: self._stopping or self._again, pause_s)
                 self._again = False
 
     def _knock(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankdump._core.log_once import LogOnce
 from rankdump._shm.slab_format import compute_slab_bytes
 from rankdump.errors import ConfigError, CorruptedError, ExhaustedError
 from rankdumpd.agent.records import FileDescriptor
@@ -154,7 +155,7 @@ class SlabFolder:
         self._group, self._ring_bytes, self._cap = group, ring_bytes, cap
         self._lock = threading.Lock()
         self._held: dict[str, int] = {}
-        self._said: set[str] = set()
+        self._warnings = LogOnce(_logger)
         self._stopping = threading.Event()
         self._guard = self._own()
 
@@ -179,7 +180,7 @@ class SlabFolder:
             others = sum(self._held.values()) - self._held.get(session_id, 0)
             fault = self._cap.slab_fault(length, slab_bytes=others, sessions=sessions)
             if fault:
-                raise self._none("full", fault)
+                raise self._make_error("full", fault)
             self._held[session_id] = length
         try:
             self._make_folder(path.parent)
@@ -189,7 +190,7 @@ class SlabFolder:
             if self._stopping.is_set():
                 raise ExhaustedError("the agent is stopping") from None
             why = f"a slab of {length} bytes cannot be made in {path.parent}: {error}"
-            raise self._none("folder", why) from None
+            raise self._make_error("folder", why) from None
 
     def find(self, session_id: str, *, secret_hash: str = "") -> SlabFile | None:
         """Return the slab that an earlier process left to a session; DamagedError if it is none."""
@@ -278,13 +279,10 @@ class SlabFolder:
         with self._lock:
             self._held.pop(session_id, None)
 
-    def _none(self, kind: str, why: str) -> ExhaustedError:
-        # Every session hears of it; the log once.
-        if kind not in self._said:
-            self._said.add(kind)
-            _logger.warning(
-                "some ranks send frames on their streams instead of shared memory: %s", why
-            )
+    def _make_error(self, kind: str, why: str) -> ExhaustedError:
+        """Return the error for one session; the log gets one line for each kind."""
+        message = f"some ranks send frames on their streams instead of shared memory: {why}"
+        self._warnings.log(logging.WARNING, message, about=kind)
         return ExhaustedError(why)
 
 

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
 
+from rankdump._core.bounded_cache import remember
 from rankdumpd.agent.records import FileDescriptor
 
 MAX_OPEN_FOLDERS = 256
@@ -85,7 +86,7 @@ class TreeFolders:
     ) -> None:
         """Folders that are made get this mode, whatever the process masks."""
         self._root, self._mode, self._synced, self._held = str(root), mode, synced, held
-        self._safe: set[str] = set()
+        self._safe: dict[str, None] = {}
 
     def open(self, folder: str, *, make: bool = False) -> FileDescriptor:
         """Return a folder, which stays open while anybody has it; FileNotFoundError, if it is not
@@ -110,13 +111,8 @@ class TreeFolders:
                 sync_folder(parent)
         self._held.hold(self._root, folder, opened)
         if self._synced:
-            self._note_safe(folder)
+            remember(self._safe, folder, None, _MAX_SYNCED)
         return opened
-
-    def _note_safe(self, folder: str) -> None:
-        if len(self._safe) >= _MAX_SYNCED:
-            self._safe.clear()
-        self._safe.add(folder)
 
     def _open_below(self, parent: FileDescriptor, name: str, make: bool) -> FileDescriptor:
         if name in ("", ".", ".."):

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from rankdump._codec.file_codec import CODECS, select_codec
+from rankdump._core.log_once import LogOnce
 from rankdump._core.record import TensorKey
 from rankdump._core.session_protocol import RecordHead
 from rankdump._layout.tree_layouts import Layout
@@ -64,8 +65,7 @@ class RecordWriter:
         self._tree, self._names = tree, names
         self._layout, self._stand, self._device_target = layout, stand, device_target
         self._lines = lines
-        self._lock = threading.Lock()
-        self._logged: set[str] = set()
+        self._log = LogOnce(_logger)
 
     def write(self, encoded: EncodedRecord) -> RecordOutcome:
         """Return the record stored under its place, or dropped with the disk's reason."""
@@ -170,15 +170,10 @@ class RecordWriter:
         except OSError:
             return False
 
-    def _log_once(self, level: int, said: str, error: OSError, record: ExaminedRecord) -> None:
-        with self._lock:
-            if said in self._logged:
-                return
-            self._logged.add(said)
+    def _log_once(self, level: int, what: str, error: OSError, record: ExaminedRecord) -> None:
         session_id = record.frame_id.session_id
-        _logger.log(
-            level, "session %s %s: %s", session_id, said, error, extra={"session": session_id}
-        )
+        message = f"session {session_id} {what}: {error}"
+        self._log.log(level, message, about=what, extra={"session": session_id})
 
 
 def _make_mark(record: ExaminedRecord) -> str:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import dropwhile, groupby
 from typing import Protocol
 
+from rankdump._core.bounded_cache import remember
 from rankdump._core.plan import UNNAMED_MODEL, DumpPlan
 from rankdump._core.record import TensorKey, TensorKind, TensorSide
 from rankdump._layout import api_files, api_tree, statistic_tables
@@ -127,9 +128,8 @@ class FolderTableFormat:
                 iteration=iteration,
                 constant=kind.constant,
             )
-            if len(self._tables) >= _MAX_FOLDERS:
-                self._tables.clear()
-            table = self._tables[where] = FilePlace(folder, STATISTIC_FILE)
+            table = FilePlace(folder, STATISTIC_FILE)
+            remember(self._tables, where, table, _MAX_FOLDERS)
         return table
 
 

@@ -18,19 +18,18 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from weakref import WeakValueDictionary
 
+from rankdump._core.log_once import LogOnce
 from rankdump._core.tree_root import STATE_FOLDER, TREE_LOCK_FILE
 from rankdump._layout.tree_paths import TreeContext
 from rankdumpd.agent.records import FileDescriptor
 from rankdumpd.agent.storage.tree import DumpTree
 from rankdumpd.server import state_files
 
-_MAX_WARNED_ROOTS = 1024
-
 _logger = logging.getLogger(__name__)
 _guard = threading.Lock()
 _locks_by_root: WeakValueDictionary[str, FileDescriptor] = WeakValueDictionary()
 """By root: one descriptor for all sessions of a tree, closed when the last lets go."""
-_warned_roots: set[str] = set()
+_warnings = LogOnce(_logger)
 
 
 class TreeLock:
@@ -85,23 +84,12 @@ def _lock_tree(tree: DumpTree, *, make: bool) -> FileDescriptor | None:
     except OSError as error:
         if state_files.is_transient(error):
             raise
-        _warn_once(root, error)
+        message = "file locks are not supported here; writing without the tree lock"
+        _warnings.log(logging.WARNING, f"{root}: {message}: {error}", about=root)
         return None
     with _guard:
         _locks_by_root[root] = held
     return held
-
-
-def _warn_once(root: str, error: OSError) -> None:
-    with _guard:
-        known = root in _warned_roots
-        if len(_warned_roots) >= _MAX_WARNED_ROOTS:
-            _warned_roots.clear()
-        _warned_roots.add(root)
-    if not known:
-        _logger.warning(
-            "%s: file locks are not supported here; writing without the tree lock: %s", root, error
-        )
 
 
 _TIME_FORMAT = "%Y%m%d%H%M%S"
