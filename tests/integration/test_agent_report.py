@@ -73,7 +73,7 @@ class Agent:
             self.ledger.log,
             load=lambda: AgentLoad(queued_records=7),
             warn=lambda job, text: self.warned.append((job, text)),
-            tell_again=self.tell_again,
+            on_forgotten=self.tell_again,
             quiet=lambda: self.quiet,
             times=TIMES,
         )

@@ -51,7 +51,7 @@ class House:
         registry = SessionRegistry(
             self.ledger,
             max_record_bytes=1,
-            room=lambda _: "",
+            capacity_fault=lambda _: "",
             read_declared=lambda *_: pytest.fail("nothing is due"),
             meters=MetricCounters(),
         )
@@ -61,7 +61,7 @@ class House:
             registry,
             self.usage,
             lambda: policy,
-            told=lambda _, fields: self.told.append(dict(fields)),
+            audit=lambda _, fields: self.told.append(dict(fields)),
             now_us=lambda: int(row[0] + days * DAY_US),
         )
 
@@ -175,7 +175,7 @@ class TestChoice:
         agent = make_agent(retain_bytes=1)
         ahead, one = send(agent, 4, goodbye=False, session_id="ahead", world_size=2)
         _, two = send(agent, 2, goodbye=False, session_id="behind", rank=1, world_size=2)
-        keeper = agent.agent._keeper
+        keeper = agent.agent._retention
         while keeper.look():
             pass
         assert iterations(ahead.root) == {1, 2, 3}

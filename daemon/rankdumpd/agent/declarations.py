@@ -141,22 +141,22 @@ UNREADABLE = "unreadable"
 _UNNAMED_KIND = TensorKind(0, "", "", TensorSide.OUTPUT, 0, "", (), 0)
 
 
-def read_lost_tensors(ticket: FrameId, message: agent_pb2.Lost) -> StatisticRowsResult:
+def read_lost_tensors(frame_id: FrameId, message: agent_pb2.Lost) -> StatisticRowsResult:
     """Return the tensors that a rank says it has lost; ProtocolError for what no frame brings."""
     if message.iteration >= NUMBER_LIMIT:
-        raise ProtocolError(f"frame {ticket.sequence} has a number over {NUMBER_LIMIT - 1}")
+        raise ProtocolError(f"frame {frame_id.sequence} has a number over {NUMBER_LIMIT - 1}")
     if not 1 <= message.tensors <= MAX_FRAME_ROWS:
         raise ProtocolError(
-            f"frame {ticket.sequence} stands for {message.tensors} tensors, "
+            f"frame {frame_id.sequence} stands for {message.tensors} tensors, "
             f"expected 1 to {MAX_FRAME_ROWS}"
         )
     return _drop_rows(
-        ticket, message.iteration, message.tensors, record.normalize_reason(message.reason)
+        frame_id, message.iteration, message.tensors, record.normalize_reason(message.reason)
     )
 
 
 def make_unreadable_result(
-    ticket: FrameId, frame: agent_pb2.Frame
+    frame_id: FrameId, frame: agent_pb2.Frame
 ) -> StatisticRowsResult | MetadataFrame:
     """Return the end of a frame that cannot be read; its tensors are dropped.
 
@@ -164,19 +164,21 @@ def make_unreadable_result(
     """
     body = frame.WhichOneof("body")
     if body == "record":
-        return _drop_rows(ticket, frame.record.iteration % NUMBER_LIMIT, 1, UNREADABLE)
+        return _drop_rows(frame_id, frame.record.iteration % NUMBER_LIMIT, 1, UNREADABLE)
     if body == "figure_rows":
         count = min(len(frame.figure_rows.kinds), MAX_FRAME_ROWS)
-        return _drop_rows(ticket, frame.figure_rows.iteration % NUMBER_LIMIT, count, UNREADABLE)
-    blank = agent_pb2.Frame(sequence=ticket.sequence, kernel_arguments=agent_pb2.KernelArguments())
-    return MetadataFrame(ticket, KernelArguments(0, ()), blank.SerializeToString())
+        return _drop_rows(frame_id, frame.figure_rows.iteration % NUMBER_LIMIT, count, UNREADABLE)
+    blank = agent_pb2.Frame(
+        sequence=frame_id.sequence, kernel_arguments=agent_pb2.KernelArguments()
+    )
+    return MetadataFrame(frame_id, KernelArguments(0, ()), blank.SerializeToString())
 
 
-def _drop_rows(ticket: FrameId, iteration: int, count: int, reason: str) -> StatisticRowsResult:
+def _drop_rows(frame_id: FrameId, iteration: int, count: int, reason: str) -> StatisticRowsResult:
     rows = StatisticRows(
         iteration=iteration,
         kinds=(_UNNAMED_KIND,) * count,
         timestamps_us=(0,) * count,
         statistics=("",) * count,
     )
-    return StatisticRowsResult(ticket, rows, {reason: range(count)}, b"")
+    return StatisticRowsResult(frame_id, rows, {reason: range(count)}, b"")

@@ -87,8 +87,8 @@ class AgentOverview:
         self._pins, self._slab_bytes, self._events = pins, slab_bytes, events
         self._ledger = ledger
 
-    def view(self, said: Iterable[str]) -> StatusView:
-        """Return everything people may want to know; `said` is what rooms say themselves."""
+    def view(self, findings: Iterable[str]) -> StatusView:
+        """Return everything people may want to know; `findings` is what rooms say themselves."""
         sessions = self._registry.list_sessions()
         summary = self._summary(sessions)
         balances = [session.iterations() for session in sessions]
@@ -102,7 +102,7 @@ class AgentOverview:
                 *self._limits.findings(sessions),
                 *forecast.describe_shortages(needs, summary.disks, summary.usage),
                 *self._ledger.findings(),
-                *said,
+                *findings,
             ),
         )
 

@@ -104,7 +104,7 @@ class _ThreadBuffer(threading.local):
     def __init__(self) -> None:
         self._memory = bytearray()
 
-    def room(self, length: int) -> memoryview:
+    def get(self, length: int) -> memoryview:
         """Return so many bytes of it."""
         if len(self._memory) < length:
             self._memory = bytearray(length)
@@ -143,7 +143,7 @@ class DeferredElements:
         """
         if self.length > _MAX_REUSED_BYTES:
             return read_bytes_at(self.file.number, self.at, self.length)
-        return _read_into(_thread_buffer.room(self.length), self.file.number, self.at)
+        return _read_into(_thread_buffer.get(self.length), self.file.number, self.at)
 
 
 RecordElements = memoryview | DeferredElements
@@ -154,15 +154,15 @@ def load_elements(elements: RecordElements) -> memoryview:
     return elements if isinstance(elements, memoryview) else elements.load()
 
 
-def _read_into(room: memoryview, descriptor: int, offset: int) -> memoryview:
+def _read_into(target: memoryview, descriptor: int, offset: int) -> memoryview:
     done = 0
-    while done < len(room):
-        count = os.preadv(descriptor, (room[done:],), offset + done)
+    while done < len(target):
+        count = os.preadv(descriptor, (target[done:],), offset + done)
         if not count:
-            missing = len(room) - done
-            raise CorruptedError(f"a file ends {missing} bytes before {offset + len(room)}")
+            missing = len(target) - done
+            raise CorruptedError(f"a file ends {missing} bytes before {offset + len(target)}")
         done += count
-    return room
+    return target
 
 
 def read_bytes_at(descriptor: int, offset: int, length: int) -> memoryview:
@@ -315,9 +315,9 @@ class StatisticRowsResult:
         return len(self.rows) - sum(map(len, self.refused.values()))
 
 
-def make_drop_outcome(ticket: FrameId, head: RecordHead, reason: str) -> RecordOutcome:
+def make_drop_outcome(frame_id: FrameId, head: RecordHead, reason: str) -> RecordOutcome:
     """Return the outcome of a record that is not in the tree."""
-    return RecordOutcome(ticket, head, RecordStatus.DROPPED, reason)
+    return RecordOutcome(frame_id, head, RecordStatus.DROPPED, reason)
 
 
 @dataclass(frozen=True, slots=True)

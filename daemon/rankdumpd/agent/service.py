@@ -56,17 +56,17 @@ _logger = logging.getLogger(__name__)
 
 
 def resume_sessions(
-    registry: SessionRegistry, effects: PostCommitActions, tell: Callable[[RankSession], None]
+    registry: SessionRegistry, actions: PostCommitActions, report: Callable[[RankSession], None]
 ) -> None:
-    """Take up every session, then `tell` of it; one that fails is given up, and the others go on.
+    """Take up every session, then `report` of it; one that fails is given up, and the others go on.
 
     What passes by itself fails nothing here: it waits in the ledger.
     """
     for session in registry.recover():
         try:
-            while not effects.apply_due(session):
+            while not actions.apply_due(session):
                 pass
-            tell(session)
+            report(session)
         except Exception as error:
             request = session.request
             _logger.exception(
@@ -94,24 +94,24 @@ class SessionNotifier:
         self._registry, self._ledger, self._reporter = registry, ledger, reporter
         self._limits = limits
         self._lock = threading.Lock()
-        self._said: dict[tuple[str, str], str] = {}
+        self._wordings: dict[tuple[str, str], str] = {}
 
     def report_session(self, session: RankSession) -> None:
         """Tell the coordinator how a session stands, and the session what its job should know."""
         self._reporter.session(session.status(), str(session.storage.tree.root))
         job_id = session.request.job_id
-        told = self._reporter.warnings(job_id)
-        limits = (self._worded(job_id, text) for text in self._limits(session))
-        for text in (*told, *limits):
+        audit = self._reporter.warnings(job_id)
+        limits = (self._find_first_wording(job_id, text) for text in self._limits(session))
+        for text in (*audit, *limits):
             session.warn(text)
 
-    def _worded(self, job_id: str, text: str) -> str:
+    def _find_first_wording(self, job_id: str, text: str) -> str:
         """Return a text as the job heard it first: its ranks say once what differs in figures."""
         with self._lock:
-            said = self._said.setdefault((job_id, _NUMBER.sub("0", text)), text)
-            for earliest in list(self._said)[: len(self._said) - MAX_REMEMBERED_TEXTS]:
-                del self._said[earliest]
-            return said
+            first = self._wordings.setdefault((job_id, _NUMBER.sub("0", text)), text)
+            for earliest in list(self._wordings)[: len(self._wordings) - MAX_REMEMBERED_TEXTS]:
+                del self._wordings[earliest]
+            return first
 
     def report_all_sessions(self) -> None:
         """Tell everything to a coordinator that has forgotten it."""
@@ -143,21 +143,21 @@ class DumpAgent(Component):
         settings: AgentSettings,
         credentials: TlsCredentials | None = None,
         *,
-        told: AuditCallback = no_op,
+        audit: AuditCallback = no_op,
         meters: MetricCounters | None = None,
         required: RequiredFiles | None = None,
     ) -> None:
-        """`told` hears what is removed from trees, `required` where the ledger stands."""
+        """`audit` hears what is removed from trees, `required` where the ledger stands."""
         self._meters = meters or MetricCounters()
         self._meters.start_at_zero(AGENT_PREFIX)
-        cap = share_memory(
+        memory = share_memory(
             settings.memory_bytes,
             machine_bytes=machine.read_memory_bytes(),
             queue_bytes=settings.queue_bytes,
             max_record_bytes=settings.max_record_bytes,
         )
         self._listen, self._state_dir = settings.listen, settings.state_dir
-        self._tries, self._streams = FailureCounter(), OpenPushStreams()
+        self._failures, self._streams = FailureCounter(), OpenPushStreams()
         self._budget, self._usage = QueueBudget(settings.queue_bytes), DumpUsage()
         # First of all: who may not be here says only that.
         self._ledger = AgentLedger(
@@ -171,27 +171,33 @@ class DumpAgent(Component):
             find_slab_folder(settings.runtime_dir, parse_socket_path(settings.listen)),
             group=find_group_id(settings.runtime_group),
             ring_bytes=settings.slab_bytes,
-            cap=cap,
+            memory=memory,
         )
         self._limits = ResourceLimits(
-            make_policy(settings, cap.record_bytes), cap, self._budget, self._usage, self._slabs
+            make_policy(settings, memory.record_bytes),
+            memory,
+            self._budget,
+            self._usage,
+            self._slabs,
         )
         self._originals = DuplicateIndex()
         self._reporter = self._make_reporter(settings.coordinator, credentials)
         self._registry = SessionRegistry(
             self._ledger,
-            max_record_bytes=cap.record_bytes,
-            room=lambda live: cap.session_fault(slab_bytes=self._slabs.held_bytes, sessions=live),
+            max_record_bytes=memory.record_bytes,
+            capacity_fault=lambda live: memory.session_fault(
+                slab_bytes=self._slabs.held_bytes, sessions=live
+            ),
             read_declared=reread_metadata_frame,
             max_sessions=settings.max_sessions,
             roots=tree_root.split_roots(settings.roots),
             meters=self._meters,
         )
-        self._furnish(settings, told)
+        self._make_parts(settings, audit)
 
-    def _furnish(self, settings: AgentSettings, told: AuditCallback) -> None:
+    def _make_parts(self, settings: AgentSettings, audit: AuditCallback) -> None:
         """Make the rooms behind the registry."""
-        self._telling = SessionNotifier(
+        self._notifier = SessionNotifier(
             self._registry, self._ledger, self._reporter, self._limits.warnings
         )
         self._overview = AgentOverview(
@@ -202,28 +208,28 @@ class DumpAgent(Component):
             ledger=LedgerSpace(Path(settings.state_dir)),
             events=self._reporter.events,
         )
-        self._openings = SessionOpenings(self._registry.open, self._take_left)
-        self._effects = PostCommitActions(
+        self._openings = SessionOpenings(self._registry.open, self._accept_balance)
+        self._actions = PostCommitActions(
             self._ledger, self._reporter, meters=self._meters, usage=self._usage
         )
         self._committer = FrameCommitter(
-            *(self._ledger, self._registry, self._effects, self._budget),
+            *(self._ledger, self._registry, self._actions, self._budget),
             meters=self._meters,
             usage=self._usage,
         )
-        self._keeper = RetentionManager(
+        self._retention = RetentionManager(
             *(self._ledger, self._registry, self._usage),
             lambda: self._limits.policy,
-            told=told,
+            audit=audit,
             meters=self._meters,
         )
         threads = settings.encode_threads or machine.count_cores()
-        self._workers = RecordWorkers(threads, self._file, self._committer.submit_outcomes)
+        self._workers = RecordWorkers(threads, self._store, self._committer.submit_outcomes)
         self._rings = RingRegistry(
             self._slabs,
             intake=self._intake,
             live_sessions=self._registry.live,
-            changed=self._telling.report_session,
+            changed=self._notifier.report_session,
         )
 
     def register(self, server: grpc.Server) -> None:
@@ -234,9 +240,9 @@ class DumpAgent(Component):
             self._rings,
             self._openings,
             reader=self._reader,
-            changed=self._telling.report_session,
+            changed=self._notifier.report_session,
             view=self.view,
-            settle=self._settle,
+            wait_idle=self._wait_idle,
             pin=self._ledger.retention.pin,
             redirect=lambda peer: find_own_socket(self._listen, peer),
             meters=self._meters,
@@ -244,13 +250,13 @@ class DumpAgent(Component):
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
     def start(self) -> None:
-        """Finish what an earlier process left, then begin to work, last room first.
+        """Finish what an earlier process left, then begin to work, last part first.
 
         DamagedError when the ledger is not to be believed.
         """
         retention = self._ledger.retention
         self._usage.restore(retention.list_usage(), retention.counts())
-        resume_sessions(self._registry, self._effects, self._telling.report_session)
+        resume_sessions(self._registry, self._actions, self._notifier.report_session)
         self._ledger.check()
         self._reporter.start()
         self._committer.start()
@@ -258,7 +264,7 @@ class DumpAgent(Component):
         self._rings.restore_rings(self._registry.list_sessions())
         self._slabs.remove_strays(set(self._ledger.unfinished()))
         self._rings.start()
-        self._keeper.start()
+        self._retention.start()
 
     def drain(self, timeout_s: float) -> int:
         """Let ranks finish their streams, then finish the queue; return the frames that are left.
@@ -291,12 +297,12 @@ class DumpAgent(Component):
         self._rings.stop()
         written = self._workers.stop(max(0.0, deadline - time.monotonic()))
         committed = self._committer.stop(max(_STOP_TIMEOUT_S / 2, deadline - time.monotonic()))
-        kept = self._keeper.stop(_STOP_TIMEOUT_S / 2)
+        kept = self._retention.stop(_STOP_TIMEOUT_S / 2)
         self._reporter.stop()
         # A commit that goes on holds the ledger, and what stands in slabs is being written.
         if written and committed and kept:
-            for room in (self._rings, self._registry, self._ledger):
-                room.close()
+            for part in (self._rings, self._registry, self._ledger):
+                part.close()
         else:
             _logger.error("a thread is blocked on a disk: the ledger and the slabs are left open")
 
@@ -317,9 +323,9 @@ class DumpAgent(Component):
 
     def view(self) -> StatusView:
         """Return everything people may want to know."""
-        rooms = (self._registry, self._openings, self._keeper, self._committer, self._reporter)
-        said = [sentence for room in rooms for sentence in room.findings()]
-        view = self._overview.view((*self._required.missing, *said))
+        parts = (self._registry, self._openings, self._retention, self._committer, self._reporter)
+        findings = [sentence for part in parts for sentence in part.findings()]
+        view = self._overview.view((*self._required.missing, *findings))
         sessions, iterations = self._openings.statuses()
         return dataclasses.replace(
             view, sessions=view.sessions + sessions, iterations=view.iterations + iterations
@@ -338,11 +344,11 @@ class DumpAgent(Component):
             budget=self._budget,
             workers=self._workers,
             committer=self._committer,
-            room=lambda: self._limits.usage_of(session),
-            tries=self._tries,
+            look_up_usage=lambda: self._limits.usage_of(session),
+            failures=self._failures,
         )
 
-    def _take_left(self, session_id: str, left: FinalBalance) -> None:
+    def _accept_balance(self, session_id: str, left: FinalBalance) -> None:
         session = self._registry.get(session_id)
         intake = self._intake(session)
         for frame in left.frames:
@@ -350,14 +356,14 @@ class DumpAgent(Component):
         intake.flush()
         session.add_finding(f"rank {session.request.rank}: {NEVER_OPEN_NOTE}")
         session.mark_lost()
-        self._telling.report_session(session)
+        self._notifier.report_session(session)
 
-    def _file(self, parcel: ReceivedRecord) -> RecordOutcome:
+    def _store(self, record: ReceivedRecord) -> RecordOutcome:
         return store_record(
-            parcel, self._registry.get(parcel.frame_id.session_id).storage, self._originals
+            record, self._registry.get(record.frame_id.session_id).storage, self._originals
         )
 
-    def _settle(self, timeout_s: float) -> int:
+    def _wait_idle(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s
         left = self._budget.wait_idle(timeout_s)
         return left + self._reporter.flush(max(0.0, deadline - time.monotonic()))
@@ -369,8 +375,8 @@ class DumpAgent(Component):
             address,
             self._ledger.log,
             load=lambda: self._limits.load_of(self._registry.list_sessions()),
-            warn=lambda job_id, text: self._telling.warn_job(job_id, text),
-            tell_again=lambda: self._telling.report_all_sessions(),
+            warn=lambda job_id, text: self._notifier.warn_job(job_id, text),
+            on_forgotten=lambda: self._notifier.report_all_sessions(),
             quiet=lambda: filter(
                 None, [each.quiet_rank for each in self._registry.list_sessions()]
             ),

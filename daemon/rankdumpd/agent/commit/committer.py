@@ -49,13 +49,13 @@ class SessionBatch:
     """One session's part of a batch."""
 
     outcomes: list[RecordOutcome] = field(default_factory=list[RecordOutcome])
-    judged: list[StatisticRowsResult] = field(default_factory=list[StatisticRowsResult])
-    declared: list[MetadataFrame] = field(default_factory=list[MetadataFrame])
+    row_results: list[StatisticRowsResult] = field(default_factory=list[StatisticRowsResult])
+    metadata: list[MetadataFrame] = field(default_factory=list[MetadataFrame])
 
     @property
     def sequences(self) -> list[int]:
         """Numbers of its frames."""
-        return [f.frame_id.sequence for f in (*self.outcomes, *self.judged, *self.declared)]
+        return [f.frame_id.sequence for f in (*self.outcomes, *self.row_results, *self.metadata)]
 
 
 SessionBatches: TypeAlias = "dict[RankSession, SessionBatch]"
@@ -83,13 +83,13 @@ class BatchCommitter:
         to the rank to send again. UnavailableError when the ledger is no more.
         """
         try:
-            shares = self._shares(frames)
+            shares = self._group_by_session(frames)
             done = self._commit(shares)
         except UnavailableError:
             raise
         except Exception as error:
             if len(frames) == 1:
-                yield from self._by_itself(frames[0], error)
+                yield from self._commit_alone(frames[0], error)
                 return
             _logger.warning(
                 "%d frames cannot be committed together and are committed in parts: %r",
@@ -103,19 +103,19 @@ class BatchCommitter:
             if done:
                 yield shares
 
-    def _by_itself(self, frame: FinishedFrame, error: Exception) -> Iterator[SessionBatches]:
-        ticket = frame.frame_id
-        session = self._registry.get(ticket.session_id)
+    def _commit_alone(self, frame: FinishedFrame, error: Exception) -> Iterator[SessionBatches]:
+        frame_id = frame.frame_id
+        session = self._registry.get(frame_id.session_id)
         _logger.error(
             "frame %d of session %s cannot be committed",
-            ticket.sequence,
-            ticket.session_id,
+            frame_id.sequence,
+            frame_id.session_id,
             exc_info=error,
-            extra={"session": ticket.session_id},
+            extra={"session": frame_id.session_id},
         )
         for attempt in [frame] * (MAX_COMMIT_TRIES - 1) + [_make_stand_in(frame)]:
             try:
-                shares = self._shares([attempt])
+                shares = self._group_by_session([attempt])
                 done = self._commit(shares)
             except UnavailableError:
                 raise
@@ -124,25 +124,25 @@ class BatchCommitter:
                 continue
             if attempt is not frame:
                 what = type(getattr(frame, "declaration", frame)).__name__
-                who = f"rank {session.request.rank}, frame {ticket.sequence} ({what})"
+                who = f"rank {session.request.rank}, frame {frame_id.sequence} ({what})"
                 session.add_finding(f"{who}: not committed, counted as {INTERNAL_ERROR}: {error}")
             if done:
                 yield shares
             return
         session.release_frames(
-            [ticket.sequence], f"frame {ticket.sequence} was not committed: {error!r}"
+            [frame_id.sequence], f"frame {frame_id.sequence} was not committed: {error!r}"
         )
 
-    def _shares(self, frames: Sequence[FinishedFrame]) -> SessionBatches:
+    def _group_by_session(self, frames: Sequence[FinishedFrame]) -> SessionBatches:
         shares: defaultdict[str, SessionBatch] = defaultdict(SessionBatch)
         for item in frames:
             share = shares[item.frame_id.session_id]
             if isinstance(item, RecordOutcome):
                 share.outcomes.append(item)
             elif isinstance(item, StatisticRowsResult):
-                share.judged.append(item)
+                share.row_results.append(item)
             else:
-                share.declared.append(item)
+                share.metadata.append(item)
         return {self._registry.get(session_id): share for session_id, share in shares.items()}
 
     def _commit(self, shares: SessionBatches) -> bool:
@@ -151,8 +151,8 @@ class BatchCommitter:
             try:
                 self._ledger.commit(
                     [outcome for share in shares.values() for outcome in share.outcomes],
-                    [judged for share in shares.values() for judged in share.judged],
-                    [declared for share in shares.values() for declared in share.declared],
+                    [row_results for share in shares.values() for row_results in share.row_results],
+                    [metadata for share in shares.values() for metadata in share.metadata],
                     {s.request.session_id: s.watermark for s in shares},
                     synced=any(session.storage.synced for session in shares),
                 )
@@ -179,14 +179,14 @@ def _make_stand_in(frame: FinishedFrame) -> RecordOutcome | StatisticRowsResult:
         rows = replace(frame.rows, iteration=min(frame.rows.iteration, _MAX_NUMBER))
         return StatisticRowsResult(frame.frame_id, rows, {INTERNAL_ERROR: range(len(rows))}, b"")
     if isinstance(frame, RecordOutcome):
-        return _make_bare_outcome(frame.frame_id, frame.head.rank, frame.head.iteration)
-    return _make_bare_outcome(frame.frame_id, 0, getattr(frame.declaration, "iteration", 0))
+        return _make_empty_outcome(frame.frame_id, frame.head.rank, frame.head.iteration)
+    return _make_empty_outcome(frame.frame_id, 0, getattr(frame.declaration, "iteration", 0))
 
 
-def _make_bare_outcome(ticket: FrameId, rank: int, iteration: int) -> RecordOutcome:
+def _make_empty_outcome(frame_id: FrameId, rank: int, iteration: int) -> RecordOutcome:
     nothing = TensorKind(0, "", "", TensorSide.OUTPUT, 0, dtype="", shape=(), byte_count=0)
     head = RecordHead(nothing, min(iteration, _MAX_NUMBER), timestamp_us=0, rank=rank)
-    return make_drop_outcome(ticket, head, INTERNAL_ERROR)
+    return make_drop_outcome(frame_id, head, INTERNAL_ERROR)
 
 
 MAX_BATCH_FRAMES = 4096
@@ -216,14 +216,14 @@ class FrameCommitter:
         self,
         ledger: AgentLedger,
         registry: SessionRegistry,
-        effects: PostCommitActions,
+        actions: PostCommitActions,
         budget: QueueBudget,
         *,
         meters: MetricCounters,
         usage: DumpUsage | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ledger, self._registry, self._effects = ledger, registry, effects
+        self._ledger, self._registry, self._actions = ledger, registry, actions
         self._budget, self._meters, self._clock = budget, meters, clock
         self._usage = usage or DumpUsage()
         self._done: queue.SimpleQueue[tuple[Sequence[FinishedFrame], int] | None] = (
@@ -232,8 +232,8 @@ class FrameCommitter:
         self._unfinished: deque[RankSession] = deque()
         """Sessions with effects that take their time; each counts as a frame under way."""
         self._stopping = threading.Event()
-        self._settler = BatchCommitter(ledger, registry, self._stopping, meters)
-        self._looked_s = clock()
+        self._batch_committer = BatchCommitter(ledger, registry, self._stopping, meters)
+        self._checked_s = clock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -253,7 +253,7 @@ class FrameCommitter:
 
     def findings(self) -> list[str]:
         """Return why nothing is accounted for at present, a sentence; none when all is."""
-        problem = self._settler.problem or self._ledger.problem
+        problem = self._batch_committer.problem or self._ledger.problem
         return [f"the ledger cannot be written, and ranks wait: {problem}"] if problem else []
 
     def fault(self) -> str:
@@ -277,18 +277,18 @@ class FrameCommitter:
     def _run(self) -> None:
         running = True
         while running:
-            batch, running = self._batch(wait=not self._unfinished)
+            batch, running = self._next_batch(wait=not self._unfinished)
             if batch.frames:
-                self._settle(batch)
+                self._commit_batch(batch)
             # What is left when the end comes is done by the next process.
             if running and self._unfinished:
                 self._unfinished.rotate(-1)
                 self._apply(self._unfinished[-1])
-            if running and self._clock() - self._looked_s >= CHECK_INTERVAL_S:
-                self._look()
-                self._looked_s = self._clock()
+            if running and self._clock() - self._checked_s >= CHECK_INTERVAL_S:
+                self._check()
+                self._checked_s = self._clock()
 
-    def _batch(self, *, wait: bool) -> tuple[_FrameBatch, bool]:
+    def _next_batch(self, *, wait: bool) -> tuple[_FrameBatch, bool]:
         batch = _FrameBatch()
         try:
             item = self._done.get(timeout=CHECK_INTERVAL_S) if wait else self._done.get_nowait()
@@ -303,11 +303,11 @@ class FrameCommitter:
             item = self._done.get()
         return batch, False
 
-    def _settle(self, batch: _FrameBatch) -> None:
+    def _commit_batch(self, batch: _FrameBatch) -> None:
         try:
-            for shares in self._settler.commit_frames(batch.frames):
+            for shares in self._batch_committer.commit_frames(batch.frames):
                 for session, share in shares.items():
-                    self._take_note(session, share)
+                    self._count_committed(session, share)
         except UnavailableError as error:
             # This process is about to end; the next one hears of them again.
             _logger.error("%d frames are left uncommitted: %s", len(batch.frames), error)
@@ -317,9 +317,9 @@ class FrameCommitter:
         finally:
             self._budget.release(batch.cost, items=len(batch.frames))
 
-    def _take_note(self, session: RankSession, share: SessionBatch) -> None:
+    def _count_committed(self, session: RankSession, share: SessionBatch) -> None:
         try:
-            session.count_committed(share.outcomes, share.judged, share.declared)
+            session.count_committed(share.outcomes, share.row_results, share.metadata)
         except Exception as error:
             request = session.request
             _logger.exception(
@@ -329,8 +329,8 @@ class FrameCommitter:
             )
             session.release_frames(share.sequences, f"committed frames were not counted: {error!r}")
         else:
-            if share.outcomes or share.judged:
-                self._meters.add_all(count_frames(share.outcomes, share.judged))
+            if share.outcomes or share.row_results:
+                self._meters.add_all(count_frames(share.outcomes, share.row_results))
             stored = sum(outcome.bytes_stored for outcome in share.outcomes)
             root = str(session.storage.tree.root)
             self._usage.add(UsageChange(session.request.job_id, root, stored))
@@ -339,7 +339,7 @@ class FrameCommitter:
     def _apply(self, session: RankSession) -> None:
         done = True
         try:
-            done = self._effects.apply_due(session)
+            done = self._actions.apply_due(session)
         except Exception as error:
             request = session.request
             _logger.exception(
@@ -356,10 +356,10 @@ class FrameCommitter:
             self._unfinished.append(session)
             self._budget.count_unfinished()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Try again what failed; let the ledger forget, as long as nothing else is to be done."""
         sessions = self._registry.list_sessions()
-        for session in self._effects.list_retries(sessions):
+        for session in self._actions.list_retries(sessions):
             self._apply(session)
         self._registry.release_trees()
         try:

@@ -50,7 +50,7 @@ class IterationJoin:
         usage: DumpUsage,
     ) -> None:
         self.declared, self.end = declared, end
-        self._left = _join_groups(ledger, session, declared.frame_id, end.iteration, usage)
+        self._groups = _join_groups(ledger, session, declared.frame_id, end.iteration, usage)
 
     def join_some(self) -> bool:
         """Join some more; return whether that was all.
@@ -59,7 +59,7 @@ class IterationJoin:
         the disk refuses for good, tensors stay in files of their own. So do those that came when
         their operator had been joined already.
         """
-        return next(self._left, True)
+        return next(self._groups, True)
 
 
 def _join_groups(
@@ -102,13 +102,13 @@ def _split_batches(
     operators: Iterable[list[OperatorMember]],
 ) -> Iterator[list[list[OperatorMember]]]:
     some: list[list[OperatorMember]] = []
-    room = MAX_BATCH_BYTES
+    left_bytes = MAX_BATCH_BYTES
     for members in operators:
         some.append(members)
-        room -= sum(member.bytes_stored for member in members)
-        if room <= 0 or len(some) >= MAX_BATCH_OPERATORS:
+        left_bytes -= sum(member.bytes_stored for member in members)
+        if left_bytes <= 0 or len(some) >= MAX_BATCH_OPERATORS:
             yield some
-            some, room = [], MAX_BATCH_BYTES
+            some, left_bytes = [], MAX_BATCH_BYTES
     if some:
         yield some
 
@@ -162,8 +162,8 @@ def iter_committed_rows(
             yield piece.row
         else:
             rows, of_row = reread_statistic_rows(piece.raw), session.storage.lines.format_statistics
-            for kind, timestamp_us, figures in _iter_kept(rows, piece):
-                yield of_row(kind, timestamp_us, figures, rows.iteration)
+            for kind, timestamp_us, statistics in _iter_kept(rows, piece):
+                yield of_row(kind, timestamp_us, statistics, rows.iteration)
 
 
 def make_manifest_records(
@@ -184,11 +184,11 @@ def make_manifest_records(
 
 
 def _iter_kept(rows: StatisticRows, frame: StoredStatisticRows) -> Iterator[_StatisticRow]:
-    all_of_them = zip(rows.kinds, rows.timestamps_us, rows.statistics, strict=True)
+    all_rows = zip(rows.kinds, rows.timestamps_us, rows.statistics, strict=True)
     if not frame.refused:
-        return all_of_them
+        return all_rows
     refused = {place for places in frame.refused.values() for place in places}
-    return (row for place, row in enumerate(all_of_them) if place not in refused)
+    return (row for place, row in enumerate(all_rows) if place not in refused)
 
 
 def _make_record(kind: TensorKind, timestamp_us: int, layout: Layout) -> ManifestRecord:
@@ -211,7 +211,7 @@ def write_iteration_files(
     ledger: AgentLedger,
     session: RankSession,
     status: IterationStatus,
-    ticket: FrameId,
+    frame_id: FrameId,
     *,
     repeated: bool,
 ) -> None:
@@ -219,10 +219,10 @@ def write_iteration_files(
 
     With `repeated` they may be there in part.
     """
-    request, outlet, iteration = session.request, session.storage, status.iteration
+    request, storage, iteration = session.request, session.storage, status.iteration
     kept = ledger.kept(request.session_id, iteration)
-    kept_graphs, records = make_manifest_records(kept, outlet.layout)
-    tree, layout = outlet.tree, outlet.layout
+    kept_graphs, records = make_manifest_records(kept, storage.layout)
+    tree, layout = storage.tree, storage.layout
     if layout.api_files is None:  # there the info file has the order
         graphs = session.program.graphs(iteration) | kept_graphs
         rank_files.write_program_order(tree, request.rank, session.program.unwritten(iteration))
@@ -237,7 +237,7 @@ def write_iteration_files(
             pid=request.pid,
             framework=request.framework,
             device_target=request.device_target,
-            last_sequence=ticket.sequence,
+            last_sequence=frame_id.sequence,
             plan=request.plan_json.decode(errors="replace"),
         ),
     )

@@ -60,13 +60,13 @@ def handle_failure(
 
     `end` is the declaration that was being applied, where it is the end of something.
     """
-    said = f"rank {session.request.rank}, {what}: {state_files.describe_error(error)}"
+    message = f"rank {session.request.rank}, {what}: {state_files.describe_error(error)}"
     if state_files.is_transient(error):
         session.pending.suspend(end)
-        raise ExhaustedError(f"{said}; the ledger keeps it and it is retried") from None
+        raise ExhaustedError(f"{message}; the ledger keeps it and it is retried") from None
     # Not marked as applied: the next start of the agent tries again.
-    _logger.error(said, exc_info=error, extra=build_log_fields(session.request))
-    session.add_finding(said)
+    _logger.error(message, exc_info=error, extra=build_log_fields(session.request))
+    session.add_finding(message)
 
 
 def apply_metadata(ledger: AgentLedger, session: RankSession, declared: MetadataFrame) -> None:
@@ -84,9 +84,9 @@ def apply_metadata(ledger: AgentLedger, session: RankSession, declared: Metadata
         _write_stacks(ledger, session, declared, declaration)
 
 
-def _apply_timeouts(ledger: AgentLedger, session: RankSession, ticket: FrameId) -> None:
+def _apply_timeouts(ledger: AgentLedger, session: RankSession, frame_id: FrameId) -> None:
     try:
-        ledger.mark_timeouts_applied(ticket)
+        ledger.mark_timeouts_applied(frame_id)
     except sqlite3.Error as error:
         handle_failure(session, "timeouts not stored", error)
 
@@ -94,7 +94,7 @@ def _apply_timeouts(ledger: AgentLedger, session: RankSession, ticket: FrameId) 
 def _write_graph(ledger: AgentLedger, session: RankSession, graph: OperatorGraph) -> None:
     tree, rank = session.storage.tree, session.request.rank
     try:
-        rank_files.write_graph(tree, rank, render_graph(graph, session.storage.stand.profile))
+        rank_files.write_graph(tree, rank, render_graph(graph, session.storage.context.profile))
         if graph.compiled:
             names = [node.name for node in graph.nodes]
             rank_files.write_program_order(tree, rank, {graph.number: names})
@@ -105,13 +105,13 @@ def _write_graph(ledger: AgentLedger, session: RankSession, graph: OperatorGraph
 
 
 def _write_arguments(
-    ledger: AgentLedger, session: RankSession, ticket: FrameId, arguments: KernelArguments
+    ledger: AgentLedger, session: RankSession, frame_id: FrameId, arguments: KernelArguments
 ) -> None:
-    rank, outlet = session.request.rank, session.storage
+    rank, storage = session.request.rank, session.storage
 
     def folder_of(graph: int) -> str:
-        return outlet.layout.make_folder(
-            outlet.stand,
+        return storage.layout.make_folder(
+            storage.context,
             rank=rank,
             net_name=session.plan.output.net_name or UNNAMED_MODEL,
             graph=graph,
@@ -121,9 +121,9 @@ def _write_arguments(
 
     try:
         unnameable = rank_files.write_arguments(
-            outlet.tree, arguments, folder_of=folder_of, mark=_make_mark(ticket)
+            storage.tree, arguments, folder_of=folder_of, mark=_make_mark(frame_id)
         )
-        ledger.mark_applied([ticket], session.program.written)
+        ledger.mark_applied([frame_id], session.program.written)
     except (OSError, sqlite3.Error) as error:
         handle_failure(session, f"iteration {arguments.iteration}: arguments not written", error)
         return
@@ -146,8 +146,8 @@ def _write_stacks(
         handle_failure(session, f"iteration {stacks.iteration}: stacks not written", error)
 
 
-def _make_mark(ticket: FrameId) -> str:
-    return f"{ticket.session_id}-{ticket.sequence}"
+def _make_mark(frame_id: FrameId) -> str:
+    return f"{frame_id.session_id}-{frame_id.sequence}"
 
 
 _RECORDS = "rankdump_agent_records_total"
@@ -155,29 +155,29 @@ _DROPPED = "rankdump_agent_dropped_records_total"
 
 
 def count_frames(
-    outcomes: Iterable[RecordOutcome], judged: Iterable[StatisticRowsResult]
+    outcomes: Iterable[RecordOutcome], row_results: Iterable[StatisticRowsResult]
 ) -> dict[SampleKey, float]:
     """Return what records and rows of figures add, as they stand in the ledger."""
-    fates: Counter[RecordStatus] = Counter()
+    statuses: Counter[RecordStatus] = Counter()
     reasons: Counter[str] = Counter()
     received = stored = 0
     for outcome in outcomes:
-        fates[outcome.status] += 1
+        statuses[outcome.status] += 1
         received += outcome.head.byte_count
         stored += outcome.bytes_stored
         if outcome.reason:
             reasons[outcome.reason] += 1
-    for frame in judged:
-        fates[frame.status] += frame.kept
+    for frame in row_results:
+        statuses[frame.status] += frame.kept
         for reason, places in frame.refused.items():
-            fates[RecordStatus.DROPPED] += len(places)
+            statuses[RecordStatus.DROPPED] += len(places)
             reasons[reason] += len(places)
     found: dict[SampleKey, float] = {
         ("rankdump_agent_received_bytes_total", ()): received,
         ("rankdump_agent_stored_bytes_total", ()): stored,
     }
-    for fate, count in fates.items():
-        found[_RECORDS, (("fate", fate.value),)] = count
+    for status, count in statuses.items():
+        found[_RECORDS, (("fate", status.value),)] = count
     return found | _count_drops(reasons, "agent")
 
 
@@ -228,9 +228,9 @@ class PostCommitActions:
 
         Joining operators may take long: a little of it is done at a time, and others go on.
         """
-        done = session.pending.is_suspended or self._go_on(session)
+        done = session.pending.is_suspended or self._apply_pending(session)
         if session.pending.is_suspended:
-            self._tell_ends(session)
+            self._report_ends(session)
         self._reporter.wake()
         session.acknowledge()
         return done
@@ -247,16 +247,16 @@ class PostCommitActions:
                 found.append(session)
         return found
 
-    def _go_on(self, session: RankSession) -> bool:
+    def _apply_pending(self, session: RankSession) -> bool:
         try:
-            self._introduce(session)
+            self._write_metadata(session)
             self._tabulate(session)
             done = self._apply_some(session)
         except ExhaustedError as error:
-            self._wait(session, str(error))
+            self._postpone(session, str(error))
             return True
         if done and session.pending.is_complete:
-            session.pending.complaint = ""
+            session.pending.problem = ""
             if self._retries.forget(session.request.session_id):
                 request = session.request
                 _logger.warning(
@@ -266,7 +266,7 @@ class PostCommitActions:
                 )
         return done
 
-    def _wait(self, session: RankSession, why: str) -> None:
+    def _postpone(self, session: RankSession, why: str) -> None:
         session_id = session.request.session_id
         self._retries.postpone(session_id, now_s=self._clock())
         self._joining.pop(session_id, None)
@@ -274,22 +274,22 @@ class PostCommitActions:
         session.graphs = GraphAssembler()
         if session.storage.tables is not None:
             session.storage.tables.expect_existing_rows()
-        if why != session.pending.complaint:
+        if why != session.pending.problem:
             _logger.error(why, extra=build_log_fields(session.request))
-        session.pending.complaint = why
+        session.pending.problem = why
 
-    def _tell_ends(self, session: RankSession) -> None:
+    def _report_ends(self, session: RankSession) -> None:
         """Count and report iterations whose manifests have to wait, and take a goodbye."""
         while (declared := session.pending.pop_next(session.watermark)) is not None:
             declaration = declared.declaration
             if isinstance(declaration, IterationEnd):
-                status = self._ended(session, declared, declaration)
+                status = self._count_end(session, declared, declaration)
                 self._report_end(session, declared.frame_id, status)
             elif isinstance(declaration, SessionEnd):
                 session.close_by_rank(declaration)
                 self._reporter.session(session.status(), str(session.storage.tree.root))
 
-    def _introduce(self, session: RankSession) -> None:
+    def _write_metadata(self, session: RankSession) -> None:
         if session.has_metadata:
             return
         try:
@@ -312,14 +312,14 @@ class PostCommitActions:
             if declared is not None or after is None:
                 return declared
             try:
-                self._read_on(session, after)
+                self._read_more(session, after)
             except sqlite3.Error as error:
                 handle_failure(session, "pending metadata frames not read from the ledger", error)
                 return None
 
-    def _read_on(self, session: RankSession, after: int) -> None:
+    def _read_more(self, session: RankSession, after: int) -> None:
         session_id, watermark = session.request.session_id, session.watermark
-        found = self._ledger.unapplied(session_id, after, up_to=watermark, most=READ_BATCH_FRAMES)
+        found = self._ledger.unapplied(session_id, after, up_to=watermark, limit=READ_BATCH_FRAMES)
         all_there = len(found) < READ_BATCH_FRAMES
         if all_there:
             found += self._ledger.unapplied(session_id, watermark)
@@ -384,31 +384,31 @@ class PostCommitActions:
         *,
         joined: bool = True,
     ) -> None:
-        ticket = declared.frame_id
-        status = self._ended(session, declared, end)
+        frame_id = declared.frame_id
+        status = self._count_end(session, declared, end)
         try:
             # A manifest says that everything is there: without its rows it has to wait as they do.
-            if joined and _are_rows_written(session, ticket):
+            if joined and _are_rows_written(session, frame_id):
                 repeated = session.pending.was_begun(declared)
-                write_iteration_files(self._ledger, session, status, ticket, repeated=repeated)
+                write_iteration_files(self._ledger, session, status, frame_id, repeated=repeated)
                 session.program.forget_iterations(end.iteration)
-                self._ledger.enter_iteration_end(ticket, end, session.program.written, status)
+                self._ledger.enter_iteration_end(frame_id, end, session.program.written, status)
                 return
         except (OSError, sqlite3.Error) as error:
             what = f"iteration {end.iteration}: no manifest written"
             handle_failure(session, what, error, declared)
-        self._report_end(session, ticket, status)
+        self._report_end(session, frame_id, status)
 
-    def _ended(
+    def _count_end(
         self, session: RankSession, declared: MetadataFrame, end: IterationEnd
     ) -> IterationStatus:
         if session.is_first_end(declared, end):
             self._meters.add_all(count_iteration_end(end))
         return session.end_iteration(declared, end)
 
-    def _report_end(self, session: RankSession, ticket: FrameId, status: IterationStatus) -> None:
+    def _report_end(self, session: RankSession, frame_id: FrameId, status: IterationStatus) -> None:
         try:
-            self._ledger.enter_waiting_iteration(ticket, status)
+            self._ledger.enter_waiting_iteration(frame_id, status)
         except sqlite3.Error as error:
             # It is reported when its manifest is there.
             _logger.error(
@@ -429,6 +429,6 @@ class PostCommitActions:
         self._reporter.session(session.status(), str(session.storage.tree.root))
 
 
-def _are_rows_written(session: RankSession, ticket: FrameId) -> bool:
+def _are_rows_written(session: RankSession, frame_id: FrameId) -> bool:
     """Return whether every row before a declaration stands in its table."""
-    return session.storage.tables is None or session.tabulated_to >= ticket.sequence
+    return session.storage.tables is None or session.tabulated_to >= frame_id.sequence

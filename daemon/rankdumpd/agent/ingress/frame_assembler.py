@@ -42,7 +42,7 @@ _TOO_LONG = re.compile(rf"[^,]{{{MAX_STATISTIC_CHARACTERS + 1}}}")
 class StatisticRules:
     """What a session's plan says of figures that come in the place of elements."""
 
-    due: int
+    statistic_count: int
     """How many there are of each tensor."""
     elements: bool
     """Records bring their elements."""
@@ -70,16 +70,17 @@ def check_statistic_rows(sequence: int, rows: StatisticRows, rules: StatisticRul
         )
     if rules.elements and not rows.degraded:
         raise ProtocolError(f"frame {sequence} contains statistics, but the plan keeps elements")
-    if rules.due > MAX_STATISTICS:
+    if rules.statistic_count > MAX_STATISTICS:
         raise ProtocolError(
-            f"frame {sequence}: the plan has {rules.due} statistics, at most {MAX_STATISTICS} "
-            "are accepted"
+            f"frame {sequence}: the plan has {rules.statistic_count} statistics, "
+            f"at most {MAX_STATISTICS} are accepted"
         )
     for text in rows.statistics:
         count = text.count(",") + 1 if text else 0
-        if count != rules.due:
+        if count != rules.statistic_count:
             raise ProtocolError(
-                f"frame {sequence} contains {count} statistics, the plan has {rules.due}"
+                f"frame {sequence} contains {count} statistics, "
+                f"the plan has {rules.statistic_count}"
             )
     _check_texts(sequence, rows.statistics)
 
@@ -129,7 +130,7 @@ class FrameAssembler:
         rank: int,
         net_name: str,
         highest_first: int,
-        figures: int,
+        statistic_count: int,
         elements: bool,
         degrades: bool,
         known: Callable[[int], bool],
@@ -137,11 +138,11 @@ class FrameAssembler:
     ) -> None:
         """Expect a first frame of at most `highest_first`; `admit` is asked before allocation.
 
-        `figures` is how many stand in the place of a tensor's elements. None may where the plan
-        keeps `elements`, unless it `degrades` tensors for which there is no room.
+        A tensor without its elements has `statistic_count` statistics. Such tensors are rejected
+        where the plan keeps `elements`, unless it `degrades` tensors for which there is no space.
         """
         self._session_id = session_id
-        self._rules = StatisticRules(figures, elements=elements, degrades=degrades)
+        self._rules = StatisticRules(statistic_count, elements=elements, degrades=degrades)
         self._rank, self._net_name = rank, net_name
         self._known, self._admit = known, admit
         self._highest_first = highest_first
@@ -196,8 +197,8 @@ class FrameAssembler:
         record, self._open = self._open, None
         if record is None or record.repeated:
             return None
-        ticket = FrameId(self._session_id, record.sequence)
-        return make_drop_outcome(ticket, record.head, record.reason or reason)
+        frame_id = FrameId(self._session_id, record.sequence)
+        return make_drop_outcome(frame_id, record.head, record.reason or reason)
 
     def settle_unreadable(self, frame: agent_pb2.Frame) -> CompletedFrame | None:
         """Give up the frame that `feed` could not read just now: it takes its number, no more.
@@ -208,8 +209,8 @@ class FrameAssembler:
             return self.cut_off(UNREADABLE)
         if self._known(frame.sequence):
             return None
-        ticket = FrameId(self._session_id, frame.sequence)
-        return make_unreadable_result(ticket, frame)
+        frame_id = FrameId(self._session_id, frame.sequence)
+        return make_unreadable_result(frame_id, frame)
 
     def _advance(self, sequence: int) -> bool:
         """Go on to a frame; return whether it is new on this stream."""
@@ -234,7 +235,7 @@ class FrameAssembler:
     ) -> ReceivedRecord | RecordOutcome | None:
         head = session_messages.record_from_wire(message, rank=self._rank, net_name=self._net_name)
         check_record_size(sequence, head, len(data))
-        ticket = FrameId(self._session_id, sequence)
+        frame_id = FrameId(self._session_id, sequence)
         # A slab's entry that was given up may have lost its data's length with its data.
         whole = len(data) == head.byte_count or bool(lost and not data)
         if self._known(sequence):
@@ -243,8 +244,8 @@ class FrameAssembler:
         answer = SelectionVerdict(False, lost) if lost and head.byte_count else self._admit(head)
         if whole:
             if answer.accepted:
-                return ReceivedRecord(ticket, head, data, message.checksum)
-            return make_drop_outcome(ticket, head, answer.reason)
+                return ReceivedRecord(frame_id, head, data, message.checksum)
+            return make_drop_outcome(frame_id, head, answer.reason)
         self._open = _OpenRecord(sequence, head, reason=answer.reason, checksum=message.checksum)
         if answer.accepted:
             self._allocate(self._open)
@@ -252,8 +253,8 @@ class FrameAssembler:
         return None
 
     def _lost(self, sequence: int, message: agent_pb2.Lost) -> StatisticRowsResult | None:
-        judged = read_lost_tensors(FrameId(self._session_id, sequence), message)
-        return None if self._known(sequence) else judged
+        result = read_lost_tensors(FrameId(self._session_id, sequence), message)
+        return None if self._known(sequence) else result
 
     def _allocate(self, record: _OpenRecord) -> None:
         size = record.head.byte_count
@@ -279,12 +280,12 @@ class FrameAssembler:
         if record.filled < record.head.byte_count:
             return None
         self._open = None
-        ticket = FrameId(self._session_id, sequence)
+        frame_id = FrameId(self._session_id, sequence)
         if record.repeated:
             return None
         if record.target is None:
-            return make_drop_outcome(ticket, record.head, record.reason)
-        return ReceivedRecord(ticket, record.head, memoryview(record.target), record.checksum)
+            return make_drop_outcome(frame_id, record.head, record.reason)
+        return ReceivedRecord(frame_id, record.head, memoryview(record.target), record.checksum)
 
     def _fill(self, record: _OpenRecord, offset: int, data: RecordElements) -> None:
         end = offset + len(data)

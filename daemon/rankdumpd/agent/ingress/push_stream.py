@@ -76,23 +76,23 @@ class StreamMailbox:
 
     def answers(self) -> Iterator[Acknowledgement]:
         """Yield what there is to tell until the stream is complete; raise its error."""
-        told = Acknowledgement(0)
+        sent = Acknowledgement(0)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda told=told: self._has_news(told))
+                self._changed.wait_for(lambda sent=sent: self._has_news(sent))
                 warnings, self._warnings = tuple(self._warnings), []
                 news = self._news(warnings)
                 error, complete = self._error, self._complete()
-            if news != told:
-                told = replace(news, warnings=())
+            if news != sent:
+                sent = replace(news, warnings=())
                 yield news
             elif error:
                 raise error
             elif complete:
                 return
 
-    def _has_news(self, told: Acknowledgement) -> bool:
-        news = self._news(tuple(self._warnings)) != told
+    def _has_news(self, sent: Acknowledgement) -> bool:
+        news = self._news(tuple(self._warnings)) != sent
         return news or self._error is not None or self._complete()
 
     def _news(self, warnings: tuple[str, ...]) -> Acknowledgement:

@@ -40,18 +40,20 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         reader: Callable[[RankSession, StreamMailbox], PushStreamReader],
         changed: Callable[[RankSession], None],
         view: Callable[[], StatusView],
-        settle: Callable[[float], int],
+        wait_idle: Callable[[float], int],
         meters: MetricCounters,
         pin: Callable[[str, bool], None],
         redirect: Callable[[str], str] = lambda _peer: "",
     ) -> None:
-        """Call `changed` when a session's state may have; `settle` waits for all that arrived, and
-        `redirect` says where a peer is sent on to.
+        """Call `changed` when the state of a session may have changed.
+
+        `wait_idle` waits until what arrived is committed and reported; `redirect` returns the
+        address that a peer is redirected to, if any.
         """
         self._registry, self._streams, self._rings = registry, streams, rings
         self._openings = openings
         self._reader, self._changed = reader, changed
-        self._view, self._settle, self._pin = view, settle, pin
+        self._view, self._wait_idle, self._pin = view, wait_idle, pin
         self._redirect = redirect
         self._meters = meters
 
@@ -61,15 +63,15 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         """Let a rank in, or say why not."""
         with abort_on_error(context, self._meters):
             if redirect := self._redirect(context.peer()):
-                sent_on = SessionGrant(b"", 0, 0, redirect=redirect)
-                return session_messages.session_grant_to_wire(sent_on)
-            wanted = session_messages.session_request_from_wire(request)
+                redirected = SessionGrant(b"", 0, 0, redirect=redirect)
+                return session_messages.session_grant_to_wire(redirected)
+            session_request = session_messages.session_request_from_wire(request)
             if request.HasField("left"):
                 self._openings.take_final_balance(
-                    wanted, read_final_balance(wanted, request.left.frames)
+                    session_request, read_final_balance(session_request, request.left.frames)
                 )
                 return agent_pb2.OpenSessionResponse(opening="the rank waits no longer")
-            grant = self._openings.open(wanted)
+            grant = self._openings.open(session_request)
             if grant.opening:
                 return session_messages.session_grant_to_wire(grant)
             session = self._registry.get(request.session_id)
@@ -121,7 +123,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                 return agent_pb2.ControlResponse()
             if not request.HasField("drain"):
                 raise ProtocolError("the control request names no action")
-            left = self._settle(limit_drain_s(request.drain))
+            left = self._wait_idle(limit_drain_s(request.drain))
             return agent_pb2.ControlResponse(drained=left == 0, queued_records=left)
 
 

@@ -88,9 +88,9 @@ class RecordWorkers:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, parcels: Sequence[ReceivedRecord]) -> None:
+    def submit(self, records: Sequence[ReceivedRecord]) -> None:
         """Hand over a batch; never waits."""
-        (self._large if len(parcels) == 1 else self._small).put(parcels)
+        (self._large if len(records) == 1 else self._small).put(records)
 
     def fault(self) -> str:
         """Say that a thread has died."""
@@ -109,25 +109,25 @@ class RecordWorkers:
         return not self._threads
 
     def _run(self, batches: _BatchQueue) -> None:
-        while (parcels := batches.get()) is not None:
+        while (records := batches.get()) is not None:
             # What is left then was not acknowledged, and is sent to the next process.
             if time.monotonic() < self._deadline_s:
-                self._done([self._outcome(parcel) for parcel in parcels])
+                self._done([self._outcome(record) for record in records])
 
-    def _outcome(self, parcel: ReceivedRecord) -> RecordOutcome:
+    def _outcome(self, record: ReceivedRecord) -> RecordOutcome:
         try:
-            return self._process(parcel)
+            return self._process(record)
         except Exception:
-            ticket = parcel.frame_id
-            session_id = ticket.session_id
+            frame_id = record.frame_id
+            session_id = frame_id.session_id
             extra = {"session": session_id}
             _logger.exception(
                 "record %d of session %s cannot be written",
-                ticket.sequence,
+                frame_id.sequence,
                 session_id,
                 extra=extra,
             )
-            return make_drop_outcome(ticket, parcel.head, "internal_error")
+            return make_drop_outcome(frame_id, record.head, "internal_error")
 
 
 MAX_GATHERED_FRAMES = 256
@@ -154,30 +154,30 @@ class SessionIntake:
         budget: QueueBudget,
         workers: RecordWorkers,
         committer: FrameCommitter,
-        room: Callable[[], ResourceUsage],
-        tries: FailureCounter,
+        look_up_usage: Callable[[], ResourceUsage],
+        failures: FailureCounter,
     ) -> None:
         self._session = session
         self._budget, self._workers, self._committer = budget, workers, committer
         self._admission = RecordAdmission(session.plan, session.request.device)
-        self._look_up_room = room
-        self._room: ResourceUsage | None = None
-        self._tries = tries
+        self._look_up_usage = look_up_usage
+        self._usage: ResourceUsage | None = None
+        self._failures = failures
         self._growing = False
         """Whether the budget has given room for a record that is not whole yet."""
         self._piece_bytes = 0
         """How much of a record the present frame brings."""
         self._gathered: list[ReceivedRecord | FinishedFrame] = []
         self._gathered_cost = 0
-        outlet = session.storage
+        storage = session.storage
         self._assembler = FrameAssembler(
             session.request.session_id,
             rank=session.request.rank,
             net_name=session.plan.output.net_name,
             highest_first=session.watermark + 1,
-            figures=outlet.statistic_count,
-            elements=outlet.elements,
-            degrades=outlet.degrades,
+            statistic_count=storage.statistic_count,
+            elements=storage.elements,
+            degrades=storage.degrades,
             known=session.is_known,
             admit=self._admit,
         )
@@ -205,11 +205,11 @@ class SessionIntake:
         try:
             item = self._assembler.feed(frame, data, lost=lost)
         except ResendError as error:
-            raise self._gap(error) from None
+            raise self._count_gap(error) from None
         except RetryableError:
             raise
         except Exception as error:
-            item = self._unreadable(frame, error)
+            item = self._handle_unreadable(frame, error)
         self._gather(item)
 
     def cut_off(self, reason: str) -> None:
@@ -222,12 +222,12 @@ class SessionIntake:
         try:
             self._assembler.finish()
         except ResendError as error:
-            raise self._gap(error) from None
+            raise self._count_gap(error) from None
 
     def flush(self) -> None:
         """Hand on what was gathered: nothing more comes with it."""
         gathered, cost = self._gathered, self._gathered_cost
-        self._gathered, self._gathered_cost, self._room = [], 0, None
+        self._gathered, self._gathered_cost, self._usage = [], 0, None
         if gathered:
             self._budget.acquire(cost, items=len(gathered))
             self._claim(gathered)
@@ -238,12 +238,14 @@ class SessionIntake:
             self._budget.abandon(self)
             self._growing = False
 
-    def _gap(self, error: ResendError) -> ResendError | ProtocolError:
+    def _count_gap(self, error: ResendError) -> ResendError | ProtocolError:
         session_id, due = self._session.request.session_id, self._assembler.last_sequence + 1
-        tries = self._tries.count_failure(session_id, f"gap before {due}")
-        return error if tries < MAX_GAPS else ProtocolError(f"{error} ({tries} times in a row)")
+        failures = self._failures.count_failure(session_id, f"gap before {due}")
+        return (
+            error if failures < MAX_GAPS else ProtocolError(f"{error} ({failures} times in a row)")
+        )
 
-    def _unreadable(self, frame: agent_pb2.Frame, error: Exception) -> CompletedFrame | None:
+    def _handle_unreadable(self, frame: agent_pb2.Frame, error: Exception) -> CompletedFrame | None:
         """Give a frame up that failed too often; else let it be sent again."""
         request, number = self._session.request, frame.sequence
         if not number or number != self._assembler.last_sequence:
@@ -252,8 +254,8 @@ class SessionIntake:
             _logger.error(
                 "session %s: frame %d cannot be read", request.session_id, number, exc_info=error
             )
-        tries = self._tries.count_failure(request.session_id, f"frame {number}")
-        if tries < MAX_UNREADABLE_TRIES:
+        failures = self._failures.count_failure(request.session_id, f"frame {number}")
+        if failures < MAX_UNREADABLE_TRIES:
             raise ResendError(f"frame {number} cannot be read: {error}") from None
         self._session.add_finding(f"rank {request.rank}: a frame could not be read: {error}")
         return self._assembler.settle_unreadable(frame)
@@ -262,7 +264,7 @@ class SessionIntake:
         large = head.byte_count > SMALL_RECORD_BYTES
         if large:
             self.flush()
-        answer = self._admission.check_record(head, self._present_room())
+        answer = self._admission.check_record(head, self._current_usage())
         if answer.reason in SPACE_REASONS and self._is_there(head):
             answer = ACCEPTED_VERDICT
         if answer.accepted and large:
@@ -286,24 +288,26 @@ class SessionIntake:
             self._claim([item])
             return
         self.release_budget()
-        frame = item if isinstance(item, ReceivedRecord) else self._judged(item)
+        frame = item if isinstance(item, ReceivedRecord) else self._check_rows(item)
         self._gathered.append(frame)
         self._gathered_cost += _compute_cost(frame)
         full = self._gathered_cost > MAX_GATHERED_BYTES
         if full or len(self._gathered) >= MAX_GATHERED_FRAMES:
             self.flush()
 
-    def _judged(self, item: RecordOutcome | StatisticRowsResult | MetadataFrame) -> FinishedFrame:
+    def _check_rows(
+        self, item: RecordOutcome | StatisticRowsResult | MetadataFrame
+    ) -> FinishedFrame:
         if not isinstance(item, MetadataFrame) or not isinstance(item.declaration, StatisticRows):
             return item
-        refused = self._admission.check_rows(item.declaration, self._present_room())
+        refused = self._admission.check_rows(item.declaration, self._current_usage())
         return StatisticRowsResult(item.frame_id, item.declaration, refused, item.raw)
 
-    def _present_room(self) -> ResourceUsage:
+    def _current_usage(self) -> ResourceUsage:
         # Asked once for all that comes together: that little more under way changes nothing.
-        if self._room is None:
-            self._room = self._look_up_room()
-        return self._room
+        if self._usage is None:
+            self._usage = self._look_up_usage()
+        return self._usage
 
     def _claim(self, items: Sequence[ReceivedRecord | FinishedFrame]) -> None:
         claimed = self._session.claim_frames({item.frame_id.sequence for item in items})
@@ -311,10 +315,10 @@ class SessionIntake:
             left = [item for item in items if item.frame_id.sequence not in claimed]
             self._budget.release(sum(map(_compute_cost, left)), items=len(left))
             items = [item for item in items if item.frame_id.sequence in claimed]
-        parcels = [item for item in items if isinstance(item, ReceivedRecord)]
+        records = [item for item in items if isinstance(item, ReceivedRecord)]
         done = [item for item in items if not isinstance(item, ReceivedRecord)]
-        if parcels:
-            self._workers.submit(parcels)
+        if records:
+            self._workers.submit(records)
         if done:
             self._committer.submit(done, sum(map(_compute_cost, done)))
 

@@ -104,7 +104,7 @@ class RetiredIterations:
         transaction: LedgerTransaction,
         now_us: Callable[[], int],
     ) -> None:
-        self._whole_select, self._transaction, self._now_us = select, transaction, now_us
+        self._ledger_select, self._transaction, self._now_us = select, transaction, now_us
         # Of its own: looking for what is old must not keep frames from being committed.
         self._reading = threading.Lock()
         self._base = open_ledger_for_reading(path)
@@ -135,12 +135,12 @@ class RetiredIterations:
 
     def list_usage(self) -> list[UsageChange]:
         """Return what the tensors of each session take in their tree."""
-        found = self._whole_select(_STORED_BYTES)
+        found = self._ledger_select(_STORED_BYTES)
         return [UsageChange(job_id, str(Path(root)), size) for job_id, root, size in found]
 
     def counts(self) -> dict[str, int]:
         """Return how many iterations of ranks were removed, by job."""
-        return dict(cast("list[tuple[str, int]]", self._whole_select(_RETIRED)))
+        return dict(cast("list[tuple[str, int]]", self._ledger_select(_RETIRED)))
 
     def oldest(self) -> list[EndedIteration]:
         """Return iterations that may be removed, those that ended first in front."""

@@ -270,26 +270,26 @@ def read_stored_rows(row: tuple[Any, ...]) -> StoredStatisticRows:
     return StoredStatisticRows(sequence, raw, json.loads(refused))
 
 
-def make_statistics_row(judged: StatisticRowsResult) -> tuple[str | int | bytes, ...]:
+def make_statistics_row(result: StatisticRowsResult) -> tuple[str | int | bytes, ...]:
     """Return the columns of a frame of figures."""
-    ticket = judged.frame_id
-    refused = {reason: list(places) for reason, places in judged.refused.items()}
+    frame_id = result.frame_id
+    refused = {reason: list(places) for reason, places in result.refused.items()}
     return (
-        ticket.session_id,
-        ticket.sequence,
-        judged.rows.iteration,
-        judged.status.value,
-        judged.kept,
+        frame_id.session_id,
+        frame_id.sequence,
+        result.rows.iteration,
+        result.status.value,
+        result.kept,
         json.dumps(refused),
-        judged.raw,
+        result.raw,
     )
 
 
-def make_end_row(ticket: FrameId, end: IterationEnd) -> tuple[str | int, ...]:
+def make_end_row(frame_id: FrameId, end: IterationEnd) -> tuple[str | int, ...]:
     """Return the columns of the end of an iteration."""
     return (
-        ticket.session_id,
-        ticket.sequence,
+        frame_id.session_id,
+        frame_id.sequence,
         end.iteration,
         end.expected,
         json.dumps(dict(end.dropped)),
@@ -314,9 +314,9 @@ _DECLARATION_KINDS: dict[type, str] = {
 
 def make_metadata_row(declared: MetadataFrame) -> tuple[str | int | bytes, ...]:
     """Return a declaration's columns but the last, `applied`."""
-    ticket = declared.frame_id
+    frame_id = declared.frame_id
     kind = _DECLARATION_KINDS[type(declared.declaration)]
-    return (ticket.session_id, ticket.sequence, kind, declared.raw)
+    return (frame_id.session_id, frame_id.sequence, kind, declared.raw)
 
 
 @lru_cache(maxsize=1024)

@@ -81,23 +81,23 @@ def compute_floor_inodes(policy: ResourcePolicy, space: DiskSpace) -> int:
     return int(policy.keep_free_inodes_ratio * space.total_inodes)
 
 
-def find_limit_reason(room: ResourceUsage, byte_count: int) -> str:
+def find_limit_reason(usage: ResourceUsage, byte_count: int) -> str:
     """Return why a tensor of that size is not taken; empty when there is room for it.
 
     A disk that never said anything refuses nothing: who writes to it will see.
     """
-    policy, space, coming = room.policy, room.space, room.queued_bytes + byte_count
+    policy, space, coming = usage.policy, usage.space, usage.queued_bytes + byte_count
     if byte_count > policy.max_record_bytes:
         return "record_too_large"
     if space.total_bytes and space.free_bytes - coming < compute_floor_bytes(policy, space):
         return "disk_low"
     if space.total_inodes:
-        left = space.free_inodes - room.queued_records - 1
+        left = space.free_inodes - usage.queued_records - 1
         if left < compute_floor_inodes(policy, space):
             return "inodes_low"
-    if policy.disk_bytes and room.used_bytes + coming > policy.disk_bytes:
+    if policy.disk_bytes and usage.used_bytes + coming > policy.disk_bytes:
         return "disk_cap"
-    if policy.job_bytes and room.job_bytes + coming > policy.job_bytes:
+    if policy.job_bytes and usage.job_bytes + coming > policy.job_bytes:
         return "job_quota"
     return ""
 
@@ -176,29 +176,29 @@ class RecordAdmission:
 
     def __init__(self, plan: DumpPlan, device: int) -> None:
         self._plan = plan
-        self._device_taken = selection.decide_device(plan, device).accepted
+        self._device_accepted = selection.decide_device(plan, device).accepted
         self._iteration: tuple[int, bool, str] = (-1, False, "")
         lists = plan.selection.operator_lists
         # Else what is said of an operator is the same for all of its slots, and for all models.
         self._by_tensor = bool(plan.selection.models) or any(each.has_exclusions for each in lists)
-        self._remembered: dict[tuple[object, ...], str] = {}
-        self._remembered_bytes = 0
+        self._reasons: dict[tuple[object, ...], str] = {}
+        self._reasons_bytes = 0
 
-    def check_record(self, head: RecordHead, room: ResourceUsage) -> SelectionVerdict:
+    def check_record(self, head: RecordHead, usage: ResourceUsage) -> SelectionVerdict:
         """Decide on a record that brings its elements."""
         reason = (
             self._iteration_reason(head.iteration, head.switched_on)
             or self._kind_reason(head.kind, head.kind.model, False)
-            or find_limit_reason(room, head.byte_count)
+            or find_limit_reason(usage, head.byte_count)
         )
         return SelectionVerdict(False, reason) if reason else ACCEPTED_VERDICT
 
-    def check_rows(self, rows: StatisticRows, room: ResourceUsage) -> Mapping[str, Sequence[int]]:
+    def check_rows(self, rows: StatisticRows, usage: ResourceUsage) -> Mapping[str, Sequence[int]]:
         """Return the places of the rows of figures that are not taken, by reason."""
         common = self._iteration_reason(rows.iteration, rows.switched_on)
         if common:
             return {common: range(len(rows))} if rows.kinds else {}
-        low, net_name = find_limit_reason(room, 0), self._plan.output.net_name
+        low, net_name = find_limit_reason(usage, 0), self._plan.output.net_name
         refused: defaultdict[str, list[int]] = defaultdict(list)
         for place, kind in enumerate(rows.kinds):
             model = net_name or kind.model or UNNAMED_MODEL
@@ -213,29 +213,31 @@ class RecordAdmission:
         return self._iteration[2]
 
     def _find_reason(self, iteration: int, switched_on: bool) -> str:
-        if not self._device_taken:
+        if not self._device_accepted:
             return "device_excluded"
         if not switched_on and not selection.decide_iteration(self._plan, iteration).accepted:
             return "iteration_excluded"
         return ""
 
-    def _kind_reason(self, kind: TensorKind, model: str, figures: bool) -> str:
-        asked = (kind.op_name, kind.side is _INPUT, kind.dtype, figures)
+    def _kind_reason(self, kind: TensorKind, model: str, is_statistics: bool) -> str:
+        key = (kind.op_name, kind.side is _INPUT, kind.dtype, is_statistics)
         if self._by_tensor:
-            asked = (*asked, model, kind.op_type, kind.slot)
-        reason = self._remembered.get(asked)
+            key = (*key, model, kind.op_type, kind.slot)
+        reason = self._reasons.get(key)
         if reason is None:
-            reason = self._selection_reason(kind, model) or self._type_reason(kind.dtype, figures)
-            self._remember(asked, reason)
+            reason = self._selection_reason(kind, model) or self._type_reason(
+                kind.dtype, is_statistics
+            )
+            self._keep_reason(key, reason)
         return reason
 
-    def _remember(self, asked: tuple[object, ...], reason: str) -> None:
-        size = _ANSWER_BYTES + sum(sys.getsizeof(each) for each in asked if isinstance(each, str))
-        if self._remembered_bytes + size > MAX_REMEMBERED_BYTES:
-            self._remembered.clear()
-            self._remembered_bytes = 0
-        self._remembered[asked] = reason
-        self._remembered_bytes += size
+    def _keep_reason(self, key: tuple[object, ...], reason: str) -> None:
+        size = _ANSWER_BYTES + sum(sys.getsizeof(each) for each in key if isinstance(each, str))
+        if self._reasons_bytes + size > MAX_REMEMBERED_BYTES:
+            self._reasons.clear()
+            self._reasons_bytes = 0
+        self._reasons[key] = reason
+        self._reasons_bytes += size
 
     def _selection_reason(self, kind: TensorKind, model: str) -> str:
         name, side, watched = kind.op_name, kind.side, self._plan.selection.watched
@@ -250,11 +252,11 @@ class RecordAdmission:
         verdict = selection.decide_exclusion(operators, kind.op_type, name, side, kind.slot)
         return "" if verdict.accepted else "tensor_excluded"
 
-    def _type_reason(self, dtype: str, figures: bool) -> str:
+    def _type_reason(self, dtype: str, is_statistics: bool) -> str:
         if dtype not in ELEMENT_TYPES:
             return "unsupported_dtype"
         content = self._plan.content
-        if figures:
+        if is_statistics:
             known = not content.statistics or statistics.has_statistics(dtype)
             return "" if known else "no_statistics"
         return "no_statistics" if content.saved == "statistic" else ""

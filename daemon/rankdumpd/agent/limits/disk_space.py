@@ -84,7 +84,7 @@ class DiskGauge:
         now = self._clock()
         with self._lock:
             disks = list(self._disks.items())
-        return [said for name, disk in disks if (said := _describe_silence(name, disk, now))]
+        return [finding for name, disk in disks if (finding := _describe_silence(name, disk, now))]
 
     def _known(self, name: str) -> _DiskSample:
         if name not in self._disks:

@@ -25,7 +25,7 @@ class ResourceLimits:
     def __init__(
         self,
         policy: ResourcePolicy,
-        cap: MemoryShares,
+        memory_shares: MemoryShares,
         budget: QueueBudget,
         usage: DumpUsage,
         slabs: SlabFolder,
@@ -34,7 +34,7 @@ class ResourceLimits:
     ) -> None:
         self.policy = policy
         """May be replaced by another at any time."""
-        self._cap, self._budget, self._usage = cap, budget, usage
+        self._memory_shares, self._budget, self._usage = memory_shares, budget, usage
         self._slabs = slabs
         self._disk = disk or DiskGauge()
 
@@ -87,11 +87,11 @@ class ResourceLimits:
         """Return what queue, slabs and sessions take."""
         held = self._slabs.held_bytes + live_sessions * SESSION_BYTES
         used = self._budget.used_bytes + held
-        return MemoryStatus(used, self._cap.total_bytes)
+        return MemoryStatus(used, self._memory_shares.total_bytes)
 
     def findings(self, sessions: Iterable[RankSession]) -> list[str]:
         """Return the limits that are near or reached, a sentence each, and silent disks."""
-        near = [said for root in _list_roots(sessions) for said in self._of_disk(root)]
+        near = [finding for root in _list_roots(sessions) for finding in self._of_disk(root)]
         near += rules.list_cap_warnings(self.policy, self._usage.total)
         for job_id, taken, _ in self._usage.jobs():
             near += rules.list_job_warnings(self.policy, job_id, taken)

@@ -35,18 +35,18 @@ class StreamTextTable:
 
     def __init__(self) -> None:
         self._indexes = {"": 0}
-        self._said = 1
+        self._sent = 1
 
     def added(self) -> coordinator_pb2.Texts | None:
         """Return what the other side does not know yet; call it once a message."""
-        texts = list(self._indexes)[self._said :] if self._said < len(self._indexes) else []
-        first, self._said = self._said, len(self._indexes)
+        texts = list(self._indexes)[self._sent :] if self._sent < len(self._indexes) else []
+        first, self._sent = self._sent, len(self._indexes)
         return coordinator_pb2.Texts(first=first, texts=texts) if texts else None
 
     def renew(self) -> None:
         """Start anew if there are too many; what `added` returns next says so."""
         if len(self._indexes) > MAX_TEXTS:
-            self._indexes, self._said = {"": 0}, 0
+            self._indexes, self._sent = {"": 0}, 0
 
     def point(self, columns: events_pb2.EventColumns) -> None:
         """Let a batch with names of its own point into the table instead."""
@@ -188,7 +188,7 @@ class ReporterTimes:
     last_retry_s: float = 5.0
     answer_s: float = 60.0
     """A coordinator that answers nothing for so long is given up."""
-    knock_s: float = 5.0
+    probe_s: float = 5.0
     """How long a coordinator that has nothing to take may need to say that it is there."""
     clock_s: float = 0.5
     """An answer that takes longer would say nothing about clocks."""
@@ -218,17 +218,17 @@ class ReportStream:
         *,
         times: ReporterTimes,
         careful_to: int,
-        prepared: Callable[[_Request, int | None], None],
-        overdue: Callable[[], None],
+        complete: Callable[[_Request, int | None], None],
+        on_overdue: Callable[[], None],
     ) -> None:
         """Send items up to `careful_to` one by one.
 
-        `prepared` says the rest of each message, and is told up to which number the log is told
+        `complete` says the rest of each message, and is told up to which number the log is told
         with it; None before the coordinator has answered.
         """
         self._log, self._changed, self._times = log, changed, times
         self._careful_to = careful_to
-        self._prepared, self._overdue = prepared, overdue
+        self._complete, self._on_overdue = complete, on_overdue
         self.received = 0
         self.unread: _Span | None = None
         """Items among which is one that is damaged in the ledger."""
@@ -238,16 +238,16 @@ class ReportStream:
         self._messages = ReportMessages()
         self._composing = threading.Lock()
         self._read: deque[ReportItem] = deque()
-        self._read_to = self._told_to = 0
+        self._read_to = self._sent_to = 0
         self._news = True
         self._unanswered: deque[_Span] = deque()
-        self._heard_us = times.now().monotonic_us
+        self._answered_us = times.now().monotonic_us
 
     def requests(self) -> Iterator[_Request]:
         """Yield what is to be sent, as answers make room for it, and nothing behind an item that
         cannot be read.
         """
-        request = self._said(())
+        request = self._make_request(())
         while request is not None:
             yield request
             request = self._next()
@@ -256,18 +256,20 @@ class ReportStream:
         """Take the answer to the oldest request without one."""
         # A power loss, or a folder that was put back, may have taken numbers from the log that the
         # coordinator has heard: nothing else may get them.
-        again = 0 if self._greeted else self._log.begin_after(_find_highest(answer))
+        renumbered = 0 if self._greeted else self._log.begin_after(_find_highest(answer))
         with self._changed:
-            self._heard_us = self._times.now().monotonic_us
+            self._answered_us = self._times.now().monotonic_us
             if self._unanswered:
                 self._unanswered.popleft()
             self._acknowledged = max(self._acknowledged, answer.acknowledged_sequence)
             self.received = max(self.received, answer.received_sequence, self._acknowledged)
             if not self._greeted:
                 self._greeted = True
-                if again:
+                if renumbered:
                     _logger.warning(
-                        "%d items are renumbered behind %d and reported again", again, self.received
+                        "%d items are renumbered behind %d and reported again",
+                        renumbered,
+                        self.received,
                     )
                     self._acknowledged = self.received
                 self._read_to, self._known = self._acknowledged, self.received
@@ -307,12 +309,12 @@ class ReportStream:
                     self._changed.wait_for(self._may_go_on, self._times.heartbeat_s)
                     if self._over:
                         return None
-                    room = self._has_room()
-                    silent_us = self._times.now().monotonic_us - self._heard_us
-                if room:
-                    return self._said(self._gathered())
+                    may_send = self._has_room()
+                    silent_us = self._times.now().monotonic_us - self._answered_us
+                if may_send:
+                    return self._make_request(self._collect_items())
                 if silent_us > self._times.answer_s * 1e6:
-                    self._overdue()
+                    self._on_overdue()
 
     def _may_go_on(self) -> bool:
         return self._over or (self._has_room() and (self._news or bool(self._read)))
@@ -321,7 +323,7 @@ class ReportStream:
         careful = bool(self._unanswered) and 0 < self._unanswered[-1][0] <= self._careful_to
         return self._greeted and len(self._unanswered) < (1 if careful else MAX_UNANSWERED)
 
-    def _said(self, items: tuple[ReportItem, ...]) -> _Request | None:
+    def _make_request(self, items: tuple[ReportItem, ...]) -> _Request | None:
         span = (items[0].number, items[-1].number) if items else (0, 0)
         try:
             request = self._messages.of(items)
@@ -331,15 +333,15 @@ class ReportStream:
             self.unread = span
             return None
         if items:
-            self._told_to = span[1]
-        self._prepared(request, max(self._told_to, self.received) if self._greeted else None)
+            self._sent_to = span[1]
+        self._complete(request, max(self._sent_to, self.received) if self._greeted else None)
         with self._changed:
             if not self._unanswered:
-                self._heard_us = self._times.now().monotonic_us
+                self._answered_us = self._times.now().monotonic_us
             self._unanswered.append(span)
         return request
 
-    def _gathered(self) -> tuple[ReportItem, ...]:
+    def _collect_items(self) -> tuple[ReportItem, ...]:
         if not self._read:
             # First: what is entered while this reads is looked for again.
             self._news = False
@@ -355,13 +357,13 @@ class ReportStream:
             if found and (
                 events > MAX_REQUEST_EVENTS
                 or size > MAX_REQUEST_BYTES
-                or self._parts(found[-1], item)
+                or self._must_separate(found[-1], item)
             ):
                 break
             found.append(self._read.popleft())
         return tuple(found)
 
-    def _parts(self, earlier: ReportItem, later: ReportItem) -> bool:
+    def _must_separate(self, earlier: ReportItem, later: ReportItem) -> bool:
         """Return whether two items must not share a message.
 
         What has arrived before is told again, and a message that held something new besides would

@@ -78,13 +78,13 @@ class QuietRankTracker:
 
     def __init__(self, quiet: Callable[[], Iterable[QuietRank]]) -> None:
         self._quiet = quiet
-        self._before: frozenset[QuietRank] = frozenset()
-        self._found: tuple[QuietRank, ...] = ()
+        self._previous: frozenset[QuietRank] = frozenset()
+        self._confirmed: tuple[QuietRank, ...] = ()
         self._until_us = self._newest = 0
 
     def begin(self) -> None:
         """Begin a stream: what was found for an earlier one may come too late now."""
-        self._before, self._found = frozenset(), ()
+        self._previous, self._confirmed = frozenset(), ()
 
     def update(self, *, now_us: int, newest: Callable[[], int]) -> None:
         """See who is quiet, and since the last look; `newest` returns the last number of the log.
@@ -92,16 +92,16 @@ class QuietRankTracker:
         One look would not do: the next frame may be about to come.
         """
         quiet = frozenset(self._quiet())
-        self._found = tuple(quiet & self._before)
+        self._confirmed = tuple(quiet & self._previous)
         # Behind the look: what quiet ranks have sent stands in the log by now.
-        self._before, self._newest = quiet, newest()
+        self._previous, self._newest = quiet, newest()
         self._until_us = now_us - REPORT_DELAY_US
 
     def pop_quiet_ranks(self, number: int) -> tuple[tuple[QuietRank, ...], int]:
         """Return who is known up to when, now that the log is told up to a number; each once."""
         if number < self._newest:
             return (), 0
-        found, self._found = self._found, ()
+        found, self._confirmed = self._confirmed, ()
         return found, self._until_us
 
 
@@ -165,35 +165,35 @@ class CoordinatorReporter:
         *,
         load: Callable[[], AgentLoad],
         warn: Callable[[str, str], None],
-        tell_again: Callable[[], None],
+        on_forgotten: Callable[[], None],
         quiet: Callable[[], Iterable[QuietRank]] = tuple,
         credentials: TlsCredentials | None = None,
         times: ReporterTimes | None = None,
     ) -> None:
-        """Call `warn` with a job and a text, `tell_again` when the coordinator forgot sessions.
+        """Call `warn` with a job and a text, `on_forgotten` when the coordinator forgot sessions.
 
         `quiet` returns the ranks of which nothing is under way.
         """
         self._address, self._log = address, log
-        self._load, self._warn, self._tell_again = load, warn, tell_again
+        self._load, self._warn, self._on_forgotten = load, warn, on_forgotten
         self._credentials = credentials
         self._agent_id = log.agent_id()
         self._host_id = machine.read_host_id()
         self._times = times or ReporterTimes()
-        self._timing = ClockEstimator(self._times)
-        self._hearing = QuietRankTracker(quiet)
+        self._clock = ClockEstimator(self._times)
+        self._quiet_ranks = QuietRankTracker(quiet)
         self._changed = threading.Condition()
-        self._conversation: ReportStream | None = None
+        self._stream: ReportStream | None = None
         self._call: grpc.Call | None = None
         self._received = self._careful_to = self._woken_to = 0
         self._warnings: dict[tuple[str, str], None] = {}
-        self._figures = (0, 0)
+        self._event_counts = (0, 0)
         self._unentered = 0
         self._outage: CoordinatorOutage | None = None
         self._failures = 0
-        self._again = False
+        self._retry_now = False
         """Try now: somebody waits for it."""
-        self._said = ""
+        self._logged = ""
         self._stopping = False
         self._thread: threading.Thread | None = None
 
@@ -204,7 +204,7 @@ class CoordinatorReporter:
         outage = self._outage
         waits = outage is not None and outage.is_worth_logging(self._now_s())
         return [
-            *([self._undelivered(outage)] if outage and waits else []),
+            *([self._describe_outage(outage)] if outage and waits else []),
             *(f"{n} {what} never reached the coordinator" for what, n in lost.items() if n),
         ]
 
@@ -239,8 +239,8 @@ class CoordinatorReporter:
         if self._address and self._log.newest != self._woken_to:
             self._woken_to = self._log.newest
             with self._changed:
-                if self._conversation:
-                    self._conversation.wake()
+                if self._stream:
+                    self._stream.wake()
                 self._changed.notify_all()
 
     def start(self) -> None:
@@ -263,21 +263,23 @@ class CoordinatorReporter:
         if not self._address:
             return 0
         with self._changed:
-            failures, self._again = self._failures, True
+            failures, self._retry_now = self._failures, True
             self._changed.notify_all()
             if self._outage:
                 timeout_s = min(timeout_s, LAST_TRY_TIMEOUT_S)
-            self._changed.wait_for(lambda: self._flushed(failures), timeout_s)
-            return self._left()
+            self._changed.wait_for(lambda: self._is_flushed(failures), timeout_s)
+            return self._count_waiting()
 
     def leave(self, folder: str) -> None:
         """Say what stays in the ledger for the next agent of its folder."""
-        items = self._left() if self._address else 0
+        items = self._count_waiting() if self._address else 0
         if items:
             outage = self._outage
             waits = f"messages waiting: {items:,}"
-            said = self._undelivered(outage) if outage else waits
-            _logger.warning("%s; they stay in %s until an agent starts there again", said, folder)
+            message = self._describe_outage(outage) if outage else waits
+            _logger.warning(
+                "%s; they stay in %s until an agent starts there again", message, folder
+            )
 
     def stop(self) -> None:
         """End at once; may be repeated."""
@@ -290,17 +292,19 @@ class CoordinatorReporter:
             self._thread.join()
             self._thread = None
 
-    def _left(self) -> int:
+    def _count_waiting(self) -> int:
         return self._log.waiting(self._received)[0]
 
-    def _flushed(self, failures: int) -> bool:
+    def _is_flushed(self, failures: int) -> bool:
         tried = self._failures > failures
-        return self._left() == 0 or is_hopeless(self._outage, now_s=self._now_s(), tried=tried)
+        return self._count_waiting() == 0 or is_hopeless(
+            self._outage, now_s=self._now_s(), tried=tried
+        )
 
     def _now_s(self) -> float:
         return self._times.now().wall_us / 1e6
 
-    def _undelivered(self, outage: CoordinatorOutage) -> str:
+    def _describe_outage(self, outage: CoordinatorOutage) -> str:
         items, events = self._log.waiting(self._received)
         return describe_outage(self._address, outage, items=items, events=events)
 
@@ -309,10 +313,10 @@ class CoordinatorReporter:
         while not self._stopping:
             received, careful_to = self._received, self._careful_to
             try:
-                self._knock()
-                self._converse()
+                self._wait_for_reports()
+                self._report()
             except (grpc.RpcError, RankdumpError) as failure:
-                self._judge(failure)
+                self._handle_failure(failure)
             except Exception:
                 _logger.exception("a report to coordinator %s failed", self._address)
             if (self._received, self._careful_to) != (received, careful_to):
@@ -321,18 +325,18 @@ class CoordinatorReporter:
             with self._changed:
                 self._failures += 1
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._stopping or self._again, pause_s)
-                self._again = False
+                self._changed.wait_for(lambda: self._stopping or self._retry_now, pause_s)
+                self._retry_now = False
 
-    def _knock(self) -> None:
+    def _wait_for_reports(self) -> None:
         """See that the coordinator is there, and wait until there is something to tell."""
         with self._changed:
-            if self._received or self._left():
+            if self._received or self._count_waiting():
                 return
         with open_channel(self._address, self._credentials) as channel:
             stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
             asked = coordinator_pb2.ClockRequest()
-            self._call = call = stub.Clock.future(asked, timeout=self._times.knock_s)
+            self._call = call = stub.Clock.future(asked, timeout=self._times.probe_s)
             with self._changed:
                 if self._stopping:
                     call.cancel()
@@ -342,34 +346,34 @@ class CoordinatorReporter:
                 return
         with self._changed:
             self._call = None
-            self._reached()
-            self._changed.wait_for(lambda: self._stopping or self._left() > 0)
+            self._note_reachable()
+            self._changed.wait_for(lambda: self._stopping or self._count_waiting() > 0)
 
-    def _converse(self) -> None:
+    def _report(self) -> None:
         if self._stopping:
             return
         with open_channel(self._address, self._credentials) as channel:
             stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
-            conversation = ReportStream(
+            stream = ReportStream(
                 self._log,
                 self._changed,
                 times=self._times,
                 careful_to=self._careful_to,
-                prepared=lambda request, told: self._prepare(request, told, stub),
-                overdue=self._break_off,
+                complete=lambda request, sent_to: self._complete_request(request, sent_to, stub),
+                on_overdue=self._break_off,
             )
-            self._timing.reconnected()
-            self._hearing.begin()
-            answers = stub.Report(conversation.requests())
+            self._clock.reconnected()
+            self._quiet_ranks.begin()
+            answers = stub.Report(stream.requests())
             with self._changed:
-                self._conversation, self._call = conversation, answers
+                self._stream, self._call = stream, answers
                 if self._stopping:
                     answers.cancel()
             try:
                 for number, answer in enumerate(answers):
-                    self._take(conversation, answer, greeting=number == 0)
-                if conversation.unread:
-                    first, last = conversation.unread
+                    self._handle_answer(stream, answer, greeting=number == 0)
+                if stream.unread:
+                    first, last = stream.unread
                     raise CorruptedError(
                         f"items {first} to {last} of the report log cannot be read"
                     )
@@ -377,28 +381,28 @@ class CoordinatorReporter:
                 with self._changed:
                     self._call = None
                 answers.cancel()
-                conversation.end()
+                stream.end()
 
     def _break_off(self) -> None:
         with self._changed:
             if self._call:
                 self._call.cancel()
 
-    def _take(
+    def _handle_answer(
         self,
-        conversation: ReportStream,
+        stream: ReportStream,
         answer: coordinator_pb2.ReportResponse,
         *,
         greeting: bool,
     ) -> None:
         if greeting and answer.acknowledged_sequence < self._log.acknowledged_to():
-            self._tell_again()
-        conversation.handle_answer(answer)
+            self._on_forgotten()
+        stream.handle_answer(answer)
         with self._changed:
-            self._received = conversation.received
-            self._reached()
-            given = dict.fromkeys((each.job_id, each.text) for each in answer.warnings)
-            new = [each for each in given if each not in self._warnings]
+            self._received = stream.received
+            self._note_reachable()
+            received = dict.fromkeys((each.job_id, each.text) for each in answer.warnings)
+            new = [each for each in received if each not in self._warnings]
             self._warnings.update(dict.fromkeys(new))
             for earliest in list(self._warnings)[: len(self._warnings) - MAX_WARNINGS]:
                 del self._warnings[earliest]
@@ -406,49 +410,49 @@ class CoordinatorReporter:
         for job_id, text in new:
             self._warn(job_id, text)
 
-    def _reached(self) -> None:
+    def _note_reachable(self) -> None:
         outage, self._outage = self._outage, None
-        if self._said and outage:
+        if self._logged and outage:
             away_s = self._now_s() - outage.since_s
             _logger.info("coordinator %s accepts reports again after %.0f s", self._address, away_s)
-        self._said = ""
+        self._logged = ""
 
-    def _prepare(
+    def _complete_request(
         self,
         request: coordinator_pb2.ReportRequest,
-        told: int | None,
+        sent_to: int | None,
         stub: coordinator_pb2_grpc.CoordinatorServiceStub,
     ) -> None:
         """Say who reports, and how this host stands; what costs something, once a second."""
-        if told is not None:
-            if self._timing.keep_up(stub):
-                self._figures = (self._log.waiting(self._received)[1], self._log.lost()[0])
-                self._hearing.update(now_us=self._times.now().wall_us, newest=self._log.last)
-            heard, until_us = self._hearing.pop_quiet_ranks(told)
-            for each in heard:
+        if sent_to is not None:
+            if self._clock.keep_up(stub):
+                self._event_counts = (self._log.waiting(self._received)[1], self._log.lost()[0])
+                self._quiet_ranks.update(now_us=self._times.now().wall_us, newest=self._log.last)
+            quiet_ranks, until_us = self._quiet_ranks.pop_quiet_ranks(sent_to)
+            for each in quiet_ranks:
                 about = {"job_id": each.job_id, "rank": each.rank, "session_id": each.session_id}
                 request.heard.add(until_us=until_us, **about)
         request.agent_id = self._agent_id
         request.host, request.host_id = socket.gethostname(), self._host_id
         request.load.CopyFrom(status_messages.load_to_wire(self._load()))
-        clock = copy_fields(self._timing.estimate(), ClockEstimate)
+        clock = copy_fields(self._clock.estimate(), ClockEstimate)
         request.clock.CopyFrom(coordinator_pb2.ClockEstimate(**clock))
-        request.held_events, request.lost_events = self._figures
+        request.held_events, request.lost_events = self._event_counts
 
-    def _judge(self, failure: grpc.RpcError | RankdumpError) -> None:
+    def _handle_failure(self, failure: grpc.RpcError | RankdumpError) -> None:
         """Give up the item that is refused or damaged: it would fail the same way for ever."""
         error = make_error(failure) if isinstance(failure, grpc.RpcError) else failure
         if isinstance(error, UnavailableError):
             error = explain_unavailable(error, self._address, self._credentials)
-        spans = self._conversation.unanswered() if self._conversation else []
+        spans = self._stream.unanswered() if self._stream else []
         # A certificate that is not believed says nothing about the item.
         passes = isinstance(error, UnavailableError | ForbiddenError | ConfigError)
         refused = not passes and bool(spans)
         if not refused:
-            self._note(error)
+            self._note_outage(error)
             return
-        if str(error) != self._said and not self._stopping:
-            self._said = str(error)
+        if str(error) != self._logged and not self._stopping:
+            self._logged = str(error)
             _logger.error("coordinator %s: %s", self._address, error)
         first, last = spans[0]
         if len(spans) == 1 and first == last:
@@ -456,7 +460,7 @@ class CoordinatorReporter:
         # Which one of several it was shows when each comes alone.
         self._careful_to = max(self._careful_to, spans[-1][1])
 
-    def _note(self, error: RankdumpError) -> None:
+    def _note_outage(self, error: RankdumpError) -> None:
         """Remember that nothing is delivered, and say so when that is news."""
         now_s, before = self._now_s(), self._outage
         outage = CoordinatorOutage(
@@ -465,6 +469,6 @@ class CoordinatorReporter:
             refused=not isinstance(error, RetryableError),
         )
         self._outage = outage
-        if outage.reason != self._said and outage.is_worth_logging(now_s) and not self._stopping:
-            self._said = outage.reason
-            _logger.warning("%s", self._undelivered(outage))
+        if outage.reason != self._logged and outage.is_worth_logging(now_s) and not self._stopping:
+            self._logged = outage.reason
+            _logger.warning("%s", self._describe_outage(outage))

@@ -35,7 +35,7 @@ class IterationPart:
     tree: DumpTree
     lock: TreeLock
     layout: Layout
-    stand: TreeContext
+    context: TreeContext
     retired: RetiredIteration
 
     @property
@@ -128,7 +128,7 @@ def _make_pattern(part: IterationPart) -> tuple[list[str | None], int]:
 
     def way(net_name: str, graph: int, iteration: int) -> list[str]:
         folder = part.layout.make_folder(
-            part.stand,
+            part.context,
             rank=rank,
             net_name=net_name,
             graph=graph,

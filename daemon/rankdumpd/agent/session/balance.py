@@ -48,10 +48,10 @@ class IterationTally:
         self.bytes_in += bytes_in
         self.bytes_stored += bytes_stored
 
-    def count_rows(self, judged: StatisticRowsResult) -> None:
+    def count_rows(self, result: StatisticRowsResult) -> None:
         """Add rows of figures: they bring no bytes, and no file stores them."""
-        self._keep(judged.status, judged.kept)
-        for reason, places in judged.refused.items():
+        self._keep(result.status, result.kept)
+        for reason, places in result.refused.items():
             self._drop(reason, len(places))
 
     def end(self, end: IterationEnd) -> None:
@@ -116,7 +116,7 @@ class SessionTallies:
         for end in ends:
             self._tallies[end.iteration].end(_make_end(end))
 
-    def add(self, outcomes: Iterable[RecordOutcome], judged: Iterable[StatisticRowsResult]) -> None:
+    def add(self, outcomes: Iterable[RecordOutcome], result: Iterable[StatisticRowsResult]) -> None:
         """Add records and rows of figures that stand in the ledger now."""
         for outcome in outcomes:
             self._tallies[outcome.head.iteration].count(
@@ -125,7 +125,7 @@ class SessionTallies:
                 bytes_in=outcome.head.byte_count,
                 bytes_stored=outcome.bytes_stored,
             )
-        for frame in judged:
+        for frame in result:
             self._tallies[frame.rows.iteration].count_rows(frame)
 
     def adjust_stored_bytes(self, iteration: int, more_bytes: int) -> None:

@@ -27,11 +27,11 @@ class PendingMetadata:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._items: dict[int, MetadataFrame] = {}
-        self._begun_to = self._read_to = self._told_to = 0
+        self._begun_to = self._read_to = self._reported_to = 0
         self._behind = False
         self.is_suspended = False
         """An effect failed and is tried again later: until then nothing takes effect."""
-        self.complaint = ""
+        self.problem = ""
         """Why something of the session waits for its disk, for people."""
 
     @property
@@ -71,7 +71,7 @@ class PendingMetadata:
             if first is None or first > watermark:
                 return None
             if self.is_suspended:
-                self._told_to = first
+                self._reported_to = first
             else:
                 self._begun_to = max(self._begun_to, first)
             return self._items.pop(first)
@@ -85,7 +85,9 @@ class PendingMetadata:
         with self._lock:
             kept = [*self._items.values(), *([failed] if failed else [])]
             ends = {item.frame_id.sequence: item for item in kept if _is_end(item)}
-            self._items = {number: end for number, end in ends.items() if number > self._told_to}
+            self._items = {
+                number: end for number, end in ends.items() if number > self._reported_to
+            }
             self.is_suspended, self._behind = True, False
 
     def resume(self) -> None:
@@ -101,9 +103,9 @@ class PendingMetadata:
             self._read_to = max(self._items, default=self._read_to)
             self._behind = not all_there
 
-    def complaints(self) -> list[str]:
+    def problems(self) -> list[str]:
         """Return why something waits, a sentence; nothing when nothing does."""
-        return [self.complaint] if self.complaint else []
+        return [self.problem] if self.problem else []
 
 
 def _is_end(item: MetadataFrame) -> bool:

@@ -64,9 +64,9 @@ class SessionRing(Protocol):
 
 
 def make_session_status(
-    request: SessionRequest, plan: DumpPlan, state: SessionState, farewell: SessionEnd
+    request: SessionRequest, plan: DumpPlan, state: SessionState, end: SessionEnd
 ) -> SessionStatus:
-    """Return who a session is and how it stands; `farewell` is empty until it says goodbye."""
+    """Return who a session is and how it stands; `end` is empty until it says goodbye."""
     return SessionStatus(
         request.job_id,
         request.session_id,
@@ -77,8 +77,8 @@ def make_session_status(
         request.pid,
         state=state,
         excluded=selection.decide_device(plan, request.device).reason,
-        iterations_seen=farewell.iterations_seen,
-        notes=farewell.notes,
+        iterations_seen=end.iterations_seen,
+        notes=end.notes,
         framework=request.framework,
         device_target=request.device_target,
         selected=plan.selection.iterations.text,
@@ -132,17 +132,17 @@ class RankSession:
         self.excluded = selection.decide_device(plan, request.device).reason
         self._lock = threading.Lock()
         self._expected = True
-        self._farewell: SessionEnd | None = None
+        self._end: SessionEnd | None = None
         self._progress = CommitProgress()
         self._acknowledged = 0
-        self._under_way: set[int] = set()
+        self._in_flight: set[int] = set()
         self._tallies = SessionTallies()
-        self._troubles: dict[str, None] = {}
+        self._findings: dict[str, None] = {}
         self._warnings: dict[str, None] = {}
         self._listener: SessionListener | None = None
         self._ring: SessionRing | None = None
         self._slab_waits = False
-        self._gone = False
+        self._process_ended = False
         """Its process has ended, and all it left was taken in."""
 
     def restore(
@@ -161,7 +161,7 @@ class RankSession:
         if self.storage.tables is not None:
             self.storage.tables.expect_existing_rows()
         if row.state is SessionState.CLOSED:
-            self._farewell = SessionEnd(row.iterations_seen, row.notes)
+            self._end = SessionEnd(row.iterations_seen, row.notes)
         self.program = ProgramOrder(row.ordered_graphs)
         self._progress = CommitProgress(row.watermark, beyond)
         self._acknowledged = self._progress.watermark
@@ -186,12 +186,12 @@ class RankSession:
     @property
     def idle(self) -> bool:
         """Whether no stream is connected and no frame under way."""
-        return self._listener is None and not self._under_way
+        return self._listener is None and not self._in_flight
 
     @property
     def closed(self) -> bool:
         """Whether it said goodbye, and nothing came after that."""
-        return self._farewell is not None
+        return self._end is not None
 
     @property
     def over(self) -> bool:
@@ -206,8 +206,8 @@ class RankSession:
         A rank that may come back, or that said goodbye, is not quiet.
         """
         with self._lock:
-            listener, busy = self._listener, bool(self._under_way) or self.closed
-            rest = self._gone if listener is None else listener.at_rest
+            listener, busy = self._listener, bool(self._in_flight) or self.closed
+            rest = self._process_ended if listener is None else listener.at_rest
             if busy or not rest:
                 return None
             request = self.request
@@ -218,21 +218,21 @@ class RankSession:
 
         Asked without the lock, for every frame: `claim` has the last word.
         """
-        return sequence in self._progress or sequence in self._under_way
+        return sequence in self._progress or sequence in self._in_flight
 
     def claim_frames(self, sequences: set[int]) -> set[int]:
         """Take responsibility for frames that arrived whole; return those that nobody has."""
         with self._lock:
             new = {number for number in sequences if not self.is_known(number)}
             if new:
-                self._under_way.update(new)
-                self._farewell = None
+                self._in_flight.update(new)
+                self._end = None
             return new
 
     def release_frames(self, sequences: Iterable[int], reason: str) -> None:
         """Give frames up that could not be settled: the rank is to send them again."""
         with self._lock:
-            self._under_way.difference_update(sequences)
+            self._in_flight.difference_update(sequences)
             listener, ring = self._listener, self._ring
         if ring:
             ring.abandon(reason)
@@ -242,16 +242,16 @@ class RankSession:
     def count_committed(
         self,
         outcomes: Collection[RecordOutcome],
-        judged: Collection[StatisticRowsResult],
+        row_results: Collection[StatisticRowsResult],
         declared: Collection[MetadataFrame],
     ) -> None:
         """Count frames that stand in the ledger now."""
         with self._lock:
-            self._tallies.add(outcomes, judged)
-            settled = [each.frame_id.sequence for each in (*outcomes, *judged, *declared)]
+            self._tallies.add(outcomes, row_results)
+            settled = [each.frame_id.sequence for each in (*outcomes, *row_results, *declared)]
             self.pending.add(declared)
             self._progress.add(settled)
-            self._under_way.difference_update(settled)
+            self._in_flight.difference_update(settled)
 
     def adjust_stored_bytes(self, iteration: int, more_bytes: int) -> None:
         """Count that kept tensors take another room than they did."""
@@ -271,13 +271,13 @@ class RankSession:
     def close_by_rank(self, end: SessionEnd) -> None:
         """Close the session: the rank has nothing more to send."""
         with self._lock:
-            self._farewell = end
+            self._end = end
 
     def add_finding(self, sentence: str) -> bool:
         """Remember what people should know of this session; return whether that is new."""
         with self._lock:
-            new = sentence not in self._troubles
-            self._troubles.setdefault(sentence)
+            new = sentence not in self._findings
+            self._findings.setdefault(sentence)
             return new
 
     def warn(self, text: str) -> None:
@@ -322,7 +322,7 @@ class RankSession:
         with self._lock:
             self.request = dataclasses.replace(request, plan_json=self.request.plan_json)
             self.token = secrets.token_bytes(16)
-            self._expected, self._gone = True, False
+            self._expected, self._process_ended = True, False
 
     def connect(self, listener: SessionListener) -> None:
         """Make a stream the only one of this session; an earlier one is ended."""
@@ -349,16 +349,16 @@ class RankSession:
 
     def mark_lost(self) -> None:
         """Note that its process is gone."""
-        self._expected, self._gone = False, True
+        self._expected, self._process_ended = False, True
 
     def status(self) -> SessionStatus:
         """Return who this is and how it stands."""
         with self._lock:
-            farewell = self._farewell or SessionEnd(0)
-            return make_session_status(self.request, self.plan, self._state(), farewell)
+            end = self._end or SessionEnd(0)
+            return make_session_status(self.request, self.plan, self._state(), end)
 
     def _state(self) -> SessionState:
-        if self._farewell:
+        if self._end:
             return SessionState.CLOSED
         if self._listener or self._expected:
             return SessionState.OPEN
@@ -372,8 +372,8 @@ class RankSession:
     def findings(self) -> list[str]:
         """Return what people should know of this session."""
         return [
-            *self._troubles,
-            *self.pending.complaints(),
+            *self._findings,
+            *self.pending.problems(),
             *balance.list_balance_findings(self.status(), self.iterations()),
         ]
 
@@ -383,11 +383,11 @@ def prepare_tree(session: RankSession, request: SessionRequest) -> None:
 
     May be repeated after an OSError.
     """
-    outlet = session.storage
-    outlet.lock.acquire()
-    if outlet.layout.api_files is not None:
-        outlet.tree.make(
-            f"{outlet.layout.rank_folder(request.rank)}/{outlet.layout.api_files.folder}"
+    storage = session.storage
+    storage.lock.acquire()
+    if storage.layout.api_files is not None:
+        storage.tree.make(
+            f"{storage.layout.rank_folder(request.rank)}/{storage.layout.api_files.folder}"
         )
     else:
-        rank_files.write_rank_metadata(outlet.tree, request, session.plan, outlet.stand.profile)
+        rank_files.write_rank_metadata(storage.tree, request, session.plan, storage.context.profile)

@@ -141,7 +141,7 @@ class SessionRestorer:
         """
         try:
             row = self._ledger.find(session_id)
-            session = self._restored(row) if row else None
+            session = self._restore(row) if row else None
             if session:
                 _check_reportable(session)
             return session
@@ -152,7 +152,7 @@ class SessionRestorer:
                 raise UnavailableError(f"session {session_id!r}: {error}") from error
             raise CorruptedError(f"the ledger is damaged: {error!r}") from error
 
-    def _restored(self, row: LedgerSessionRow) -> RankSession:
+    def _restore(self, row: LedgerSessionRow) -> RankSession:
         session_id = row.request.session_id
         session = RankSession(row.request, read_checked_plan(row.request))
         session.restore(
@@ -186,24 +186,24 @@ class RejectedSessions:
     """Remembers which, and why."""
 
     def __init__(self) -> None:
-        self._said: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
 
     def add(self, session_id: str, error: Exception) -> None:
         """Give a session up, and say so in the log."""
-        said = make_printable(
+        message = make_printable(
             f"session {session_id!r} cannot be resumed: {error}", _MAX_CAUSE_CHARACTERS
         )
-        _logger.error(said, extra={"session": session_id})
-        self._said[session_id] = said
+        _logger.error(message, extra={"session": session_id})
+        self._reasons[session_id] = message
 
     def check(self, session_id: str) -> None:
         """Raise RefusedError for a session that was given up."""
-        if session_id in self._said:
-            raise RejectedError(f"{self._said[session_id]}; a new session is accepted")
+        if session_id in self._reasons:
+            raise RejectedError(f"{self._reasons[session_id]}; a new session is accepted")
 
     def findings(self) -> list[str]:
         """Return a sentence for each."""
-        return [f"{said}; its rank is rejected" for said in self._said.values()]
+        return [f"{message}; its rank is rejected" for message in self._reasons.values()]
 
 
 CONNECT_TIMEOUT_S = 60.0
@@ -252,27 +252,27 @@ class SessionRegistry:
         ledger: AgentLedger,
         *,
         max_record_bytes: int,
-        room: Callable[[int], str],
+        capacity_fault: Callable[[int], str],
         read_declared: Callable[[bytes, str], MetadataFrame],
         meters: MetricCounters,
         max_sessions: int = 4096,
         roots: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Ask `room` with the sessions that are here why there is none for another.
+        """Ask `capacity_fault` with the sessions that are here why there is none for another.
 
         `roots` are the folders that trees may be in, any when there are none.
         """
         self._ledger = ledger
-        self._remembered = SessionRestorer(ledger, read_declared)
-        self._room = room
+        self._restorer = SessionRestorer(ledger, read_declared)
+        self._capacity_fault = capacity_fault
         self._max_record_bytes = max_record_bytes
         self._max_sessions, self._roots = max_sessions, roots
-        self._lobby = PendingSessions(clock)
+        self._pending = PendingSessions(clock)
         self._meters = meters
         self._lock = threading.RLock()
         self._sessions: dict[str, RankSession] = {}
-        self._given_up = RejectedSessions()
+        self._rejected = RejectedSessions()
         self._absent: deque[str] = deque(maxlen=MAX_ABSENT_RANKS)
         self._draining = False
 
@@ -283,7 +283,7 @@ class SessionRegistry:
         """
         for session_id in self._ledger.unfinished():
             try:
-                session = self._remembered.find(session_id)
+                session = self._restorer.find(session_id)
                 if session is None:
                     raise CorruptedError("the ledger does not find the session by its id")
                 # What is due waits, too, while somebody mends the tree.
@@ -300,19 +300,19 @@ class SessionRegistry:
         """Refuse a session's rank from now on: what the ledger has of it is not to be used."""
         with self._lock:
             self._sessions.pop(session_id, None)
-            self._given_up.add(session_id, error)
+            self._rejected.add(session_id, error)
 
     def findings(self) -> list[str]:
         """Return which sessions were given up, and which ranks never came; a sentence each."""
         with self._lock:
             self._expire()
-            return [*self._given_up.findings(), *self._absent]
+            return [*self._rejected.findings(), *self._absent]
 
     def open(self, request: SessionRequest) -> SessionGrant:
         """Let a rank in or back in; RefusedError and UnavailableError say why not."""
         plan, request = read_checked_plan(request), seal_request(request)
         with self._lock:
-            session = self._let_in(request, plan)
+            session = self._check_admission(request, plan)
         try:
             # Without the lock: a disk that is busy holds up nobody else.
             # Before anything is made: what turns records into files looks at the tree at once.
@@ -324,11 +324,11 @@ class SessionRegistry:
                 self._ledger.open_session(request)
                 session.reopen(request)
                 self._sessions[request.session_id] = session
-                self._lobby.enter(request.session_id)
+                self._pending.enter(request.session_id)
                 self._forget_closed()
         except BaseException:
             with self._lock:
-                self._lobby.leave(request.session_id)
+                self._pending.leave(request.session_id)
             raise
         self._meters.add("rankdump_agent_opened_sessions_total")
         return SessionGrant(
@@ -348,9 +348,9 @@ class SessionRegistry:
                 )
             if not secrets.compare_digest(session.token, token):
                 raise ForbiddenError(f"session {session_id!r}: its token does not match")
-            self._check_alone(session.request)
+            self._check_single_process(session.request)
             _lock_tree(session)
-            self._lobby.leave(session_id)
+            self._pending.leave(session_id)
             session.connect(listener)
             return session
 
@@ -386,7 +386,7 @@ class SessionRegistry:
         with self._lock:
             self._draining = True
 
-    def _let_in(self, request: SessionRequest, plan: DumpPlan) -> RankSession | None:
+    def _check_admission(self, request: SessionRequest, plan: DumpPlan) -> RankSession | None:
         """Return the session of a rank that may come, where it is known; raise why it may not."""
         self._check_open()
         session = self._find(request.session_id)
@@ -394,9 +394,9 @@ class SessionRegistry:
             check_holder(session.request, request)
             check_same_rank(session.request, request)
         self._check_tree(request, plan.output.root)
-        self._check_alone(request)
-        self._check_room(request)
-        self._lobby.enter(request.session_id)
+        self._check_single_process(request)
+        self._check_capacity(request)
+        self._pending.enter(request.session_id)
         return session
 
     def _check_open(self) -> None:
@@ -404,8 +404,8 @@ class SessionRegistry:
             raise UnavailableError("the agent is stopping and accepts no new sessions")
 
     def _find(self, session_id: str) -> RankSession | None:
-        self._given_up.check(session_id)
-        return self._sessions.get(session_id) or self._remembered.find(session_id)
+        self._rejected.check(session_id)
+        return self._sessions.get(session_id) or self._restorer.find(session_id)
 
     def _check_tree(self, request: SessionRequest, root: str) -> None:
         """Raise RefusedError where another rank of the job dumps into another tree."""
@@ -417,7 +417,7 @@ class SessionRegistry:
                     f"{root}: two jobs have the same id; set RANKDUMP_JOB_ID to give each its own"
                 )
 
-    def _check_alone(self, request: SessionRequest) -> None:
+    def _check_single_process(self, request: SessionRequest) -> None:
         for other in self._sessions.values():
             theirs = other.request
             same = (theirs.job_id, theirs.rank) == (request.job_id, request.rank)
@@ -427,11 +427,11 @@ class SessionRegistry:
                     f"connected as process {theirs.pid} on host {theirs.host!r}"
                 )
 
-    def _check_room(self, request: SessionRequest) -> None:
+    def _check_capacity(self, request: SessionRequest) -> None:
         self._expire()
         live = {session_id for session_id, session in self._sessions.items() if session.live}
-        others = len(live.union(self._lobby) - {request.session_id})
-        fault = self._room(others)
+        others = len(live.union(self._pending) - {request.session_id})
+        fault = self._capacity_fault(others)
         if others >= self._max_sessions:
             fault = f"{others} sessions are open, and agent.max_sessions is {self._max_sessions}"
         if fault:
@@ -439,7 +439,7 @@ class SessionRegistry:
 
     def _expire(self) -> None:
         """Expect those no more that opened a session and never came; of most nothing is left."""
-        for session_id in self._lobby.take_overdue():
+        for session_id in self._pending.take_overdue():
             session = self._sessions.get(session_id)
             if session is None or session.live:
                 continue
@@ -456,9 +456,9 @@ class SessionRegistry:
 
     def _note_absent(self, request: SessionRequest) -> None:
         who = f"rank {request.rank} (process {request.pid} on host {request.host})"
-        said = f"{who} opened its session and never connected: nothing of it is in the tree"
-        _logger.warning(said, extra=build_log_fields(request))
-        self._absent.append(said)
+        message = f"{who} opened its session and never connected: nothing of it is in the tree"
+        _logger.warning(message, extra=build_log_fields(request))
+        self._absent.append(message)
 
     def _forget_closed(self) -> None:
         closed = [session_id for session_id, session in self._sessions.items() if session.over]
@@ -480,18 +480,18 @@ def _prepare_tree(session: RankSession, request: SessionRequest) -> None:
     try:
         prepare_tree(session, request)
     except OSError as error:
-        said = f"output root {session.plan.output.root!r} cannot be written"
+        message = f"output root {session.plan.output.root!r} cannot be written"
         if not state_files.is_transient(error):
-            raise RejectedError(f"{said}: {error}") from None
+            raise RejectedError(f"{message}: {error}") from None
         if not state_files.is_no_space(error):
             _logger.warning(
                 "rank %d: %s at present: %s",
                 request.rank,
-                said,
+                message,
                 error,
                 extra=build_log_fields(request),
             )
-            raise UnavailableError(f"{said} at present: {error}") from None
+            raise UnavailableError(f"{message} at present: {error}") from None
         # Room may come back while the job runs; until then its records are counted as dropped.
         session.has_metadata = False
-        session.pending.complaint = f"rank {request.rank}: no space for its metadata: {error}"
+        session.pending.problem = f"rank {request.rank}: no space for its metadata: {error}"

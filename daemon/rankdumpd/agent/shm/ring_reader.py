@@ -34,11 +34,11 @@ class ReleaseQueue:
 
     def __init__(self, acknowledged: int) -> None:
         self._acknowledged = acknowledged
-        self._taken: deque[_ReadEntry] = deque()
+        self._entries: deque[_ReadEntry] = deque()
 
     def add(self, sequence: int, end: int, *, copied: bool) -> None:
         """Note an entry up to a position; one that was copied waits for no acknowledgement."""
-        self._taken.append(_ReadEntry(sequence, end, copied))
+        self._entries.append(_ReadEntry(sequence, end, copied))
 
     def acknowledge(self, sequence: int) -> None:
         """Note that everything up to a number is safe."""
@@ -47,12 +47,12 @@ class ReleaseQueue:
     def pop(self) -> int:
         """Return the position up to which nothing is needed any more, once; 0 without news."""
         position = 0
-        while self._taken and self._over(self._taken[0]):
-            position = self._taken.popleft().end
+        while self._entries and self._is_released(self._entries[0]):
+            position = self._entries.popleft().end
         return position
 
-    def _over(self, taken: _ReadEntry) -> bool:
-        return taken.copied or taken.sequence <= self._acknowledged
+    def _is_released(self, entry: _ReadEntry) -> bool:
+        return entry.copied or entry.sequence <= self._acknowledged
 
 
 COPY_FAILED = "copy_failed"
@@ -107,18 +107,18 @@ class RingReader:
         intake: FrameIntake,
         *,
         acknowledged: int,
-        trouble: Callable[[str], object],
+        add_finding: Callable[[str], object],
     ) -> None:
         """Begin where the slab is released to; DamagedError when it is none.
 
-        `trouble` hears of what people should know.
+        `add_finding` hears of what people should know.
         """
         self.slab = slab
         self._reader = SlabReader(slab)
-        self._intake, self._trouble = intake, trouble
+        self._intake, self._add_finding = intake, add_finding
         self._releases = ReleaseQueue(acknowledged)
         self._fault: RankdumpError | None = None
-        self._given_up = 0
+        self._abandoned_record = 0
         """Number of the record in pieces of which one was damaged."""
         # Held while there is no room for more, so the way to make room must not need it.
         self._reading = threading.Lock()
@@ -212,7 +212,7 @@ class RingReader:
     def _take_one(self, entry: SlabEntry, lost: str) -> None:
         frame = self._stand_in(entry) if entry.is_corrupted else _parse_frame(entry)
         pieced = frame.HasField("chunk")
-        if not pieced or frame.sequence != self._given_up:
+        if not pieced or frame.sequence != self._abandoned_record:
             if entry.digest and frame.HasField("record"):
                 frame.record.checksum = entry.digest
             lost = CORRUPTED if entry.is_corrupted else lost
@@ -237,15 +237,15 @@ class RingReader:
         """
         number = entry.sequence
         _logger.error("slab %s: frame %d is corrupted", self.slab.path, number)
-        self._trouble("frames in its slab were corrupted")
+        self._add_finding("frames in its slab were corrupted")
         if self._intake.within_record and number == self._intake.last_sequence:
             self._intake.cut_off(CORRUPTED)
-            self._given_up = number
+            self._abandoned_record = number
         elif entry.mark:
-            self._given_up = number
+            self._abandoned_record = number
             lost = agent_pb2.Lost(iteration=entry.mark - 1, tensors=1, reason=CORRUPTED)
             return agent_pb2.Frame(sequence=number, lost=lost)
-        if number == self._given_up:
+        if number == self._abandoned_record:
             return agent_pb2.Frame(sequence=number, chunk=agent_pb2.Chunk())
         raise CorruptedError(
             f"slab entry before {entry.end_position}: frame {number} is corrupted and no record"

@@ -63,7 +63,7 @@ class SlabFile:
     def elements_at(self, offset: int, length: int) -> DeferredElements:
         """Return some of it that is copied later, by whoever needs it."""
         if self._file is None:
-            raise self._given_up()
+            raise self._make_closed_error()
         return DeferredElements(self._file, offset, length)
 
     def read_number(self, offset: int) -> int:
@@ -108,10 +108,10 @@ class SlabFile:
     @property
     def _opened(self) -> int:
         if self._file is None:
-            raise self._given_up()
+            raise self._make_closed_error()
         return self._file.number
 
-    def _given_up(self) -> CorruptedError:
+    def _make_closed_error(self) -> CorruptedError:
         return CorruptedError(f"slab {self.path} is closed")
 
 
@@ -189,7 +189,7 @@ class SlabMaker:
         session_id: str,
         make: Callable[[], SlabFile],
         *,
-        patience_s: float,
+        timeout_s: float,
         late: Callable[[str], None],
     ) -> SlabFile | None:
         """Return a session's slab, which is `take`n then; None when it is not ready in time.
@@ -206,7 +206,7 @@ class SlabMaker:
                 ).start()
             pending.late, pending.wanted = late, True
             pending.waiting += 1
-        pending.done.wait(patience_s)
+        pending.done.wait(timeout_s)
         with self._lock:
             pending.waiting -= 1
             if not pending.done.is_set() or self._slabs.get(session_id) is not pending:

@@ -145,19 +145,19 @@ class SlabFolder:
     """Makes slabs and takes them away; safe to use from several threads."""
 
     def __init__(
-        self, folder: Path | None, *, group: int, ring_bytes: int, cap: MemoryShares
+        self, folder: Path | None, *, group: int, ring_bytes: int, memory: MemoryShares
     ) -> None:
         """Make none without a folder, or with rings of no bytes.
 
         ConfigError when another agent has its slabs there: each would take the other's away.
         """
         self._folder = folder if ring_bytes else None
-        self._group, self._ring_bytes, self._cap = group, ring_bytes, cap
+        self._group, self._ring_bytes, self._memory = group, ring_bytes, memory
         self._lock = threading.Lock()
-        self._held: dict[str, int] = {}
+        self._lengths: dict[str, int] = {}
         self._warnings = LogOnce(_logger)
         self._stopping = threading.Event()
-        self._guard = self._own()
+        self._lock_file = self._lock_folder()
 
     @property
     def offered(self) -> bool:
@@ -168,7 +168,7 @@ class SlabFolder:
     def held_bytes(self) -> int:
         """Bytes of all slabs."""
         with self._lock:
-            return sum(self._held.values())
+            return sum(self._lengths.values())
 
     def make(
         self, session_id: str, *, wanted_bytes: int, sessions: int, secret_hash: str = ""
@@ -177,11 +177,11 @@ class SlabFolder:
         path = self._path(session_id, secret_hash)
         length = compute_slab_bytes(min(wanted_bytes, self._ring_bytes))
         with self._lock:
-            others = sum(self._held.values()) - self._held.get(session_id, 0)
-            fault = self._cap.slab_fault(length, slab_bytes=others, sessions=sessions)
+            others = sum(self._lengths.values()) - self._lengths.get(session_id, 0)
+            fault = self._memory.slab_fault(length, slab_bytes=others, sessions=sessions)
             if fault:
                 raise self._make_error("full", fault)
-            self._held[session_id] = length
+            self._lengths[session_id] = length
         try:
             self._make_folder(path.parent)
             return make_slab(path, length, group=self._group, stopping=self._stopping.is_set)
@@ -204,7 +204,7 @@ class SlabFolder:
             raise CorruptedError(f"slab {path} cannot be opened: {error}") from None
         if slab is not None:
             with self._lock:
-                self._held[session_id] = slab.length
+                self._lengths[session_id] = slab.length
         return slab
 
     def remove(self, session_id: str, slab: SlabFile) -> None:
@@ -233,17 +233,17 @@ class SlabFolder:
             # Where it is not there, or not empty: what stands there is not ours to remove.
             with contextlib.suppress(OSError):
                 self._folder.rmdir()
-        self._guard = None
+        self._lock_file = None
 
-    def _own(self) -> FileDescriptor | None:
+    def _lock_folder(self) -> FileDescriptor | None:
         """Lock the folder itself; None where there is no such lock, or no such folder: the first
         that wants a slab will hear why.
         """
         while self._folder is not None:
             try:
                 self._make_folder(self._folder)
-                guard = FileDescriptor(os.open(self._folder, _ENTER_FLAGS))
-                fcntl.flock(guard.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file = FileDescriptor(os.open(self._folder, _ENTER_FLAGS))
+                fcntl.flock(lock_file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 allowed = "a folder in which no other agent has its slabs"
                 where = str(self._folder.parent)
@@ -254,8 +254,8 @@ class SlabFolder:
             except OSError:
                 return None
             # The same, a moment later.
-            if os.fstat(guard.number).st_nlink:
-                return guard
+            if os.fstat(lock_file.number).st_nlink:
+                return lock_file
         return None
 
     def _path(self, session_id: str, secret_hash: str) -> Path:
@@ -277,7 +277,7 @@ class SlabFolder:
 
     def _forget(self, session_id: str) -> None:
         with self._lock:
-            self._held.pop(session_id, None)
+            self._lengths.pop(session_id, None)
 
     def _make_error(self, kind: str, why: str) -> ExhaustedError:
         """Return the error for one session; the log gets one line for each kind."""

@@ -42,8 +42,8 @@ class _OpenFolder(NamedTuple):
 class OpenFolderCache:
     """The folders that a process entered last; safe to use from several threads."""
 
-    def __init__(self, most: int = MAX_OPEN_FOLDERS) -> None:
-        self._most = most
+    def __init__(self, max_folders: int = MAX_OPEN_FOLDERS) -> None:
+        self._max_folders = max_folders
         self._lock = threading.Lock()
         self._held: OrderedDict[tuple[str, str], _OpenFolder] = OrderedDict()
 
@@ -71,7 +71,7 @@ class OpenFolderCache:
         with self._lock:
             self._held[root, folder] = _OpenFolder(opened, (facts.st_dev, facts.st_ino))
             self._held.move_to_end((root, folder))
-            if len(self._held) > self._most:
+            if len(self._held) > self._max_folders:
                 self._held.popitem(last=False)
 
 
@@ -86,7 +86,7 @@ class TreeFolders:
     ) -> None:
         """Folders that are made get this mode, whatever the process masks."""
         self._root, self._mode, self._synced, self._held = str(root), mode, synced, held
-        self._safe: dict[str, None] = {}
+        self._synced_folders: dict[str, None] = {}
 
     def open(self, folder: str, *, make: bool = False) -> FileDescriptor:
         """Return a folder, which stays open while anybody has it; FileNotFoundError, if it is not
@@ -94,7 +94,7 @@ class TreeFolders:
 
         In a synced tree its name and those above it survive a power loss from now on.
         """
-        if not self._synced or folder in self._safe:
+        if not self._synced or folder in self._synced_folders:
             found = self._held.find(self._root, folder)
             if found is not None:
                 return found
@@ -111,7 +111,7 @@ class TreeFolders:
                 sync_folder(parent)
         self._held.hold(self._root, folder, opened)
         if self._synced:
-            remember(self._safe, folder, None, _MAX_SYNCED)
+            remember(self._synced_folders, folder, None, _MAX_SYNCED)
         return opened
 
     def _open_below(self, parent: FileDescriptor, name: str, make: bool) -> FileDescriptor:
@@ -132,8 +132,8 @@ class TreeFolders:
             opened = FileDescriptor(os.open(name, _ENTER_FLAGS | follow, dir_fd=parent))
         except NotADirectoryError:
             if parent is not None and _is_link(name, parent):
-                said = f"a symbolic link is in the place of a folder below {self._root}"
-                raise OutsideRootError(errno.EXDEV, said, name) from None
+                message = f"a symbolic link is in the place of a folder below {self._root}"
+                raise OutsideRootError(errno.EXDEV, message, name) from None
             raise
         facts = os.fstat(opened.number)
         unfinished = stat.S_IMODE(facts.st_mode) & ~stat.S_ISGID == _UNFINISHED_MODE

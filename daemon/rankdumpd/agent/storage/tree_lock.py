@@ -75,8 +75,8 @@ def _lock_tree(tree: DumpTree, *, make: bool) -> FileDescriptor | None:
         held = tree.to_lock(STATE_FOLDER, TREE_LOCK_FILE, make=make)
         fcntl.flock(held.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        said = "the tree is being repaired (rankdump fsck --repair)"
-        raise BlockingIOError(errno.EAGAIN, said, root) from None
+        message = "the tree is being repaired (rankdump fsck --repair)"
+        raise BlockingIOError(errno.EAGAIN, message, root) from None
     except FileNotFoundError:
         if make:
             raise
@@ -96,16 +96,20 @@ _TIME_FORMAT = "%Y%m%d%H%M%S"
 _MAX_SECONDS = 4096
 
 
-def claim_stand(tree: DumpTree, stand: TreeContext, *, job_id: str, rank: int) -> TreeContext:
+def claim_tree_context(
+    tree: DumpTree, context: TreeContext, *, job_id: str, rank: int
+) -> TreeContext:
     """Return a stand that no other rank or job has; the same again for the same rank."""
     try:
-        began = datetime.strptime(stand.started, _TIME_FORMAT)
+        began = datetime.strptime(context.started, _TIME_FORMAT)
         for seconds in range(_MAX_SECONDS):
             started = (began + timedelta(seconds=seconds)).strftime(_TIME_FORMAT)
-            if tree.claim(STATE_FOLDER, f"{started}.{stand.device}", f"rank {rank} of {job_id!r}"):
-                return replace(stand, started=started)
+            if tree.claim(
+                STATE_FOLDER, f"{started}.{context.device}", f"rank {rank} of {job_id!r}"
+            ):
+                return replace(context, started=started)
     except (ValueError, OverflowError, OSError) as error:
         # A disk that cannot be written is said where the session is let in.
         who = {"job": job_id, "rank": rank}
         _logger.warning("rank %d of job %r: no folder claimed: %s", rank, job_id, error, extra=who)
-    return stand
+    return context

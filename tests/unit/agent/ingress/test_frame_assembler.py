@@ -110,7 +110,7 @@ def assembler(
         rank=0,
         net_name="Net",
         highest_first=highest_first,
-        figures=figures or degrades or 0,
+        statistic_count=figures or degrades or 0,
         elements=figures is None,
         degrades=degrades is not None,
         known=lambda sequence: sequence in known,

@@ -53,7 +53,11 @@ class House:
     def renew(self) -> None:
         """Go on with another stream."""
         self.intake = SessionIntake(
-            self.session, budget=self.budget, room=self._room, tries=self.tries, **self._rooms
+            self.session,
+            budget=self.budget,
+            look_up_usage=self._room,
+            failures=self.tries,
+            **self._rooms,
         )
 
     def _room(self) -> ResourceUsage:

@@ -30,7 +30,7 @@ class House:
         self.registry = SessionRegistry(
             self.ledger,
             max_record_bytes=1,
-            room=lambda live: "",
+            capacity_fault=lambda live: "",
             read_declared=reread_metadata_frame,
             meters=MetricCounters(),
             clock=lambda: self.now_s,
