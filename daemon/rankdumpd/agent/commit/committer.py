@@ -37,7 +37,7 @@ RETRY_INTERVAL_S = 1.0
 MAX_COMMIT_TRIES = 3
 INTERNAL_ERROR = "internal_error"
 _MAX_NUMBER = (1 << 63) - 1
-"""Larger ones no column holds."""
+"""Largest integer that a column holds."""
 
 FinishedFrame: TypeAlias = "RecordOutcome | StatisticRowsResult | MetadataFrame"
 
@@ -62,7 +62,7 @@ SessionBatches: TypeAlias = "dict[RankSession, SessionBatch]"
 
 
 class BatchCommitter:
-    """For one thread; waits while the ledger's disk refuses, until `stopping`."""
+    """Commits batches to the ledger, from one thread; retries a failing disk until `stopping`."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class BatchCommitter:
         self._ledger, self._registry, self._stopping = ledger, registry, stopping
         self._meters = meters
         self.problem = ""
-        """Why nothing can be entered at present; empty when it can."""
+        """Why nothing can be committed at present; empty when it can."""
 
     def commit_frames(self, frames: Sequence[FinishedFrame]) -> Iterator[SessionBatches]:
-        """Enter frames and yield them, together or, where that fails, part by part.
+        """Commit frames and yield them, together or, where that fails, part by part.
 
-        What cannot be entered by itself is counted as dropped; what cannot even be counted is left
-        to the rank to send again. UnavailableError when the ledger is no more.
+        A frame that cannot be committed alone is counted as dropped; one that cannot even be counted
+        is resent by its rank. UnavailableError when the ledger is damaged.
         """
         try:
             shares = self._group_by_session(frames)
@@ -174,7 +174,7 @@ class BatchCommitter:
 
 
 def _make_stand_in(frame: FinishedFrame) -> RecordOutcome | StatisticRowsResult:
-    """Return what stands for a frame that cannot be entered as it is: nothing of it is kept."""
+    """Return a drop that is committed in place of a frame that the ledger cannot hold."""
     if isinstance(frame, StatisticRowsResult):
         rows = replace(frame.rows, iteration=min(frame.rows.iteration, _MAX_NUMBER))
         return StatisticRowsResult(frame.frame_id, rows, {INTERNAL_ERROR: range(len(rows))}, b"")
@@ -191,26 +191,26 @@ def _make_empty_outcome(frame_id: FrameId, rank: int, iteration: int) -> RecordO
 
 MAX_BATCH_FRAMES = 4096
 CHECK_INTERVAL_S = 1.0
-"""Between two looks for what is to be tried again, or may be forgotten."""
+"""Pause between two checks for retries and for rows that can be folded."""
 FRAME_COST_BYTES = 1024
-"""What a frame occupies besides its tensor."""
+"""Memory of a frame besides its tensor."""
 
 
 def compute_cost_bytes(item_bytes: int) -> int:
-    """Return what a frame with that many bytes occupies until it is committed."""
+    """Return the memory that a frame of this size occupies until it is committed."""
     return item_bytes + FRAME_COST_BYTES
 
 
 @dataclass(slots=True)
 class _FrameBatch:
-    """What is committed at once, and what it occupies."""
+    """Frames that are committed at once, and the memory they occupy."""
 
     frames: list[FinishedFrame] = field(default_factory=list["FinishedFrame"])
     cost: int = 0
 
 
 class FrameCommitter:
-    """Takes finished frames from any thread; nothing ends it but `stop`."""
+    """The committer thread: accepts finished frames from any thread until `stop`."""
 
     def __init__(
         self,
@@ -230,41 +230,39 @@ class FrameCommitter:
             queue.SimpleQueue()
         )
         self._unfinished: deque[RankSession] = deque()
-        """Sessions with effects that take their time; each counts as a frame under way."""
+        """Sessions whose post-commit actions are not done; each counts as a frame in flight."""
         self._stopping = threading.Event()
         self._batch_committer = BatchCommitter(ledger, registry, self._stopping, meters)
         self._checked_s = clock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the threads."""
         self._thread = threading.Thread(target=self._run, name="rankdumpd-committer")
         self._thread.start()
 
     def submit(self, frames: Sequence[FinishedFrame], cost: int) -> None:
-        """Hand over frames with what they occupy together; never waits."""
+        """Queue frames with the memory they occupy together; never waits."""
         self._done.put((frames, cost))
 
     def submit_outcomes(self, outcomes: Sequence[RecordOutcome]) -> None:
-        """Hand over records that were written or dropped; never waits."""
+        """Queue the outcomes of records; never waits."""
         self.submit(
             outcomes, sum(compute_cost_bytes(outcome.head.byte_count) for outcome in outcomes)
         )
 
     def findings(self) -> list[str]:
-        """Return why nothing is accounted for at present, a sentence; none when all is."""
+        """Return one sentence while frames cannot be committed, nothing otherwise."""
         problem = self._batch_committer.problem or self._ledger.problem
         return [f"the ledger cannot be written, and ranks wait: {problem}"] if problem else []
 
     def fault(self) -> str:
-        """Say that the thread has died."""
+        """Return that the thread has died, or an empty text."""
         alive = self._thread is None or self._thread.is_alive()
         return "" if alive else "the committer thread has died"
 
     def stop(self, timeout_s: float = 60.0) -> bool:
-        """Commit what was submitted, give up where the disk refuses; return whether the thread has
-        ended by then.
-        """
+        """Commit what was submitted, without retries; return whether the thread has ended in time."""
         self._stopping.set()
         if self._thread:
             self._done.put(None)
@@ -280,7 +278,7 @@ class FrameCommitter:
             batch, running = self._next_batch(wait=not self._unfinished)
             if batch.frames:
                 self._commit_batch(batch)
-            # What is left when the end comes is done by the next process.
+            # The next process does what is left at the end of this one.
             if running and self._unfinished:
                 self._unfinished.rotate(-1)
                 self._apply(self._unfinished[-1])
@@ -309,10 +307,10 @@ class FrameCommitter:
                 for session, share in shares.items():
                     self._count_committed(session, share)
         except UnavailableError as error:
-            # This process is about to end; the next one hears of them again.
+            # This process is about to end; ranks resend these frames to the next one.
             _logger.error("%d frames are left uncommitted: %s", len(batch.frames), error)
         except Exception:
-            # A fault in one batch must not silence the acknowledgements of all others.
+            # An error in one batch must not stop the acknowledgements of all others.
             _logger.exception("a batch of %d frames was not committed", len(batch.frames))
         finally:
             self._budget.release(batch.cost, items=len(batch.frames))
@@ -357,7 +355,7 @@ class FrameCommitter:
             self._budget.count_unfinished()
 
     def _check(self) -> None:
-        """Try again what failed; let the ledger forget, as long as nothing else is to be done."""
+        """Retry what failed, and fold old rows of the ledger while nothing else is queued."""
         sessions = self._registry.list_sessions()
         for session in self._actions.list_retries(sessions):
             self._apply(session)

@@ -33,7 +33,7 @@ from rankdumpd.server import state_files
 
 MAX_BATCH_OPERATORS = 256
 MAX_BATCH_BYTES = 64 << 20
-"""So much may stand twice on the disk, in an operator's file and in those of its tensors."""
+"""Most bytes that are on the disk twice: in an operator's file and in those of its tensors."""
 
 _logger = logging.getLogger(__name__)
 
@@ -53,11 +53,10 @@ class IterationJoin:
         self._groups = _join_groups(ledger, session, declared.frame_id, end.iteration, usage)
 
     def join_some(self) -> bool:
-        """Join some more; return whether that was all.
+        """Join the next operators; return whether all are joined.
 
-        OSError, of a disk that is full or ails, and sqlite3.Error leave it to another time. Where
-        the disk refuses for good, tensors stay in files of their own. So do those that came when
-        their operator had been joined already.
+        A passing OSError or sqlite3.Error is raised, to be retried. After a permanent OSError the
+        tensors stay in files of their own, as do those that arrive after their operator was joined.
         """
         return next(self._groups, True)
 
@@ -75,7 +74,7 @@ def _join_groups(
         shares: list[JoinedMember] = []
         done: list[OperatorMember] = []
         for members in operators:
-            # Done before: what a crash left of it is removed.
+            # Joined before a crash: the tensors' own files may be left.
             done += [member for member in members if member.joined]
             if not any(member.joined for member in members):
                 parts = _join_operator(joiner, session, members)
@@ -156,7 +155,7 @@ _StatisticRow = tuple[TensorKind, int, str]
 def iter_committed_rows(
     found: Iterable[StoredTableRow | StoredStatisticRows], session: RankSession
 ) -> Iterator[StatisticTableRow]:
-    """Yield the lines of tables, in the order of the frames."""
+    """Yield the rows of tables in the order of their frames."""
     for piece in found:
         if isinstance(piece, StoredTableRow):
             yield piece.row
@@ -169,7 +168,7 @@ def iter_committed_rows(
 def make_manifest_records(
     kept: Iterable[StoredRecord | StoredStatisticRows], layout: Layout
 ) -> tuple[set[int], tuple[ManifestRecord, ...]]:
-    """Return the graphs of what is kept of an iteration, and its records."""
+    """Return the graphs and the manifest records of an iteration's stored tensors."""
     graphs: set[int] = set()
     records: list[ManifestRecord] = []
     for each in kept:
@@ -215,15 +214,15 @@ def write_iteration_files(
     *,
     repeated: bool,
 ) -> None:
-    """Write order files and manifest of an iteration that ended with a ticket's frame.
+    """Write the order files and the manifest of an iteration that ended with the given frame.
 
-    With `repeated` they may be there in part.
+    With `repeated` some of them may exist already.
     """
     request, storage, iteration = session.request, session.storage, status.iteration
     kept = ledger.kept(request.session_id, iteration)
     kept_graphs, records = make_manifest_records(kept, storage.layout)
     tree, layout = storage.tree, storage.layout
-    if layout.api_files is None:  # there the info file has the order
+    if layout.api_files is None:  # in an API tree the info file has the order
         graphs = session.program.graphs(iteration) | kept_graphs
         rank_files.write_program_order(tree, request.rank, session.program.unwritten(iteration))
         rank_files.append_iteration(tree, request.rank, graphs, iteration, repeated=repeated)

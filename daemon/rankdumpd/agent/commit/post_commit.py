@@ -56,21 +56,21 @@ _logger = logging.getLogger(__name__)
 def handle_failure(
     session: RankSession, what: str, error: Exception, end: MetadataFrame | None = None
 ) -> None:
-    """Let the session wait, raising ExhaustedError, or say what is not to be had.
+    """Suspend the session and raise ExhaustedError for a passing error; log any other.
 
-    `end` is the declaration that was being applied, where it is the end of something.
+    `end` is the frame that was being applied, if it ends an iteration or the session.
     """
     message = f"rank {session.request.rank}, {what}: {state_files.describe_error(error)}"
     if state_files.is_transient(error):
         session.pending.suspend(end)
         raise ExhaustedError(f"{message}; the ledger keeps it and it is retried") from None
-    # Not marked as applied: the next start of the agent tries again.
+    # Not marked as applied: the next start of the agent retries it.
     _logger.error(message, exc_info=error, extra=build_log_fields(session.request))
     session.add_finding(message)
 
 
 def apply_metadata(ledger: AgentLedger, session: RankSession, declared: MetadataFrame) -> None:
-    """Carry one out and enter that it is; ExhaustedError when it has to wait."""
+    """Apply a metadata frame and mark it as applied; ExhaustedError when it must be retried."""
     declaration = declared.declaration
     if isinstance(declaration, RankTimeouts):
         _apply_timeouts(ledger, session, declared.frame_id)
@@ -157,7 +157,7 @@ _DROPPED = "rankdump_agent_dropped_records_total"
 def count_frames(
     outcomes: Iterable[RecordOutcome], row_results: Iterable[StatisticRowsResult]
 ) -> dict[SampleKey, float]:
-    """Return what records and rows of figures add, as they stand in the ledger."""
+    """Return the metric increments of committed records and rows of statistics."""
     statuses: Counter[RecordStatus] = Counter()
     reasons: Counter[str] = Counter()
     received = stored = 0
@@ -182,7 +182,7 @@ def count_frames(
 
 
 def count_iteration_end(end: IterationEnd) -> dict[SampleKey, float]:
-    """Return what a rank says at the end of an iteration adds."""
+    """Return the metric increments of a rank's end of an iteration."""
     found: dict[SampleKey, float] = {
         ("rankdump_agent_iterations_total", ()): 1,
         ("rankdump_agent_stall_seconds_total", ()): end.stall_us / 1e6,
@@ -192,7 +192,7 @@ def count_iteration_end(end: IterationEnd) -> dict[SampleKey, float]:
 
 
 def _count_drops(reasons: Mapping[str, int], by: str) -> dict[SampleKey, float]:
-    """Return drops by the words there are: what a rank says may be any text."""
+    """Return drops by known reason: a rank may send any text as a reason."""
     found: dict[SampleKey, float] = {}
     for reason, count in reasons.items():
         key = _DROPPED, (("by", by), ("reason", normalize_reason(reason)))
@@ -201,11 +201,11 @@ def _count_drops(reasons: Mapping[str, int], by: str) -> dict[SampleKey, float]:
 
 
 READ_BATCH_FRAMES = 64
-"""Declarations that are read again at once: of a session that waited long there are many."""
+"""Metadata frames that are reread at once: a session that waited long has many."""
 
 
 class PostCommitActions:
-    """Applies due declarations, in order; called from one thread at a time."""
+    """Applies committed metadata frames in order; called from one thread at a time."""
 
     def __init__(
         self,
@@ -221,12 +221,12 @@ class PostCommitActions:
         self._usage = usage or DumpUsage()
         self._retries = RetrySchedule(FIRST_RETRY_S, LAST_RETRY_S)
         self._joining: dict[str, IterationJoin] = {}
-        """By session: the iteration whose operators are being joined."""
+        """The iteration whose operators are being joined, by session."""
 
     def apply_due(self, session: RankSession) -> bool:
-        """Apply what the watermark has passed, then acknowledge it; return whether that was all.
+        """Apply the frames up to the watermark, then acknowledge; return whether all is done.
 
-        Joining operators may take long: a little of it is done at a time, and others go on.
+        Joining operators may take long, so each call joins some, and other sessions go on between.
         """
         done = session.pending.is_suspended or self._apply_pending(session)
         if session.pending.is_suspended:
@@ -236,7 +236,7 @@ class PostCommitActions:
         return done
 
     def list_retries(self, sessions: Iterable[RankSession]) -> list[RankSession]:
-        """Return those of all sessions for which `apply_due` is due although nothing came."""
+        """Return the sessions for which `apply_due` must be called although no frame arrived."""
         due = set(self._retries.list_due(now_s=self._clock()))
         found: list[RankSession] = []
         for session in sessions:
@@ -279,7 +279,7 @@ class PostCommitActions:
         session.pending.problem = why
 
     def _report_ends(self, session: RankSession) -> None:
-        """Count and report iterations whose manifests have to wait, and take a goodbye."""
+        """Count and report ends of iterations and of the session while their files are deferred."""
         while (declared := session.pending.pop_next(session.watermark)) is not None:
             declaration = declared.declaration
             if isinstance(declaration, IterationEnd):
@@ -327,7 +327,7 @@ class PostCommitActions:
         session.pending.add_from_ledger(again, all_there=all_there)
 
     def _join_some(self, session: RankSession) -> bool:
-        """Return whether no operators are left to be joined; their iteration ends then."""
+        """Join some operators; return whether none are left, and end their iteration then."""
         joining = self._joining.pop(session.request.session_id, None)
         if joining is None:
             return True
@@ -357,7 +357,7 @@ class PostCommitActions:
             apply_metadata(self._ledger, session, declared)
 
     def _tabulate(self, session: RankSession) -> None:
-        """Write the rows of all that is committed without a gap."""
+        """Write the table rows of all frames up to the watermark."""
         tables = session.storage.tables
         if tables is None:
             return
@@ -387,7 +387,7 @@ class PostCommitActions:
         frame_id = declared.frame_id
         status = self._count_end(session, declared, end)
         try:
-            # A manifest says that everything is there: without its rows it has to wait as they do.
+            # A manifest says that the iteration is complete, so it waits until its rows are written.
             if joined and _are_rows_written(session, frame_id):
                 repeated = session.pending.was_begun(declared)
                 write_iteration_files(self._ledger, session, status, frame_id, repeated=repeated)
@@ -410,7 +410,7 @@ class PostCommitActions:
         try:
             self._ledger.enter_waiting_iteration(frame_id, status)
         except sqlite3.Error as error:
-            # It is reported when its manifest is there.
+            # It is reported once its manifest is written.
             _logger.error(
                 "rank %d, iteration %d: not reported: %s",
                 status.rank,
@@ -430,5 +430,5 @@ class PostCommitActions:
 
 
 def _are_rows_written(session: RankSession, frame_id: FrameId) -> bool:
-    """Return whether every row before a declaration stands in its table."""
+    """Return whether every row before a frame is written to its table."""
     return session.storage.tables is None or session.tabulated_to >= frame_id.sequence

@@ -40,21 +40,21 @@ _TOO_LONG = re.compile(rf"[^,]{{{MAX_STATISTIC_CHARACTERS + 1}}}")
 
 @dataclass(frozen=True, slots=True)
 class StatisticRules:
-    """What a session's plan says of figures that come in the place of elements."""
+    """What a session's plan says about statistics that are sent in place of elements."""
 
     statistic_count: int
-    """How many there are of each tensor."""
+    """Statistics of each tensor."""
     elements: bool
-    """Records bring their elements."""
+    """Records contain their elements."""
     degrades: bool
-    """A tensor for which there was no room may bring figures all the same."""
+    """A tensor for which there was no space may be sent as statistics."""
 
 
 def check_record_size(sequence: int, head: RecordHead, first_bytes: int) -> None:
-    """Raise ProtocolError where a record brings more than it declares.
+    """Raise ProtocolError where a record contains more bytes than it declares.
 
-    Elements in the place of figures are no fault here: a tensor may have none, and one of them
-    must not cost the session. `admit` drops it by reason.
+    Elements in place of statistics are accepted here, because one such tensor must not end the
+    session: `admit` drops it with a reason.
     """
     if first_bytes > head.byte_count:
         raise ProtocolError(
@@ -63,7 +63,7 @@ def check_record_size(sequence: int, head: RecordHead, first_bytes: int) -> None
 
 
 def check_statistic_rows(sequence: int, rows: StatisticRows, rules: StatisticRules) -> None:
-    """Raise ProtocolError where figures are not those of the plan, or could harm a table."""
+    """Raise ProtocolError where statistics are not those of the plan, or could damage a table."""
     if rows.degraded and not rules.degrades:
         raise ProtocolError(
             f"frame {sequence} is degraded, which the plan's on_full does not allow"
@@ -86,8 +86,8 @@ def check_statistic_rows(sequence: int, rows: StatisticRows, rules: StatisticRul
 
 
 def _check_texts(sequence: int, texts: Sequence[str]) -> None:
-    # They become fields of a table: nothing in one may end it. All at once, because thousands
-    # come with every step.
+    # The texts become fields of a table, so none may contain a separator. They are checked all at
+    # once, because thousands arrive with every step.
     joined = ",".join(texts)
     if joined.isprintable() and '"' not in joined and not _TOO_LONG.search(joined):
         return
@@ -100,28 +100,28 @@ def _check_texts(sequence: int, texts: Sequence[str]) -> None:
 
 
 _MAPPED_BYTES = 1 << 20
-"""A larger record that comes in pieces has pages of its own: there are few of that size."""
+"""A chunked record above this size is assembled in mapped memory of its own."""
 
 CompletedFrame = ReceivedRecord | RecordOutcome | StatisticRowsResult | MetadataFrame
-"""What a frame completes: a record to keep, a refused one, rows of figures, a declaration."""
+"""What a frame completes: a record to keep, a drop, rows of statistics, or metadata."""
 
 
 @dataclass(slots=True)
 class _OpenRecord:
-    """The record whose chunks are coming in."""
+    """The record whose chunks are arriving."""
 
     sequence: int
     head: RecordHead
     filled: int = 0
     target: bytearray | mmap.mmap | None = None
-    """None while the bytes are thrown away."""
+    """None while the bytes are discarded."""
     reason: str = ""
     repeated: bool = False
     checksum: bytes = b""
 
 
 class FrameAssembler:
-    """Puts the frames of one stream together; not for several threads."""
+    """Assembles the frames of one stream; not for several threads."""
 
     def __init__(
         self,
@@ -151,22 +151,22 @@ class FrameAssembler:
 
     @property
     def last_sequence(self) -> int:
-        """Number of the last frame that came; 0 before the first."""
+        """Number of the last frame that arrived; 0 before the first."""
         return self._last
 
     @property
     def within_record(self) -> bool:
-        """Whether chunks of the last record have to come."""
+        """Whether chunks of the last record are missing."""
         return self._open is not None
 
     def feed(
         self, frame: agent_pb2.Frame, data: RecordElements | None = None, *, lost: str = ""
     ) -> CompletedFrame | None:
-        """Take one frame; return what it completes, None while a record is open or repeated.
+        """Accept one frame; return what it completes, or None within or for a repeated record.
 
-        ResendError when one before it is missing, ProtocolError when it cannot be read itself.
-        Elements come within the frame, or as `data` that stays readable until they are committed.
-        Those that never came are `lost` for that reason.
+        ResendError when a frame before it is missing, ProtocolError when it cannot be read.
+        Elements are in the frame, or in `data`, which stays readable until they are committed.
+        Elements that never arrived are `lost` for that reason.
         """
         body = frame.WhichOneof("body")
         if body == "chunk":
@@ -193,7 +193,7 @@ class FrameAssembler:
             )
 
     def cut_off(self, reason: str) -> RecordOutcome | None:
-        """Return the record that is open as dropped: the rest of it will never come."""
+        """Return the open record as dropped: the rest of it will never arrive."""
         record, self._open = self._open, None
         if record is None or record.repeated:
             return None
@@ -201,9 +201,9 @@ class FrameAssembler:
         return make_drop_outcome(frame_id, record.head, record.reason or reason)
 
     def settle_unreadable(self, frame: agent_pb2.Frame) -> CompletedFrame | None:
-        """Give up the frame that `feed` could not read just now: it takes its number, no more.
+        """Return a result for the frame that `feed` could not read; it only uses up its number.
 
-        Tensors are counted as dropped; whatever else it said is not known.
+        Its tensors are counted as dropped; the rest of its content is lost.
         """
         if self._open:
             return self.cut_off(UNREADABLE)
@@ -213,7 +213,7 @@ class FrameAssembler:
         return make_unreadable_result(frame_id, frame)
 
     def _advance(self, sequence: int) -> bool:
-        """Go on to a frame; return whether it is new on this stream."""
+        """Advance to a frame; return whether it is new on this stream."""
         if not 1 <= sequence < NUMBER_LIMIT:
             raise ProtocolError(f"frame number {sequence} is not between 1 and {NUMBER_LIMIT - 1}")
         if self._last and sequence <= self._last:
@@ -236,7 +236,7 @@ class FrameAssembler:
         head = session_messages.record_from_wire(message, rank=self._rank, net_name=self._net_name)
         check_record_size(sequence, head, len(data))
         frame_id = FrameId(self._session_id, sequence)
-        # A slab's entry that was given up may have lost its data's length with its data.
+        # A slab entry whose copy failed may have lost the length of its data, too.
         whole = len(data) == head.byte_count or bool(lost and not data)
         if self._known(sequence):
             self._open = None if whole else _OpenRecord(sequence, head, len(data), repeated=True)
@@ -259,7 +259,7 @@ class FrameAssembler:
     def _allocate(self, record: _OpenRecord) -> None:
         size = record.head.byte_count
         try:
-            # What is only declared costs nothing: pages are taken as they are filled.
+            # Declared bytes cost nothing: pages are allocated as they are filled.
             record.target = mmap.mmap(-1, size) if size > _MAPPED_BYTES else bytearray(size)
         except (MemoryError, OverflowError, OSError, ValueError):
             record.reason = "no_memory"

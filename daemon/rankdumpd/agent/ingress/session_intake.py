@@ -80,7 +80,7 @@ class RecordWorkers:
         self._deadline_s = math.inf
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the threads."""
         self._threads = [
             threading.Thread(target=self._run, args=(batches,), name=f"rankdumpd-worker-{number}")
             for number, batches in enumerate(self._served)
@@ -93,7 +93,7 @@ class RecordWorkers:
         (self._large if len(records) == 1 else self._small).put(records)
 
     def fault(self) -> str:
-        """Say that a thread has died."""
+        """Return that a thread has died, or an empty text."""
         return "" if all(t.is_alive() for t in self._threads) else "a writer thread has died"
 
     def stop(self, timeout_s: float = 60.0) -> bool:
@@ -184,7 +184,7 @@ class SessionIntake:
 
     @property
     def last_sequence(self) -> int:
-        """Number of the last frame that came; 0 before the first."""
+        """Number of the last frame that arrived; 0 before the first."""
         return self._assembler.last_sequence
 
     @property

@@ -144,7 +144,7 @@ class ReportLog:
             return move_items_after(base, number)
 
     def give_up(self, first: int, last: int) -> None:
-        """Forget items that cannot be told, and count them."""
+        """Drop items that the coordinator rejects, and count them."""
         with self._transaction() as base:
             self._give_up(base, first, last)
 
@@ -166,14 +166,14 @@ class ReportLog:
         return sorted(items, key=lambda item: item.number)
 
     def waiting(self, after: int) -> tuple[int, int]:
-        """Return how many items stand behind a number, and how many events they hold."""
+        """Return how many items follow a number, and how many events they hold."""
         count, events = self._row(
             "SELECT COUNT(*), COALESCE(SUM(events), 0) FROM log WHERE number > ?", after
         )
         return count, events
 
     def last(self) -> int:
-        """Return the number of the last item; 0 when none stands there."""
+        """Return the number of the last item; 0 when the log is empty."""
         return self._row("SELECT COALESCE(MAX(number), 0) FROM log")[0]
 
     def lost(self) -> tuple[int, int]:

@@ -1,5 +1,5 @@
 """The reporter thread: sends the report log to the coordinator, tracks outages, quiet ranks and the
-coordinator's clock. It holds up nobody; without an address it reports nothing.
+coordinator's clock. It never blocks the agent; without an address it reports nothing.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from rankdumpd.server import machine
 from rankdumpd.server.logs import build_log_fields
 
 WARN_AFTER_S = 2.0
-"""A coordinator that is started together with its agents may be away for so long."""
+"""Grace period for a coordinator that is started together with its agents."""
 LAST_TRY_TIMEOUT_S = 2.0
-"""What a stop gives a coordinator that does not answer, to take what is left after all."""
+"""Timeout of the last attempt to reach a coordinator that does not answer, at a stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOutage:
-    """That nothing is delivered."""
+    """A period in which no report is delivered."""
 
     since_s: float
     """Of the first attempt that failed, in seconds since the epoch."""
     reason: str
     refused: bool
-    """Whether the coordinator answers and wants nothing of this agent, or files are at fault."""
+    """Whether the coordinator rejects this agent, or local files are invalid."""
 
     def is_worth_logging(self, now_s: float) -> bool:
-        """Return whether people should know of it by now."""
+        """Return whether the outage has lasted long enough to be logged."""
         return self.refused or now_s - self.since_s >= WARN_AFTER_S
 
 
 def describe_outage(address: str, outage: CoordinatorOutage, *, items: int, events: int) -> str:
-    """Say what is not delivered, since when and why."""
+    """Return a sentence: what is not delivered, since when and why."""
     since = datetime.datetime.fromtimestamp(outage.since_s).strftime("%Y-%m-%d %H:%M:%S")
     waits = f"messages waiting: {items:,}, with events: {events:,}"
     wait = waits if items else "no messages are waiting"
@@ -65,16 +65,16 @@ def describe_outage(address: str, outage: CoordinatorOutage, *, items: int, even
 
 
 def is_hopeless(outage: CoordinatorOutage | None, *, now_s: float, tried: bool) -> bool:
-    """Return whether to wait on for a coordinator is of no use; `tried` since the wait began."""
+    """Return whether waiting longer is useless; `tried` says whether an attempt was made since."""
     return outage is not None and tried and outage.is_worth_logging(now_s)
 
 
 REPORT_DELAY_US = 2_000_000
-"""A rank tells what it began at most so long after: open calls after a second, twice a second."""
+"""Longest delay after which a rank reports a call that it has entered and not left."""
 
 
 class QuietRankTracker:
-    """For one thread at a time; the clock is an argument."""
+    """Finds ranks without frames in flight; for one thread at a time, the clock is an argument."""
 
     def __init__(self, quiet: Callable[[], Iterable[QuietRank]]) -> None:
         self._quiet = quiet
@@ -83,22 +83,23 @@ class QuietRankTracker:
         self._until_us = self._newest = 0
 
     def begin(self) -> None:
-        """Begin a stream: what was found for an earlier one may come too late now."""
+        """Begin a stream: results for an earlier one may be outdated."""
         self._previous, self._confirmed = frozenset(), ()
 
     def update(self, *, now_us: int, newest: Callable[[], int]) -> None:
-        """See who is quiet, and since the last look; `newest` returns the last number of the log.
+        """Find the ranks that were quiet at this check and the one before.
 
-        One look would not do: the next frame may be about to come.
+        One check would not do, because the next frame may be about to arrive. `newest` returns the
+        last number of the log.
         """
         quiet = frozenset(self._quiet())
         self._confirmed = tuple(quiet & self._previous)
-        # Behind the look: what quiet ranks have sent stands in the log by now.
+        # After the check, so the log holds everything that quiet ranks have sent.
         self._previous, self._newest = quiet, newest()
         self._until_us = now_us - REPORT_DELAY_US
 
     def pop_quiet_ranks(self, number: int) -> tuple[tuple[QuietRank, ...], int]:
-        """Return who is known up to when, now that the log is told up to a number; each once."""
+        """Return the quiet ranks, each once, and until when; none before the log is sent so far."""
         if number < self._newest:
             return (), 0
         found, self._confirmed = self._confirmed, ()
@@ -109,7 +110,7 @@ FIRST_SAMPLES = 8
 
 
 class ClockEstimator:
-    """The estimate of a reporter, over all of its connections; for one thread at a time."""
+    """Estimates the clock offset over all connections of a reporter; for one thread at a time."""
 
     def __init__(self, times: ReporterTimes) -> None:
         self._times = times
@@ -117,12 +118,12 @@ class ClockEstimator:
         self._asked: ClockInstant | None = None
 
     def reconnected(self) -> None:
-        """Note that another coordinator may be there: what was known of its clock is void."""
+        """Discard samples: after a reconnect another coordinator may answer."""
         self._window = ClockWindow(steps=self._window.steps, last=self._window.last)
         self._asked = None
 
     def keep_up(self, stub: coordinator_pb2_grpc.CoordinatorServiceStub) -> bool:
-        """Ask if it is time to; return whether it was."""
+        """Take a sample if one is due; return whether it was."""
         now = self._times.now()
         known, self._window = self._window, self._window.at(now)
         if self._asked is None or self._window.steps != known.steps:
@@ -134,7 +135,7 @@ class ClockEstimator:
         return True
 
     def estimate(self) -> ClockEstimate:
-        """Return what is known now."""
+        """Return the present estimate."""
         return self._window.estimate(self._times.now())
 
     def _ask(self, stub: coordinator_pb2_grpc.CoordinatorServiceStub, count: int) -> None:
@@ -143,7 +144,7 @@ class ClockEstimator:
             try:
                 answer = stub.Clock(coordinator_pb2.ClockRequest(), timeout=self._times.clock_s)
             except grpc.RpcError:
-                # Reports do not depend on it.
+                # Reports do not depend on the clock.
                 return
             back = self._times.now()
             sample = ClockSample(sent, answer.received_us, answer.sent_us, back)
@@ -156,7 +157,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CoordinatorReporter:
-    """Tells what stands in the log until the coordinator has it; without an address, nothing."""
+    """Sends the items of the log until the coordinator has them; without an address, nothing."""
 
     def __init__(
         self,
@@ -172,7 +173,7 @@ class CoordinatorReporter:
     ) -> None:
         """Call `warn` with a job and a text, `on_forgotten` when the coordinator forgot sessions.
 
-        `quiet` returns the ranks of which nothing is under way.
+        `quiet` returns the ranks without frames in flight.
         """
         self._address, self._log = address, log
         self._load, self._warn, self._on_forgotten = load, warn, on_forgotten
@@ -192,13 +193,13 @@ class CoordinatorReporter:
         self._outage: CoordinatorOutage | None = None
         self._failures = 0
         self._retry_now = False
-        """Try now: somebody waits for it."""
+        """Retry at once: `flush` waits for it."""
         self._logged = ""
         self._stopping = False
         self._thread: threading.Thread | None = None
 
     def findings(self) -> list[str]:
-        """Return what the coordinator does not take at present, and what was given up so."""
+        """Return what is not delivered at present, and what was dropped."""
         events, states = self._log.lost()
         lost = {"events": events, "states": states + self._unentered}
         outage = self._outage
@@ -209,17 +210,17 @@ class CoordinatorReporter:
         ]
 
     def events(self) -> tuple[int, int]:
-        """Return how many events wait to be told, and how many were given up."""
+        """Return how many events wait to be sent, and how many were dropped."""
         return self._log.waiting(self._received)[1], self._log.lost()[0]
 
     def session(self, status: SessionStatus, root: str) -> None:
-        """Report how a session stands, and where its tree is."""
+        """Report the status of a session and the root of its tree."""
         if not self._address:
             return
         try:
             self._log.enter_session(status, root)
         except sqlite3.Error as error:
-            # The rank is not to blame, and the next state of the session says it again.
+            # Not an error of the rank; the next status of the session is reported again.
             self._unentered += 1
             _logger.error(
                 "session %s is not reported: %s",
@@ -230,12 +231,12 @@ class CoordinatorReporter:
         self.wake()
 
     def warnings(self, job_id: str) -> list[str]:
-        """Return what the ranks of a job should say in their logs."""
+        """Return the warnings that the ranks of a job should log."""
         with self._changed:
             return [text for job, text in self._warnings if job == job_id]
 
     def wake(self) -> None:
-        """Look into the log if something was entered."""
+        """Wake the reporter if an item was entered in the log."""
         if self._address and self._log.newest != self._woken_to:
             self._woken_to = self._log.newest
             with self._changed:
@@ -244,21 +245,21 @@ class CoordinatorReporter:
                 self._changed.notify_all()
 
     def start(self) -> None:
-        """Begin to report."""
+        """Start the reporter thread."""
         if self._address:
             self._thread = threading.Thread(target=self._run, name="rankdumpd-reporter")
             self._thread.start()
 
     def fault(self) -> str:
-        """Say that the thread has died."""
+        """Return that the thread has died, or an empty text."""
         thread = self._thread
         alive = thread is None or thread.is_alive()
         return "" if alive else "the reporter thread has died"
 
     def flush(self, timeout_s: float) -> int:
-        """Wait until everything has arrived; return the items that have not.
+        """Wait until all items are delivered; return how many are not.
 
-        A coordinator that does not answer is tried once more, and not waited for.
+        A coordinator that does not answer gets one more attempt, and is not waited for.
         """
         if not self._address:
             return 0
@@ -271,7 +272,7 @@ class CoordinatorReporter:
             return self._count_waiting()
 
     def leave(self, folder: str) -> None:
-        """Say what stays in the ledger for the next agent of its folder."""
+        """Log which items stay in the ledger for the next agent."""
         items = self._count_waiting() if self._address else 0
         if items:
             outage = self._outage
@@ -282,7 +283,7 @@ class CoordinatorReporter:
             )
 
     def stop(self) -> None:
-        """End at once; may be repeated."""
+        """Stop the thread at once; may be called again."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -329,7 +330,7 @@ class CoordinatorReporter:
                 self._retry_now = False
 
     def _wait_for_reports(self) -> None:
-        """See that the coordinator is there, and wait until there is something to tell."""
+        """Check that the coordinator is reachable, and wait until there is something to report."""
         with self._changed:
             if self._received or self._count_waiting():
                 return
@@ -423,7 +424,7 @@ class CoordinatorReporter:
         sent_to: int | None,
         stub: coordinator_pb2_grpc.CoordinatorServiceStub,
     ) -> None:
-        """Say who reports, and how this host stands; what costs something, once a second."""
+        """Fill in identity and status of this host; the expensive parts once a second."""
         if sent_to is not None:
             if self._clock.keep_up(stub):
                 self._event_counts = (self._log.waiting(self._received)[1], self._log.lost()[0])
@@ -440,12 +441,12 @@ class CoordinatorReporter:
         request.held_events, request.lost_events = self._event_counts
 
     def _handle_failure(self, failure: grpc.RpcError | RankdumpError) -> None:
-        """Give up the item that is refused or damaged: it would fail the same way for ever."""
+        """Drop the item that is rejected or damaged: it would fail the same way every time."""
         error = make_error(failure) if isinstance(failure, grpc.RpcError) else failure
         if isinstance(error, UnavailableError):
             error = explain_unavailable(error, self._address, self._credentials)
         spans = self._stream.unanswered() if self._stream else []
-        # A certificate that is not believed says nothing about the item.
+        # An untrusted certificate says nothing about the item.
         passes = isinstance(error, UnavailableError | ForbiddenError | ConfigError)
         refused = not passes and bool(spans)
         if not refused:
@@ -457,11 +458,11 @@ class CoordinatorReporter:
         first, last = spans[0]
         if len(spans) == 1 and first == last:
             self._log.give_up(first, last)
-        # Which one of several it was shows when each comes alone.
+        # With several items the one at fault is found by sending each alone.
         self._careful_to = max(self._careful_to, spans[-1][1])
 
     def _note_outage(self, error: RankdumpError) -> None:
-        """Remember that nothing is delivered, and say so when that is news."""
+        """Remember the outage, and log it when it is new."""
         now_s, before = self._now_s(), self._outage
         outage = CoordinatorOutage(
             since_s=before.since_s if before else now_s,

@@ -66,7 +66,7 @@ class FrameIntake(Protocol):
 
     @property
     def last_sequence(self) -> int:
-        """Number of the last frame that came; 0 before the first."""
+        """Number of the last frame that arrived; 0 before the first."""
         ...
 
     @property

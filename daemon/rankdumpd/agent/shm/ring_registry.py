@@ -153,7 +153,7 @@ class RingRegistry:
         self._thread.start()
 
     def fault(self) -> str:
-        """Say that the thread has died."""
+        """Return that the thread has died, or an empty text."""
         alive = self._thread is None or self._thread.is_alive()
         return "" if alive else "the shared-memory thread has died"
 
