@@ -73,7 +73,7 @@ def manifests(root: Path) -> list[Manifest]:
 
 
 def waits(rank) -> list[str]:
-    return [each for each in rank.status().findings if "is tried again" in each]
+    return [each for each in rank.status().findings if "it is retried" in each]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EMFILE, errno.ESTALE])

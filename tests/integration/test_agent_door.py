@@ -61,7 +61,7 @@ class TestSecret:
         told = (
             str(rank.status())
             + caplog.text
-            + str(agent.agent._registry.list_sessions()[0].request)
+            + repr(agent.agent._registry.list_sessions()[0].request)
         )
         for secret in (SECRET, SECRET.hex().encode()):
             assert secret not in written

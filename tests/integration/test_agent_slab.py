@@ -399,4 +399,4 @@ def test_bells_without_reason(slab_agent, enter, make_rank):
     poor.open()
     stream = poor.push().ring(64)
     assert stream.wait_over() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "without a slab" in stream.details
+    assert "no shared-memory ring" in stream.details
