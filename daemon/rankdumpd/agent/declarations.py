@@ -34,7 +34,7 @@ MAX_TEXT_CHARACTERS = 1 << 16
 
 
 def read_metadata_frame(frame: agent_pb2.Frame, session_id: str) -> MetadataFrame:
-    """Read a frame that is no record; ProtocolError when its numbers are out of bounds."""
+    """Read a metadata frame; ProtocolError when its numbers are out of bounds."""
     declaration = session_messages.metadata_from_wire(frame)
     _check_numbers(frame.sequence, declaration)
     if isinstance(declaration, GraphPart):
@@ -49,12 +49,12 @@ def read_metadata_frame(frame: agent_pb2.Frame, session_id: str) -> MetadataFram
 
 
 def reread_metadata_frame(raw: bytes, session_id: str) -> MetadataFrame:
-    """Read a frame back as the ledger kept it; DamagedError when it is none."""
+    """Reread a frame from the ledger; CorruptedError when it cannot be parsed."""
     return read_metadata_frame(_parse_ledger_frame(raw), session_id)
 
 
 def reread_statistic_rows(raw: bytes) -> StatisticRows:
-    """Read rows of figures back as the ledger kept them; DamagedError when they are none."""
+    """Reread rows of statistics from the ledger; CorruptedError when they cannot be parsed."""
     return session_messages.statistic_rows_from_wire(_parse_ledger_frame(raw).figure_rows)
 
 
@@ -142,7 +142,7 @@ _UNNAMED_KIND = TensorKind(0, "", "", TensorSide.OUTPUT, 0, "", (), 0)
 
 
 def read_lost_tensors(frame_id: FrameId, message: agent_pb2.Lost) -> StatisticRowsResult:
-    """Return the tensors that a rank says it has lost; ProtocolError for what no frame brings."""
+    """Return the tensors that a rank has lost; ProtocolError when the counts are out of bounds."""
     if message.iteration >= NUMBER_LIMIT:
         raise ProtocolError(f"frame {frame_id.sequence} has a number over {NUMBER_LIMIT - 1}")
     if not 1 <= message.tensors <= MAX_FRAME_ROWS:
@@ -158,7 +158,7 @@ def read_lost_tensors(frame_id: FrameId, message: agent_pb2.Lost) -> StatisticRo
 def make_unreadable_result(
     frame_id: FrameId, frame: agent_pb2.Frame
 ) -> StatisticRowsResult | MetadataFrame:
-    """Return the end of a frame that cannot be read; its tensors are dropped.
+    """Return a result in place of an unreadable frame; its tensors are dropped.
 
     They count in the iteration that it names, as far as it names one.
     """

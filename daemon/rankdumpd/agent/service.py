@@ -58,9 +58,9 @@ _logger = logging.getLogger(__name__)
 def resume_sessions(
     registry: SessionRegistry, actions: PostCommitActions, report: Callable[[RankSession], None]
 ) -> None:
-    """Take up every session, then `report` of it; one that fails is given up, and the others go on.
+    """Resume every session, then `report` it; one that fails is rejected, and the others go on.
 
-    What passes by itself fails nothing here: it waits in the ledger.
+    Passing errors are not raised here: the frames stay in the ledger and are retried.
     """
     for session in registry.recover():
         try:
@@ -81,7 +81,7 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 class SessionNotifier:
-    """Carries words between sessions and the reporter; safe to use from several threads."""
+    """Passes warnings between sessions and the reporter; safe to use from several threads."""
 
     def __init__(
         self,
@@ -90,14 +90,14 @@ class SessionNotifier:
         reporter: CoordinatorReporter,
         limits: Callable[[RankSession], list[str]],
     ) -> None:
-        """`limits` says why tensors of a session are refused at present."""
+        """`limits` returns why tensors of a session are dropped at present."""
         self._registry, self._ledger, self._reporter = registry, ledger, reporter
         self._limits = limits
         self._lock = threading.Lock()
         self._wordings: dict[tuple[str, str], str] = {}
 
     def report_session(self, session: RankSession) -> None:
-        """Tell the coordinator how a session stands, and the session what its job should know."""
+        """Report a session to the coordinator, and send the warnings of its job to the session."""
         self._reporter.session(session.status(), str(session.storage.tree.root))
         job_id = session.request.job_id
         audit = self._reporter.warnings(job_id)
@@ -106,7 +106,7 @@ class SessionNotifier:
             session.warn(text)
 
     def _find_first_wording(self, job_id: str, text: str) -> str:
-        """Return a text as the job heard it first: its ranks say once what differs in figures."""
+        """Return the first wording for a job of texts that differ in numbers only."""
         with self._lock:
             first = self._wordings.setdefault((job_id, _NUMBER.sub("0", text)), text)
             for earliest in list(self._wordings)[: len(self._wordings) - MAX_REMEMBERED_TEXTS]:
@@ -114,23 +114,23 @@ class SessionNotifier:
             return first
 
     def report_all_sessions(self) -> None:
-        """Tell everything to a coordinator that has forgotten it."""
+        """Report all sessions to a coordinator that has lost its state."""
         for session in self._registry.list_sessions():
             self.report_session(session)
             self._ledger.log.reenter_timeouts(session.request.session_id)
         self._reporter.wake()
 
     def warn_job(self, job_id: str, text: str) -> None:
-        """Have all ranks of a job say something."""
+        """Send a warning to all ranks of a job."""
         for session in self._registry.list_sessions():
             if session.request.job_id == job_id:
                 session.warn(text)
 
 
 LEDGER_LOST = "the next process will not know what this one has acknowledged"
-"""What it costs when a state file is taken away."""
+"""Consequence of a removed state file, for findings."""
 _STOP_TIMEOUT_S = 3.0
-"""What ends within it ends in order; a thread that a disk holds up is left to it."""
+"""Time for an orderly end; a thread that is blocked on a disk is left behind after it."""
 
 
 class DumpAgent(Component):
@@ -147,7 +147,7 @@ class DumpAgent(Component):
         meters: MetricCounters | None = None,
         required: RequiredFiles | None = None,
     ) -> None:
-        """`audit` hears what is removed from trees, `required` where the ledger stands."""
+        """`audit` is called for what is removed from trees; `required` watches the ledger."""
         self._meters = meters or MetricCounters()
         self._meters.start_at_zero(AGENT_PREFIX)
         memory = share_memory(
@@ -159,7 +159,7 @@ class DumpAgent(Component):
         self._listen, self._state_dir = settings.listen, settings.state_dir
         self._failures, self._streams = FailureCounter(), OpenPushStreams()
         self._budget, self._usage = QueueBudget(settings.queue_bytes), DumpUsage()
-        # First of all: who may not be here says only that.
+        # First, so that a second agent fails with this error alone.
         self._ledger = AgentLedger(
             Path(settings.state_dir),
             report_bytes=settings.report_bytes if settings.coordinator else 0,
@@ -196,7 +196,7 @@ class DumpAgent(Component):
         self._make_parts(settings, audit)
 
     def _make_parts(self, settings: AgentSettings, audit: AuditCallback) -> None:
-        """Make the rooms behind the registry."""
+        """Make the parts that depend on the registry."""
         self._notifier = SessionNotifier(
             self._registry, self._ledger, self._reporter, self._limits.warnings
         )
@@ -250,9 +250,9 @@ class DumpAgent(Component):
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
     def start(self) -> None:
-        """Finish what an earlier process left, then begin to work, last part first.
+        """Finish what an earlier process left, then start the threads, the last stage first.
 
-        DamagedError when the ledger is not to be believed.
+        CorruptedError when the ledger is damaged.
         """
         retention = self._ledger.retention
         self._usage.restore(retention.list_usage(), retention.counts())
@@ -267,9 +267,9 @@ class DumpAgent(Component):
         self._retention.start()
 
     def drain(self, timeout_s: float) -> int:
-        """Let ranks finish their streams, then finish the queue; return the frames that are left.
+        """Let ranks finish their streams, then empty the queue; return the frames that are left.
 
-        DamagedError when the ledger is damaged: nothing can be finished then.
+        CorruptedError when the ledger is damaged: nothing can be committed then.
         """
         deadline = time.monotonic() + timeout_s
         self._registry.refuse_sessions()
@@ -279,16 +279,16 @@ class DumpAgent(Component):
         self._streams.end("the agent is stopping")
         self._rings.check_rings()
         left = self._budget.wait_idle(max(0.0, deadline - time.monotonic()))
-        # What is not told stays in the ledger: nothing of it is unfinished here.
+        # What is not reported stays in the ledger and does not count as unfinished.
         self._reporter.flush(max(0.0, deadline - time.monotonic()))
         self._rings.check_rings()
         self._reporter.leave(self._state_dir)
-        # The coordinator may go before this process does; there is nothing more to tell it.
+        # The coordinator may stop before this process; nothing is left to report.
         self._reporter.stop()
         return left
 
     def stop(self) -> None:
-        """End at once; what was not acknowledged is sent again to the next agent."""
+        """Stop at once; ranks resend what was not acknowledged to the next agent."""
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         self._registry.refuse_sessions()
         self._budget.close()
@@ -299,7 +299,7 @@ class DumpAgent(Component):
         committed = self._committer.stop(max(_STOP_TIMEOUT_S / 2, deadline - time.monotonic()))
         kept = self._retention.stop(_STOP_TIMEOUT_S / 2)
         self._reporter.stop()
-        # A commit that goes on holds the ledger, and what stands in slabs is being written.
+        # A running commit uses the ledger, and elements in slabs may still be read.
         if written and committed and kept:
             for part in (self._rings, self._registry, self._ledger):
                 part.close()
@@ -307,22 +307,22 @@ class DumpAgent(Component):
             _logger.error("a thread is blocked on a disk: the ledger and the slabs are left open")
 
     def reload(self, settings: DaemonSettings) -> None:
-        """Take over limits; they hold from the next tensor on."""
+        """Apply new limits, from the next tensor on."""
         largest = self._limits.policy.max_record_bytes
         self._limits.policy = make_policy(settings.agent, largest)
 
     def fault(self) -> str:
-        """Say which thread is dead without which nothing is written or told."""
+        """Return which essential threads have died; empty when all are alive."""
         parts = (self._workers, self._committer, self._rings, self._reporter)
         return "; ".join(filter(None, (part.fault() for part in parts)))
 
     def brief(self) -> str:
-        """Say who is here and what is under way."""
+        """Return one line: how many ranks are connected and how much is in flight."""
         under_way = f"{self._budget.items} frames of {self._budget.used_bytes:,} bytes under way"
         return f"{self._registry.live()} ranks, {under_way}"
 
     def view(self) -> StatusView:
-        """Return everything people may want to know."""
+        """Return the status of the agent."""
         parts = (self._registry, self._openings, self._retention, self._committer, self._reporter)
         findings = [sentence for part in parts for sentence in part.findings()]
         view = self._overview.view((*self._required.missing, *findings))
@@ -332,7 +332,7 @@ class DumpAgent(Component):
         )
 
     def samples(self) -> list[MetricSample]:
-        """Return how it stands, for monitoring."""
+        """Return the metric samples of this moment."""
         return self._overview.samples()
 
     def _reader(self, session: RankSession, mailbox: StreamMailbox) -> PushStreamReader:

@@ -62,7 +62,7 @@ SessionBatches: TypeAlias = "dict[RankSession, SessionBatch]"
 
 
 class BatchCommitter:
-    """Commits batches to the ledger, from one thread; retries a failing disk until `stopping`."""
+    """Commits batches to the ledger from one thread; retries a failing disk until `stopping`."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class BatchCommitter:
         """Why nothing can be committed at present; empty when it can."""
 
     def commit_frames(self, frames: Sequence[FinishedFrame]) -> Iterator[SessionBatches]:
-        """Commit frames and yield them, together or, where that fails, part by part.
+        """Commit frames and yield them: together, or part by part where that fails.
 
-        A frame that cannot be committed alone is counted as dropped; one that cannot even be counted
-        is resent by its rank. UnavailableError when the ledger is damaged.
+        A frame that cannot be committed alone is counted as dropped; if that fails as well, its
+        rank resends it. UnavailableError when the ledger is damaged.
         """
         try:
             shares = self._group_by_session(frames)
@@ -262,7 +262,7 @@ class FrameCommitter:
         return "" if alive else "the committer thread has died"
 
     def stop(self, timeout_s: float = 60.0) -> bool:
-        """Commit what was submitted, without retries; return whether the thread has ended in time."""
+        """Commit what was submitted, without retries; return whether the thread ended in time."""
         self._stopping.set()
         if self._thread:
             self._done.put(None)

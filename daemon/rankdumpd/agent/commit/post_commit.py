@@ -387,7 +387,7 @@ class PostCommitActions:
         frame_id = declared.frame_id
         status = self._count_end(session, declared, end)
         try:
-            # A manifest says that the iteration is complete, so it waits until its rows are written.
+            # A manifest says that an iteration is complete, so it waits for its rows.
             if joined and _are_rows_written(session, frame_id):
                 repeated = session.pending.was_begun(declared)
                 write_iteration_files(self._ledger, session, status, frame_id, repeated=repeated)

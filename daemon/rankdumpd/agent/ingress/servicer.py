@@ -28,7 +28,7 @@ SERVICE_NAME = agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name
 
 
 class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
-    """Answers ranks and people."""
+    """Serves ranks, and people who ask for status or control jobs."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     def OpenSession(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.OpenSessionRequest, context: grpc.ServicerContext
     ) -> agent_pb2.OpenSessionResponse:
-        """Let a rank in, or say why not."""
+        """Open or resume the session of a rank, or reject it with a reason."""
         with abort_on_error(context, self._meters):
             if redirect := self._redirect(context.peer()):
                 redirected = SessionGrant(b"", 0, 0, redirect=redirect)
@@ -82,7 +82,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     def Push(  # noqa: N802 - the name is the generated base class's
         self, request_iterator: Iterator[agent_pb2.PushRequest], context: grpc.ServicerContext
     ) -> Iterator[agent_pb2.PushResponse]:
-        """Take frames from a rank and acknowledge them for as long as its stream lives."""
+        """Receive frames from a rank and acknowledge them until its stream ends."""
         mailbox = StreamMailbox()
         if not context.add_callback(lambda: mailbox.end("the rank disconnected")):
             return
@@ -108,14 +108,14 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     def Status(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.AgentStatusRequest, context: grpc.ServicerContext
     ) -> agent_pb2.AgentStatusResponse:
-        """Say how everything stands."""
+        """Return the status of the agent."""
         return agent_pb2.AgentStatusResponse(view=status_messages.view_to_wire(self._view()))
 
     def Control(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.ControlRequest, context: grpc.ServicerContext
     ) -> agent_pb2.ControlResponse:
-        """Pin a job or let it go; or wait until everything received is in the tree and reported,
-        or the deadline strikes.
+        """Pin or unpin a job, or wait until everything received is written and reported, up to
+        a deadline.
         """
         with abort_on_error(context, self._meters):
             if request.HasField("pin"):
@@ -128,7 +128,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
 
 
 def limit_drain_s(drain: agent_pb2.Drain) -> float:
-    """Return how long a drain may take: who waits has a thread that others may need."""
+    """Return how long a drain may take: it occupies a thread of the server."""
     return min(drain.timeout_ms / 1000, MAX_DRAIN_S)
 
 

@@ -63,7 +63,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RecordWorkers:
-    """Threads that turn parcels into outcomes; nothing ends one but `stop`."""
+    """Threads that write received records; they run until `stop`."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class RecordWorkers:
             thread.start()
 
     def submit(self, records: Sequence[ReceivedRecord]) -> None:
-        """Hand over a batch; never waits."""
+        """Queue a batch; never waits."""
         (self._large if len(records) == 1 else self._small).put(records)
 
     def fault(self) -> str:
@@ -132,19 +132,19 @@ class RecordWorkers:
 
 MAX_GATHERED_FRAMES = 256
 MAX_GATHERED_BYTES = 1 << 20
-"""What a stream may hold beside the budget: it is taken from there when it is handed on."""
+"""Bytes that a stream may gather before they are charged to the budget."""
 
 
 MAX_UNREADABLE_TRIES = 3
-"""After so many a frame that cannot be read is given up."""
+"""Failures after which an unreadable frame is dropped."""
 MAX_GAPS = 10
-"""After so many a rank that leaves a number out is refused: it does not have it."""
+"""Failures after which a rank that skips a number is rejected: it does not have the frame."""
 
 
 class SessionIntake:
-    """Takes frames in their order, for one thread at a time; waits where there is no room.
+    """Accepts frames in order, for one thread at a time; blocks while the queue is full.
 
-    Frames that are small wait for others that come with them: `hand_on` ends that.
+    Small frames are gathered into batches until `flush`.
     """
 
     def __init__(
@@ -164,9 +164,9 @@ class SessionIntake:
         self._usage: ResourceUsage | None = None
         self._failures = failures
         self._growing = False
-        """Whether the budget has given room for a record that is not whole yet."""
+        """Whether the budget is charged for a record that is not complete yet."""
         self._piece_bytes = 0
-        """How much of a record the present frame brings."""
+        """Bytes of a record that the present frame contains."""
         self._gathered: list[ReceivedRecord | FinishedFrame] = []
         self._gathered_cost = 0
         storage = session.storage
@@ -189,13 +189,13 @@ class SessionIntake:
 
     @property
     def within_record(self) -> bool:
-        """Whether more of the last record has to come."""
+        """Whether a part of the last record is missing."""
         return self._assembler.within_record
 
     def handle_frame(
         self, frame: agent_pb2.Frame, data: RecordElements | None = None, *, lost: str = ""
     ) -> None:
-        """Take a frame whose data may stand elsewhere; `lost` says why that data never came.
+        """Accept a frame, whose data may be passed separately; `lost` is why that data is missing.
 
         ResendError when a frame is missing, or for the first few times that one cannot be read.
         """
@@ -213,19 +213,19 @@ class SessionIntake:
         self._gather(item)
 
     def cut_off(self, reason: str) -> None:
-        """Count the record whose rest will never come."""
+        """Drop the open record, whose rest will never arrive."""
         self._gather(self._assembler.cut_off(reason))
         self.flush()
 
     def finish(self) -> None:
-        """Accept that nothing more comes; ResendError within a record."""
+        """Accept the end of the stream; ResendError within a record."""
         try:
             self._assembler.finish()
         except ResendError as error:
             raise self._count_gap(error) from None
 
     def flush(self) -> None:
-        """Hand on what was gathered: nothing more comes with it."""
+        """Hand on the gathered frames."""
         gathered, cost = self._gathered, self._gathered_cost
         self._gathered, self._gathered_cost, self._usage = [], 0, None
         if gathered:
@@ -233,7 +233,7 @@ class SessionIntake:
             self._claim(gathered)
 
     def release_budget(self) -> None:
-        """Free the room of a record that did not come to its end."""
+        """Release the budget of a record that was not completed."""
         if self._growing:
             self._budget.abandon(self)
             self._growing = False
@@ -246,7 +246,7 @@ class SessionIntake:
         )
 
     def _handle_unreadable(self, frame: agent_pb2.Frame, error: Exception) -> CompletedFrame | None:
-        """Give a frame up that failed too often; else let it be sent again."""
+        """Drop a frame that failed too often; otherwise ask for it again by a ResendError."""
         request, number = self._session.request, frame.sequence
         if not number or number != self._assembler.last_sequence:
             raise error
@@ -268,14 +268,14 @@ class SessionIntake:
         if answer.reason in SPACE_REASONS and self._is_there(head):
             answer = ACCEPTED_VERDICT
         if answer.accepted and large:
-            # What is only declared takes no room from others.
+            # Bytes that are only declared are not charged.
             self._budget.begin(self, compute_cost_bytes(min(self._piece_bytes, head.byte_count)))
             self._growing = True
         return answer
 
     def _is_there(self, head: RecordHead) -> bool:
-        """Return whether a killed process may have written it: then it takes no room, and a drop
-        would leave a file that nobody knows.
+        """Return whether a killed process may have written the file: then it needs no space, and
+        a drop would leave a file that no row names.
         """
         return self._session.restored and self._session.storage.writer.has(head)
 
@@ -304,7 +304,7 @@ class SessionIntake:
         return StatisticRowsResult(item.frame_id, item.declaration, refused, item.raw)
 
     def _current_usage(self) -> ResourceUsage:
-        # Asked once for all that comes together: that little more under way changes nothing.
+        # Looked up once for a batch: the few bytes in flight make no difference.
         if self._usage is None:
             self._usage = self._look_up_usage()
         return self._usage

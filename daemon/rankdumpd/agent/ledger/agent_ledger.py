@@ -59,10 +59,10 @@ class AgentLedger(LedgerReader):
     def __init__(
         self, state_dir: Path, *, report_bytes: int = 0, now_us: Callable[[], int] = _read_clock_us
     ) -> None:
-        """Log what a coordinator is to be told, up to that much; 0 when there is none.
+        """Keep a report log of up to `report_bytes`; 0 without a coordinator.
 
         ConfigError when the folder cannot hold a ledger, ExhaustedError when it has no space,
-        DamagedError when what it has is none.
+        CorruptedError when its file is not a ledger.
         """
         self._synced: bool | None = None
         self._departed: set[str] = set()
@@ -89,7 +89,7 @@ class AgentLedger(LedgerReader):
             raise make_folder_error(state_dir, error) from None
 
     def close(self) -> None:
-        """Let another process have the file; may be repeated."""
+        """Close the file, so that another process can open it; may be called again."""
         with self._lock:
             if self._guard >= 0:
                 self.log.close()
@@ -198,7 +198,7 @@ class AgentLedger(LedgerReader):
                 _enter_ordered_graphs(base, frame_id, ordered)
 
     def enter_session_end(self, frame_id: FrameId, end: SessionEnd) -> None:
-        """Remember that a session said goodbye."""
+        """Remember that the rank ended its session."""
         with self._transaction() as base:
             base.execute(
                 "UPDATE declarations SET applied = 1 WHERE session_id = ? AND sequence = ?",

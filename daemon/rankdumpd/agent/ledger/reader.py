@@ -39,17 +39,17 @@ class LedgerReader:
         self._base, self._name, self._now_us = base, name, now_us
         self._lock = threading.Lock()
         self.damage = ""
-        """Why nothing in the file is to be believed any more."""
+        """Why the file is damaged; empty when it is not."""
         self.on_damage: Callable[[], None] = lambda: None
         """Called when that is found, in any thread."""
 
     def check(self) -> None:
-        """DamagedError when the file is not to be believed any more."""
+        """Raise CorruptedError when the file was found to be damaged."""
         if self.damage:
             raise CorruptedError(self.damage)
 
     def find(self, session_id: str) -> LedgerSessionRow | None:
-        """Return what is known of a session; DamagedError when that cannot be read."""
+        """Return what is known of a session; CorruptedError when that cannot be read."""
         found = self._select(
             f"SELECT {rows.SESSION_COLUMNS} FROM sessions WHERE session_id = ?", session_id
         )

@@ -81,7 +81,7 @@ class ReportLog:
                 leave_number_gap(base)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._reading:
             self._base.close()
 

@@ -114,7 +114,7 @@ class RetiredIterations:
         self._pins = frozenset(job_id for (job_id,) in select("SELECT job_id FROM pins"))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._reading:
             self._base.close()
 

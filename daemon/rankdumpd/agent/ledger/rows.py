@@ -60,7 +60,7 @@ class StoredTableRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredStatisticRows:
-    """Rows of figures as the ledger gives them back."""
+    """Rows of statistics as the ledger returns them."""
 
     sequence: int
     raw: bytes
@@ -116,7 +116,7 @@ class ReportItemKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReportItem:
-    """Something the coordinator is told, under a number that it keeps for ever."""
+    """An item for the coordinator, under a permanent number."""
 
     number: int
     kind: ReportItemKind
@@ -168,14 +168,14 @@ _LIMIT = 1 << 63
 
 
 def read_number(value: object) -> int:
-    """Return what stands in a column of numbers; DamagedError when it is none."""
+    """Return the number in a column; CorruptedError when it is not a valid number."""
     if not isinstance(value, int) or not 0 <= value < _LIMIT:
         raise CorruptedError(f"the ledger has {value!r:.40} in the place of a number")
     return value
 
 
 def read_session_row(row: tuple[Any, ...]) -> LedgerSessionRow:
-    """Return a session from the columns of SESSION_COLUMNS; DamagedError when it is none."""
+    """Return a session from the columns of SESSION_COLUMNS; CorruptedError if it is invalid."""
     request, plan, state, watermark, seen, notes, graphs, secret_hash = row
     try:
         about, secret = json.loads(request), bytes.fromhex(secret_hash)
@@ -265,13 +265,13 @@ def parse_row_place(path: str, mapped_from: str = "") -> FilePlace:
 
 
 def read_stored_rows(row: tuple[Any, ...]) -> StoredStatisticRows:
-    """Return rows of figures from the columns of FRAME_COLUMNS."""
+    """Return rows of statistics from the columns of FRAME_COLUMNS."""
     sequence, raw, refused = row
     return StoredStatisticRows(sequence, raw, json.loads(refused))
 
 
 def make_statistics_row(result: StatisticRowsResult) -> tuple[str | int | bytes, ...]:
-    """Return the columns of a frame of figures."""
+    """Return the columns of a frame of statistics."""
     frame_id = result.frame_id
     refused = {reason: list(places) for reason, places in result.refused.items()}
     return (

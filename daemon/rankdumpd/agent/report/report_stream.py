@@ -38,7 +38,7 @@ class StreamTextTable:
         self._sent = 1
 
     def added(self) -> coordinator_pb2.Texts | None:
-        """Return the texts that the coordinator does not have; to be called once for each message."""
+        """Return the texts that the coordinator does not have; called once for each message."""
         texts = list(self._indexes)[self._sent :] if self._sent < len(self._indexes) else []
         first, self._sent = self._sent, len(self._indexes)
         return coordinator_pb2.Texts(first=first, texts=texts) if texts else None

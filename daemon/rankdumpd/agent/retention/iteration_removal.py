@@ -57,7 +57,7 @@ class IterationPart:
 def list_tensor_files(part: IterationPart) -> list[str]:
     """Return the paths of its tensors' files; none when its manifest is gone.
 
-    OSError and DamagedError when the manifest cannot be read.
+    OSError and CorruptedError when the manifest cannot be read.
     """
     for name in (part.manifest, part.hidden):
         with suppress(FileNotFoundError):

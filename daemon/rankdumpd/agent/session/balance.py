@@ -49,13 +49,13 @@ class IterationTally:
         self.bytes_stored += bytes_stored
 
     def count_rows(self, result: StatisticRowsResult) -> None:
-        """Add rows of figures: they bring no bytes, and no file stores them."""
+        """Add rows of statistics: they have no bytes, and no tensor file."""
         self._keep(result.status, result.kept)
         for reason, places in result.refused.items():
             self._drop(reason, len(places))
 
     def end(self, end: IterationEnd) -> None:
-        """Add what the rank itself declares at the end of the iteration."""
+        """Add the counts that the rank sends at the end of the iteration."""
         self.expected += end.expected
         for reason, count in end.dropped.items():
             self._drop(reason, count)
@@ -104,7 +104,7 @@ class SessionTallies:
         self._tallies: defaultdict[int, IterationTally] = defaultdict(IterationTally)
 
     def restore(self, counts: Iterable[OutcomeCountRow], ends: Iterable[IterationEndRow]) -> None:
-        """Take up what the ledger remembers."""
+        """Restore the counts from the ledger."""
         for row in counts:
             self._tallies[row.iteration].count(
                 row.status,
@@ -129,7 +129,7 @@ class SessionTallies:
             self._tallies[frame.rows.iteration].count_rows(frame)
 
     def adjust_stored_bytes(self, iteration: int, more_bytes: int) -> None:
-        """Add what kept tensors take more room than they did, or less."""
+        """Add the change in size of stored tensors."""
         self._tallies[iteration].bytes_stored += more_bytes
 
     def is_first_end(self, end: IterationEnd, sequence: int) -> bool:
@@ -175,7 +175,7 @@ def _format_tensors(count: int) -> str:
 
 
 def _limit_count(total: int) -> int:
-    """Return a sum of what a rank said as a message and a column can hold it."""
+    """Return a sum of numbers from a rank, limited to what a message and a column can hold."""
     return min(total, _MAX_COUNT)
 
 

@@ -31,7 +31,7 @@ NEVER_OPEN_NOTE = "its session was not open when it ended: nothing of it is in t
 
 @dataclass(frozen=True, slots=True)
 class FinalBalance:
-    """Frames that wait for a session, and what they say."""
+    """Frames that a rank left for its session, and the counts in them."""
 
     frames: tuple[agent_pb2.Frame, ...]
     session: SessionStatus
@@ -44,7 +44,7 @@ class FinalBalance:
 
 
 def read_final_balance(request: SessionRequest, frames: Iterable[agent_pb2.Frame]) -> FinalBalance:
-    """Read what a rank left; ProtocolError when it is anything else than that."""
+    """Read the final balance of a rank; ProtocolError when a frame is not part of one."""
     plan, frames = registry.read_checked_plan(request), tuple(frames)
     tallies, session_end = SessionTallies(), SessionEnd(0)
     for number, frame in enumerate(frames, 1):
@@ -72,7 +72,7 @@ ANSWER_TIMEOUT_S = 5.0
 RESULT_RETENTION_S = 120.0
 """Time for which an opening that is over waits for its rank."""
 FINDING_RETENTION_S = 86400.0
-"""Time for which people hear of one that failed when its rank had given up."""
+"""Time for which a failed opening whose rank gave up is a finding."""
 MAX_OPENINGS = 4096
 
 _logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _SessionOpening:
-    """One that goes on, or that is over and was not asked for since."""
+    """An opening in progress, or a finished one whose result was not fetched."""
 
     request: SessionRequest
     since_s: float
@@ -89,7 +89,7 @@ class _SessionOpening:
     grant: SessionGrant | None = None
     error: Exception | None = None
     late: bool = False
-    """Whether a rank heard that it takes long."""
+    """Whether a rank was answered that the opening takes long."""
     balance: FinalBalance | None = None
 
 
@@ -109,7 +109,7 @@ class SessionOpenings:
         self._openings: dict[str, _SessionOpening] = {}
 
     def open(self, request: SessionRequest) -> SessionGrant:
-        """Let a rank in or back in, or say that this goes on; raises what `open_one` does."""
+        """Return the grant, or that the opening is in progress; raises what `open_one` raises."""
         while True:
             opening = self._begin(request)
             if not opening.done.wait(ANSWER_TIMEOUT_S):
@@ -117,12 +117,12 @@ class SessionOpenings:
             with self._lock:
                 if self._openings.get(request.session_id) is opening:
                     del self._openings[request.session_id]
-            # One that another process asked for tells this one nothing.
+            # The result of another process's request does not apply to this one.
             if opening.request == request:
                 return _get_result(opening)
 
     def take_final_balance(self, request: SessionRequest, balance: FinalBalance) -> None:
-        """Take note that a rank waits no longer; what it left is taken when its session is open."""
+        """Note that a rank gave up; its final balance is applied when its session is open."""
         _logger.error(
             "rank %d gave up (process %d on host %s): its session was not open when it ended, and "
             "%d tensors are lost",
@@ -147,7 +147,7 @@ class SessionOpenings:
         return tuple(each.session for each in balance), iterations
 
     def findings(self) -> list[str]:
-        """Return whose session takes long to be opened, or was not open in time."""
+        """Return the sessions that take long to open, or were not open in time."""
         now_s = self._clock()
         with self._lock:
             openings = list(self._openings.values())
@@ -159,7 +159,7 @@ class SessionOpenings:
         with self._lock:
             self._forget()
             opening = self._openings.get(request.session_id)
-            # What is over takes nothing any more: once more, for what was left.
+            # A finished opening accepts no balance, so another one is begun for it.
             begins = opening is None or (balance is not None and opening.done.is_set())
             if opening is None or begins:
                 if len(self._openings) >= MAX_OPENINGS:

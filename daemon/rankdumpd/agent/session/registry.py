@@ -54,7 +54,7 @@ _OWNER_MAY_ENTER = 0o300
 
 
 def read_checked_plan(request: SessionRequest) -> DumpPlan:
-    """Return the plan of a session that may be served; say what is wrong with any other."""
+    """Return the plan of a session that can be served; raise what is wrong with any other."""
     if not _SESSION_ID.fullmatch(request.session_id):
         raise ProtocolError(
             f"session id {request.session_id!r} is invalid: expected letters, digits, _ and -"
@@ -67,19 +67,19 @@ def read_checked_plan(request: SessionRequest) -> DumpPlan:
 
 
 def seal_request(request: SessionRequest) -> SessionRequest:
-    """Return an introduction that has the SHA-256 of its secret in the secret's place.
+    """Return the request with the SHA-256 of its secret in place of the secret.
 
-    Nothing behind the door knows the secret itself. A client that has none keeps none.
+    The secret itself is kept nowhere in the agent. A request without a secret stays without one.
     """
     secret = hashlib.sha256(request.secret).digest() if request.secret else b""
     return dataclasses.replace(request, secret=secret)
 
 
 def check_holder(known: SessionRequest, request: SessionRequest) -> None:
-    """Raise ForbiddenError where who resumes a session is not who opened it; both are sealed.
+    """Raise ForbiddenError when a session is resumed by another process; both requests are sealed.
 
-    One that was opened without a secret, by an older client or in front of an older agent, goes
-    to whoever resumes it, and is theirs from then on.
+    A session that was opened without a secret, by an older client or on an older agent, belongs
+    to the first process that resumes it.
     """
     if known.secret and not hmac.compare_digest(known.secret, request.secret):
         raise ForbiddenError(
@@ -89,7 +89,7 @@ def check_holder(known: SessionRequest, request: SessionRequest) -> None:
 
 
 def check_same_rank(known: SessionRequest, request: SessionRequest) -> None:
-    """Raise RefusedError where who resumes a session is another rank than it was opened for."""
+    """Raise RejectedError when a session is resumed for another rank than it was opened for."""
     for name in ("job_id", "rank", "world_size", "device", "plan_json"):
         if getattr(known, name) != getattr(request, name):
             raise RejectedError(f"session {request.session_id!r} was opened with another {name}")
@@ -128,7 +128,7 @@ def _find_contradiction(plan: DumpPlan) -> str:
 
 
 class SessionRestorer:
-    """Finds sessions of an earlier process."""
+    """Restores sessions of an earlier process from the ledger."""
 
     def __init__(
         self, ledger: AgentLedger, read_declared: Callable[[bytes, str], MetadataFrame]
@@ -136,8 +136,9 @@ class SessionRestorer:
         self._ledger, self._read_declared = ledger, read_declared
 
     def find(self, session_id: str) -> RankSession | None:
-        """Return a session as the ledger has it; DamagedError when that is none, UnavailableError
-        while a disk fails.
+        """Return a session as the ledger has it.
+
+        CorruptedError when its rows are damaged, UnavailableError while a disk fails.
         """
         try:
             row = self._ledger.find(session_id)
@@ -163,16 +164,14 @@ class SessionRestorer:
             due=[
                 self._read_declared(raw, session_id) for raw in self._ledger.unapplied(session_id)
             ],
-            # The end of an iteration takes effect after all rows before it.
+            # The end of an iteration is applied after all rows before it.
             tabulated_to=self._ledger.last_end(session_id),
         )
         return session
 
 
 def _check_reportable(session: RankSession) -> None:
-    """Raise what is wrong with a session of which nobody could be told: that one is refused, for
-    else nobody would be told of any.
-    """
+    """Raise what is wrong with a session that cannot be reported: it would fail every report."""
     session_request_to_wire(session.request)
     view_to_wire(StatusView((session.status(),), tuple(session.iterations())))
 
@@ -183,13 +182,13 @@ _logger = logging.getLogger(__name__)
 
 
 class RejectedSessions:
-    """Remembers which, and why."""
+    """Sessions that are rejected because their rows are damaged, and why."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
 
     def add(self, session_id: str, error: Exception) -> None:
-        """Give a session up, and say so in the log."""
+        """Reject a session from now on, and log it."""
         message = make_printable(
             f"session {session_id!r} cannot be resumed: {error}", _MAX_CAUSE_CHARACTERS
         )
@@ -197,7 +196,7 @@ class RejectedSessions:
         self._reasons[session_id] = message
 
     def check(self, session_id: str) -> None:
-        """Raise RefusedError for a session that was given up."""
+        """Raise RejectedError for a session that was given up."""
         if session_id in self._reasons:
             raise RejectedError(f"{self._reasons[session_id]}; a new session is accepted")
 
@@ -207,11 +206,11 @@ class RejectedSessions:
 
 
 CONNECT_TIMEOUT_S = 60.0
-"""A rank connects at once; who has not by then never will."""
+"""Longest time between opening a session and connecting its stream."""
 
 
 class PendingSessions:
-    """Remembers who is due, and since when."""
+    """Sessions that are open and not connected yet, and since when."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -225,11 +224,11 @@ class PendingSessions:
         self._since_s[session_id] = self._clock()
 
     def leave(self, session_id: str) -> None:
-        """Expect it no more."""
+        """Stop expecting a stream of this session."""
         self._since_s.pop(session_id, None)
 
     def take_overdue(self) -> list[str]:
-        """Return those that did not come, and expect them no more."""
+        """Remove and return the sessions that did not connect in time."""
         now_s = self._clock()
         overdue = [
             who for who, since_s in self._since_s.items() if now_s - since_s > CONNECT_TIMEOUT_S
@@ -241,11 +240,11 @@ class PendingSessions:
 
 MAX_CLOSED_SESSIONS = 1024
 MAX_ABSENT_RANKS = 64
-"""Ranks that never came, of which people hear."""
+"""Ranks that never connected and are reported as findings."""
 
 
 class SessionRegistry:
-    """Knows every session that is open or was lately; safe to use from several threads."""
+    """Every session that is open or was lately; safe to use from several threads."""
 
     def __init__(
         self,
@@ -259,9 +258,9 @@ class SessionRegistry:
         roots: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Ask `capacity_fault` with the sessions that are here why there is none for another.
+        """Restrict trees to folders below `roots`, if any are given.
 
-        `roots` are the folders that trees may be in, any when there are none.
+        `capacity_fault` returns why no session can be added to that many; empty when one can.
         """
         self._ledger = ledger
         self._restorer = SessionRestorer(ledger, read_declared)
@@ -277,45 +276,45 @@ class SessionRegistry:
         self._draining = False
 
     def recover(self) -> list[RankSession]:
-        """Take up what an earlier process left unfinished; return those sessions.
+        """Restore the sessions that an earlier process left unfinished, and return them.
 
-        One of which the ledger is damaged keeps no other out.
+        A session with damaged rows does not affect any other.
         """
         for session_id in self._ledger.unfinished():
             try:
                 session = self._restorer.find(session_id)
                 if session is None:
                     raise CorruptedError("the ledger does not find the session by its id")
-                # What is due waits, too, while somebody mends the tree.
+                # While the tree is being repaired, pending frames wait as well.
                 session.has_metadata = session.storage.lock.reacquire()
                 self._sessions[session_id] = session
             except (sqlite3.Error, RetryableError) as error:
-                # It is looked for again when its rank comes back.
+                # It is looked for again when its rank reconnects.
                 _logger.error("session %s cannot be resumed at present: %s", session_id, error)
             except RankdumpError as error:
                 self.give_up(session_id, error)
         return self.list_sessions()
 
     def give_up(self, session_id: str, error: Exception) -> None:
-        """Refuse a session's rank from now on: what the ledger has of it is not to be used."""
+        """Reject a session from now on: its rows in the ledger cannot be used."""
         with self._lock:
             self._sessions.pop(session_id, None)
             self._rejected.add(session_id, error)
 
     def findings(self) -> list[str]:
-        """Return which sessions were given up, and which ranks never came; a sentence each."""
+        """Return the rejected sessions and the ranks that never connected, a sentence each."""
         with self._lock:
             self._expire()
             return [*self._rejected.findings(), *self._absent]
 
     def open(self, request: SessionRequest) -> SessionGrant:
-        """Let a rank in or back in; RefusedError and UnavailableError say why not."""
+        """Open or resume the session of a rank; RejectedError and UnavailableError say why not."""
         plan, request = read_checked_plan(request), seal_request(request)
         with self._lock:
             session = self._check_admission(request, plan)
         try:
-            # Without the lock: a disk that is busy holds up nobody else.
-            # Before anything is made: what turns records into files looks at the tree at once.
+            # Without the lock, so that a busy disk does not block other ranks. The root is checked
+            # first, because the session's storage looks at the tree at once.
             trees.check_root(plan.output.root, self._roots, resolve=os.path.realpath)
             session = session or RankSession(request, plan)
             _prepare_tree(session, request)
@@ -339,7 +338,7 @@ class SessionRegistry:
         )
 
     def connect(self, session_id: str, token: bytes, listener: SessionListener) -> RankSession:
-        """Give a session its stream; ForbiddenError when the caller is not its rank."""
+        """Connect the stream of a session; ForbiddenError when the caller is not its rank."""
         with self._lock:
             session = self._sessions.get(session_id)
             if session is None:
@@ -360,34 +359,34 @@ class SessionRegistry:
             return sum(session.live for session in self._sessions.values())
 
     def get(self, session_id: str) -> RankSession:
-        """Return a session that is known to be there."""
+        """Return a session that is known to exist."""
         return self._sessions[session_id]
 
     def list_sessions(self) -> list[RankSession]:
-        """Return all sessions, in the order in which they came."""
+        """Return all sessions in the order in which they were opened."""
         with self._lock:
             self._expire()
             return list(self._sessions.values())
 
     def release_trees(self) -> None:
-        """Hold no longer the trees of sessions that have said goodbye and are done with."""
+        """Release the tree locks of sessions that are closed and over."""
         with self._lock:
             for session in self._sessions.values():
                 if session.closed and session.over:
                     session.storage.lock.release()
 
     def close(self) -> None:
-        """Hold no tree any more."""
+        """Release all tree locks."""
         for session in self.list_sessions():
             session.storage.lock.release()
 
     def refuse_sessions(self) -> None:
-        """Let nobody in from now on."""
+        """Reject new sessions from now on."""
         with self._lock:
             self._draining = True
 
     def _check_admission(self, request: SessionRequest, plan: DumpPlan) -> RankSession | None:
-        """Return the session of a rank that may come, where it is known; raise why it may not."""
+        """Return the known session of a rank that is admitted, or None; raise why it is not."""
         self._check_open()
         session = self._find(request.session_id)
         if session:
@@ -408,7 +407,7 @@ class SessionRegistry:
         return self._sessions.get(session_id) or self._restorer.find(session_id)
 
     def _check_tree(self, request: SessionRequest, root: str) -> None:
-        """Raise RefusedError where another rank of the job dumps into another tree."""
+        """Raise RejectedError when another rank of the job dumps into another tree."""
         for other in self._sessions.values():
             theirs = other.plan.output.root
             if other.live and other.request.job_id == request.job_id and theirs != root:
@@ -438,7 +437,7 @@ class SessionRegistry:
             raise ExhaustedError(f"rank {request.rank} of job {request.job_id!r}: {fault}")
 
     def _expire(self) -> None:
-        """Expect those no more that opened a session and never came; of most nothing is left."""
+        """Remove sessions that were opened and never connected, if nothing of them is left."""
         for session_id in self._pending.take_overdue():
             session = self._sessions.get(session_id)
             if session is None or session.live:
@@ -451,7 +450,7 @@ class SessionRegistry:
             try:
                 self._ledger.withdraw(session_id)
             except sqlite3.Error as error:
-                # Its row is one too many, and nobody else's trouble.
+                # A superfluous row does no harm.
                 _logger.warning("session %s stays in the ledger: %s", session_id, error)
 
     def _note_absent(self, request: SessionRequest) -> None:
@@ -467,13 +466,13 @@ class SessionRegistry:
 
 
 def _lock_tree(session: RankSession) -> None:
-    """Hold the tree of a session that may have let go of it since it was opened."""
+    """Lock the tree of a session that may have released it since it was opened."""
     try:
         session.storage.lock.acquire()
     except BlockingIOError as error:
         raise UnavailableError(f"session {session.request.session_id!r}: {error}") from None
     except OSError:
-        return  # without room its records are counted as dropped
+        return  # without space its records are counted as dropped
 
 
 def _prepare_tree(session: RankSession, request: SessionRequest) -> None:
@@ -492,6 +491,6 @@ def _prepare_tree(session: RankSession, request: SessionRequest) -> None:
                 extra=build_log_fields(request),
             )
             raise UnavailableError(f"{message} at present: {error}") from None
-        # Room may come back while the job runs; until then its records are counted as dropped.
+        # Space may be freed while the job runs; until then its records are counted as dropped.
         session.has_metadata = False
         session.pending.problem = f"rank {request.rank}: no space for its metadata: {error}"

@@ -21,7 +21,7 @@ from rankdumpd.server.logs import build_log_fields
 
 CHECK_INTERVAL_S = 0.25
 SLAB_TIMEOUT_S = 2.0
-"""Longest an answer waits for a slab; what is ready later is asked for again."""
+"""Longest time an answer waits for a slab; a slab that is ready later is offered then."""
 _JOIN_TIMEOUT_S = 1.0
 LOCK_TIMEOUT_S = 30.0
 """Time a rank has to lock a slab it was granted."""
@@ -37,13 +37,13 @@ class _SessionRingEntry:
     ring: RingReader
     since_s: float
     mapped: bool = False
-    """Whether a rank was ever seen to use it."""
+    """Whether a rank has ever used it."""
     read: bool = False
-    """Whether all that a rank that is gone left was taken in."""
+    """Whether everything that an exited rank left was read."""
 
     @property
     def unused(self) -> bool:
-        """Whether no rank ever touched it: an answer that named it may not have come through."""
+        """Whether no rank ever used it: the answer that named it may not have arrived."""
         return not self.mapped and self.ring.unused
 
 
@@ -57,7 +57,7 @@ class _ExpectedSlab:
 
 
 class RingRegistry:
-    """One ring at most for each session; a thread looks after those whose rank is away."""
+    """At most one ring for each session; a thread reads the rings of ranks that have exited."""
 
     def __init__(
         self,
@@ -85,8 +85,9 @@ class RingRegistry:
         return entry.ring if entry else None
 
     def grant(self, session: RankSession) -> SlabPlace | None:
-        """Return the slab that a session can go on with, or a new one; None when it has to do
-        without, or when none is ready yet: its stream hears when one is.
+        """Return the slab that a session can continue with, or a new one.
+
+        None when it gets none, or when none is ready yet: its stream is notified when one is.
         """
         request = session.request
         entry = self._rings.get(request.session_id)
@@ -99,7 +100,7 @@ class RingRegistry:
         slab = self._new_slab(session)
         if slab is not None:
             self._add_ring(session, slab)
-        # An earlier call, which its rank may have given up, may have taken it.
+        # An earlier call, which its rank may have cancelled, may have received it.
         entry = self._rings.get(request.session_id)
         return entry.ring.slab.place if entry else None
 
@@ -128,7 +129,7 @@ class RingRegistry:
         return slab
 
     def restore_rings(self, sessions: Iterable[RankSession]) -> None:
-        """Find the slabs that an earlier process left to these sessions."""
+        """Find the slabs of these sessions that an earlier process left."""
         for session in sessions:
             slab = None
             try:
@@ -142,13 +143,13 @@ class RingRegistry:
                     self._slabs.remove(session.request.session_id, slab)
 
     def drop_unused(self, session: RankSession) -> None:
-        """Take back a slab that a rank got and, as its frames on the stream show, cannot map."""
+        """Remove a slab that its rank cannot map, as its frames on the stream show."""
         entry = self._rings.get(session.request.session_id)
         if entry and not entry.ring.slab.in_use():
             self._drop(entry)
 
     def start(self) -> None:
-        """Begin to look after them."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="rankdumpd-rings")
         self._thread.start()
 
@@ -158,7 +159,7 @@ class RingRegistry:
         return "" if alive else "the shared-memory thread has died"
 
     def stop(self) -> None:
-        """End the thread; may be repeated."""
+        """Stop the thread; may be called again."""
         self._stopping.set()
         if self._thread:
             self._thread.join()
@@ -167,7 +168,7 @@ class RingRegistry:
         self._maker.join(_JOIN_TIMEOUT_S)
 
     def drop_closed(self, session: RankSession) -> None:
-        """Take away the slab of a session whose stream is over, if it said goodbye."""
+        """Remove the slab of a closed session whose stream has ended."""
         if session.closed and session.idle:
             self._maker.drop(session.request.session_id)
             entry = self._rings.get(session.request.session_id)
@@ -175,7 +176,7 @@ class RingRegistry:
                 self._drop(entry)
 
     def close(self) -> None:
-        """Leave to the next process what may still be needed."""
+        """Close all slabs; those that may still be needed stay for the next process."""
         for session_id in self._maker.sessions():
             self._maker.drop(session_id)
         for entry in list(self._rings.values()):
@@ -184,7 +185,7 @@ class RingRegistry:
         self._slabs.leave()
 
     def check_rings(self) -> None:
-        """Read what ranks that are gone left, and take away what is not needed any more."""
+        """Read what exited ranks left, and remove slabs that are not needed any more."""
         with self._checking:
             self._drop_unwanted()
             for entry in list(self._rings.values()):
@@ -205,7 +206,7 @@ class RingRegistry:
             self.check_rings()
 
     def _drop_unwanted(self) -> None:
-        """Take away slabs that were made for ranks that do not come back for them."""
+        """Remove slabs that were made for ranks that did not fetch them."""
         now_s, expected = self._clock(), list(self._expected.items())
         making = set(self._maker.sessions())
         for session_id, each in expected:

@@ -89,7 +89,7 @@ def _unescape(text: str) -> str:
 
 
 SESSION_BYTES = 8 << 20
-"""What a session may hold besides its slab: one message of the largest size."""
+"""Memory of a session besides its slab: one message of the largest size."""
 _MIN_SESSIONS = 16
 
 
@@ -99,16 +99,16 @@ class MemoryShares:
 
     total_bytes: int
     queue_bytes: int
-    """Of the queue, or of the largest record, which passes it alone."""
+    """Bytes of the queue, or of the largest record, which passes it alone."""
     record_bytes: int
-    """Of the largest record that fits."""
+    """Bytes of the largest record that fits."""
 
     def session_fault(self, *, slab_bytes: int, sessions: int) -> str:
-        """Return why one more session cannot be let in beside these; empty when it can."""
+        """Return why one more session does not fit beside these; empty when it does."""
         return self._fault("a session", SESSION_BYTES, slab_bytes, sessions)
 
     def slab_fault(self, wanted_bytes: int, *, slab_bytes: int, sessions: int) -> str:
-        """Return why there is no room for another slab beside these; empty when there is."""
+        """Return why one more slab does not fit beside these; empty when it does."""
         return self._fault("a slab", wanted_bytes, slab_bytes, sessions)
 
     def _fault(self, what: str, wanted_bytes: int, slab_bytes: int, sessions: int) -> str:
@@ -137,19 +137,19 @@ def share_memory(
 
 
 SLAB_FOLDER_MODE = 0o710
-"""The group may enter and not look around: names of slabs are known to their ranks alone."""
+"""The group may enter and not list: names of slabs are known to their ranks alone."""
 _ENTER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SlabFolder:
-    """Makes slabs and takes them away; safe to use from several threads."""
+    """Makes and removes slabs; safe to use from several threads."""
 
     def __init__(
         self, folder: Path | None, *, group: int, ring_bytes: int, memory: MemoryShares
     ) -> None:
-        """Make none without a folder, or with rings of no bytes.
+        """Make no slabs without a folder, or with rings of 0 bytes.
 
-        ConfigError when another agent has its slabs there: each would take the other's away.
+        ConfigError when another agent has its slabs there: each would remove the other's.
         """
         self._folder = folder if ring_bytes else None
         self._group, self._ring_bytes, self._memory = group, ring_bytes, memory
@@ -173,7 +173,7 @@ class SlabFolder:
     def make(
         self, session_id: str, *, wanted_bytes: int, sessions: int, secret_hash: str = ""
     ) -> SlabFile:
-        """Make a session's slab, in the place of an earlier one; ExhaustedError says why not."""
+        """Make a session's slab, in place of an earlier one; ExhaustedError when it cannot."""
         path = self._path(session_id, secret_hash)
         length = compute_slab_bytes(min(wanted_bytes, self._ring_bytes))
         with self._lock:
@@ -193,7 +193,7 @@ class SlabFolder:
             raise self._make_error("folder", why) from None
 
     def find(self, session_id: str, *, secret_hash: str = "") -> SlabFile | None:
-        """Return the slab that an earlier process left to a session; DamagedError if it is none."""
+        """Return the slab of a session from an earlier process; CorruptedError if it is invalid."""
         if self._folder is None:
             return None
         path = self._path(session_id, secret_hash)
@@ -208,12 +208,12 @@ class SlabFolder:
         return slab
 
     def remove(self, session_id: str, slab: SlabFile) -> None:
-        """Take a slab away."""
+        """Remove a slab."""
         slab.remove()
         self._forget(session_id)
 
     def remove_strays(self, needed: Collection[str]) -> None:
-        """Take away what earlier processes left and no session and no process needs."""
+        """Remove slabs of earlier processes that no session and no process needs."""
         if self._folder is None or not self._folder.is_dir():
             return
         for path in self._folder.glob(f"*{SLAB_SUFFIX}"):
@@ -224,21 +224,19 @@ class SlabFolder:
             _remove_file(path)
 
     def stop(self) -> None:
-        """Finish none of those that are being made."""
+        """Abandon the slabs that are being made."""
         self._stopping.set()
 
     def leave(self) -> None:
-        """Leave the folder to the next process, or take it away if nothing is left in it."""
+        """Unlock the folder, and remove it if it is empty."""
         if self._folder is not None and not self.held_bytes:
-            # Where it is not there, or not empty: what stands there is not ours to remove.
+            # It may not exist, or hold files of others.
             with contextlib.suppress(OSError):
                 self._folder.rmdir()
         self._lock_file = None
 
     def _lock_folder(self) -> FileDescriptor | None:
-        """Lock the folder itself; None where there is no such lock, or no such folder: the first
-        that wants a slab will hear why.
-        """
+        """Lock the folder; None where that is impossible: making the first slab reports why."""
         while self._folder is not None:
             try:
                 self._make_folder(self._folder)
@@ -249,7 +247,7 @@ class SlabFolder:
                 where = str(self._folder.parent)
                 raise ConfigError("settings", "agent.runtime_dir", where, allowed) from None
             except FileNotFoundError:
-                # An agent that ended took it away at this moment.
+                # An agent that ended removed it at this moment.
                 continue
             except OSError:
                 return None
@@ -264,9 +262,9 @@ class SlabFolder:
         return self._folder / make_slab_name(session_id, secret_hash)
 
     def _make_folder(self, folder: Path) -> None:
-        # The socket's folder, before there is a socket.
+        # The folder of the socket, which may not exist yet.
         make_group_folder(folder.parent, self._group)
-        # Another session may be just as far.
+        # Another session may make it at the same time.
         folder.mkdir(parents=True, mode=SLAB_FOLDER_MODE, exist_ok=True)
         facts = folder.lstat()
         if facts.st_uid not in (0, os.geteuid()):
@@ -290,7 +288,7 @@ def _remove_file(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        # It costs memory, but keeps nobody from working.
+        # It costs memory, and does no other harm.
         _logger.warning("%s cannot be removed: %s", path, error)
 
 

@@ -159,7 +159,8 @@ def write_arguments(
 
     `make_iteration_folder` gives the folder of a graph's tensors.
 
-    Source: mindspore-dump.md 2.9. No name there is ever mapped to a shorter one.
+    Source: MindSpore 2.3 Dump guide, `save_kernel_args`. These names are never mapped to shorter
+    ones.
     """
     too_long: list[str] = []
     for each in arguments.operators:

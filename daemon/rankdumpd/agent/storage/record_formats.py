@@ -152,7 +152,7 @@ def encode_bin(
 def _compute_statistics(
     head: RecordHead, data: memoryview, items: tuple[str, ...] | None, exact: bool
 ) -> tuple[str, ...] | None:
-    # MindSpore writes no row for a tensor without elements or with complex ones (3.5).
+    # MindSpore 2.3 writes no row for a tensor without elements, nor for complex ones.
     if items is None or not head.byte_count or not statistics.has_statistics(head.kind.dtype):
         return None
     return statistics.compute_statistic_texts(items, head.kind.dtype, data, exact=exact)
