@@ -15,10 +15,10 @@ from rankdump import reader
 from rankdump._analysis.reader.query import Query, ranges
 from rankdump._analysis.reader.source_lines import Origin, Search
 from rankdump._analysis.reader.tree import Tree
-from rankdump._cli.listing import read_tree
 from rankdump._cli.options import TREE_PATH, add_query_options
 from rankdump._cli.output import print_lines
 from rankdump._cli.text_format import format_count
+from rankdump._cli.tree_contents import read_tree
 from rankdump.errors import CorruptedError
 
 _DEFAULT_FILES = 6

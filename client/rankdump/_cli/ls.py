@@ -10,7 +10,10 @@ import click
 from rankdump import reader
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tree import Entries, Tree
-from rankdump._cli.listing import (
+from rankdump._cli.options import FILTER_HINT, TREE_PATH, add_query_options
+from rankdump._cli.output import measure_width, print_lines, print_table
+from rankdump._cli.text_format import format_count
+from rankdump._cli.tree_contents import (
     ListedTensor,
     count_same_contents,
     describe_entries,
@@ -21,9 +24,6 @@ from rankdump._cli.listing import (
     name_tables,
     read_tree,
 )
-from rankdump._cli.options import FILTER_HINT, TREE_PATH, add_query_options
-from rankdump._cli.output import measure_width, print_lines, print_table
-from rankdump._cli.text_format import format_count
 from rankdump._core.units import format_bytes
 
 _OVERVIEW_TENSORS = 10

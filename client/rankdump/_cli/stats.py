@@ -18,13 +18,6 @@ from rankdump import reader
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tensor_statistics import Survey, Surveyed
 from rankdump._analysis.reader.tree import Tree
-from rankdump._cli.listing import (
-    explain_no_match,
-    format_operator,
-    format_place,
-    name_tables,
-    read_tree,
-)
 from rankdump._cli.options import FILTER_HINT, TREE_PATH, add_query_options
 from rankdump._cli.output import (
     TableColumn,
@@ -35,6 +28,13 @@ from rankdump._cli.output import (
     print_table,
 )
 from rankdump._cli.text_format import format_count, to_json_value
+from rankdump._cli.tree_contents import (
+    explain_no_match,
+    format_operator,
+    format_place,
+    name_tables,
+    read_tree,
+)
 from rankdump._core.statistics import format_statistic_number
 
 _DEFAULT_TENSORS = 100

@@ -14,7 +14,6 @@ import click
 
 from rankdump import reader
 from rankdump._cli.job_status import format_job_status, format_resource_usage
-from rankdump._cli.listing import read_tree
 from rankdump._cli.options import TREE_PATH, resolve_agent_address, resolve_coordinator_address
 from rankdump._cli.output import measure_width, print_lines, print_table
 from rankdump._cli.rank_status import (
@@ -22,6 +21,7 @@ from rankdump._cli.rank_status import (
     format_status_sentences,
     format_status_table,
 )
+from rankdump._cli.tree_contents import read_tree
 from rankdump._core.status import StatusView
 from rankdump._core.timeouts import hint_to_json
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankdump._cli.command_group import run_command_line
-from rankdump._cli.listing import describe_entries, format_overview
+from rankdump._cli.tree_contents import describe_entries, format_overview
 from rankdump._core.record import TensorSide
 from rankdump.reader import walk
 

@@ -12,9 +12,8 @@ from operator import attrgetter
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from rankdump._analysis.reader.dump import open_dump
 from rankdump._analysis.compare.call_names import read_name_mapping
-from rankdump._analysis.compare.call_pairing import check_pairing_rules
+from rankdump._analysis.compare.call_pairs import check_pairing_rules
 from rankdump._analysis.compare.compare_pool import compare_pairs
 from rankdump._analysis.compare.origin_search import (
     ComparedDumps,
@@ -29,8 +28,8 @@ from rankdump._analysis.compare.report import (
     DumpedProgram,
     ElementTolerances,
 )
-from rankdump._analysis.compare.tensor_pairing import pair_program_tensors, pair_programs
-from rankdump._analysis.reader.dump import Dump
+from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
+from rankdump._analysis.reader.dump import Dump, open_dump
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import Filters
 from rankdump._analysis.reader.tree_walk import collector_paused

@@ -19,7 +19,7 @@ from rankdump._analysis.compare.report import (
     DumpedProgram,
     TensorVerdict,
 )
-from rankdump._analysis.compare.tensor_pairing import pair_programs
+from rankdump._analysis.compare.tensor_pairs import pair_programs
 from rankdump._core.record import TensorSide
 from rankdump.errors import ConfigError, CorruptedError
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from rankdump._analysis.compare.call_names import is_layer_mark, normalize_shape
-from rankdump._analysis.compare.call_pairing import pair_calls
+from rankdump._analysis.compare.call_pairs import pair_calls
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
     CallPair,
