@@ -61,7 +61,7 @@ class _LazyCommandGroup(click.Group):
 @click.version_option(package_name="rankdump")
 @click.pass_context
 def rankdump(context: click.Context) -> int:
-    """Collect and read what every operator of every rank read and wrote."""
+    """Collect and inspect the inputs and outputs of every operator on every rank."""
     if context.invoked_subcommand is not None:
         return EXIT_OK
     click.echo(context.get_help(), err=True)

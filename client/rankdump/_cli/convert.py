@@ -52,7 +52,7 @@ def _parse_shape(
     "source",
     required=True,
     type=click.Path(exists=True, path_type=Path),
-    help="A bin file, packed or not, or a folder of them.",
+    help="A bin file, compressed or not, or a folder of bin files.",
 )
 @click.option(
     "-out",
@@ -63,27 +63,51 @@ def _parse_shape(
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for the converted files.",
 )
-@click.option("-o", "short_out", metavar="DIR", help="The same; beside -out, as --output-tensor N.")
+@click.option(
+    "-o",
+    "short_out",
+    metavar="DIR|N",
+    help="Same as -out DIR; if -out is given as well, same as --output-tensor N.",
+)
 @click.option(
     "-f", "--format", "target", type=click.Choice(TARGET_FORMATS), help="Format to convert to."
 )
-@click.option("-t", "--type", "kind", type=click.Choice(["npy", "bin"]), default="npy")
+@click.option(
+    "-t",
+    "--type",
+    "kind",
+    type=click.Choice(["npy", "bin"]),
+    default="npy",
+    show_default=True,
+    help="Type of the output files; bin files hold the elements alone.",
+)
 @click.option(
     "-s",
     "--shape",
     callback=_parse_shape,
-    help="Original shape, instead of the header's; as 1,3,8,8.",
+    help="Original shape, in place of the one in the header, such as 1,3,8,8.",
 )
 @click.option(
-    "-i", "--input-tensor", "--input_tensor", type=click.IntRange(min=0), help="Only this input."
+    "-i",
+    "--input-tensor",
+    "--input_tensor",
+    type=click.IntRange(min=0),
+    help="Convert only this input.",
 )
 @click.option(
-    "--output-tensor", "--output_tensor", type=click.IntRange(min=0), help="Only this output."
+    "--output-tensor",
+    "--output_tensor",
+    type=click.IntRange(min=0),
+    help="Convert only this output.",
 )
 @click.option("-v", type=click.Choice(["1", "2"]), expose_value=False, hidden=True)
-@click.option("--recursive", is_flag=True, help="The folders below as well, as they are.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Most processes; all cores by default.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--recursive", is_flag=True, help="Convert the folders below as well; the output has the same."
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="Maximum number of processes; default: all cores."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def convert(
     *,
     source: Path,
@@ -98,10 +122,11 @@ def convert(
     jobs: int | None,
     as_json: bool,
 ) -> int:
-    """Convert CANN's bin files to npy files, or to their bare elements.
+    """Convert CANN's bin files to npy files.
 
-    Names are msaccucmp's. Without --format tensors keep the shape they had on the device. Exit
-    code 1 when something could not be converted; the rest is.
+    The output files have the names that msaccucmp gives them. Without --format, tensors keep the
+    shape they had on the device. Exit code 1 when a tensor could not be converted; the others are
+    converted all the same.
     """
     out, output_tensor = _choose_folder(out, short_out, output_tensor)
     side, index = _choose_tensor(input_tensor, output_tensor)

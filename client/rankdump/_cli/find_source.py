@@ -29,15 +29,19 @@ _MAX_NAMES_SHOWN = 5
 @click.argument("tree", type=TREE_PATH)
 @click.argument("line")
 @add_query_options
-@click.option("--limit", type=click.IntRange(min=0), help="Most files of an operator; 0: all.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    help="Maximum number of files listed for an operator; 0 lists all.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def find_source(
     *, tree: Path, line: str, query: Query, job_id: str, limit: int | None, as_json: bool
 ) -> int:
     """Show which operators came from a line of the script.
 
-    LINE is FILE:NUMBER, the end of a path being enough, or a piece of the line's text. Answered
-    from the graphs of the tree (graphs/*.ir), with the files of each operator.
+    LINE is FILE:NUMBER, where the end of the path is enough, or a part of the line's text. The
+    operators are found in the graphs of the tree (graphs/*.ir) and listed with their files.
     """
     found = read_tree(tree, query, job_id)
     every = reader.graph_files(tree, found.ranks)

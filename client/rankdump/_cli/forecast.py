@@ -31,18 +31,22 @@ def _parse_share(context: click.Context, parameter: click.Parameter, text: str) 
 @click.command()
 @click.argument("tree", type=TREE_PATH)
 @click.option(
-    "--config", type=click.Path(path_type=Path), help="Whose iterations; every one by default."
+    "--config",
+    type=click.Path(path_type=Path),
+    help="Configuration that selects the iterations; default: the need of each iteration.",
 )
-@click.option("--iterations", type=click.IntRange(min=0), help="How many, instead of --config.")
+@click.option(
+    "--iterations", type=click.IntRange(min=0), help="Number of iterations, in place of --config."
+)
 @click.option(
     "--keep-free",
     metavar="SHARE",
     default=f"{KEEP_FREE_RATIO:.0%}",
     callback=_parse_share,
     show_default=True,
-    help="Of the disk, as agents leave it free.",
+    help="Fraction of the disk to keep free, as the agents do.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def forecast(
     *,
     tree: Path,
@@ -51,9 +55,10 @@ def forecast(
     keep_free: float,
     as_json: bool,
 ) -> int:
-    """Say what a plan will need, by an iteration of it that is complete in TREE.
+    """Estimate the disk space and the time that a dump needs.
 
-    Exit code 1 when it does not fit on the disk of the tree.
+    The estimate is based on the complete iterations of an earlier dump in TREE. Exit code 1 when
+    the dump does not fit on the disk of the tree.
     """
     if config is not None and iterations is not None:
         raise click.UsageError("--config and --iterations do not go together")

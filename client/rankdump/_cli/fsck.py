@@ -29,15 +29,21 @@ _MAX_LINES_SHOWN = 100
 
 @click.command()
 @click.argument("tree", type=TREE_PATH)
-@click.option("--repair", is_flag=True, help="Remove what is left over or stands there twice.")
-@click.option("--rebuild", is_flag=True, help="Make an agent's ledger from the tree; not --repair.")
+@click.option("--repair", is_flag=True, help="Remove leftover and duplicate files.")
+@click.option(
+    "--rebuild", is_flag=True, help="Rebuild an agent's ledger from the tree; excludes --repair."
+)
 @click.option(
     "--state-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for the ledger; it may hold none yet.",
+    help="Folder for the rebuilt ledger; it must not contain a ledger yet.",
 )
-@click.option("--jobs", type=click.IntRange(min=1), help="Most threads; up to 8 by default.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Maximum number of threads; default: all cores, at most 8.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def fsck(
     *,
     tree: Path,
@@ -49,10 +55,10 @@ def fsck(
 ) -> int:
     """Check every file of TREE against its manifest and its checksum.
 
-    Files are named with one word: torn, missing, foreign, duplicate, leftover, unmanifested,
-    unbalanced or manifest. Exit code 1 when anything is wrong, and was not repaired, or no manifest
-    says what should be here. Links are never followed, and a tensor is never removed but one that
-    stands in another file as well.
+    Every file with a problem is listed under one of these words: torn, missing, foreign,
+    duplicate, leftover, unmanifested, unbalanced, manifest. Exit code 1 when a problem was found
+    and not repaired, or when the tree has no manifest to check it against. Links are never
+    followed. A tensor is only removed when another file contains it as well.
     """
     if rebuild != (state_dir is not None):
         raise click.UsageError("--rebuild and --state-dir DIR go together")

@@ -35,14 +35,14 @@ _COLUMNS = (
 @click.argument("tree", type=TREE_PATH, required=False)
 @click.option("--job", "job_id", metavar="ID", help="Only this job.")
 @click.option(
-    "--coordinator", metavar="ADDRESS", help="Whom to ask; default: RANKDUMP_COORDINATOR."
+    "--coordinator", metavar="ADDRESS", help="Coordinator to ask; default: RANKDUMP_COORDINATOR."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def hints(tree: Path | None, job_id: str | None, coordinator: str | None, as_json: bool) -> int:
-    """Show how near each process group comes to its timeout.
+    """Show how close each process group comes to its timeout.
 
-    With a TREE from its file, without one from the coordinator. The code is 1 when half of a
-    budget is used, or will be.
+    The hints are read from TREE, or from the coordinator when no TREE is given. Exit code 1 when
+    half of a timeout is used, or is expected to be.
     """
     if tree and coordinator:
         raise click.UsageError("TREE and --coordinator do not go together")

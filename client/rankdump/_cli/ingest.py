@@ -36,18 +36,26 @@ _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     metavar="TREE",
     type=click.Path(path_type=Path),
     required=True,
-    help="Where it is taken to; made when it is not there.",
+    help="Tree to write to; it is created when it does not exist.",
 )
-@click.option("--follow", is_flag=True, help="Go on while the job runs, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Continue while the job runs, until Ctrl-C.")
 @click.option(
     "--until-idle",
     metavar="SECONDS",
     type=click.FloatRange(min=0),
-    help="Follow until nothing has come for so long.",
+    help="Like --follow, but stop after this many seconds without a new file.",
 )
-@click.option("--delete-source", is_flag=True, help="Remove each file whose copy is committed.")
-@click.option("--codec", type=click.Choice(list(CODECS)), default="zstd", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--delete-source", is_flag=True, help="Delete each source file once its copy is committed."
+)
+@click.option(
+    "--codec",
+    type=click.Choice(list(CODECS)),
+    default="zstd",
+    show_default=True,
+    help="Compression of the files in the tree.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def ingest(
     source: Path,
     into: Path,
@@ -57,10 +65,11 @@ def ingest(
     codec: str,
     as_json: bool,
 ) -> int:
-    """Take over a dump that MindSpore or CANN wrote to DIR by itself.
+    """Import a dump that MindSpore or CANN wrote to DIR without rankdump.
 
-    Files are packed, linked where a tensor is there already, and indexed. Damaged or half-written
-    ones are named and left; the exit code is 1 then. Run again after a kill, it goes on.
+    Files are compressed, or linked when the same tensor is stored already, and get manifests.
+    Damaged and half-written files are reported and left where they are; the exit code is then 1.
+    After an interruption, the same command continues the work.
     """
     # Absolute: the process has a folder of its own.
     command = [sys.executable, "-m", "rankdumpd", "ingest", str(source.absolute())]

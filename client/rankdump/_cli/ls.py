@@ -33,17 +33,19 @@ _DEFAULT_TENSORS = 100
 @click.command()
 @click.argument("tree", type=TREE_PATH, default=".")
 @add_query_options
-@click.option("--limit", type=click.IntRange(min=0), help="Most tensors listed; 0: all.")
-@click.option("--digest", "digests", is_flag=True, help="Show which tensors are the same.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help="Maximum number of tensors listed; 0 lists all."
+)
+@click.option("--digest", "digests", is_flag=True, help="Show digests, and mark equal tensors.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def ls(
     *, tree: Path, query: Query, job_id: str, limit: int | None, digests: bool, as_json: bool
 ) -> int:
     """List the tensors of a tree.
 
-    Without a filter: its ranks and iterations, and the first tensors. With --digest, tensors of
-    the same bytes, type and shape have the same mark. Exit code 1 when something in the tree is
-    damaged, or it is no tree.
+    Without a filter, shows the ranks and iterations, and the first tensors. With --digest, tensors
+    with the same bytes, type and shape have the same mark. Exit code 1 when something in the tree
+    is damaged, or the folder is not a tree.
     """
     found = read_tree(tree, query, job_id)
     kept = found.entries if query.empty else found.entries.where(query.keeps)

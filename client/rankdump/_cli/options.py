@@ -85,7 +85,7 @@ _SELECTION_OPTIONS: Mapping[str, Callable[[Callable[..., int]], Callable[..., in
         "--iteration",
         "iterations",
         callback=parse_iterations_option,
-        help='Only these, as "0|2-3".',
+        help='Only these iterations, such as "0|2-3".',
     ),
     "op": click.option(
         "--op",
@@ -93,16 +93,18 @@ _SELECTION_OPTIONS: Mapping[str, Callable[[Callable[..., int]], Callable[..., in
         "op",
         metavar="GLOB",
         callback=parse_glob_option,
-        help="Only operators whose name or type matches.",
+        help="Only operators whose name or type matches this glob.",
     ),
     "op_regex": click.option(
         "--op-regex",
         metavar="REGEX",
         callback=parse_pattern_option,
-        help="Only operators in whose name it is found.",
+        help="Only operators whose name contains a match of this expression.",
     ),
     "job_id": click.option("--job", "job_id", metavar="ID", default="", help="Only this job."),
-    "side": click.option("--side", type=click.Choice(["input", "output"]), help="Only this side."),
+    "side": click.option(
+        "--side", type=click.Choice(["input", "output"]), help="Only inputs, or only outputs."
+    ),
 }
 FILTER_HINT = "--rank, --graph, --iteration, --op, --op-regex, --job, --side select"
 

@@ -39,12 +39,14 @@ _COLUMNS = (
 @click.command()
 @click.argument("tree", type=TREE_PATH, required=False)
 @click.option(
-    "--coordinator", metavar="ADDRESS", help="Whom to ask; default: RANKDUMP_COORDINATOR."
+    "--coordinator", metavar="ADDRESS", help="Coordinator to ask; default: RANKDUMP_COORDINATOR."
 )
 @add_operator_query_options
-@click.option("--findings", "findings_only", is_flag=True, help="Only what the merge found odd.")
-@click.option("--limit", type=click.IntRange(min=0), help="Most lines; 0: all.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--findings", "findings_only", is_flag=True, help="Show only the findings of the merge."
+)
+@click.option("--limit", type=click.IntRange(min=0), help="Maximum number of lines; 0 shows all.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def order(
     *,
     tree: Path | None,
@@ -55,11 +57,11 @@ def order(
     limit: int | None,
     as_json: bool,
 ) -> int:
-    """Show in which order all ranks executed.
+    """Show the merged execution order of all ranks.
 
-    With a TREE from its files, without one from the coordinator; without --job that of the job
-    that published last. --rank shows what it took part in. With --findings the exit code is 1
-    when there are any.
+    The order is read from TREE, or from the coordinator when no TREE is given. Without --job, it
+    is the order of the job that published last. --rank selects the entries in which that rank took
+    part. With --findings, the exit code is 1 when there is a finding.
     """
     if tree and coordinator:
         raise click.UsageError("TREE and --coordinator do not go together")

@@ -43,14 +43,14 @@ _NO_VALUE = "-"
     "target",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write each record there as JSON, as msaccucmp does.",
+    help="Write each record to DIR as JSON, as msaccucmp does.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def overflow(path: Path, target: Path | None, as_json: bool) -> int:
     """List the overflows that CANN recorded.
 
-    PATH is an Opdebug file, or a folder that is searched with all below it. Exit code 1 when there
-    is an overflow, a file is damaged, or the folder holds no file at all.
+    PATH is an Opdebug file, or a folder that is searched with all folders below it. Exit code 1
+    when there is an overflow, when a file is damaged, or when the folder contains no file at all.
     """
     found = search_overflows(path)
     if not (found.file_count or found.problems):

@@ -15,12 +15,13 @@ from rankdump._core.units import format_bytes
 
 @click.command()
 @click.argument("job_id", metavar="JOB")
-@click.option("--agent", metavar="ADDRESS", help="Agent to tell; default: RANKDUMP_AGENT.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--agent", metavar="ADDRESS", help="Agent to ask; default: RANKDUMP_AGENT.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def pin(job_id: str, agent: str | None, as_json: bool) -> int:
-    """Keep what the agent of this host has of JOB, until `unpin`.
+    """Protect the dump of JOB on this host from removal, until `unpin`.
 
-    Its iterations are not removed by age or size any more. A job may be pinned before it starts.
+    The agent no longer removes iterations of the job by age or size. A job can be pinned before it
+    starts.
     """
     return set_pinned(job_id, agent, pinned=True, as_json=as_json)
 

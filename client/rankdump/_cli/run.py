@@ -135,15 +135,22 @@ _DRAIN_TIMEOUT_S = 60.0
     type=click.Path(path_type=Path),
     help="What to dump: a data_dump.json or an acl.json.",
 )
-@click.option("--output", type=click.Path(path_type=Path), help="Root of the tree, if not its own.")
-@click.option("--require-fit", is_flag=True, help="Do not start what does not fit on the disk.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Root of the tree, in place of the configured one.",
+)
+@click.option(
+    "--require-fit", is_flag=True, help="Do not start COMMAND if its dump does not fit on the disk."
+)
 @click.option(
     "--observed",
     metavar="TREE",
     type=TREE_PATH,
-    help="Tree by which --require-fit judges; the one of the configuration by default.",
+    help="Tree of an earlier dump, from which --require-fit estimates; default: the configured "
+    "tree.",
 )
-@click.option("--keep-daemon-log", is_flag=True, help="Leave the daemon's log behind.")
+@click.option("--keep-daemon-log", is_flag=True, help="Keep the log of the embedded daemon.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     *,
@@ -156,11 +163,11 @@ def run(
 ) -> int:
     """Run a command and collect its tensors.
 
-    An embedded daemon lives as long as COMMAND, then says what it collected. Without a
-    configuration that is what COMMAND itself asks for, as with rankdump.migrator.
+    An embedded daemon runs as long as COMMAND; a summary of the dump follows. Without a
+    configuration, COMMAND itself selects what to dump, for example with rankdump.migrator.
 
-    The exit code is the command's own; what rankdump has to say goes to stderr. With --require-fit
-    it is 1, and COMMAND is not started, where the plan needs more room than there is.
+    The exit code is that of COMMAND; messages of rankdump go to stderr. With --require-fit, COMMAND
+    is not started and the exit code is 1 if the dump needs more disk space than there is.
     """
     environ = _set_configuration(os.environ, config=config, output=output)
     plan = None

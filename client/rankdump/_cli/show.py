@@ -59,13 +59,15 @@ class _ShownTensor:
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--tensor", "only", metavar="NAME", help="Of a bin file only this, as input.0.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--tensor", "only", metavar="NAME", help="Only this tensor of a bin file, such as input.0."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def show(file: Path, only: str | None, as_json: bool) -> int:
-    """Show the tensors of a file in facts and figures.
+    """Show shape, type, statistics and first values of the tensors in a file.
 
-    FILE is an npy or a bin file of an operator, packed or not, of a dump tree or not. Exit code 1
-    when something in it is damaged.
+    FILE is an npy file or the bin file of an operator, compressed or not, in a dump tree or
+    anywhere else. Exit code 1 when something in it is damaged.
     """
     tensors = list(_find_tensors(file))
     names = [tensor.member for tensor in tensors]

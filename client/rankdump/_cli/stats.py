@@ -102,10 +102,13 @@ class _SurveyCounts:
     "by",
     type=click.Choice(["order", *_SORT_KEYS]),
     default="order",
-    help="As the program ran, or the most extreme first, NaN before all.",
+    help="Sort in execution order, or by a statistic with the most extreme value first and NaN "
+    "before all.",
 )
-@click.option("--limit", type=click.IntRange(min=0), help="Most tensors shown; 0: all.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help="Maximum number of tensors shown; 0 shows all."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def stats(
     *,
     tree: Path,
@@ -116,10 +119,10 @@ def stats(
     limit: int | None,
     as_json: bool,
 ) -> int:
-    """Show figures of the tensors of a tree.
+    """Show statistics of the tensors of a tree.
 
-    From a table of figures where there is one, else computed from the tensors. Exit code 1 when
-    something is damaged or there is no tree; NaN and infinities alone are no failure.
+    Statistics are read from a table where there is one, and computed from the tensors otherwise.
+    Exit code 1 when something is damaged or there is no tree, but not for NaN and infinities.
     """
     found = read_tree(tree, query, job_id)
     survey, seen = Survey(found, query, decide=nonfinite), _SurveyCounts()

@@ -33,7 +33,7 @@ from rankdump._core.timeouts import hint_to_json
     "--coordinator", metavar="ADDRESS", help="Coordinator to ask; default: RANKDUMP_COORDINATOR."
 )
 @click.option("--job", "job_id", metavar="ID", default="", help="Only this job.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 @click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
 def status(
     tree: Path | None,
@@ -43,11 +43,11 @@ def status(
     as_json: bool,
     watch: bool,
 ) -> int:
-    """Show how every rank stands.
+    """Show the status of every rank.
 
-    With a TREE from its manifests; from the coordinator of the job where one is named, by an
-    option or by RANKDUMP_COORDINATOR; else from the agent of this host. Exit code 3 when nobody
-    answers there.
+    The status is read from the manifests of TREE when it is given; from the coordinator of the job
+    when an option or RANKDUMP_COORDINATOR names one; else from the agent of this host. Exit code 3
+    when no daemon answers, and 1 when tensors of an iteration are not accounted for.
     """
     if as_json and watch:
         raise click.UsageError("--json and --watch do not go together")
