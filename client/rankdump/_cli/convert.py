@@ -37,7 +37,8 @@ def _parse_shape(
         return ()
     if not _SHAPE.fullmatch(text):
         raise click.BadParameter(
-            f"{text!r} is not allowed; allowed: numbers above 0 joined by commas, as 1,3,224,224",
+            f"{text!r} is not allowed; allowed: numbers above 0 joined by commas, such as "
+            "1,3,224,224",
             context,
             parameter,
         )
@@ -133,8 +134,8 @@ def convert(
     _check_options(source, target, shape, side)
     found = room.find_bin_files(source, out, recursive=recursive)
     if not found.jobs and not found.problems:
-        hidden = f", but {format_count(len(found.hidden), 'hidden one')}" if found.hidden else ""
-        raise CorruptedError(f"{source}: there is no bin file here{hidden}")
+        hidden = f"; {format_count(len(found.hidden), 'hidden file')} left out" * bool(found.hidden)
+        raise CorruptedError(f"{source}: no bin file found{hidden}")
     with _report_write_errors(out):
         room.make_output_folder(out, out)
     request = ConversionRequest(target or "", kind, shape, side, index)
@@ -165,16 +166,18 @@ def _choose_folder(
     """
     if out is not None and short is not None:
         if output_tensor is not None or not short.isdecimal():
-            raise click.UsageError(f"-o {short}: beside --out it is the number of one output")
+            raise click.UsageError(f"-o {short}: with --out, -o takes the number of one output")
         return out, int(short)
     if out is None and short is None:
-        raise click.UsageError("give a folder for the converted files: -out DIR, or -o DIR")
+        raise click.UsageError(
+            "a folder for the converted files is missing: give -out DIR or -o DIR"
+        )
     return out or Path(short or ""), output_tensor
 
 
 def _choose_tensor(input_tensor: int | None, output_tensor: int | None) -> tuple[str, int]:
     if input_tensor is not None and output_tensor is not None:
-        raise click.UsageError("--input-tensor and --output-tensor exclude each other")
+        raise click.UsageError("--input-tensor and --output-tensor cannot be combined")
     if input_tensor is not None:
         return "input", input_tensor
     return ("", 0) if output_tensor is None else ("output", output_tensor)
@@ -182,7 +185,9 @@ def _choose_tensor(input_tensor: int | None, output_tensor: int | None) -> tuple
 
 def _check_options(source: Path, target: str | None, shape: tuple[int, ...], side: str) -> None:
     if shape and not target:
-        raise click.UsageError("--shape crops what --format converts: give a format as well")
+        raise click.UsageError(
+            "--shape needs --format: it is the shape that a converted tensor is cropped to"
+        )
     if source.is_dir() and (shape or side):
         raise click.UsageError(
             "--shape, --input-tensor and --output-tensor are for one file; "
@@ -205,13 +210,13 @@ def _report_write_errors(out: Path) -> Generator[None, None, None]:
 
 def _print_summary(out: Path, summary: ConversionSummary, hidden: Iterable[Path]) -> None:
     told = (
-        *((path, "hidden, left alone") for path in hidden),
+        *((path, "a hidden file, not converted") for path in hidden),
         *((warning.path, warning.reason) for warning in summary.warnings),
         *((path, "empty") for path in summary.empty),
         *((failure.path, failure.reason) for failure in summary.failures),
     )
     print_lines((room.escape_line(f"{path}: {reason}") for path, reason in told), err=True)
-    counts = (len(summary.empty), "empty"), (len(summary.failed), "not or not wholly converted")
+    counts = (len(summary.empty), "empty"), (len(summary.failed), "not or only partly converted")
     parts = [
         f"{format_count(summary.tensors, 'tensor')} of "
         f"{format_count(len(summary.outcomes), 'file')}",

@@ -139,7 +139,7 @@ def format_rows(
         *(number_columns("iteration") if dated else ()),
         *(TableColumn("operator", is_flexible=True), TableColumn("place"), TableColumn("verdict")),
         *(_MEASURE_COLUMNS if measured else ()),
-        *([TableColumn("figures apart")] if figured else []),
+        *([TableColumn("statistic differences")] if figured else []),
     )
     cells = [
         [
@@ -179,7 +179,8 @@ def format_remarks(rows: Sequence[ComparisonRow], *, everything: bool = False) -
 def format_extra_measures(rows: Sequence[ComparisonRow]) -> list[str]:
     """Return msaccucmp's measures of those rows, a sentence each."""
     return [
-        f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, {row.slot_name}: "
+        f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, "
+        f"{row.slot_name}: "
         + ", ".join(
             f"{name} {report_text.format_number(value)}"
             for name, value in row.outcome.extra.items()
@@ -230,7 +231,7 @@ def _format_rank_origin(origin: DivergenceOrigin) -> list[str]:
     if not origin.suspects:
         return []
     first = origin.suspects[0]
-    what = "" if origin.kind == "difference" else f", what is not finite in {origin.side}"
+    what = "" if origin.kind == "difference" else f", NaN or infinity in {origin.side}"
     starts = "starts at" if origin.certain else "may start at"
     return [
         f"on rank {first.rank} alone{what}: {starts} {_name_suspect(first)}, "

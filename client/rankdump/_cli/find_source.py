@@ -69,9 +69,9 @@ def find_source(
 
 def _explain_no_graph(tree: Tree, count: int) -> str:
     if count:
-        return f"{tree.root}: none of its {format_count(count, 'graph')} has that rank and number"
+        return f"{tree.root}: none of its {format_count(count, 'graph')} matches --rank and --graph"
     expected = "rank_N/graphs/ms_output_trace_code_graph_M.ir or rankN/torch_api_dump_stack.json"
-    return f"{tree.root}: no graph in it: expected {expected}"
+    return f"{tree.root}: the tree has no graph: expected {expected}"
 
 
 def _print_origins(
@@ -97,7 +97,7 @@ def _print_origins(
         listed = ", ".join(names[:_MAX_NAMES_SHOWN]) + more
         # Of another iteration, side or job it may have some.
         narrowed = query.iterations is not None or query.side is not None or job_id
-        which = "such a file" if narrowed else "a file"
+        which = "a matching file" if narrowed else "a file"
         print_lines(["", f"{format_count(len(names), 'operator')} without {which}: {listed}"])
 
 
@@ -108,7 +108,7 @@ def _print_operator(same: list[Origin], limit: int | None) -> None:
     print_lines(["", f"  {same[0].op_type}  {same[0].op_name}"])
     if not all(origin.exact for origin in same):
         carried = sorted({tensor.op_name for tensor in tensors})
-        print_lines([f"    numbered otherwise in the files: {', '.join(carried)}"])
+        print_lines([f"    other numbers in the names of the files: {', '.join(carried)}"])
     print_lines([f"    {format_count(len(tensors), 'tensor')}: {where}"])
     paths = list(dict.fromkeys(tensor.relative for tensor in tensors))
     for path in paths[:limit]:
@@ -123,8 +123,8 @@ def _print_operator(same: list[Origin], limit: int | None) -> None:
 def _explain_no_origin(search: Search) -> str:
     files = sorted({Path(file).name for file in search.files})
     named = ", ".join(files[:_MAX_NAMES_SHOWN]) + ", ..." * (len(files) > _MAX_NAMES_SHOWN)
-    asked = "ask for FILE:NUMBER or a piece of the line's text"
-    return f"no operator came from there; the graphs name {named or 'no source file'}; {asked}"
+    asked = "LINE is FILE:NUMBER or a part of the line's text"
+    return f"no operator came from this line; the graphs name {named or 'no source file'}; {asked}"
 
 
 def _origin_as_json(origin: Origin) -> dict[str, object]:

@@ -24,7 +24,7 @@ def _parse_share(context: click.Context, parameter: click.Parameter, text: str) 
         share = -1.0
     if 0 <= share < 1:
         return share
-    allowed = "a share of the disk, as 10% or 0.1"
+    allowed = "a fraction of the disk, such as 10% or 0.1"
     raise click.BadParameter(f"{text!r} is not allowed; allowed: {allowed}", context, parameter)
 
 
@@ -61,7 +61,7 @@ def forecast(
     the dump does not fit on the disk of the tree.
     """
     if config is not None and iterations is not None:
-        raise click.UsageError("--config and --iterations do not go together")
+        raise click.UsageError("--config and --iterations cannot be combined")
     root = tree
     if config is not None:
         plan = plan_fit.load_plan(config, os.environ)

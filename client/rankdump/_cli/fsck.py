@@ -61,9 +61,9 @@ def fsck(
     followed. A tensor is only removed when another file contains it as well.
     """
     if rebuild != (state_dir is not None):
-        raise click.UsageError("--rebuild and --state-dir DIR go together")
+        raise click.UsageError("--rebuild and --state-dir DIR must be given together")
     if rebuild and repair:
-        raise click.UsageError("--repair and --rebuild do not go together: repair first")
+        raise click.UsageError("--repair and --rebuild cannot be combined: repair first")
     if repair:
         room.check_tree_unlocked(tree)
     with show_progress("checking") as tell:
@@ -100,7 +100,7 @@ def _format_report(tree: Path, report: CheckReport) -> list[str]:
         lines += map(_format_damage, some[:_MAX_LINES_SHOWN])
         if some:
             more = len(some) - _MAX_LINES_SHOWN
-            lines += [f"{kind.value}: {more:,} more, which --json names"] if more > 0 else []
+            lines += [f"{kind.value}: {more:,} more, listed by --json"] if more > 0 else []
             lines.append(f"  {kind.value}: {DAMAGE_ADVICE[kind]}")
     lines += (*report.unchecked, *report.retired)
     return [*lines, _summarize_report(tree, report)]
@@ -113,12 +113,12 @@ def _format_damage(damage: FileDamage) -> str:
 def _summarize_report(tree: Path, report: CheckReport) -> str:
     found = _count_damages(report.damages)
     if not report.manifests:
-        looked = f"of {format_count(report.looked_at, 'file')} only the names were looked at"
-        return f"{tree}: no tensor was checked, {looked}; {found or 'none is a link or left over'}"
+        looked = f"only the names of {format_count(report.looked_at, 'file')} were checked"
+        return f"{tree}: no tensor was checked, {looked}; {found or 'none is a link or a leftover'}"
     read = f"{format_count(report.files, 'file')} read, {format_bytes(report.bytes_read)}"
     links = f" (under {format_count(report.names, 'name')})" if report.names > report.files else ""
-    sure = f"{format_count(report.digests, 'digest')} right"
-    return f"{tree}: {read}{links}, {sure}; {found or 'nothing is wrong'}"
+    sure = f"{format_count(report.digests, 'digest')} correct"
+    return f"{tree}: {read}{links}, {sure}; {found or 'no problem found'}"
 
 
 def _count_damages(damages: Iterable[FileDamage]) -> str:

@@ -45,7 +45,7 @@ def hints(tree: Path | None, job_id: str | None, coordinator: str | None, as_jso
     half of a timeout is used, or is expected to be.
     """
     if tree and coordinator:
-        raise click.UsageError("TREE and --coordinator do not go together")
+        raise click.UsageError("TREE and --coordinator cannot be combined")
     found = _read_hints(tree, coordinator, job_id or "")
     if as_json:
         click.echo(json.dumps({"hints": list(map(hint_to_json, found))}, indent=1))
@@ -73,7 +73,7 @@ def _print_hints(found: Sequence[TimeoutHint]) -> None:
         print_table(format_hint_table(own, width=measure_width()))
         print_lines(["", *_hint_sentences(own)])
     if not found:
-        print_lines(["no group of several ranks has been seen"])
+        print_lines(["no process group of several ranks is known"])
 
 
 def format_hint_table(found: Sequence[TimeoutHint], *, width: int) -> list[str]:

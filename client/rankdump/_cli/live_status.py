@@ -63,8 +63,8 @@ def format_screen(view: StatusView, now: str, *, width: int, height: int) -> lis
     if room < 0:
         shown = found[: height - 2]
         more = format_count(len(found) - len(shown), "more line")
-        return [f"{now}  Ctrl-C ends", *shown, f"... {more}: rankdump status without --watch"]
-    return [f"{now}  Ctrl-C ends", *_fit_lines(view, room, width), *found]
+        return [f"{now}  Ctrl-C to quit", *shown, f"... {more}: rankdump status without --watch"]
+    return [f"{now}  Ctrl-C to quit", *_fit_lines(view, room, width), *found]
 
 
 def _fit_lines(view: StatusView, room: int, width: int) -> list[str]:

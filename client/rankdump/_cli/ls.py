@@ -90,7 +90,7 @@ def _print_listing(
     if tree.tables:
         tables = format_count(len(tree.tables), name_tables(tree))
         taken = format_bytes(sum(table.stored_bytes for table in tree.tables))
-        print_lines([f"figures in {tables}, {taken} on disk: rankdump stats"])
+        print_lines([f"statistics in {tables}, {taken} on disk: see rankdump stats"])
     faults = reader.faults(tree)
     print_lines(finding for finding in reader.findings(tree) if finding not in faults)
     print_lines([row.damage for row in rows if row.damage], err=True)

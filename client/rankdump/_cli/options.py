@@ -58,7 +58,7 @@ def parse_glob_option(
     """Return the glob an option means; a usage error says where it has an open bracket."""
     if text is not None and "[" in _GLOB_BRACKETS.sub("", text):
         raise click.BadParameter(
-            f"{text!r} is no glob: a [ has no ] behind it; "
+            f"{text!r} is not a glob: a [ has no ] after it; "
             "allowed: *, ?, [abc], [!abc], and [[] for a [ itself",
             context,
             parameter,
@@ -74,7 +74,7 @@ def parse_pattern_option(
         return None if text is None else re.compile(text)
     except re.error as error:
         raise click.BadParameter(
-            f"{text!r} is no expression: {error}", context, parameter
+            f"{text!r} is not a regular expression: {error}", context, parameter
         ) from None
 
 

@@ -64,7 +64,7 @@ def order(
     part. With --findings, the exit code is 1 when there is a finding.
     """
     if tree and coordinator:
-        raise click.UsageError("TREE and --coordinator do not go together")
+        raise click.UsageError("TREE and --coordinator cannot be combined")
     wants = _OrderQuery(query)
     source = (
         _read_tree_order(tree, job_id, wants, findings_only)
@@ -81,7 +81,7 @@ def order(
             for finding in source.findings
             if wants.matches_finding(finding)
         ]
-        print_lines(found or ["the merge found nothing odd"])
+        print_lines(found or ["the merge has no findings"])
         print_lines(source.notes)
     return int(findings_only and any(map(wants.matches_finding, source.findings)))
 
@@ -122,7 +122,7 @@ def _read_tree_order(
     published = reader.read_order(tree, job_id=job_id)
     entries = published.entries(graph=wants.query.graph, iterations=wants.query.iterations)
     others = ", ".join(published.others)
-    notes = (f"orders of other jobs stand in {others}: --job ID shows one",) if others else ()
+    notes = (f"orders of other jobs are in {others}: --job ID selects one",) if others else ()
     kept = iter(()) if findings_only else filter(wants.matches_entry, entries)
     return _OrderSource(kept, published.findings, notes)
 

@@ -54,7 +54,7 @@ def overflow(path: Path, target: Path | None, as_json: bool) -> int:
     """
     found = search_overflows(path)
     if not (found.file_count or found.problems):
-        raise CorruptedError(f"{path}: no file is here: nothing was looked into")
+        raise CorruptedError(f"{path}: the folder contains no file: nothing was searched")
     root = path if path.is_dir() else path.parent
     written = _write_records(found, root, target) if target else 0
     if as_json:
@@ -92,7 +92,7 @@ def _print_records(found: OverflowSearch, path: Path) -> None:
         total = format_count(len(found.records), "overflow record")
         print_lines(["", *_status_meanings(found), f"{path}: {total}, {hit} with an overflow"])
     elif not found.problems:
-        print_lines([f"{path}: no Opdebug file here"])
+        print_lines([f"{path}: no Opdebug file found"])
     print_lines(found.problems, err=True)
 
 

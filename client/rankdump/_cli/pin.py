@@ -39,6 +39,6 @@ def set_pinned(job_id: str, agent: str | None, *, pinned: bool, as_json: bool) -
         click.echo(json.dumps(body))
     else:
         now = "is pinned" if job.pinned else "is not pinned"
-        here = format_bytes(job.bytes_stored) if job.bytes_stored else "nothing so far"
-        print_lines([f"job {job_id} {now}; its dump here: {here}"])
+        here = format_bytes(job.bytes_stored) if job.bytes_stored else "nothing yet"
+        print_lines([f"job {job_id} {now}; its dump on this host: {here}"])
     return 0

@@ -112,7 +112,10 @@ def sum_iterations(iterations: Iterable[IterationStatus]) -> IterationTotals:
 def explain_empty_view(view: StatusView) -> str:
     """Return one sentence for a view without ranks; only a tree has a root then."""
     if view.roots:
-        return "no manifest, and no iteration with tensors: rankdump ls says what is here"
+        return (
+            "the tree has no manifest and no iteration with tensors: rankdump ls lists "
+            "what it contains"
+        )
     return "no rank has opened a session"
 
 
@@ -133,8 +136,12 @@ def _rank_sentences(tally: RankTally) -> list[str]:
     texts = [f"nothing dumped: {s.excluded}" for s in tally.sessions if s.excluded]
     texts += [note for s in tally.sessions for note in s.notes if note != s.excluded]
     if tally.state == SessionState.LOST.value:
-        kept = "what it had sent is kept" if tally.iterations else "nothing had come of it"
-        texts.append(f"its stream ended without a goodbye; {kept}")
+        kept = (
+            "the records received until then are kept"
+            if tally.iterations
+            else "no record had been received"
+        )
+        texts.append(f"the connection ended before the session was closed; {kept}")
     if sum(tally.dropped.values()):
         lost = format_count(sum(tally.dropped.values()), "tensor")
         texts.append(f"{lost} dropped: {format_reasons(tally.dropped)}")

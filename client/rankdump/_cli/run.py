@@ -115,7 +115,9 @@ def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease
     fault = ""
     try:
         if not lease.serves:
-            raise UnavailableError(f"the embedded daemon does not serve yet; its log: {lease.log}")
+            raise UnavailableError(
+                f"the embedded daemon has not started in time; its log: {lease.log}"
+            )
         yield lease
     finally:
         fault = lease.close(keep_log=keep_log)
@@ -195,14 +197,17 @@ def _without_native_dump(environ: Mapping[str, str], plan: DumpPlan) -> dict[str
     """Return the environment of a job that rankdump alone dumps, and say what is left out of it."""
     found = remove_native_dump(environ, plan.output.root)
     if NATIVE_VARIABLE in environ and NATIVE_VARIABLE not in found:
-        text = f"the command runs without {NATIVE_VARIABLE}: MindSpore would dump the same again"
+        text = (
+            f"{NATIVE_VARIABLE} is removed from the environment of the command: "
+            "MindSpore would dump the same tensors again"
+        )
         print_lines([f"rankdump: {text}"], err=True)
     return found
 
 
 def _explain_misfit(plan: DumpPlan | None, observed: Path | None) -> str:
     if plan is None:
-        raise click.UsageError("--require-fit asks for a configuration: give --config")
+        raise click.UsageError("--require-fit needs a configuration: give --config")
     return check_plan_fit(plan, observed) if plan.enabled else ""
 
 
@@ -213,7 +218,7 @@ def _set_configuration(
     found = config or next((Path(environ[n]) for n in _CONFIG_NAMES if environ.get(n)), None)
     if found is None:
         if output is not None:
-            raise click.UsageError("--output is the root of a configuration's tree: give --config")
+            raise click.UsageError("--output needs a configuration: give --config")
         return {name: text for name, text in environ.items() if name not in _CONFIG_NAMES}
     file = str(found.absolute())
     own = {"RANKDUMP_CONFIG": file, WARNED_VARIABLE: file}
@@ -238,13 +243,13 @@ def _collect_status(daemon: DaemonLease, plan: DumpPlan | None) -> StatusView:
     try:
         left = drain_agent(daemon.address, timeout_s=_DRAIN_TIMEOUT_S)
         if left:
-            print_lines([f"rankdump: {left} tensors are still under way"], err=True)
+            print_lines([f"rankdump: {left} tensors are not written yet"], err=True)
         return fetch_agent_status(daemon.address)
     except RankdumpError as error:
         if plan is None:
             print_lines([f"rankdump: {error}"], err=True)
             return StatusView()
-        print_lines([f"rankdump: {error}; what follows is read from the tree"], err=True)
+        print_lines([f"rankdump: {error}; the summary below is read from the tree"], err=True)
         return reader.status(Path(plan.output.root))
 
 
@@ -255,7 +260,7 @@ def _print_summary(
     if code in (EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE) and not view.sessions:
         return
     if not view.sessions and not view.iterations:
-        cause = "nothing was complete when the daemon died"
+        cause = "no iteration was complete when the daemon died"
         likely = _likely_cause(code, plan)
         print_lines([cause if daemon_died else f"no rank connected: {likely}"], err=True)
         return
@@ -288,11 +293,11 @@ def _likely_cause(code: int, plan: DumpPlan | None) -> str:
             f"rankdump.migrator.api_dump_start"
         )
     if not plan.enabled:
-        return "the configuration enables nothing"
+        return "the configuration enables no dump"
     if code:
         return f"the command ended with code {code} before any rank opened a session"
     return (
         "the command never opened a session (rankdump.attach, rankdump.Session, rankdump.acl), "
-        "its ranks were refused, which their own lines say, or they run where RANKDUMP_AGENT is "
+        "its ranks were rejected (see their log lines), or they run where RANKDUMP_AGENT is "
         "not passed on, such as on another host or in a container"
     )

@@ -207,7 +207,7 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
     source = f"from {name_tables(tree)}s"
     sources = (seen.rows_from_tables, source), (seen.rows_computed, "computed from the tensors")
     said = ", ".join(f"{count:,} {source}" for count, source in sources if count)
-    lines = [f"{tree.root}: figures of {format_count(seen.count, 'tensor')}: {said}"]
+    lines = [f"{tree.root}: statistics of {format_count(seen.count, 'tensor')}: {said}"]
     if seen.first_nonfinite is not None and whole:
         lines.append(
             f"{format_count(seen.nonfinite_rows, 'tensor')} not finite; "
@@ -217,7 +217,8 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
         lines.append("all of them are finite")
     if seen.undecided_rows:
         lines.append(
-            f"of {format_count(seen.undecided_rows, 'tensor')} the columns do not say whether finite"
+            f"{format_count(seen.undecided_rows, 'tensor')} may not be finite: "
+            "the columns of the table do not show it"
         )
     return lines
 

@@ -50,11 +50,11 @@ def status(
     when no daemon answers, and 1 when tensors of an iteration are not accounted for.
     """
     if as_json and watch:
-        raise click.UsageError("--json and --watch do not go together")
+        raise click.UsageError("--json and --watch cannot be combined")
     if sum(given is not None for given in (tree, agent, coordinator)) > 1:
-        raise click.UsageError("TREE, --agent and --coordinator do not go together")
+        raise click.UsageError("TREE, --agent and --coordinator cannot be combined")
     if agent and job_id:
-        raise click.UsageError("--agent and --job do not go together")
+        raise click.UsageError("--agent and --job cannot be combined")
     look = _status_source(tree, agent, coordinator, job_id)
     if watch:
         # On use: what draws a screen takes longer to import than a status to say.

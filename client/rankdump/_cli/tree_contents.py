@@ -139,7 +139,7 @@ def read_tree(
 def explain_no_tree(tree: Tree) -> str:
     """Return one sentence for a folder that holds no tree."""
     why = "".join(f"; {problem}" for problem in tree.problems)
-    return f"{tree.root}: no rank folder here, nor another tree: expected {ROOT_FORMS}{why}"
+    return f"{tree.root}: not a dump tree: expected {ROOT_FORMS}{why}"
 
 
 def name_tables(tree: Tree) -> str:
@@ -158,7 +158,7 @@ def explain_no_match(held: Sequence[Named]) -> str:
         ", ..." * (len(operators) > _MAX_OPERATORS_NAMED)
     )
     return (
-        f"no tensor matches: here are rank {ranges(tensor.key.rank for tensor in held)}, "
+        f"no tensor matches; the tree has rank {ranges(tensor.key.rank for tensor in held)}, "
         f"graph {ranges(tensor.key.graph for tensor in held)}, iteration {iterations or '-'}, "
         f"{format_count(len(operators), 'operator')}: {named}"
     )

@@ -176,7 +176,7 @@ def _make_empty_error(dump: Dump, filters: Filters) -> Exception:
     if filters:
         asked = ", ".join(f"{name} {value!r}" for name, value in filters.items())
         return CorruptedError(f"{dump.root}: nothing to compare: no tensor has {asked}")
-    return CorruptedError(f"{dump.root}: nothing to compare: it holds no tensor")
+    return CorruptedError(f"{dump.root}: nothing to compare: the dump has no tensor")
 
 
 def _compare_programs(
@@ -194,7 +194,7 @@ def _compare_programs(
     programs = pair_programs(a.programs, b.programs, noted, **gone)
     notes += noted
     if not programs:
-        why = "; ".join(("no rank and iteration that both have", *noted))
+        why = "; ".join(("they have no rank and iteration in common", *noted))
         raise CorruptedError(f"{a.label} and {b.label}: nothing to compare: {why}")
     with collector_paused():
         pairs = [each for part in pair_program_tensors(programs, settings) for each in part]

@@ -97,7 +97,7 @@ def build_row_columns(rows: Sequence[ComparisonRow], spelt: NameShortener) -> Pa
         **{name: [row.outcome.extra.get(name, math.nan) for row in rows] for name in extra},
         "type and shape": [report_text.format_dtype_and_shape(row) for row in rows],
         "matched by": [row.rule or report_text.NO_VALUE for row in rows],
-        "figures apart": [report_text.format_statistic_differences(row) for row in rows],
+        "statistic differences": [report_text.format_statistic_differences(row) for row in rows],
         "findings": [report_text.join_findings(row) for row in rows],
     }
 

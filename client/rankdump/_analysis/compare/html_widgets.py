@@ -88,7 +88,7 @@ RANK_COLOURS = (
 _COLUMN_WIDTHS = {
     "operator": 380,
     "findings": 420,
-    "figures apart": 260,
+    "statistic differences": 260,
     "type and shape": 180,
     "verdict": 100,
     "direction": 80,

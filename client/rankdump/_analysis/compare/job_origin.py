@@ -103,7 +103,10 @@ def _join_rank_origins(
     if len({_get_names(each) for each, _ in own}) > 1:
         ranks = ", ".join(str(each.likeliest_row.rank) for each, _ in own[:8])
         order = "the merged order" if merged.positions else "their own order"
-        why = f"it starts at different calls on ranks {ranks}; the first here is so by {order}"
+        why = (
+            f"it starts at different calls on ranks {ranks}; the first one listed is the "
+            f"earliest in {order}"
+        )
         return DivergenceOrigin(question.kind, question.side, False, tuple(s for _, s in own), why)
     sure = [pair for pair in own if not pair[0].ambiguity] or own[:1]
     first, suspect = sure[0]

@@ -110,7 +110,7 @@ def compare_pair_statistics(
     """Return what the figures of two tensors say of them."""
     verdict, differences = compare_statistics(a.statistics, b.statistics, tolerances)
     if verdict is TensorVerdict.UNKNOWN:
-        findings = (*findings, "neither elements nor figures are known on both sides")
+        findings = (*findings, "neither elements nor statistics are known on both sides")
     return PairOutcome(
         verdict,
         findings,
@@ -136,7 +136,9 @@ def compare_pair(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome:
         sizes = " and ".join(
             f"{weight:,}" for weight in (count_tensor_bytes(a), count_tensor_bytes(b))
         )
-        return PairOutcome(TensorVerdict.UNREADABLE, (f"no memory for the two: {sizes} bytes",))
+        return PairOutcome(
+            TensorVerdict.UNREADABLE, (f"not enough memory for both tensors: {sizes} bytes",)
+        )
 
 
 _SAME_DIGEST = PairOutcome(TensorVerdict.EQUAL)
@@ -312,7 +314,7 @@ GroupOutcomes: TypeAlias = "list[tuple[int, PairOutcome]]"
 _MAX_GROUP_BYTES = 32 << 20
 _MAX_GROUP_PAIRS = 256
 """A group ends where it has either."""
-_WORKER_DIED = "the process that compared it died, perhaps for want of memory"
+_WORKER_DIED = "the process that compared it died, possibly because memory ran out"
 
 
 def group_pairs(placed: Iterable[tuple[int, TensorPair]]) -> Iterator[PairGroup]:

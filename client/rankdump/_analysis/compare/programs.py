@@ -61,7 +61,7 @@ def _read_statistics(dump: Dump, problems: list[str] | None) -> list[Figures]:
     except CorruptedError as error:
         if problems is None:
             raise
-        problems.append(f"figures are left out: {error}")
+        problems.append(f"statistics are ignored: {error}")
         return []
 
 

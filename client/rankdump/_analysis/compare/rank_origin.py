@@ -72,9 +72,9 @@ def get_seen_order(row: ComparisonRow, question: OriginQuestion) -> int:
     return tensor.seen_order if tensor is not None else 0
 
 
-NO_INPUTS_REASON = "no inputs were dumped: what comes between two calls cannot be told from a call"
-NO_OUTPUTS_REASON = "no outputs were dumped: it happened in this call or on the way to the next one"
-LATER_INPUTS_REASON = "an input of it is bad as well, though it was seen later"
+NO_INPUTS_REASON = "no inputs were dumped: a change between two calls looks like one in a call"
+NO_OUTPUTS_REASON = "no outputs were dumped: it started in this call or between it and the next one"
+LATER_INPUTS_REASON = "one of its inputs is bad as well, but was recorded later"
 
 
 def describe_faulty_call(
@@ -91,7 +91,10 @@ def describe_faulty_call(
     text = _describe_parameter_kind(output) + _describe_good_inputs(inputs, question)
     text += _describe_bad_tensor(output, question)
     if inside is not None and not inside.backward:
-        text += f"; it shows first in the inputs of {get_call_name(inside)}, and no call made it"
+        text += (
+            f"; it first shows in the inputs of {get_call_name(inside)}, and no "
+            "recorded call produced it"
+        )
     return text
 
 
@@ -119,7 +122,7 @@ def describe_bad_tensors(rows: Sequence[ComparisonRow], question: OriginQuestion
 
 def describe_preceding_call(row: ComparisonRow, following: ComparisonRow) -> str:
     """Say that a call stands before the first that has bad inputs."""
-    return f"it stands right before {get_call_name(following)}, whose inputs are the first bad ones"
+    return f"it ran right before {get_call_name(following)}, whose inputs are the first bad ones"
 
 
 def describe_unmatched_call(
@@ -128,7 +131,7 @@ def describe_unmatched_call(
     """Say that only one side made a call, and what follows it."""
     which = "a" if alone.name_a else "b"
     return (
-        f"only {which} has this call; behind it {_describe_bad_tensor(row, question)} "
+        f"only {which} has this call; after it {_describe_bad_tensor(row, question)} "
         f"({get_call_name(row)})"
     )
 
@@ -161,7 +164,7 @@ def describe_other_ranks(ranks: Sequence[int]) -> str:
 
 def describe_sender_rank(rank: int) -> str:
     """Say which rank it came from."""
-    return f"; it came from rank {rank}"
+    return f"; it was received from rank {rank}"
 
 
 def get_call_name(row: ComparisonRow) -> str:

@@ -23,7 +23,7 @@ NO_VALUE = "-"
 _NOT_COMPARED_REASONS = {
     TensorVerdict.UNMATCHED: "without a partner",
     TensorVerdict.UNREADABLE: "that could not be read",
-    TensorVerdict.UNKNOWN: "without elements or figures that both sides have",
+    TensorVerdict.UNKNOWN: "without elements or statistics that both sides have",
 }
 _NEARLY_ONE = 0.9999
 _COSINE_ROUNDING = 1e-12
@@ -53,7 +53,7 @@ def describe_origin(origin: DivergenceOrigin) -> str:
     """Return what starts, up to where the operator's name follows."""
     subject = "the difference"
     if origin.kind == "nonfinite":
-        subject = f"what is not finite in {origin.side}"
+        subject = f"NaN or infinity in {origin.side}"
     if not origin.suspects:
         return f"where {subject} starts is not known: {origin.ambiguity}"
     if origin.certain:

@@ -74,7 +74,7 @@ def convert_file(job: ConversionJob, request: ConversionRequest) -> ConversionOu
         _convert_payload(told, opened, payload, request)
     if request.side and not held:
         told.failures.append(
-            ConversionFailure(job.path, f"there is no {request.side} {request.index}")
+            ConversionFailure(job.path, f"the file has no {request.side} {request.index}")
         )
     return told.make_outcome()
 
@@ -99,7 +99,7 @@ def _convert_payload(
 
 def _describe_error(error: Exception, job: ConversionJob) -> str:
     if isinstance(error, MemoryError):
-        return "there is not enough memory for it"
+        return "not enough memory to convert it"
     if isinstance(error, OSError):
         return f"cannot be written: {error.strerror}"
     return str(error).removeprefix(f"{job.path}: ")
@@ -108,7 +108,7 @@ def _describe_error(error: Exception, job: ConversionJob) -> str:
 _BYTES_PER_PROCESS = 256 << 20
 _FILES_PER_PROCESS = 2000
 """What one more process must have to do: its start takes as long, half a second and more."""
-_PROCESS_DIED = "a process that converted died, perhaps for want of memory"
+_PROCESS_DIED = "a conversion process died, possibly because memory ran out"
 
 
 def convert_files(
@@ -148,7 +148,7 @@ def _make_folders(
         try:
             folders.make_output_folder(root, folder)
         except OSError as error:
-            refusals[folder] = f"{folder}: cannot be made: {error.strerror}"
+            refusals[folder] = f"{folder}: cannot be created: {error.strerror}"
         except CorruptedError as error:
             refusals[folder] = str(error)
     ready = [job for job in jobs if job.folder not in refusals]

@@ -55,14 +55,16 @@ def find_bin_files(source: Path, out: Path, *, recursive: bool = False) -> Conve
     every = sorted(_walk_files(source, out.resolve(), unreadable, recursive=recursive))
     for path in (path for path in every if not path.name.startswith(".")):
         if not path.is_file():
-            problems.append(ConversionFailure(path, "no regular file"))
+            problems.append(ConversionFailure(path, "not a regular file"))
             continue
         folder = out / path.parent.relative_to(source)
         job = _make_job(path, folder)
         place = folder / strip_packing_suffix(path.name)
         if place in jobs:
             other = jobs[place].path.name
-            problems.append(ConversionFailure(path, f"{other} becomes files of the same names"))
+            problems.append(
+                ConversionFailure(path, f"{other} is converted to files of the same names")
+            )
         else:
             jobs[place] = job
     hidden = tuple(path for path in every if path.name.startswith("."))
@@ -102,7 +104,7 @@ def escape_line(name: str) -> str:
 def make_output_folder(root: Path, folder: Path) -> None:
     """Make a folder of the output, with those above; DamagedError when a link leads out of it."""
     if not folder.resolve().is_relative_to(root.resolve()):
-        raise CorruptedError(f"{folder}: a link leads out of {root}")
+        raise CorruptedError(f"{folder}: a symbolic link leads out of {root}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 

@@ -152,7 +152,9 @@ def _convert_tensor(
     try:
         return convert_format(tensor, "ND", request.target, origin)
     except UnsupportedError as error:
-        raise UnsupportedError(f"{word.name} of shape {tensor.shape} is ND: {error}") from None
+        raise UnsupportedError(
+            f"{word.name} of shape {tensor.shape} is converted as ND: {error}"
+        ) from None
 
 
 def _original_shape(part: OpInput | OpOutput, request: ConversionRequest) -> tuple[int, ...]:
@@ -165,7 +167,8 @@ def _crop_warning(
     if not found.has_padding:
         return ""
     original = _original_shape(part, request)
-    return f"{original} is no part of {found.array.shape} in {request.target}: it is not cropped"
+    shape = f"{found.array.shape} in {request.target}"
+    return f"{shape} is not cropped: the original shape {original} does not fit"
 
 
 def _file_parts(tensor: TensorArray, kind: str) -> tuple[bytes | memoryview, ...]:

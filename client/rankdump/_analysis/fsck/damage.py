@@ -26,18 +26,19 @@ class DamageKind(str, Enum):
 
 
 DAMAGE_ADVICE: Mapping[DamageKind, str] = {
-    DamageKind.TORN: "do not trust it: take it from a copy of the tree, or dump the "
-    "iteration again",
-    DamageKind.MISSING: "take it from a copy of the tree, or dump the iteration again",
-    DamageKind.FOREIGN: "nothing of a dump: move it out of the tree",
-    DamageKind.DUPLICATE: "--repair removes what stands in its operator's file; else keep the one "
-    "that the manifest names",
-    DamageKind.LEFTOVER: "--repair removes it",
-    DamageKind.UNMANIFESTED: "nobody vouches for it: the iteration did not end, or its "
-    "manifest is gone",
-    DamageKind.UNBALANCED: "tensors of the iteration are lost and not counted: report it",
-    DamageKind.MANIFEST: "take it from a copy of the tree: its tensors can be read without it, "
-    "but not checked",
+    DamageKind.TORN: "the content is not reliable: restore the file from a copy of the tree, or "
+    "dump the iteration again",
+    DamageKind.MISSING: "restore the file from a copy of the tree, or dump the iteration again",
+    DamageKind.FOREIGN: "the file does not belong to a dump: move it out of the tree",
+    DamageKind.DUPLICATE: "--repair removes a tensor that its operator's file contains as well; "
+    "otherwise keep the file that the manifest names",
+    DamageKind.LEFTOVER: "--repair removes the file",
+    DamageKind.UNMANIFESTED: "no manifest confirms the content: the iteration did not complete, "
+    "or its manifest is missing",
+    DamageKind.UNBALANCED: "tensors of the iteration are lost and not counted: report this as a "
+    "bug",
+    DamageKind.MANIFEST: "restore the file from a copy of the tree: without it, the tensors can "
+    "be read but not checked",
 }
 """What to do about each."""
 

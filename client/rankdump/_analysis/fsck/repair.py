@@ -22,7 +22,7 @@ _KERNEL_LOCKS = Path("/proc/locks")
 MIN_UNWRITTEN_AGE_S = 600.0
 """Where the kernel cannot tell whether a file is being written, it is not when it is that old."""
 _LOCKS_UNSUPPORTED = (
-    "whether an agent writes to the tree is not known: its disk has no locks (flock)"
+    "cannot tell whether an agent writes to the tree: its file system has no locks (flock)"
 )
 
 
@@ -79,7 +79,10 @@ def _acquire_lock(root: Path, lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        said = f"an agent writes to it{_name_lock_holders(lock)}; --repair is for when it has left"
+        said = (
+            f"an agent writes to the tree{_name_lock_holders(lock)}; run --repair after "
+            "the agent has stopped"
+        )
         raise RejectedError(f"{root}: {said}") from None
     except OSError:
         return False

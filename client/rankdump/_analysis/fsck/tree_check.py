@@ -91,7 +91,7 @@ def check_tree(
     """
     everything = scan_tree(root)
     if not everything:
-        raise CorruptedError(f"{root}: nothing of a dump is here: expected {ROOT_FORMS}")
+        raise CorruptedError(f"{root}: not a dump tree: expected {ROOT_FORMS}")
     damages: list[FileDamage] = []
     manifests, hidden = read_stored_manifests(root, everything, damages)
     complete = {(each.manifest.status.rank, each.manifest.status.iteration) for each in manifests}
@@ -127,7 +127,10 @@ def check_tree(
 
 def _interrupted_removal(held: StoredManifest) -> FileDamage:
     iteration = held.manifest.status.iteration
-    text = f"the removal of iteration {iteration} was cut; the agent that began it goes on with it"
+    text = (
+        f"the removal of iteration {iteration} was interrupted; the agent that began it "
+        "will finish it"
+    )
     return FileDamage(DamageKind.LEFTOVER, held.path, text)
 
 

@@ -69,7 +69,7 @@ def check_long_names(root: Path, everything: Sequence[TreeItem]) -> Iterator[Fil
         if folder is not None and folder.names is not NameScheme.NONE:
             names = read_long_names(root / seen.path)
             for name in find_absent_names(folder, names, folders[seen.folder_path]):
-                text = f"{seen.path} names it, and it is not there"
+                text = f"{seen.path} names it, but it does not exist"
                 yield FileDamage(DamageKind.MISSING, f"{seen.folder_path}/{name}", text)
 
 
@@ -79,7 +79,7 @@ def read_regular_file(root: Path, path: str) -> memoryview:
         opened = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(opened).st_mode):
-                raise CorruptedError("no regular file")
+                raise CorruptedError("not a regular file")
             with os.fdopen(opened, "rb", buffering=0, closefd=False) as file:
                 return memoryview(file.readall())
         finally:
@@ -174,7 +174,7 @@ def plan_file_checks(
     for path, said in named.items():
         file = seen.get(path)
         if file is None:
-            text = f"{said[0][0].path} names it, and it is not there"
+            text = f"{said[0][0].path} names it, but it does not exist"
             damages.append(FileDamage(DamageKind.MISSING, path, text))
         elif file.is_regular:
             job = _plan_file_check(path, file, said)
@@ -225,10 +225,10 @@ def check_unlisted_files(
     files: list[TensorFile] = []
     for seen in everything:
         if seen.is_link or not seen.is_regular:
-            text = "a link, which was not followed" if seen.is_link else "no regular file"
+            text = "a link, which was not followed" if seen.is_link else "not a regular file"
             yield FileDamage(DamageKind.FOREIGN, seen.path, text)
         elif LEFTOVER_FILE_NAME.fullmatch(seen.name):
-            yield FileDamage(DamageKind.LEFTOVER, seen.path, "half-written", mendable=True)
+            yield FileDamage(DamageKind.LEFTOVER, seen.path, "a half-written file", mendable=True)
         elif held and seen.folder is not None:
             file = _tensor_file(seen, seen.folder)
             if file is not None and (known.records_of(file.relative) or file.relative not in going):
@@ -236,7 +236,7 @@ def check_unlisted_files(
             elif file is not None:
                 continue
             elif not _is_usual_file(seen, seen.folder):
-                yield FileDamage(DamageKind.FOREIGN, seen.path, "no file of a dump is called so")
+                yield FileDamage(DamageKind.FOREIGN, seen.path, "no file of a dump has such a name")
     yield from _check_unlisted_tensors(files, held, known, gone)
 
 
@@ -279,7 +279,7 @@ def _check_unlisted_tensors(
         member = f"{file.file_name.side.value}.{file.file_name.slot}"
         place = known.rank_of(file.folder), _iteration_of(file)
         if whole is not None and member in known.records_of(whole.relative):
-            text = f"{whole.relative} holds it already"
+            text = f"{whole.relative} contains the same tensor"
             yield FileDamage(DamageKind.DUPLICATE, file.relative, text, mendable=True)
         elif twin in there and known.records_of(twin):
             yield FileDamage(
@@ -291,7 +291,7 @@ def _check_unlisted_tensors(
             yield FileDamage(DamageKind.UNMANIFESTED, file.relative, "no manifest names it")
     for (rank, iteration, where), count in sorted(unended.items()):
         how = "is retired" if (rank, iteration) in gone else "has no manifest"
-        text = f"rank {rank}, iteration {iteration} {how}; {count} of its files are here"
+        text = f"rank {rank}, iteration {iteration} {how}; {count} of its files remain"
         yield FileDamage(DamageKind.UNMANIFESTED, where, text)
 
 

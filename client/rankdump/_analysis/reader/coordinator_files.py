@@ -67,7 +67,7 @@ def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:
     tag = _job_tag(folder, job_id) if job_id else _graph_and_tag(latest)[1]
     own = [path for path in found if _graph_and_tag(path)[1] == tag]
     if not own:
-        raise CorruptedError(f"{folder}: nothing of job {job_id!r} has been published here")
+        raise CorruptedError(f"{folder}: no order of job {job_id!r} has been published")
     return PublishedOrder(
         paths=tuple(sorted(own, key=_graph_and_tag)),
         findings=_read_findings(folder / add_job_tag(FINDINGS_FILE, tag)),
@@ -78,7 +78,8 @@ def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:
 def _explain_missing_order(root: Path) -> str:
     """Return what to say of a tree without an order of all ranks: what it has instead."""
     why = (
-        f"{root / GLOBAL_ORDER_FOLDER / make_order_file_name(0)}: not there: no order "
+        f"{root / GLOBAL_ORDER_FOLDER / make_order_file_name(0)}: the file does not exist: "
+        "no order "
         "has been published"
     )
     own = sorted(
@@ -86,7 +87,7 @@ def _explain_missing_order(root: Path) -> str:
     )
     if own:
         first = own[0].relative_to(root)
-        return f"{why}; what each rank ran in a graph stands in {len(own)} files such as {first}"
+        return f"{why}; the execution order of each rank is in {len(own)} files such as {first}"
     if any(RANK_FOLDER_PATTERN.fullmatch(path.name) for path in root.glob("rank*")):
         return f"{why}; rankdump ls lists the tensors of each rank in the order it ran them"
     return why
@@ -109,7 +110,9 @@ def _read_entries(path: Path, iterations: IterationSelection | None) -> Iterator
     for number, line in _read_lines(path):
         if number == 1:
             if line != ORDER_HEADER:
-                raise CorruptedError(f"{path}, line 1: {line[:80]!r} is no header of an order")
+                raise CorruptedError(
+                    f"{path}, line 1: {line[:80]!r} is not the header of an order file"
+                )
             continue
         try:
             # Most of a long file is passed over: the second field is enough to know.
@@ -154,7 +157,9 @@ def read_hints(root: Path, job_id: str = "") -> tuple[TimeoutHint, ...]:
     try:
         hints = parse_hints(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CorruptedError(f"{path}: not there: no hints have been written") from None
+        raise CorruptedError(
+            f"{path}: the file does not exist: no hints have been written"
+        ) from None
     except OSError as error:
         raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, CorruptedError) as error:

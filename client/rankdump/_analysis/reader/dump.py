@@ -55,8 +55,8 @@ _MSPROBE_FILES = tuple(
 )
 """Where msprobe's file stands, from the folder of a rank, a step or of the whole dump."""
 _UNSUPPORTED_REASON = (
-    "which is not read here: its tensors are .pt files, which only unpickling opens. "
-    "msprobe compare reads it; dump with rankdump.attach or rankdump.migrator to read it here"
+    "which rankdump does not read: its tensors are .pt files, which only unpickling opens. "
+    "Compare it with msprobe, or dump with rankdump.attach or rankdump.migrator"
 )
 _MAX_START_BYTES = 4096
 _MSPROBE_KEYS = (b'"task"', b'"level"')
@@ -87,7 +87,7 @@ def open_dump(path: str | PathLike[str]) -> Dump:
     """Return the dump that stands in a folder; DamagedError when the folder holds none."""
     root = Path(fspath(path))
     if not root.is_dir():
-        raise CorruptedError(f"{root}: no such folder; expected one that holds {ROOT_FORMS}")
+        raise CorruptedError(f"{root}: no such folder; expected one that contains {ROOT_FORMS}")
     places = FolderIndex(root, sized=False)
     places.find_folders()
     if not (places.leaves or places.files or places.tables or places.info_files):

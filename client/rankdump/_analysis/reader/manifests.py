@@ -177,7 +177,8 @@ def retired_sentences(gone: Iterable[tuple[int, int]]) -> list[str]:
     for rank, iterations in by_rank.items():
         by_iterations[ranges(iterations)].append(rank)
     return [
-        f"rank {ranges(ranks)}: iteration {iterations} is retired: removed by age or for room"
+        f"rank {ranges(ranks)}: iteration {iterations} is retired: removed by age or to "
+        "free disk space"
         for iterations, ranks in sorted(by_iterations.items())
     ]
 
@@ -201,8 +202,8 @@ def find_other_sessions(root: Path, job_id: str) -> frozenset[tuple[str, str]]:
     }
     there = sorted(set(jobs.values()))
     if job_id not in there:
-        known = f"there is {', '.join(map(repr, there))}" if there else "no manifest names a job"
-        raise CorruptedError(f"{root}: nothing of job {job_id!r} is here: {known}")
+        known = f"known: {', '.join(map(repr, there))}" if there else "no manifest names a job"
+        raise CorruptedError(f"{root}: the tree has no dump of job {job_id!r}; {known}")
     return frozenset(session for session, job in jobs.items() if job != job_id)
 
 

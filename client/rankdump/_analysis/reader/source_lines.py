@@ -107,9 +107,9 @@ def read_stack_operators(path: Path) -> Iterator[IrOperator]:
     except OSError as error:
         raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise CorruptedError(f"{path}: no stack file: {error}") from None
+        raise CorruptedError(f"{path}: not a stack file: {error}") from None
     if not isinstance(body, dict):
-        raise CorruptedError(f"{path}: no stack file: it holds no object")
+        raise CorruptedError(f"{path}: not a stack file: the content is not a JSON object")
     for key, lines in cast("dict[str, object]", body).items():
         op_name = parse_stack_key(key)
         if op_name:

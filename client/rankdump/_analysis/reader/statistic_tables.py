@@ -88,7 +88,7 @@ def read_info(path: Path, *, stepped: bool) -> InfoFileContent:
             found.append((number, parse_info_line(line, file=f"{path}, line {number}")))
         except CorruptedError as error:
             torn = number > len(ended)
-            damage = f"{path}: its last line has no end: {line[:60]!r}" if torn else str(error)
+            damage = f"{path}: its last line is incomplete: {line[:60]!r}" if torn else str(error)
             break
     stepped = stepped or any(line.step != _MSPROBE_STEP for _, line in found)
     lines = [line for _, line in found]
@@ -302,7 +302,7 @@ def _read_every_row(table: Table, known: TableRecords) -> Iterator[Figures]:
     for row in _parse_table(whole, table):
         yield _statistics_row(row, table, known)
     if torn:
-        raise CorruptedError(f"{table.path}: its last line has no end: {torn[:60]!r}")
+        raise CorruptedError(f"{table.path}: its last line is incomplete: {torn[:60]!r}")
 
 
 def _parse_table(text: str, table: Table) -> Iterable[statistic_tables.StatisticCsvRow]:

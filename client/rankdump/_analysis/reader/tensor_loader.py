@@ -108,7 +108,7 @@ def load_member(path: Path, member: str, record: ManifestRecord | None) -> npt.N
                 raise UnsupportedError(f"{path}: {member}: {error}") from None
             except (CorruptedError, ValueError) as error:
                 raise CorruptedError(f"{path}: {member}: {error}") from None
-    raise CorruptedError(f"{path}: no {member} in it")
+    raise CorruptedError(f"{path}: the file has no tensor {member}")
 
 
 def _member_array(
@@ -191,7 +191,7 @@ def check_shape(entry: Entry, shape: tuple[int, ...]) -> None:
     """Raise DamagedError unless a file has the shape that its manifest says, where there is one."""
     record = entry.record
     if record is not None and shape != record.shape:
-        raise CorruptedError(f"{entry.path}: shape {shape}, its manifest says {record.shape}")
+        raise CorruptedError(f"{entry.path}: shape {shape}, but its manifest has {record.shape}")
 
 
 def _convert_format(entry: Entry, tensor: npt.NDArray[Any], wanted: str) -> npt.NDArray[Any]:
@@ -299,7 +299,9 @@ class FileElements:
             while filled < len(room):
                 found = os.preadv(self.descriptor, [room[filled:]], offset + filled)
                 if not found:
-                    raise CorruptedError(f"{self.entry.path}: was cut while it was read")
+                    raise CorruptedError(
+                        f"{self.entry.path}: the file was truncated while it was read"
+                    )
                 filled += found
         except OSError as error:
             raise CorruptedError(f"{self.entry.path}: cannot be read: {error.strerror}") from None

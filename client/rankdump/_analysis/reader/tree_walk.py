@@ -204,7 +204,7 @@ class _TreeReader:
         absent, places.missing_files = places.missing_files, []
         # Manifests say what should be there: a dropped tensor has its row as well.
         if not self._stepped:
-            named = f"named by {MAPPING_FILE}, not there"
+            named = f"named by {MAPPING_FILE}, but missing"
             places.problems.extend(f"{path}: {named}" for path in absent)
         entries = read_entries(root, files, known, places.problems, stepped=self._stepped)
         constants.add_constants_of(known)
@@ -221,7 +221,7 @@ class _TreeReader:
             named = folder is None or self._places.selects_folder(folder)
             # Nobody writes a manifest of what stands in another iteration's folder.
             if named and not os.path.lexists(self._places.root / path):
-                yield f"{path}: named by a manifest, not there"
+                yield f"{path}: named by a manifest, but missing"
 
 
 def execution_sort_key(entry: Entry) -> tuple[int, bool, int, int, str, str, int]:
@@ -279,7 +279,7 @@ def _find_size_mismatches(entries: list[Entry], files: list[TensorFile]) -> Iter
         if due[file.relative] not in (0, file.stored_bytes):
             yield (
                 f"{file.relative}: {file.stored_bytes} bytes, "
-                f"its manifest says {due[file.relative]}"
+                f"but its manifest has {due[file.relative]}"
             )
 
 

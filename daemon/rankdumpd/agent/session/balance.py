@@ -157,7 +157,8 @@ def list_balance_findings(
     if session.state is not SessionState.OPEN:
         found += [
             f"rank {status.rank} ended within iteration {status.iteration}, "
-            f"with {status.kept_tensors} {'tensor' if status.kept_tensors == 1 else 'tensors'} in the tree"
+            f"with {status.kept_tensors} "
+f"{'tensor' if status.kept_tensors == 1 else 'tensors'} in the tree"
             for status in iterations
             if not status.complete
         ]
