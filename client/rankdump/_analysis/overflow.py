@@ -40,7 +40,7 @@ class OverflowHit:
 
     section: OverflowSection
     files: tuple[tuple[FileName, str], ...]
-    """What the names say, and the names on disk; operators of one task may be several."""
+    """Parsed names and names on disk; one task may have several operators."""
 
     @property
     def operators(self) -> tuple[tuple[str, str], ...]:

@@ -54,7 +54,7 @@ def check(file: Path, as_json: bool) -> int:
 
 
 def describe_plan(plan: DumpPlan) -> dict[str, str]:
-    """Return a plan in words, line by line."""
+    """Return the lines of a plan: name and text."""
     selection, output, delivery = plan.selection, plan.output, plan.delivery
     full = delivery.on_full
     if full == "block":

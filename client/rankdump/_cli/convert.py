@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from rankdump._analysis import convert as room
+from rankdump._analysis import convert as bin_conversion
 from rankdump._analysis.convert.request import (
     ConversionFailure,
     ConversionRequest,
@@ -132,16 +132,16 @@ def convert(
     out, output_tensor = _choose_folder(out, short_out, output_tensor)
     side, index = _choose_tensor(input_tensor, output_tensor)
     _check_options(source, target, shape, side)
-    found = room.find_bin_files(source, out, recursive=recursive)
+    found = bin_conversion.find_bin_files(source, out, recursive=recursive)
     if not found.jobs and not found.problems:
         hidden = f"; {format_count(len(found.hidden), 'hidden file')} left out" * bool(found.hidden)
         raise CorruptedError(f"{source}: no bin file found{hidden}")
     with _report_write_errors(out):
-        room.make_output_folder(out, out)
+        bin_conversion.make_output_folder(out, out)
     request = ConversionRequest(target or "", kind, shape, side, index)
     count = itertools.count(1)
     with show_progress("converting") as tell:
-        summary = room.convert_files(
+        summary = bin_conversion.convert_files(
             found,
             out,
             request,
@@ -153,7 +153,7 @@ def convert(
     else:
         _print_summary(out, summary, found.hidden)
     with _report_write_errors(out):
-        room.write_result_lists(out, summary, listing=source.is_dir())
+        bin_conversion.write_result_lists(out, summary, listing=source.is_dir())
     return 1 if summary.failed else 0
 
 
@@ -215,7 +215,9 @@ def _print_summary(out: Path, summary: ConversionSummary, hidden: Iterable[Path]
         *((path, "empty") for path in summary.empty),
         *((failure.path, failure.reason) for failure in summary.failures),
     )
-    print_lines((room.escape_line(f"{path}: {reason}") for path, reason in told), err=True)
+    print_lines(
+        (bin_conversion.escape_line(f"{path}: {reason}") for path, reason in told), err=True
+    )
     counts = (len(summary.empty), "empty"), (len(summary.failed), "not or only partly converted")
     parts = [
         f"{format_count(summary.tensors, 'tensor')} of "

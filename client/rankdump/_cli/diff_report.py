@@ -328,7 +328,7 @@ def _choose_number(name: str, side: str, said: int | None, asked: Mapping[str, A
 
 
 def check_html_page(page: Path) -> None:
-    """Say at once what would otherwise be said after the work."""
+    """Raise a usage error before the comparison when the page could not be written after it."""
     try:
         import rankdump._analysis.compare.html_page  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:

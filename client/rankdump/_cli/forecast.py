@@ -13,8 +13,7 @@ from rankdump import reader
 from rankdump._cli import plan_fit
 from rankdump._cli.options import TREE_PATH
 from rankdump._cli.output import print_lines
-from rankdump._core.forecast import KEEP_FREE_RATIO, count_planned_iterations
-from rankdump._core.forecast import forecast_dump as foretold
+from rankdump._core.forecast import KEEP_FREE_RATIO, count_planned_iterations, forecast_dump
 
 
 def _parse_share(context: click.Context, parameter: click.Parameter, text: str) -> float:
@@ -70,7 +69,7 @@ def forecast(
             Path(plan.output.root),
         )
     observed = reader.observe(tree)
-    found = foretold(observed, iterations, reader.disk_room(root, keep_free))
+    found = forecast_dump(observed, iterations, reader.disk_room(root, keep_free))
     if as_json:
         about = {"tree": str(tree), "observed": observed.iterations, "ranks": observed.ranks}
         click.echo(json.dumps({**about, **asdict(found)}))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from rankdump._analysis import fsck as room
+from rankdump._analysis import fsck as tree_fsck
 from rankdump._analysis.fsck.damage import DAMAGE_ADVICE, CheckReport, DamageKind, FileDamage
 from rankdump._cli.options import TREE_PATH
 from rankdump._cli.output import print_lines
@@ -65,11 +65,11 @@ def fsck(
     if rebuild and repair:
         raise click.UsageError("--repair and --rebuild cannot be combined: repair first")
     if repair:
-        room.check_tree_unlocked(tree)
+        tree_fsck.check_tree_unlocked(tree)
     with show_progress("checking") as tell:
-        report = room.check_tree(tree, workers=jobs or _count_threads(), tell=tell)
+        report = tree_fsck.check_tree(tree, workers=jobs or _count_threads(), tell=tell)
     if repair:
-        report = room.repair_tree(tree, report)
+        report = tree_fsck.repair_tree(tree, report)
     if as_json:
         click.echo(json.dumps(_report_as_json(tree, report)))
     else:
@@ -127,7 +127,7 @@ def _count_damages(damages: Iterable[FileDamage]) -> str:
 
 
 def _rebuild_ledger(tree: Path, state_dir: Path) -> int:
-    """Let the daemon's program write its own file; return its exit code."""
+    """Run `rankdumpd rebuild`, which writes the ledger; return its exit code."""
     command = [sys.executable, "-m", "rankdumpd", "rebuild", str(tree.absolute())]
     command += ["--state-dir", str(state_dir.absolute())]
     # `-m` looks for modules in the current folder first. What it says is no part of our JSON.

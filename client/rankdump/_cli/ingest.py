@@ -87,7 +87,7 @@ def ingest(
 
 @contextmanager
 def _run_process(command: list[str]) -> Generator[subprocess.Popen[bytes], None, None]:
-    """Run a process that gets our signals, and whose end is ours."""
+    """Run a process that receives our signals and does not outlive this one."""
     # A session of its own keeps the terminal's Ctrl-C from it: it would get that one twice. `-m`
     # looks for modules in the current folder first.
     process = subprocess.Popen(
@@ -121,7 +121,7 @@ def _parse_message(line: bytes) -> Mapping[str, Any]:
 
 
 class _IngestProgress:
-    """A bar on a terminal, once it takes long; what is said goes above it."""
+    """Progress bar on a terminal, for imports that take long; lines are printed above it."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -131,14 +131,14 @@ class _IngestProgress:
         self._begun_s, self._shown = time.monotonic(), False
 
     def print_line(self, text: str) -> None:
-        """Say that a file is left."""
+        """Print a line above the bar."""
         if self._shown:
             self._console.print(text, markup=False, highlight=False)
         else:
             print_lines([text], err=True)
 
     def update_counts(self, counts: Mapping[str, int]) -> None:
-        """Show how far it is."""
+        """Update the bar."""
         if not self._console.is_terminal or time.monotonic() - self._begun_s < _PROGRESS_DELAY_S:
             return
         if not self._shown:
@@ -150,13 +150,13 @@ class _IngestProgress:
         self._bar.update(self._task, description=description, completed=done, total=total)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._shown:
             self._bar.stop()
 
 
 def _show_progress(lines: Iterator[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Show how it goes on; return the last words, None when there were none."""
+    """Show the progress; return the last message, None when there was none."""
     screen = _IngestProgress()
     try:
         for line in lines:

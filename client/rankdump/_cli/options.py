@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _GLOB_BRACKETS = re.compile(r"\[!?\]?[^\]]*\]")
 """Classes of characters in a glob, as fnmatch reads them."""
 DEFAULT_COORDINATOR = "127.0.0.1:7421"
-"""Where a coordinator answers unless RANKDUMP_COORDINATOR says otherwise."""
+"""Address of the coordinator unless RANKDUMP_COORDINATOR is set."""
 TREE_PATH = click.Path(exists=True, file_okay=False, path_type=Path)
 """A dump tree: the folder that holds `rank_0`, a time or a device and its like."""
 

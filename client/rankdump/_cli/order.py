@@ -88,7 +88,7 @@ def order(
 
 @dataclass(frozen=True, slots=True)
 class _OrderQuery:
-    """Which entries and findings are asked for."""
+    """Selection of entries and findings."""
 
     query: Query
 

@@ -27,7 +27,7 @@ class TableColumn:
     is_right_aligned: bool = False
     """Aligned right, as numbers are."""
     is_flexible: bool = False
-    """Gives way when the row is too wide; its texts are shortened in the middle."""
+    """Shortened in the middle of its texts when the row is too wide."""
 
 
 def format_table(

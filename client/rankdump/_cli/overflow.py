@@ -120,7 +120,7 @@ def _format_status(section: OverflowSection) -> str:
 
 
 def _status_meanings(found: OverflowSearch) -> list[str]:
-    """Say of each status once what its bits are."""
+    """Return the meaning of the bits of each status, once."""
     sections = [hit.section for record in found.records for hit in record.hits]
     return list(dict.fromkeys(f"{_format_status(s)}: {', '.join(s.meaning)}" for s in sections))
 

@@ -239,7 +239,7 @@ def _roots(plan: DumpPlan | None, view: StatusView) -> tuple[str, ...]:
 
 
 def _collect_status(daemon: DaemonLease, plan: DumpPlan | None) -> StatusView:
-    """Return what the daemon knows once it has written everything; the tree's word if it died."""
+    """Return the status of the daemon once all is written, or of the tree if the daemon died."""
     try:
         left = drain_agent(daemon.address, timeout_s=_DRAIN_TIMEOUT_S)
         if left:

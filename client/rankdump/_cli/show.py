@@ -34,7 +34,7 @@ class _ShownTensor:
     member: str = ""
     """Which one of a bin file."""
     description: Described | None = None
-    """What its header says."""
+    """Description in the header of a bin file."""
 
     def load(self) -> npt.NDArray[Any]:
         """Return its array."""
@@ -126,9 +126,9 @@ def _tensor_objects(tensors: list[_ShownTensor]) -> tuple[list[dict[str, object]
         if array is None:
             found.append(facts | {"trouble": trouble})
             continue
-        figures = asdict(reader.statistics(array))
+        statistics = asdict(reader.statistics(array))
         values = [to_json_value(value) for value in array.reshape(-1)[:_FIRST_VALUE_COUNT].tolist()]
-        named = {name: to_json_value(value) for name, value in figures.items()}
+        named = {name: to_json_value(value) for name, value in statistics.items()}
         found.append(facts | {"statistics": named, "first_values": values})
     return found, any_damage
 
@@ -189,12 +189,16 @@ def _fact_pairs(facts: dict[str, object]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _statistic_pairs(figures: Statistics) -> list[tuple[str, str]]:
-    extremes = (("min", figures.minimum), ("max", figures.maximum), ("mean", figures.mean))
-    counts = ("nans", figures.nans), ("infinities", figures.infinities), ("zeros", figures.zeros)
+def _statistic_pairs(statistics: Statistics) -> list[tuple[str, str]]:
+    extremes = (("min", statistics.minimum), ("max", statistics.maximum), ("mean", statistics.mean))
+    counts = (
+        ("nans", statistics.nans),
+        ("infinities", statistics.infinities),
+        ("zeros", statistics.zeros),
+    )
     return [
-        ("elements", f"{figures.count:,}"),
+        ("elements", f"{statistics.count:,}"),
         *((name, "-" if value is None else f"{value:.9g}") for name, value in extremes),
-        ("l2norm", f"{figures.l2norm:.9g}"),
+        ("l2norm", f"{statistics.l2norm:.9g}"),
         *((name, f"{count:,}") for name, count in counts),
     ]

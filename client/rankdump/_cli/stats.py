@@ -55,17 +55,17 @@ _SORT_KEYS: dict[str, Callable[[Surveyed], float | None]] = {
     "nan": lambda row: row.nans,
     "inf": lambda row: row.infinities,
 }
-"""What stands first is largest; of minima the lowest."""
+"""Sort keys: the largest value comes first, of minima the lowest."""
 
 
 @dataclass(slots=True)
 class _SurveyCounts:
-    """What has passed by so far."""
+    """Counts over the rows that were iterated."""
 
     rows_from_tables: int = 0
     rows_computed: int = 0
     undecided_rows: int = 0
-    """Those whose figures do not say whether they are finite."""
+    """Rows whose statistics do not show whether they are finite."""
     nonfinite_rows: int = 0
     first_nonfinite: Surveyed | None = None
     """Of what is not finite, in the lowest iteration the one that ran first."""
@@ -189,10 +189,10 @@ def _sorted_cells(row: Surveyed) -> list[str]:
 
 
 def _statistic_cells(row: Surveyed) -> list[str]:
-    figures = (row.minimum, row.maximum, row.mean, row.l2norm)
+    values = (row.minimum, row.maximum, row.mean, row.l2norm)
     counts = (row.nans, row.infinities)
     return [
-        *("-" if figure is None else format_statistic_number(figure) for figure in figures),
+        *("-" if value is None else format_statistic_number(value) for value in values),
         *("-" if count is None else str(count) for count in counts),
     ]
 
@@ -246,7 +246,7 @@ def _totals_as_json(tree: Tree, survey: Survey, seen: _SurveyCounts) -> dict[str
 
 def _row_as_json(row: Surveyed) -> dict[str, object]:
     key = row.key
-    figures = {
+    values = {
         "max": row.maximum,
         "min": row.minimum,
         "mean": row.mean,
@@ -269,6 +269,6 @@ def _row_as_json(row: Surveyed) -> dict[str, object]:
         "shape": row.shape,
         "source": "tensor" if row.computed else "statistic.csv",
         "finite": row.finite,
-        **{name: to_json_value(value) for name, value in figures.items()},
+        **{name: to_json_value(value) for name, value in values.items()},
         "damage": row.damage,
     }

@@ -58,9 +58,9 @@ def status(
     look = _status_source(tree, agent, coordinator, job_id)
     if watch:
         # On use: what draws a screen takes longer to import than a status to say.
-        from rankdump._cli.live_status import watch_status as watched
+        from rankdump._cli.live_status import watch_status
 
-        return watched(look)
+        return watch_status(look)
     view = look()
     if as_json:
         click.echo(json.dumps(view_as_json(view), indent=1))
@@ -79,7 +79,7 @@ def status(
 
 
 def view_as_json(view: StatusView) -> dict[str, object]:
-    """Return the view as scripts read it: the fields of contract.status, and hints' shares."""
+    """Return the view as scripts read it: the fields of StatusView, and shares of the hints."""
     fields: dict[str, object] = asdict(view)
     fields["hints"] = list(map(hint_to_json, view.hints))
     return fields

@@ -126,7 +126,7 @@ def read_tree(
 ) -> Tree:
     """Return what of a folder is asked for, or of what a job dumped, as `reader.walk` reads it.
 
-    DamagedError where it is no tree, or that job is not in it.
+    CorruptedError where it is no tree, or that job is not in it.
     """
     tree = reader.walk(root, query, balances_only=balances_only, job_id=job_id)
     if not (tree.entries or tree.tables or tree.manifests):
@@ -230,7 +230,7 @@ def _digest_cells(entry: Entry, marks: Mapping[TensorContent, str] | None) -> li
 
 
 def format_operator(op_type: str, op_name: str) -> str:
-    """Return an operator's label with its type, which most names end in."""
+    """Return the name of an operator, with its type unless the name contains it."""
     name = format_scope_name(op_name)
     # A name that no manifest knows has `_` where the scope had its `/`.
     said = name.rpartition("/")[2].startswith(op_type) or f"_{op_type}-" in name

@@ -46,7 +46,7 @@ class FlowCall:
 
     @property
     def pairing_key(self) -> tuple[str, tuple[TensorShape, ...], tuple[TensorShape, ...]]:
-        """What two calls have in common that may stand for each other."""
+        """Name and shapes, equal for calls that may be paired."""
         return self.unified_name, self.inputs, self.outputs
 
 
@@ -141,7 +141,7 @@ _MAX_CACHED_ROWS = 1 << 8
 
 @dataclass(frozen=True, slots=True)
 class _CallJoint:
-    """What lies at one place between calls."""
+    """The place between two calls, with the tensors that pass it."""
 
     before: str
     """Names of the calls around it; empty at both ends."""
@@ -335,9 +335,9 @@ _MINDSPORE_NAMES: Mapping[str, str] = {
 def unify_api_name(framework: str, kind: str, api: str) -> str:
     """Return what a framework's API is called everywhere.
 
-    >>> shared_name("pytorch", "NN", "Linear"), shared_name("mindspore", "NN", "Dense")
+    >>> unify_api_name("pytorch", "NN", "Linear"), unify_api_name("mindspore", "NN", "Dense")
     ('nn_Dense', 'nn_Dense')
-    >>> shared_name("pytorch", "Torch", "matmul")
+    >>> unify_api_name("pytorch", "Torch", "matmul")
     'functional_matmul'
     """
     name = f"{kind.lower()}_{api}"

@@ -88,12 +88,12 @@ _OPERATOR_NAMES = {
 all, as `normalize_operator_type` spells them.
 
 These decide which calls may be paired at all, so they go further than the table of troubleshooter
-in `diff.flow.spelling`, which equates names in order to pair exactly what that tool pairs.
+in `compare.api_pairs`, which equates names in order to pair exactly what that tool pairs.
 """
 OPERATOR_SYNONYMS = {
     other: name for name, others in _OPERATOR_NAMES.items() for other in others.split()
 }
-"""What stands for a name, by that name."""
+"""The common name of each synonym."""
 _KIND_PREFIX = re.compile(
     rf"(?:{'|'.join(kind for kind in CALL_KINDS if kind != LAYER_KIND)}|Mint|Ops)_"
 )
@@ -143,7 +143,7 @@ def is_layer_mark(op_name: str) -> bool:
 def parse_module_path(op_name: str) -> tuple[str, ...]:
     """Return the path of an operator in its network, without types and numbers.
 
-    >>> scope("Default/network-Net/layer1-Sequential/0-Linear/Linear-op0")
+    >>> parse_module_path("Default/network-Net/layer1-Sequential/0-Linear/Linear-op0")
     ('layer1', '0')
     """
     if parse_call_name(op_name) is not None:

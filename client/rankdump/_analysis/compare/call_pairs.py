@@ -45,7 +45,7 @@ UnpairedSegment: TypeAlias = "tuple[list[DumpedCall], list[DumpedCall]]"
 
 @dataclass(slots=True)
 class PairingState:
-    """What has been decided so far."""
+    """Pairs of calls found so far."""
 
     a: DumpedProgram
     b: DumpedProgram
@@ -235,7 +235,7 @@ def _trace_whole_table(a: list[int], b: list[int]) -> list[tuple[int, int]]:
 
 
 PAIRING_RULES: tuple[PairingRule, ...] = tuple(rule for rule in get_args(PairingRule) if rule)
-"""What `Settings.rules` may hold."""
+"""Allowed values in `ComparisonSettings.rules`."""
 
 
 def pair_calls(a: DumpedProgram, b: DumpedProgram, settings: ComparisonSettings) -> list[CallPair]:

@@ -40,11 +40,11 @@ from rankdump._analysis.compare.report import (
 )
 
 SERVE_IMPORT = f"from {__name__} import serve"
-"""How the process comes by what it does."""
+"""Code with which a worker process imports its main function."""
 
 
 class CompareWorker:
-    """One such process; starts with the object, which serves one thread."""
+    """A worker process; it starts with the object, which is for one thread."""
 
     def __init__(self) -> None:
         own, other = Pipe()
@@ -60,7 +60,7 @@ class CompareWorker:
         self._pipe: Connection[Any, Any] = own
 
     def wait_until_ready(self) -> bool:
-        """Wait until it can compare; return whether it came so far."""
+        """Wait until the process can compare; return whether it started."""
         try:
             return self._pipe.recv() is None
         except (EOFError, OSError):
@@ -81,11 +81,11 @@ class CompareWorker:
         return answer
 
     def kill(self) -> None:
-        """End it in the midst of its work; any thread may."""
+        """Kill the process in the middle of its work; safe to call from any thread."""
         self._process.kill()
 
     def close(self) -> None:
-        """Let it end, and wait for that."""
+        """Close the pipe, which ends the process, and wait for its end."""
         self._pipe.close()
         self._process.wait()
 
@@ -107,7 +107,7 @@ def serve(descriptor: int) -> None:
 
 
 class ComparePool:
-    """Compares groups once; `run` does it all."""
+    """Compares all groups, each once; `run` is called once."""
 
     def __init__(
         self,
@@ -118,15 +118,15 @@ class ComparePool:
         self._settings, self._done = settings, done
         self._waiting = deque(groups)
         self._lost: deque[PairGroup] = deque()
-        """Of a worker that died: they are tried again, but not in this process."""
+        """Groups of workers that died: they are tried again, but not in this process."""
         self._answers: SimpleQueue[GroupOutcomes | BaseException | None] = SimpleQueue()
-        """From the threads of workers; each ends with None."""
+        """Outcomes from the threads of the workers; each thread ends with None."""
         self._lock = Lock()
         self._workers: set[CompareWorker] = set()
         self._stopped = False
 
     def run(self, workers: int) -> None:
-        """Compare all groups with as many workers beside this process; `done` hears of each here.
+        """Compare all groups with as many workers beside this process; calls `done` in this thread.
 
         An interrupt ends the workers in the midst of what they do.
         """
@@ -156,7 +156,7 @@ class ComparePool:
         return busy
 
     def _take_answer(self) -> bool:
-        """Wait for what a thread has to say; return whether that was its last word."""
+        """Take the next answer of a thread; return whether the thread has finished."""
         answer = self._answers.get()
         if isinstance(answer, BaseException):
             raise answer
@@ -172,7 +172,7 @@ class ComparePool:
                 worker.kill()
 
     def _lead(self) -> None:
-        """Keep one worker busy after the other."""
+        """Run one worker after another."""
         try:
             while self._lead_one():
                 pass
@@ -182,7 +182,7 @@ class ComparePool:
             self._answers.put(None)
 
     def _lead_one(self) -> bool:
-        """Keep a worker busy until nothing waits or it died; return whether another follows."""
+        """Run a worker until no group waits or it dies; return whether to start another."""
         with closing(CompareWorker()) as worker:
             with self._lock:
                 self._workers.add(worker)
@@ -217,11 +217,11 @@ def _pop_group(groups: deque[PairGroup]) -> PairGroup | None:
 
 
 ComparisonProgress: TypeAlias = Callable[[int, int], None]
-"""Hears how many pairs are done, and of how many; in the thread that asked."""
+"""Takes the number of pairs compared and the total; called in the caller's thread."""
 
 _MIN_BYTES_PER_WORKER = 512 << 20
 _MIN_PAIRS_PER_WORKER = 4000
-"""What one more process must have to do: its start takes a core half as long."""
+"""Least work for another process: its start takes a core half as long."""
 
 
 def compare_pairs(
@@ -259,7 +259,7 @@ def compare_pairs(
 
 
 class _OutcomeCollector:
-    """Outcomes as they come."""
+    """Collects outcomes as they come."""
 
     def __init__(self, total: int, progress: ComparisonProgress | None) -> None:
         self.outcomes = [PairOutcome(TensorVerdict.UNKNOWN)] * total

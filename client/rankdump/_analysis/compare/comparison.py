@@ -82,7 +82,7 @@ def compare(
     bounds the local pool, and `dask` is the address of a scheduler whose workers see both trees.
     `progress` is told how many pairs of tensors are done, of how many.
 
-    ConfigError for a setting that is not allowed, DamagedError when there is nothing to compare.
+    ConfigError for a setting that is not allowed, CorruptedError when there is nothing to compare.
     What cannot be read later is a row of the report, or a note.
     """
     started = time.monotonic()

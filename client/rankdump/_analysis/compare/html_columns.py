@@ -16,7 +16,7 @@ from rankdump._analysis.compare.report_summary import OperatorSummary, max_absol
 ColumnCells: TypeAlias = "list[str] | list[int] | list[float]"
 PageColumns: TypeAlias = "Mapping[str, ColumnCells]"
 NameShortener: TypeAlias = "Callable[[str], str]"
-"""How a name is shortened for people."""
+"""Function that shortens a name for display."""
 
 NO_NUMBER = "no number"
 _RANK_SPREAD = 0.6
@@ -34,12 +34,12 @@ class ErrorScale:
 
     @property
     def zero_level(self) -> int:
-        """Where 0 stands."""
+        """Level of an error of 0."""
         return self.low - 1
 
     @property
     def unknown_level(self) -> int:
-        """Where stands what has no number: other shapes, no partner, nothing finite."""
+        """Level of errors without a number: other shapes, no partner, nothing finite."""
         return self.high + 1
 
     @property
@@ -60,9 +60,9 @@ class ExecutionAxis:
     """The horizontal axis: iterations one after another, in each the positions of calls."""
 
     iteration_starts: Mapping[int, int]
-    """Where each iteration begins."""
+    """Position of the start of each iteration."""
     rank_offsets: Mapping[int, float]
-    """How far the points of each rank stand aside, so that none hides another's."""
+    """Offset of the points of each rank, so that none hides another's."""
 
     def get_x(self, row: ComparisonRow) -> float:
         """Return where a pair of calls stands."""

@@ -50,7 +50,7 @@ def format_share(share: float) -> str:
 
 
 def describe_origin(origin: DivergenceOrigin) -> str:
-    """Return what starts, up to where the operator's name follows."""
+    """Return the start of a sentence about an origin, up to the operator's name."""
     subject = "the difference"
     if origin.kind == "nonfinite":
         subject = f"NaN or infinity in {origin.side}"
@@ -179,7 +179,7 @@ def join_findings(row: ComparisonRow) -> str:
 
 
 def format_statistic_differences(row: ComparisonRow) -> str:
-    """Return by how much figures are apart: `max 0.25, min 0`."""
+    """Return by how much statistics differ: `max 0.25, min 0`."""
     return ", ".join(
         f"{item} {format_number(by)}" for item, by in row.outcome.statistic_differences.items()
     )

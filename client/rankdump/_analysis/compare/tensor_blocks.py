@@ -109,7 +109,7 @@ _ROWS_OF_ONES: dict[np.dtype[Any], npt.NDArray[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class BlockBuffers:
-    """What one block is worked on in."""
+    """Buffers in which one block is processed."""
 
     x: npt.NDArray[Any]
     y: npt.NDArray[Any]
@@ -186,7 +186,7 @@ _idle_workspaces: list[BlockWorkspace] = []
 
 @contextmanager
 def borrow_workspace() -> Generator[BlockWorkspace, None, None]:
-    """Lend a room to one thread."""
+    """Lend a workspace to one thread."""
     try:
         room = _idle_workspaces.pop()
     except IndexError:
@@ -215,7 +215,7 @@ class TensorElements(Protocol):
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of elements."""
         ...
 
     def part(self, at: int, count: int, room: memoryview) -> npt.NDArray[Any]:
@@ -236,7 +236,7 @@ class InMemoryElements:
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of elements."""
         return self.flat.size
 
     def part(self, at: int, count: int, room: memoryview) -> npt.NDArray[Any]:

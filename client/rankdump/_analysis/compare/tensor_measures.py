@@ -50,7 +50,7 @@ _MIN_FLOAT32_TOLERANCE = 2.0**-100
 
 @dataclass(frozen=True, slots=True)
 class ClosenessTest:
-    """When numbers are close, as numpy's isclose."""
+    """Test for closeness with the rule of numpy's isclose."""
 
     rtol: float
     atol: float
@@ -184,7 +184,7 @@ def _divide_or_nan(total: float, count: float) -> float:
 
 
 _MAX_SQUARES_RATIO = 16.0
-"""How many times the larger of two sums of squares may be the smaller one."""
+"""Largest ratio of two sums of squares for the short formula."""
 _MIN_FLOAT32_MEAN_SQUARE = 2.0**-120
 """Least mean square in float32: terms are off by 2**-149 at most where they underflow."""
 
@@ -386,7 +386,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class MeasurementResult:
-    """What measuring two arrays found."""
+    """Result of measuring two tensors."""
 
     measures: DifferenceMeasures
     same_bytes: bool

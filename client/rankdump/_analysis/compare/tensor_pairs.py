@@ -95,7 +95,7 @@ _MAX_LISTED_NUMBERS = 8
 
 
 class _NumberedSide(NamedTuple):
-    """What one of the two dumps has: ranks, or iterations of a rank."""
+    """Ranks of one of the two dumps, or iterations of a rank."""
 
     name: str
     numbers: list[int]

@@ -31,7 +31,7 @@ from rankdump.errors import CorruptedError, EmptyFileError, PermanentError
 
 @dataclass(slots=True)
 class _OutcomeBuilder:
-    """What is known of a file so far."""
+    """Outcome of a file while it is converted."""
 
     job: ConversionJob
     tensors: int = 0
@@ -107,7 +107,7 @@ def _describe_error(error: Exception, job: ConversionJob) -> str:
 
 _BYTES_PER_PROCESS = 256 << 20
 _FILES_PER_PROCESS = 2000
-"""What one more process must have to do: its start takes as long, half a second and more."""
+"""Least work for another process: its start takes half a second and more."""
 _PROCESS_DIED = "a conversion process died, possibly because memory ran out"
 
 
@@ -201,7 +201,7 @@ def _convert_in_pool(
 
 @contextmanager
 def _block_interrupts() -> Generator[None, None, None]:
-    """Let an interrupt wait: a pool that is half made, or half gone, never ends.
+    """Delay interrupts: a pool that is half started or half stopped would never end.
 
     Processes that start in here inherit it, and finish the file they have in hand.
     """

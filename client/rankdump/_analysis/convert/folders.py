@@ -102,7 +102,7 @@ def escape_line(name: str) -> str:
 
 
 def make_output_folder(root: Path, folder: Path) -> None:
-    """Make a folder of the output, with those above; DamagedError when a link leads out of it."""
+    """Make a folder of the output, with those above; CorruptedError when a link leads out of it."""
     if not folder.resolve().is_relative_to(root.resolve()):
         raise CorruptedError(f"{folder}: a symbolic link leads out of {root}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from rankdump._layout.dump_folders import DumpFolder
 
 
 class DamageKind(str, Enum):
-    """What is wrong with a file; the value is the word people read."""
+    """Kind of damage to a file; the value is the word in reports."""
 
     TORN = "torn"
     MISSING = "missing"
@@ -40,7 +40,7 @@ DAMAGE_ADVICE: Mapping[DamageKind, str] = {
     DamageKind.MANIFEST: "restore the file from a copy of the tree: without it, the tensors can "
     "be read but not checked",
 }
-"""What to do about each."""
+"""Advice for each kind of damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class FileDamage:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What became of a check."""
+    """Result of a check."""
 
     looked_at: int = 0
     """Files of the tree, by their names alone."""
@@ -72,9 +72,9 @@ class CheckReport:
     damages: tuple[FileDamage, ...] = ()
     mended: tuple[FileDamage, ...] = ()
     unchecked: tuple[str, ...] = ()
-    """What could not be checked, a sentence each."""
+    """Sentences about everything that could not be checked."""
     retired: tuple[str, ...] = ()
-    """What was removed on purpose and is not missing, a sentence each."""
+    """Sentences about iterations that were retired, and so are not missing."""
 
     @property
     def is_verifiable(self) -> bool:
@@ -126,7 +126,7 @@ class FileCheck:
     records: tuple[ManifestRecord, ...]
     """The tensors in it; of several names with the same bytes, those of one."""
     stored_bytes: int
-    """What manifests say of its size; 0 where it is a link to another's bytes."""
+    """Size by the manifests; 0 for a link to the bytes of another file."""
     size_bytes: int
     agent_wrote: bool
     """An agent wrote it, and how it writes is known to the byte."""
@@ -139,7 +139,7 @@ class FileCheck:
 
 @dataclass(frozen=True, slots=True)
 class FileCheckResult:
-    """What reading one file to its end has shown."""
+    """Result of the check of one file."""
 
     job: FileCheck
     damage_text: str = ""

@@ -40,7 +40,7 @@ _OperatorPart = TypeVar("_OperatorPart", OpInput, OpOutput)
 def check_bin_header(
     file: BinFile, records: Sequence[ManifestRecord], plain_bytes: int, *, ours: bool
 ) -> None:
-    """Raise DamagedError unless a header says what the manifest does.
+    """Raise CorruptedError unless a header says what the manifest does.
 
     Of one that an agent wrote nothing may be otherwise; of another's only what both speak of.
     """
@@ -197,7 +197,7 @@ _HEADER_WRITERS: tuple[Callable[[str, NpyFileForm], bytes], ...] = (
 
 
 def _check_packing(name: str, packed: memoryview, parts: Sequence[ByteBuffer]) -> None:
-    """Raise DamagedError where a frame gives what it should and one byte of it is wrong.
+    """Raise CorruptedError where a frame gives what it should and one byte of it is wrong.
 
     Some bits of a frame mean nothing, so neither its checksum nor the digest sees them. Packed
     again by the same release of zstd it would be the same; by another one, altogether different.
@@ -219,7 +219,7 @@ def _check_packing(name: str, packed: memoryview, parts: Sequence[ByteBuffer]) -
 
 
 def _check_digest(record: ManifestRecord, held: Sequence[memoryview]) -> tuple[int, int]:
-    """Return how many tensors are sure and how many undecided; DamagedError where it is another."""
+    """Return how many digests match and how many are unknown; CorruptedError for another one."""
     if not held:
         raise CorruptedError(f"some elements are not valid for {record.dtype}")
     if not record.digest:

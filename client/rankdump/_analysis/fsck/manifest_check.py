@@ -132,11 +132,11 @@ _RankIteration: TypeAlias = "tuple[int, int | None]"
 """Rank and iteration; no iteration for constants, and where no folder says it."""
 
 _UNKNOWN_TYPE = name_element_type(0)
-"""What tables of CANN say of a type that CANN has not."""
+"""Name in tables of CANN for an element type that CANN lacks."""
 
 
 class _RowFacts(NamedTuple):
-    """What a row says of its tensor, beside the figures."""
+    """Facts about a tensor in a row, without the statistics."""
 
     member: str
     name: str | None

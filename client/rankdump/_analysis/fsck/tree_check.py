@@ -87,7 +87,7 @@ def check_tree(
 ) -> CheckReport:
     """Return what is wrong with a tree; `tell` hears how many files are done, and of how many.
 
-    DamagedError when the root, or a folder in it, cannot be read, or nothing of a dump is there.
+    CorruptedError when the root, or a folder in it, cannot be read, or nothing of a dump is there.
     """
     everything = scan_tree(root)
     if not everything:

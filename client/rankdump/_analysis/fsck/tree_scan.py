@@ -44,13 +44,13 @@ from rankdump._layout.tree_paths import (
 from rankdump.errors import CorruptedError
 
 _METADATA_FOLDERS = (METADATA_FOLDER, EXECUTION_ORDER_FOLDER, GRAPH_FOLDER)
-"""What stands in the folder of a rank beside its tensors."""
+"""Folders of a rank that contain no tensors."""
 
 
 def scan_tree(root: Path) -> list[TreeItem]:
     """Return what stands in the folders of a tree, in the order of their names.
 
-    Of the root itself only what may belong to a dump: it may hold anything. DamagedError when a
+    Of the root itself only what may belong to a dump: it may hold anything. CorruptedError when a
     folder cannot be read.
     """
     return list(_scan_folder(root, "", ROOT_FOLDER))
@@ -74,7 +74,7 @@ def check_long_names(root: Path, everything: Sequence[TreeItem]) -> Iterator[Fil
 
 
 def read_regular_file(root: Path, path: str) -> memoryview:
-    """Return the bytes of a regular file; DamagedError when it is none, or cannot be read."""
+    """Return the bytes of a regular file; CorruptedError when it is none, or cannot be read."""
     try:
         opened = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -153,7 +153,7 @@ def _read_folder_names(
 
 NPY_FILE_NAME = re.compile(r".*\.npy(?:\.zst)?", re.S)
 LEFTOVER_FILE_NAME = re.compile(r"\..+\.tmp", re.S)
-"""What a file is called while it grows."""
+"""Name of a file while it is written."""
 _ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
 _API_TABLE_NAME = re.compile(
     rf"({'|'.join(API_FRAMEWORKS)})_api_dump_(info\.(pkl|csv)|stack\.json)"

@@ -34,12 +34,12 @@ from rankdump.errors import CorruptedError
 
 @dataclass(frozen=True, slots=True)
 class PublishedOrder:
-    """What one job's files say; the entries stay in the files until they are asked for."""
+    """Execution order of one job; its entries are read when they are iterated."""
 
     paths: tuple[Path, ...]
     """The order of each graph, lowest graph first."""
     findings: tuple[Finding, ...]
-    """What the merge found: mismatches, missing members, cycles."""
+    """Findings of the merge: mismatches, missing members, cycles."""
     others: tuple[str, ...] = ()
     """Names of the order files that other jobs left in the same tree."""
 
@@ -48,7 +48,7 @@ class PublishedOrder:
     ) -> Iterator[OrderEntry]:
         """Yield the entries of all graphs by position, reading no further than is asked for.
 
-        DamagedError names the file and line at fault.
+        CorruptedError names the file and line at fault.
         """
         paths = (path for path in self.paths if graph in (None, _graph_and_tag(path)[0]))
         parts = [_read_entries(path, iterations) for path in paths]
@@ -151,7 +151,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
 def read_hints(root: Path, job_id: str = "") -> tuple[TimeoutHint, ...]:
     """Return the hints of a job, of the one written last without an id.
 
-    DamagedError names the file and what is wrong with it, or that the job is not in it.
+    CorruptedError names the file and what is wrong with it, or that the job is not in it.
     """
     path = root / METADATA_FOLDER / HINTS_FILE
     try:

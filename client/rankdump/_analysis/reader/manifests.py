@@ -29,7 +29,7 @@ _MANIFEST_NAME = re.compile(rf"iteration_({NUMBER_PATTERN})\.(.*)\.json", re.S)
 
 
 class TreeManifests:
-    """What manifests say, found by the path of a file; remembers what nobody asked for."""
+    """Records of manifests by the path of a file; remembers which were never looked up."""
 
     def __init__(self, manifests: Iterable[Manifest] = ()) -> None:
         self._files: defaultdict[str, dict[str, StatusAndRecord]] = defaultdict(dict)
@@ -40,7 +40,7 @@ class TreeManifests:
             self.add(manifest)
 
     def add(self, manifest: Manifest) -> None:
-        """Remember what one more says."""
+        """Add the records of a manifest."""
         status = manifest.status
         self._devices[manifest.device].add(status.rank)
         parents: set[str] = set()
@@ -186,7 +186,7 @@ def retired_sentences(gone: Iterable[tuple[int, int]]) -> list[str]:
 def find_other_sessions(root: Path, job_id: str) -> frozenset[tuple[str, str]]:
     """Return the sessions of other jobs than one; nothing for no job, and for the only one.
 
-    A session has one job: the first of its manifests that can be read says which. DamagedError
+    A session has one job: the first of its manifests that can be read says which. CorruptedError
     says which jobs there are when this is none of them.
     """
     if not job_id:

@@ -39,7 +39,7 @@ class Named(Protocol):
 
 
 class Filters(TypedDict, total=False):
-    """What `selected` takes; whatever is not given lets everything through."""
+    """Keyword filters; one that is not given selects everything."""
 
     rank: int
     graph: int
@@ -65,12 +65,12 @@ _FILTER_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which tensors; None means every one."""
+    """Selection of tensors; None selects all."""
 
     rank: int | None = None
     graph: int | None = None
     iterations: IterationSelection | None = None
-    """With this set, constants are left out: they belong to no iteration."""
+    """When set, constants are left out: they belong to no iteration."""
     glob: str | None = None
     """Over the operator's whole name or its type."""
     pattern: re.Pattern[str] | None = None
@@ -81,7 +81,7 @@ class Query:
 
     @property
     def empty(self) -> bool:
-        """Whether it lets everything through."""
+        """Whether the query selects everything."""
         return self == Query()
 
     @property

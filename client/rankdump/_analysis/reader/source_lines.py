@@ -66,7 +66,7 @@ class IrOperator:
 
 
 def read_ir_operators(path: Path) -> Iterator[IrOperator]:
-    """Yield the operators of a file in its order; DamagedError when it cannot be read."""
+    """Yield the operators of a file in its order; CorruptedError when it cannot be read."""
     try:
         with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
             yield from parse_ir_operators(file)
@@ -101,7 +101,7 @@ def _parse_frame(found: re.Match[str]) -> Frame:
 
 
 def read_stack_operators(path: Path) -> Iterator[IrOperator]:
-    """Yield the calls of a stack file in their order; DamagedError when it is none."""
+    """Yield the calls of a stack file in their order; CorruptedError when it is none."""
     try:
         body: object = json.loads(path.read_bytes())
     except OSError as error:
@@ -187,7 +187,7 @@ def graph_files(root: Path, ranks: tuple[int, ...]) -> list[GraphFile]:
 
 
 def read_operators(file: GraphFile) -> Iterator[IrOperator]:
-    """Yield the operators of a file with their stacks; DamagedError when it cannot be read."""
+    """Yield the operators of a file with their stacks; CorruptedError when it cannot be read."""
     yield from (
         read_stack_operators(file.path)
         if file.path.suffix == ".json"

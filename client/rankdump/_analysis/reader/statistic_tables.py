@@ -52,7 +52,7 @@ class PlacedInfoLine:
 
 @dataclass(frozen=True, slots=True)
 class InfoFileContent:
-    """What an info file says."""
+    """Content of an info file."""
 
     lines: tuple[PlacedInfoLine, ...]
     damage: str = ""
@@ -64,14 +64,14 @@ class InfoFileContent:
 
     @property
     def statistic_items(self) -> frozenset[str]:
-        """Figures that the file has of any tensor: where another has none of them, it is NaN."""
+        """Statistics that the file has of any tensor: where another lacks one, it is NaN."""
         return frozenset(item for noted in self.lines for item in noted.line.statistics)
 
 
 def read_info(path: Path, *, stepped: bool) -> InfoFileContent:
     """Return what an info file says; with `stepped` it is known to have real steps.
 
-    A line that is torn or none of these ends it; DamagedError when it cannot be read at all.
+    A line that is torn or none of these ends it; CorruptedError when it cannot be read at all.
     """
     try:
         # Bytes that are no text are in no line of JSON: they end what is read of the file.
@@ -113,7 +113,7 @@ def _iterations_by_block(lines: Sequence[InfoLine]) -> list[int]:
 _STATISTIC_ITEMS = (*SUMMARY_ITEMS, "l2norm")
 
 RecordsByName: TypeAlias = "Mapping[tuple[int, int, str], list[StatusAndRecord]]"
-"""What manifests say of a tensor of an api dump, by rank, iteration and name."""
+"""Records of the tensors of an API dump, by rank, iteration and name."""
 
 
 def index_call_records(manifests: Iterable[Manifest]) -> RecordsByName:
@@ -130,7 +130,7 @@ def index_call_records(manifests: Iterable[Manifest]) -> RecordsByName:
 
 
 def read_info_rows(table: Table, known: RecordsByName) -> Iterator[Figures]:
-    """Yield the rows of an info file; DamagedError, after all others, for a line that is none."""
+    """Yield the rows of an info file; CorruptedError, after all others, for a line that is none."""
     info = read_info(table.path, stepped=any(rank == table.rank for rank, _, _ in known))
     seen: Counter[tuple[int, int, str]] = Counter()
     given = info.statistic_items
@@ -187,7 +187,7 @@ def _info_row(
 
 
 class InfoFilePlaces:
-    """When the tensors of files that no manifest names were dumped, by the info file beside."""
+    """Iteration and order of tensors that no manifest names, from the info file beside them."""
 
     def __init__(self, root: Path, *, stepped: bool) -> None:
         self._root, self._stepped = root, stepped
@@ -227,7 +227,7 @@ _TITLE_SPELLINGS = {title.lower(): title for title in STATISTIC_TITLES.values()}
 
 
 class TableRecords:
-    """What the manifests of a tree say of the rows of its tables.
+    """Records in the manifests of a tree for the rows of its tables.
 
     Only what those of one iteration say is held, and of tables that do not tell the iteration what
     all of a rank say, or of the tree where ranks are not told either.
@@ -277,7 +277,7 @@ class TableRecords:
 
 
 def read_table_rows(table: Table, known: TableRecords) -> Iterator[Figures]:
-    """Yield the rows of one table, in its order; DamagedError names the line at fault.
+    """Yield the rows of one table, in its order; CorruptedError names the line at fault.
 
     A last line without an end is such a line, after all others: it is torn, or being written.
     """

@@ -55,7 +55,7 @@ _MAX_CACHED_DESCRIPTIONS = 1 << 14
 
 
 def described(path: Path) -> Iterator[tuple[TensorSide, int, Described]]:
-    """Yield the tensors that a file's header names; DamagedError when it cannot be read.
+    """Yield the tensors that a file's header names; CorruptedError when it cannot be read.
 
     Slots that were not dumped have a place and nothing in it.
     """
@@ -92,7 +92,7 @@ def _describe_tensor(
 def load_member(path: Path, member: str, record: ManifestRecord | None) -> npt.NDArray[Any]:
     """Return one tensor in the shape it had on the device.
 
-    DamagedError when it is not there or not what it should be, UnsupportedError for elements
+    CorruptedError when it is not there or not what it should be, UnsupportedError for elements
     that are no numbers.
     """
     from rankdump._binfile import bin_file
@@ -129,7 +129,7 @@ def _member_array(
 
 
 def read_npy_array(data: bytes | memoryview) -> npt.NDArray[Any]:
-    """Return the array, read-only, bfloat16 as float32; DamagedError when it is none."""
+    """Return the array, read-only, bfloat16 as float32; CorruptedError when it is none."""
     form = read_npy_form(data)
     array = npy_format.view_array_behind_header(form.header, data[: form.data_end])
     if not form.bfloat16:
@@ -152,7 +152,7 @@ _MAX_HEADER_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a listing says of a tensor."""
+    """Facts that a listing shows of a tensor."""
 
     dtype: str
     """Element type as the framework held it, where a manifest knows it."""
@@ -160,7 +160,7 @@ class Facts:
     bytes_in: int
     """Bytes of the elements as the framework held them."""
     tensor_format: str = ""
-    """How the elements lie in that shape, where a bin file says it."""
+    """Format of that shape, where a bin file states it."""
     original_shape: tuple[int, ...] = ()
     """Shape in the format that the operator itself speaks, where a bin file says it."""
 
@@ -171,7 +171,7 @@ def load(
     """Return a tensor as a read-only array, of a bin file in the shape it had on the device.
 
     With a format it is converted to that, its padding cropped where the original shape is known.
-    DamagedError when the file is not what it should be, UnsupportedError for elements that are no
+    CorruptedError when the file is not what it should be, UnsupportedError for elements that are no
     numbers, such as strings, and for a format that there is no way to.
     """
     record = entry.record
@@ -188,7 +188,7 @@ def load(
 
 
 def check_shape(entry: Entry, shape: tuple[int, ...]) -> None:
-    """Raise DamagedError unless a file has the shape that its manifest says, where there is one."""
+    """Raise CorruptedError when a manifest states another shape than the file has."""
     record = entry.record
     if record is not None and shape != record.shape:
         raise CorruptedError(f"{entry.path}: shape {shape}, but its manifest has {record.shape}")
@@ -283,13 +283,13 @@ class FileElements:
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def part(self, at: int, count: int, room: memoryview) -> npt.NDArray[Any]:
         """Read as many elements from `at` on into memory for bytes, and return them there.
 
-        DamagedError where the file ends before.
+        CorruptedError where the file ends before.
         """
         item_bytes = self.dtype.itemsize
         room = room[: count * item_bytes]
@@ -313,7 +313,7 @@ Opened: TypeAlias = "FileElements | npt.NDArray[Any]"
 
 @contextmanager
 def opened(entry: Entry) -> Generator[Opened, None, None]:
-    """Lend the elements of a tensor: its open file where they lie there as they are, else an array.
+    """Open the elements of a tensor: the file where it holds them unchanged, else an array.
 
     Raises what `load` raises.
     """

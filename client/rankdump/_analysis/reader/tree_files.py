@@ -45,7 +45,7 @@ from rankdump.errors import CorruptedError
 
 
 def read_long_names(mapping: Path) -> LongFileNames:
-    """Return the long names of a folder; DamagedError when the file is there and unreadable."""
+    """Return the long names of a folder; CorruptedError when the file is there and unreadable."""
     try:
         return LongFileNames.parse(mapping.read_bytes())
     except FileNotFoundError:
@@ -64,7 +64,7 @@ class TensorFile(NamedTuple):
     relative: str
     """Path below the root."""
     file_name: FileName
-    """What the name says, the full one of a long name."""
+    """The parsed name; of a shortened name, the full one."""
     stored_bytes: int
     full_name: str = ""
     """The full name of a long one, else the name."""
@@ -195,7 +195,7 @@ def _key(
 
 
 _ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
-"""Arguments of an operator: `{op_type}.{scope}.json` (mindspore-dump.md 2.9)."""
+"""Arguments of an operator, `{op_type}.{scope}.json` (MindSpore 2.3 Dump guide)."""
 
 
 class _FolderItem(NamedTuple):
@@ -217,13 +217,13 @@ class LeafFolder(NamedTuple):
 
 @dataclass(slots=True)
 class FolderIndex:
-    """What has been found so far."""
+    """Index of the folders of a tree and of the files in those that were entered."""
 
     root: Path
     queries: tuple[Query, ...] = ()
-    """What is asked for; folders with none of it are passed over."""
+    """Selections; folders that they exclude are not entered."""
     sized: bool = True
-    """Without this no file is looked at, and the sizes of all are 0."""
+    """When false, the sizes of files are not read and are 0."""
     leaves: list[LeafFolder] = field(default_factory=list[LeafFolder])
     files: list[TensorFile] = field(default_factory=list[TensorFile])
     """Of folders that were entered, like tables."""

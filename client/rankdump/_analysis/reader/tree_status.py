@@ -45,7 +45,7 @@ def status_of(tree: Tree) -> StatusView:
 def _add_table_bytes(
     iterations: tuple[IterationStatus, ...], tables: tuple[Table, ...]
 ) -> tuple[IterationStatus, ...]:
-    """Return the iterations; those of figures alone take what their tables do.
+    """Return the iterations; those of statistics alone take the size of their tables.
 
     A table of all iterations of a rank counts with the last one.
     """

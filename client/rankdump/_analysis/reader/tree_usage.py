@@ -82,7 +82,7 @@ class _SizeCounter:
 
 
 class _UsageObserver:
-    """What is known of a tree while its manifests are read, one after the other."""
+    """Sums over the manifests and files of a tree, added one by one."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._block_bytes = root, os.statvfs(root).f_frsize
@@ -126,7 +126,7 @@ class _UsageObserver:
                     self._once.add_file(path)
 
     def summarize(self) -> ObservedDump:
-        """Return what was seen; DamagedError where no iteration with tensors is complete."""
+        """Return what was seen; CorruptedError where no iteration with tensors is complete."""
         ranks = max(map(len, self._ranks.values()), default=0)
         whole = [
             sum_sizes((*of.values(), self._beside(iteration)))
@@ -157,7 +157,7 @@ class _UsageObserver:
 def observe(root: Path) -> ObservedDump:
     """Return what one iteration of a tree takes, over all ranks that are in it.
 
-    Files that a manifest names are not looked at. DamagedError where no iteration of it is
+    Files that a manifest names are not looked at. CorruptedError where no iteration of it is
     complete.
     """
     places = FolderIndex(root, sized=False)

@@ -65,7 +65,7 @@ def collector_paused() -> Generator[None, None, None]:
 
 @dataclass(slots=True)
 class _WalkBatch:
-    """What has to be read together: folders, and the manifests that name what is in them."""
+    """Folders that are read together, and the manifests that name their files."""
 
     manifests: list[ManifestFileName] = field(default_factory=list[ManifestFileName])
     leaves: list[LeafFolder] = field(default_factory=list[LeafFolder])
@@ -79,7 +79,7 @@ def walk(root: Path, *queries: Query, balances_only: bool = False, job_id: str =
 
     Ranks, graphs and iterations that a query leaves out are not entered. With `balances_only`
     neither are iterations with files and a manifest: of these only their balances are read. With
-    `job_id` neither is what other jobs dumped; DamagedError when there is nothing of that one.
+    `job_id` neither is what other jobs dumped; CorruptedError when there is nothing of that one.
     """
     places = FolderIndex(root, queries)
     places.find_folders()
@@ -192,7 +192,7 @@ class _TreeReader:
         for manifest in read_manifests(batch.manifests, places.problems, balances_only=only):
             known.add(manifest)
             self.manifests.append(replace(manifest, records=(), session=None))
-        # Figures alone have a table, whose size no balance says.
+        # Statistics alone have a table, whose size no balance states.
         if any(only and (m.status.bytes_stored or m.status.linked) for m in self.manifests[heads:]):
             return []
         for leaf in batch.leaves:
@@ -286,7 +286,7 @@ def _find_size_mismatches(entries: list[Entry], files: list[TensorFile]) -> Iter
 def locate(path: Path) -> tuple[Entry, ...]:
     """Return the tensors of one file; none when it does not stand in a tree's folders.
 
-    DamagedError when it does, and cannot be read.
+    CorruptedError when it does, and cannot be read.
     """
     full = path.absolute()
     if not full.is_file():
