@@ -223,6 +223,3 @@ def _is_operator_of(section: OverflowSection, name: FileName) -> bool:
     )
     # Neither has to say it: 65535 stands for an id that is not known.
     return all(UNKNOWN_FIELD in pair or pair[1] in (None, pair[0]) for pair in pairs)
-
-
-__all__ = ["OverflowHit", "OverflowRecord", "OverflowSearch", "search_overflows"]

@@ -140,13 +140,13 @@ def convert(
         bin_conversion.make_output_folder(out, out)
     request = ConversionRequest(target or "", kind, shape, side, index)
     count = itertools.count(1)
-    with show_progress("converting") as tell:
+    with show_progress("converting") as report_progress:
         summary = bin_conversion.convert_files(
             found,
             out,
             request,
             jobs=jobs or _count_cores(),
-            done=lambda outcome: tell(next(count), len(found.jobs)),
+            done=lambda outcome: report_progress(next(count), len(found.jobs)),
         )
     if as_json:
         click.echo(json.dumps(_summary_as_json(out, summary, found.hidden), indent=1))
@@ -209,14 +209,14 @@ def _report_write_errors(out: Path) -> Generator[None, None, None]:
 
 
 def _print_summary(out: Path, summary: ConversionSummary, hidden: Iterable[Path]) -> None:
-    told = (
+    problems = (
         *((path, "a hidden file, not converted") for path in hidden),
         *((warning.path, warning.reason) for warning in summary.warnings),
         *((path, "empty") for path in summary.empty),
         *((failure.path, failure.reason) for failure in summary.failures),
     )
     print_lines(
-        (bin_conversion.escape_line(f"{path}: {reason}") for path, reason in told), err=True
+        (bin_conversion.escape_line(f"{path}: {reason}") for path, reason in problems), err=True
     )
     counts = (len(summary.empty), "empty"), (len(summary.failed), "not or only partly converted")
     parts = [

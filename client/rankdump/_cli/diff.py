@@ -96,7 +96,7 @@ def diff(
     page: Path | None,
     everything: bool,
     limit: int | None,
-    **asked: Any,
+    **arguments: Any,
 ) -> int:
     """Compare two dumps and show where they first differ.
 
@@ -108,7 +108,7 @@ def diff(
 
     if page is not None:
         diff_report.check_html_page(page)
-    report = diff_report.compare_paths(a, b, asked)
+    report = diff_report.compare_paths(a, b, arguments)
     if as_json:
         diff_report.print_report_json(report)
     else:

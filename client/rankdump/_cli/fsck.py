@@ -66,8 +66,10 @@ def fsck(
         raise click.UsageError("--repair and --rebuild cannot be combined: repair first")
     if repair:
         tree_fsck.check_tree_unlocked(tree)
-    with show_progress("checking") as tell:
-        report = tree_fsck.check_tree(tree, workers=jobs or _count_threads(), tell=tell)
+    with show_progress("checking") as report_progress:
+        report = tree_fsck.check_tree(
+            tree, workers=jobs or _count_threads(), report_progress=report_progress
+        )
     if repair:
         report = tree_fsck.repair_tree(tree, report)
     if as_json:

@@ -101,8 +101,10 @@ def _run_process(command: list[str]) -> Generator[subprocess.Popen[bytes], None,
     def forward(number: int, _frame: FrameType | None) -> None:
         process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
-    heard = [number for number in _FORWARDED_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, forward) for number in heard}
+    handled = [
+        number for number in _FORWARDED_SIGNALS if signal.getsignal(number) != signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, forward) for number in handled}
     try:
         yield process
     finally:

@@ -226,9 +226,9 @@ def _format_jobs(view: StatusView) -> Iterator[str]:
 
 
 def _format_job(job: JobUsage) -> str:
-    said = [_format_share(job.bytes_stored, job.limit_bytes)]
+    parts = [_format_share(job.bytes_stored, job.limit_bytes)]
     if job.pinned:
-        said.append("pinned")
+        parts.append("pinned")
     if job.retired_iterations:
-        said.append(f"{format_count(job.retired_iterations, 'manifest')} retired")
-    return f"job {job.job_id}: {', '.join(said)}"
+        parts.append(f"{format_count(job.retired_iterations, 'manifest')} retired")
+    return f"job {job.job_id}: {', '.join(parts)}"

@@ -29,6 +29,8 @@ DEFAULT_COORDINATOR = "127.0.0.1:7421"
 TREE_PATH = click.Path(exists=True, file_okay=False, path_type=Path)
 """A dump tree: the folder that holds `rank_0`, a time or a device and its like."""
 
+FILTER_HINT = "--rank, --graph, --iteration, --op, --op-regex, --job, --side select"
+
 
 def parse_iterations_option(
     context: click.Context, parameter: click.Parameter, text: str | None
@@ -106,7 +108,6 @@ _SELECTION_OPTIONS: Mapping[str, Callable[[Callable[..., int]], Callable[..., in
         "--side", type=click.Choice(["input", "output"]), help="Only inputs, or only outputs."
     ),
 }
-FILTER_HINT = "--rank, --graph, --iteration, --op, --op-regex, --job, --side select"
 
 
 def add_selection_options(command: Callable[..., int], *, without: str = "") -> Callable[..., int]:

@@ -27,12 +27,12 @@ def show_progress(what: str) -> Generator[Callable[[int, int], None], None, None
     task = progress.add_task(what, total=None)
     begun = time.monotonic()
 
-    def tell(done: int, total: int) -> None:
+    def report_progress(done: int, total: int) -> None:
         progress.update(task, completed=done, total=total)
         if time.monotonic() - begun > _PROGRESS_DELAY_S:
             progress.start()
 
     try:
-        yield tell
+        yield report_progress
     finally:
         progress.stop()

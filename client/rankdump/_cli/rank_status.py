@@ -15,6 +15,17 @@ from rankdump._cli.text_format import format_count, format_ratio, format_reasons
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus, StatusView
 from rankdump._core.units import format_bytes
 
+MAX_RANKS_SHOWN = 64
+_STATUS_COLUMNS = (
+    TableColumn("rank", is_right_aligned=True),
+    TableColumn("state"),
+    *number_columns("iterations", "expected", "stored", "linked", "degraded", "dropped"),
+    *number_columns("bytes in", "on disk", "ratio"),
+)
+_SUMMARY_COLUMNS = number_columns(
+    "rank", "iterations", "tensors", "linked", "bytes in", "on disk", "ratio", "dropped"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class RankTally:
@@ -33,8 +44,8 @@ class RankTally:
     @property
     def iterations_seen(self) -> int:
         """Iterations the rank ran, as far as anybody said so."""
-        said = sum(session.iterations_seen for session in self.sessions)
-        return max(said, len({i.iteration for i in self.iterations}))
+        reported = sum(session.iterations_seen for session in self.sessions)
+        return max(reported, len({i.iteration for i in self.iterations}))
 
     @property
     def iterations_complete(self) -> int:
@@ -155,16 +166,6 @@ def _rank_sentences(tally: RankTally) -> list[str]:
 
 
 _RowFormatter: TypeAlias = Callable[[str, str, tuple[RankTally, ...]], list[str]]
-MAX_RANKS_SHOWN = 64
-_STATUS_COLUMNS = (
-    TableColumn("rank", is_right_aligned=True),
-    TableColumn("state"),
-    *number_columns("iterations", "expected", "stored", "linked", "degraded", "dropped"),
-    *number_columns("bytes in", "on disk", "ratio"),
-)
-_SUMMARY_COLUMNS = number_columns(
-    "rank", "iterations", "tensors", "linked", "bytes in", "on disk", "ratio", "dropped"
-)
 
 
 def format_status_table(

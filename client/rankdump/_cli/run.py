@@ -42,6 +42,9 @@ _SignalHandler: TypeAlias = Callable[[int, FrameType | None], None]
 _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE = 127, 126
 
+_CONFIG_NAMES = ("RANKDUMP_CONFIG", "MINDSPORE_DUMP_CONFIG")
+_DRAIN_TIMEOUT_S = 60.0
+
 
 def run_job(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a command to its end; return its code as a shell would, 128 + n after signal n."""
@@ -83,8 +86,8 @@ def _handle_signals(
     handler: _SignalHandler, numbers: tuple[signal.Signals, ...] = _FORWARDED_SIGNALS
 ) -> Generator[None, None, None]:
     # What is ignored stays so: nohup means that a hang-up is nobody's business.
-    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in heard}
+    handled = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in handled}
     try:
         yield
     finally:
@@ -125,10 +128,6 @@ def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease
             click.echo(f"rankdump: {fault}", err=True)
         if lease.log.exists():
             click.echo(f"daemon log: {lease.log}", err=True)
-
-
-_CONFIG_NAMES = ("RANKDUMP_CONFIG", "MINDSPORE_DUMP_CONFIG")
-_DRAIN_TIMEOUT_S = 60.0
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

@@ -95,12 +95,12 @@ def _find_tensors(file: Path) -> Iterator[_ShownTensor]:
     if whole:
         yield _ShownTensor(file, entries[0] if entries else None)
         return
-    said = {f"{side.value}.{slot}": facts for side, slot, facts in reader.described(file)}
+    descriptions = {f"{side.value}.{slot}": facts for side, slot, facts in reader.described(file)}
     if entries:
         for entry in entries:
-            yield _ShownTensor(file, entry, entry.member, said.get(entry.member))
+            yield _ShownTensor(file, entry, entry.member, descriptions.get(entry.member))
     else:
-        for member, facts in said.items():
+        for member, facts in descriptions.items():
             yield _ShownTensor(file, None, member, facts)
 
 
@@ -149,7 +149,7 @@ def _print_tensor(tensor: _ShownTensor, *, alone: bool) -> bool:
 
 
 def _tensor_facts(tensor: _ShownTensor, array: npt.NDArray[Any] | None) -> dict[str, object]:
-    known, said, entry = tensor.facts(array), tensor.description, tensor.entry
+    known, description, entry = tensor.facts(array), tensor.description, tensor.entry
     facts: dict[str, object] = {"file": str(tensor.file)}
     if tensor.member:
         facts["member"] = tensor.member
@@ -160,10 +160,10 @@ def _tensor_facts(tensor: _ShownTensor, array: npt.NDArray[Any] | None) -> dict[
         "bytes_in": known.bytes_in,
         "file_bytes": tensor.file.stat().st_size,
     }
-    if said is not None:
-        facts |= {"format": said.tensor_format, "original_shape": said.original_shape}
+    if description is not None:
+        facts |= {"format": description.tensor_format, "original_shape": description.original_shape}
     if entry is None:
-        return facts | ({"op_name": said.op_name} if said is not None else {})
+        return facts | ({"op_name": description.op_name} if description is not None else {})
     key, record = entry.key, entry.record
     facts |= {"rank": key.rank, "graph": key.graph}
     facts |= {"constant": True} if key.constant else {"iteration": key.iteration}

@@ -206,8 +206,8 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
         ]
     source = f"from {name_tables(tree)}s"
     sources = (seen.rows_from_tables, source), (seen.rows_computed, "computed from the tensors")
-    said = ", ".join(f"{count:,} {source}" for count, source in sources if count)
-    lines = [f"{tree.root}: statistics of {format_count(seen.count, 'tensor')}: {said}"]
+    counts_by_source = ", ".join(f"{count:,} {source}" for count, source in sources if count)
+    lines = [f"{tree.root}: statistics of {format_count(seen.count, 'tensor')}: {counts_by_source}"]
     if seen.first_nonfinite is not None and whole:
         lines.append(
             f"{format_count(seen.nonfinite_rows, 'tensor')} not finite; "

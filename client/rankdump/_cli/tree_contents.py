@@ -233,5 +233,5 @@ def format_operator(op_type: str, op_name: str) -> str:
     """Return the name of an operator, with its type unless the name contains it."""
     name = format_scope_name(op_name)
     # A name that no manifest knows has `_` where the scope had its `/`.
-    said = name.rpartition("/")[2].startswith(op_type) or f"_{op_type}-" in name
-    return name if said else f"{op_type} {name}"
+    has_type = name.rpartition("/")[2].startswith(op_type) or f"_{op_type}-" in name
+    return name if has_type else f"{op_type} {name}"

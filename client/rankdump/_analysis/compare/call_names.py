@@ -100,6 +100,9 @@ _KIND_PREFIX = re.compile(
 _CALL_NUMBER = re.compile(r"(?:-op[0-9]+(?:_[0-9]+)?|_[0-9]+)$")
 _PATH_COMPONENT = re.compile(r"[^/.]+")
 
+_NAME_SEPARATOR = re.compile(r"[/._]")
+_MAPPING_FORMS = "lines `name_a,name_b`, or a JSON object of such names"
+
 
 @lru_cache(maxsize=1 << 12)
 def normalize_operator_type(op_type: str) -> str:
@@ -152,10 +155,6 @@ def parse_module_path(op_name: str) -> tuple[str, ...]:
     parts = _PATH_COMPONENT.findall(whole.rpartition("/")[0] or _CALL_NUMBER.sub("", whole))
     names = [part.rpartition("-")[0] or part for part in parts]
     return tuple(names[1:] if names and names[0] == "network" else names)
-
-
-_NAME_SEPARATOR = re.compile(r"[/._]")
-_MAPPING_FORMS = "lines `name_a,name_b`, or a JSON object of such names"
 
 
 class CallNameMapping:

@@ -42,6 +42,12 @@ from rankdump._analysis.compare.report import (
 SERVE_IMPORT = f"from {__name__} import serve"
 """Code with which a worker process imports its main function."""
 
+ComparisonProgress: TypeAlias = Callable[[int, int], None]
+"""Takes the number of pairs compared and the total; called in the caller's thread."""
+_MIN_BYTES_PER_WORKER = 512 << 20
+_MIN_PAIRS_PER_WORKER = 4000
+"""Least work for another process: its start takes a core half as long."""
+
 
 class CompareWorker:
     """A worker process; it starts with the object, which is for one thread."""
@@ -131,12 +137,13 @@ class ComparePool:
         An interrupt ends the workers in the midst of what they do.
         """
         threads = [
-            Thread(target=self._lead, name=f"rankdump-diff-{number}") for number in range(workers)
+            Thread(target=self._run_workers, name=f"rankdump-diff-{number}")
+            for number in range(workers)
         ]
         for thread in threads:
             thread.start()
         try:
-            busy = self._work_here(len(threads))
+            busy = self._compare_in_this_process(len(threads))
             while busy:
                 busy -= self._take_answer()
             # What a worker that died had, where none could be started after it.
@@ -147,7 +154,7 @@ class ComparePool:
             for thread in threads:
                 thread.join()
 
-    def _work_here(self, busy: int) -> int:
+    def _compare_in_this_process(self, busy: int) -> int:
         """Compare groups for as long as any waits; return how many threads are still busy."""
         while (group := _pop_group(self._waiting)) is not None:
             self._done(compare_group(group, self._settings))
@@ -171,29 +178,29 @@ class ComparePool:
             for worker in self._workers:
                 worker.kill()
 
-    def _lead(self) -> None:
+    def _run_workers(self) -> None:
         """Run one worker after another."""
         try:
-            while self._lead_one():
+            while self._run_worker():
                 pass
         except BaseException as error:
             self._answers.put(error)
         finally:
             self._answers.put(None)
 
-    def _lead_one(self) -> bool:
+    def _run_worker(self) -> bool:
         """Run a worker until no group waits or it dies; return whether to start another."""
         with closing(CompareWorker()) as worker:
             with self._lock:
                 self._workers.add(worker)
                 stopped = self._stopped
             try:
-                return not stopped and worker.wait_until_ready() and self._died(worker)
+                return not stopped and worker.wait_until_ready() and self._feed_worker(worker)
             finally:
                 with self._lock:
                     self._workers.remove(worker)
 
-    def _died(self, worker: CompareWorker) -> bool:
+    def _feed_worker(self, worker: CompareWorker) -> bool:
         while (group := _pop_group(self._lost) or _pop_group(self._waiting)) is not None:
             answers = worker.compare(group, self._settings)
             if self._stopped:
@@ -214,14 +221,6 @@ def _pop_group(groups: deque[PairGroup]) -> PairGroup | None:
         return groups.popleft()
     except IndexError:
         return None
-
-
-ComparisonProgress: TypeAlias = Callable[[int, int], None]
-"""Takes the number of pairs compared and the total; called in the caller's thread."""
-
-_MIN_BYTES_PER_WORKER = 512 << 20
-_MIN_PAIRS_PER_WORKER = 4000
-"""Least work for another process: its start takes a core half as long."""
 
 
 def compare_pairs(

@@ -22,6 +22,20 @@ NO_NUMBER = "no number"
 _RANK_SPREAD = 0.6
 """Width that the points of all ranks take at a position."""
 
+_MEASURE_TITLES = {
+    "mean abs": "mean_absolute",
+    "max rel": "max_relative",
+    "mean rel": "mean_relative",
+    "cosine": "cosine",
+    "rmse": "rmse",
+    "rel euclidean": "relative_euclidean",
+    "kl": "kl_divergence",
+    "close share": "close_share",
+    "unequal": "unequal",
+    "not finite a": "nonfinite_a",
+    "not finite b": "nonfinite_b",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorScale:
@@ -157,21 +171,6 @@ def build_execution_axis(operators: Sequence[OperatorSummary]) -> ExecutionAxis:
     ranks = sorted({each.worst.rank for each in operators})
     step = _RANK_SPREAD / len(ranks) if ranks else 0.0
     return ExecutionAxis(begins, {rank: at * step for at, rank in enumerate(ranks)})
-
-
-_MEASURE_TITLES = {
-    "mean abs": "mean_absolute",
-    "max rel": "max_relative",
-    "mean rel": "mean_relative",
-    "cosine": "cosine",
-    "rmse": "rmse",
-    "rel euclidean": "relative_euclidean",
-    "kl": "kl_divergence",
-    "close share": "close_share",
-    "unequal": "unequal",
-    "not finite a": "nonfinite_a",
-    "not finite b": "nonfinite_b",
-}
 
 
 def _get_measure(row: ComparisonRow, name: str) -> float:

@@ -209,6 +209,3 @@ def _render_list(lines: Sequence[str]) -> str:
 
 def _render_lines(lines: Iterable[str]) -> str:
     return "".join(f"<p>{escape(line)}</p>" for line in lines)
-
-
-__all__ = ["render_page"]

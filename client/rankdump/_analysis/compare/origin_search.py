@@ -51,6 +51,9 @@ from rankdump.errors import CorruptedError, UnsupportedError
 
 _CallStacks: TypeAlias = "Mapping[str, tuple[SourceLine, ...]]"
 
+_MAX_SEARCH_ROUNDS = 64
+"""Most steps back: each of them reads the inputs of one call of each rank."""
+
 
 @dataclass(frozen=True, slots=True)
 class ComparedDumps:
@@ -170,10 +173,6 @@ def _read_call_order(dump: Dump, wanted: IterationSelection) -> MergedCallOrder:
             senders = receivers if entry.kind.is_collective else frozenset((entry.peer,))
             meetings.append(RankExchange(entry.iteration, entry.position, senders, receivers))
     return MergedCallOrder(places, meetings)
-
-
-_MAX_SEARCH_ROUNDS = 64
-"""Most steps back: each of them reads the inputs of one call of each rank."""
 
 
 def resolve_nonfinite_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:

@@ -33,6 +33,17 @@ from rankdump.errors import RankdumpError
 
 _NONFINITE_COUNTS = ("nan count", "negative inf count", "positive inf count")
 
+_SAME_DIGEST = PairOutcome(TensorVerdict.EQUAL)
+"""By their digests."""
+PairGroup: TypeAlias = "list[tuple[int, TensorPair]]"
+"""Pairs, each with its place among all."""
+GroupOutcomes: TypeAlias = "list[tuple[int, PairOutcome]]"
+"""Their outcomes, with the same places."""
+_MAX_GROUP_BYTES = 32 << 20
+_MAX_GROUP_PAIRS = 256
+"""A group ends where it has either."""
+_WORKER_DIED = "the process that compared it died, possibly because memory ran out"
+
 
 def compare_statistics(
     a: Mapping[str, float], b: Mapping[str, float], tolerances: ElementTolerances
@@ -139,10 +150,6 @@ def compare_pair(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome:
         return PairOutcome(
             TensorVerdict.UNREADABLE, (f"not enough memory for both tensors: {sizes} bytes",)
         )
-
-
-_SAME_DIGEST = PairOutcome(TensorVerdict.EQUAL)
-"""By their digests."""
 
 
 def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome | None:
@@ -304,17 +311,6 @@ def _list_nonfinite_findings(
 
 def _has_nonfinite_elements(array: npt.NDArray[Any]) -> bool:
     return array.dtype.kind in "fc" and not bool(np.isfinite(array).all())
-
-
-PairGroup: TypeAlias = "list[tuple[int, TensorPair]]"
-"""Pairs, each with its place among all."""
-GroupOutcomes: TypeAlias = "list[tuple[int, PairOutcome]]"
-"""Their outcomes, with the same places."""
-
-_MAX_GROUP_BYTES = 32 << 20
-_MAX_GROUP_PAIRS = 256
-"""A group ends where it has either."""
-_WORKER_DIED = "the process that compared it died, possibly because memory ran out"
 
 
 def group_pairs(placed: Iterable[tuple[int, TensorPair]]) -> Iterator[PairGroup]:

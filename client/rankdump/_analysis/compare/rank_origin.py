@@ -33,6 +33,15 @@ from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
 _UNDECIDED_VERDICTS = (TensorVerdict.UNMATCHED, TensorVerdict.UNREADABLE, TensorVerdict.UNKNOWN)
 
+NO_INPUTS_REASON = "no inputs were dumped: a change between two calls looks like one in a call"
+NO_OUTPUTS_REASON = "no outputs were dumped: it started in this call or between it and the next one"
+LATER_INPUTS_REASON = "one of its inputs is bad as well, but was recorded later"
+_RankIteration: TypeAlias = "tuple[int, int]"
+_MAX_MASK_READERS = 2
+"""Most calls that are looked into to tell a mask from data that are not finite."""
+_MAX_UNMATCHED_CALLS = 8
+"""Most calls of one side alone that are named."""
+
 
 @dataclass(frozen=True, slots=True)
 class OriginQuestion:
@@ -70,11 +79,6 @@ def get_seen_order(row: ComparisonRow, question: OriginQuestion) -> int:
     """Return when the tensor was seen, among those of its program."""
     tensor = select_tensor(row, question)
     return tensor.seen_order if tensor is not None else 0
-
-
-NO_INPUTS_REASON = "no inputs were dumped: a change between two calls looks like one in a call"
-NO_OUTPUTS_REASON = "no outputs were dumped: it started in this call or between it and the next one"
-LATER_INPUTS_REASON = "one of its inputs is bad as well, but was recorded later"
 
 
 def describe_faulty_call(
@@ -237,13 +241,6 @@ def _describe_nonfinite_count(row: ComparisonRow, question: OriginQuestion) -> s
         return ""
     count = measures.nonfinite_b if question.side == "b" else measures.nonfinite_a
     return f", {count} of {measures.count} elements"
-
-
-_RankIteration: TypeAlias = "tuple[int, int]"
-_MAX_MASK_READERS = 2
-"""Most calls that are looked into to tell a mask from data that are not finite."""
-_MAX_UNMATCHED_CALLS = 8
-"""Most calls of one side alone that are named."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

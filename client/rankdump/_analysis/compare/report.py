@@ -16,6 +16,20 @@ from rankdump._analysis.reader.tree import Entry
 from rankdump._core.graph import SourceLine
 from rankdump._core.record import TensorSide
 
+NO_STATISTICS: Mapping[str, float] = {}
+"""Of a tensor of which none are known."""
+CONSTANTS_ITERATION = -1
+"""Iteration of the program that holds the constants of a rank: they belong to none."""
+PairingRule = Literal["exact", "mapping", "type", "sequence", ""]
+"""Which rule paired two calls; empty for a call that has no partner.
+
+`exact`: the same name. `mapping`: the user's file. `type`: the same type, in the same order.
+`sequence`: in the longest common subsequence.
+"""
+DTYPE_FINDING_PREFIX = "dtype "
+"""Start of a finding about the element types of the two sides."""
+OriginKind: TypeAlias = Literal["difference", "nonfinite"]
+
 
 @dataclass(frozen=True, slots=True)
 class ElementTolerances:
@@ -111,40 +125,6 @@ class PairOutcome:
     nonfinite_b: bool | None = None
 
 
-__all__ = [
-    "CONSTANTS_ITERATION",
-    "NO_STATISTICS",
-    "CallPair",
-    "ComparisonReport",
-    "ComparisonRow",
-    "ComparisonSettings",
-    "DifferenceMeasures",
-    "DivergenceOrigin",
-    "DumpedCall",
-    "DumpedProgram",
-    "DumpedTensor",
-    "ElementTolerances",
-    "OriginKind",
-    "PairOutcome",
-    "PairingRule",
-    "SuspectCall",
-    "TensorPair",
-    "TensorVerdict",
-]
-
-NO_STATISTICS: Mapping[str, float] = {}
-"""Of a tensor of which none are known."""
-CONSTANTS_ITERATION = -1
-"""Iteration of the program that holds the constants of a rank: they belong to none."""
-
-PairingRule = Literal["exact", "mapping", "type", "sequence", ""]
-"""Which rule paired two calls; empty for a call that has no partner.
-
-`exact`: the same name. `mapping`: the user's file. `type`: the same type, in the same order.
-`sequence`: in the longest common subsequence.
-"""
-
-
 class DumpedTensor(NamedTuple):
     """One tensor of a call, as a tree knows it; its elements stay on the disk.
 
@@ -214,10 +194,6 @@ class CallPair:
     rule: PairingRule = ""
 
 
-DTYPE_FINDING_PREFIX = "dtype "
-"""Start of a finding about the element types of the two sides."""
-
-
 @dataclass(frozen=True, slots=True)
 class TensorPair:
     """Two tensors to be compared; one of them is None when it has no partner."""
@@ -249,9 +225,6 @@ class ComparisonRow(NamedTuple):
         """`input.0` or `output.1`."""
         tensor = self.pair.a or self.pair.b
         return tensor.slot_name if tensor is not None else ""
-
-
-OriginKind: TypeAlias = Literal["difference", "nonfinite"]
 
 
 @dataclass(frozen=True, slots=True)

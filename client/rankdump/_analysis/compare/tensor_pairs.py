@@ -21,6 +21,10 @@ from rankdump._analysis.compare.report import (
 )
 from rankdump._layout.api_tree import parse_place
 
+RankIteration: TypeAlias = "tuple[int, int]"
+"""Rank and iteration."""
+_MAX_LISTED_NUMBERS = 8
+
 
 def pair_call_tensors(paired: CallPair) -> list[TensorPair]:
     """Return the tensors of a pair of calls in pairs: inputs first, by slot of side a.
@@ -87,11 +91,6 @@ def _get_slot_key(tensor: DumpedTensor, known: bool) -> Hashable:
 
 def _get_shape_key(tensor: DumpedTensor, known: bool) -> Hashable:
     return normalize_shape(tensor.shape)
-
-
-RankIteration: TypeAlias = "tuple[int, int]"
-"""Rank and iteration."""
-_MAX_LISTED_NUMBERS = 8
 
 
 class _NumberedSide(NamedTuple):

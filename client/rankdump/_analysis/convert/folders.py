@@ -26,6 +26,10 @@ from rankdump._layout.file_name import is_numbered_name
 from rankdump._layout.tree_paths import MAPPING_FILE
 from rankdump.errors import CorruptedError
 
+FAILED_LIST_FILE = "convert_failed_file_list.txt"
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 @dataclass(frozen=True, slots=True)
 class ConversionSources:
@@ -89,11 +93,6 @@ def _make_job(path: Path, folder: Path) -> ConversionJob:
         return ConversionJob(path, folder, path.stat().st_size)
     except OSError:
         return ConversionJob(path, folder)
-
-
-FAILED_LIST_FILE = "convert_failed_file_list.txt"
-_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def escape_line(name: str) -> str:

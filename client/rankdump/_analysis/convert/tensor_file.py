@@ -34,6 +34,8 @@ _TYPES_UNKNOWN_TO_NUMPY = {
 MAX_NAME_LENGTH = 255
 """msaccucmp shortens a name of this length, though a file could have it."""
 
+TensorArray: TypeAlias = npt.NDArray[Any]
+
 
 def strip_packing_suffix(file_name: str) -> str:
     """Return the name of a bin file without the suffix of its packing."""
@@ -92,9 +94,6 @@ def _element_type(payload: BinPayload, array: npt.NDArray[Any]) -> str:
 
 def _join_extents(mark: str, shape: Sequence[int]) -> str:
     return mark.join(map(str, shape))
-
-
-TensorArray: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,12 @@ from rankdump.errors import CorruptedError
 
 _OperatorPart = TypeVar("_OperatorPart", OpInput, OpOutput)
 
+_MAX_HEADER_BYTES = 4096
+_MAX_BIN_HEADER_BYTES = 16 << 20
+"""A header says something of every slot below the last one."""
+_MAX_FOREIGN_BYTES = 64 << 30
+_DESCR_FIELD = re.compile(rb"'descr': *'([^']{1,8})'")
+
 
 def check_bin_header(
     file: BinFile, records: Sequence[ManifestRecord], plain_bytes: int, *, ours: bool
@@ -56,8 +62,8 @@ def check_bin_header(
         shape = part.shape.dim if part is not None and part.shape else ()
         size = part.size if part is not None else 0
         if (shape, size) != (record.shape, record.bytes_in):
-            said = f"but its manifest has {record.shape} and {record.bytes_in}"
-            raise CorruptedError(f"{record.member}: shape {shape} and {size} bytes, {said}")
+            expected = f"but its manifest has {record.shape} and {record.bytes_in}"
+            raise CorruptedError(f"{record.member}: shape {shape} and {size} bytes, {expected}")
     if ours:
         if file.header not in _expected_headers(records):
             raise CorruptedError("its header is not the one that an agent writes for these tensors")
@@ -100,13 +106,6 @@ def _expected_part(
         size=record.bytes_in,
         original_shape=shape,
     )
-
-
-_MAX_HEADER_BYTES = 4096
-_MAX_BIN_HEADER_BYTES = 16 << 20
-"""A header says something of every slot below the last one."""
-_MAX_FOREIGN_BYTES = 64 << 30
-_DESCR_FIELD = re.compile(rb"'descr': *'([^']{1,8})'")
 
 
 def check_file(job: FileCheck, data: memoryview) -> FileCheckResult:

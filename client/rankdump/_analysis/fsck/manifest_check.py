@@ -37,6 +37,13 @@ _RETIRED_FILE_PATH = re.compile(
     rf"({RANK_FOLDER_PATTERN.pattern})/{re.escape(f'{METADATA_FOLDER}/{RETIRED_FILE}')}"
 )
 
+_RankIteration: TypeAlias = "tuple[int, int | None]"
+"""Rank and iteration; no iteration for constants, and where no folder says it."""
+_UNKNOWN_TYPE = name_element_type(0)
+"""Name in tables of CANN for an element type that CANN lacks."""
+_RowsByTime: TypeAlias = "dict[int, list[_RowFacts]]"
+"""By time stamp."""
+
 
 def is_manifest(seen: TreeItem) -> bool:
     """Return whether something stands where manifests do, and is called like one."""
@@ -128,13 +135,6 @@ def _check_balance(held: StoredManifest) -> Iterator[FileDamage]:
             yield FileDamage(DamageKind.DUPLICATE, held.path, text)
 
 
-_RankIteration: TypeAlias = "tuple[int, int | None]"
-"""Rank and iteration; no iteration for constants, and where no folder says it."""
-
-_UNKNOWN_TYPE = name_element_type(0)
-"""Name in tables of CANN for an element type that CANN lacks."""
-
-
 class _RowFacts(NamedTuple):
     """Facts about a tensor in a row, without the statistics."""
 
@@ -143,10 +143,6 @@ class _RowFacts(NamedTuple):
     """None where the name of its table says it."""
     dtype: str
     shape: tuple[int, ...]
-
-
-_RowsByTime: TypeAlias = "dict[int, list[_RowFacts]]"
-"""By time stamp."""
 
 
 def check_tables(

@@ -79,11 +79,11 @@ def _acquire_lock(root: Path, lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        said = (
+        text = (
             f"an agent writes to the tree{_name_lock_holders(lock)}; run --repair after "
             "the agent has stopped"
         )
-        raise RejectedError(f"{root}: {said}") from None
+        raise RejectedError(f"{root}: {text}") from None
     except OSError:
         return False
     return True

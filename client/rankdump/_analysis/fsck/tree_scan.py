@@ -46,6 +46,15 @@ from rankdump.errors import CorruptedError
 _METADATA_FOLDERS = (METADATA_FOLDER, EXECUTION_ORDER_FOLDER, GRAPH_FOLDER)
 """Folders of a rank that contain no tensors."""
 
+NPY_FILE_NAME = re.compile(r".*\.npy(?:\.zst)?", re.S)
+LEFTOVER_FILE_NAME = re.compile(r"\..+\.tmp", re.S)
+"""Name of a file while it is written."""
+_ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
+_API_TABLE_NAME = re.compile(
+    rf"({'|'.join(API_FRAMEWORKS)})_api_dump_(info\.(pkl|csv)|stack\.json)"
+)
+_ManifestAndRecord = tuple[StoredManifest, ManifestRecord]
+
 
 def scan_tree(root: Path) -> list[TreeItem]:
     """Return what stands in the folders of a tree, in the order of their names.
@@ -151,16 +160,6 @@ def _read_folder_names(
     return read_long_names(root / where / MAPPING_FILE)
 
 
-NPY_FILE_NAME = re.compile(r".*\.npy(?:\.zst)?", re.S)
-LEFTOVER_FILE_NAME = re.compile(r"\..+\.tmp", re.S)
-"""Name of a file while it is written."""
-_ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
-_API_TABLE_NAME = re.compile(
-    rf"({'|'.join(API_FRAMEWORKS)})_api_dump_(info\.(pkl|csv)|stack\.json)"
-)
-_ManifestAndRecord = tuple[StoredManifest, ManifestRecord]
-
-
 def plan_file_checks(
     manifests: Iterable[StoredManifest], seen: dict[str, TreeItem], damages: list[FileDamage]
 ) -> list[FileCheck]:
@@ -171,13 +170,13 @@ def plan_file_checks(
             if record.path:
                 named[record.path].append((held, record))
     found: dict[object, FileCheck] = {}
-    for path, said in named.items():
+    for path, holders in named.items():
         file = seen.get(path)
         if file is None:
-            text = f"{said[0][0].path} names it, but it does not exist"
+            text = f"{holders[0][0].path} names it, but it does not exist"
             damages.append(FileDamage(DamageKind.MISSING, path, text))
         elif file.is_regular:
-            job = _plan_file_check(path, file, said)
+            job = _plan_file_check(path, file, holders)
             # Only the header of a bin file says which operator it is of.
             named_in = NPY_FILE_NAME.fullmatch(path) is None
             due = tuple(_expected_content(record, named_in=named_in) for record in job.records)
@@ -187,9 +186,9 @@ def plan_file_checks(
     return list(found.values())
 
 
-def _plan_file_check(path: str, file: TreeItem, said: list[_ManifestAndRecord]) -> FileCheck:
+def _plan_file_check(path: str, file: TreeItem, holders: list[_ManifestAndRecord]) -> FileCheck:
     # Sent again in another session, a tensor has its old name: the newest word counts.
-    by_member = {record.member: (held, record) for held, record in said}
+    by_member = {record.member: (held, record) for held, record in holders}
     records = tuple(record for _, record in by_member.values())
     ours = all(held.manifest.session is not None for held, _ in by_member.values())
     stored = sum(record.bytes_stored for record in records)

@@ -18,6 +18,15 @@ from rankdump._core.record import TensorKey, TensorSide, sanitize_name
 from rankdump._core.selection import parse_iterations
 from rankdump.errors import ConfigError
 
+_FILTER_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "rank": ((Integral,), "a number"),
+    "graph": ((Integral,), "a number"),
+    "iteration": ((Integral, str), 'a number, or text such as "0|2-3"'),
+    "operator": ((str, re.Pattern), "a glob, or an expression of re.compile"),
+    "op_type": ((str,), "a glob"),
+    "side": ((str,), '"input" or "output"'),
+}
+
 
 class Named(Protocol):
     """A tensor with a name: a file, or a row of a table."""
@@ -51,16 +60,6 @@ class Filters(TypedDict, total=False):
     """A glob over the whole type."""
     side: str
     """`input` or `output`."""
-
-
-_FILTER_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "rank": ((Integral,), "a number"),
-    "graph": ((Integral,), "a number"),
-    "iteration": ((Integral, str), 'a number, or text such as "0|2-3"'),
-    "operator": ((str, re.Pattern), "a glob, or an expression of re.compile"),
-    "op_type": ((str,), "a glob"),
-    "side": ((str,), '"input" or "output"'),
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,12 @@ _FRAME_LINE = re.compile(
 _MAX_FRAME_CHARACTERS = 4096
 """Of a line with a place; where one ends is found by trying, which takes long in longer ones."""
 
+_GRAPH_FILE_NAME = re.compile(r".*_graph_([0-9]{1,9})\.ir")
+_FILE_AND_LINE = re.compile(r"(.+):([0-9]{1,9})")
+_OPERATOR_NUMBER = re.compile(r"-op[0-9]+(?:_[0-9]+)?$")
+_FramePredicate: TypeAlias = "Callable[[Frame, Frame | None], bool]"
+"""Whether a place is meant, given the one that it called."""
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -130,13 +136,6 @@ def _parse_frames(lines: object) -> tuple[Frame, ...]:
     texts = cast("list[Any]", lines) if isinstance(lines, list) else []
     found = [parse_source_line(text) for text in reversed(texts) if isinstance(text, str)]
     return tuple(Frame(at.file, at.line, at.line, at.code) for at in found if at is not None)
-
-
-_GRAPH_FILE_NAME = re.compile(r".*_graph_([0-9]{1,9})\.ir")
-_FILE_AND_LINE = re.compile(r"(.+):([0-9]{1,9})")
-_OPERATOR_NUMBER = re.compile(r"-op[0-9]+(?:_[0-9]+)?$")
-_FramePredicate: TypeAlias = "Callable[[Frame, Frame | None], bool]"
-"""Whether a place is meant, given the one that it called."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,17 @@ from rankdump.errors import CorruptedError
 _MSPROBE_STEP = 1
 """Step of every line of the real tool."""
 
+_STATISTIC_ITEMS = (*SUMMARY_ITEMS, "l2norm")
+RecordsByName: TypeAlias = "Mapping[tuple[int, int, str], list[StatusAndRecord]]"
+"""Records of the tensors of an API dump, by rank, iteration and name."""
+MAX_TABLE_BYTES = 4 << 30
+"""Most a packed table may unpack to."""
+_TITLE_SPELLINGS = {title.lower(): title for title in STATISTIC_TITLES.values()} | {
+    "l2norm": STATISTIC_TITLES["l2norm"],
+    "md5 value": STATISTIC_TITLES["md5"],
+}
+"""Columns that CANN and its tools spell otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlacedInfoLine:
@@ -110,12 +121,6 @@ def _iterations_by_block(lines: Sequence[InfoLine]) -> list[int]:
     return iterations
 
 
-_STATISTIC_ITEMS = (*SUMMARY_ITEMS, "l2norm")
-
-RecordsByName: TypeAlias = "Mapping[tuple[int, int, str], list[StatusAndRecord]]"
-"""Records of the tensors of an API dump, by rank, iteration and name."""
-
-
 def index_call_records(manifests: Iterable[Manifest]) -> RecordsByName:
     """Return what the manifests of an api dump say."""
     found: defaultdict[tuple[int, int, str], list[StatusAndRecord]] = defaultdict(list)
@@ -137,9 +142,9 @@ def read_info_rows(table: Table, known: RecordsByName) -> Iterator[Figures]:
     for noted in info.lines:
         where = table.rank, noted.iteration, noted.line.name
         every = known.get(where, [])
-        said = every[min(seen[where], len(every) - 1)] if every else None
+        known_record = every[min(seen[where], len(every) - 1)] if every else None
         seen[where] += 1
-        row = _info_row(noted, table, said, given)
+        row = _info_row(noted, table, known_record, given)
         if row is not None:
             yield row
     if info.damage:
@@ -147,7 +152,7 @@ def read_info_rows(table: Table, known: RecordsByName) -> Iterator[Figures]:
 
 
 def _info_row(
-    noted: PlacedInfoLine, table: Table, said: StatusAndRecord | None, given: frozenset[str]
+    noted: PlacedInfoLine, table: Table, known_record: StatusAndRecord | None, given: frozenset[str]
 ) -> Figures | None:
     line = noted.line
     file = api_tree.parse_api_file_name(f"{line.name}.npy")
@@ -170,7 +175,9 @@ def _info_row(
             net_name="",
             graph=0,
             iteration=noted.iteration,
-            timestamp_us=noted.line_number if said is None else said[1].timestamp_us,
+            timestamp_us=noted.line_number
+            if known_record is None
+            else known_record[1].timestamp_us,
             op_type=file.op_type,
             op_name=file.op_name,
             side=file.side,
@@ -182,7 +189,7 @@ def _info_row(
         data_bytes=math.prod(line.shape) * (element.item_bytes if element is not None else 0),
         values=values,
         relative=table.relative,
-        record=None if said is None else said[1],
+        record=None if known_record is None else known_record[1],
     )
 
 
@@ -210,20 +217,10 @@ class InfoFilePlaces:
             if path.is_file():
                 try:
                     info = read_info(path, stepped=self._stepped)
-                except CorruptedError:  # said of the table itself
+                except CorruptedError:  # reported when the table itself is read
                     return {}
                 return {noted.line.name: noted for noted in info.lines}
         return {}
-
-
-MAX_TABLE_BYTES = 4 << 30
-"""Most a packed table may unpack to."""
-
-_TITLE_SPELLINGS = {title.lower(): title for title in STATISTIC_TITLES.values()} | {
-    "l2norm": STATISTIC_TITLES["l2norm"],
-    "md5 value": STATISTIC_TITLES["md5"],
-}
-"""Columns that CANN and its tools spell otherwise."""
 
 
 class TableRecords:
@@ -333,8 +330,10 @@ def _statistics_row(
 ) -> Figures:
     stamp, member = row.timestamp_us, f"{row.side.value}.{row.slot}"
     # Where every tensor has a time of its own, nothing else is said.
-    said = known.find_by_time(table, stamp, member) or known.find_by_time(table, stamp, "")
-    iteration = table.iteration if table.dated or said is None else said[0].iteration
+    known_record = known.find_by_time(table, stamp, member) or known.find_by_time(table, stamp, "")
+    iteration = (
+        table.iteration if table.dated or known_record is None else known_record[0].iteration
+    )
     return Figures(
         key=TensorKey(
             rank=table.rank,
@@ -355,7 +354,7 @@ def _statistics_row(
         data_bytes=row.data_bytes,
         values={_TITLE_SPELLINGS.get(title.lower(), title): text for title, text in row.values},
         relative=table.relative,
-        record=said[1] if said is not None else None,
+        record=known_record[1] if known_record is not None else None,
     )
 
 

@@ -37,6 +37,16 @@ from rankdump.errors import CorruptedError, UnsupportedError
 _CANN_PREFIX = "DT_"
 _BY_NAME = {kind.name: kind for kind in DATA_TYPES.values()}
 
+_UNDEFINED_TYPE = 0
+_MAX_CACHED_DESCRIPTIONS = 1 << 14
+MAX_UNPACKED_BYTES = 64 << 30
+"""Most a file may unpack to when no manifest says how large it is."""
+_MAX_HEADER_BYTES = 4096
+_UNPACKED_SUFFIX = ".npy"
+_MAX_BLOCK_HEADER_BYTES = 4096
+"""Longer headers are not read in blocks; nobody writes them."""
+Opened: TypeAlias = "FileElements | npt.NDArray[Any]"
+
 
 def name_element_type(number: int) -> str:
     """Return the name of an element type: numpy's where there is one, else CANN's."""
@@ -48,10 +58,6 @@ def normalize_element_name(text: str) -> str:
     """Return the same for the text of a table, which has CANN's name or the framework's."""
     known = _BY_NAME.get(text.removeprefix(_CANN_PREFIX)) if text.startswith(_CANN_PREFIX) else None
     return name_element_type(known.number) if known else text
-
-
-_UNDEFINED_TYPE = 0
-_MAX_CACHED_DESCRIPTIONS = 1 << 14
 
 
 def described(path: Path) -> Iterator[tuple[TensorSide, int, Described]]:
@@ -143,11 +149,6 @@ def read_npy_array(data: bytes | memoryview) -> npt.NDArray[Any]:
 
 def _raw_bytes(raw: npt.NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(raw).view(np.uint8).reshape(-1).data
-
-
-MAX_UNPACKED_BYTES = 64 << 30
-"""Most a file may unpack to when no manifest says how large it is."""
-_MAX_HEADER_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +267,6 @@ def facts_of(entry: Entry | None, tensor: npt.NDArray[Any]) -> Facts:
     return Facts(str(tensor.dtype), tensor.shape, tensor.nbytes)
 
 
-_UNPACKED_SUFFIX = ".npy"
-_MAX_BLOCK_HEADER_BYTES = 4096
-"""Longer headers are not read in blocks; nobody writes them."""
-
-
 @dataclass(frozen=True, slots=True)
 class FileElements:
     """The elements of an open file, in C order."""
@@ -286,18 +282,18 @@ class FileElements:
         """Number of elements."""
         return math.prod(self.shape)
 
-    def part(self, at: int, count: int, room: memoryview) -> npt.NDArray[Any]:
+    def part(self, at: int, count: int, buffer: memoryview) -> npt.NDArray[Any]:
         """Read as many elements from `at` on into memory for bytes, and return them there.
 
         CorruptedError where the file ends before.
         """
         item_bytes = self.dtype.itemsize
-        room = room[: count * item_bytes]
+        buffer = buffer[: count * item_bytes]
         offset = self.data_offset + at * item_bytes
         filled = 0
         try:
-            while filled < len(room):
-                found = os.preadv(self.descriptor, [room[filled:]], offset + filled)
+            while filled < len(buffer):
+                found = os.preadv(self.descriptor, [buffer[filled:]], offset + filled)
                 if not found:
                     raise CorruptedError(
                         f"{self.entry.path}: the file was truncated while it was read"
@@ -305,10 +301,7 @@ class FileElements:
                 filled += found
         except OSError as error:
             raise CorruptedError(f"{self.entry.path}: cannot be read: {error.strerror}") from None
-        return np.frombuffer(room, dtype=self.dtype)
-
-
-Opened: TypeAlias = "FileElements | npt.NDArray[Any]"
+        return np.frombuffer(buffer, dtype=self.dtype)
 
 
 @contextmanager

@@ -27,6 +27,9 @@ from rankdump.errors import CorruptedError, UnsupportedError
 _BLOCK_ELEMENTS = 1 << 20
 """Complex elements turned into moduli at a time."""
 
+_TensorPosition = tuple[int, str, int, str, int, str, str]
+_COUNT_ITEMS = ("nan count", "negative inf count", "positive inf count")
+
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
@@ -94,10 +97,6 @@ class Surveyed:
     infinities: int | None = None
     damage: str = ""
     """Reason why there are no statistics."""
-
-
-_TensorPosition = tuple[int, str, int, str, int, str, str]
-_COUNT_ITEMS = ("nan count", "negative inf count", "positive inf count")
 
 
 class Survey:

@@ -27,6 +27,13 @@ from rankdump._core.record import TensorKey
 from rankdump._core.statistics import STATISTIC_TITLES
 from rankdump._layout.file_name import FileName
 
+NULL_TEXT = "null"
+"""Text that MindSpore up to 2.2 writes for a tensor without finite elements."""
+_NONFINITE_COUNT_ITEMS = ("nan count", "negative inf count", "positive inf count")
+_DIGEST_BYTES = 16
+_MAX_COLUMN_NUMBER = (1 << 64) - 1
+_ROWS_AT_A_TIME = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Described:
@@ -191,11 +198,6 @@ class Tree:
         return "device" if self.by_device else "rank"
 
 
-NULL_TEXT = "null"
-"""Text that MindSpore up to 2.2 writes for a tensor without finite elements."""
-_NONFINITE_COUNT_ITEMS = ("nan count", "negative inf count", "positive inf count")
-
-
 @dataclass(frozen=True, slots=True)
 class Figures:
     """One row."""
@@ -244,11 +246,6 @@ class Figures:
         if not all(math.isfinite(number) for number in known):
             return False
         return True if len(known) == len(extremes) else None
-
-
-_DIGEST_BYTES = 16
-_MAX_COLUMN_NUMBER = (1 << 64) - 1
-_ROWS_AT_A_TIME = 4096
 
 
 class PlaceInTime(NamedTuple):

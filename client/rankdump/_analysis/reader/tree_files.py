@@ -43,6 +43,10 @@ from rankdump._layout.file_name import (
 from rankdump._layout.tree_paths import MAPPING_FILE
 from rankdump.errors import CorruptedError
 
+_MEMBER = re.compile(rf"(input|output)\.({NUMBER_PATTERN})")
+_ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
+"""Arguments of an operator, `{op_type}.{scope}.json` (MindSpore 2.3 Dump guide)."""
+
 
 def read_long_names(mapping: Path) -> LongFileNames:
     """Return the long names of a folder; CorruptedError when the file is there and unreadable."""
@@ -52,9 +56,6 @@ def read_long_names(mapping: Path) -> LongFileNames:
         return LongFileNames()
     except OSError as error:
         raise CorruptedError(f"{mapping}: cannot be read: {error.strerror}") from None
-
-
-_MEMBER = re.compile(rf"(input|output)\.({NUMBER_PATTERN})")
 
 
 class TensorFile(NamedTuple):
@@ -192,10 +193,6 @@ def _key(
         return make_tensor_key(folder, says, side, slot, rank=known.rank_of(folder))
     status = said[0]
     return make_tensor_key(folder, says, side, slot, rank=status.rank, iteration=status.iteration)
-
-
-_ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
-"""Arguments of an operator, `{op_type}.{scope}.json` (MindSpore 2.3 Dump guide)."""
 
 
 class _FolderItem(NamedTuple):

@@ -88,13 +88,13 @@ class _UsageObserver:
         self._root, self._block_bytes = root, os.statvfs(root).f_frsize
         self._ranks: defaultdict[int, dict[int, DumpSize]] = defaultdict(dict)
         """What an iteration took, by rank."""
-        self._tables = defaultdict[int, _SizeCounter](self._weighing)
+        self._tables = defaultdict[int, _SizeCounter](self._new_counter)
         self._folders: defaultdict[int, set[str]] = defaultdict(set)
-        self._once, self._grown = self._weighing(), self._weighing()
+        self._once, self._grown = self._new_counter(), self._new_counter()
 
     def add_manifest(self, manifest: Manifest, path: Path) -> None:
         """Count what a manifest says, and its file."""
-        status, own = manifest.status, self._weighing()
+        status, own = manifest.status, self._new_counter()
         for record in manifest.records:
             constant = _is_constant_folder(record.path.rpartition("/")[0])
             (self._once if constant else own).add_tensor(record)
@@ -147,10 +147,10 @@ class _UsageObserver:
         self._add_folders(iteration, tables)
         return tables.summarize(folders=len(self._folders[iteration]))
 
-    def _add_folders(self, iteration: int, weighing: _SizeCounter) -> None:
-        self._folders[iteration] |= {path for path in weighing.folders if _has_iteration(path)}
+    def _add_folders(self, iteration: int, counter: _SizeCounter) -> None:
+        self._folders[iteration] |= {path for path in counter.folders if _has_iteration(path)}
 
-    def _weighing(self) -> _SizeCounter:
+    def _new_counter(self) -> _SizeCounter:
         return _SizeCounter(self._root, self._block_bytes)
 
 
