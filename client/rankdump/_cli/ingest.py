@@ -20,13 +20,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from rankdump._cli.output import print_lines
+from rankdump._cli.signal_handlers import handle_signals
 from rankdump._cli.text_format import format_count
 from rankdump._codec.file_codec import CODECS
 from rankdump._core.units import format_bytes
 
 _PROGRESS_DELAY_S = 1.0
 """A bar is shown for what takes longer."""
-_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 @click.command()
@@ -101,15 +101,10 @@ def _run_process(command: list[str]) -> Generator[subprocess.Popen[bytes], None,
     def forward(number: int, _frame: FrameType | None) -> None:
         process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
-    handled = [
-        number for number in _FORWARDED_SIGNALS if signal.getsignal(number) != signal.SIG_IGN
-    ]
-    before = {number: signal.signal(number, forward) for number in handled}
     try:
-        yield process
+        with handle_signals(forward):
+            yield process
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if process.poll() is None:
             process.kill()
         process.wait()

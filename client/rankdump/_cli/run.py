@@ -9,11 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TypeAlias
 
 import click
 
@@ -24,6 +23,7 @@ from rankdump._cli.options import TREE_PATH
 from rankdump._cli.output import measure_width, print_lines, print_table
 from rankdump._cli.plan_fit import check_plan_fit
 from rankdump._cli.rank_status import format_status_sentences, format_summary_table, sum_iterations
+from rankdump._cli.signal_handlers import handle_signals
 from rankdump._config import config_file
 from rankdump._core.plan import DumpPlan
 from rankdump._core.rank_identity import WARNED_VARIABLE
@@ -37,9 +37,6 @@ from rankdump._session.plan_source import (
 )
 from rankdump.errors import CorruptedError, RankdumpError, UnavailableError
 
-_SignalHandler: TypeAlias = Callable[[int, FrameType | None], None]
-
-_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE = 127, 126
 
 _CONFIG_NAMES = ("RANKDUMP_CONFIG", "MINDSPORE_DUMP_CONFIG")
@@ -57,7 +54,7 @@ def run_job(command: Sequence[str], environ: Mapping[str, str]) -> int:
         elif not (number == signal.SIGINT and _terminal_signals_child()):
             child.send_signal(number)
 
-    with _handle_signals(forward):
+    with handle_signals(forward):
         try:
             child = subprocess.Popen(command, env=dict(environ))
         except FileNotFoundError:
@@ -77,22 +74,8 @@ def exit_on_signals() -> Generator[None, None, None]:
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    with _handle_signals(leave, numbers=(signal.SIGTERM, signal.SIGHUP)):
+    with handle_signals(leave, numbers=(signal.SIGTERM, signal.SIGHUP)):
         yield
-
-
-@contextmanager
-def _handle_signals(
-    handler: _SignalHandler, numbers: tuple[signal.Signals, ...] = _FORWARDED_SIGNALS
-) -> Generator[None, None, None]:
-    # What is ignored stays so: nohup means that a hang-up is nobody's business.
-    handled = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in handled}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
 
 
 def _terminal_signals_child() -> bool:

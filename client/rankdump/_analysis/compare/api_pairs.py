@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
+from rankdump._core.bounded_cache import remember
+
 TensorShape: TypeAlias = tuple[int, ...]
 
 _KIND_RANKS: Mapping[str, int] = {"nn": 0, "functional": 1, "tensor": 2}
@@ -239,13 +241,13 @@ def _compute_moves(a: Sequence[_CallJoint], b: Sequence[_CallJoint]) -> list[byt
     moves: list[bytearray] = []
     above = [float(place) for place in range(len(b) + 1)]
     for number, one in enumerate(a, 1):
-        if len(known) >= _MAX_CACHED_ROWS:
-            known.clear()
-        if one not in known:
-            known[one] = [_compute_joint_cost(one, other) for other in b]
+        costs = known.get(one)
+        if costs is None:
+            costs = [_compute_joint_cost(one, other) for other in b]
+            remember(known, one, costs, _MAX_CACHED_ROWS)
         cost = float(number)
         row, ways = [cost], bytearray()
-        for pairing, corner, top in zip(known[one], above, above[1:], strict=False):
+        for pairing, corner, top in zip(costs, above, above[1:], strict=False):
             diagonal, skip_a, skip_b = corner + pairing, top + 1, cost + 1
             if diagonal <= skip_a and diagonal <= skip_b:
                 cost = diagonal
