@@ -217,7 +217,7 @@ class TestRemoving:
         assert iterations(rank.root) == {1}
         assert left == sum(path.stat().st_size for path in rank.root.rglob("*.npy"))
         view = reader.status(rank.root)
-        retired = "rank 0: iteration 0 is retired: removed by age or for room"
+        retired = "rank 0: iteration 0 is retired: removed by age or to free disk space"
         assert view.findings == (retired,)
         assert [(i.iteration, i.complete) for i in view.iterations] == [(1, True)]
 
@@ -232,7 +232,7 @@ class TestRemoving:
             assert some.removed() == [0, 1]
             assert some.told[0]["job"] == "a"
         (said,) = reader.status(rank.root).findings
-        assert said == "rank 0: iteration 0-1 is retired: removed by age or for room"
+        assert said == "rank 0: iteration 0-1 is retired: removed by age or to free disk space"
         path = rank.root / "rank_0" / ".dump_metadata" / "retired.jsonl"
         lines = [RetiredIteration.from_line(line) for line in path.read_text().splitlines()]
         assert [(line.iteration, line.why) for line in lines] == [(0, "size"), (1, "size")]
@@ -412,7 +412,7 @@ class TestReaders:
     def test_fsck(self, pair, capsys):
         _, less = pair
         report = check_tree(less, workers=1)
-        said = "rank 0: iteration 0-1 is retired: removed by age or for room"
+        said = "rank 0: iteration 0-1 is retired: removed by age or to free disk space"
         assert (report.damages, report.unchecked, report.retired) == ((), (), (said,))
         assert run_command_line(["fsck", str(less)]) == 0
         assert said in capsys.readouterr().out

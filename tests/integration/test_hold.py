@@ -77,7 +77,7 @@ class TestRepair:
         agent, rank, stream = begun
         path = leftover(rank.root)
         assert run_command_line(["fsck", "--repair", str(rank.root)]) == 1
-        said = f"rankdump: {rank.root}: an agent writes to it (process {os.getpid()}); "
+        said = f"rankdump: {rank.root}: an agent writes to the tree (process {os.getpid()}); "
         assert capsys.readouterr().err == f"{said}--repair is for when it has left\n"
         stream.cut()
         wait_until(lambda: rank.status().sessions[0].state != 1)
