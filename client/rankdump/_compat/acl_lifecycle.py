@@ -115,7 +115,7 @@ class AclDumpLifecycle:
         if not self._begun:
             raise _AclCallError(NOT_INITIALISED, "init_dump was not called")
         if not isinstance(path, (str, Path)) or not str(path):
-            raise _AclCallError(NO_PATH, f"path {path!r} is not allowed; a file is")
+            raise _AclCallError(NO_PATH, f"path {path!r} is not allowed; allowed: path of a file")
         dump = self._read(Path(path))
         if dump.identity.rank == 0:
             for warning in dump.plan.warnings:
@@ -138,7 +138,7 @@ class AclDumpLifecycle:
         if errors:
             raise errors[0]
         if any(dump.session.refused for dump in dumps if dump.session):
-            raise _AclCallError(INTERNAL, "the agent refused this rank")
+            raise _AclCallError(INTERNAL, "the agent rejected this rank")
         undelivered = sum(dump.session.undelivered for dump in dumps if dump.session)
         if undelivered:
             raise _AclCallError(INTERNAL, f"{undelivered} tensors did not reach an agent")

@@ -206,7 +206,7 @@ class ApiDumpController:
             earlier.detach()
         dropouts = framework.without_dropout(net)
         layers = f"{dropouts} {'layer' if dropouts == 1 else 'layers'} of the model"
-        self._say(f"dropout is off from now on, in {layers} and where it is called as a function")
+        self._say(f"dropout is turned off from now on, in {layers} and in functional calls")
         hook = framework.api_hook(net, NullRecorder(), graph=0, options=COUNTING_OPTIONS)
         hook.iteration_begins(0, False)
         watch = framework.watch_steps(net, self)
@@ -235,7 +235,7 @@ class ApiDumpController:
         self._window = DumpWindow(going, observed.hook, options)
         self._windows += 1
         if not going.agent.missing:
-            self._say(f"API dump goes to {self._folder(observed)}")
+            self._say(f"API dump is written to {self._folder(observed)}")
 
     def _going(self, observed: _ObservedModel, request: ApiDumpRequest) -> DumpDestination:
         plan = make_dump_plan(observed.setting, request, observed.framework.NAME)
@@ -253,18 +253,20 @@ class ApiDumpController:
         window = self._window
         self._end()
         if window is None:
-            self._say("API dump stopped; it did not run")
+            self._say("api_dump_stop: no API dump was running")
             return
         for sentence in self._scope.list_missing():
             self._say(f"API dump: {sentence}")
         if window.undelivered:
             self._say("API dump stopped", about="stopped")
         elif window.selected_calls or window.selected_marks:
-            text = f"API dump stopped: {window.selected_calls} calls in {self._folder(observed)}"
+            count, folder = window.selected_calls, self._folder(observed)
+            text = f"API dump stopped: {count} calls were dumped to {folder}"
             self._say(text, about="stopped")
         else:
-            why = "no call of an API came" if self._request.mode == "all" else "no call is in scope"
-            self._say(f"API dump stopped, nothing was dumped: {why}")
+            every = self._request.mode == "all"
+            why = "no API call was made" if every else "no call is in scope"
+            self._say(f"API dump stopped and nothing was dumped: {why}")
 
     def _begin(self, number: int) -> None:
         if self._window is not None:

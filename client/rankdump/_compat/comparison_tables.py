@@ -173,7 +173,7 @@ class ApiComparisonSettings:
     ignore_unmatched: bool
     ignore_backward: bool
     by: str = "elements"
-    """`elements`, `figures`, or `nothing` when there are neither: only calls are paired then."""
+    """`elements`, `statistics`, or `nothing` when neither is there: only calls are paired then."""
 
 
 def make_step_tables(
@@ -225,7 +225,7 @@ def _make_table(
         rows = [pair for pair in rows if pair[0] and pair[1]]
     if not rows or settings.by == "nothing":
         return None, []
-    if settings.by == "figures":
+    if settings.by == "statistics":
         return ApiTable(list_statistic_titles(names), tuple(map(_make_statistics_row, rows))), []
 
     def row(pair: TensorPair) -> _ElementRow:

@@ -120,13 +120,13 @@ def _check_scope(mode: str, scope: object) -> tuple[str, ...]:
             raise ValueError(f"api_dump_start: scope {scope!r} is not allowed with mode 'all'")
         return ()
     if not isinstance(scope, (list, tuple)):
-        raise TypeError(f"api_dump_start: scope {scope!r} is not allowed; a list of names is")
+        raise TypeError(f"api_dump_start: scope {scope!r} is not allowed; allowed: a list of names")
     names = tuple(cast("Sequence[object]", scope))
     texts = tuple(name for name in names if isinstance(name, str) and name)
     if len(texts) != len(names):
-        raise TypeError(f"api_dump_start: scope {scope!r} is not allowed; a list of names is")
+        raise TypeError(f"api_dump_start: scope {scope!r} is not allowed; allowed: a list of names")
     if mode == "range" and len(texts) != 2:
-        raise ValueError(f"api_dump_start: scope {scope!r} is not allowed; [start, end] is")
+        raise ValueError(f"api_dump_start: scope {scope!r} is not allowed; allowed: [start, end]")
     if not texts:
         raise ValueError(f"api_dump_start: scope [] is not allowed with mode {mode!r}")
     wrong = (
@@ -135,7 +135,7 @@ def _check_scope(mode: str, scope: object) -> tuple[str, ...]:
     if wrong:
         raise ValueError(
             f"api_dump_start: scope: {wrong[0]!r} is not allowed with mode {mode!r}; "
-            f"names as Type_Name_ID are, such as NN_Conv2d_0"
+            f"allowed: names of the form Type_Name_ID, such as NN_Conv2d_0"
         )
     return texts
 
@@ -145,8 +145,8 @@ def _check_categories(given: object) -> tuple[str, ...]:
         return ()
     if not isinstance(given, (list, tuple)) or not given:
         raise TypeError(
-            f"api_dump_start: statistic_category {given!r} is not allowed; a list of "
-            f"{', '.join(STATISTIC_CATEGORIES)} is"
+            f"api_dump_start: statistic_category {given!r} is not allowed; allowed: a list of "
+            f"{', '.join(STATISTIC_CATEGORIES)}"
         )
     asked = cast("Sequence[object]", given)
     return tuple(
@@ -164,7 +164,7 @@ def _check_choice(name: str, value: object, allowed: Sequence[str]) -> str:
 
 def _check_bool(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{name}: {value!r} is not allowed; True and False are")
+        raise TypeError(f"{name}: {value!r} is not allowed; allowed: True, False")
     return value
 
 
@@ -209,7 +209,7 @@ class ListedCallScope:
 
     def list_missing(self) -> tuple[str, ...]:
         """Return each name that no call had."""
-        return tuple(f"there was no call {name}" for name in self._waiting)
+        return tuple(f"no call was named {name}" for name in self._waiting)
 
 
 class CallRangeScope:
@@ -235,11 +235,14 @@ class CallRangeScope:
         """Return which of its ends did not come, or came in the wrong order."""
         found: list[str] = []
         if not self._begun:
-            found.append(f"the range's first call {self._first} did not come")
+            found.append(f"the first call of the range, {self._first}, was not made")
         if self._early:
-            found.append(f"the range's last call {self._last} came before its first {self._first}")
+            found.append(
+                f"the last call of the range, {self._last}, was made before the first, "
+                f"{self._first}"
+            )
         elif not self._over:
-            found.append(f"the range's last call {self._last} did not come")
+            found.append(f"the last call of the range, {self._last}, was not made")
         return tuple(found)
 
 
@@ -260,7 +263,7 @@ class NamePartScope:
 
     def list_missing(self) -> tuple[str, ...]:
         """Return each text that was in no name."""
-        return tuple(f"no call's name contains {text!r}" for text in self._waiting.values())
+        return tuple(f"no name of a call contains {text!r}" for text in self._waiting.values())
 
 
 def make_call_scope(mode: str, scope: Sequence[str]) -> ApiCallScope:

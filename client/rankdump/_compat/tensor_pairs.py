@@ -77,11 +77,12 @@ def read_dump_info(path: Path, *, counted: bool = False) -> ApiDumpInfo:
     info = read_info(path, stepped=counted)
     if info.damage and not info.is_torn:
         raise CorruptedError(info.damage)
-    notes = [f"{info.damage}; it is left out"] if info.is_torn else []
+    notes = [f"{info.damage}; the line is omitted"] if info.is_torn else []
     pairs = [(noted.line, _make_info_tensor(noted.line)) for noted in info.lines]
     foreign = [line.name for line, tensor in pairs if tensor is None]
     if foreign:
-        notes.append(f"{path}: {len(foreign)} names of no API left out, such as {foreign[0]!r}")
+        count, example = len(foreign), foreign[0]
+        notes.append(f"{path}: {count} names of no API call are omitted, such as {example!r}")
     tensors = tuple(tensor for _, tensor in pairs if tensor is not None)
     return ApiDumpInfo(tensors, info.has_steps, tuple(notes))
 
@@ -153,8 +154,9 @@ def pair_steps(
     common = [number for number in numbered_a if number in numbered_b]
     if common:
         alone = sorted(set(numbered_a) ^ set(numbered_b))
-        said = f"steps of one side only are left out: {', '.join(map(str, alone))}" if alone else ""
-        return [(numbered_a[number], numbered_b[number]) for number in common], said
+        note = f"steps that only one dump has are omitted: {', '.join(map(str, alone))}"
+        pairs = [(numbered_a[number], numbered_b[number]) for number in common]
+        return pairs, note if alone else ""
     pairs = [(one, other) for one, other in zip_longest(a, b) if one and other]
     if len(a) == len(b):
         return pairs, ""

@@ -80,8 +80,10 @@ def wait_for_daemon(folder: DaemonFolder, alive: Callable[[], bool], *, timeout_
         if time.monotonic() > deadline:
             return False
         time.sleep(POLL_S)
-    words = read_last_log_line(folder)
-    raise UnavailableError(f"the embedded daemon ended before it served; its last words: {words}")
+    line = read_last_log_line(folder)
+    raise UnavailableError(
+        f"the embedded daemon ended before it was ready; its last log line: {line}"
+    )
 
 
 def stop_daemon(process: subprocess.Popen[bytes]) -> int:
@@ -118,8 +120,8 @@ def check_daemon_installed() -> None:
     missing = [name for name in _REQUIRED_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise UnavailableError(
-            f"none can be started, for {', '.join(missing)} is not installed; "
-            f"pip install 'rankdump[daemon]' brings it"
+            f"no daemon can be started, because {', '.join(missing)} is not installed; "
+            f"pip install 'rankdump[daemon]' installs it"
         )
 
 
@@ -176,7 +178,7 @@ class DaemonLease:
             """Whether the daemon serves already."""
         except UnavailableError as error:
             self.close()
-            log = f"; its log: {self.log}" if self.log.exists() else ""
+            log = f"; log file of the daemon: {self.log}" if self.log.exists() else ""
             raise UnavailableError(f"{error}{log}") from None
         except OSError as error:
             self.close()
@@ -226,7 +228,9 @@ class DaemonLease:
                 if self._leash < 0:
                     self._start()
                 return
-        raise UnavailableError(f"the embedded daemon's folder comes and goes: {self._folder.path}")
+        raise UnavailableError(
+            f"the folder of the embedded daemon is removed again and again: {self._folder.path}"
+        )
 
     def _start(self) -> None:
         """Start a daemon and hold its standard input; the door is held."""
@@ -265,10 +269,11 @@ class DaemonLease:
             ended_early, leash, self._leash = not self.alive, self._leash, -1
             os.close(leash)
             code = int(ended_early or not _wait_for_end(self._folder))
-            how = "ended too early" if ended_early else f"does not end after {STOP_TIMEOUT_S:.0f} s"
-        return (
-            f"the daemon {how}; its last words: {read_last_log_line(self._folder)}" if code else ""
-        )
+            late = f"has not ended after {STOP_TIMEOUT_S:.0f} s"
+            how = "ended before the job" if ended_early else late
+        if not code:
+            return ""
+        return f"the embedded daemon {how}; its last log line: {read_last_log_line(self._folder)}"
 
     def _forget(self) -> None:
         # Also in a fork: its parent's share does not last as long as the fork.

@@ -131,7 +131,7 @@ class ArraySource:
 def _find_types(kind: np.dtype[Any], name: str) -> tuple[ElementType, np.dtype[np.generic]]:
     """Return an array's element type, and how it lies in a file."""
     if kind.hasobject:
-        raise UnsupportedError(f"array of Python objects ({kind})")
+        raise UnsupportedError(f"an array of Python objects ({kind}) cannot be stored")
     # Types of extension packages, such as bfloat16, carry their common name.
     little = cast("np.dtype[np.generic]", kind.newbyteorder("<"))
     return get_element_type(name or f"{kind.name}"), little
@@ -151,7 +151,7 @@ def check_array_place(side: object, slot: object, graph: object) -> str:
     if side in _SIDE_NAMES and slot in _ALLOWED_NUMBERS and graph in _ALLOWED_NUMBERS:
         return ""
     allowed = f"{' or '.join(_SIDE_NAMES)}, and whole numbers from 0 to {_ALLOWED_NUMBERS[-1]}"
-    return f"side {side!r}, slot {slot!r}, graph {graph!r}; allowed: {allowed}"
+    return f"side {side!r}, slot {slot!r}, graph {graph!r} is not allowed; allowed: {allowed}"
 
 
 def make_graph_nodes(names: Sequence[str], op_types: Sequence[str] | None) -> list[GraphNode] | str:
@@ -161,7 +161,7 @@ def make_graph_nodes(names: Sequence[str], op_types: Sequence[str] | None) -> li
     """
     kinds = [extract_op_type(name) for name in names] if op_types is None else op_types
     if len(kinds) != len(names):
-        return f"{len(kinds)} op_types for {len(names)} names; allowed: as many"
+        return f"{len(kinds)} op_types for {len(names)} names; allowed: one for each name"
     return [GraphNode(name, kind) for name, kind in zip(names, kinds, strict=True)]
 
 
@@ -272,7 +272,7 @@ class ArrayOperatorRecorder:
                 return source
             reason = source
         except (UnsupportedError, TypeError, ValueError) as error:
-            _logger.debug("array of %s refused: %s", place[2], error)
+            _logger.debug("an array of operator %s cannot be stored: %s", place[2], error)
             reason = UNSUPPORTED_DTYPE
         except Exception as error:  # the script's own object decides how numpy views it
             self._recorder.warn_once(f"numpy cannot view an array: {error}")

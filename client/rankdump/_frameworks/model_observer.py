@@ -50,8 +50,9 @@ class ModelObserver:
 
     def report_failure(self, error: Exception) -> None:
         """Report that a hook could not do its work."""
-        _logger.debug("hook failed", exc_info=error)
-        self.recorder.warn_once(f"a hook failed: {type(error).__name__}: {error}")
+        _logger.debug("a hook of rankdump failed", exc_info=error)
+        kind = type(error).__name__
+        self.recorder.warn_once(f"a hook of rankdump failed, data may be missing: {kind}: {error}")
 
 
 MAX_SOURCE_LINES = 30

@@ -90,7 +90,7 @@ class AgentFinder:
         atexit.register(_close_lease, lease)
         if lease.started_it:
             _logger.warning(
-                "rankdump: %s: started one for this job at %s, which ends with the job%s",
+                "rankdump: %s: started an agent for this job at %s; it ends with the job%s",
                 reason,
                 lease.address,
                 _NOT_MERGED_NOTE if identity.spans_hosts else "",
@@ -103,8 +103,8 @@ class AgentFinder:
 
 
 _NOT_MERGED_NOTE = (
-    "; the order of all ranks is not merged, for they may run on several hosts: that needs an "
-    "agent on each of them and a coordinator"
+    "; the execution orders of the ranks are not merged, because the job may span several hosts: "
+    "run an agent on each host, and a coordinator"
 )
 
 
@@ -116,7 +116,7 @@ def explain_missing_agent(address: str) -> str:
         try:
             knock.connect(path)
         except PermissionError:
-            return f"this user may not use the agent of this host at {path}"
+            return f"this user is not permitted to use the agent of this host at {path}"
         except OSError:
             return "no agent runs on this host"
     return ""
@@ -132,7 +132,7 @@ def _make_lease(job_id: str, merges: bool) -> DaemonLease:
 def _close_lease(lease: DaemonLease) -> None:
     fault = lease.close()
     if fault:
-        _logger.error("rankdump: %s; its log: %s", fault, lease.log)
+        _logger.error("rankdump: %s; log file of the daemon: %s", fault, lease.log)
 
 
 default_agent_finder = AgentFinder()

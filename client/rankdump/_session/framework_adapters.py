@@ -23,7 +23,8 @@ def make_hook(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | 
         return mindspore.MindSporeCellHook(model, recorder, graph=graph)
     if not is_torch_module(model):
         recorder.warn_once(
-            f"cannot attach to {_format_type(model)}; known: {_SUPPORTED_MODEL_TYPES}"
+            f"cannot attach to an object of type {_format_type(model)}; "
+            f"allowed: {_SUPPORTED_MODEL_TYPES}"
         )
         return None
     from rankdump._frameworks import torch as adapter
@@ -87,8 +88,10 @@ def mark_model(target: object, enabled: object) -> None:
         mindspore.set_dump(target, enabled)
         return
     if not is_torch_module(target):
-        allowed = "is not allowed; a mindspore.nn.Cell or torch.nn.Module is"
-        raise ValueError(f"set_dump: target of type {_format_type(target)} {allowed}")
+        raise ValueError(
+            f"set_dump: target of type {_format_type(target)} is not allowed; "
+            f"allowed: {_SUPPORTED_MODEL_TYPES}"
+        )
     from rankdump._frameworks import torch as adapter
 
     adapter.set_dump(target, enabled)

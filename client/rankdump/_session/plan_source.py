@@ -51,8 +51,8 @@ def describe_native_conflict(own: DumpTarget, native: DumpTarget, *, mindspore_l
         return ""
     return (
         f"MindSpore reads {NATIVE_VARIABLE} itself and dumps to {native.root}, so rankdump dumps "
-        f"nothing in this job. `rankdump ingest {native.root} --into TREE --follow` takes "
-        f"MindSpore's dump over; to have rankdump's instead, name the file in RANKDUMP_CONFIG and "
+        f"nothing in this job. `rankdump ingest {native.root} --into TREE --follow` imports "
+        f"MindSpore's dump; to dump with rankdump instead, name the file in RANKDUMP_CONFIG and "
         f"unset {NATIVE_VARIABLE}"
     )
 

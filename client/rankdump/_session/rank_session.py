@@ -170,7 +170,9 @@ class Session:
         given = None if iteration is None else self._first + int(iteration)
         following = pipeline.iteration + 1 if given is None else given
         if following < 0:
-            pipeline.recorder.warn_once(f"step({iteration}) is not allowed; a number from 0 is")
+            pipeline.recorder.warn_once(
+                f"step({iteration}) is not allowed; allowed: a number from 0 on"
+            )
             return
         if following == pipeline.iteration:
             self._begun = True
@@ -331,13 +333,13 @@ class Session:
         pipeline.end_iteration(ran=ran)
 
     def _check_group(self, pipeline: DumpPipeline) -> None:
-        """Say that a session which took its process for the only rank began too early."""
+        """Warn if the session began before the process group, and so took this rank for the only one."""
         rank, size = find_process_group() or (0, 1)
         if size > 1:
             self._alone = False
             pipeline.recorder.warn_once(
                 f"this process is rank {rank} of {size} in torch.distributed, but its session "
-                f"began before init_process_group and takes it for the only rank of a job; open "
+                f"began before init_process_group and treats it as the only rank of its job; open "
                 f"the session after init_process_group, or set RANK and WORLD_SIZE"
             )
 

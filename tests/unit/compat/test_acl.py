@@ -137,7 +137,7 @@ def test_a_refused_rank_is_an_error(cycle: AclDumpLifecycle, running: Running, w
     session.step()
     session.dump("Add", "Default/Add-op0", "output", 0, np.ones(3, np.float32))
     assert cycle.finalize_dump() == acl.INTERNAL
-    assert "finalize_dump returns 500000: the agent refused this rank" in caplog.text
+    assert "finalize_dump returns 500000: the agent rejected this rank" in caplog.text
 
 
 def test_a_bad_file_leaves_the_one_before(cycle: AclDumpLifecycle, write, tmp_path):

@@ -393,7 +393,10 @@ def without_dropout(model: Any) -> int:
 
 def save_state(model: Any, folder: Path) -> None:
     """Write nothing: only the state of torch's own kinds of model is compared."""
-    _logger.warning("rankdump: compare_statedict is for torch; of MindSpore no state is saved")
+    _logger.warning(
+        "rankdump: compare_statedict is supported for torch only; the state of this MindSpore "
+        "model is not saved"
+    )
 
 
 def watch_steps(model: Any, listener: StepListener) -> MindSporeStepWatch:

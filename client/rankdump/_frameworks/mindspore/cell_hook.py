@@ -100,9 +100,11 @@ def set_dump(cell: object, enabled: object = True) -> None:
     """
     if not isinstance(cell, Cell):
         kind = f"{type(cell).__module__}.{type(cell).__qualname__}"
-        raise ValueError(f"set_dump: target of type {kind} is not allowed; a mindspore.nn.Cell is")
+        raise ValueError(
+            f"set_dump: target of type {kind} is not allowed; allowed: mindspore.nn.Cell"
+        )
     if not isinstance(enabled, bool):
-        raise ValueError(f"set_dump: enabled={enabled!r} is not allowed; True and False are")
+        raise ValueError(f"set_dump: enabled={enabled!r} is not allowed; allowed: True, False")
     cell_marks.set_mark(cell, enabled)
 
 

@@ -108,7 +108,7 @@ def _is_plain(value: object, depth: int = 2) -> bool:
 
 
 _NATIVE_DUMP_HINT = (
-    "For these let MindSpore dump by itself: name a data_dump.json with another path in "
+    "To dump them, use MindSpore's own dump: name a data_dump.json with another path in "
     "MINDSPORE_DUMP_CONFIG, and run `rankdump ingest THAT_PATH --into TREE --follow`"
 )
 COMPILED_WARNING = (
@@ -118,12 +118,12 @@ COMPILED_WARNING = (
 )
 """Warning of a dump of cells when it meets compiled code."""
 NO_ARGUMENTS_WARNING = (
-    "save_kernel_args: a compiled call has no arguments of its own, and those of the cells inside "
-    "it are not written"
+    "save_kernel_args: for a compiled call no arguments are written, neither its own nor those of "
+    "the cells inside it"
 )
 """Warning of a dump with arguments when it meets compiled code."""
 COMPILED_APIS_WARNING = (
-    "MindSpore runs compiled code (graph mode or jit): calls of the API inside it are not dumped. "
+    "MindSpore runs compiled code (graph mode or jit): API calls inside it are not dumped. "
     f"{_NATIVE_DUMP_HINT}"
 )
 """Warning of a dump of API calls when it meets compiled code."""

@@ -352,7 +352,7 @@ def _suspend_hooks(args: PositionalArguments, kwargs: KeywordArguments) -> Remov
         tensors = [leaf.value for leaf in list_call_leaves(args, kwargs) if is_tensor(leaf.value)]
         return GRADIENT_HOOKS.suspend(tensors)
     except Exception as error:  # the job goes on, if need be without our hooks
-        _logger.debug("hooks stay on while code is compiled", exc_info=error)
+        _logger.debug("hooks could not be removed before a compilation", exc_info=error)
         return []
 
 

@@ -166,7 +166,7 @@ class CollectiveRecorder:
 
     def report_failure(self, error: Exception) -> None:
         """Report that a collective could not be recorded."""
-        self.warn_once(f"a collective is not recorded: {type(error).__name__}: {error}")
+        self.warn_once(f"a collective could not be recorded: {type(error).__name__}: {error}")
 
     def _tell(
         self, request: CollectiveRequest, number: int | None

@@ -39,7 +39,7 @@ BucketHook: TypeAlias = "Callable[[Any, GradBucket], Future[Tensor]]"
 
 ROUNDING_WARNING = (
     "gradient buckets of DistributedDataParallel are not recorded: with gradient_as_bucket_view "
-    "and a world size that is no power of two, a hook would round differently"
+    "and a world size that is not a power of two, a hook would round differently"
 )
 OCCUPIED_WARNING = (
     "gradient buckets of DistributedDataParallel are not recorded: a built-in communication hook "

@@ -225,7 +225,8 @@ class DeviceStatistics:
         by_device: dict[torch.device, list[tuple[int, DeviceStatistics]]] = {}
         for index, other in enumerate(others):
             if not isinstance(other, DeviceStatistics):
-                raise ProtocolError(f"figures {index}: {type(other).__name__} is of another kind")
+                kind = type(other).__name__
+                raise ProtocolError(f"statistics {index} are a {kind}, not DeviceStatistics")
             by_device.setdefault(other.row.device, []).append((index, other))
         for device, found in by_device.items():
             numbers = iter(_fetch_numbers(device, [figures for _, figures in found]))

@@ -171,9 +171,11 @@ def set_dump(module: object, enabled: object = True) -> None:
     """
     if not isinstance(module, Module):
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
-        raise ValueError(f"set_dump: target of type {kind} is not allowed; a torch.nn.Module is")
+        raise ValueError(
+            f"set_dump: target of type {kind} is not allowed; allowed: torch.nn.Module"
+        )
     if not isinstance(enabled, bool):
-        raise ValueError(f"set_dump: enabled={enabled!r} is not allowed; True and False are")
+        raise ValueError(f"set_dump: enabled={enabled!r} is not allowed; allowed: True, False")
     module_marks.set_mark(module, enabled)
 
 

@@ -114,7 +114,11 @@ class TorchTensor:
         with disable_function_modes():
             size = self.byte_count
             if target.nbytes != size or target.readonly:
-                raise ProtocolError(f"tensor of {size} bytes into a target of {target.nbytes}")
+                target_kind = "read-only" if target.readonly else "writable"
+                raise ProtocolError(
+                    f"cannot copy a tensor of {size} bytes into a target of {target.nbytes} "
+                    f"{target_kind} bytes"
+                )
             if not size:
                 return
             if size <= MAX_SMALL_BYTES and is_packed(self.tensor):

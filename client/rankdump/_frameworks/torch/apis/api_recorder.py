@@ -159,9 +159,9 @@ def _find_first_tensor(leaves: Iterable[ApiLeaf]) -> Tensor | None:
 
 
 REPEATED_BACKWARD_WARNING = (
-    "a backward ran again over one graph (retain_graph): its gradients have the names that those "
-    "of the first run have; where they differ only the first run's files are kept, and the others "
-    "are counted as dropped"
+    "a backward pass ran again over the same graph (retain_graph): its gradients have the same "
+    "names as those of the first pass; where they differ, the files of the first pass are kept and "
+    "the others are counted as dropped"
 )
 
 
