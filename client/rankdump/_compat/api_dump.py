@@ -59,7 +59,7 @@ class StepCounter:
         """How the model was called in it; empty before the first call."""
         self._trained = False
         self._optimized = False
-        self._told = False
+        self._set_by_script = False
         self._lock = Lock()
 
     @property
@@ -73,7 +73,7 @@ class StepCounter:
         `optimized` says whether there is an optimizer whose step may still come.
         """
         with self._lock:
-            if self._told:
+            if self._set_by_script:
                 return False
             goes_on = not self._manner or (
                 not self._optimized
@@ -96,8 +96,8 @@ class StepCounter:
     def set_step(self, number: int | None = None) -> int:
         """Take the script's own word, by default for the next step; nothing is counted any more."""
         with self._lock:
-            following = self.number + 1 if self._told or self._manner else self.number
-            self._told, self._optimized = True, False
+            following = self.number + 1 if self._set_by_script or self._manner else self.number
+            self._set_by_script, self._optimized = True, False
             self.number = following if number is None else number
             return self.number
 
@@ -157,21 +157,21 @@ class ApiDumpController:
     def start(self, request: ApiDumpRequest) -> None:
         """Dump from now on; RuntimeError without `init`, ValueError for a plan that cannot be."""
         with self._lock:
-            observed = self._known("api_dump_start")
+            observed = self._get_observed("api_dump_start")
             make_dump_plan(observed.setting, request, observed.framework.NAME)
-            self._open(observed, request)
+            self._open_window(observed, request)
 
     def stop(self) -> None:
         """Dump nothing until `start`, and have in the tree what was dumped."""
         with self._lock:
-            observed = self._known("api_dump_stop")
-            self._close(observed)
+            observed = self._get_observed("api_dump_stop")
+            self._close_window(observed)
 
     def step(self, number: int | None = None) -> None:
         """Begin a step, by default the next one: from now on the script says where they begin."""
         with self._lock:
             if self._observed is not None:
-                self._begin(self._observed.steps.set_step(number))
+                self._begin_step(self._observed.steps.set_step(number))
 
     # -- what is heard of the model
 
@@ -183,7 +183,7 @@ class ApiDumpController:
             return
         with self._lock:
             if observed.steps.note_call(manner, trains=trains, optimized=observed.watch.optimized):
-                self._begin(observed.steps.number)
+                self._begin_step(observed.steps.number)
 
     @never_raises
     def stepped(self) -> None:
@@ -193,7 +193,7 @@ class ApiDumpController:
 
     # -- how it is done
 
-    def _known(self, call: str) -> _ObservedModel:
+    def _get_observed(self, call: str) -> _ObservedModel:
         if self._observed is None:
             raise RuntimeError(f"{call}: api_dump_init was not called; call it first")
         return self._observed
@@ -201,7 +201,7 @@ class ApiDumpController:
     @never_raises
     def _observe(self, net: object, setting: ApiDumpSetting, framework: ApiFramework) -> None:
         earlier, self._observed = self._observed, None
-        self._end()
+        self._end_window()
         if earlier is not None:
             earlier.detach()
         dropouts = framework.without_dropout(net)
@@ -213,18 +213,18 @@ class ApiDumpController:
         self._observed = _ObservedModel(setting, framework, hook, watch, StepCounter())
         default_session.set_step_listener(self.step)
         if setting.compare_statedict:
-            rank = self._identity(setting).rank
+            rank = self._identify(setting).rank
             framework.save_state(net, dump_files.make_rank_folder(setting.output_path, rank))
 
     @never_raises
-    def _open(self, observed: _ObservedModel, request: ApiDumpRequest) -> None:
-        self._end()
+    def _open_window(self, observed: _ObservedModel, request: ApiDumpRequest) -> None:
+        self._end_window()
         if request != self._request or observed.is_fresh:
             self._request, self._scope = request, make_call_scope(request.mode, request.scope)
         try:
-            going = self._going(observed, request)
-            if observed.is_fresh and not going.agent.missing:
-                root, rank = observed.setting.output_path, going.identity.rank
+            destination = self._make_destination(observed, request)
+            if observed.is_fresh and not destination.agent.missing:
+                root, rank = observed.setting.output_path, destination.identity.rank
                 dump_files.clear_rank_folder(root, rank, observed.framework.NAME)
                 observed.is_fresh = False
         except (RankdumpError, OSError) as error:
@@ -232,14 +232,16 @@ class ApiDumpController:
             return
         kept = observed.setting.retain_backward
         options = make_api_options(request, self._scope, retain_backward=kept)
-        self._window = DumpWindow(going, observed.hook, options)
+        self._window = DumpWindow(destination, observed.hook, options)
         self._windows += 1
-        if not going.agent.missing:
-            self._say(f"API dump is written to {self._folder(observed)}")
+        if not destination.agent.missing:
+            self._say(f"API dump is written to {self._find_folder(observed)}")
 
-    def _going(self, observed: _ObservedModel, request: ApiDumpRequest) -> DumpDestination:
+    def _make_destination(
+        self, observed: _ObservedModel, request: ApiDumpRequest
+    ) -> DumpDestination:
         plan = make_dump_plan(observed.setting, request, observed.framework.NAME)
-        identity = self._identity(observed.setting)
+        identity = self._identify(observed.setting)
         address = self._agents.find(self._environ)
         return DumpDestination(
             plan,
@@ -249,9 +251,9 @@ class ApiDumpController:
         )
 
     @never_raises
-    def _close(self, observed: _ObservedModel) -> None:
+    def _close_window(self, observed: _ObservedModel) -> None:
         window = self._window
-        self._end()
+        self._end_window()
         if window is None:
             self._say("api_dump_stop: no API dump was running")
             return
@@ -260,7 +262,7 @@ class ApiDumpController:
         if window.undelivered:
             self._say("API dump stopped", about="stopped")
         elif window.selected_calls or window.selected_marks:
-            count, folder = window.selected_calls, self._folder(observed)
+            count, folder = window.selected_calls, self._find_folder(observed)
             text = f"API dump stopped: {count} calls were dumped to {folder}"
             self._say(text, about="stopped")
         else:
@@ -268,20 +270,20 @@ class ApiDumpController:
             why = "no API call was made" if every else "no call is in scope"
             self._say(f"API dump stopped and nothing was dumped: {why}")
 
-    def _begin(self, number: int) -> None:
+    def _begin_step(self, number: int) -> None:
         if self._window is not None:
             self._window.begin_step(number)
 
-    def _end(self) -> None:
+    def _end_window(self) -> None:
         window, self._window = self._window, None
         if window is not None:
             window.close()
 
-    def _folder(self, observed: _ObservedModel) -> Path:
-        rank = self._identity(observed.setting).rank
+    def _find_folder(self, observed: _ObservedModel) -> Path:
+        rank = self._identify(observed.setting).rank
         return dump_files.find_rank_folder(observed.setting.output_path, rank)
 
-    def _identity(self, setting: ApiDumpSetting) -> RankIdentity:
+    def _identify(self, setting: ApiDumpSetting) -> RankIdentity:
         return identify_rank(self._environ, tree=str(setting.output_path))
 
     def _say(self, text: str, *, about: str = "") -> None:

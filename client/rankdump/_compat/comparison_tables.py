@@ -199,14 +199,14 @@ def make_step_tables(
             )
     if settings.ignore_backward:
         found["backward"] = []
-    made: dict[CallDirection, ApiTable | None] = {}
+    tables: dict[CallDirection, ApiTable | None] = {}
     problems: list[str] = []
     for direction, rows in found.items():
         table, damaged = _make_table(names, rows, a, b, settings)
-        made[direction] = table
+        tables[direction] = table
         problems.extend(damaged)
     mapping = ApiTable(names, tuple(mapped))
-    return ApiTableSet(mapping, made["forward"], made["backward"], rank), problems
+    return ApiTableSet(mapping, tables["forward"], tables["backward"], rank), problems
 
 
 def _format_calls(step: ApiDumpStep, calls: range) -> str:

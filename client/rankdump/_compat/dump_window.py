@@ -113,7 +113,9 @@ def make_window_identity(identity: RankIdentity, number: int) -> RankIdentity:
 class DumpWindow:
     """One session, from now until `close`; the hook is its owner's and only lent to it."""
 
-    def __init__(self, going: DumpDestination, hook: ApiIterationHook, options: ApiOptions) -> None:
+    def __init__(
+        self, destination: DumpDestination, hook: ApiIterationHook, options: ApiOptions
+    ) -> None:
         self.selected_calls = 0
         """Calls that the scope selected so far."""
         self.selected_marks = 0
@@ -125,11 +127,13 @@ class DumpWindow:
             filter_data=options.filter_data,
             filter_stack=options.filter_stack,
             layers_once=options.layers_once,
-            scope=self._holds,
+            scope=self._select_call,
         )
-        self._session = Session(going.plan, identity=going.identity, agent=going.agent)
-        self._session.step(going.step)
-        self._session.observe(self._lend, "")
+        self._session = Session(
+            destination.plan, identity=destination.identity, agent=destination.agent
+        )
+        self._session.step(destination.step)
+        self._session.observe(self._lend_hook, "")
 
     @property
     def undelivered(self) -> int:
@@ -144,15 +148,15 @@ class DumpWindow:
         """End it; what was dumped is in the tree then."""
         self._session.close()
 
-    def _holds(self, call: ApiCall) -> bool:
-        held = self._scope(call)
+    def _select_call(self, call: ApiCall) -> bool:
+        selected = self._scope(call)
         if call.kind == LAYER_KIND:
-            self.selected_marks += held
+            self.selected_marks += selected
         else:
-            self.selected_calls += held
-        return held
+            self.selected_calls += selected
+        return selected
 
-    def _lend(self, recorder: Recorder, *, graph: int) -> IterationHook:
+    def _lend_hook(self, recorder: Recorder, *, graph: int) -> IterationHook:
         self._hook.record_with(recorder, self._options)
         return _LentHook(self._hook)
 

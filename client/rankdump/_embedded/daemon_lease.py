@@ -50,7 +50,9 @@ def format_daemon_address(folder: DaemonFolder) -> str:
     return f"unix:{folder.socket}"
 
 
-def start_daemon(folder: DaemonFolder, leash: int, *, merges: bool) -> subprocess.Popen[bytes]:
+def start_daemon(
+    folder: DaemonFolder, liveness_fd: int, *, merges: bool
+) -> subprocess.Popen[bytes]:
     """Start a daemon; it drains and ends when the file `leash`, a descriptor, ends.
 
     Without `merges` it is an agent alone: it sees the ranks of one host, and the job has more.
@@ -64,7 +66,7 @@ def start_daemon(folder: DaemonFolder, leash: int, *, merges: bool) -> subproces
             command,
             cwd=folder.path,
             env=_DISK_SETTINGS | os.environ,
-            stdin=leash,
+            stdin=liveness_fd,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -166,15 +168,15 @@ class DaemonLease:
         """
         check_daemon_installed()
         root = root or Path(select_temp_root())
-        self._users = self._leash = -1
+        self._users = self._liveness_fd = -1
         self._merges, self._process = merges, None
         _remove_leftovers(root)
         name = _UNSAFE_CHARACTER.sub("_", job_id)[-_MAX_NAME_CHARACTERS:]
         self._folder = DaemonFolder(root / f"{_FOLDER_PREFIX}-{os.getuid()}-{name}")
         try:
-            self._enter()
+            self._join()
             os.register_at_fork(after_in_child=self._forget)
-            self.serves = self._wait(start_timeout_s)
+            self.serves = self._wait_until_ready(start_timeout_s)
             """Whether the daemon serves already."""
         except UnavailableError as error:
             self.close()
@@ -211,7 +213,7 @@ class DaemonLease:
         Return how the daemon failed; its log stays then. Empty when nothing went wrong.
         """
         fault = ""
-        if self._leash >= 0:
+        if self._liveness_fd >= 0:
             with contextlib.suppress(OSError), self._folder.hold_lock():
                 if self._folder.is_only_user(self._users):
                     fault = self._end_daemon()
@@ -219,13 +221,13 @@ class DaemonLease:
         self._forget()
         return fault
 
-    def _enter(self) -> None:
+    def _join(self) -> None:
         for _ in range(_MAX_ATTEMPTS):
             self._folder.make()
             with contextlib.suppress(FileNotFoundError), self._folder.hold_lock():
                 self._users = self._folder.register_user()
-                self._leash = self._folder.open_liveness_fifo()
-                if self._leash < 0:
+                self._liveness_fd = self._folder.open_liveness_fifo()
+                if self._liveness_fd < 0:
                     self._start()
                 return
         raise UnavailableError(
@@ -239,21 +241,21 @@ class DaemonLease:
             os.mkfifo(fifo, 0o600)
         reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            self._leash = self._folder.open_liveness_fifo()
+            self._liveness_fd = self._folder.open_liveness_fifo()
             os.set_blocking(reader, True)
             self._process = start_daemon(self._folder, reader, merges=self._merges)
         finally:
             os.close(reader)
 
-    def _wait(self, timeout_s: float) -> bool:
+    def _wait_until_ready(self, timeout_s: float) -> bool:
         """Return whether the daemon serves; one that was about to end is followed by another."""
         if self._process is None:
             with contextlib.suppress(UnavailableError):
                 return wait_for_daemon(self._folder, lambda: self.alive, timeout_s=START_TIMEOUT_S)
             with self._folder.hold_lock():
-                os.close(self._leash)
-                self._leash = self._folder.open_liveness_fifo()
-                if self._leash < 0:
+                os.close(self._liveness_fd)
+                self._liveness_fd = self._folder.open_liveness_fifo()
+                if self._liveness_fd < 0:
                     self._start()
         process = self._process
         alive = (lambda: process.poll() is None) if process else (lambda: self.alive)
@@ -266,8 +268,8 @@ class DaemonLease:
             code = stop_daemon(self._process)
             how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
         else:
-            ended_early, leash, self._leash = not self.alive, self._leash, -1
-            os.close(leash)
+            ended_early, liveness_fd, self._liveness_fd = not self.alive, self._liveness_fd, -1
+            os.close(liveness_fd)
             code = int(ended_early or not _wait_for_end(self._folder))
             late = f"has not ended after {STOP_TIMEOUT_S:.0f} s"
             how = "ended before the job" if ended_early else late
@@ -277,8 +279,8 @@ class DaemonLease:
 
     def _forget(self) -> None:
         # Also in a fork: its parent's share does not last as long as the fork.
-        users, self._users, leash, self._leash = self._users, -1, self._leash, -1
-        for descriptor in (users, leash):
+        users, self._users, liveness_fd, self._liveness_fd = self._users, -1, self._liveness_fd, -1
+        for descriptor in (users, liveness_fd):
             if descriptor >= 0:
                 os.close(descriptor)
         process: subprocess.Popen[bytes] | None

@@ -154,8 +154,8 @@ def _collect_leaves(found: list[ApiLeaf], at: int, word: str, value: object) -> 
         return
     for inner, leaf in enumerate(list_result_leaves(value)):
         path, under = f"{number}.{inner}", leaf.argument[_OUT_PREFIX_CHARACTERS:]
-        said = f"{word or number}.{under}"
-        found.append(ApiLeaf(len(found), path, "" if said == path else said, leaf.value))
+        spelled = f"{word or number}.{under}"
+        found.append(ApiLeaf(len(found), path, "" if spelled == path else spelled, leaf.value))
 
 
 # Places repeat from call to call, names of calls never do. Keys of dictionaries may be anything.
@@ -220,7 +220,7 @@ class CallStackCache:
         if known is None:
             if len(self._stacks) >= _MAX_CACHED_ITEMS:
                 self._stacks.clear()
-            known = self._stacks[place] = self._read(frame)
+            known = self._stacks[place] = self._read_frames(frame)
         return known
 
     def clear(self) -> None:
@@ -230,7 +230,7 @@ class CallStackCache:
         self._lines.clear()
         self._shown.clear()
 
-    def _read(self, frame: FrameType | None) -> tuple[str, ...]:
+    def _read_frames(self, frame: FrameType | None) -> tuple[str, ...]:
         frames: list[FrameType] = []
         while frame is not None and len(frames) < _MAX_FRAMES:
             frames.append(frame)
@@ -238,17 +238,17 @@ class CallStackCache:
         # All of them are part of the key, shown or not, and stay alive with it.
         if len(self._shown) + len(frames) > _MAX_CACHED_ITEMS:
             self.clear()
-        shown = [each for each in frames if self._shows(each.f_code)]
-        return tuple(map(self._line, shown[:MAX_STACK_LINES]))
+        shown = [each for each in frames if self._is_shown(each.f_code)]
+        return tuple(map(self._format_line, shown[:MAX_STACK_LINES]))
 
-    def _shows(self, code: CodeType) -> bool:
+    def _is_shown(self, code: CodeType) -> bool:
         known = self._shown.get(id(code))
         if known is None:
             shown = not code.co_filename.startswith(self._hidden)
             known = self._shown[id(code)] = (code, shown)
         return known[1]
 
-    def _line(self, frame: FrameType) -> str:
+    def _format_line(self, frame: FrameType) -> str:
         code = frame.f_code
         place = (id(code), frame.f_lasti)
         known = self._lines.get(place)

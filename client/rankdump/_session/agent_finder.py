@@ -50,11 +50,11 @@ class AgentFinder:
     def __init__(
         self,
         lease: LeaseFactory | None = None,
-        why_not: Callable[[str], str] | None = None,
+        explain_missing: Callable[[str], str] | None = None,
     ) -> None:
         """`why_not` says why no agent answers at an address; empty when one does."""
         self._make_lease = lease or _make_lease
-        self._why_not = why_not or explain_missing_agent
+        self._explain_missing = explain_missing or explain_missing_agent
         self._lock = threading.Lock()
         self._lease: DaemonLease | None = None
         os.register_at_fork(after_in_child=self._forget)
@@ -69,7 +69,7 @@ class AgentFinder:
         with self._lock:
             if self._lease is not None:
                 return AgentAddress(self._lease.address)
-            reason = self._why_not(DEFAULT_AGENT_ADDRESS)
+            reason = self._explain_missing(DEFAULT_AGENT_ADDRESS)
             if not reason:
                 return AgentAddress(DEFAULT_AGENT_ADDRESS)
             if not embedded:
@@ -77,12 +77,12 @@ class AgentFinder:
                     DEFAULT_AGENT_ADDRESS, f"{reason}, and rankdump.embedded is false"
                 )
             try:
-                self._lease = self._bring(environ, reason)
+                self._lease = self._start_lease(environ, reason)
             except UnavailableError as error:
                 return AgentAddress(DEFAULT_AGENT_ADDRESS, f"{reason}, and {error}")
             return AgentAddress(self._lease.address)
 
-    def _bring(self, environ: Mapping[str, str], reason: str) -> DaemonLease:
+    def _start_lease(self, environ: Mapping[str, str], reason: str) -> DaemonLease:
         # The trees of a process may differ; its daemon is one.
         identity = identify_rank(environ, tree="")
         lease = self._make_lease(identity.job_id, not identity.spans_hosts)
@@ -111,10 +111,10 @@ _NOT_MERGED_NOTE = (
 def explain_missing_agent(address: str) -> str:
     """Return why no agent accepts connections on a Unix socket; empty when one does."""
     path = address.removeprefix("unix:")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
-        knock.settimeout(_CONNECT_TIMEOUT_S)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_CONNECT_TIMEOUT_S)
         try:
-            knock.connect(path)
+            probe.connect(path)
         except PermissionError:
             return f"this user is not permitted to use the agent of this host at {path}"
         except OSError:

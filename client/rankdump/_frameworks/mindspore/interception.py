@@ -133,16 +133,16 @@ class GradientHookRegistry:
         with self._lock:
             found = [(parameter, hook) for hook, parameter in self._parameters.items()]
             found += [(each, hook) for each in tensors for hook in list_hooks(each)]
-            return [(tensor, hook) for tensor, hook in found if self._taken_off(hook)]
+            return [(tensor, hook) for tensor, hook in found if self._detach_hook(hook)]
 
-    def restore(self, taken: RemovedHooks) -> None:
+    def restore(self, removed: RemovedHooks) -> None:
         """Put hooks back, except those that were removed meanwhile."""
         with self._lock:
-            for tensor, hook in taken:
+            for tensor, hook in removed:
                 if hook in self._numbers:
                     self._numbers[hook] = add_hook(tensor, hook)
 
-    def _taken_off(self, hook: GradientHook) -> bool:
+    def _detach_hook(self, hook: GradientHook) -> bool:
         """Take a hook off; return False for one of the job's own, and for one that is off."""
         number = self._numbers.get(hook)
         if number is None:
@@ -235,26 +235,29 @@ class CallInterception:
         if self._thread.depth:
             return function(*args, **kwargs)
         with self.suppress_calls():
-            opened = [(one, one.call_begins(api, args, kwargs)) for one in self._listeners]
+            opened = [
+                (listener, listener.call_begins(api, args, kwargs)) for listener in self._listeners
+            ]
             result, raised = None, True
             try:
                 result = function(*args, **kwargs)
                 raised = False
             finally:
-                for one, token in reversed(opened):
-                    one.call_ends(token, result, raised=raised)
+                for listener, token in reversed(opened):
+                    listener.call_ends(token, result, raised=raised)
             return result
 
     def call_cell(self, function: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
         """Call a cell, and tell of it."""
         if is_optimizer(cell):
-            return self._optimize(function, cell, args, kwargs)
+            return self._call_optimizer(function, cell, args, kwargs)
         inside = self._thread.depth > 0
         compiled = is_graph_mode()
-        closed = compiled or any(one.is_api_call(cell) for one in self._listeners)
+        closed = compiled or any(listener.is_api_call(cell) for listener in self._listeners)
         with self.suppress_calls():
             opened = [
-                (one, one.cell_begins(cell, args, kwargs, inside=inside)) for one in self._listeners
+                (listener, listener.cell_begins(cell, args, kwargs, inside=inside))
+                for listener in self._listeners
             ]
             if compiled and not inside:
                 opened += self._begin_compiled(CompiledCall(cell), args, kwargs)
@@ -315,36 +318,42 @@ class CallInterception:
     ) -> Any:
         """Run a region that is recomputed; one of a cell that is an API is part of its call."""
         method_of = find_recomputed_cell(args[0])
-        if method_of is not None and any(one.is_api_call(method_of) for one in self._listeners):
+        if method_of is not None and any(
+            listener.is_api_call(method_of) for listener in self._listeners
+        ):
             with self.suppress_calls():
                 return function(*args, **kwargs)
-        ends = [one.region_begins(args[0], again=again) for one in self._listeners]
+        ends = [listener.region_begins(args[0], again=again) for listener in self._listeners]
         try:
             return function(*args, **kwargs)
         finally:
             for end in reversed(ends):
                 end()
 
-    def _optimize(self, function: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
+    def _call_optimizer(
+        self, function: Callable[..., Any], cell: Any, args: Any, kwargs: Any
+    ) -> Any:
         with self.suppress_calls():
-            for one in self._listeners:
-                one.optimizer_begins(cell, args, kwargs)
+            for listener in self._listeners:
+                listener.optimizer_begins(cell, args, kwargs)
             result = function(cell, *args, **kwargs)
-            for one in self._listeners:
-                one.optimizer_ends(cell)
+            for listener in self._listeners:
+                listener.optimizer_ends(cell)
         return result
 
     def _begin_compiled(
         self, call: CompiledCall, args: PositionalArguments, kwargs: KeywordArguments
     ) -> list[tuple[MindSporeCallListener, object]]:
-        return [(one, one.compiled_begins(call, args, kwargs)) for one in self._listeners]
+        return [
+            (listener, listener.compiled_begins(call, args, kwargs)) for listener in self._listeners
+        ]
 
 
 def _end_calls(
     opened: list[tuple[MindSporeCallListener, object]], result: object, *, raised: bool
 ) -> None:
-    for one, token in reversed(opened):
-        one.cell_ends(token, result, raised=raised)
+    for listener, token in reversed(opened):
+        listener.cell_ends(token, result, raised=raised)
 
 
 def _suspend_hooks(args: PositionalArguments, kwargs: KeywordArguments) -> RemovedHooks:

@@ -44,29 +44,29 @@ class TorchStepWatch:
         self._model = model
         self._listener = listener
         self._calls = 0
-        self._found = False
-        self._judged: dict[int, tuple[ref[Optimizer], bool]] = {}
+        self._optimizer_found = False
+        self._known_optimizers: dict[int, tuple[ref[Optimizer], bool]] = {}
         """Whether the steps of an optimizer count, by its identity."""
-        self._owned = False
+        self._has_own_optimizer = False
         """The model's own optimizer was seen."""
-        self._outermost = TorchOutermostWatch(self._called)
+        self._outermost = TorchOutermostWatch(self._model_called)
         self._outermost.watch(model)
-        self._handle = register_optimizer_step_post_hook(self._stepped)
-        self._scaler = _ScalerStepPatch(self._scaled)
+        self._handle = register_optimizer_step_post_hook(self._after_step)
+        self._scaler_patch = _ScalerStepPatch(self._note_step)
 
     def optimized(self) -> bool:
         """Return whether there is an optimizer whose steps can be waited for."""
-        if not self._found and self._calls < _MAX_SEARCHING_CALLS:
-            self._found = any(True for _ in _iterate_optimizers())
-        return self._found
+        if not self._optimizer_found and self._calls < _MAX_SEARCHING_CALLS:
+            self._optimizer_found = any(True for _ in _iterate_optimizers())
+        return self._optimizer_found
 
     def remove(self) -> None:
         """Leave the model and torch as they were."""
         self._outermost.remove()
         self._handle.remove()
-        self._scaler.remove()
+        self._scaler_patch.remove()
 
-    def _called(self, number: int) -> None:
+    def _model_called(self, number: int) -> None:
         if find_backward_step() is not None:  # a checkpoint is recomputed
             return
         self._calls += 1
@@ -74,30 +74,30 @@ class TorchStepWatch:
         manner = f"{'training' if self._model.training else 'evaluation'}, gradients {trains}"
         self._listener.called(manner, trains=trains)
 
-    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._scaled(optimizer)
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._note_step(optimizer)
 
-    def _scaled(self, optimizer: Optimizer) -> None:
-        known, counts = self._judged.get(id(optimizer), (None, False))
+    def _note_step(self, optimizer: Optimizer) -> None:
+        known, counts = self._known_optimizers.get(id(optimizer), (None, False))
         if known is None or known() is not optimizer:
-            counts = self._counts(optimizer)
+            counts = self._is_counted(optimizer)
         if counts:
-            self._found = True
+            self._optimizer_found = True
             self._listener.stepped()
 
-    def _counts(self, optimizer: Optimizer) -> bool:
+    def _is_counted(self, optimizer: Optimizer) -> bool:
         """Find out whether steps of an optimizer count: it takes a look at all objects there are.
 
         They count until the model's own optimizer comes; from then on only that one's do.
         """
         own = {id(parameter) for parameter in self._model.parameters()}
         shares = _shares_parameter(optimizer, own)
-        if shares and not self._owned:
-            self._owned = True
-            self._judged.clear()
+        if shares and not self._has_own_optimizer:
+            self._has_own_optimizer = True
+            self._known_optimizers.clear()
         counts = shares or not any(_shares_parameter(each, own) for each in _iterate_optimizers())
-        alive = {at: each for at, each in self._judged.items() if each[0]() is not None}
-        self._judged = {**alive, id(optimizer): (ref(optimizer), counts)}
+        alive = {at: each for at, each in self._known_optimizers.items() if each[0]() is not None}
+        self._known_optimizers = {**alive, id(optimizer): (ref(optimizer), counts)}
         return counts
 
 
@@ -142,7 +142,7 @@ def _shares_parameter(optimizer: Optimizer, own: set[int]) -> bool:
 __all__ = ["NAME", "api_hook", "save_state", "watch_steps", "without_dropout"]
 
 NAME = "torch"
-_STATE = "pt_net.pth"
+_STATE_FILE = "pt_net.pth"
 
 
 def api_hook(model: Module, recorder: Recorder, *, graph: int, options: ApiOptions) -> TorchApiHook:
@@ -152,8 +152,8 @@ def api_hook(model: Module, recorder: Recorder, *, graph: int, options: ApiOptio
 
 def save_state(model: Module, folder: Path) -> None:
     """Write `pt_net.pth`, the model's `state_dict`, in the place of an earlier one."""
-    path = folder / _STATE
-    hidden = folder / f".{_STATE}.{os.getpid()}"
+    path = folder / _STATE_FILE
+    hidden = folder / f".{_STATE_FILE}.{os.getpid()}"
     try:
         with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "wb") as file:
             torch.save(model.state_dict(), file)

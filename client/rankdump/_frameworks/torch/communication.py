@@ -109,7 +109,7 @@ class CollectiveRecorder:
     def __init__(self) -> None:
         self._sequences = CollectiveCounter()
         self._listeners: list[tuple[Recorder, int]] = []
-        self._inside = threading.local()
+        self._nesting = threading.local()
 
     def add_listener(self, recorder: Recorder, graph: int) -> None:
         """Tell this recorder, too; one that several models share is told once."""
@@ -130,16 +130,16 @@ class CollectiveRecorder:
     @property
     def is_nested(self) -> bool:
         """Whether this thread is inside a call that is already counted."""
-        return getattr(self._inside, "depth", 0) > 0
+        return getattr(self._nesting, "depth", 0) > 0
 
     @contextmanager
     def suppress_nested(self) -> Generator[None]:
         """Count no call that this one makes in its turn."""
-        self._inside.depth = getattr(self._inside, "depth", 0) + 1
+        self._nesting.depth = getattr(self._nesting, "depth", 0) + 1
         try:
             yield
         finally:
-            self._inside.depth -= 1
+            self._nesting.depth -= 1
 
     def begin(self, request: CollectiveRequest) -> PendingCollective:
         """Number a request, and start its event with every recorder that is armed."""
@@ -149,7 +149,9 @@ class CollectiveRecorder:
             number = None
         else:
             number = _next_message_number(self._sequences, request, request.peer)
-        return PendingCollective(request, number, self._tell(request, number), self._sequences)
+        return PendingCollective(
+            request, number, self._start_events(request, number), self._sequences
+        )
 
     def end(self, pending: PendingCollective | None, peer: int | None = None) -> None:
         """Record the end of a request, if it was begun; never raises."""
@@ -168,13 +170,13 @@ class CollectiveRecorder:
         """Report that a collective could not be recorded."""
         self.warn_once(f"a collective could not be recorded: {type(error).__name__}: {error}")
 
-    def _tell(
+    def _start_events(
         self, request: CollectiveRequest, number: int | None
     ) -> list[tuple[Recorder, StartedEvent]]:
         """Start the event with every recorder that is armed, once with each."""
-        told: dict[int, tuple[Recorder, StartedEvent]] = {}
+        started: dict[int, tuple[Recorder, StartedEvent]] = {}
         for recorder, graph in self._listeners:
-            if not recorder.armed or id(recorder) in told:
+            if not recorder.armed or id(recorder) in started:
                 continue
             if request.timeout is not None:
                 recorder.record_group_timeout(request.timeout)
@@ -183,8 +185,8 @@ class CollectiveRecorder:
                 _make_collective(request, request.peer, number),
             )
             begun = recorder.start_event(graph=graph, name=name, collective=what)
-            told[id(recorder)] = (recorder, begun)
-        return list(told.values())
+            started[id(recorder)] = (recorder, begun)
+        return list(started.values())
 
 
 def describe_group(group: dist.ProcessGroup) -> Group:

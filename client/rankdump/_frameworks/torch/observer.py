@@ -36,19 +36,21 @@ class TorchObserver(ModelObserver):
             return
         for leaf in leaves:
             if isinstance(leaf.value, Tensor):
-                self._tensor(op_type, op_name, side, leaf, leaf.value)
+                self._record_tensor(op_type, op_name, side, leaf, leaf.value)
 
     def record_state(
         self, name: str, argument: str, tensor: Tensor, *, constant: bool = False
     ) -> None:
         """Hand over a parameter or buffer as it stands."""
-        self._lone(name, CallLeaf(0, argument, tensor), tensor, state=True, constant=constant)
+        self._record_single(
+            name, CallLeaf(0, argument, tensor), tensor, state=True, constant=constant
+        )
 
     def record_gradient(self, name: str, tensor: Tensor) -> None:
         """Hand over the gradient of a parameter: an operator by itself, which wrote it."""
-        self._lone(name, CallLeaf(0, "grad", tensor), tensor)
+        self._record_single(name, CallLeaf(0, "grad", tensor), tensor)
 
-    def _lone(
+    def _record_single(
         self,
         name: str,
         leaf: CallLeaf,
@@ -58,7 +60,7 @@ class TorchObserver(ModelObserver):
         constant: bool = False,
     ) -> None:
         if self.is_selected(name, TensorSide.OUTPUT):
-            self._tensor(
+            self._record_tensor(
                 PARAMETER_TYPE,
                 name,
                 TensorSide.OUTPUT,
@@ -69,7 +71,7 @@ class TorchObserver(ModelObserver):
             )
             self.end_call(name)
 
-    def _tensor(
+    def _record_tensor(
         self,
         op_type: str,
         op_name: str,

@@ -165,9 +165,9 @@ class TorchTensor:
             data = copy_small_tensor(self.tensor)
         if data is not None:
             return data
-        room = bytearray(self.byte_count)
-        self.copy_into(memoryview(room))
-        return bytes(room)
+        buffer = bytearray(self.byte_count)
+        self.copy_into(memoryview(buffer))
+        return bytes(buffer)
 
     def make_head_source(self, count: int) -> TorchTensor:
         """Return the first elements in C order, as a tensor of one dimension.
@@ -220,8 +220,8 @@ class TorchTensor:
         return device_tensors.start_statistics(self.tensor, items, precision)
 
     def _memory(self) -> memoryview:
-        room = (ctypes.c_char * self.byte_count).from_address(self.tensor.data_ptr())
-        return memoryview(room).cast("B")
+        buffer = (ctypes.c_char * self.byte_count).from_address(self.tensor.data_ptr())
+        return memoryview(buffer).cast("B")
 
 
 def make_torch_source(tensor: Tensor) -> TorchTensor | str:
