@@ -16,7 +16,6 @@ from pathlib import Path
 
 from rankdump._analysis.compare.api_tables import ApiTableSet, write_api_tables
 from rankdump._analysis.compare.report import ElementTolerances
-from rankdump._compat import tensor_pairs
 from rankdump._compat.comparison_tables import (
     ApiComparisonSettings,
     ComparedRank,
@@ -31,6 +30,7 @@ from rankdump._compat.tensor_pairs import (
     group_counted_steps,
     guess_steps,
     pair_steps,
+    read_dump_info,
 )
 
 _ONLY_METHOD = "recursion"
@@ -103,7 +103,7 @@ def _pair_ranks(
 
 def _read_info(dump: ApiRankDump) -> ApiDumpInfo:
     """Read one rank's info file, and say what of it is left out."""
-    found = tensor_pairs.read_dump_info(dump.info, counted=dump.counted)
+    found = read_dump_info(dump.info, counted=dump.counted)
     for note in found.notes:
         _print_line(note)
     listed = {tensor.name for tensor in found.tensors}
@@ -201,6 +201,3 @@ def _print_line(line: str) -> None:
 
 def _format_ranks(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, ranks))
-
-
-__all__ = ["api_dump_compare"]

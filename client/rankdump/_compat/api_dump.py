@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 
 from rankdump._compat import dump_files
 from rankdump._compat.dump_request import (
@@ -35,11 +34,12 @@ from rankdump._compat.dump_window import (
     make_api_options,
     make_window_identity,
 )
+from rankdump._core.log_once import LogOnce
 from rankdump._core.rank_identity import RankIdentity, identify_rank
 from rankdump._session import default_session
 from rankdump._session.agent_finder import AgentFinder, default_agent_finder
 from rankdump._session.framework_adapters import (
-    API_MODEL_TYPES,
+    MODEL_TYPES,
     ApiFramework,
     ApiIterationHook,
     ModelStepWatch,
@@ -47,6 +47,8 @@ from rankdump._session.framework_adapters import (
 )
 from rankdump._session.rank_session import never_raises
 from rankdump.errors import RankdumpError
+
+_logger = logging.getLogger("rankdump")
 
 
 class StepCounter:
@@ -60,7 +62,7 @@ class StepCounter:
         self._trained = False
         self._optimized = False
         self._set_by_script = False
-        self._lock = Lock()
+        self._lock = threading.Lock()
 
     @property
     def upcoming_step(self) -> int:
@@ -102,9 +104,6 @@ class StepCounter:
             return self.number
 
 
-_logger = logging.getLogger("rankdump")
-
-
 @dataclass(slots=True)
 class _ObservedModel:
     """What `api_dump_init` made of a model."""
@@ -142,15 +141,13 @@ class ApiDumpController:
         self._scope: ApiCallScope = EveryCallScope()
         self._window: DumpWindow | None = None
         self._windows = 0
-        self._said: set[str] = set()
+        self._log_once = LogOnce(_logger)
 
     def init(self, net: object, setting: ApiDumpSetting) -> None:
         """Count the calls of a model from now on; TypeError for one of no known framework."""
         framework = self._framework_of(net)
         if framework is None:
-            raise TypeError(
-                f"api_dump_init: net {net!r} is not allowed; allowed: {API_MODEL_TYPES}"
-            )
+            raise TypeError(f"api_dump_init: net {net!r} is not allowed; allowed: {MODEL_TYPES}")
         with self._lock:
             self._observe(net, setting, framework)
 
@@ -206,7 +203,7 @@ class ApiDumpController:
             earlier.detach()
         dropouts = framework.without_dropout(net)
         layers = f"{dropouts} {'layer' if dropouts == 1 else 'layers'} of the model"
-        self._say(f"dropout is turned off from now on, in {layers} and in functional calls")
+        self._log(f"dropout is turned off from now on, in {layers} and in functional calls")
         hook = framework.api_hook(net, NullRecorder(), graph=0, options=COUNTING_OPTIONS)
         hook.iteration_begins(0, False)
         watch = framework.watch_steps(net, self)
@@ -235,7 +232,7 @@ class ApiDumpController:
         self._window = DumpWindow(destination, observed.hook, options)
         self._windows += 1
         if not destination.agent.missing:
-            self._say(f"API dump is written to {self._find_folder(observed)}")
+            self._log(f"API dump is written to {self._find_folder(observed)}")
 
     def _make_destination(
         self, observed: _ObservedModel, request: ApiDumpRequest
@@ -255,20 +252,20 @@ class ApiDumpController:
         window = self._window
         self._end_window()
         if window is None:
-            self._say("api_dump_stop: no API dump was running")
+            self._log("api_dump_stop: no API dump was running")
             return
         for sentence in self._scope.list_missing():
-            self._say(f"API dump: {sentence}")
+            self._log(f"API dump: {sentence}")
         if window.undelivered:
-            self._say("API dump stopped", about="stopped")
+            self._log("API dump stopped", about="stopped")
         elif window.selected_calls or window.selected_marks:
             count, folder = window.selected_calls, self._find_folder(observed)
             text = f"API dump stopped: {count} calls were dumped to {folder}"
-            self._say(text, about="stopped")
+            self._log(text, about="stopped")
         else:
             every = self._request.mode == "all"
             why = "no API call was made" if every else "no call is in scope"
-            self._say(f"API dump stopped and nothing was dumped: {why}")
+            self._log(f"API dump stopped and nothing was dumped: {why}")
 
     def _begin_step(self, number: int) -> None:
         if self._window is not None:
@@ -286,8 +283,7 @@ class ApiDumpController:
     def _identify(self, setting: ApiDumpSetting) -> RankIdentity:
         return identify_rank(self._environ, tree=str(setting.output_path))
 
-    def _say(self, text: str, *, about: str = "") -> None:
+    def _log(self, text: str, *, about: str = "") -> None:
         # A loop that starts and stops in every step must not fill the log of the job.
-        known = (about or text) in self._said
-        self._said.add(about or text)
-        _logger.log(logging.INFO if known else logging.WARNING, "rankdump: %s", text)
+        level = logging.WARNING if self._log_once.is_new(about or text) else logging.INFO
+        _logger.log(level, "rankdump: %s", text)

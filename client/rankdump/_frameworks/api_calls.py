@@ -13,15 +13,17 @@ import itertools
 import linecache
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
+from rankdump._core.bounded_cache import remember
 from rankdump._core.record import TensorSide
 from rankdump._frameworks.operator_names import list_parts, list_result_leaves
 from rankdump._layout.api_tree import LAYER_KIND, ApiCall, ApiPlace
@@ -70,6 +72,39 @@ class StepListener(Protocol):
     def stepped(self) -> None:
         """Hear that an optimizer of the model is done with its step, or was made to skip it."""
         ...
+
+
+_MAX_SEARCHING_CALLS = 64
+"""Calls of a model after which no optimizer is searched for, if none has made a step."""
+
+
+class ApiStepWatch(ABC):
+    """Reports the calls of one model and the steps of its optimizers to a listener."""
+
+    def __init__(self, model: Any, listener: StepListener) -> None:
+        self._model = model
+        self._listener = listener
+        self._calls = 0
+        self._optimizer_found = False
+
+    def optimized(self) -> bool:
+        """Return whether there is an optimizer whose steps can be waited for."""
+        if not self._optimizer_found and self._calls < _MAX_SEARCHING_CALLS:
+            self._optimizer_found = self._search_optimizer()
+        return self._optimizer_found
+
+    @abstractmethod
+    def _search_optimizer(self) -> bool:
+        """Return whether the process has an optimizer."""
+
+    def _report_call(self, *, trains: bool) -> None:
+        self._calls += 1
+        manner = f"{'training' if self._model.training else 'evaluation'}, gradients {trains}"
+        self._listener.called(manner, trains=trains)
+
+    def _report_step(self) -> None:
+        self._optimizer_found = True
+        self._listener.stepped()
 
 
 class ApiCallCounter:
@@ -218,9 +253,7 @@ class CallStackCache:
         place = tuple(key)
         known = self._stacks.get(place)
         if known is None:
-            if len(self._stacks) >= _MAX_CACHED_ITEMS:
-                self._stacks.clear()
-            known = self._stacks[place] = self._read_frames(frame)
+            return remember(self._stacks, place, self._read_frames(frame), _MAX_CACHED_ITEMS)
         return known
 
     def clear(self) -> None:

@@ -11,8 +11,10 @@ from typing import Any, Protocol
 from rankdump._core.recorder_protocol import IterationHook, Recorder, TensorSource
 from rankdump._frameworks.api_calls import ApiOptions, StepListener
 from rankdump._frameworks.arrays import ArraySource
+from rankdump._frameworks.model_observer import format_type, make_mark_target_error
 
-_SUPPORTED_MODEL_TYPES = "torch.nn.Module, mindspore.nn.Cell"
+MODEL_TYPES = "torch.nn.Module, mindspore.nn.Cell"
+"""Models that can be observed."""
 
 
 def make_hook(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | None:
@@ -23,22 +25,21 @@ def make_hook(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | 
         return mindspore.MindSporeCellHook(model, recorder, graph=graph)
     if not is_torch_module(model):
         recorder.warn_once(
-            f"cannot attach to an object of type {_format_type(model)}; "
-            f"allowed: {_SUPPORTED_MODEL_TYPES}"
+            f"cannot attach to an object of type {format_type(model)}; allowed: {MODEL_TYPES}"
         )
         return None
-    from rankdump._frameworks import torch as adapter
+    from rankdump._frameworks import torch
 
-    return adapter.attach_model(model, recorder, graph=graph)
+    return torch.attach_model(model, recorder, graph=graph)
 
 
 def find_model_name(model: Any) -> str:
     """Return what a model is called where nobody says it: its class, wrappers left out."""
     if not is_torch_module(model):
         return type(model).__name__
-    from rankdump._frameworks import torch as adapter
+    from rankdump._frameworks import torch
 
-    return adapter.find_class_name(model)
+    return torch.find_class_name(model)
 
 
 class HookFactory(Protocol):
@@ -72,9 +73,9 @@ def make_outermost_watch(model: Any, begins: Callable[[int], None]) -> Outermost
         return mindspore.MindSporeOutermostWatch(begins)
     if not is_torch_module(model):
         return None
-    from rankdump._frameworks import torch as adapter
+    from rankdump._frameworks import torch
 
-    return adapter.TorchOutermostWatch(begins)
+    return torch.TorchOutermostWatch(begins)
 
 
 def mark_model(target: object, enabled: object) -> None:
@@ -88,17 +89,10 @@ def mark_model(target: object, enabled: object) -> None:
         mindspore.set_dump(target, enabled)
         return
     if not is_torch_module(target):
-        raise ValueError(
-            f"set_dump: target of type {_format_type(target)} is not allowed; "
-            f"allowed: {_SUPPORTED_MODEL_TYPES}"
-        )
-    from rankdump._frameworks import torch as adapter
+        raise make_mark_target_error(target, MODEL_TYPES)
+    from rankdump._frameworks import torch
 
-    adapter.set_dump(target, enabled)
-
-
-def _format_type(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    torch.set_dump(target, enabled)
 
 
 def make_array_source(array: Any) -> TensorSource | str:
@@ -109,9 +103,9 @@ def make_array_source(array: Any) -> TensorSource | str:
     if any(
         kind.__name__ == "Tensor" and kind.__module__ == "torch" for kind in type(array).__mro__
     ):
-        from rankdump._frameworks.torch.tensors import make_torch_source as source_of_tensor
+        from rankdump._frameworks.torch.tensors import make_torch_source
 
-        return source_of_tensor(array)
+        return make_torch_source(array)
     return ArraySource(array)
 
 
@@ -128,10 +122,6 @@ def is_mindspore_cell(value: object) -> bool:
 def _has_base_in(value: object, module: str) -> bool:
     # By name, so that a job without a framework need not import it.
     return any(base.__module__ == module for base in type(value).__mro__)
-
-
-API_MODEL_TYPES = "torch.nn.Module, mindspore.nn.Cell"
-"""Models whose calls can be dumped."""
 
 
 class ApiIterationHook(IterationHook, Protocol):
@@ -184,11 +174,11 @@ class ApiFramework(Protocol):
 def find_api_framework(model: Any) -> ApiFramework | None:
     """Return what belongs to the framework of a model; None for one of no known framework."""
     if is_torch_module(model):
-        from rankdump._frameworks.torch import api_framework as torch_side
+        from rankdump._frameworks.torch import api_framework
 
-        return torch_side
+        return api_framework
     if is_mindspore_cell(model):
-        from rankdump._frameworks.mindspore import api_framework as mindspore_side
+        from rankdump._frameworks.mindspore import api_framework
 
-        return mindspore_side
+        return api_framework
     return None

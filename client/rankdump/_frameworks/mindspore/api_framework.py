@@ -23,6 +23,7 @@ from rankdump._frameworks.api_calls import (
     ApiCallCounter,
     ApiLeaf,
     ApiOptions,
+    ApiStepWatch,
     CallStackCache,
     StepListener,
     find_scalar_type,
@@ -57,9 +58,13 @@ from rankdump._frameworks.mindspore.tensors import (
     MindSporeObserver,
     is_float_data,
     is_tensor,
-    make_tensor_reader,
+    make_mindspore_source,
 )
 from rankdump._layout.api_tree import ApiCall
+
+_logger = logging.getLogger("rankdump")
+
+NAME = "mindspore"
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +120,9 @@ class MindSporeApiRecorder:
         """Record that a cell was called, by its path with dots."""
         self.observer.record_event(call.name)
         self._record_stack(format_layer_name(path))
-        self._record_single_tensor(call, 0, LAYER_MARK_PLACE.argument, _make_mark_source)
+        self._record_single_tensor(
+            call, 0, LAYER_MARK_PLACE.argument, ArraySource, make_layer_value()
+        )
 
     def _record_gradient(
         self, open_call: OpenMindSporeApiCall, slot: int, argument: str, gradient: Any
@@ -125,15 +132,22 @@ class MindSporeApiRecorder:
             return
         open_call.arrived_places.add(argument)
         self.observer.record_event(open_call.gradient.name)
-        self._record_single_tensor(open_call.gradient, slot, argument, make_tensor_reader(gradient))
+        self._record_single_tensor(
+            open_call.gradient, slot, argument, make_mindspore_source, gradient
+        )
 
     def _record_single_tensor(
-        self, call: ApiCall, slot: int, argument: str, read: Callable[[], TensorSource | str]
+        self,
+        call: ApiCall,
+        slot: int,
+        argument: str,
+        read: Callable[[Any], TensorSource | str],
+        value: object,
     ) -> None:
         """Record the one tensor of a mark, or of a backward."""
         if self.observer.is_selected(call.name, TensorSide.INPUT):
             self.observer.record_tensor(
-                call.op_type, call.name, TensorSide.INPUT, slot, argument, read
+                call.op_type, call.name, TensorSide.INPUT, slot, argument, read, value
             )
         self.observer.end_call(call.name)
 
@@ -149,8 +163,15 @@ class MindSporeApiRecorder:
                 continue
             scalar = find_scalar_type(leaf.value)
             argument = format_api_argument(side, leaf.path, leaf.word, scalar, open_call.recomputed)
-            read = _make_number_reader(leaf.value) if scalar else make_tensor_reader(leaf.value)
-            self.observer.record_tensor(call.op_type, call.name, side, leaf.slot, argument, read)
+            self.observer.record_tensor(
+                call.op_type,
+                call.name,
+                side,
+                leaf.slot,
+                argument,
+                ArraySource if scalar else make_mindspore_source,
+                leaf.value,
+            )
 
     def _is_recorded(self, value: object) -> bool:
         if is_tensor(value):
@@ -180,14 +201,6 @@ class MindSporeApiRecorder:
     def _record_stack(self, name: str) -> None:
         stack = self._stacks.read_stack(inspect.currentframe())
         self.observer.recorder.record_call_stack(self.observer.graph, name, stack)
-
-
-def _make_number_reader(value: Any) -> Callable[[], TensorSource]:
-    return lambda: ArraySource(value)
-
-
-def _make_mark_source() -> TensorSource:
-    return ArraySource(make_layer_value())
 
 
 class MindSporeApiHook(MindSporeCallListener):
@@ -310,31 +323,15 @@ class MindSporeApiHook(MindSporeCallListener):
         self._record.record_layer_mark(call, path)
 
 
-_logger = logging.getLogger("rankdump")
-
-NAME = "mindspore"
-_MAX_SEARCHING_CALLS = 64
-"""Calls of a model without an optimizer's step after which none is looked for any more."""
-
-
-class MindSporeStepWatch:
-    """Tells a listener of the steps of one model, until it is removed."""
+class MindSporeStepWatch(ApiStepWatch):
+    """Reports the steps of one MindSpore model until it is removed."""
 
     def __init__(self, model: Any, listener: StepListener) -> None:
-        self._model = model
-        self._listener = listener
-        self._calls = 0
-        self._optimizer_found = False
-        self._outermost = MindSporeOutermostWatch(self._record_stack)
+        super().__init__(model, listener)
+        self._outermost = MindSporeOutermostWatch(self._model_called)
         self._outermost.watch(model)
         self._end_listener = _StepEndListener(self)
         CALL_INTERCEPTION.add_listener(self._end_listener)
-
-    def optimized(self) -> bool:
-        """Return whether there is an optimizer whose steps can be waited for."""
-        if not self._optimizer_found and self._calls < _MAX_SEARCHING_CALLS:
-            self._optimizer_found = has_optimizers()
-        return self._optimizer_found
 
     def remove(self) -> None:
         """Leave MindSpore as it was before."""
@@ -345,14 +342,13 @@ class MindSporeStepWatch:
         """Tell of the step of an optimizer that holds a parameter of the model."""
         own = {id(parameter) for parameter in self._model.get_parameters()}
         if any(id(parameter) in own for parameter in optimizer.parameters):
-            self._optimizer_found = True
-            self._listener.stepped()
+            self._report_step()
 
-    def _record_stack(self, number: int) -> None:
-        self._calls += 1
-        trains = is_recording_gradients()
-        manner = f"{'training' if self._model.training else 'evaluation'}, gradients {trains}"
-        self._listener.called(manner, trains=trains)
+    def _search_optimizer(self) -> bool:
+        return has_optimizers()
+
+    def _model_called(self, number: int) -> None:
+        self._report_call(trains=is_recording_gradients())
 
 
 class _StepEndListener(MindSporeCallListener):

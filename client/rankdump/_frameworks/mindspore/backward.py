@@ -16,15 +16,18 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from rankdump._core.record import TensorSide
 from rankdump._frameworks.mindspore.framework import Parameter, is_recording_gradients
 from rankdump._frameworks.mindspore.interception import (
     CALL_INTERCEPTION,
     GRADIENT_HOOKS,
     GradientHook,
 )
-from rankdump._frameworks.mindspore.tensors import MindSporeObserver, is_tensor, make_tensor_reader
-from rankdump._frameworks.operator_names import PARAMETER_TYPE, make_gradient_name
+from rankdump._frameworks.mindspore.tensors import (
+    MindSporeObserver,
+    is_tensor,
+    make_mindspore_source,
+)
+from rankdump._frameworks.operator_names import make_gradient_name
 
 
 class MindSporeGradientObserver:
@@ -102,7 +105,9 @@ class MindSporeParameterObserver:
     def record_all(self) -> None:
         """Hand over all parameters as they stand."""
         for parameter in self._model.get_parameters():
-            self._record_parameter(parameter.name, "parameter", parameter, state=True)
+            self._observer.record_parameter(
+                parameter.name, "parameter", make_mindspore_source, parameter, state=True
+            )
 
     def _make_gradient_callback(self, name: str) -> Callable[[Any], None]:
         def take(gradient: Any) -> None:
@@ -113,15 +118,7 @@ class MindSporeParameterObserver:
     def _record_gradient(self, name: str, gradient: Any) -> None:
         if self._observer.armed:
             self._recorded.add(name)
-            self._record_parameter(name, "grad", gradient, state=False)
-
-    def _record_parameter(self, name: str, argument: str, tensor: Any, *, state: bool) -> None:
-        if self._observer.is_selected(name, TensorSide.OUTPUT):
-            read = make_tensor_reader(tensor)
-            self._observer.record_tensor(
-                PARAMETER_TYPE, name, TensorSide.OUTPUT, 0, argument, read, state=state
-            )
-            self._observer.end_call(name)
+            self._observer.record_parameter(name, "grad", make_mindspore_source, gradient)
 
 
 _CallT = TypeVar("_CallT")

@@ -50,10 +50,15 @@ from rankdump._frameworks.mindspore.interception import (
 from rankdump._frameworks.mindspore.tensors import (
     MindSporeObserver,
     is_tensor,
-    make_tensor_reader,
+    make_mindspore_source,
     read_tensor_type,
 )
-from rankdump._frameworks.model_observer import capture_source_lines
+from rankdump._frameworks.model_observer import (
+    BACKWARD_SIDE,
+    capture_source_lines,
+    check_mark_state,
+    make_mark_target_error,
+)
 from rankdump._frameworks.operator_names import (
     CallLeaf,
     OperatorCallNames,
@@ -99,13 +104,8 @@ def set_dump(cell: object, enabled: object = True) -> None:
     bool, as in MindSpore (mindspore-dump.md 1.12).
     """
     if not isinstance(cell, Cell):
-        kind = f"{type(cell).__module__}.{type(cell).__qualname__}"
-        raise ValueError(
-            f"set_dump: target of type {kind} is not allowed; allowed: mindspore.nn.Cell"
-        )
-    if not isinstance(enabled, bool):
-        raise ValueError(f"set_dump: enabled={enabled!r} is not allowed; allowed: True, False")
-    cell_marks.set_mark(cell, enabled)
+        raise make_mark_target_error(cell, "mindspore.nn.Cell")
+    cell_marks.set_mark(cell, check_mark_state(enabled))
 
 
 class CellMarkReporter:
@@ -138,10 +138,6 @@ class CellMarkReporter:
             known is not None and cell_marks.is_marked(cell) != known
         ):
             self.report_marks(operators)
-
-
-# Seen from the backward, what the forward wrote is read and what it read is written.
-_BACKWARD_SIDE = {TensorSide.INPUT: TensorSide.OUTPUT, TensorSide.OUTPUT: TensorSide.INPUT}
 
 
 @dataclass(slots=True, eq=False)
@@ -356,8 +352,15 @@ class MindSporeCellHook(MindSporeCallListener):
             return
         for leaf in leaves:
             if is_tensor(leaf.value):
-                read = make_tensor_reader(leaf.value)
-                self._observer.record_tensor(op_type, name, side, leaf.slot, leaf.argument, read)
+                self._observer.record_tensor(
+                    op_type,
+                    name,
+                    side,
+                    leaf.slot,
+                    leaf.argument,
+                    make_mindspore_source,
+                    leaf.value,
+                )
 
     def _watch_gradients(
         self, call: MindSporeCellCall, side: TensorSide, leaves: Sequence[CallLeaf]
@@ -389,7 +392,7 @@ class MindSporeCellHook(MindSporeCallListener):
         if not call.arrived_slots:
             self._observer.record_event(name)
         call.arrived_slots.add(place)
-        self._record_tensors(call.scope.op_type, name, _BACKWARD_SIDE[side], [leaf])
+        self._record_tensors(call.scope.op_type, name, BACKWARD_SIDE[side], [leaf])
         self._observer.end_call(name)
 
 

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rankdump._core.recorder_protocol import Recorder
-from rankdump._frameworks.api_calls import ApiOptions, StepListener
+from rankdump._frameworks.api_calls import ApiOptions, ApiStepWatch, StepListener
 from rankdump._frameworks.torch.apis.api_hook import TorchApiHook
 from rankdump._frameworks.torch.apis.function_patches import without_dropout
 from rankdump._frameworks.torch.internals import find_backward_step
@@ -32,19 +32,17 @@ from rankdump._frameworks.torch.module_hooks import TorchOutermostWatch
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
+__all__ = ["NAME", "api_hook", "save_state", "watch_steps", "without_dropout"]
 
-_MAX_SEARCHING_CALLS = 64
-"""Calls of a model without an optimizer's step after which none is looked for any more."""
+NAME = "torch"
+_STATE_FILE = "pt_net.pth"
 
 
-class TorchStepWatch:
-    """Tells a listener of one model, until it is removed."""
+class TorchStepWatch(ApiStepWatch):
+    """Reports the steps of one torch model until it is removed."""
 
     def __init__(self, model: Module, listener: StepListener) -> None:
-        self._model = model
-        self._listener = listener
-        self._calls = 0
-        self._optimizer_found = False
+        super().__init__(model, listener)
         self._known_optimizers: dict[int, tuple[ref[Optimizer], bool]] = {}
         """Whether the steps of an optimizer count, by its identity."""
         self._has_own_optimizer = False
@@ -53,12 +51,6 @@ class TorchStepWatch:
         self._outermost.watch(model)
         self._handle = register_optimizer_step_post_hook(self._after_step)
         self._scaler_patch = _ScalerStepPatch(self._note_step)
-
-    def optimized(self) -> bool:
-        """Return whether there is an optimizer whose steps can be waited for."""
-        if not self._optimizer_found and self._calls < _MAX_SEARCHING_CALLS:
-            self._optimizer_found = any(True for _ in _iterate_optimizers())
-        return self._optimizer_found
 
     def remove(self) -> None:
         """Leave the model and torch as they were."""
@@ -69,10 +61,13 @@ class TorchStepWatch:
     def _model_called(self, number: int) -> None:
         if find_backward_step() is not None:  # a checkpoint is recomputed
             return
-        self._calls += 1
-        trains = torch.is_grad_enabled() and any(p.requires_grad for p in self._model.parameters())
-        manner = f"{'training' if self._model.training else 'evaluation'}, gradients {trains}"
-        self._listener.called(manner, trains=trains)
+        parameters = self._model.parameters()
+        self._report_call(
+            trains=torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
+        )
+
+    def _search_optimizer(self) -> bool:
+        return any(True for _ in _iterate_optimizers())
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._note_step(optimizer)
@@ -82,8 +77,7 @@ class TorchStepWatch:
         if known is None or known() is not optimizer:
             counts = self._is_counted(optimizer)
         if counts:
-            self._optimizer_found = True
-            self._listener.stepped()
+            self._report_step()
 
     def _is_counted(self, optimizer: Optimizer) -> bool:
         """Find out whether steps of an optimizer count: it takes a look at all objects there are.
@@ -133,16 +127,6 @@ def _iterate_optimizers() -> Iterator[Optimizer]:
 
 def _shares_parameter(optimizer: Optimizer, own: set[int]) -> bool:
     return any(id(each) in own for group in optimizer.param_groups for each in group["params"])
-
-
-# torch's stubs leave the hooks of its classes untyped.
-# pyright: reportUnknownMemberType=false
-
-
-__all__ = ["NAME", "api_hook", "save_state", "watch_steps", "without_dropout"]
-
-NAME = "torch"
-_STATE_FILE = "pt_net.pth"
 
 
 def api_hook(model: Module, recorder: Recorder, *, graph: int, options: ApiOptions) -> TorchApiHook:

@@ -21,8 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankdump._core.events import EventKind
-from rankdump._core.events import ProcessGroup as Group
+from rankdump._core.events import EventKind, ProcessGroup
 from rankdump._core.recorder_protocol import CollectiveCall, Recorder, StartedEvent
 from rankdump._core.timeouts import GroupTimeout
 from rankdump._frameworks.torch.tensors import find_dtype_name
@@ -57,7 +56,7 @@ class CollectiveRequest:
     """A collective or message that is about to start."""
 
     kind: EventKind
-    group: Group
+    group: ProcessGroup
     rank: int
     """This process's global rank."""
     element_count: int = 0
@@ -189,9 +188,9 @@ class CollectiveRecorder:
         return list(started.values())
 
 
-def describe_group(group: dist.ProcessGroup) -> Group:
-    """Return a communicator as the contract knows it."""
-    return Group(str(group.group_name), tuple(dist.get_process_group_ranks(group)))
+def describe_group(group: dist.ProcessGroup) -> ProcessGroup:
+    """Return the name and the global ranks of a process group of torch."""
+    return ProcessGroup(str(group.group_name), tuple(dist.get_process_group_ranks(group)))
 
 
 def count_elements(tensors: Iterable[Tensor]) -> tuple[int, str]:

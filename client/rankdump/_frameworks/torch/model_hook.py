@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import IterationHook, Recorder, StartedEvent
+from rankdump._frameworks.model_observer import BACKWARD_SIDE
 from rankdump._frameworks.operator_names import CallLeaf, list_call_leaves, list_result_leaves
 from rankdump._frameworks.torch.collectives import CollectiveSubscription
 from rankdump._frameworks.torch.graph_description import GraphDescriber, NodeDraft
@@ -55,10 +56,6 @@ from rankdump._frameworks.torch.recomputation import BackwardStep, ForwardCallLo
 
 # torch's stubs leave hooks and handles untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-
-
-# Seen from the backward, what the forward wrote is read and what it read is written.
-_BACKWARD_SIDE = {TensorSide.INPUT: TensorSide.OUTPUT, TensorSide.OUTPUT: TensorSide.INPUT}
 
 
 class ModuleGradientObserver:
@@ -106,7 +103,7 @@ class ModuleGradientObserver:
             observer.record_event(name)
             if self._describer.is_active:
                 run_shielded(self._describer.describe_gradient, self.report_failure, call)
-        observer.record_tensors(call.scope.op_type, name, _BACKWARD_SIDE[side], [leaf])
+        observer.record_tensors(call.scope.op_type, name, BACKWARD_SIDE[side], [leaf])
         if call.arrivals.is_complete:
             observer.end_call(name)
 

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from rankdump._core.record import TensorSide
+from rankdump._frameworks.model_observer import check_mark_state, make_mark_target_error
 from rankdump._frameworks.operator_names import make_gradient_name
 from rankdump._frameworks.torch.internals import is_tracing, read_structure
 from rankdump._frameworks.torch.module_tree import (
@@ -170,13 +171,8 @@ def set_dump(module: object, enabled: object = True) -> None:
     and a bool, as in MindSpore (mindspore-dump.md 1.12).
     """
     if not isinstance(module, Module):
-        kind = f"{type(module).__module__}.{type(module).__qualname__}"
-        raise ValueError(
-            f"set_dump: target of type {kind} is not allowed; allowed: torch.nn.Module"
-        )
-    if not isinstance(enabled, bool):
-        raise ValueError(f"set_dump: enabled={enabled!r} is not allowed; allowed: True, False")
-    module_marks.set_mark(module, enabled)
+        raise make_mark_target_error(module, "torch.nn.Module")
+    module_marks.set_mark(module, check_mark_state(enabled))
 
 
 class ModuleMarkReporter:
