@@ -48,7 +48,7 @@ class ConfigError(PermanentError):
     """A configuration has a value that is not allowed: file, key, value and allowed values.
 
     >>> str(ConfigError("a.json", "input_output", 7, "0, 1 or 2"))
-    "a.json: input_output: 7 is not allowed; allowed: 0, 1 or 2"
+    'a.json: input_output: 7 is not allowed; allowed: 0, 1 or 2'
     """
 
     def __init__(self, file: str, key: str, value: object, allowed: str) -> None:

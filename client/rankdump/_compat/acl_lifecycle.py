@@ -64,7 +64,7 @@ class _AclCallError(Exception):
 def _return_code(
     call: Callable[Concatenate[AclDumpLifecycle, _CallP], None],
 ) -> Callable[Concatenate[AclDumpLifecycle, _CallP], int]:
-    """Turn how a call ends into its number, and say once what was wrong."""
+    """Return the error code of a call, and log the reason of a failure."""
 
     @wraps(call)
     def numbered(self: AclDumpLifecycle, /, *args: _CallP.args, **kwargs: _CallP.kwargs) -> int:
@@ -83,7 +83,7 @@ def _return_code(
 
 
 class AclDumpLifecycle:
-    """What a process has set up; its calls may come from any thread."""
+    """State of the dump calls of a process; safe to use from several threads."""
 
     def __init__(
         self,

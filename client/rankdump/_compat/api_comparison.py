@@ -54,10 +54,10 @@ def api_dump_compare(
     and the files of other ranks than 0 have their number in the name. The framework of each side
     follows from its files. Elements are close when `abs(a - b) <= atol + rtol * abs(b)`, b the
     target's. `ignore_unmatched` leaves rows without a partner out, `ignore_backward` the
-    gradients. The last parameter exists for the sake of scripts that name the tool's default.
+    gradients. The last parameter accepts the default of troubleshooter only.
 
-    ValueError for a path without a dump and for a parameter out of its range, DamagedError for an
-    info file that is none, ExhaustedError when a file cannot be written.
+    ValueError for a path without a dump and for a parameter out of its range, CorruptedError for a
+    damaged info file, ExhaustedError when a file cannot be written.
     """
     _check_tolerances(rtol, atol, convinced_match_method)
     origin, target = (
@@ -102,7 +102,7 @@ def _pair_ranks(
 
 
 def _read_info(dump: ApiRankDump) -> ApiDumpInfo:
-    """Read one rank's info file, and say what of it is left out."""
+    """Read one rank's info file, and print what is omitted from it."""
     found = read_dump_info(dump.info, counted=dump.counted)
     for note in found.notes:
         _print_line(note)
@@ -146,7 +146,7 @@ def _compare_ranks(
 def _select_comparison(
     a: ApiRankDump, b: ApiRankDump, info_a: ApiDumpInfo, info_b: ApiDumpInfo
 ) -> str:
-    """Return what is compared: elements where both sides have files, else figures."""
+    """Return what is compared: elements where both sides have files, else statistics."""
     if a.files and b.files:
         return "elements"
     _print_line("at least one dump has no npy files: the statistics of the info files are compared")

@@ -1,6 +1,6 @@
 """Life cycle of a dump that is set up with troubleshooter's calls: init, then start and stop, and
-the count of a model's steps. Mistakes of a script are raised where it makes them; our own
-failures are logged, and training goes on.
+the count of a model's steps. Wrong calls of a script raise an error; internal failures are logged,
+and training continues.
 
 A step ends with an optimizer's: it is over when the model is called again. Several optimizers of
 one step count once, and so do several forward passes before it (accumulation, closures). A call
@@ -70,9 +70,9 @@ class StepCounter:
         return self.number + self._optimized
 
     def note_call(self, manner: str, *, trains: bool, optimized: Callable[[], bool]) -> bool:
-        """Take a call of the model; return whether a step begins with it.
+        """Count a call of the model; return whether a step begins with it.
 
-        `optimized` says whether there is an optimizer whose step may still come.
+        `optimized` returns whether there is an optimizer whose step is still expected.
         """
         with self._lock:
             if self._set_by_script:
@@ -90,13 +90,13 @@ class StepCounter:
             return not goes_on
 
     def note_optimizer_step(self) -> None:
-        """Take the end of an optimizer's step."""
+        """Count the end of an optimizer's step."""
         with self._lock:
             # Before any call it is none of this model's steps.
             self._optimized = self._optimized or bool(self._manner)
 
     def set_step(self, number: int | None = None) -> int:
-        """Take the script's own word, by default for the next step; nothing is counted any more."""
+        """Set the number of the step, by default the next one; calls are no longer counted."""
         with self._lock:
             following = self.number + 1 if self._set_by_script or self._manner else self.number
             self._set_by_script, self._optimized = True, False
@@ -170,11 +170,11 @@ class ApiDumpController:
             if self._observed is not None:
                 self._begin_step(self._observed.steps.set_step(number))
 
-    # -- what is heard of the model
+    # -- notifications of the model
 
     @never_raises
     def called(self, manner: str, *, trains: bool) -> None:
-        """Hear that the model is called."""
+        """Count a call of the model."""
         observed = self._observed
         if observed is None:
             return
@@ -184,11 +184,11 @@ class ApiDumpController:
 
     @never_raises
     def stepped(self) -> None:
-        """Hear that an optimizer of the model is done with its step."""
+        """Count the step of an optimizer of the model."""
         if self._observed is not None:
             self._observed.steps.note_optimizer_step()
 
-    # -- how it is done
+    # -- implementation
 
     def _get_observed(self, call: str) -> _ObservedModel:
         if self._observed is None:

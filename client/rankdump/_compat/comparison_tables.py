@@ -41,7 +41,7 @@ _MAX_ZERO_NORM = float(np.finfo(float).eps)
 
 @dataclass(frozen=True, slots=True)
 class ElementDifferences:
-    """What a row of elements says."""
+    """Result of the comparison of two tensors."""
 
     result: str = str(False)
     close_share: float = 0.0
@@ -88,7 +88,7 @@ def compare_elements(
 
 
 def format_statistic_differences(a: tuple[float, ...], b: tuple[float, ...]) -> str:
-    """Return the last cell of a row of figures: how far each is apart."""
+    """Return the last cell of a row of statistics: their absolute differences."""
     return ", ".join(_format_number(abs(one - other)) for one, other in zip(a, b, strict=True))
 
 
@@ -97,7 +97,7 @@ def truncate_number(number: float, places: int) -> float:
 
     Of a float32 it is scaled as one, as numpy 2 does it for the tool.
 
-    >>> cut(0.29999999, 5), cut(-1.5, 0)
+    >>> truncate_number(0.29999999, 5), truncate_number(-1.5, 0)
     (0.29999, -1.0)
     """
     factor = 10**places

@@ -22,7 +22,7 @@ DUMP_TYPES = ("all", "statistics", "npy", "stack")
 STATISTIC_CATEGORIES = ("max", "min", "avg", "l2norm", "md5")
 API_DUMP_DIALECT = "api_dump"
 _STATISTICS_BY_RELEASE = {"1.0.17": ("max", "min", "avg"), "1.0.18": ("max", "min", "l2norm")}
-"""What each release computes unless it is told."""
+"""Statistics that each release computes by default."""
 TOOL_RELEASES = tuple(_STATISTICS_BY_RELEASE)
 _NUMBERED_NAME = re.compile(r".+_[0-9]+")
 _FILE_MODE, _FOLDER_MODE = 0o400, 0o700
@@ -50,7 +50,7 @@ class ApiDumpRequest:
     filter_data: bool = True
     filter_stack: bool = True
     statistic_category: tuple[str, ...] = ()
-    """Figures; empty for those of the release."""
+    """Statistics to compute; empty for those of the release."""
 
     @property
     def keeps_elements(self) -> bool:
@@ -88,15 +88,15 @@ def make_dump_request(
 
 
 def make_dump_plan(setting: ApiDumpSetting, request: ApiDumpRequest, framework: str) -> DumpPlan:
-    """Return what a session is to do; ValueError for figures that the release does not write."""
+    """Return the plan of a session; ValueError for statistics that the release does not write."""
     if request.statistic_category and setting.release == TOOL_RELEASES[0]:
         raise ValueError(
             "api_dump_start: statistic_category needs "
             f"api_dump_init(release={TOOL_RELEASES[1]!r}): "
             f"the info file of {setting.release} has max, min and mean"
         )
-    figured = request.dump_type in ("all", "statistics")
-    figures = request.statistic_category or _STATISTICS_BY_RELEASE[setting.release]
+    has_statistics = request.dump_type in ("all", "statistics")
+    statistics = request.statistic_category or _STATISTICS_BY_RELEASE[setting.release]
     layout = f"api-{framework}"
     return DumpPlan(
         OutputSettings(
@@ -108,7 +108,7 @@ def make_dump_plan(setting: ApiDumpSetting, request: ApiDumpRequest, framework: 
         ),
         content=ContentSettings(
             saved="full" if request.keeps_elements else "statistic",
-            statistics=figures if figured else (),
+            statistics=statistics if has_statistics else (),
         ),
         dialect=API_DUMP_DIALECT,
     )
@@ -176,7 +176,7 @@ class ApiCallScope(Protocol):
         ...
 
     def list_missing(self) -> tuple[str, ...]:
-        """Return what is asked for and has not come so far, a sentence each."""
+        """Return a sentence for each requested call that was not made so far."""
         ...
 
 

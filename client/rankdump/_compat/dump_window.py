@@ -35,14 +35,14 @@ class NullRecorder:
     wants_arguments = False
 
     def begin_call(self, graph: int, op_name: str) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
         """Return that nothing is kept."""
         return False
 
     def observe(self, observation: TensorObservation) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def count_loss(
         self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
@@ -50,41 +50,41 @@ class NullRecorder:
         """Count nothing."""
 
     def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def set_marks(self, graph: int, names: frozenset[str]) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def describe(self, graph: int, node: GraphNode) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def record_arguments(
         self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]
     ) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def record_call_stack(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def start_event(
         self, *, graph: int, name: str, collective: CollectiveCall | None = None
     ) -> StartedEvent:
-        """Return an event that nobody counts."""
+        """Return an event that is not recorded."""
         return StartedEvent(0, 0, graph, name, collective, 0)
 
     def finish_event(
         self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
     ) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def record_group_timeout(self, timeout: GroupTimeout) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def warn_once(self, message: str) -> None:
-        """Say nothing: what is wrong is said when a dump runs."""
+        """Write no warning: warnings are written while a dump runs."""
 
 
 COUNTING_OPTIONS = ApiOptions()
@@ -93,7 +93,7 @@ COUNTING_OPTIONS = ApiOptions()
 
 @dataclass(frozen=True, slots=True)
 class DumpDestination:
-    """Whose dump it is, and where it goes."""
+    """Plan, rank and agent of a dump."""
 
     plan: DumpPlan
     identity: RankIdentity
@@ -162,7 +162,7 @@ class DumpWindow:
 
 
 class _LentHook:
-    """A hook that goes on counting when the session lets go of it."""
+    """Hook of a session that continues to count calls after the session has detached it."""
 
     def __init__(self, hook: ApiIterationHook) -> None:
         self._hook = hook

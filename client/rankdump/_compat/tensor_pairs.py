@@ -64,15 +64,14 @@ class ApiDumpInfo:
 
     @property
     def has_no_statistics(self) -> bool:
-        """Whether no tensor has any figure."""
-        return all(math.isnan(figure) for tensor in self.tensors for figure in tensor.statistics)
+        """Whether no tensor has any statistic."""
+        return all(math.isnan(number) for tensor in self.tensors for number in tensor.statistics)
 
 
 def read_dump_info(path: Path, *, counted: bool = False) -> ApiDumpInfo:
     """Return what an info file lists; with `counted` its steps are known to be real ones.
 
-    A last line that its writer could not finish is left out; DamagedError names any other that is
-    none.
+    An incomplete last line is omitted; CorruptedError names any other damaged line.
     """
     info = read_info(path, stepped=counted)
     if info.damage and not info.is_torn:
@@ -92,8 +91,8 @@ def _make_info_tensor(line: InfoLine) -> ApiInfoTensor | None:
     if found is None:
         return None
     largest, smallest, mean = (line.statistics.get(item, math.nan) for item in SUMMARY_ITEMS)
-    figures = (largest, smallest, mean)
-    return ApiInfoTensor(line.name, *found, line.step, line.recomputed, line.shape, figures)
+    statistics = (largest, smallest, mean)
+    return ApiInfoTensor(line.name, *found, line.step, line.recomputed, line.shape, statistics)
 
 
 @dataclass(frozen=True, slots=True)

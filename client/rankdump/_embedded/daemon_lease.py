@@ -53,7 +53,7 @@ def format_daemon_address(folder: DaemonFolder) -> str:
 def start_daemon(
     folder: DaemonFolder, liveness_fd: int, *, merges: bool
 ) -> subprocess.Popen[bytes]:
-    """Start a daemon; it drains and ends when the file `leash`, a descriptor, ends.
+    """Start a daemon; it drains and ends at the end of the file that `liveness_fd` reads.
 
     Without `merges` it is an agent alone: it sees the ranks of one host, and the job has more.
     """
@@ -103,7 +103,7 @@ def stop_daemon(process: subprocess.Popen[bytes]) -> int:
 
 
 def read_last_log_line(folder: DaemonFolder) -> str:
-    """Return the last line of a daemon's log; `none` when it said nothing."""
+    """Return the last line of a daemon's log; `none` when the log is empty."""
     text = folder.log.read_text(errors="replace") if folder.log.exists() else ""
     return text.strip().rpartition("\n")[2] or "none"
 
@@ -194,7 +194,7 @@ class DaemonLease:
 
     @property
     def log(self) -> Path:
-        """What the daemon says."""
+        """Log file of the daemon."""
         return self._folder.log
 
     @property
@@ -208,7 +208,7 @@ class DaemonLease:
         return self._folder.has_daemon
 
     def close(self, *, keep_log: bool = False) -> str:
-        """Need the daemon no longer; whoever is the last waits until it has written everything.
+        """Release the daemon; the last user waits until it has written everything.
 
         Return how the daemon failed; its log stays then. Empty when nothing went wrong.
         """
@@ -235,7 +235,7 @@ class DaemonLease:
         )
 
     def _start(self) -> None:
-        """Start a daemon and hold its standard input; the door is held."""
+        """Start a daemon and keep its standard input open; the folder's lock must be held."""
         fifo = self._folder.liveness_fifo
         if not fifo.exists():
             os.mkfifo(fifo, 0o600)
@@ -264,7 +264,7 @@ class DaemonLease:
     def _end_daemon(self) -> str:
         """Wait for the end of a daemon that nobody else holds; return how it failed, if it did."""
         if self._process is not None:
-            # Before the leash is let go: that asks for a stop as well, and two are an order.
+            # Before the descriptor is closed: that requests a stop too, and two requests force one.
             code = stop_daemon(self._process)
             how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
         else:

@@ -35,7 +35,7 @@ _UNSAFE_CHARACTER = re.compile(r"[:\s\0]")
 _MAX_WORD_CHARACTERS = 255
 """Characters of a word that are kept."""
 _OUT_PREFIX_CHARACTERS = len("out.")
-"""Begins the places of `hook.leaves_of_result`."""
+"""Prefix of the places of `list_result_leaves`."""
 
 
 def select_every_call(call: ApiCall) -> bool:
@@ -60,17 +60,17 @@ class ApiOptions:
 
 
 class StepListener(Protocol):
-    """Hears of what steps are told by; from any thread, and before anything of it is observed."""
+    """Receives model calls and optimizer steps, from any thread, before they are observed."""
 
     def called(self, manner: str, *, trains: bool) -> None:
-        """Hear that the model is called, not inside another of its calls, nor to recompute.
+        """Receive an outermost call of the model that is not a recomputation.
 
         `manner` is the same for calls of one kind; `trains` when gradients can come of it.
         """
         ...
 
     def stepped(self) -> None:
-        """Hear that an optimizer of the model is done with its step, or was made to skip it."""
+        """Receive the end of an optimizer's step, or of a step that was skipped."""
         ...
 
 
@@ -125,16 +125,16 @@ class ApiCallCounter:
 def make_layer_mark(path: str) -> ApiCall:
     """Return the mark of a module, by its path with dots.
 
-    >>> layer_call("blocks.0.conv").name
+    >>> make_layer_mark("blocks.0.conv").name
     'LAYER_blocks_0_conv_forward'
     """
     return ApiCall(LAYER_KIND, path.replace(".", "_"), 0)
 
 
 def format_layer_name(path: str) -> str:
-    """Return the same with the dots, which its stack keeps.
+    """Return the name of a module's mark with the dots of its path, as the stack file has it.
 
-    >>> layer_name("blocks.0.conv")
+    >>> format_layer_name("blocks.0.conv")
     'LAYER_blocks.0.conv_forward'
     """
     return ApiCall(LAYER_KIND, path, 0).name
@@ -200,7 +200,7 @@ def format_api_argument(
 ) -> str:
     """Return what the observation of a leaf carries: `input.0`, `output`, `input.1:int`.
 
-    >>> argument_of(Side.INPUT, "1", "dim", "int", True)
+    >>> format_api_argument(TensorSide.INPUT, "1", "dim", "int", True)
     'input.1:=dim:int:recompute'
     """
     return ApiPlace(
@@ -257,7 +257,7 @@ class CallStackCache:
         return known
 
     def clear(self) -> None:
-        """Know nothing any more."""
+        """Forget all stacks."""
         # All that is known by the identity of a code object goes with the object.
         self._stacks.clear()
         self._lines.clear()

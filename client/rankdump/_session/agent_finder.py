@@ -1,5 +1,5 @@
-"""Finder of the agent that takes the dumps of a process: the one that RANKDUMP_AGENT names, this
-host's own, or one that its job brings along. gRPC is loaded only for the last.
+"""Finder of the agent that receives the dumps of a process: the one that RANKDUMP_AGENT names, the
+one of this host, or an embedded one that the job starts. gRPC is loaded only for the last.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _logger = logging.getLogger("rankdump")
 AGENT_VARIABLE = "RANKDUMP_AGENT"
 _CONNECT_TIMEOUT_S = 0.5
 _START_TIMEOUT_S = 5.0
-"""Longest a job waits at its start for a daemon that it brings along; tensors wait for it then."""
+"""Time that a job waits at its start for an embedded daemon; after that, tensors are buffered."""
 
 LeaseFactory = Callable[[str, bool], "DaemonLease"]
 """Finds or starts the daemon of a job by its id, which merges its order or not."""
@@ -33,11 +33,11 @@ LeaseFactory = Callable[[str, bool], "DaemonLease"]
 
 @dataclass(frozen=True, slots=True)
 class AgentAddress:
-    """Where an agent answers, or may answer one day."""
+    """Address of an agent that runs, or may be started later."""
 
     address: str
     missing: str = ""
-    """Why there is none now; empty where there may be one."""
+    """Reason why no agent runs there now; empty where one may run."""
 
 
 class AgentFinder:
@@ -52,7 +52,7 @@ class AgentFinder:
         lease: LeaseFactory | None = None,
         explain_missing: Callable[[str], str] | None = None,
     ) -> None:
-        """`why_not` says why no agent answers at an address; empty when one does."""
+        """`explain_missing` returns why no agent runs at an address; empty when one does."""
         self._make_lease = lease or _make_lease
         self._explain_missing = explain_missing or explain_missing_agent
         self._lock = threading.Lock()
@@ -60,9 +60,9 @@ class AgentFinder:
         os.register_at_fork(after_in_child=self._forget)
 
     def find(self, environ: Mapping[str, str], *, embedded: bool = True) -> AgentAddress:
-        """Return the agent that RANKDUMP_AGENT names, this host's, or one that is brought along.
+        """Return the agent that RANKDUMP_AGENT names, that of this host, or an embedded one.
 
-        None is brought along where `embedded` is False. What is missing may come yet.
+        No agent is started where `embedded` is False. A missing agent may be started later.
         """
         if environ.get(AGENT_VARIABLE):
             return AgentAddress(environ[AGENT_VARIABLE])

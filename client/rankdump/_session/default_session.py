@@ -46,7 +46,7 @@ class CallSession(Session):
         super().step(iteration)
 
     def close(self) -> None:
-        """Leave the models alone, and deliver what waits."""
+        """Remove the hooks from the models, and deliver buffered data."""
         if self._outermost is not None:
             self._outermost.remove()
         super().close()
@@ -106,7 +106,7 @@ def dump_stop() -> None:
 
 
 def limit(name: str, seconds: float) -> None:
-    """Say how long communication may wait where no variable says it; 0 for without end."""
+    """Set the timeout of communication that no variable sets; 0 for no limit."""
     _get_session().limit(name, seconds)
 
 
@@ -126,7 +126,7 @@ def replace_default_session(source: Callable[[], Session] | None) -> None:
 
 
 def set_step_listener(begins: Callable[[int | None], None]) -> None:
-    """Tell somebody else too where the script itself begins an iteration."""
+    """Notify a listener of every iteration that the script begins."""
     global _step_listener
     _step_listener = begins
 

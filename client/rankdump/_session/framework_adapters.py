@@ -18,7 +18,7 @@ MODEL_TYPES = "torch.nn.Module, mindspore.nn.Cell"
 
 
 def make_hook(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | None:
-    """Return what observes a model; None, which is said once, for one of no known framework."""
+    """Return the hook that observes a model; None, with one warning, for an unknown framework."""
     if is_mindspore_cell(model):
         from rankdump._frameworks import mindspore
 
@@ -34,7 +34,7 @@ def make_hook(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | 
 
 
 def find_model_name(model: Any) -> str:
-    """Return what a model is called where nobody says it: its class, wrappers left out."""
+    """Return the default name of a model: its class, without wrappers."""
     if not is_torch_module(model):
         return type(model).__name__
     from rankdump._frameworks import torch
@@ -46,12 +46,12 @@ class HookFactory(Protocol):
     """Makes what observes a model."""
 
     def __call__(self, recorder: Recorder, *, graph: int) -> IterationHook | None:
-        """Return the hook; None when there is nothing to observe, which was said."""
+        """Return the hook; None, after a warning, when there is nothing to observe."""
         ...
 
 
 class OutermostCallWatch(Protocol):
-    """Tells of the calls of models that are not inside another call."""
+    """Reports the calls of models that are not inside another call."""
 
     def watch(self, model: Any) -> None:
         """Watch a model too."""
@@ -133,7 +133,7 @@ class ApiIterationHook(IterationHook, Protocol):
 
 
 class ModelStepWatch(Protocol):
-    """Tells a listener, until it is removed."""
+    """Reports calls and steps of a model to a listener until it is removed."""
 
     def optimized(self) -> bool:
         """Return whether there is an optimizer whose steps can be waited for."""
@@ -145,7 +145,7 @@ class ModelStepWatch(Protocol):
 
 
 class ApiFramework(Protocol):
-    """One framework: a module `migrating` of its adapter."""
+    """Functions of a framework for API dumps: a module `api_framework` of its adapter."""
 
     @property
     def NAME(self) -> str:  # noqa: N802 - a module has it as a constant
@@ -159,7 +159,7 @@ class ApiFramework(Protocol):
         ...
 
     def without_dropout(self, model: Any) -> int:
-        """Let no dropout of the model drop anything; return how many there are."""
+        """Turn off the dropout layers of a model; return how many there are."""
         ...
 
     def save_state(self, model: Any, folder: Path) -> None:

@@ -47,17 +47,17 @@ class SessionHooks:
         self._hooks: list[IterationHook] = []
 
     def add(self, hook: IterationHook, iteration: int, armed: bool) -> None:
-        """Tell one more, from the iteration on that runs now."""
+        """Add a hook, and notify it of the running iteration."""
         self._hooks.append(hook)
         hook.iteration_begins(iteration, armed)
 
     def begin(self, iteration: int, armed: bool) -> None:
-        """Say that an iteration begins, or that it is dumped from now on, or no longer."""
+        """Notify the hooks that an iteration begins, or that dumping is switched within it."""
         for hook in self._hooks:
             hook.iteration_begins(iteration, armed)
 
     def end(self, iteration: int, armed: bool) -> None:
-        """Say that an iteration is over."""
+        """Notify the hooks that an iteration has ended."""
         for hook in self._hooks:
             hook.iteration_ends(iteration, armed)
 
@@ -73,7 +73,7 @@ _P = ParamSpec("_P")
 
 
 def never_raises(method: Callable[_P, None]) -> Callable[_P, None]:
-    """Log what goes wrong inside; only a strict plan's loss passes."""
+    """Log exceptions of a method; only the ExhaustedError of a strict plan is raised."""
 
     @wraps(method)
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -130,7 +130,7 @@ class Session:
         self.undelivered = 0
         """Tensors that had not reached an agent when it was closed."""
         self.refused = False
-        """Whether the agent had refused this rank when it was closed."""
+        """Whether the agent had rejected this rank when it was closed."""
         if plan is not None:
             who, text = identity or identify_rank(environ, plan.output.root), plan_to_json(plan)
             self._is_only_rank = who.world_size == 1
@@ -264,7 +264,7 @@ class Session:
 
     @never_raises
     def limit(self, name: str, seconds: float) -> None:
-        """Say how long communication may wait where no variable says it; 0 for without end."""
+        """Set the timeout of communication that no variable sets; 0 for no limit."""
         if self._pipeline is not None:
             self._pipeline.limit(name, seconds)
 

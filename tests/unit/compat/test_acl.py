@@ -53,7 +53,7 @@ def current() -> rankdump.Session:
 
 
 def test_the_codes_are_those_of_the_reference():
-    """ascend-formats.md 4.4."""
+    """Error codes of the AscendCL API reference, CANN 8."""
     assert (acl.OK, acl.NO_PATH, acl.INITIALISED_TWICE) == (0, 100000, 100002)
     assert (acl.UNREADABLE_FILE, acl.UNPARSABLE, acl.BAD_CONFIGURATION) == (100003, 100006, 100009)
     assert (acl.NOT_INITIALISED, acl.INTERNAL) == (100045, 500000)

@@ -339,7 +339,7 @@ class MindSporeStepWatch(ApiStepWatch):
         CALL_INTERCEPTION.remove_listener(self._end_listener)
 
     def stepped(self, optimizer: Any) -> None:
-        """Tell of the step of an optimizer that holds a parameter of the model."""
+        """Report the step of an optimizer that holds a parameter of the model."""
         own = {id(parameter) for parameter in self._model.get_parameters()}
         if any(id(parameter) in own for parameter in optimizer.parameters):
             self._report_step()
@@ -352,7 +352,7 @@ class MindSporeStepWatch(ApiStepWatch):
 
 
 class _StepEndListener(MindSporeCallListener):
-    """Hears optimizers, and cells that run one or leave it out, as a loss scaler may."""
+    """Receives optimizers' steps, and cells that run one or skip it, as a loss scaler may."""
 
     def __init__(self, watch: MindSporeStepWatch) -> None:
         self._watch = watch
@@ -381,7 +381,7 @@ def api_hook(
 
 
 def without_dropout(model: Any) -> int:
-    """Let no dropout of the model drop anything; return how many there are."""
+    """Turn off the dropout layers of a model; return how many there are."""
     found = [cell for _, cell in iterate_cells(model) if _is_dropout(cell)]
     for cell in found:
         # Each class asks one or two of them.

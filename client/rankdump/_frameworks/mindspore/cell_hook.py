@@ -101,7 +101,7 @@ def set_dump(cell: object, enabled: object = True) -> None:
     """Mark a cell and all cells inside it, or take their marks away; the last call counts.
 
     It takes effect with the next call of one of them. ValueError for anything but a cell and a
-    bool, as in MindSpore (mindspore-dump.md 1.12).
+    bool, as in MindSpore (API reference of mindspore.set_dump).
     """
     if not isinstance(cell, Cell):
         raise make_mark_target_error(cell, "mindspore.nn.Cell")
@@ -109,7 +109,7 @@ def set_dump(cell: object, enabled: object = True) -> None:
 
 
 class CellMarkReporter:
-    """Keeps one model's recorder up to date."""
+    """Reports the marked cells of one model to its recorder."""
 
     def __init__(self, model: Any, observer: MindSporeObserver) -> None:
         self._model = model
@@ -118,7 +118,7 @@ class CellMarkReporter:
         self._changes = -1
 
     def report_marks(self, operators: dict[int, CellOperator]) -> None:
-        """Say which operators of the model are marked, and which parameters."""
+        """Report which operators and parameters of the model are marked."""
         self._changes = cell_marks.changes
         self._marked = {
             number: cell_marks.is_marked(each.cell) for number, each in operators.items()
@@ -132,7 +132,7 @@ class CellMarkReporter:
         self._observer.recorder.set_marks(self._observer.graph, frozenset(names))
 
     def report_changed_marks(self, operators: dict[int, CellOperator], cell: Any = None) -> None:
-        """Say it again if a mark was set since: of MindSpore's own, on this cell."""
+        """Report the marks again if one was set since, or MindSpore's mark on this cell changed."""
         known = self._marked.get(id(cell))
         if self._changes != cell_marks.changes or (
             known is not None and cell_marks.is_marked(cell) != known
@@ -423,7 +423,7 @@ class MindSporeOutermostWatch(MindSporeCallListener):
     def cell_begins(
         self, cell: Any, args: PositionalArguments, kwargs: KeywordArguments, *, inside: bool
     ) -> object:
-        """Tell of an outermost call; one that repeats a forward is none."""
+        """Report an outermost call; a recomputation does not count as one."""
         known = self._numbers.get(id(cell))
         thread = self._thread
         if known is None or thread.repeating:

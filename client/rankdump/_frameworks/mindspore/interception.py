@@ -46,7 +46,7 @@ KeywordArguments = Mapping[str, object]
 
 
 class MindSporeCallListener:
-    """Is told of calls, on the thread that makes them; passes over what it does not redefine.
+    """Receives calls, on the thread that makes them; methods that are not redefined do nothing.
 
     No method may raise.
     """
@@ -129,7 +129,7 @@ class GradientHookRegistry:
                 remove_hook(number)
 
     def suspend(self, tensors: Iterable[Any]) -> RemovedHooks:
-        """Take the hooks off all parameters and off these tensors, until `put_back`."""
+        """Remove the hooks of all parameters and of these tensors until `restore`."""
         with self._lock:
             found = [(parameter, hook) for hook, parameter in self._parameters.items()]
             found += [(each, hook) for each in tensors for hook in list_hooks(each)]
@@ -181,7 +181,7 @@ class CallInterception:
         self._pauses = 0
 
     def add_listener(self, listener: MindSporeCallListener, *, first: bool = False) -> None:
-        """Tell a listener of calls from now on; one that begins iterations before all others."""
+        """Report calls to a listener from now on; with `first`, before all other listeners."""
         with self._lock:
             known = self._listeners
             self._listeners = (listener, *known) if first else (*known, listener)
@@ -192,7 +192,7 @@ class CallInterception:
                     self._calls.install()
 
     def remove_listener(self, listener: MindSporeCallListener) -> None:
-        """Tell a listener no more; with the last one everything is put back as it was."""
+        """Stop reporting to a listener; removing the last one restores all attributes."""
         with self._lock:
             self._listeners = tuple(known for known in self._listeners if known is not listener)
             if not self._listeners and self._calls is not None and self._compilers is not None:

@@ -69,7 +69,7 @@ class WorkWatcher:
         _work_class.wait = wait
 
     def remove(self) -> None:
-        """Put the method back; works still under way end when they are let go."""
+        """Restore the method; works still running end when they are released."""
         if self._replaced is not None and vars(_work_class)["wait"] is self._replaced[1]:
             _work_class.wait = self._replaced[0]
         self._replaced = None
@@ -185,12 +185,12 @@ class ProcessGroupPatch:
         self._work_watcher = WorkWatcher()
 
     def add_recorder(self, recorder: Recorder, graph: int) -> None:
-        """Tell a recorder of collectives from now on."""
+        """Report collectives to a recorder from now on."""
         collective_recorder.add_listener(recorder, graph)
         self.install_methods()
 
     def remove_recorder(self, recorder: Recorder, graph: int) -> None:
-        """Tell it no longer; the last one to go puts the methods back."""
+        """Stop reporting to a recorder; removing the last one restores the methods."""
         collective_recorder.remove_listener(recorder, graph)
         with self._lock:
             if not collective_recorder.has_listeners:
@@ -285,7 +285,7 @@ process_group_patch = ProcessGroupPatch()
 
 
 class CollectiveSubscription:
-    """On every rank alike, armed or not, until `stop`: all must count the same collectives."""
+    """Subscription of one model, armed or not: all ranks must count the same collectives."""
 
     def __init__(self, model: Module, observer: TorchObserver) -> None:
         self._observer = observer
@@ -317,7 +317,7 @@ class CollectiveSubscription:
             process_group_patch.add_recorder(recorder, observer.graph)
 
     def unsubscribe(self) -> None:
-        """Hear no more."""
+        """Stop reporting collectives."""
         if self._is_subscribed:
             self._is_subscribed = False
             process_group_patch.remove_recorder(self._observer.recorder, self._observer.graph)

@@ -103,7 +103,7 @@ class PendingCollective:
 
 
 class CollectiveRecorder:
-    """The recorders that want to know, and the numbers so far."""
+    """Reports collectives to all recorders that listen, and numbers them."""
 
     def __init__(self) -> None:
         self._sequences = CollectiveCounter()
@@ -111,11 +111,11 @@ class CollectiveRecorder:
         self._nesting = threading.local()
 
     def add_listener(self, recorder: Recorder, graph: int) -> None:
-        """Tell this recorder, too; one that several models share is told once."""
+        """Add a recorder; one that several models share gets each event once."""
         self._listeners = [*self._listeners, (recorder, graph)]
 
     def remove_listener(self, recorder: Recorder, graph: int) -> None:
-        """Take back one `listen`."""
+        """Undo one `add_listener`."""
         remaining = list(self._listeners)
         if (recorder, graph) in remaining:
             remaining.remove((recorder, graph))
@@ -161,7 +161,7 @@ class CollectiveRecorder:
             self.report_failure(error)
 
     def warn_once(self, message: str) -> None:
-        """Say something to every recorder."""
+        """Write a warning with every recorder."""
         for recorder, _ in self._listeners:
             recorder.warn_once(message)
 

@@ -44,14 +44,14 @@ class CudaEvent(Protocol):
 
 
 class CudaRuntime(Protocol):
-    """What is asked of CUDA."""
+    """Functions of CUDA that copies need."""
 
     def register(self, address: int, byte_count: int) -> bool:
         """Pin host memory; return whether that worked."""
         ...
 
     def unregister(self, address: int) -> None:
-        """Let pinned memory go."""
+        """Release pinned host memory."""
         ...
 
     def copy(self, tensor: Tensor, target: Tensor) -> CudaEvent:
@@ -74,7 +74,7 @@ class TorchCudaRuntime:
         return int(_load_cudart().cudaHostRegister(address, byte_count, _REGISTER_PORTABLE)) == 0
 
     def unregister(self, address: int) -> None:
-        """Let pinned memory go."""
+        """Release pinned host memory."""
         _load_cudart().cudaHostUnregister(address)
 
     def copy(self, tensor: Tensor, target: Tensor) -> CudaEvent:
@@ -106,7 +106,7 @@ class TorchCudaRuntime:
 
 
 class CudaCopier:
-    """Begins copies of one process, and knows how much of it is under way."""
+    """Starts the copies of one process and counts their bytes in flight."""
 
     def __init__(self, runtime: CudaRuntime, max_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
         self._runtime, self._max_bytes = runtime, max_bytes
@@ -114,7 +114,7 @@ class CudaCopier:
         self._in_flight_bytes = 0
 
     def pin(self, memory: memoryview) -> Callable[[], None] | None:
-        """Pin host memory; None when it cannot be, else what lets it go."""
+        """Pin host memory; return the function that unpins it, None when it cannot be pinned."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         if not self._runtime.register(address, memory.nbytes):
             return None
@@ -197,7 +197,7 @@ _COPIER = CudaCopier(TorchCudaRuntime())
 StatisticKind = Literal["number", "truth", "null"]
 
 NULL_STATISTIC = "null"
-"""Stands where no figure can be computed (mindspore-dump.md 3.7)."""
+"""Value of a statistic that cannot be computed (MindSpore 2.3 Dump guide, statistic.csv)."""
 
 _BLOCK_ELEMENTS = 1 << 24
 """Integers converted at a time for their norm: what is taken from the accelerator is bounded."""
@@ -210,7 +210,7 @@ _COMPARABLE_DTYPES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceStatistics:
-    """The figures of one tensor, still on its device."""
+    """Statistics of one tensor, still on its device."""
 
     row: Tensor
     """One number for each item that is not null."""

@@ -30,7 +30,7 @@ from rankdump._frameworks.torch.observer import exclude_from_compilation, run_sh
 
 
 class ModuleCallListener(Protocol):
-    """What hears of every call of a module."""
+    """Receives every call of a module."""
 
     def enter(
         self, operator: ModuleOperator, args: Sequence[object], kwargs: Mapping[str, object]

@@ -168,7 +168,7 @@ def set_dump(module: object, enabled: object = True) -> None:
     """Mark a module and all modules inside it, or take their marks away; the last call counts.
 
     It takes effect with the next operator that is called. ValueError for anything but a module
-    and a bool, as in MindSpore (mindspore-dump.md 1.12).
+    and a bool, as in MindSpore (API reference of mindspore.set_dump).
     """
     if not isinstance(module, Module):
         raise make_mark_target_error(module, "torch.nn.Module")
@@ -176,7 +176,7 @@ def set_dump(module: object, enabled: object = True) -> None:
 
 
 class ModuleMarkReporter:
-    """Keeps one model's recorder up to date."""
+    """Reports the marked modules of one model to its recorder."""
 
     def __init__(self, model: Module, observer: TorchObserver) -> None:
         self._model = model
@@ -184,13 +184,13 @@ class ModuleMarkReporter:
         self._reported_changes = 0
 
     def report_marks(self, tree: ModuleTree) -> None:
-        """Say which operators of the model are marked."""
+        """Report which operators of the model are marked."""
         self._reported_changes = module_marks.changes
         self._observer.recorder.set_marks(
             self._observer.graph, module_marks.list_marked_names(self._model, tree)
         )
 
     def report_changed_marks(self) -> None:
-        """Say it again if a mark was set since."""
+        """Report the marks again if one was set since."""
         if self._reported_changes != module_marks.changes:
             self.report_marks(build_module_tree(self._model))

@@ -232,7 +232,7 @@ def make_torch_source(tensor: Tensor) -> TorchTensor | str:
 
 
 def find_dtype_name(tensor: Tensor) -> str:
-    """Return the element type as in `contract.dtypes`."""
+    """Return the name of the element type as in `_core.element_types`."""
     return _DTYPE_NAMES.get(tensor.dtype) or _format_dtype(tensor.dtype)
 
 

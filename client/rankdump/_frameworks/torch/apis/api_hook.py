@@ -36,10 +36,10 @@ from rankdump._frameworks.torch.observer import (
 
 
 class PausableObserver(Protocol):
-    """What can be deaf for a while, in one thread."""
+    """An observer that can be paused in one thread."""
 
     def pause(self) -> None:
-        """Hear nothing in this thread until it goes on."""
+        """Stop observing in this thread until `resume`."""
         ...
 
     def resume(self) -> None:

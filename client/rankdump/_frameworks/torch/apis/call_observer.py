@@ -56,7 +56,7 @@ from rankdump._layout.api_tree import ApiCall
 
 
 class ApiCallHandler(Protocol):
-    """What is asked to make the calls that a mode hears of."""
+    """Makes the calls that a function mode intercepts."""
 
     def handle_call(
         self,
@@ -72,9 +72,9 @@ class ApiCallHandler(Protocol):
 
 
 class ApiMode(TorchFunctionMode):
-    """Hears of calls in the threads that it was put into.
+    """Function mode that intercepts calls in the threads in which it is installed.
 
-    What a call calls itself is not heard: torch takes a mode off the stack while it runs.
+    Calls inside a call are not intercepted: torch removes a mode from the stack while it runs.
     """
 
     def __init__(self, handler: ApiCallHandler) -> None:
@@ -105,7 +105,7 @@ class ApiMode(TorchFunctionMode):
         return handler.handle_call(found, func, types, args, kwargs or {}, inspect.currentframe())
 
     def retire(self) -> None:
-        """Hear nothing any more, in any thread, and leave this one."""
+        """Stop intercepting calls in all threads, and remove the mode from this one."""
         self._handler = None
         remove_mode(self)
 
@@ -280,7 +280,7 @@ class TorchApiCallObserver:
         self._close_frame(closing[0], result)
 
     def pause(self) -> None:
-        """Hear nothing in this thread until it goes on."""
+        """Stop observing in this thread until `resume`."""
         self._thread.paused = remove_mode(self.mode)
 
     def resume(self) -> None:
