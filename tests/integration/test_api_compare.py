@@ -129,7 +129,7 @@ def test_one_rank_of_each_is_compared_whatever_its_number(tmp_path):
     api_dump_compare(a, b, tmp_path / "out")
     assert (tmp_path / "out" / "ts_api_mapping_0.csv").exists()
     write_dump(tmp_path / "b", NET, rank=4)
-    with pytest.raises(ValueError, match="origin_path has 0, target_path 3, 4"):
+    with pytest.raises(ValueError, match="origin_path has 0, target_path has 3, 4"):
         api_dump_compare(a, b)
 
 
