@@ -50,7 +50,7 @@ def agent(make_agent, short_dir, slow):
 
 def in_slab(session: rankdump.Session) -> bool:
     assert session._pipeline is not None
-    return session._pipeline._ship._depot.ring is not None
+    return session._pipeline._send_buffer.ring is not None
 
 
 def slabs_in(folder: Path) -> list[str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TypeAlias
 
+from rankdump._core.bounded_cache import remember
 from rankdump._core.plan import (
     UNNAMED_MODEL,
     DumpPlan,
@@ -132,9 +133,7 @@ class RecordFilter:
         place = (op_name, graph) if self._by_graph else op_name if self._by_name else ""
         decision = known.get(place)
         if decision is None:
-            if len(known) >= _MAX_CACHED_NAMES:
-                known.clear()
-            decision = known[place] = self._decide(op_name, side, graph)
+            decision = remember(known, place, self._decide(op_name, side, graph), _MAX_CACHED_NAMES)
         if decision is _BY_RANGE and self._in_range(graph, op_name):
             self._selected = True
             return KEEP_DECISION
@@ -145,15 +144,13 @@ class RecordFilter:
         if not self._excludes:
             return False
         graph, op_type, op_name, side, slot = place
-        found = self._excluded.get(place)
-        if found is None:
-            if len(self._excluded) >= _MAX_CACHED_NAMES:
-                self._excluded.clear()
+        excluded = self._excluded.get(place)
+        if excluded is None:
             operators = self._selection.get_operators(self._model_of(graph))
             verdict = decide_exclusion(operators, op_type, op_name, side, slot)
-            found = self._excluded[place] = not verdict.accepted
-        self._left_out = self._left_out or found
-        return found
+            excluded = remember(self._excluded, place, not verdict.accepted, _MAX_CACHED_NAMES)
+        self._left_out = self._left_out or excluded
+        return excluded
 
     def _decide(self, op_name: str, side: TensorSide, graph: int) -> TensorDecision:
         self._asked = True
@@ -261,17 +258,17 @@ class _RangeProgress:
 
     first: str
     last: str
-    standing: RangePosition = RangePosition.BEFORE
+    position: RangePosition = RangePosition.BEFORE
 
     def advance_to(self, op_name: str) -> bool:
         """Go on to an operator that begins; return whether it lies within."""
         first, last = is_named_in((self.first,), op_name), is_named_in((self.last,), op_name)
-        before = self.standing
+        before = self.position
         if before is RangePosition.BEFORE and (first or last):
-            self.standing = RangePosition.WITHIN if first else RangePosition.NOWHERE
-        within = self.standing is RangePosition.WITHIN
+            self.position = RangePosition.WITHIN if first else RangePosition.NOWHERE
+        within = self.position is RangePosition.WITHIN
         if within and last:
-            self.standing = RangePosition.BEHIND
+            self.position = RangePosition.BEHIND
         return within
 
 
@@ -319,13 +316,13 @@ class OperatorRanges:
         operators = self._selection.get_operators(self._model_of(graph))
         return [_RangeProgress(first, last) for first, last in operators.ranges]
 
-    def _takes(self, stretch: _RangeProgress, op_name: str) -> bool:
-        before = stretch.standing
-        within = stretch.advance_to(op_name)
-        name = f"opname_range {stretch.first} to {stretch.last}"
-        if before is RangePosition.BEFORE and stretch.standing is RangePosition.NOWHERE:
+    def _takes(self, progress: _RangeProgress, op_name: str) -> bool:
+        before = progress.position
+        within = progress.advance_to(op_name)
+        name = f"opname_range {progress.first} to {progress.last}"
+        if before is RangePosition.BEFORE and progress.position is RangePosition.NOWHERE:
             self._warn(f"{name}: the second ran before the first, so nothing of it is kept")
-        elif before is RangePosition.BEHIND and is_named_in((stretch.first,), op_name):
+        elif before is RangePosition.BEHIND and is_named_in((progress.first,), op_name):
             self._warn(f"{name}: the first ran again after the second, only one stretch is kept")
         return within
 

@@ -133,25 +133,25 @@ class RunSummary:
 
 def make_run_facts(
     device: int,
-    course: IterationState,
+    iteration_state: IterationState,
     selection: RecordFilter,
-    accounts: IterationCounters,
+    counters: IterationCounters,
     *,
     refused: bool,
 ) -> RunFacts:
     """Return what came of a run."""
     return RunFacts(
         device=device,
-        iterations_seen=course.iterations_seen,
-        iterations_armed=course.iterations_armed,
-        last_iteration=course.iteration,
+        iterations_seen=iteration_state.iterations_seen,
+        iterations_armed=iteration_state.iterations_armed,
+        last_iteration=iteration_state.iteration,
         operators_seen=selection.asked,
-        tensors_kept=accounts.kept_tensors,
-        tensors_lost=sum(accounts.losses_by_reason.values()),
+        tensors_kept=counters.kept_tensors,
+        tensors_lost=sum(counters.losses_by_reason.values()),
         operators_selected=selection.selected,
         left_out=selection.left_out,
         marked=selection.marked,
-        switched=course.switched,
+        switched=iteration_state.switched,
         refused=refused,
     )
 

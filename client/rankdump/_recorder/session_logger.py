@@ -8,9 +8,9 @@ import hashlib
 import logging
 import os
 import socket
-import threading
 from collections.abc import Iterable, Mapping
 
+from rankdump._core.log_once import LogOnce
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._transport.connection import LinkState
 
@@ -75,20 +75,17 @@ class SessionLogger:
         self._not_open = ""
         self._times_away = 0
         self._away = False
-        self._said: set[str] = set()
-        self._lock = threading.Lock()
+        self._once = LogOnce(_logger, max_keys=_MAX_WARNINGS + 1)
 
     def warn_once(self, message: str, *, about: str = "") -> None:
-        """Log a warning the first time it is said, or the first one about a thing."""
-        with self._lock:
-            if (about or message) in self._said or len(self._said) > _MAX_WARNINGS:
-                return
-            self._said.add(about or message)
-            if len(self._said) > _MAX_WARNINGS:
-                message = f"{_MAX_WARNINGS} different warnings were given: no more are"
-            if not self._host.claim(about or message):
-                return
-        _logger.warning("rankdump: %s", message)
+        """Log the first warning with this text, or about this subject; the last one says so."""
+        subject = about or message
+        if not self._once.is_new(subject):
+            return
+        if self._once.is_full:
+            message = f"{_MAX_WARNINGS} different warnings were logged; further ones are suppressed"
+        if self._host.claim(subject):
+            _logger.warning("rankdump: %s", message)
 
     def warn_lost_tensor(self, reason: str, op_name: str) -> None:
         """Log the first tensor that was lost for a reason."""

@@ -16,6 +16,7 @@ from weakref import ReferenceType, ref
 
 import numpy as np
 
+from rankdump._core.bounded_cache import remember
 from rankdump._core.plan import StatisticPrecision
 from rankdump._core.record import MAX_FRAME_ROWS, StatisticRows, TensorKind
 from rankdump._core.recorder_protocol import DeferredStatistics, TensorSource, TensorVersion
@@ -70,7 +71,7 @@ class StatisticsCache:
 
     def get_text(
         self,
-        standing: TensorVersion | None,
+        version: TensorVersion | None,
         dtype: str,
         data: memoryview,
         measured: Callable[[], str],
@@ -81,23 +82,22 @@ class StatisticsCache:
 
         `lent` says that the data are its own memory, not a copy in another order.
         """
-        if standing is None:
+        if version is None:
             return measured()
         words = np.frombuffer(data[: data.nbytes & ~7], np.uint64)
-        thing = standing.owner if lent else standing.tensor_object
+        thing = version.owner if lent else version.tensor_object
         place = id(thing), dtype, words.ctypes.data if lent else 0, data.nbytes
         sample = words[:: max(1, words.size // _SAMPLE_WORDS)].tobytes()
         known = self._known.get(place)
         if (
             known is not None
-            and known[1:3] == (standing.change_count, sample)
+            and known[1:3] == (version.change_count, sample)
             and known[0]() is thing
         ):
             return known[3]
         text = measured()
-        if len(self._known) >= _MAX_CACHED_TENSORS:
-            self._known.clear()
-        self._known[place] = ref(thing), standing.change_count, sample, text
+        entry = ref(thing), version.change_count, sample, text
+        remember(self._known, place, entry, _MAX_CACHED_TENSORS)
         return text
 
 
@@ -219,7 +219,7 @@ class RowBatch:
                 self._bytes += len(figures)
             return self._rows >= self._limit or self._bytes >= MAX_WAITING_BYTES
 
-    def drain_rows(self, measure: StatisticsCalculator) -> Iterator[StatisticRows | UnreadRow]:
+    def drain_rows(self, calculator: StatisticsCalculator) -> Iterator[StatisticRows | UnreadRow]:
         """Take everything out as frames, the figures of each sort read back all at once."""
         with self._lock:
             runs, self._runs = self._runs, []
@@ -228,7 +228,7 @@ class RowBatch:
             return
         kinds = list(chain.from_iterable(run.kinds for run in runs))
         taken = list(chain.from_iterable(run.statistics for run in runs))
-        texts = iter(measure.read_texts(kinds, taken))
+        texts = iter(calculator.read_texts(kinds, taken))
         for run in runs:
             yield from _make_row_frames(run, list(islice(texts, len(run.kinds))))
 

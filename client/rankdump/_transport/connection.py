@@ -33,7 +33,9 @@ def resolve_redirect(address: str, redirect: str) -> str:
 
 OPEN_TIMEOUT_S = 10.0
 LEAVE_TIMEOUT_S = 2.0
-BACKOFF_S = (0.05, 5.0)
+MIN_PAUSE_S = 0.05
+MAX_PAUSE_S = 5.0
+"""Pauses between attempts to connect, which double."""
 # An agent that restarts is back by then; a job should not hang at its end for one that is gone.
 RETURN_AT_EXIT_TIMEOUT_S = 10.0
 CHANNEL_OPTIONS = (

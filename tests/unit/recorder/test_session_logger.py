@@ -36,11 +36,16 @@ def test_a_message_or_a_matter_is_said_once(voice, caplog):
     ]
 
 
-def test_a_script_that_is_always_wrong_does_not_fill_its_log(voice, caplog, monkeypatch):
+def test_a_script_that_is_always_wrong_does_not_fill_its_log(caplog, monkeypatch):
     monkeypatch.setattr("rankdump._recorder.session_logger._MAX_WARNINGS", 2)
+    logger = SessionLogger(request_of(RankIdentity()), "unix:/a", 1 << 20)
     for number in range(9):
-        voice.warn_once(f"fault {number}")
-    assert said(caplog) == ["fault 0", "fault 1", "2 different warnings were given: no more are"]
+        logger.warn_once(f"fault {number}")
+    assert said(caplog) == [
+        "fault 0",
+        "fault 1",
+        "2 different warnings were logged; further ones are suppressed",
+    ]
 
 
 @pytest.mark.parametrize(
