@@ -352,7 +352,7 @@ def data_twice(side: SlabSide, frames) -> None:
         (scribbled, "without an entry at 0"),
         (truncated, "has 4096 now"),
         (garbage, "slab entry before"),
-        (read_too_little, "damaged slab, written to"),
+        (read_too_little, "damaged slab: written to"),
         (numbered_with_a_gap, "at most 1 is due"),
         (data_twice, "data in itself"),
     ],

@@ -217,10 +217,10 @@ def test_people_may_not_pose_as_ranks_or_agents(authority: Authority, running: S
     ("case", "said"),
     [
         ("none", r"it may want certificates \(RANKDUMP_TLS_CA, "),
-        ("expired", "the own certificate .*expired.pem is not valid: certificate has expired"),
-        ("other authority", "the own certificate .* is not valid: unable to get local issuer"),
+        ("expired", "the certificate .*expired.pem is not valid: certificate has expired"),
+        ("other authority", "the certificate .* is not valid: unable to get local issuer"),
         ("server of another", "its certificate is not one that .*ca.pem vouches for"),
-        ("self-made", "it does not believe the certificate .*rank.pem"),
+        ("self-made", "it rejects the certificate .*rank.pem"),
         ("other host", "its certificate is for another host"),
         ("no file", "certificate file /nowhere: No such file or directory"),
     ],

@@ -390,7 +390,7 @@ SCENES = [
         {"dump_scene": "lite_exception", "dump_path": "/d/${HOME}"},
         bare=True,
         gives={"output.root": "/d/${HOME}/extra-info/data-dump"},
-        warns=("extra-info/data-dump", "is taken as it stands: nothing replaces ${HOME} here"),
+        warns=("extra-info/data-dump", "is used literally: nothing replaces ${HOME} here"),
     ),
     AclRow(
         "exception: RANKDUMP_OUTPUT",

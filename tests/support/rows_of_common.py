@@ -85,7 +85,7 @@ KEYS = [
         "1.3 initial_iteration beyond the selection",
         common={"initial_iteration": 9, "iteration": "0|5-8"},
         gives={"selection.initial_iteration": 9},
-        warns=("'0|5-8' is over before initial_iteration 9",),
+        warns=("'0|5-8' ends before initial_iteration 9",),
     ),
     Row(
         "1.1 unknown key",

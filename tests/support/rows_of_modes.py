@@ -140,7 +140,7 @@ PLACES = [
         common={**STATISTIC, "op_debug_mode": 3},
         e2e=DEVICE,
         gives={"content.on_device": False},
-        warns=('becomes "host": op_debug_mode looks at the elements first',),
+        warns=('becomes "host": op_debug_mode checks the elements first',),
     ),
     Row(
         "1.8 stat_calc_mode device, not enabled",
@@ -236,8 +236,10 @@ CATEGORIES = [
     Row("1.10 missing", common=STATISTIC, gives={"content.statistics": ("max", "min", "l2norm")}),
     *(category(item, [item]) for item in STATISTIC_TITLES),
     category("the user's order", [*reversed(STATISTIC_TITLES)], saved="full"),
-    category("empty", [], "names no figure, so the tables have none"),
-    category("duplicates", ["max", "md5", "max"], "'max' stands there 2 times, in as many columns"),
+    category("empty", [], "names no statistic, so the tables have none"),
+    category(
+        "duplicates", ["max", "md5", "max"], "'max' stands there 2 times and has as many columns"
+    ),
     *refused(
         *("1.10", f"{C}.statistic_category", *NOT_ARRAY, ["Max"], ["max", "sum"], ["max", 1], [[]]),
         allowed='"max", "min", "avg", "count"',

@@ -138,7 +138,9 @@ def parse_info_line(text: str, *, file: str) -> InfoLine:
         fields: Any = json.loads(text)
         return _parse_info_fields(fields)
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
-        raise CorruptedError(f"{file}: no line of an info file: {text[:60]!r}: {error}") from None
+        raise CorruptedError(
+            f"{file}: not a line of an info file: {text[:60]!r}: {error}"
+        ) from None
 
 
 def _parse_info_fields(fields: Any) -> InfoLine:
@@ -146,10 +148,10 @@ def _parse_info_fields(fields: Any) -> InfoLine:
         _SHORT_LINE_FIELDS,
         _LONG_LINE_FIELDS,
     ):
-        raise ValueError(f"it is no list of {_SHORT_LINE_FIELDS} or {_LONG_LINE_FIELDS} fields")
+        raise ValueError(f"it is not a list of {_SHORT_LINE_FIELDS} or {_LONG_LINE_FIELDS} fields")
     name, step, marks, dtype, shape, summary, *rest = cast("list[Any]", fields)
     if not isinstance(name, str) or not isinstance(dtype, str) or type(step) is not int:
-        raise ValueError("name, step or type is none")
+        raise ValueError("its name, step or type has the wrong type")
     extents = tuple(shape)
     if not all(type(extent) is int and extent >= 0 for extent in extents):
         raise ValueError(f"shape {shape!r}")

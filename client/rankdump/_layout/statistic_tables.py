@@ -165,10 +165,10 @@ def _parse_statistic_line(line: str, titles: list[str], columns: int) -> Statist
     shape, closed, after = rest.partition(')"')
     fields = before.split(",")
     if not quote or not closed or len(fields) != columns:
-        raise ValueError(f"it has no shape in its column {columns}")
+        raise ValueError(f"it has no shape in column {columns}")
     values = after.split(",")[1:]
     if len(values) < len(titles):
-        raise ValueError(f"{len(values)} figures for {len(titles)} columns")
+        raise ValueError(f"{len(values)} values for {len(titles)} columns")
     return StatisticCsvRow(
         op_type=fields[0],
         op_name=fields[1],
@@ -236,7 +236,7 @@ def parse_operator_table(text: str, *, file: str) -> list[OperatorCsvRow]:
     lines = text.split("\n")
     first = lines[0].split(",")
     if tuple(first[: len(OPERATOR_COLUMNS)]) != OPERATOR_COLUMNS:
-        raise CorruptedError(f"{file}: not an operator's table: it begins with {lines[0][:60]!r}")
+        raise CorruptedError(f"{file}: not an operator table: it begins with {lines[0][:60]!r}")
     titles = [title for title in first[len(OPERATOR_COLUMNS) :] if title]
     rows: list[OperatorCsvRow] = []
     for at, line in enumerate(lines[1:], start=2):
@@ -254,7 +254,7 @@ def _parse_operator_line(line: str, titles: list[str]) -> OperatorCsvRow:
         raise ValueError(f"{len(fields)} fields for {len(OPERATOR_COLUMNS) + len(titles)} columns")
     side, slot, data_bytes, data_type, tensor_format, shape = fields[: len(OPERATOR_COLUMNS)]
     if side not in _SIDES_BY_WORD:
-        raise ValueError(f"{side[:60]!r} in the place of Input or Output")
+        raise ValueError(f"{side[:60]!r} in place of Input or Output")
     return OperatorCsvRow(
         side=_SIDES_BY_WORD[side],
         slot=_parse_count(slot),
@@ -268,5 +268,5 @@ def _parse_operator_line(line: str, titles: list[str]) -> OperatorCsvRow:
 
 def _parse_count(text: str) -> int:
     if not _COUNT_PATTERN.fullmatch(text):
-        raise ValueError(f"{text[:60]!r} is no whole number")
+        raise ValueError(f"{text[:60]!r} is not an integer")
     return int(text)

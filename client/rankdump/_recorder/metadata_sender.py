@@ -160,7 +160,7 @@ class TimeoutReporter:
         """Take a limit that no variable says; one that cannot be is a warning."""
         fault = _find_fault(name, seconds)
         if fault:
-            self._warn(f"limit: {fault}")
+            self._warn(f"limit() was ignored: {fault}")
             return
         with self._lock:
             if self._limits.get(name) != seconds:
@@ -175,13 +175,13 @@ class TimeoutReporter:
 def _find_fault(name: object, seconds: object) -> str:
     """Return what is wrong with a limit; empty when nothing is."""
     if not (isinstance(name, str) and name.isascii() and name.isidentifier()):
-        return f"name {_format_value(name)}; allowed: letters, digits and _"
+        return f"the name is {_format_value(name)}; allowed: letters, digits and _"
     if len(name) > MAX_NAME_CHARACTERS:
-        return f"name of {len(name)} characters; allowed: up to {MAX_NAME_CHARACTERS}"
+        return f"the name has {len(name)} characters; allowed: up to {MAX_NAME_CHARACTERS}"
     number = cast("float", seconds) if isinstance(seconds, Real) else math.nan
     if isinstance(seconds, bool) or not 0 <= number < MAX_TIMEOUT_S:
         return (
-            f"{name} of {_format_value(seconds)}; allowed: seconds from 0 (never) to "
+            f"{name} is {_format_value(seconds)}; allowed: seconds from 0 (never) to "
             f"{MAX_TIMEOUT_S - 1}"
         )
     return ""

@@ -40,7 +40,7 @@ KEEP_DECISION = TensorDecision(True)
 # Call numbers make names; a loop without steps must not grow the cache for ever.
 _MAX_CACHED_NAMES = 1 << 16
 _NO_OPERATORS = OperatorSelection(everything=False)
-_BY_RANGE = TensorDecision(False, "it is outside of every range")
+_BY_RANGE = TensorDecision(False, "the operator is outside every opname_range")
 """Of an operator that no list names: where the program stands decides."""
 
 
@@ -177,7 +177,7 @@ class RecordFilter:
         watched = self._selection.watched
         if watched is not None:
             found = side is TensorSide.OUTPUT and is_named_in(watched.nodes, op_name)
-            return SelectionVerdict(found, "" if found else "it is not watched")
+            return SelectionVerdict(found, "" if found else "the operator is not watched")
         if operators.ranges and not operators.everything:
             return decide_listed_operator(operators, op_name)
         verdict = decide_operator(operators, op_name)
@@ -190,12 +190,12 @@ class RecordFilter:
         names = (own, own.removeprefix("Default/").rpartition("/")[0])
         if any(name in self._marks.get(graph, ()) for name in names):
             return SelectionVerdict(True)
-        return SelectionVerdict(False, "set_dump did not mark it")
+        return SelectionVerdict(False, "set_dump did not mark the operator")
 
 
 def decide_by_size(byte_count: int) -> TensorDecision:
     """Decide on a tensor by its size: MindSpore writes nothing for one without elements."""
-    return KEEP_DECISION if byte_count else TensorDecision(False, "it has no elements")
+    return KEEP_DECISION if byte_count else TensorDecision(False, "the tensor has no elements")
 
 
 def _list_entries(plan: DumpPlan) -> Iterable[tuple[UnmatchedEntry, _NameMatcher]]:
@@ -321,9 +321,13 @@ class OperatorRanges:
         within = progress.advance_to(op_name)
         name = f"opname_range {progress.first} to {progress.last}"
         if before is RangePosition.BEFORE and progress.position is RangePosition.NOWHERE:
-            self._warn(f"{name}: the second ran before the first, so nothing of it is kept")
+            self._warn(
+                f"{name}: the last operator ran before the first, so nothing in the range is dumped"
+            )
         elif before is RangePosition.BEHIND and is_named_in((progress.first,), op_name):
-            self._warn(f"{name}: the first ran again after the second, only one stretch is kept")
+            self._warn(
+                f"{name}: the first operator ran again after the last; only one pass is dumped"
+            )
         return within
 
     def _remember(self, graph: int, op_name: str) -> None:
@@ -331,6 +335,6 @@ class OperatorRanges:
             self._inside.add((graph, op_name))
         else:
             self._warn(
-                f"more than {_MAX_REMEMBERED_OPERATORS} operators lie within a range: "
-                "further ones do not"
+                f"more than {_MAX_REMEMBERED_OPERATORS} operators lie within an opname_range: "
+                "further ones are not dumped"
             )

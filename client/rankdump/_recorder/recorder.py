@@ -151,7 +151,8 @@ class DumpRecorder:
             node = replace(node, name=self._named(node.name), inputs=inputs)
         if not self._graph_builder.add(graph, node):
             self._session_logger.warn_once(
-                f"graph {graph} is too large to be drawn whole", about=f"large graph {graph}"
+                f"graph {graph} is too large: it will be drawn in part only",
+                about=f"large graph {graph}",
             )
 
     def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
@@ -209,6 +210,6 @@ class DumpRecorder:
             alias = self._aliases.get_alias(name)
         if self._aliases.is_full:
             self._session_logger.warn_once(
-                "operators have too many names: short ones are no longer unique"
+                "there are too many operator names: shortened names are no longer unique"
             )
         return alias

@@ -89,7 +89,7 @@ class SessionLogger:
 
     def warn_lost_tensor(self, reason: str, op_name: str) -> None:
         """Log the first tensor that was lost for a reason."""
-        message = f"tensors are dropped for {reason}, the first at {op_name}"
+        message = f"tensors are dropped ({reason}); the first belongs to {op_name}"
         self.warn_once(message, about=f"lost {reason}")
 
     def log_link_change(self, link: LinkState, reason: str, *, closing: bool) -> None:
@@ -97,17 +97,17 @@ class SessionLogger:
         if link is LinkState.ABSENT:
             self._not_open = ""
             self.warn_once(
-                f"{self._missing or f'no agent at {self._address} ({reason})'}: training goes on, "
-                f"up to {self._buffer_bytes >> 20} MiB of tensors wait for one, the rest is "
+                f"{self._missing or f'no agent at {self._address} ({reason})'}: training continues; "
+                f"up to {self._buffer_bytes >> 20} MiB of tensors wait for an agent, further ones are "
                 f"dropped and counted",
                 about="absent",
             )
         elif link is LinkState.OPENING:
             self._not_open = f"the agent at {self._address} has not opened the session ({reason})"
             self.warn_once(
-                f"{self._rank}{self._not_open}: training goes on, up to "
-                f"{self._buffer_bytes >> 20} MiB of tensors wait for it, the rest is dropped and "
-                f"counted",
+                f"{self._rank}{self._not_open}: training continues; up to "
+                f"{self._buffer_bytes >> 20} MiB of tensors wait for it, further ones are dropped "
+                f"and counted",
                 about="opening",
             )
         elif link is LinkState.REFUSED:
@@ -131,18 +131,21 @@ class SessionLogger:
 
     def warn_no_shared_memory(self, reason: str) -> None:
         """Log that the agent's shared memory is not used, though it was asked for."""
-        self.warn_once(f"tensors travel on the stream, in pieces: {reason}", about="no slab")
+        self.warn_once(
+            f"tensors are sent over the stream, not through shared memory: {reason}",
+            about="no slab",
+        )
 
     def warn_unwritten_tensors(self, count: int, link: LinkState) -> None:
         """Log what the agent has yet to take out of shared memory, whether it is there or not."""
         if count and link is LinkState.UP:
             self.warn_once(
-                f"{self._rank}{count} tensors are left to the agent at {self._address} to write"
+                f"{self._rank}the agent at {self._address} has yet to write {count} tensors"
             )
         elif count:
             self.warn_once(
                 f"{self._rank}the agent at {self._address} has not come back: {count} tensors "
-                f"stand in its shared memory, and are in the tree only once it runs again"
+                f"remain in its shared memory and are written when it runs again"
             )
 
     def log_summary(self, warnings: Iterable[str], remarks: Iterable[str]) -> None:
@@ -156,8 +159,7 @@ class SessionLogger:
         """Log of how many calls the stack file says nothing, for want of room."""
         if calls:
             self.warn_once(
-                f"{self._rank}where {calls} calls came from was not sent: too much waited for the "
-                f"agent"
+                f"{self._rank}call stacks of {calls} calls were dropped: the send buffer was full"
             )
 
     def warn_losses(self, tensors: Mapping[str, int], declarations: int) -> None:

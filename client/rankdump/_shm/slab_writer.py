@@ -53,7 +53,7 @@ class SlabWriter:
         """DamagedError when this side cannot write there."""
         version, self.ring_bytes = parse_slab_header(memory[:RING_OFFSET], len(memory))
         if version != SLAB_VERSION:
-            raise CorruptedError(f"slab of version {version}: this side writes {SLAB_VERSION}")
+            raise CorruptedError(f"slab has version {version}; this side writes {SLAB_VERSION}")
         self._numbers = memory[:RING_OFFSET].cast("Q")
         self._ring = memory[RING_OFFSET:]
         self._states = self._ring.cast("I")

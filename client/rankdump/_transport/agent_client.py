@@ -76,7 +76,7 @@ class TransportSelector:
         if ring is not None and place is not None and not self._avoid and ring.is_at(place):
             if not ring.has_broken_record(grant.acknowledged):
                 return
-            self._avoid = "the agent began anew inside a large tensor"
+            self._avoid = "the agent restarted inside a large tensor"
         if ring is not None:
             self._given_up.add(ring.identity)
         self._buffer.abandon_ring()
@@ -94,7 +94,7 @@ class TransportSelector:
             return self._avoid
         if place is None:
             # An agent that never has any is as its owner wants it.
-            return "the agent grants none any more" if had_one else ""
+            return "the agent no longer grants shared memory" if had_one else ""
         try:
             ring = SendRing(place)
         except (OSError, RankdumpError) as error:
@@ -102,7 +102,7 @@ class TransportSelector:
         if ring.identity in self._given_up:
             # Its lock would end with the last view of the earlier mapping.
             ring.close()
-            return f"{place.path} was given up before"
+            return f"{place.path} was abandoned before"
         self._buffer.use_ring(ring)
         return ""
 
@@ -247,7 +247,7 @@ class AgentClient:
                 stub = agent_pb2_grpc.AgentServiceStub(channel)
                 stub.OpenSession(request, timeout=LEAVE_TIMEOUT_S)
         except (grpc.RpcError, RankdumpError) as failure:
-            _logger.debug("rankdump: what is lost was not told: %s", failure)
+            _logger.debug("rankdump: losses were not reported to the agent: %s", failure)
 
     def _run(self) -> None:
         backoff = RetryBackoff(MIN_PAUSE_S, MAX_PAUSE_S)
@@ -278,7 +278,7 @@ class AgentClient:
                 known = self._was_let_in
                 self._set_link(LinkState.AWAY if known else LinkState.ABSENT, str(error))
             except Exception as error:  # the one place where this thread may not die unheard
-                _logger.exception("rankdump: the sender stopped")
+                _logger.exception("rankdump: the sender thread stopped")
                 self._set_link(LinkState.REFUSED, f"internal error: {error}")
                 return
             with self._buffer.changed:
@@ -304,7 +304,9 @@ class AgentClient:
                     self._push(stub, grant)
                     return
                 address = resolve_redirect(address, grant.redirect)
-        raise ProtocolError(f"agent {self._address} sends on to one that sends on to {address}")
+        raise ProtocolError(
+            f"redirect loop: agent {self._address} redirected to an agent that redirected to {address}"
+        )
 
     def _push(self, stub: agent_pb2_grpc.AgentServiceStub, grant: SessionGrant) -> None:
         with self._buffer.changed:

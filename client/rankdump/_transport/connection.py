@@ -27,7 +27,9 @@ def resolve_redirect(address: str, redirect: str) -> str:
         legal = redirect.isascii() and redirect.isdecimal() and 0 < int(redirect) <= 0xFFFF
         found = f"{address.rpartition(':')[0]}:{redirect}"
     if not legal:
-        raise ProtocolError(f"agent {address} sends on to {redirect!r}, which is not beside it")
+        raise ProtocolError(
+            f"agent {address} redirects to {redirect!r}, which is not beside its own address"
+        )
     return found
 
 

@@ -99,7 +99,9 @@ class RingLoader:
             return ready[2]
         load = make_ring_entry(first, ring)
         if not ring.fits(len(load.body), len(load.data)):
-            raise FrameTooLargeError(f"a frame of {len(load.body)} bytes has no room in its slab")
+            raise FrameTooLargeError(
+                f"a frame of {len(load.body)} bytes does not fit into the slab"
+            )
         self._ready = first.item, first.loaded_bytes, load
         return load
 

@@ -42,7 +42,7 @@ class SlabMapping:
             facts = os.fstat(self._descriptor)
             if facts.st_size != place.length:
                 raise CorruptedError(
-                    f"slab {place.path} of {facts.st_size} bytes, granted with {place.length}"
+                    f"slab {place.path} of {facts.st_size} bytes, but granted with {place.length}"
                 )
             self.identity = (facts.st_dev, facts.st_ino)
             """Which file it is, by device and inode."""

@@ -191,7 +191,7 @@ def test_unknown_ids():
         (b"", "of 0 bytes, 2048 expected"),
         (bytes(2047), "of 2047 bytes, 2048 expected"),
         (bytes(2049), "of 2049 bytes, 2048 expected"),
-        (new(0, size=0)[:23], "of 23 bytes, its head alone takes 24"),
+        (new(0, size=0)[:23], "of 23 bytes, but its head alone has 24"),
         (new(0, *range(10), size=0), "of 104 bytes, AIC takes 112"),
         (new(1, *range(11), version=1, size=0), "of 112 bytes, AIV takes 136"),
         (new(2, *range(7), size=0), "of 80 bytes, AICPU takes 88"),
@@ -238,7 +238,7 @@ def test_anything(data: bytes):
         ('{"AI Core": {"status": [1, []], "task_id": 1, "stream_id": 1}}', "status is list"),
         ('{"AI Core": {"status": 1, "task_id": 1.5, "stream_id": 1}}', "task_id is 1.5"),
         ('{"AI Core": {"status": 18446744073709551616, "task_id": 1, "stream_id": 1}}', "status"),
-        ('{"acc_list": []}', "acc_list is no object"),
+        ('{"acc_list": []}', "acc_list is not an object"),
         ('{"acc_list": {"acc_type": "AIC"}}', "valid is NoneType"),
     ],
 )

@@ -367,7 +367,7 @@ def test_names_of_several_lines_are_one_line(tmp_path, capsys):
     (folder / "Conv.a\nb.1.2.3").write_bytes(bin_file(*PARTS)[:-1])
     code, _, err = told(capsys, "-d", folder, "-o", tmp_path / "out")
     assert (code, err.count("\n")) == (1, 1)
-    assert "Conv.a\\nb.1.2.3: damaged: by its header output 0 of " in err
+    assert "Conv.a\\nb.1.2.3: damaged: according to its header, output 0 of " in err
     (listed,) = (tmp_path / "out/convert_failed_file_list.txt").read_text().splitlines()
     assert listed == f"{folder}/Conv.a\\nb.1.2.3"
 
@@ -378,7 +378,7 @@ def test_pipes_and_hidden_files_are_said(source, tmp_path, capsys):
     (source / ".Conv.hidden.1.2.4").write_bytes(bin_file(*PARTS))
     code, _, err = told(capsys, "-d", source, "-o", tmp_path / "out")
     assert code == 1
-    assert f"{source}/Conv.pipe.1.2.3: no regular file" in err
+    assert f"{source}/Conv.pipe.1.2.3: not a regular file" in err
     assert f"{source}/.Conv.hidden.1.2.4: hidden, left alone" in err
     (source / "Conv.pipe.1.2.3").unlink()
     body = json.loads(told(capsys, "-d", source, "-o", tmp_path / "out", "--json")[1])

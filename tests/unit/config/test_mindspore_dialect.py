@@ -65,7 +65,7 @@ def test_lenient_like_mindspore(tmp_path: Path, text: str | bytes):
     [
         (
             PLAIN.replace('"dump_mode"', '"dump_mode": "first", "dump_mode"'),
-            "dump_mode: 0 is the last of 2 equal keys and counts",
+            "dump_mode: 0 is the last of 2 equal keys and is the one used",
         ),
         (
             json.dumps({**body_of(), "async_dump_settings": {"enable": True}}),

@@ -238,12 +238,12 @@ def test_header_that_is_cut_off():
     [
         (
             b"\x93NUMPY\x02\x00\xf0\xff\xff\xff" + b"{" * 99,
-            "damaged: its first 12 bytes say that the npy header takes 4294967292 bytes, at most "
+            "damaged: its first 12 bytes declare an npy header of 4294967292 bytes, at most "
             "10000 are allowed",
         ),
         (
             b"\x93NUMPY\x01\x00\x90\x01" + b"{" * 100,
-            "damaged: its first 10 bytes say that the npy header takes 410 bytes, 110 are there",
+            "damaged: its first 10 bytes declare an npy header of 410 bytes, but the file has 110",
         ),
         (
             b"\x93NUMPY\x01\x00\x4c\x00"

@@ -127,7 +127,7 @@ def test_operator(operators: OperatorSelection, name: str, accepted: bool):
     """Names are exact, types are case-insensitive substrings, expressions match whole names."""
     verdict = decide_operator(operators, name)
     assert verdict.accepted is accepted
-    assert verdict.reason == ("" if accepted else "kernels do not name it")
+    assert verdict.reason == ("" if accepted else "kernels does not select the operator")
 
 
 @pytest.mark.parametrize(

@@ -308,7 +308,7 @@ def test_groups_that_contradict_the_shape():
 
 
 def test_a_format_word_that_contradicts_the_shape():
-    with pytest.raises(CorruptedError, match="blocks of 16, its format word says 8"):
+    with pytest.raises(CorruptedError, match="blocks of 16, but its format word declares 8"):
         convert_format(DEVICE, "NC1HWC0", "NCHW", OriginalLayout(c0=8))
 
 

@@ -221,7 +221,7 @@ def test_marks_select_scopes_and_parameters_of_their_graph(name, graph, keep):
     selection.set_marks(0, frozenset({"network-Net/conv1-Conv2d", "conv1.weight"}))
     decision = selection.decide(name, TensorSide.INPUT, graph)
     assert decision.is_kept is keep
-    assert decision.reason == ("" if keep else "set_dump did not mark it")
+    assert decision.reason == ("" if keep else "set_dump did not mark the operator")
 
 
 def test_marks_may_change():

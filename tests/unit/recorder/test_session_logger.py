@@ -31,7 +31,7 @@ def test_a_message_or_a_matter_is_said_once(voice, caplog):
         voice.warn_lost_tensor("buffer_full", name)
     assert said(caplog) == [
         "about a",
-        "tensors are dropped for buffer_full, the first at a",
+        "tensors are dropped ( buffer_full); the first belongs to a",
         "about b",
     ]
 
@@ -89,7 +89,7 @@ def test_what_became_of_shared_memory(voice, caplog):
     voice.warn_unwritten_tensors(0, LinkState.UP)
     voice.warn_unwritten_tensors(3, LinkState.UP)
     assert said(caplog) == [
-        "tensors travel on the stream, in pieces: the agent grants none",
+        "tensors are sent over the stream, not through shared memory: the agent grants none",
         "3 tensors are left to the agent at unix:/a to write",
     ]
 

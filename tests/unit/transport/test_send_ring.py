@@ -313,7 +313,9 @@ def test_a_slab_that_is_gone_is_emptied_into_what_follows(host, slab, tmp_path, 
     found = tensors(agent)
     assert found[6] == big.tobytes()
     assert [np.frombuffer(found[n], "<i8")[0] for n in (3, 4, 8, 9)] == [2, 3, 4, 5]
-    assert set(rank.streams) == (set() if with_slab else {"the agent grants none any more"})
+    assert set(rank.streams) == (
+        set() if with_slab else {"the agent no longer grants shared memory"}
+    )
     if agent.slab is not None:
         assert agent.slab.torn == [5]
 

@@ -173,9 +173,9 @@ def a_kind(**fields: Any) -> bytes:
     ("data", "cause"),
     [
         (b"\xff", "of no kind"),
-        (a_kind(side=0), "record with side 0"),
-        (a_kind(side=7), "record with side 7"),
-        (a_kind(side=-1), "record with side -1"),
+        (a_kind(side=0), "a record has the unknown side 0"),
+        (a_kind(side=7), "a record has the unknown side 7"),
+        (a_kind(side=-1), "a record has the unknown side -1"),
         (a_kind(shape=[1] * 65, byte_count=1), "65 dimensions"),
         (a_kind(dtype="", byte_count=1 << 63), "number over"),
         (a_kind(dtype="", shape=[1 << 63]), "number over"),
@@ -403,7 +403,7 @@ def test_unknown_kind(kind: int):
     """A kind from a newer or a broken client is refused."""
     message = events_to_wire(CALL)
     message.kind = bytes([kind])
-    with pytest.raises(ProtocolError, match="event of an unknown kind"):
+    with pytest.raises(ProtocolError, match="an event has an unknown kind"):
         events_from_wire(sent(message, events_pb2.EventColumns))
 
 
@@ -412,5 +412,5 @@ def test_calls_are_those_of_the_kinds(calls: bytes):
     """The places of calls must be where the kinds say calls are."""
     message = events_to_wire(CALL)
     message.calls = calls
-    with pytest.raises(ProtocolError, match="calls that are not those of the kinds"):
+    with pytest.raises(ProtocolError, match="calls, which do not match the kinds of the events"):
         events_from_wire(message)
