@@ -349,7 +349,7 @@ def data_twice(side: SlabSide, frames) -> None:
 @pytest.mark.parametrize(
     ("attack", "says"),
     [
-        (scribbled, "without an entry at 0"),
+        (scribbled, "no entry at 0"),
         (truncated, "has 4096 now"),
         (garbage, "slab entry before"),
         (read_too_little, "damaged slab: written to"),

@@ -15,7 +15,7 @@ from rankdump._core.statistics import DEVICE_STATISTICS, STATISTIC_TITLES
 C, E = "common_dump_settings", "e2e_dump_settings"
 NOT_FLAG = (0, 1, "true", None, [])
 ASYNC = {"enable": False}
-ASYNC_WARNING = "on CPU and GPU MindSpore would dump synchronously all the same"
+ASYNC_WARNING = "itself dumps synchronously on CPU and GPU"
 STATISTIC = {"saved_data": "statistic"}
 DEVICE = {"stat_calc_mode": "device"}
 SAMPLED = {"sample_mode": 1}
@@ -45,7 +45,7 @@ SYNCHRONOUS = [
         common={"op_debug_mode": 0},
         e2e=ASYNC,
         gives={"output.layout": "cann", "output.file_format": "bin"},
-        warns=(f"{E}.enable: False asks for asynchronous dump: the tree of Ascend is written",),
+        warns=(f"{E}.enable: False selects asynchronous dump: an Ascend tree is written",),
     ),
     Row("1.8 trans_flag false", e2e={"trans_flag": False}, warns=("changes nothing",)),
     Row(

@@ -78,9 +78,13 @@ PATH = [
         for path, root in (("/a/", "/a"), ("//a///b", "/a/b"), ("/", "/"))
     ),
     *refused("1.5 relative", f"{C}.path", "a", "./a", allowed="an absolute folder"),
-    *refused("1.5 a home", f"{C}.path", "~/a", allowed="- and /: nothing replaces ~ here"),
+    *refused("1.5 a home", f"{C}.path", "~/a", allowed="- and /: rankdump does not expand ~"),
     *refused(
-        "1.5 a variable", f"{C}.path", "$HOME/a", "/a/$HOME", allowed=": nothing replaces $HOME"
+        "1.5 a variable",
+        f"{C}.path",
+        "$HOME/a",
+        "/a/$HOME",
+        allowed=": rankdump does not expand $HOME",
     ),
     *refused(
         "1.5 characters", f"{C}.path", "/a.b", "/a b", "/a:b", "/..", "/\u00e9", allowed="A-Z"
@@ -213,7 +217,7 @@ CLASSES = [
             ("too many", [f"name-regex(a{n})" for n in range(1001)], "not 1001 of them"),
         )
     ),
-    kernels("duplicate", "a", "a", types=["a"], warns=("'a' stands there twice",)),
+    kernels("duplicate", "a", "a", types=["a"], warns=("'a' is listed twice",)),
     kernels("short name", "Conv2D-op0", names=["Conv2D-op0"], warns=("begins with its scope",)),
     kernels("no number", "Default/a/B", names=["Default/a/B"], warns=("such as -op0",)),
     kernels("Parameter", "Parameter", types=["Parameter"], warns=("matches no parameter",)),

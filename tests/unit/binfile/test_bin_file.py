@@ -256,6 +256,6 @@ def test_an_absurd_header_is_said_in_plain_words(tmp_path: Path):
     with pytest.raises(CorruptedError) as caught:
         open_bin_file(path)
     assert str(caught.value) == (
-        f"{path}: damaged, or not a bin file: its first 8 bytes say that a header of "
-        f"8459004121934077987 bytes follows, at most 100 are there"
+        f"{path}: damaged, or not a bin file: its first 8 bytes declare a header "
+        f"of 8459004121934077987 bytes, but only 100 follow"
     )

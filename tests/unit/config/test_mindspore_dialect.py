@@ -69,7 +69,7 @@ def test_lenient_like_mindspore(tmp_path: Path, text: str | bytes):
         ),
         (
             json.dumps({**body_of(), "async_dump_settings": {"enable": True}}),
-            "async_dump_settings: {'enable': True} is ignored: MindSpore has not read it since",
+            "async_dump_settings: {'enable': True} is ignored: MindSpore has ignored it since",
         ),
         (
             json.dumps({**body_of(), "e2e_dump_setting": {}}),

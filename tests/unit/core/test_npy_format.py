@@ -69,7 +69,7 @@ def test_array_agrees_with_numpy(path: Path):
         return
     if expected.size == 0:
         # MindSpore 2.0.0 wrote four stray bytes behind an empty tensor.
-        with pytest.raises(CorruptedError, match="4 bytes of elements, its header says 0"):
+        with pytest.raises(CorruptedError, match="4 bytes of elements, but its header declares 0"):
             npy_format.view_npy_array(data)
         data = data[:-4]
     found = npy_format.view_npy_array(data)
@@ -221,7 +221,7 @@ def test_huge_shapes_allocate_nothing(shape: tuple[int, ...]):
 def test_size_is_checked(change: int):
     """Elements that are missing or too many are refused, with both numbers."""
     data = npy_format.format_npy_header("<f4", (2, 3)) + bytes(24 + change)
-    with pytest.raises(CorruptedError, match=f"{24 + change} bytes of elements.*says 24"):
+    with pytest.raises(CorruptedError, match=f"{24 + change} bytes of elements.*declares 24"):
         npy_format.view_npy_array(data)
 
 

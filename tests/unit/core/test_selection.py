@@ -79,7 +79,7 @@ def test_side(inputs: bool, outputs: bool):
     assert decide_side(selected, TensorSide.INPUT).accepted is inputs
     assert decide_side(selected, TensorSide.OUTPUT).accepted is outputs
     if not inputs:
-        assert decide_side(selected, TensorSide.INPUT).reason == "input_output leaves inputs out"
+        assert decide_side(selected, TensorSide.INPUT).reason == "input_output excludes inputs"
 
 
 @pytest.mark.parametrize(

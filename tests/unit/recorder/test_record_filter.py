@@ -101,7 +101,7 @@ def test_a_refused_rank_says_nothing_of_its_plan() -> None:
             "kernels and input_output match no operator that ran",
         ),
         ({}, {"iterations_armed": 0, "switched": True}, "dump_stop() was called"),
-        ({"operators": MARKED}, {"operators_selected": False}, "dump_mode 2 keeps what set_dump"),
+        ({"operators": MARKED}, {"operators_selected": False}, "dump_mode 2 dumps what set_dump"),
         (
             {"operators": MARKED},
             {"operators_selected": False, "marked": True},
@@ -109,7 +109,7 @@ def test_a_refused_rank_says_nothing_of_its_plan() -> None:
         ),
         ({}, {"tensors_lost": 4}, "every one of the 4 tensors that the plan selects was lost"),
         ({"trigger": "overflow"}, {"tensors_lost": 4}, "every one of the 4 tensors"),
-        ({}, {}, "what the plan selects handed over no tensor"),
+        ({}, {}, "the operators that the plan selects had no tensor"),
     ],
 )
 def test_an_empty_dump_has_a_cause(selection, facts, reason):

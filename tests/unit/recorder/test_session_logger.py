@@ -84,13 +84,13 @@ def test_the_sum_of_what_was_lost(voice, caplog):
 
 def test_what_became_of_shared_memory(voice, caplog):
     """Its absence is said once, and what is left in it only when there is something."""
-    for reason in ("the agent grants none", "no such file"):
+    for reason in ("the agent no longer grants shared memory", "no such file"):
         voice.warn_no_shared_memory(reason)
     voice.warn_unwritten_tensors(0, LinkState.UP)
     voice.warn_unwritten_tensors(3, LinkState.UP)
     assert said(caplog) == [
-        "tensors are sent over the stream, not through shared memory: the agent grants none",
-        "3 tensors are left to the agent at unix:/a to write",
+        "tensors are sent over the stream, not through shared memory: the agent no longer grants shared memory",
+        "the agent at unix:/a has yet to write 3 tensors",
     ]
 
 
@@ -101,7 +101,7 @@ def test_the_sum_of_what_was_lost_says_why_there_is_no_agent(caplog):
     voice.log_link_change(LinkState.ABSENT, "no such file", closing=False)
     voice.warn_losses({"not_taken_by_agent": 3}, 0)
     first, last = said(caplog)
-    assert first.startswith(f"{missing}: training goes on")
+    assert first.startswith(f"{missing}: training continues")
     assert last == f"3 tensors were not dumped: 3 not_taken_by_agent; {missing}"
 
 
@@ -139,6 +139,6 @@ def test_ranks_of_a_host_say_a_thing_once(caplog):
 def test_what_stands_in_shared_memory_of_an_agent_that_is_gone(voice, caplog):
     voice.warn_unwritten_tensors(3, LinkState.AWAY)
     assert said(caplog) == [
-        "the agent at unix:/a has not come back: 3 tensors stand in its shared memory, and are in "
-        "the tree only once it runs again"
+        "the agent at unix:/a has not come back: 3 tensors remain in its shared memory and are "
+        "written when it runs again"
     ]

@@ -119,7 +119,7 @@ def test_being_sent_on_twice_is_an_error(running: Running, address: str, tmp_pat
         sender = Sender(address, tmp_path)
         sender.client.start(5)
         assert sender.client.link is LinkState.REFUSED
-        assert "sends on to one that sends on to" in sender.said[-1]
+        assert "to an agent that redirected to" in sender.said[-1]
         assert sender.client.close(1) == 0
     finally:
         worker.stop()

@@ -43,12 +43,12 @@ def said(text: str, credentials: TlsCredentials | None) -> str:
         (RESET, "it rejects the certificate {certificate}"),
         (
             f"{NEVER}UNKNOWN: {AT}{NEW}{SSL}: unable to get local issuer certificate: OK",
-            "its certificate is not one that {ca} vouches for: unable to get local issuer "
+            "its certificate is not signed by an authority in {ca}: unable to get local issuer "
             "certificate",
         ),
         (
             f"{NEVER}UNKNOWN: {AT}{OLD}{SSL}",
-            "its certificate is not one that {ca} vouches for",
+            "its certificate is not signed by an authority in {ca}",
         ),
         (
             f"{NEVER}UNKNOWN: {AT}Custom verification check failed with error: UNAUTHENTICATED: "
@@ -73,7 +73,7 @@ def test_with_a_certificate_that_is_right(own: TlsCredentials, text: str, cause:
 @pytest.mark.parametrize("text", [CLOSED, RESET])
 @pytest.mark.parametrize("credentials", [None, TlsCredentials()])
 def test_without_one(text: str, credentials: TlsCredentials | None):
-    assert said(text, credentials).startswith("it closes connections in the clear: it may want")
+    assert said(text, credentials).startswith("it closes unencrypted connections: it may require")
     assert said(f"{NEVER}{REFUSED}", credentials) == "Connection refused"
 
 

@@ -185,8 +185,8 @@ def a_kind(**fields: Any) -> bytes:
         (a_kind(dtype="d" * 65), "an element type of 65 characters"),
         (a_kind(argument="a" * 1025), "an argument of 1025 characters"),
         (a_kind(model="m" * 257), "a model of 257 characters"),
-        (a_kind(op_name="a\0b"), "with a NUL"),
-        (a_kind(op_name="\u4e00" * 30_000), "of a kind of"),
+        (a_kind(op_name="a\0b"), "contains a NUL"),
+        (a_kind(op_name="\u4e00" * 30_000), "the kind of a record has"),
     ],
 )
 def test_hostile_kind(data: bytes, cause: str):
@@ -266,10 +266,10 @@ def test_reasons_are_those_of_the_list():
     message = agent_pb2.IterationEnd(dropped={"torn": 1, "x" * 200: 2, "y": 3, "other": 4})
     assert session_messages.iteration_end_from_wire(message).dropped == {"torn": 1, "other": 9}
     sums = agent_pb2.IterationEnd(dropped={"x": 1 << 62, "y": 1 << 62})
-    with pytest.raises(ProtocolError, match="drops with number"):
+    with pytest.raises(ProtocolError, match="drops: the number"):
         session_messages.iteration_end_from_wire(sums)
     many = agent_pb2.IterationEnd(dropped={str(n): 1 for n in range(257)})
-    with pytest.raises(ProtocolError, match="257 reasons of drops, at most 256"):
+    with pytest.raises(ProtocolError, match="257 reasons of drops; the limit is 256"):
         session_messages.iteration_end_from_wire(many)
 
 
@@ -359,7 +359,7 @@ def test_more_events_than_positions():
     """A count costs memory: it is not believed without its positions."""
     message = events_to_wire(CALL)
     message.count = 2
-    with pytest.raises(ProtocolError, match="2 events with 8 bytes of positions"):
+    with pytest.raises(ProtocolError, match="2 events have 8 bytes of positions"):
         events_from_wire(message)
     message.count = 1 << 31
     with pytest.raises(ProtocolError, match="at most"):
