@@ -295,7 +295,8 @@ def _parse_source(source: BinSource, path: Path | None) -> BinFile:
         at += part.size
         if at > source.size:
             raise CorruptedError(
-                f"damaged: according to its header, {kind} {index} of {part.size} bytes ends at byte {at}, "
+                f"damaged: according to its header, {kind} {index} of {part.size} "
+                f"bytes ends at byte {at}, "
                 f"the file has {source.size}"
             )
     return BinFile(header, tuple(payloads), source, path)

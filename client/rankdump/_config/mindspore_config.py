@@ -248,7 +248,7 @@ def parse_mindspore_content(
 
 
 def _explain_host_only(common: CommonSettings, e2e: EndToEndSettings, profile: Profile) -> str:
-    """Return why a device computes no figures; empty when it may."""
+    """Return why a device computes no statistics; empty when it may."""
     if common.saved != "statistic":
         return f'saved_data is "{common.saved}", so the elements come to the host'
     if not e2e.enabled:

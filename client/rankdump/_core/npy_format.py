@@ -161,7 +161,8 @@ def check_npy_size(head: NpyHeader, file_bytes: int) -> None:
     found = file_bytes - head.data_offset
     if found != head.data_bytes:
         raise CorruptedError(
-            f"damaged: npy file with {found} bytes of elements, but its header declares {head.data_bytes}"
+            f"damaged: npy file with {found} bytes of elements, "
+            f"but its header declares {head.data_bytes}"
         )
 
 

@@ -128,9 +128,9 @@ class ContentSettings:
     """What is kept of a selected tensor."""
 
     saved: SavedDataMode = "tensor"
-    """Its elements, figures about them, or both."""
+    """Its elements, statistics about them, or both."""
     statistics: tuple[str, ...] = DEFAULT_STATISTICS
-    """Which figures, by the names of `contract.statistics`, in the order of their columns."""
+    """Which statistics, by the names of `contract.statistics`, in the order of their columns."""
     on_device: bool = False
     """Figures of a tensor on an accelerator are computed there, and read back once a step."""
     precision: StatisticPrecision = "high"
@@ -144,7 +144,7 @@ class ContentSettings:
 
     @property
     def has_tables(self) -> bool:
-        """Whether figures are written."""
+        """Whether statistics are written."""
         return self.saved != "tensor"
 
 

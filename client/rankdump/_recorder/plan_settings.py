@@ -38,7 +38,7 @@ def select_profile(plan: DumpPlan) -> Profile:
 
 
 def make_statistics_calculator(plan: DumpPlan) -> StatisticsCalculator | None:
-    """Return what computes figures on this rank; None where the plan never asks for them here."""
+    """Return what computes statistics on this rank; None where the plan never asks for it."""
     content = plan.content
     if not (is_statistics_only(plan) or plan.delivery.on_full == "statistic"):
         return None
@@ -51,7 +51,7 @@ def make_statistics_calculator(plan: DumpPlan) -> StatisticsCalculator | None:
 
 
 def is_statistics_only(plan: DumpPlan) -> bool:
-    """Return whether figures are all that is kept of any tensor."""
+    """Return whether statistics are all that is kept of any tensor."""
     return plan.content.saved == "statistic"
 
 

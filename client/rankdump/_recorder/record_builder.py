@@ -121,7 +121,7 @@ class RecordBuilder:
     def _row(
         self, kind: TensorKind, source: TensorSource, *, degraded: bool = False
     ) -> TensorStatisticsRow | None:
-        """Return the tensor's figures; None when the plan wants none, or it has none."""
+        """Return the tensor's statistics; None when the plan wants none, or it has none."""
         if self._calculator is None or not self._calculator.can_measure(kind.dtype):
             return None
         state = self._iteration_state

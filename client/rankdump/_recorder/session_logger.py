@@ -97,9 +97,9 @@ class SessionLogger:
         if link is LinkState.ABSENT:
             self._not_open = ""
             self.warn_once(
-                f"{self._missing or f'no agent at {self._address} ({reason})'}: training continues; "
-                f"up to {self._buffer_bytes >> 20} MiB of tensors wait for an agent, further ones are "
-                f"dropped and counted",
+                f"{self._missing or f'no agent at {self._address} ({reason})'}: training "
+                f"continues; up to {self._buffer_bytes >> 20} MiB of tensors wait for an agent, "
+                f"further ones are dropped and counted",
                 about="absent",
             )
         elif link is LinkState.OPENING:

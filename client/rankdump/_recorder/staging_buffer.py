@@ -16,7 +16,7 @@ from rankdump._transport.send_buffer import SendBuffer
 MIN_RECORD_BYTES = 512
 """About what a record takes without its elements: what is smaller is charged as much."""
 ROW_BYTES = 128
-"""About what a row of figures takes: its text and its part of the frame."""
+"""About what a row of statistics takes: its text and its part of the frame."""
 
 CALL_BYTES = 256
 """About what a call with its stack takes: stacks that repeat are said once."""

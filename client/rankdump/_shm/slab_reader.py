@@ -145,7 +145,8 @@ class SlabReader:
         end = position + total
         if not 0 < total <= self.ring_bytes - offset or end > limit or total % ENTRY_ALIGNMENT:
             raise CorruptedError(
-                f"damaged slab: the entry at {position} declares {total} bytes, but the slab is written to "
+                f"damaged slab: the entry at {position} declares {total} bytes, "
+                "but the slab is written to "
                 f"{limit}"
             )
         if filler:

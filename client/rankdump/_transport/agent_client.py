@@ -305,7 +305,8 @@ class AgentClient:
                     return
                 address = resolve_redirect(address, grant.redirect)
         raise ProtocolError(
-            f"redirect loop: agent {self._address} redirected to an agent that redirected to {address}"
+            f"redirect loop: agent {self._address} redirected to an agent "
+            f"that redirected to {address}"
         )
 
     def _push(self, stub: agent_pb2_grpc.AgentServiceStub, grant: SessionGrant) -> None:

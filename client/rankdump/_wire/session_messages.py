@@ -137,7 +137,8 @@ def _parse_kind(data: bytes) -> TensorKind:
     element = ELEMENT_TYPES.get(message.dtype)
     if element and message.byte_count != prod(shape) * element.item_bytes:
         raise ProtocolError(
-            f"a record declares {message.byte_count} bytes for {message.dtype} of shape {list(shape)}"
+            f"a record declares {message.byte_count} bytes for {message.dtype} "
+            f"of shape {list(shape)}"
         )
     return TensorKind(
         graph=message.graph,

@@ -185,7 +185,8 @@ def test_one_kind_of_overflow(mode: str):
     values = arguments(enable_dump_debug=True, dump_path=HERE, dump_debug_mode=mode)
     plan = parse_dump_config(values, probe=PLACES.__getitem__)
     assert plan.warnings == (
-        f"dump_debug_mode: '{mode}' becomes \"all\": rankdump does not distinguish kinds of overflow",
+        f"dump_debug_mode: '{mode}' becomes \"all\": "
+        "rankdump does not distinguish kinds of overflow",
     )
 
 

@@ -89,7 +89,8 @@ def test_what_became_of_shared_memory(voice, caplog):
     voice.warn_unwritten_tensors(0, LinkState.UP)
     voice.warn_unwritten_tensors(3, LinkState.UP)
     assert said(caplog) == [
-        "tensors are sent over the stream, not through shared memory: the agent no longer grants shared memory",
+        "tensors are sent over the stream, not through shared memory: "
+        "the agent no longer grants shared memory",
         "the agent at unix:/a has yet to write 3 tensors",
     ]
 
