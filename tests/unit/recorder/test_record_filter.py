@@ -92,7 +92,7 @@ def test_a_refused_rank_says_nothing_of_its_plan() -> None:
         (
             {"iterations": IterationSelection("100-120", ((100, 120),))},
             {"iterations_armed": 0},
-            'iteration "100-120" selects none of the 3 that ran, up to 2',
+            'iteration "100-120" selects none of the 3 iterations that ran, up to 2',
         ),
         ({}, {"operators_seen": False}, "no operator was observed"),
         (
@@ -154,7 +154,7 @@ def test_each_dialect_has_its_words(dialect, lists, sides, steps):
     ]
     assert [cause and cause.reason for cause in causes] == [
         f"{lists} and {sides} match no operator that ran",
-        f'{steps} "7-9" selects none of the 3 that ran, up to 2',
+        f'{steps} "7-9" selects none of the 3 iterations that ran, up to 2',
     ]
 
 

@@ -31,7 +31,7 @@ def test_a_message_or_a_matter_is_said_once(voice, caplog):
         voice.warn_lost_tensor("buffer_full", name)
     assert said(caplog) == [
         "about a",
-        "tensors are dropped ( buffer_full); the first belongs to a",
+        "tensors are dropped (buffer_full); the first belongs to a",
         "about b",
     ]
 
