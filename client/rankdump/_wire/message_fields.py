@@ -43,7 +43,7 @@ NUMBER_LIMIT = 1 << 63
 def check_text(what: str, text: str, most: int = MAX_NAME_CHARACTERS) -> str:
     """Return a text; ProtocolError when it is longer than `most`, or no file could have it."""
     if len(text) > most:
-        raise ProtocolError(f"{what} has {len(text)} characters; the limit is {most}")
+        raise ProtocolError(f"{what} of {len(text)} characters, at most {most}")
     if "\0" in text:
         raise ProtocolError(f"{what} {text[:80]!r} contains a NUL")
     return text
@@ -52,7 +52,7 @@ def check_text(what: str, text: str, most: int = MAX_NAME_CHARACTERS) -> str:
 def check_count(what: str, count: int, most: int) -> None:
     """Raise ProtocolError when there are more of something than `most`."""
     if count > most:
-        raise ProtocolError(f"{count} {what}; the limit is {most}")
+        raise ProtocolError(f"{count} {what}, at most {most}")
 
 
 def check_numbers(what: str, numbers: Iterable[int]) -> None:

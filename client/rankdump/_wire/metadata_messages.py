@@ -82,7 +82,7 @@ def events_from_wire(
     """
     count = message.count
     if count > MAX_MESSAGE_EVENTS:
-        raise ProtocolError(f"{count} events in one message; the limit is {MAX_MESSAGE_EVENTS}")
+        raise ProtocolError(f"{count} events in one message, at most {MAX_MESSAGE_EVENTS}")
     # A column of zeros is empty, but for this one: it shows how long a batch really is.
     if len(message.position) != 8 * count:
         raise ProtocolError(f"{count} events have {len(message.position)} bytes of positions")
@@ -207,8 +207,8 @@ def stacks_from_wire(message: agent_pb2.CallStacks) -> CallStacks:
     calls, places = tuple(message.calls), tuple(message.stacks)
     if len(calls) != len(places) or len(calls) > MAX_FRAME_ROWS:
         raise ProtocolError(
-            f"columns have {len(calls)} calls and {len(places)} stacks; "
-            f"the limit is {MAX_FRAME_ROWS}"
+            f"columns have {len(calls)} calls and {len(places)} stacks, "
+            f"at most {MAX_FRAME_ROWS}"
         )
     texts = tuple(tuple(stack.lines) for stack in message.texts)
     if max(places, default=-1) >= len(texts):

@@ -115,7 +115,7 @@ def kind_from_wire(data: bytes) -> TensorKind:
 def _parse_kind(data: bytes) -> TensorKind:
     if len(data) > _MAX_KIND_BYTES:
         raise ProtocolError(
-            f"the kind of a record has {len(data)} bytes; the limit is {_MAX_KIND_BYTES}"
+            f"the kind of a record has {len(data)} bytes, at most {_MAX_KIND_BYTES}"
         )
     try:
         message = agent_pb2.TensorKind.FromString(data)
@@ -287,7 +287,7 @@ def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
     lengths = {len(message.kinds), len(message.timestamps_us), len(message.figures)}
     if len(lengths) > 1 or max(lengths) > MAX_FRAME_ROWS:
         raise ProtocolError(
-            f"columns of statistics have {sorted(lengths)} rows; the limit is {MAX_FRAME_ROWS}"
+            f"columns of statistics have {sorted(lengths)} rows, at most {MAX_FRAME_ROWS}"
         )
     timestamps_us = tuple(message.timestamps_us)
     if max(message.iteration, *timestamps_us, 0) >= NUMBER_LIMIT:

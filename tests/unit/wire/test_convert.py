@@ -269,7 +269,7 @@ def test_reasons_are_those_of_the_list():
     with pytest.raises(ProtocolError, match="drops: the number"):
         session_messages.iteration_end_from_wire(sums)
     many = agent_pb2.IterationEnd(dropped={str(n): 1 for n in range(257)})
-    with pytest.raises(ProtocolError, match="257 reasons of drops; the limit is 256"):
+    with pytest.raises(ProtocolError, match="257 reasons of drops, at most 256"):
         session_messages.iteration_end_from_wire(many)
 
 
