@@ -207,8 +207,7 @@ def stacks_from_wire(message: agent_pb2.CallStacks) -> CallStacks:
     calls, places = tuple(message.calls), tuple(message.stacks)
     if len(calls) != len(places) or len(calls) > MAX_FRAME_ROWS:
         raise ProtocolError(
-            f"columns have {len(calls)} calls and {len(places)} stacks, "
-            f"at most {MAX_FRAME_ROWS}"
+            f"columns have {len(calls)} calls and {len(places)} stacks, at most {MAX_FRAME_ROWS}"
         )
     texts = tuple(tuple(stack.lines) for stack in message.texts)
     if max(places, default=-1) >= len(texts):

@@ -172,7 +172,7 @@ def a_kind(**fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("data", "cause"),
     [
-        (b"\xff", "of no kind"),
+        (b"\xff", "has no valid kind"),
         (a_kind(side=0), "a record has the unknown side 0"),
         (a_kind(side=7), "a record has the unknown side 7"),
         (a_kind(side=-1), "a record has the unknown side -1"),
