@@ -277,7 +277,9 @@ def test_no_agent_is_said_with_what_was_not_dumped(framework, tmp_path, caplog):
     framework.train()
     dumping.stop()
     why = "no agent runs on this host, and click is not installed"
-    assert [text.startswith(f"rankdump: {why}: training goes on") for text in caplog.messages] == [
+    assert [
+        text.startswith(f"rankdump: {why}: training continues") for text in caplog.messages
+    ] == [
         False,
         True,
         False,

@@ -166,7 +166,7 @@ def test_only_what_was_marked_is_kept(running, caplog, marked):
     assert not pipeline.recorder.is_wanted(0, "Default/network-Net/b-Add/Add-op0", TensorSide.INPUT)
     pipeline.end_iteration(ran=True)
     pipeline.close()
-    assert ("set_dump() marks, and it marked nothing" in caplog.text) is not marked
+    assert ("set_dump() marks, but set_dump() marked nothing" in caplog.text) is not marked
 
 
 # -- counting, warnings, unused kernels
