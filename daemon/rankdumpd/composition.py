@@ -23,7 +23,7 @@ from rankdumpd.coordinator.service.coordinator import JobCoordinator
 from rankdumpd.ingest.dump_file import IngestTask
 from rankdumpd.ingest.folder import check_separate_folders
 from rankdumpd.ingest.runner import IngestComponent
-from rankdumpd.server import grpc_server, lifecycle, machine
+from rankdumpd.server import lifecycle, machine
 from rankdumpd.server.audit_log import AuditLog
 from rankdumpd.server.call_gate import CallGate
 from rankdumpd.server.grpc_server import GrpcServer, GrpcService, parse_socket_path
@@ -113,18 +113,6 @@ def serve_agent(settings: DaemonSettings, reread: SettingsReader, leash: WorkerP
     """Be an agent until a signal; return the exit status. With a leash it is a worker."""
     # A folder is followed once on a host, by whoever is above the workers.
     ingest = () if leash else _build_ingest(settings.agent)
-    listener = grpc_server.inherit_socket(os.environ)
-
-    def moved(settings: DaemonSettings) -> DaemonSettings:
-        """Return them with the socket beside the one that others hold open."""
-        if listener is None:
-            return settings
-        agent = dataclasses.replace(
-            settings.agent, listen=grpc_server.format_direct_address(listener)
-        )
-        return dataclasses.replace(settings, agent=agent)
-
-    settings = moved(settings)
     meters, required = MetricCounters(), RequiredFiles()
     with _open_audit_log(settings) as audit:
         agent = _build_agent(settings, meters, audit, required)
@@ -134,15 +122,12 @@ def serve_agent(settings: DaemonSettings, reread: SettingsReader, leash: WorkerP
         server = _build_server(
             settings, listen, services, meters, audit, required, below_front=bool(leash)
         )
-        if listener:
-            required.watch_file(Path(listener.getsockname()), "no rank finds this agent any more")
-        door = grpc_server.SocketRelay(listener, server) if listener else server
         rooms = (agent, *ingest, *page)
         return lifecycle.run_process(
             rooms,
-            door,
+            server,
             settings=settings,
-            reread=lambda environ: moved(reread(environ)),
+            reread=reread,
             leash=leash,
             required=required,
         )

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import grpc
 
-from rankdump._core.session_protocol import SessionGrant
 from rankdump._core.status import StatusView
 from rankdump._wire import session_messages, status_messages
 from rankdump._wire.channel import get_status_code
@@ -47,16 +46,12 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         settle: Callable[[float], int],
         meters: MetricCounters,
         pin: Callable[[str, bool], None],
-        redirect: Callable[[str], str] = lambda _peer: "",
     ) -> None:
-        """Call `changed` when a session's state may have; `settle` waits for all that arrived, and
-        `redirect` says where a peer is sent on to.
-        """
+        """Call `changed` when a session's state may have; `settle` waits for all that arrived."""
         self._registry, self._streams, self._rings = registry, streams, rings
         self._openings = openings
         self._reader, self._changed = reader, changed
         self._view, self._settle, self._pin = view, settle, pin
-        self._redirect = redirect
         self._meters = meters
 
     def OpenSession(  # noqa: N802 - the name is the generated base class's
@@ -64,9 +59,6 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     ) -> agent_pb2.OpenSessionResponse:
         """Let a rank in, or say why not."""
         with abort_on_error(context, self._meters):
-            if redirect := self._redirect(context.peer()):
-                sent_on = SessionGrant(b"", 0, 0, redirect=redirect)
-                return session_messages.session_grant_to_wire(sent_on)
             wanted = session_messages.session_request_from_wire(request)
             if request.HasField("left"):
                 self._openings.take_final_balance(
