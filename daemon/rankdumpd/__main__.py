@@ -6,7 +6,15 @@ from __future__ import annotations
 
 import sys
 
-_EXTRA = ("click", "cryptography", "grpc_health", "grpc_reflection", "prometheus_client", "tomli")
+_EXTRA = (
+    "click",
+    "cryptography",
+    "grpc_health",
+    "grpc_reflection",
+    "inotify_simple",
+    "prometheus_client",
+    "tomli",
+)
 
 
 def run() -> None:

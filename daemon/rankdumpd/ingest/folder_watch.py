@@ -1,24 +1,23 @@
-"""Watch on a folder while it is written: each file is ingested once its writer has closed it. Uses
-inotify through libc.
+"""Watch on a folder while it is written: each file is ingested once its writer has closed it. Linux
+only, because it needs inotify.
 
-A folder is watched before it is listed, so nothing that is closed in between is missed; where
-the kernel lost events, everything is listed again. The package `watchdog` does not report lost
+A folder is watched before it is listed, so nothing that is closed in between is missed; when the
+kernel lost events, everything is listed again. The package `watchdog` does not report lost
 events, nor files closed before their folder was watched, and it watches by path, through links.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import math
 import os
 import select
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+
+from inotify_simple import Event, INotify, flags
 
 from rankdump.errors import ExhaustedError, UnavailableError
 from rankdumpd.ingest.dump_file import CandidateFile, SkippedFile, classify_file
@@ -26,87 +25,53 @@ from rankdumpd.ingest.engine import IngestEngine
 from rankdumpd.ingest.file_copy import SettlingFiles
 from rankdumpd.ingest.folder import FoundFolder
 
-CLOSE_WRITE_EVENT = 0x8
-"""Somebody who had a file open for writing closed it."""
-MOVED_TO_EVENT = 0x80
-CREATE_EVENT = 0x100
-QUEUE_OVERFLOW_EVENT = 0x4000
-"""The kernel's queue was full: events are missing."""
-WATCH_REMOVED_EVENT = 0x8000
-"""The folder is no longer watched: it was removed, or its disk was."""
-IS_FOLDER_EVENT = 0x4000_0000
-"""The event is about a folder."""
-_ONLY_FOLDERS, _NOT_REMOVED = 0x0100_0000, 0x0400_0000
-_WATCHED_EVENTS = CLOSE_WRITE_EVENT | MOVED_TO_EVENT | CREATE_EVENT | _ONLY_FOLDERS | _NOT_REMOVED
-_EVENT_HEAD = struct.Struct("iIII")
-_READ_BYTES = 1 << 18
-
-
-@dataclass(frozen=True, slots=True)
-class InotifyEvent:
-    """Something that happened in a watched folder."""
-
-    watch: int
-    """What `watch` returned; -1 for LOST."""
-    mask: int
-    name: str
-    """Of the file or folder in it."""
+SWEEP_INTERVAL_S = 30.0
+"""Pause after the last event before the whole folder is listed again and manifests are written."""
+_WATCHED_EVENTS = (
+    flags.CLOSE_WRITE | flags.MOVED_TO | flags.CREATE | flags.ONLYDIR | flags.EXCL_UNLINK
+)
 
 
 class InotifyQueue:
-    """One queue of events; not for use from several threads."""
+    """One queue of events for many folders; not for use from several threads."""
 
     def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self.descriptor: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self.descriptor < 0:
-            raise UnavailableError(f"inotify: {_explain_errno('user_instances')}")
+        """UnavailableError when this user has too many queues."""
+        try:
+            self._inotify = INotify(nonblocking=True)
+        except OSError as error:
+            raise UnavailableError(_explain_limit(error, "user_instances")) from None
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll."""
+        return self._inotify.fileno()
 
     def watch(self, folder: int) -> int:
-        """Watch an open folder; return the number its events bear. OSError when it is gone."""
-        # By its descriptor: a path could have become a link since the folder was opened.
-        path = os.fsencode(f"/proc/self/fd/{folder}")
-        number: int = self._libc.inotify_add_watch(self.descriptor, path, _WATCHED_EVENTS)
-        if number >= 0:
-            return number
-        if ctypes.get_errno() == errno.ENOSPC:
-            raise ExhaustedError(f"inotify: {_explain_errno('user_watches')}")
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-    def read(self) -> list[InotifyEvent]:
-        """Return what has happened, oldest first, without waiting."""
+        """Watch an open folder; return the number that its events carry. OSError when it is gone,
+        ExhaustedError when there are too many watches.
+        """
         try:
-            data = os.read(self.descriptor, _READ_BYTES)
-        except BlockingIOError:
-            return []
-        return parse_inotify_events(data)
+            # By its descriptor: a path could have become a link since the folder was opened.
+            return self._inotify.add_watch(f"/proc/self/fd/{folder}", _WATCHED_EVENTS)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise ExhaustedError(_explain_limit(error, "user_watches")) from None
+            raise
+
+    def read(self) -> list[Event]:
+        """Return what has happened, oldest first, without waiting."""
+        return list(self._inotify.read(timeout=0))
 
     def close(self) -> None:
         """Forget all watches; may be repeated."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        self._inotify.close()
 
 
-def parse_inotify_events(data: bytes) -> list[InotifyEvent]:
-    """Return the events in what the kernel hands over."""
-    events: list[InotifyEvent] = []
-    at = 0
-    while at < len(data):
-        watch, mask, _, length = _EVENT_HEAD.unpack_from(data, at)
-        at += _EVENT_HEAD.size
-        events.append(InotifyEvent(watch, mask, os.fsdecode(data[at : at + length].rstrip(b"\0"))))
-        at += length
-    return events
-
-
-def _explain_errno(limit: str) -> str:
-    number = ctypes.get_errno()
-    return f"{os.strerror(number)}; the limit is fs.inotify.max_{limit}, which sysctl raises"
-
-
-SWEEP_INTERVAL_S = 30.0
-"""When nothing came for so long, all is looked at again and manifests are written."""
+def _explain_limit(error: OSError, limit: str) -> str:
+    return (
+        f"inotify: {error.strerror}; the limit is the sysctl setting fs.inotify.max_{limit}, "
+        "which an administrator can raise"
+    )
 
 
 class FolderFollower:
@@ -122,7 +87,7 @@ class FolderFollower:
     ) -> None:
         self._engine, self._stopping = engine, stopping
         self._until_idle_s, self._clock = until_idle_s, clock
-        self._inotify = InotifyQueue()
+        self._events = InotifyQueue()
         self._folders: dict[int, str] = {}
         self._waiting = SettlingFiles()
         self._lock = threading.Lock()
@@ -135,7 +100,7 @@ class FolderFollower:
 
     def close(self) -> None:
         """Stop watching."""
-        self._inotify.close()
+        self._events.close()
         with self._lock:
             os.close(self._woken)
             os.close(self._wake)
@@ -165,10 +130,10 @@ class FolderFollower:
         """
         if self._engine.source.is_removed:
             raise UnavailableError(f"{self._engine.source.path}: the folder was removed")
-        events = self._inotify.read()
+        events = self._events.read()
         if events:
             self._latest_s, self._swept = self._clock(), False
-        if any(event.mask & QUEUE_OVERFLOW_EVENT for event in events):
+        if any(event.mask & flags.Q_OVERFLOW for event in events):
             self._take(self._below(""))
         else:
             self._take(self._closed(events))
@@ -201,7 +166,7 @@ class FolderFollower:
         if self._until_idle_s is not None:
             due_s = min(due_s, self._latest_s + self._until_idle_s)
         poll = select.poll()
-        poll.register(self._inotify.descriptor, select.POLLIN)
+        poll.register(self._events, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
         left_s = max(0.0, due_s - self._clock())
         # A folder that is removed while it is held open tells nobody.
@@ -222,19 +187,19 @@ class FolderFollower:
         for left in young:
             self._waiting.add(left.path, left.stamp, self._clock())
 
-    def _closed(self, events: Iterable[InotifyEvent]) -> Iterator[CandidateFile]:
+    def _closed(self, events: Iterable[Event]) -> Iterator[CandidateFile]:
         for event in events:
-            folder = self._folders.get(event.watch)
+            folder = self._folders.get(event.wd)
             if folder is None:
                 continue
             path = f"{folder}/{event.name}" if folder else event.name
-            if event.mask & WATCH_REMOVED_EVENT:
-                del self._folders[event.watch]
-            elif event.mask & IS_FOLDER_EVENT:
+            if event.mask & flags.IGNORED:
+                del self._folders[event.wd]
+            elif event.mask & flags.ISDIR:
                 yield from self._below(path)
-            elif event.mask & (CLOSE_WRITE_EVENT | MOVED_TO_EVENT):
+            elif event.mask & (flags.CLOSE_WRITE | flags.MOVED_TO):
                 # What was moved here may still be open elsewhere.
-                yield CandidateFile(path, closed=bool(event.mask & CLOSE_WRITE_EVENT))
+                yield CandidateFile(path, closed=bool(event.mask & flags.CLOSE_WRITE))
 
     def _below(self, path: str, *, first: bool = False) -> Iterator[CandidateFile]:
         """Yield the files below a folder, and watch all folders on the way."""
@@ -246,6 +211,6 @@ class FolderFollower:
 
     def _watch(self, folder: FoundFolder) -> None:
         try:
-            self._folders[self._inotify.watch(folder.descriptor)] = folder.path
+            self._folders[self._events.watch(folder.descriptor)] = folder.path
         except OSError:
             return  # gone since it was opened
