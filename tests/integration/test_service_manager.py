@@ -157,10 +157,11 @@ def test_limits_hold_for_the_streams_that_come(manager: Manager, make_rank, fram
 
 STALLED = """
 import threading
-from rankdumpd.agent import service, write
+from rankdumpd.agent import service
+from rankdumpd.agent.storage.record_writer import RecordWriter
 from rankdumpd.main import main
-service._STOP_S = 0.2
-write.Writer.write = lambda *_: threading.Event().wait()
+service._STOP_TIMEOUT_S = 0.2
+RecordWriter.write = lambda *_: threading.Event().wait()
 main()
 """
 

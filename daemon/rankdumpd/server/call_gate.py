@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 
 from rankdumpd.server.audit_log import AuditLog
+from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.callers import (
     LOCAL_CALLER,
     CallerIdentity,
@@ -77,22 +78,16 @@ class CallGate(grpc.ServerInterceptor):
         self._streams: set[_AdmittedCall] = set()
         self._said: set[str] = set()
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread(self._run, "rankdumpd-gate")
 
     def start(self) -> None:
         """Begin to look after open streams."""
         if self._revoked:
-            self._stopping.clear()
-            self._thread = threading.Thread(target=self._run, name="rankdumpd-gate", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
         """End that; may be repeated, and called without `start`."""
-        self._stopping.set()
-        if self._thread:
-            self._thread.join()
-            self._thread = None
+        self._thread.stop()
 
     def check_open_streams(self) -> None:
         """End the open streams of certificates that are revoked by now."""
@@ -212,7 +207,7 @@ class CallGate(grpc.ServerInterceptor):
         return ""
 
     def _run(self) -> None:
-        while not self._stopping.wait(REVOCATION_CHECK_INTERVAL_S):
+        while not self._thread.wait(REVOCATION_CHECK_INTERVAL_S):
             self.check_open_streams()
 
 

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Protocol
 
 from rankdump.errors import ConfigError
+from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.server.worker_pipe import WorkerPipe
 from rankdumpd.settings import DaemonSettings, adopt_settings
@@ -124,23 +125,23 @@ class ServiceManagerNotifier:
 
     def send_ready(self, status: str) -> None:
         """Say that this process serves, also after a reload."""
-        self._say("READY=1", f"STATUS={status}")
+        self._send("READY=1", f"STATUS={status}")
 
     def send_reloading(self) -> None:
         """Say that settings are read again; `ready` follows."""
-        self._say("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def send_stopping(self, status: str) -> None:
         """Say that the end begins."""
-        self._say("STOPPING=1", f"STATUS={status}")
+        self._send("STOPPING=1", f"STATUS={status}")
 
     def send_status(self, text: str) -> None:
         """Say how it stands, in a line."""
-        self._say(f"STATUS={text}")
+        self._send(f"STATUS={text}")
 
     def send_alive(self, status: str) -> None:
         """Say that all is well, and how it stands."""
-        self._say(*self._ping(), f"STATUS={status}")
+        self._send(*self._ping(), f"STATUS={status}")
 
     @contextlib.contextmanager
     def extend_timeout(
@@ -150,32 +151,24 @@ class ServiceManagerNotifier:
         if not self._address:
             yield
             return
-        over = threading.Event()
-        thread = threading.Thread(
-            target=self._ask_for_time,
-            args=(over, limit_s, unless),
-            name="rankdumpd-notify",
-            daemon=True,
-        )
-        thread.start()
+
+        def ask() -> None:
+            deadline_s = time.monotonic() + limit_s
+            while not asking.wait(self.tick_s) and time.monotonic() < deadline_s and not unless():
+                # The time counts from now on, and has to reach beyond the next request.
+                self._send(f"EXTEND_TIMEOUT_USEC={round(3 * self.tick_s * _US)}", *self._ping())
+
+        asking = BackgroundThread(ask, "rankdumpd-notify")
+        asking.start()
         try:
             yield
         finally:
-            over.set()
-            thread.join()
-
-    def _ask_for_time(
-        self, over: threading.Event, limit_s: float, unless: Callable[[], bool]
-    ) -> None:
-        deadline_s = time.monotonic() + limit_s
-        while not over.wait(self.tick_s) and time.monotonic() < deadline_s and not unless():
-            # It counts from now on, and has to reach beyond the next one.
-            self._say(f"EXTEND_TIMEOUT_USEC={round(3 * self.tick_s * _US)}", *self._ping())
+            asking.stop()
 
     def _ping(self) -> tuple[str, ...]:
         return ("WATCHDOG=1",) if self._watchdog_us else ()
 
-    def _say(self, *assignments: str) -> None:
+    def _send(self, *assignments: str) -> None:
         if not self._address:
             return
         address = self._address

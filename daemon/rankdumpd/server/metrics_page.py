@@ -30,6 +30,7 @@ from rankdump.errors import ConfigError
 from rankdump.wire.v1 import metrics_pb2, metrics_pb2_grpc
 from rankdumpd.server import lifecycle
 from rankdumpd.server.audit_log import AuditLog
+from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.callers import (
     LOCAL_CALLER,
     CallerIdentity,
@@ -405,7 +406,7 @@ class MetricsEndpoint(lifecycle.Component):
         self._metrics = metrics
         self._refusals = PageRefusals(meters or MetricCounters(), audit)
         self._server: MetricsPageServer | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
 
     @property
     def address(self) -> str:
@@ -422,9 +423,7 @@ class MetricsEndpoint(lifecycle.Component):
         except OSError as error:
             allowed = f"an address that is free ({error.strerror})"
             raise ConfigError("settings", "metrics.listen", self.address, allowed) from None
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="rankdumpd-metrics", daemon=True
-        )
+        self._thread = BackgroundThread(self._server.serve_forever, "rankdumpd-metrics")
         self._thread.start()
         _logger.info("metrics are at %s%s", self.address, METRICS_PATH)
 
@@ -436,7 +435,7 @@ class MetricsEndpoint(lifecycle.Component):
         """Listen no more; may be repeated, and called without `start`."""
         if self._server and self._thread:
             self._server.shutdown()
-            self._thread.join()
+            self._thread.stop()
             self._server.server_close()
             self._server = self._thread = None
 

@@ -11,8 +11,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from rankdump._core.backoff import RetryBackoff
 from rankdump.errors import UnavailableError
 from rankdumpd.server import worker_pipe
+from rankdumpd.server.background_thread import BackgroundThread
 
 MIN_RESTART_DELAY_S = 0.1
 MAX_RESTART_DELAY_S = 10.0
@@ -36,9 +38,8 @@ class WorkerProcess:
         self._left: int | None = None
         self._restarts = 0
         self._last_end = ""
-        self._stopping = False
         self._over = False
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread(self._run, f"rankdumpd-worker-{index}")
 
     @property
     def address(self) -> str:
@@ -70,8 +71,6 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Begin to run it."""
-        name = f"rankdumpd-worker-{self.index}"
-        self._thread = threading.Thread(target=self._run, name=name)
         self._thread.start()
 
     def wait_ready(self) -> None:
@@ -84,7 +83,7 @@ class WorkerProcess:
     def request_drain(self) -> None:
         """Let it finish what it has, and start none in its place."""
         with self._changed:
-            self._stopping = True
+            self._thread.request_stop()
             self._changed.notify_all()
             if self._process:
                 worker_pipe.request_drain(self._process)
@@ -98,8 +97,8 @@ class WorkerProcess:
 
     def fault(self) -> str:
         """Say that nobody looks after it any more."""
-        dead = self._thread is not None and not self._thread.is_alive() and not self._stopping
-        return f"nobody looks after worker {self.index}" if dead else ""
+        fault = self._thread.fault()
+        return f"worker {self.index} is not restarted any more: {fault}" if fault else ""
 
     def wait_drained(self, timeout_s: float) -> int:
         """Wait until it has drained and left; return what it left, at least one without a word."""
@@ -110,7 +109,7 @@ class WorkerProcess:
     def request_stop(self) -> None:
         """Let it end at once, and start none in its place."""
         with self._changed:
-            self._stopping = True
+            self._thread.request_stop()
             self._changed.notify_all()
             self._drop_leash()
 
@@ -121,18 +120,17 @@ class WorkerProcess:
             if not self._changed.wait_for(lambda: self._process is None, _KILL_AFTER_S):
                 assert self._process is not None
                 self._process.kill()
-        if self._thread:
-            self._thread.join()
-            self._thread = None
+        self._thread.join()
 
     def _run(self) -> None:
-        retry_s = MIN_RESTART_DELAY_S
-        while not self._stopping:
+        backoff = RetryBackoff(MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S)
+        while not self._thread.is_stopping:
             begun_s = time.monotonic()
             served = self._run_once()
-            if self._stopping or not (served or self._restarts):
+            if self._thread.is_stopping or not (served or self._restarts):
                 break
-            retry_s = MIN_RESTART_DELAY_S if time.monotonic() - begun_s > STEADY_RUN_S else retry_s
+            if time.monotonic() - begun_s > STEADY_RUN_S:
+                backoff.reset()
             _logger.error(
                 "worker %d %s; it is started again",
                 self.index,
@@ -140,8 +138,7 @@ class WorkerProcess:
                 extra={"worker": self.index},
             )
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping, retry_s)
-            retry_s = min(2 * retry_s, MAX_RESTART_DELAY_S)
+                self._changed.wait_for(lambda: self._thread.is_stopping, backoff.next_pause_s())
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -166,7 +163,7 @@ class WorkerProcess:
 
     def _spawned(self) -> subprocess.Popen[bytes] | None:
         with self._changed:
-            if self._stopping:
+            if self._thread.is_stopping:
                 return None
             self._restarts += bool(self._last_end)
             self._process = subprocess.Popen(

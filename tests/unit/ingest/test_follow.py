@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from inotify_simple import Event, flags
 from support.native_tree import npy_bytes, stored, tensor_name, write_file, write_tree
 
 from rankdump.errors import UnavailableError
@@ -15,7 +16,7 @@ from rankdumpd.ingest import file_copy, folder_watch
 from rankdumpd.ingest.dump_file import CandidateFile, IngestTask
 from rankdumpd.ingest.engine import IngestEngine
 from rankdumpd.ingest.file_copy import SETTLE_TIME_S
-from rankdumpd.ingest.folder_watch import SWEEP_INTERVAL_S, FolderFollower, InotifyEvent
+from rankdumpd.ingest.folder_watch import SWEEP_INTERVAL_S, FolderFollower
 from rankdumpd.ingest.runner import IngestComponent, IngestRun
 
 DATA = npy_bytes(np.arange(5000.0))
@@ -134,7 +135,7 @@ def test_lost_events_are_made_up_for(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     """The kernel's queue ran over: everything is listed again."""
     rig.follower.begin()
     files = write_tree(rig.source)
-    lost = [InotifyEvent(-1, folder_watch.QUEUE_OVERFLOW_EVENT, "")]
+    lost = [Event(-1, flags.Q_OVERFLOW, 0, "")]
     with monkeypatch.context() as patched:
         patched.setattr(folder_watch.InotifyQueue, "read", lambda _self: lost)
         rig.look()
@@ -275,7 +276,7 @@ def test_the_room_waits_for_its_folder(tmp_path: Path, caplog: pytest.LogCapture
     """An agent is there before the first job: that is said once, and tried again."""
     caplog.set_level("INFO")
     source, tree = tmp_path / "source", tmp_path / "tree"
-    room = IngestComponent(IngestTask(source, tree, delete=True), retry_s=0.01, tell_s=0.01)
+    room = IngestComponent(IngestTask(source, tree, delete=True), retry_s=0.01, log_interval_s=0.01)
     room.start()
     wait_for(lambda: "cannot take over" in caplog.text)
     files = write_tree(source)
@@ -284,7 +285,7 @@ def test_the_room_waits_for_its_folder(tmp_path: Path, caplog: pytest.LogCapture
     room.stop()
     assert stored(tree) == files
     assert caplog.text.count("cannot take over") == 1
-    assert f"took over {len(files)} files" in caplog.text
+    assert f"ingested {len(files)} files" in caplog.text
     left = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
     assert left == {name for name in files if not (name.endswith(".npy") or "Add." in name)}
 
