@@ -128,7 +128,7 @@ def test_a_reload_takes_over_what_it_may_and_names_the_rest(manager: Manager, wo
     manager.wait_heard("RELOADING=1")
     manager.wait_heard("READY=1", times=2)
     # A worker has a part of some limits, and says for itself what it took over.
-    manager.wait_logged("settings were read again", 1 if workers == 1 else 3)
+    manager.wait_logged("the settings were reloaded", 1 if workers == 1 else 3)
     manager.config.write_text("[agent]\nnonsense = 1\n")
     manager.signal(signal.SIGHUP)
     manager.wait_heard("READY=1", times=3)
@@ -137,8 +137,8 @@ def test_a_reload_takes_over_what_it_may_and_names_the_rest(manager: Manager, wo
     log = manager.log()
     taken = "changed: agent.keep_free_bytes, agent.disk_bytes"
     assert taken in log
-    assert "only a new start changes agent.queue_bytes" in log
-    assert "the settings stay as they are" in log
+    assert "change only with a restart: agent.queue_bytes" in log
+    assert "the settings were not reloaded" in log
     assert "agent.nonsense" in log
 
 
@@ -180,7 +180,7 @@ def test_a_disk_that_hangs_does_not_hold_the_stop(manager: Manager, make_rank, f
     assert stream.wait_over() is grpc.StatusCode.UNAVAILABLE
     assert stream.acknowledged == 0
     assert manager.ends_with() == 1
-    assert "Agent: 2 items unfinished after 0.5 s" in manager.log()
+    assert "Agent: 2 items are unfinished after 0.5 s" in manager.log()
     assert "the stop does not end" in manager.log()
     assert "rankdumpd-worker-" in manager.log()
     assert "2 frames of" in manager.log()

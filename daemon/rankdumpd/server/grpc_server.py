@@ -25,19 +25,19 @@ from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.server.tls import ServerCertificates
 
 MAX_RECEIVE_BYTES = 8 << 20
-# Every open stream holds a thread, of 1,024 agents as well; they are started only when needed.
+# Every open stream occupies a thread, also those of 1,024 agents; threads start when needed.
 MAX_THREADS = 1280
 _SOCKET_MODE = 0o660
 _FOLDER_MODE = 0o750
 _PRIVATE_MODE = 0o700
-# What other threads make in that moment may lack nothing but what others could write.
+# Files that other threads make at that moment lose only the right of others to write.
 _BINDING_UMASK = 0o022
 
 _logger = logging.getLogger(__name__)
 
 
 class GrpcService(Protocol):
-    """What a half of the daemon offers on the wire."""
+    """A part of the daemon that offers gRPC services."""
 
     @property
     def service_names(self) -> tuple[str, ...]:
@@ -62,9 +62,9 @@ class GrpcServer:
         group: int = -1,
         required: RequiredFiles | None = None,
     ) -> None:
-        """Serve TCP with certificates, if there are any; give a socket to a group, if not -1.
+        """Serve TCP with certificates, if there are any; give the socket to a group, if not -1.
 
-        `required` hears where the socket stands.
+        The socket is added to the `required` files.
         """
         self._required = required or RequiredFiles()
         self._address, self._services = address, services
@@ -75,7 +75,7 @@ class GrpcServer:
         self._names: list[str] = []
 
     def start(self) -> str:
-        """Bind and serve; return the address clients dial, with the real port."""
+        """Bind and serve; return the address that clients use, with the real port."""
         path = parse_socket_path(self._address)
         if path:
             _prepare_socket_path(path, self._group)
@@ -87,7 +87,7 @@ class GrpcServer:
             interceptors=[self._gate] if self._gate else [],
             options=[
                 ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
-                # Without this a second server would share the port unnoticed.
+                # Without this a second server could share the port unnoticed.
                 ("grpc.so_reuseport", 0),
             ],
         )
@@ -95,7 +95,7 @@ class GrpcServer:
         if path:
             bound = _bind_socket(server, path, self._group)
             self._required.watch_file(
-                path, "no rank finds this agent that is not connected already"
+                path, "only ranks that are connected already can reach this agent"
             )
         else:
             bound = _bind(server, self._address, self._tls)
@@ -108,17 +108,17 @@ class GrpcServer:
         return bound
 
     def show(self, *, well: bool) -> None:
-        """Tell health checks how this server stands; calls work all the same."""
+        """Report in health checks whether all is well; calls work in either case."""
         states = health_pb2.HealthCheckResponse
         for name in self._names:
             self._health.set(name, states.SERVING if well else states.NOT_SERVING)
 
     def refuse(self) -> None:
-        """Tell health checks that this server is about to stop; calls still work."""
+        """Report in health checks that this server is about to stop; calls still work."""
         self._health.enter_graceful_shutdown()
 
     def stop(self, grace_s: float) -> None:
-        """Refuse new calls, give running ones that long, then end them; may be repeated."""
+        """Refuse new calls, end running ones after `grace_s`; may be repeated."""
         if self._server is not None:
             self._server.stop(grace_s).wait()
         if self._threads is not None:
@@ -167,7 +167,7 @@ def _bind(server: grpc.Server, address: str, tls: ServerCertificates | None) -> 
 
 
 def _bind_socket(server: grpc.Server, path: Path, group: int) -> str:
-    # Who may not write to a socket cannot connect: nobody else does before the mode is right.
+    # Connecting needs the right to write: nobody else connects before the mode is set.
     earlier = os.umask(_BINDING_UMASK)
     try:
         server.add_insecure_port(f"unix:{path}")
@@ -192,18 +192,18 @@ def _prepare_socket_path(path: Path, group: int) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ConfigError("listen", "", str(path), "a path where no other file stands")
+        raise ConfigError("listen", "", str(path), "a path at which there is no other file")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(5)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            _logger.info("replacing %s, which no server listens on any more", path)
+            _logger.info("replacing the socket %s, on which no server listens any more", path)
             path.unlink()
             return
         except OSError as error:
             raise _build_address_error(str(path), str(error)) from None
-    raise _build_address_error(str(path), "another server listens there")
+    raise _build_address_error(str(path), "another server listens at it")
 
 
 def _build_address_error(address: str, cause: str) -> ConfigError:

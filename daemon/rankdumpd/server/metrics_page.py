@@ -150,7 +150,7 @@ class MetricsPageGuard:
                 except (OSError, ConfigError) as error:
                     # The files changed again meanwhile: the next connection reads them again.
                     _logger.warning(
-                        "the metrics page keeps its earlier certificate: new files cannot be used: %s",
+                        "metrics page: the new certificate files cannot be used: %s",
                         error,
                     )
             return self._context
