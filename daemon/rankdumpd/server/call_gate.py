@@ -70,8 +70,8 @@ class CallGate(grpc.ServerInterceptor):
         own_may: bool = False,
         meters: MetricCounters | None = None,
     ) -> None:
-        """Without certificates every caller is local. With `own_may` a caller with this server's own
-        certificate may call everything: a supervisor calls its workers so.
+        """Without certificates every caller is local. With `own_may` a caller with this server's
+        certificate may call everything: so does the supervisor of a worker.
         """
         self._certificates, self._revoked, self._audit = certificates, revoked, audit
         self._own_may, self._meters = own_may, meters or MetricCounters()
