@@ -1,6 +1,4 @@
-"""Entry point of `rankdumpd`. It says in one line what is missing when the `daemon` extra is not
-installed.
-"""
+"""Entry point of `rankdumpd`, with a one-line error when the extra `daemon` is not installed."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ _EXTRA = (
 
 
 def run() -> None:
-    """Run the command line and end the process with its code."""
+    """Run the command line and exit with its status."""
     try:
         from rankdumpd.main import main
     except ModuleNotFoundError as error:
