@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from inotify_simple import Event, INotify, flags
 
 from rankdump.errors import ExhaustedError, UnavailableError
-from rankdumpd.ingest.dump_file import CandidateFile, SkippedFile, classify_file
+from rankdumpd.ingest.dump_file import CandidateFile, classify_file
 from rankdumpd.ingest.engine import IngestEngine
 from rankdumpd.ingest.file_copy import SettlingFiles
 from rankdumpd.ingest.folder import FoundFolder
@@ -75,7 +75,7 @@ def _explain_limit(error: OSError, limit: str) -> str:
 
 
 class FolderFollower:
-    """Follows one folder, on one thread; `wake` may be called from any."""
+    """Follows one folder on one thread; only `wake` may be called from others."""
 
     def __init__(
         self,
@@ -91,40 +91,40 @@ class FolderFollower:
         self._folders: dict[int, str] = {}
         self._waiting = SettlingFiles()
         self._lock = threading.Lock()
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
         self._latest_s = self._swept_s = clock()
         self._swept = False
         self._clear_s = self._latest_s
-        """When sources have been left alone for long enough to be removed."""
+        """Time at which the next sources are old enough to be removed."""
 
     def close(self) -> None:
         """Stop watching."""
         self._events.close()
         with self._lock:
-            os.close(self._woken)
-            os.close(self._wake)
-            self._wake = -1
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_write = -1
 
     def wake(self) -> None:
-        """Look at once whether to stop; nothing once closed."""
+        """Make the follower check at once whether to stop; does nothing once closed."""
         with self._lock, contextlib.suppress(BlockingIOError):
-            if self._wake >= 0:
-                os.write(self._wake, b"x")
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"x")
 
     def run(self) -> None:
-        """Follow until asked to stop, or until nothing has come for as long as was said."""
+        """Follow until a stop is requested, or until no event has come for `until_idle_s`."""
         self.begin()
         while not self._over():
             self._pause()
             self.process_events()
 
     def begin(self) -> None:
-        """Watch all folders, and take what is there."""
-        self._take(self._below("", first=True), first=True)
+        """Watch all folders, and ingest existing files."""
+        self._ingest(self._scan("", first=True), first=True)
 
     def process_events(self) -> None:
-        """Take what has been closed since the last time, and what waited for long enough.
+        """Ingest files that were closed since the last call, and those that waited long enough.
 
         UnavailableError when the folder is gone.
         """
@@ -134,18 +134,18 @@ class FolderFollower:
         if events:
             self._latest_s, self._swept = self._clock(), False
         if any(event.mask & flags.Q_OVERFLOW for event in events):
-            self._take(self._below(""))
+            self._ingest(self._scan(""))
         else:
-            self._take(self._closed(events))
-        self._take(self._waiting.pop_settled(self._clock(), self._engine.source.read_stamp))
+            self._ingest(self._find_closed(events))
+        self._ingest(self._waiting.pop_settled(self._clock(), self._engine.source.read_stamp))
         if self._clock() >= self._sweep_s():
             self._sweep()
         self._clear_s = self._clock() + self._engine.remove_due()
 
     def _sweep(self) -> None:
-        """Look at everything again: what failed may go better, and links are made unheard."""
+        """Scan the whole folder: failed files may succeed now, and links cause no events."""
         self._swept_s, self._swept = self._clock(), True
-        self._take(self._below(""))
+        self._ingest(self._scan(""))
         self._engine.write_manifests()
 
     def _sweep_s(self) -> float:
@@ -161,33 +161,30 @@ class FolderFollower:
         return limit_s is not None and idle_s >= limit_s and not len(self._waiting)
 
     def _pause(self) -> None:
-        """Wait for events, a wish to stop, or the next thing that is due."""
+        """Wait for events, a request to stop, or the next time at which something is due."""
         due_s = min(self._sweep_s(), self._waiting.next_due_s(), self._clear_s)
         if self._until_idle_s is not None:
             due_s = min(due_s, self._latest_s + self._until_idle_s)
         poll = select.poll()
         poll.register(self._events, select.POLLIN)
-        poll.register(self._woken, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
         left_s = max(0.0, due_s - self._clock())
-        # A folder that is removed while it is held open tells nobody.
+        # The removal of a folder that is held open causes no event.
         poll.poll(min(left_s, SWEEP_INTERVAL_S) * 1000 + 1)
 
-    def _take(self, candidates: Iterable[CandidateFile], *, first: bool = False) -> None:
-        self._wait_for(self._engine.ingest_files(self._settling(candidates), first=first))
+    def _ingest(self, candidates: Iterable[CandidateFile], *, first: bool = False) -> None:
+        for young in self._engine.ingest_files(self._settling(candidates), first=first):
+            self._waiting.add(young.path, young.stamp, self._clock())
 
     def _settling(self, candidates: Iterable[CandidateFile]) -> Iterator[CandidateFile]:
-        """Yield what may be taken; a file that is appended to has to be quiet for a while."""
+        """Yield complete files; files that may be appended to have to wait."""
         for candidate in candidates:
             if candidate.aged or classify_file(candidate.path.rpartition("/")[2]).holds_tensors:
                 yield candidate
             else:
                 self._waiting.touch(candidate.path, self._clock())
 
-    def _wait_for(self, young: Iterable[SkippedFile]) -> None:
-        for left in young:
-            self._waiting.add(left.path, left.stamp, self._clock())
-
-    def _closed(self, events: Iterable[Event]) -> Iterator[CandidateFile]:
+    def _find_closed(self, events: Iterable[Event]) -> Iterator[CandidateFile]:
         for event in events:
             folder = self._folders.get(event.wd)
             if folder is None:
@@ -196,12 +193,12 @@ class FolderFollower:
             if event.mask & flags.IGNORED:
                 del self._folders[event.wd]
             elif event.mask & flags.ISDIR:
-                yield from self._below(path)
+                yield from self._scan(path)
             elif event.mask & (flags.CLOSE_WRITE | flags.MOVED_TO):
-                # What was moved here may still be open elsewhere.
+                # A moved file may still be open for writing.
                 yield CandidateFile(path, closed=bool(event.mask & flags.CLOSE_WRITE))
 
-    def _below(self, path: str, *, first: bool = False) -> Iterator[CandidateFile]:
+    def _scan(self, path: str, *, first: bool = False) -> Iterator[CandidateFile]:
         """Yield the files below a folder, and watch all folders on the way."""
         for item in self._engine.scan(path, first=first):
             if isinstance(item, FoundFolder):

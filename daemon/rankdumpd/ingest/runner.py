@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 
 class IngestRun:
-    """An ingest; it owns its tree from the moment it is made until `run` returns."""
+    """One ingest; it owns its tree from its creation until `run` returns."""
 
     def __init__(
         self,
         task: IngestTask,
         *,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         follow: bool = False,
         until_idle_s: float | None = None,
     ) -> None:
-        """ConfigError says why it may not begin; `say` is told of each file that is left."""
+        """Call `report` with each skipped file. ConfigError when the ingest cannot begin."""
         self._asked, self._aborted = threading.Event(), threading.Event()
-        self._engine = IngestEngine(task, say=say, stopping=self._aborted.is_set)
+        self._engine = IngestEngine(task, report=report, stopping=self._aborted.is_set)
         self._follower: FolderFollower | None = None
         if follow or until_idle_s is not None:
             # Imported here: it needs inotify, which a run over a folder does without.
@@ -53,11 +53,11 @@ class IngestRun:
 
     @property
     def counts(self) -> IngestCounts:
-        """How it stands; may be asked from any thread."""
+        """Counts of this run; may be read from any thread."""
         return self._engine.counts
 
     def run(self) -> bool:
-        """Take over what is there, and what comes; return whether it came to its end."""
+        """Ingest existing and new files; return whether the run was completed."""
         try:
             if self._follower:
                 self._follower.run()
@@ -71,7 +71,7 @@ class IngestRun:
         return not self._aborted.is_set()
 
     def request_end(self) -> None:
-        """Ask one that follows to end, with a last look; one that does not, to end at once."""
+        """Ask a run that follows to end after a last scan, and any other to end at once."""
         self._asked.set()
         if self._follower:
             self._follower.wake()
@@ -79,7 +79,7 @@ class IngestRun:
             self.abort()
 
     def abort(self) -> None:
-        """Ask it to begin no file any more."""
+        """Ask the run to begin no more files."""
         self._aborted.set()
         self._asked.set()
         if self._follower:
@@ -87,9 +87,9 @@ class IngestRun:
 
 
 INGEST_RETRY_S = 10.0
-"""How long after a failure it is begun again: the folder may come with the first job."""
+"""Pause before a retry after a failure: the first job may create the folder."""
 INGEST_LOG_INTERVAL_S = 60.0
-"""How often the log says what came, where something did."""
+"""Seconds between log lines about new files."""
 _STOP_TIMEOUT_S = 10.0
 
 _logger = logging.getLogger(__name__)
@@ -115,17 +115,17 @@ class IngestComponent(Component):
         self._logging = BackgroundThread(self._log_progress, "rankdumpd-ingest-log")
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start following."""
         self._following.start()
         self._logging.start()
 
     def drain(self, timeout_s: float) -> int:
-        """Look a last time and finish; return 1 when that is not done by the deadline."""
+        """Finish after a last scan; return 1 when that takes longer than the timeout."""
         self._request_end(at_once=False)
         return int(not self._following.join(timeout_s))
 
     def stop(self) -> None:
-        """Finish the files that were begun, and no others; may be repeated."""
+        """Finish the files that were begun and no others; may be repeated."""
         self._request_end(at_once=True)
         self._following.join(_STOP_TIMEOUT_S)
 
@@ -152,8 +152,10 @@ class IngestComponent(Component):
             self._following.wait(self._retry_s)
 
     def _follow_once(self) -> None:
-        run = IngestRun(self._task, say=self._warn, follow=True)
-        _logger.info("following %s into %s", self._task.source, self._task.tree)
+        run = IngestRun(self._task, report=self._warn, follow=True)
+        _logger.info(
+            "following the folder %s and ingesting it into %s", self._task.source, self._task.tree
+        )
         self._trouble = ""
         with self._lock:
             self._run, self._logged = run, IngestCounts()
@@ -170,10 +172,10 @@ class IngestComponent(Component):
         """Log what keeps the ingest from starting, once as long as it is the same."""
         if text != self._trouble:
             self._trouble = text
-            _logger.error("cannot take over %s: %s", self._task.source, text)
+            _logger.error("cannot ingest %s: %s", self._task.source, text)
 
     def _warn(self, text: str) -> None:
-        _logger.warning("left in %s: %s", self._task.source, text)
+        _logger.warning("skipped a file in %s: %s", self._task.source, text)
 
     def _log_progress(self) -> None:
         while not self._logging.wait(self._log_interval_s):
@@ -206,20 +208,20 @@ def run_ingest(
 ) -> int:
     """Run an ingest until it ends or a signal ends it; return the exit code of the process.
 
-    With `progress`, what happens is told on standard output, a JSON object a line: `counts` while
-    it goes on, `left` for a file that is left, `done` at the end.
+    With `progress`, JSON lines on standard output report `counts` while the run goes on, `left` for
+    each skipped file, and `done` at the end.
     """
-    asked = SignalWaiter()
+    signals = SignalWaiter()
     try:
-        say = _print_skipped_file if progress else _log_skipped_file
-        run = IngestRun(task, say=say, follow=follow, until_idle_s=until_idle_s)
-        whole = _run_until(asked, run, progress=progress)
+        report = _print_skipped_file if progress else _log_skipped_file
+        run = IngestRun(task, report=report, follow=follow, until_idle_s=until_idle_s)
+        whole = _run_until(signals, run, progress=progress)
     finally:
-        asked.close()
+        signals.close()
     return _report_end(run.counts, whole=whole, progress=progress)
 
 
-def _run_until(asked: SignalWaiter, run: IngestRun, *, progress: bool) -> bool:
+def _run_until(signals: SignalWaiter, run: IngestRun, *, progress: bool) -> bool:
     """Run an ingest on a thread, as this one waits for signals; return whether it completed."""
     completed: list[bool] = []
 
@@ -230,7 +232,7 @@ def _run_until(asked: SignalWaiter, run: IngestRun, *, progress: bool) -> bool:
             _logger.error("%s", error)
         finally:
             reporting.request_stop()
-            asked.request()
+            signals.request()
 
     def report() -> None:
         while not reporting.wait(_PROGRESS_INTERVAL_S):
@@ -241,7 +243,7 @@ def _run_until(asked: SignalWaiter, run: IngestRun, *, progress: bool) -> bool:
     if progress:
         reporting.start()
     ingesting.start()
-    asked.wait()
+    signals.wait()
     run.request_end()
     ingesting.join()
     return completed == [True]
@@ -256,7 +258,7 @@ def _report_end(counts: IngestCounts, *, whole: bool, progress: bool) -> int:
 
 
 def _log_skipped_file(text: str) -> None:
-    _logger.warning("%s", text)
+    _logger.warning("skipped %s", text)
 
 
 def _print_skipped_file(text: str) -> None:
@@ -268,4 +270,4 @@ def _print_json(what: dict[str, object]) -> None:
         sys.stdout.write(json.dumps(what) + "\n")
         sys.stdout.flush()
     except OSError:
-        return  # nobody listens any more
+        return  # the reader is gone

@@ -33,7 +33,7 @@ class Rig:
         self.said: list[str] = []
         self.stopped = False
         task = IngestTask(self.source, self.tree, threads=2)
-        self.engine = IngestEngine(task, say=self.said.append, stopping=lambda: False)
+        self.engine = IngestEngine(task, report=self.said.append, stopping=lambda: False)
         self.follower = FolderFollower(
             self.engine, stopping=lambda: self.stopped, until_idle_s=None, clock=lambda: self.now_s
         )
@@ -251,7 +251,9 @@ def test_hard_links_are_found_in_the_end(rig: Rig, tmp_path: Path):
 def test_it_ends_when_nothing_comes(tmp_path: Path):
     source, tree = tmp_path / "source", tmp_path / "tree"
     files = write_tree(source)
-    run = IngestRun(IngestTask(source, tree, delete=True, clear=True), say=print, until_idle_s=0.05)
+    run = IngestRun(
+        IngestTask(source, tree, delete=True, clear=True), report=print, until_idle_s=0.05
+    )
     assert run.run()
     assert stored(tree) == files
     assert list(source.iterdir()) == []
@@ -261,7 +263,7 @@ def test_it_ends_when_asked(tmp_path: Path):
     """After a last look, whatever events there were."""
     source, tree = tmp_path / "source", tmp_path / "tree"
     source.mkdir()
-    run = IngestRun(IngestTask(source, tree), say=print, follow=True)
+    run = IngestRun(IngestTask(source, tree), report=print, follow=True)
     thread = threading.Thread(target=run.run)
     thread.start()
     files = write_tree(source)
@@ -278,13 +280,13 @@ def test_the_room_waits_for_its_folder(tmp_path: Path, caplog: pytest.LogCapture
     source, tree = tmp_path / "source", tmp_path / "tree"
     room = IngestComponent(IngestTask(source, tree, delete=True), retry_s=0.01, log_interval_s=0.01)
     room.start()
-    wait_for(lambda: "cannot take over" in caplog.text)
+    wait_for(lambda: "cannot ingest" in caplog.text)
     files = write_tree(source)
     wait_for(lambda: "following" in caplog.text)
     assert room.drain(60) == 0
     room.stop()
     assert stored(tree) == files
-    assert caplog.text.count("cannot take over") == 1
+    assert caplog.text.count("cannot ingest") == 1
     assert f"ingested {len(files)} files" in caplog.text
     left = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
     assert left == {name for name in files if not (name.endswith(".npy") or "Add." in name)}
