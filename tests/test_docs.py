@@ -50,3 +50,14 @@ def test_benchmarks():
     names = told(r"python -m bench ([a-z]+)")
     assert names
     assert all((ROOT / "bench" / f"{name}.py").exists() for name in names)
+
+
+def test_decisions_have_a_number_a_date_and_a_status():
+    """Law: numbers fall by one from the top, so that each can be cited; none is left out."""
+    text = (ROOT / "DECISIONS.md").read_text()
+    headings = re.findall(r"^## (\d+)\. (.+)$", text, re.MULTILINE)
+    assert len(headings) == text.count("\n## ")
+    numbers = [int(number) for number, _ in headings]
+    assert numbers == list(range(len(numbers), 0, -1))
+    form = r"^## \d+\. .+\nDate: 20\d\d-\d\d-\d\d\. Status: (accepted|superseded by .+)\.$"
+    assert len(re.findall(form, text, re.MULTILINE)) == len(numbers)
