@@ -237,7 +237,7 @@ class Component(Protocol):
         return ""
 
 
-class Listener(Protocol):
+class ServerListener(Protocol):
     """The server that accepts connections: gRPC's."""
 
     def start(self) -> str:
@@ -259,7 +259,7 @@ class Listener(Protocol):
 
 def run_process(
     components: Sequence[Component],
-    server: Listener,
+    server: ServerListener,
     *,
     settings: DaemonSettings,
     reread: SettingsReader,
@@ -305,7 +305,7 @@ class _ProcessLife:
     def __init__(
         self,
         components: Sequence[Component],
-        server: Listener,
+        server: ServerListener,
         settings: DaemonSettings,
         reread: SettingsReader,
         pipe: WorkerPipe | None,
