@@ -1,16 +1,22 @@
-"""Entry point of `rankdumpd`. It says in one line what is missing when the `daemon` extra is not
-installed.
-"""
+"""Entry point of `rankdumpd`, with a one-line error when the extra `daemon` is not installed."""
 
 from __future__ import annotations
 
 import sys
 
-_EXTRA = ("click", "cryptography", "grpc_health", "grpc_reflection", "prometheus_client", "tomli")
+_EXTRA = (
+    "click",
+    "cryptography",
+    "grpc_health",
+    "grpc_reflection",
+    "inotify_simple",
+    "prometheus_client",
+    "tomli",
+)
 
 
 def run() -> None:
-    """Run the command line and end the process with its code."""
+    """Run the command line and exit with its status."""
     try:
         from rankdumpd.main import main
     except ModuleNotFoundError as error:

@@ -16,14 +16,14 @@ from rankdump._core import tree_root
 from rankdump._core.daemon_endpoint import DaemonFolder
 from rankdump._wire.channel import TlsCredentials
 from rankdump.errors import ConfigError, RejectedError
-from rankdumpd.agent.retention.manager import no_op as nothing_told
+from rankdumpd.agent.retention.manager import no_op
 from rankdumpd.agent.service import DumpAgent
 from rankdumpd.agent.shm.slab_folder import find_group_id
 from rankdumpd.coordinator.service.coordinator import JobCoordinator
 from rankdumpd.ingest.dump_file import IngestTask
 from rankdumpd.ingest.folder import check_separate_folders
 from rankdumpd.ingest.runner import IngestComponent
-from rankdumpd.server import grpc_server, lifecycle, machine
+from rankdumpd.server import lifecycle, machine
 from rankdumpd.server.audit_log import AuditLog
 from rankdumpd.server.call_gate import CallGate
 from rankdumpd.server.grpc_server import GrpcServer, GrpcService, parse_socket_path
@@ -38,7 +38,7 @@ from rankdumpd.workers.supervisor import WorkerSupervisor, reclaim_worker_sessio
 
 
 def _open_audit_log(settings: DaemonSettings) -> AbstractContextManager[AuditLog | None]:
-    """Return the one file in which a process writes down what was done, until it ends."""
+    """Return the audit log of this process, open until the end of the context; None without one."""
     if not settings.log.audit:
         return contextlib.nullcontext()
     return contextlib.closing(AuditLog(Path(settings.log.audit)))
@@ -56,7 +56,7 @@ def _build_agent(
     reclaim_worker_sessions(settings.agent)
     tls = settings.tls
     own = TlsCredentials(tls.ca, tls.certificate, tls.key)
-    told = audit.add if audit else nothing_told
+    told = audit.add if audit else no_op
     return DumpAgent(settings.agent, own, audit=told, meters=meters, required=required)
 
 
@@ -68,31 +68,37 @@ def _build_server(
     audit: AuditLog | None,
     required: RequiredFiles,
     *,
-    below_front: bool = False,
+    is_worker: bool = False,
 ) -> GrpcServer:
-    """Return the server of a process, with what protects it."""
+    """Return the gRPC server of a process, with its certificates and its call gate."""
     tls = settings.tls
-    shown = revoked = gate = None
+    certificates = revoked = gate = None
     if tls.on and not parse_socket_path(address):
-        told = audit.add_reload if audit else ignore_reload
-        shown = ServerCertificates(tls, told)
-        revoked = RevokedCertificates(Path(tls.revoked), told) if tls.revoked else None
-    if shown or audit:
+        on_reload = audit.add_reload if audit else ignore_reload
+        certificates = ServerCertificates(tls, on_reload)
+        revoked = RevokedCertificates(Path(tls.revoked), on_reload) if tls.revoked else None
+    if certificates or audit:
         gate = CallGate(
-            certificates=shown, revoked=revoked, audit=audit, own_may=below_front, meters=meters
+            certificates=certificates,
+            revoked=revoked,
+            audit=audit,
+            own_may=is_worker,
+            meters=meters,
         )
     group = find_group_id(settings.agent.runtime_group)
-    return GrpcServer(address, services, tls=shown, gate=gate, group=group, required=required)
+    return GrpcServer(
+        address, services, tls=certificates, gate=gate, group=group, required=required
+    )
 
 
 def build_ingest_task(settings: AgentSettings, source: Path, tree: Path) -> IngestTask:
-    """Return what taking over a folder of dumps is, by the settings of an agent."""
+    """Return the task of ingesting a folder, with the threads and limits of an agent's settings."""
     threads = settings.encode_threads or machine.count_cores()
     return IngestTask(source, tree, threads=threads, queue_bytes=settings.queue_bytes)
 
 
 def _build_ingest(settings: AgentSettings) -> tuple[IngestComponent, ...]:
-    """Return the room that follows the configured folder; none where none is."""
+    """Return the component that follows the configured folder; empty without such a folder."""
     if not settings.ingest_dir:
         return ()
     source, tree = Path(settings.ingest_dir), Path(settings.ingest_into)
@@ -109,22 +115,10 @@ def _build_ingest(settings: AgentSettings) -> tuple[IngestComponent, ...]:
     return (IngestComponent(task),)
 
 
-def serve_agent(settings: DaemonSettings, reread: SettingsReader, leash: WorkerPipe | None) -> int:
-    """Be an agent until a signal; return the exit status. With a leash it is a worker."""
-    # A folder is followed once on a host, by whoever is above the workers.
-    ingest = () if leash else _build_ingest(settings.agent)
-    listener = grpc_server.inherit_socket(os.environ)
-
-    def moved(settings: DaemonSettings) -> DaemonSettings:
-        """Return them with the socket beside the one that others hold open."""
-        if listener is None:
-            return settings
-        agent = dataclasses.replace(
-            settings.agent, listen=grpc_server.format_direct_address(listener)
-        )
-        return dataclasses.replace(settings, agent=agent)
-
-    settings = moved(settings)
+def serve_agent(settings: DaemonSettings, reread: SettingsReader, pipe: WorkerPipe | None) -> int:
+    """Run an agent until a signal; return the exit status. With a `pipe` it is a worker."""
+    # One process of a host follows the folder: the supervisor, where there are workers.
+    ingest = () if pipe else _build_ingest(settings.agent)
     meters, required = MetricCounters(), RequiredFiles()
     with _open_audit_log(settings) as audit:
         agent = _build_agent(settings, meters, audit, required)
@@ -132,24 +126,21 @@ def serve_agent(settings: DaemonSettings, reread: SettingsReader, leash: WorkerP
         services = (agent, metrics)
         listen = settings.agent.listen
         server = _build_server(
-            settings, listen, services, meters, audit, required, below_front=bool(leash)
+            settings, listen, services, meters, audit, required, is_worker=bool(pipe)
         )
-        if listener:
-            required.watch_file(Path(listener.getsockname()), "no rank finds this agent any more")
-        door = grpc_server.SocketRelay(listener, server) if listener else server
-        rooms = (agent, *ingest, *page)
+        components = (agent, *ingest, *page)
         return lifecycle.run_process(
-            rooms,
-            door,
+            components,
+            server,
             settings=settings,
-            reread=lambda environ: moved(reread(environ)),
-            leash=leash,
+            reread=reread,
+            pipe=pipe,
             required=required,
         )
 
 
 def serve_coordinator(settings: DaemonSettings, reread: SettingsReader) -> int:
-    """Be a coordinator until a signal; return the exit status."""
+    """Run a coordinator until a signal; return the exit status."""
     meters, required = MetricCounters(), RequiredFiles()
     with _open_audit_log(settings) as audit:
         coordinator = JobCoordinator(settings.coordinator, meters=meters, required=required)
@@ -158,14 +149,14 @@ def serve_coordinator(settings: DaemonSettings, reread: SettingsReader) -> int:
         server = _build_server(
             settings, settings.coordinator.listen, services, meters, audit, required
         )
-        rooms = (coordinator, *page)
+        components = (coordinator, *page)
         return lifecycle.run_process(
-            rooms, server, settings=settings, reread=reread, required=required
+            components, server, settings=settings, reread=reread, required=required
         )
 
 
 def serve_both(settings: DaemonSettings, reread: SettingsReader) -> int:
-    """Be both on one address until a signal; return the exit status."""
+    """Run agent and coordinator on one address until a signal; return the exit status."""
     meters, required = MetricCounters(), RequiredFiles()
     with _open_audit_log(settings) as audit:
         agent = _build_agent(settings, meters, audit, required)
@@ -176,10 +167,10 @@ def serve_both(settings: DaemonSettings, reread: SettingsReader) -> int:
 def serve_embedded(
     settings: DaemonSettings, reread: SettingsReader, folder: DaemonFolder, *, merges: bool
 ) -> int:
-    """Serve one job in a folder of its own until standard input has ended and no rank is connected.
+    """Serve one job in its own folder until standard input has ended and no rank is connected.
 
-    The folder is removed then, unless somebody uses it again. Without `merges` it is an agent
-    alone. Return the exit status.
+    The folder is removed then, unless another process uses it again. Without `merges` there is no
+    coordinator. Return the exit status.
     """
     meters, required = MetricCounters(), RequiredFiles()
     with _open_audit_log(settings) as audit:
@@ -202,14 +193,16 @@ def _serve_host(
     parts: Sequence[DumpAgent | WorkerSupervisor | JobCoordinator],
     required: RequiredFiles,
 ) -> int:
-    """Serve on the agent's address, with whatever of agent and coordinator there is."""
+    """Serve an agent, and a coordinator if `parts` has one, on the agent's address."""
     metrics, page = build_metrics(settings, meters, *parts, audit=audit)
     server = _build_server(
         settings, settings.agent.listen, (*parts, metrics), meters, audit, required
     )
     agent, *others = parts
-    rooms = (agent, *_build_ingest(settings.agent), *others, *page)
-    return lifecycle.run_process(rooms, server, settings=settings, reread=reread, required=required)
+    components = (agent, *_build_ingest(settings.agent), *others, *page)
+    return lifecycle.run_process(
+        components, server, settings=settings, reread=reread, required=required
+    )
 
 
 def _has_ranks(agent: DumpAgent | WorkerSupervisor) -> bool:

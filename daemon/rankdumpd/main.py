@@ -26,7 +26,7 @@ from rankdumpd.composition import (
     serve_embedded,
 )
 from rankdumpd.ingest.runner import run_ingest
-from rankdumpd.rebuild.ledger_rebuild import rebuild_ledger as rebuilt
+from rankdumpd.rebuild.ledger_rebuild import rebuild_ledger
 from rankdumpd.server import lifecycle, logs, machine
 from rankdumpd.server.lifecycle import SettingsReader
 from rankdumpd.server.worker_pipe import WorkerPipe
@@ -48,11 +48,11 @@ _config = click.option("--config", type=click.Path(path_type=Path), help="TOML f
 _check = click.option(
     "--check-config",
     is_flag=True,
-    help="Print the resolved settings, and on standard error what is wrong with certificates and "
-    "the coordinator; status 1 when something has to be changed.",
+    help="Print the resolved settings, and on standard error the problems with certificates and "
+    "coordinator; exit with status 1 if one of them needs a change.",
 )
 _workers = click.option(
-    "--workers", type=int, help="Processes that the ranks of this host are shared out to."
+    "--workers", type=int, help="Number of worker processes over which ranks are distributed."
 )
 
 
@@ -60,30 +60,30 @@ _workers = click.option(
 @_config
 @_check
 @_workers
-@click.option("--as-worker", type=int, hidden=True)  # how a front runs its workers
+@click.option("--as-worker", type=int, hidden=True)  # used by the supervisor of workers
 def agent(
     config: Path | None, check_config: bool, workers: int | None, as_worker: int | None
 ) -> None:
-    """Take tensors from the ranks of this host and write the dump tree."""
+    """Receive tensors from the ranks of this host and write the dump tree."""
 
-    def changed(settings: DaemonSettings) -> DaemonSettings:
+    def override(settings: DaemonSettings) -> DaemonSettings:
         return dataclasses.replace(settings, agent=_with_workers(settings.agent, workers))
 
     def serve(settings: DaemonSettings, reread: SettingsReader) -> int:
         return serve_agent(settings, reread, None if as_worker is None else WorkerPipe())
 
     if as_worker is not None:
-        # Its front has looked at the files.
-        _execute(config, check_config, serve, changed, who=f"worker {as_worker} ")
+        # Its supervisor has checked the certificates.
+        _execute(config, check_config, serve, override, who=f"worker {as_worker} ")
         return
-    _execute(config, check_config, serve, changed, reports_to=lambda own: own.agent.coordinator)
+    _execute(config, check_config, serve, override, reports_to=lambda own: own.agent.coordinator)
 
 
 @main.command()
 @_config
 @_check
 def coordinator(config: Path | None, check_config: bool) -> None:
-    """Merge what the agents of a job report."""
+    """Merge the events that the agents of jobs report into one execution order."""
     _execute(config, check_config, serve_coordinator, reports_to=_report_to_nobody)
 
 
@@ -93,7 +93,7 @@ def coordinator(config: Path | None, check_config: bool) -> None:
 @click.option("--socket", type=click.Path(path_type=Path), help="Unix socket to listen on.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Folder of the ledger.")
 @_workers
-# How a job or `rankdump run` brings a daemon along, and that the job spans other hosts.
+# Used by jobs and `rankdump run` to start an embedded daemon; the second for jobs on several hosts.
 @click.option("--embedded", metavar="FOLDER", type=click.Path(path_type=Path), hidden=True)
 @click.option("--no-coordinator", is_flag=True, hidden=True)
 def standalone(
@@ -105,17 +105,19 @@ def standalone(
     embedded: Path | None,
     no_coordinator: bool,
 ) -> None:
-    """Be agent and coordinator of one host on one socket."""
+    """Run agent and coordinator of one host on one socket."""
     folder = DaemonFolder(embedded) if embedded else None
     if folder:
         socket, state_dir = folder.socket, folder.state
 
-    def changed(settings: DaemonSettings) -> DaemonSettings:
+    def override(settings: DaemonSettings) -> DaemonSettings:
         agent = _with_workers(settings.agent, workers)
         listen = f"unix:{socket.absolute()}" if socket else agent.listen
         state = str(state_dir.absolute()) if state_dir else agent.state_dir
-        merges = agent.coordinator if no_coordinator else listen
-        agent = dataclasses.replace(agent, listen=listen, coordinator=merges, state_dir=state)
+        coordinator_address = agent.coordinator if no_coordinator else listen
+        agent = dataclasses.replace(
+            agent, listen=listen, coordinator=coordinator_address, state_dir=state
+        )
         coordinator = dataclasses.replace(settings.coordinator, state_dir=state)
         return dataclasses.replace(settings, agent=agent, coordinator=coordinator)
 
@@ -124,17 +126,30 @@ def standalone(
             return serve_both(settings, reread)
         return serve_embedded(settings, reread, folder, merges=not no_coordinator)
 
-    _execute(config, check_config, serve, changed, reports_to=_report_to_nobody)
+    _execute(config, check_config, serve, override, reports_to=_report_to_nobody)
 
 
 @main.command()
 @click.argument("source", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--into", type=click.Path(path_type=Path), required=True, help="Tree to take it to.")
-@click.option("--follow", is_flag=True, help="Go on while the job runs, until a signal.")
-@click.option("--until-idle", metavar="SECONDS", type=click.FloatRange(min=0), help="Or so long.")
-@click.option("--delete-source", is_flag=True, help="Remove what is committed.")
-@click.option("--codec", type=click.Choice(list(CODECS)), default="zstd", show_default=True)
-@click.option("--progress", is_flag=True, help="Tell what happens on standard output, in JSON.")
+@click.option("--into", type=click.Path(path_type=Path), required=True, help="Dump tree to write.")
+@click.option("--follow", is_flag=True, help="Keep following DIR until a signal.")
+@click.option(
+    "--until-idle",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    help="Follow DIR until nothing has come for so long.",
+)
+@click.option(
+    "--delete-source", is_flag=True, help="Remove each source file once its copy is committed."
+)
+@click.option(
+    "--codec",
+    type=click.Choice(list(CODECS)),
+    default="zstd",
+    show_default=True,
+    help="Compression of tensors in the tree.",
+)
+@click.option("--progress", is_flag=True, help="Report progress on standard output, in JSON lines.")
 @click.option("--until-eof", is_flag=True, help="Stop when standard input ends.")
 def ingest(
     source: Path,
@@ -146,7 +161,7 @@ def ingest(
     progress: bool,
     until_eof: bool,
 ) -> None:
-    """Take over a dump that MindSpore or CANN wrote to DIR by itself."""
+    """Copy a dump that MindSpore or CANN wrote to DIR into a tree of rankdump."""
 
     def serve(settings: DaemonSettings, _reread: SettingsReader) -> int:
         if until_eof:
@@ -165,14 +180,16 @@ def ingest(
 
 @main.command()
 @click.argument("tree", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--state-dir", type=click.Path(path_type=Path), required=True, help="Folder for it.")
+@click.option(
+    "--state-dir", type=click.Path(path_type=Path), required=True, help="Folder for the new ledger."
+)
 def rebuild(tree: Path, state_dir: Path) -> None:
-    """Make the ledger of an agent anew from a tree, in a folder that has none."""
+    """Rebuild a lost ledger from the manifests of TREE, in a folder without a ledger."""
 
     def serve(settings: DaemonSettings, _reread: SettingsReader) -> int:
-        done = rebuilt(tree.absolute(), state_dir.absolute())
+        done = rebuild_ledger(tree.absolute(), state_dir.absolute())
         click.echo(
-            f"{state_dir}: ledger of {done.sessions} sessions, {done.iterations} iterations, "
+            f"{state_dir}: new ledger of {done.sessions} sessions, {done.iterations} iterations, "
             f"{done.records} tensors"
         )
         return 0
@@ -183,7 +200,7 @@ def rebuild(tree: Path, state_dir: Path) -> None:
 @main.command()
 @click.argument("address", default=AgentSettings().listen)
 def health(address: str) -> None:
-    """Say by the exit status whether a daemon of this host serves at ADDRESS; for probes."""
+    """Exit with status 0 if a daemon of this host serves at ADDRESS, else 1; for probes."""
     fault = check_health(address)
     if fault:
         click.echo(f"rankdumpd: {address}: {fault}", err=True)
@@ -214,21 +231,23 @@ def _execute(
     who: str = "",
     reports_to: Callable[[DaemonSettings], str] | None = None,
 ) -> None:
-    """Check or serve; without `reports_to` nothing but the settings is looked at."""
+    """Check or serve; without `reports_to` only the settings are checked."""
 
     def reread(environ: Mapping[str, str]) -> DaemonSettings:
         return change(load_settings(config, environ))
 
     try:
         settings = reread(os.environ)
-        doubts: list[StartWarning] = []
+        warnings: list[StartWarning] = []
         if reports_to is not None:
-            doubts += check_certificates(settings.tls, reports_to=reports_to(settings))
+            warnings += check_certificates(settings.tls, reports_to=reports_to(settings))
         if check_only:
-            sys.exit(_check_settings(settings, doubts, reports_to(settings) if reports_to else ""))
+            sys.exit(
+                _check_settings(settings, warnings, reports_to(settings) if reports_to else "")
+            )
         logs.set_up_logging(settings.log, os.environ, who=who)
-        for doubt in doubts:
-            _logger.error("%s", doubt.text)
+        for warning in warnings:
+            _logger.error("%s", warning.text)
         sys.exit(serve(settings, reread))
     except ConfigError as error:
         click.echo(f"rankdumpd: {who}{error}", err=True)
@@ -238,13 +257,17 @@ def _execute(
         sys.exit(_EXIT_FAILED)
 
 
-def _check_settings(settings: DaemonSettings, doubts: list[StartWarning], coordinator: str) -> int:
-    """Print settings and what is wrong; return the exit status."""
+def _check_settings(
+    settings: DaemonSettings, warnings: list[StartWarning], coordinator: str
+) -> int:
+    """Print the settings and their problems; return the exit status."""
     click.echo("\n".join(settings.lines()))
     if coordinator:
         tls = settings.tls
-        found = check_coordinator(coordinator, TlsCredentials(tls.ca, tls.certificate, tls.key))
-        doubts = [*doubts, *([found] if found else [])]
-    for doubt in doubts:
-        click.echo(f"rankdumpd: {'warning: ' if doubt.is_temporary else ''}{doubt.text}", err=True)
-    return 0 if all(doubt.is_temporary for doubt in doubts) else _EXIT_FAILED
+        warning = check_coordinator(coordinator, TlsCredentials(tls.ca, tls.certificate, tls.key))
+        warnings = [*warnings, *([warning] if warning else [])]
+    for warning in warnings:
+        click.echo(
+            f"rankdumpd: {'warning: ' if warning.is_temporary else ''}{warning.text}", err=True
+        )
+    return 0 if all(warning.is_temporary for warning in warnings) else _EXIT_FAILED

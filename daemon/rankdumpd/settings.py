@@ -1,7 +1,7 @@
-"""Settings of all daemon processes, with their defaults and limits: one TOML file and
-RANKDUMPD_<SECTION>__<KEY> variables, and which settings may change while a process runs.
+"""Settings of all daemon processes with their defaults and limits: one TOML file, variables
+RANKDUMPD_<SECTION>__<KEY>, and which settings may change while a process runs.
 
-The only place that reads either; everything else is handed the values it needs.
+Only this module reads the file and the variables.
 """
 
 from __future__ import annotations
@@ -18,22 +18,28 @@ from typing import Any, cast
 
 from rankdump.errors import ConfigError
 
+_toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
+ENVIRONMENT_PREFIX = "RANKDUMPD_"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+_TRUTH_VALUES = {"true": True, "false": False}
+_MIB = 1 << 20
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """Certificates; all empty means none, and then TCP is for loopback alone."""
+    """Certificates; without any, TCP is allowed on loopback only."""
 
     ca: str = ""
-    """File of the authorities whose certificates are believed, PEM, absolute."""
+    """File of the trusted authorities, PEM, absolute path."""
     certificate: str = ""
-    """File of the own certificate, PEM, absolute."""
+    """File of the certificate of this daemon, PEM, absolute path."""
     key: str = ""
-    """File of its private key, PEM, absolute."""
+    """File of the private key of that certificate, PEM, absolute path."""
     revoked: str = ""
-    """File of certificates that are believed no more, a fingerprint a line; empty: none."""
+    """File of revoked certificates, a fingerprint a line, absolute path; empty: none."""
 
     def __post_init__(self) -> None:
         given = {"ca": self.ca, "certificate": self.certificate, "key": self.key}
@@ -51,22 +57,22 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """What monitoring may read."""
+    """The metrics page."""
 
     listen: str = ""
-    """Where Prometheus asks for metrics, `host:port`; empty: nowhere."""
+    """Address of the metrics page for Prometheus, `host:port`; empty: no page."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What a process says of itself, on standard error, and who did what with it."""
+    """Log on standard error, and audit log."""
 
     format: str = "text"
     """`text` for people, or `json`: an object a line."""
     level: str = "info"
     """`debug`, `info`, `warning` or `error`."""
     audit: str = ""
-    """File, absolute, of who read or changed what, an object a line; empty: none."""
+    """File of the audit log, a JSON object a line, absolute path; empty: none."""
 
     def __post_init__(self) -> None:
         _check_choice("log.format", self.format, LOG_FORMATS)
@@ -83,10 +89,6 @@ def _check_absolute_path(key: str, path: str) -> None:
 def _check_choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError("settings", key, value, ", ".join(allowed))
-
-
-_MIB = 1 << 20
-_GIB = 1 << 30
 
 
 def _check_required(key: str, value: str) -> None:
@@ -114,57 +116,57 @@ class AgentSettings:
     """The agent of one host."""
 
     listen: str = "unix:/run/rankdump/agent.sock"
-    """Where ranks and people reach it: `unix:/path`, or `host:port`: other hosts need [tls]."""
+    """Address of the agent, `unix:/path` or `host:port`; addresses beyond loopback need [tls]."""
     coordinator: str = ""
-    """Where the coordinator of the job listens; empty when there is none."""
+    """Address of the coordinator of the job; empty: no coordinator."""
     state_dir: str = "/var/lib/rankdump"
-    """Folder of the ledger; absolute."""
+    """Folder of the ledger, absolute path."""
     workers: int = 1
-    """Processes that ranks are shared out to; what follows in bytes and threads is for all."""
+    """Worker processes; ranks are distributed over them, limits below are for all together."""
     encode_threads: int = 0
-    """Threads that compress and write; 0 means one for each core this process may use."""
+    """Threads that compress and write; 0: one for each core that the process may use."""
     nice: int = 10
-    """How far other processes go first, 0 to 19: ranks have the cores when they want them."""
+    """Niceness of the process, 0 to 19: training processes get the cores first."""
     queue_bytes: int = 512 * _MIB
-    """Tensor bytes taken in but not yet written and committed."""
+    """Most tensor bytes that are received but not yet committed; ranks wait beyond it."""
     slab_bytes: int = 256 * _MIB
-    """Largest shared memory of one rank; 0 means none, and its frames travel on the stream."""
+    """Largest shared memory of one rank; 0: none, and frames travel on the gRPC stream."""
     memory_bytes: int = 0
-    """What queue, slabs and sessions stay under together; 0 means half of the memory there is."""
+    """Limit of queue, shared memory and sessions together; 0: half of the memory."""
     runtime_dir: str = ""
-    """Folder of the shared memory, absolute and on tmpfs; empty means beside the socket."""
+    """Folder of the shared memory, absolute path on tmpfs; empty: the folder of the socket."""
     runtime_group: str = ""
-    """Group that may map it; empty means the group of this process."""
+    """Group that may use socket and shared memory; empty: the group of this process."""
     max_record_bytes: int = 16 * _GIB
-    """Largest tensor that is taken."""
+    """Largest tensor that the agent accepts."""
     report_bytes: int = 1 * _GIB
-    """What is kept on disk until the coordinator has it; beyond it the oldest events are lost."""
+    """Most disk space for events that the coordinator lacks; beyond it the oldest are lost."""
     roots: str = ""
-    """Folders, absolute and joined by `:`, in which dumps may be; empty means anywhere."""
+    """Folders in which dump trees may be, absolute paths joined by colons; empty: anywhere."""
     max_sessions: int = 4096
-    """Ranks that may be here at once, with those that opened a session and never came."""
+    """Most open sessions, with those whose rank never connected."""
     keep_free_bytes: int = 64 * _MIB
-    """Tensors are refused rather than leave less than this on their disk."""
+    """Free space of a disk below which tensors are dropped."""
     keep_free_ratio: float = 0.1
-    """The same as a share of the disk; the larger of both holds."""
+    """The same as a share of the disk; the larger of both applies."""
     keep_free_inodes_ratio: float = 0.01
-    """The same for the files that a disk can hold."""
+    """Share of free inodes of a disk below which tensors are dropped."""
     disk_bytes: int = 0
-    """Most that dumps of this agent may take together; 0 means no limit."""
+    """Most disk space for all dumps of this agent together; 0: no limit."""
     job_bytes: int = 0
-    """Most that the dump of one job may take here; 0 means no limit."""
+    """Most disk space for the dump of one job on this host; 0: no limit."""
     retain_days: float = 0.0
-    """Iterations are removed when they are older than that; 0 means never."""
+    """Age at which iterations are removed; 0: never."""
     retain_bytes: int = 0
-    """The same, oldest first, while dumps take more than that together; 0 means never."""
+    """Size of all dumps beyond which iterations are removed, oldest first; 0: never."""
     ingest_dir: str = ""
-    """Folder, absolute, where MindSpore or CANN writes dumps that are taken over; empty: none."""
+    """Folder of dumps by MindSpore or CANN to ingest, absolute path; empty: none."""
     ingest_into: str = ""
-    """The tree they are taken into, absolute and not in that folder."""
+    """Dump tree that they are ingested into, absolute path outside of that folder."""
     ingest_delete: bool = False
-    """Remove each tensor from that folder once its copy is committed."""
+    """Whether each tensor is removed from that folder once its copy is committed."""
     drain_timeout_s: float = 30.0
-    """Longest time a stopping agent gives ranks and its own queue; ranks get half of it."""
+    """Longest time for a stop: half of it for streams of ranks, the rest for the queue."""
 
     def __post_init__(self) -> None:
         _check_required("agent.listen", self.listen)
@@ -197,24 +199,24 @@ class AgentSettings:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
-    """The coordinator of a job."""
+    """The coordinator of jobs."""
 
     listen: str = "127.0.0.1:7421"
-    """Where agents and people reach it: `unix:/path`, or `host:port`: other hosts need [tls]."""
+    """Address of the coordinator, `unix:/path` or `host:port`; beyond loopback it needs [tls]."""
     state_dir: str = "/var/lib/rankdump"
-    """Folder of what survives it; absolute, and it may be the agent's."""
+    """Folder of the coordinator's state, absolute path; may be the agent's."""
     roots: str = ""
-    """Folders, absolute and joined by `:`, in which dumps may be; empty means anywhere."""
+    """Folders in which dump trees may be, absolute paths joined by colons; empty: anywhere."""
     deadline_s: float = 300.0
-    """An iteration of which nothing came for so long is merged without the ranks that miss."""
+    """Time without reports after which an iteration is merged without its missing ranks."""
     table_events: int = 1_000_000_000
-    """Iterations with more events get no Parquet table; none do without pyarrow."""
+    """Most events of an iteration for a Parquet table; tables need pyarrow."""
     trace_events: int = 1_000_000
-    """Iterations with more events get no trace: no viewer opens one of that size."""
+    """Most events of an iteration for a trace; viewers cannot open larger ones."""
     keep_days: float = 30.0
-    """What is known of a finished job is forgotten then; its tree stays."""
+    """Age at which the state of a finished job is removed; its tree stays."""
     keep_bytes: int = _GIB
-    """The same, oldest first, when what is known of all jobs takes more."""
+    """Size of the state of all jobs beyond which finished ones are removed, oldest first."""
 
     def __post_init__(self) -> None:
         _check_required("coordinator.listen", self.listen)
@@ -227,28 +229,9 @@ class CoordinatorSettings:
         _check_range("coordinator.keep_bytes", self.keep_bytes, _MIB, 1 << 50)
 
 
-__all__ = [
-    "ENVIRONMENT_PREFIX",
-    "AgentSettings",
-    "CoordinatorSettings",
-    "DaemonSettings",
-    "LogSettings",
-    "MetricsSettings",
-    "TlsSettings",
-    "build_environment",
-    "load_settings",
-    "strip_settings",
-]
-
-_toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-
-ENVIRONMENT_PREFIX = "RANKDUMPD_"
-_TRUTH_VALUES = {"true": True, "false": False}
-
-
 @dataclass(frozen=True, slots=True)
 class DaemonSettings:
-    """Both processes; each reads its own section, and those behind them."""
+    """All settings; each process reads its own section and the common ones."""
 
     agent: AgentSettings = field(default_factory=AgentSettings)
     coordinator: CoordinatorSettings = field(default_factory=CoordinatorSettings)
@@ -258,15 +241,15 @@ class DaemonSettings:
 
     def lines(self) -> list[str]:
         """Return the resolved settings as the lines of a TOML file."""
-        found: list[str] = []
+        lines: list[str] = []
         for section in dataclasses.fields(self):
             values = getattr(self, section.name)
-            found.append(f"[{section.name}]")
-            found += [
+            lines.append(f"[{section.name}]")
+            lines += [
                 f"{f.name} = {_format_value(getattr(values, f.name))}"
                 for f in dataclasses.fields(values)
             ]
-        return found
+        return lines
 
 
 _SECTIONS: dict[str, type[Any]] = {
@@ -277,7 +260,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "log": LogSettings,
 }
 _WORKER_SECTIONS = ("agent", "tls", "log")
-"""Sections that the workers of an agent have as well."""
+"""Sections that workers of an agent get from their supervisor."""
 
 
 def build_environment(settings: DaemonSettings) -> dict[str, str]:
@@ -292,7 +275,7 @@ def build_environment(settings: DaemonSettings) -> dict[str, str]:
 
 
 def strip_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment that sets nothing."""
+    """Return an environment without the variables of settings."""
     return {name: value for name, value in environ.items() if not _is_own_variable(name)}
 
 
@@ -415,23 +398,23 @@ LIVE_SETTINGS = {
     "coordinator": ("roots",),
     "log": ("level",),
 }
-"""What rooms take over at once; files of certificates are read again whenever they are used."""
+"""Settings that a reload applies; files of certificates are reloaded whenever they change."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsChange:
-    """Settings that were read again."""
+    """Result of a reload of the settings."""
 
     settings: DaemonSettings
-    """What holds from now on."""
+    """Settings in effect after the reload."""
     changed: tuple[str, ...]
-    """Names of what was taken over."""
+    """Names of the settings that were applied."""
     pending_restart: tuple[str, ...]
-    """Names of what changed too, and holds only after the next start."""
+    """Names of changed settings that need a restart."""
 
 
 def adopt_settings(old: DaemonSettings, new: DaemonSettings) -> SettingsChange:
-    """Return the old settings with what of the new ones may change while a process runs."""
+    """Return the old settings with those of the new ones that may change while a process runs."""
     changed: list[str] = []
     waiting: list[str] = []
     sections: dict[str, object] = {}

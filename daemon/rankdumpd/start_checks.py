@@ -1,5 +1,5 @@
-"""Checks before a daemon starts: its certificates and private key, its coordinator, and the health
-of a running daemon. Nothing here keeps a daemon from starting but files that cannot be used.
+"""Checks before a daemon starts, of its certificates, private key and coordinator, and the health
+check of a running daemon. Only certificate files that cannot be used prevent a start.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from rankdumpd.server.tls import check_key_pair
 from rankdumpd.settings import TlsSettings
 
 COORDINATOR_TIMEOUT_S = 5.0
-"""Longest that a coordinator is given to say what time it is."""
+"""Longest wait for the answer of a coordinator or daemon."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartWarning:
-    """One thing that is not in order, and keeps nothing from starting."""
+    """A problem that does not prevent a start."""
 
     text: str
     is_temporary: bool = False
-    """Whether it may be over without anybody doing anything."""
+    """Whether the problem may pass without a change by an operator."""
 
 
 def check_certificates(tls: TlsSettings, *, reports_to: str = "") -> Iterator[StartWarning]:
-    """Yield what is not in order about certificates; ConfigError when files cannot be used.
+    """Yield the problems of certificates; ConfigError when files cannot be used.
 
-    `reports_to` is the address of a coordinator, which believes only agents.
+    `reports_to` is the address of a coordinator, which accepts reports from the role `agent` only.
     """
     if not tls.on:
         return
@@ -57,7 +57,7 @@ def check_certificates(tls: TlsSettings, *, reports_to: str = "") -> Iterator[St
         has = " and ".join(roles) or "none"
         yield StartWarning(
             f"certificate {tls.certificate} has the roles: {has}; "
-            f"the coordinator at {reports_to} takes reports from the role {AGENT_ROLE} alone"
+            f"the coordinator at {reports_to} accepts reports from the role {AGENT_ROLE} only"
         )
     text = check_private_key(
         Path(tls.key), uid=os.geteuid(), groups={os.getegid(), *os.getgroups()}
@@ -67,26 +67,26 @@ def check_certificates(tls: TlsSettings, *, reports_to: str = "") -> Iterator[St
 
 
 def check_private_key(key: Path, *, uid: int, groups: Collection[int]) -> str:
-    """Say who else may read a private key, or whose it is; empty when it is in good hands.
+    """Return why a private key is not private; empty when it is.
 
-    Good hands are the process and root, and a group of the process that may read it.
+    Only root, the user of the process and, for reading, its groups may have access.
     """
     try:
         found = key.stat()
     except OSError as error:
         return f"private key {key}: {error.strerror}"
     mode = stat.S_IMODE(found.st_mode)
-    said: list[str] = []
+    problems: list[str] = []
     if found.st_uid not in (0, uid):
-        said.append(f"belongs to {_name_user(found.st_uid)}, who can replace it")
+        problems.append(f"belongs to {_name_user(found.st_uid)}, who can replace it")
     others = mode & 0o007 or (mode & 0o070 and found.st_gid not in groups)
     if others:
-        said.append(f"is open to others (mode {mode:04o}): chmod 0600 {key}")
-    return f"private key {key} {' and '.join(said)}" if said else ""
+        problems.append(f"is accessible to others (mode {mode:04o}): chmod 0600 {key}")
+    return f"private key {key} {' and '.join(problems)}" if problems else ""
 
 
 def check_coordinator(address: str, credentials: TlsCredentials) -> StartWarning | None:
-    """Ask a coordinator for the time, as only an agent may; return what came in its place."""
+    """Call a method of a coordinator that only agents may call; return why it failed, or None."""
     try:
         with open_channel(address, credentials) as channel:
             stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
@@ -102,10 +102,10 @@ def check_coordinator(address: str, credentials: TlsCredentials) -> StartWarning
 
 
 def check_health(address: str) -> str:
-    """Say why a daemon of this host does not serve; empty when it does."""
+    """Return why no daemon serves at an address; empty when one does."""
     try:
         with open_channel(address) as channel:
-            # Its stub file knows the class but not the calls.
+            # The type stubs have the class, but not its methods.
             stub: Any = health_pb2_grpc.HealthStub(channel)
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=COORDINATOR_TIMEOUT_S)
     except grpc.RpcError as failure:

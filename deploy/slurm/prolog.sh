@@ -1,6 +1,7 @@
 #!/bin/sh
 # Slurm's Prolog: as root on each host of an allocation, before the job. Makes the folder of the
-# job's dump, and sees to the socket. It never fails: Slurm takes a host whose prolog does out of use.
+# job's dump, and starts the agent where none listens. It never fails: Slurm drains a host whose
+# prolog does.
 dumps=${RANKDUMP_DUMPS:-/var/dump}
 owner=${RANKDUMP_OWNER:-rankdump}
 socket=${RANKDUMP_SOCKET:-/run/rankdump/agent.sock}
@@ -19,6 +20,6 @@ esac
 install -d -m 2750 -o "$owner" -g "$owner" "$dumps/$SLURM_JOB_ID" ||
     tell "$dumps/$SLURM_JOB_ID cannot be made; the agent will try"
 if [ ! -S "$socket" ]; then
-    systemctl start rankdump-agent.socket || tell "nobody listens at $socket: job $SLURM_JOB_ID is not dumped"
+    systemctl start rankdump-agent.service || tell "nobody listens at $socket: job $SLURM_JOB_ID is not dumped"
 fi
 exit 0

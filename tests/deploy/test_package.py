@@ -48,7 +48,7 @@ def calls_allowed(unit: Path) -> set[str]:
 class Agent:
     """An agent of the package under its unit's filter, and a service manager for it."""
 
-    def __init__(self, host: Host, *before: str, **environ: str) -> None:
+    def __init__(self, host: Host, **environ: str) -> None:
         self.heard: list[str] = []
         self._changed = threading.Condition()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -59,7 +59,7 @@ class Agent:
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
         variables = {"NOTIFY_SOCKET": "/run/notify", "WATCHDOG_USEC": "1000000", **environ}
-        words = [*before, "env", *(f"{key}={value}" for key, value in variables.items())]
+        words = ["env", *(f"{key}={value}" for key, value in variables.items())]
         words += ["/usr/bin/python3", "/tmp/filtered.py", "/tmp/calls", "rankdumpd", "agent"]
         self.process = subprocess.Popen(
             host.command(*words, "--config", CONFIG, user="rankdump"),
@@ -108,8 +108,8 @@ def booted(host: Host) -> Host:
 
 
 @contextlib.contextmanager
-def running(host: Host, *before: str, **environ: str) -> Generator[Agent]:
-    with contextlib.closing(Agent(host, *before, **environ)) as agent:
+def running(host: Host, **environ: str) -> Generator[Agent]:
+    with contextlib.closing(Agent(host, **environ)) as agent:
         yield agent
 
 
@@ -148,22 +148,6 @@ def test_from_the_first_start_to_the_stop(booted: Host):
     folder = booted.run("stat", "-c", "%a %U %G", "/var/dump/first").split()
     assert folder[1:] == ["rankdump", "rankdump"]
     assert folder[0].endswith("0")
-
-
-def test_the_first_rank_starts_the_agent(booted: Host):
-    """systemd's own tool holds the socket, as rankdump-agent.socket does."""
-    path = booted.path / "run/rankdump/agent.sock"
-    path.unlink(missing_ok=True)
-    # It makes the socket for its own user.
-    with running(booted, "systemd-socket-activate", "-l", "/run/rankdump/agent.sock") as agent:
-        pause = threading.Event()
-        assert any(path.exists() or pause.wait(0.1) for _ in range(300))
-        path.chmod(0o660)
-        assert not agent.heard
-        assert "Dense" in first_dump(booted)
-        agent.wait_heard("READY=1")
-        status, log = agent.end()
-    assert status == 0, log
 
 
 def test_a_restart_of_the_package_leaves_no_file_behind(booted: Host):

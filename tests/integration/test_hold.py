@@ -238,9 +238,9 @@ def test_an_ingest_holds_its_tree_and_waits_like_an_agent(tmp_path):
     source, tree = tmp_path / "source", tmp_path / "tree"
     source.mkdir()
     task = IngestTask(source, tree)
-    run = IngestRun(task, say=lambda _: None)
+    run = IngestRun(task, report=lambda _: None)
     assert held(tree)
     assert run.run()
     with mending(tree), pytest.raises(UnavailableError, match="is being repaired"):
-        IngestRun(task, say=lambda _: None)
-    assert IngestRun(task, say=lambda _: None).run()
+        IngestRun(task, report=lambda _: None)
+    assert IngestRun(task, report=lambda _: None).run()

@@ -59,7 +59,7 @@ class TestRequiredFiles:
         file.rename(tmp_path / "b")
         (said,) = required.find_missing()
         assert said.endswith(
-            f"{file} was removed while this process runs: nothing works; start it again"
+            f"{file} was removed while this process runs: nothing works; restart the process"
         )
         file.write_bytes(b"")
         assert "was replaced" in required.find_missing()[0]

@@ -124,7 +124,7 @@ def test_a_killed_worker_comes_back_and_the_rank_loses_nothing(make_host, shared
     (manifest,) = host.manifests(3)
     assert manifest.status.balanced
     assert manifest.status.stored == 600
-    finding = f"worker {index} was started again once; the last was ended by signal 9"
+    finding = f"worker {index} was restarted once; the last process was ended by signal 9"
     assert finding in host.view().findings
     assert host.stop() == 0, host.log()
 

@@ -57,7 +57,7 @@ def test_a_role_that_a_coordinator_does_not_take_is_said(authority: Authority):
     shown = authority.credentials("reader")
     assert said(settings_of(shown), reports_to=COORDINATOR) == [
         f"certificate {shown.certificate} has the roles: reader; "
-        f"the coordinator at {COORDINATOR} takes reports from the role agent alone"
+        f"the coordinator at {COORDINATOR} accepts reports from the role agent only"
     ]
     assert said(settings_of(shown)) == said(settings_of(shown), reports_to="unix:/c.sock") == []
 
@@ -76,8 +76,8 @@ def test_files_that_cannot_be_used_are_errors(authority: Authority, tmp_path: Pa
     [
         (0o600, os.getuid(), (), ""),
         (0o640, os.getuid(), (os.getgid(),), ""),
-        (0o640, os.getuid(), (), "is open to others (mode 0640): chmod 0600 "),
-        (0o604, os.getuid(), (os.getgid(),), "is open to others (mode 0604): chmod 0600 "),
+        (0o640, os.getuid(), (), "is accessible to others (mode 0640): chmod 0600 "),
+        (0o604, os.getuid(), (os.getgid(),), "is accessible to others (mode 0604): chmod 0600 "),
     ],
 )
 def test_a_key_that_others_may_read_is_said(
@@ -99,6 +99,6 @@ def test_a_key_of_somebody_else_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     own = os.stat_result((*found[:4], 12345, *found[5:10]))
     monkeypatch.setattr(Path, "stat", lambda self: own)
     assert check_private_key(key, uid=54321, groups=()) == (
-        f"private key {key} belongs to user 12345, who can replace it and is open to others "
+        f"private key {key} belongs to user 12345, who can replace it and is accessible to others "
         f"(mode 0604): chmod 0600 {key}"
     )

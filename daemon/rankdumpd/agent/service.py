@@ -45,7 +45,7 @@ from rankdumpd.agent.shm.slab_folder import (
 from rankdumpd.agent.storage.record_writer import DuplicateIndex
 from rankdumpd.agent.storage.session_storage import store_record
 from rankdumpd.server import machine, state_files
-from rankdumpd.server.grpc_server import find_own_socket, parse_socket_path
+from rankdumpd.server.grpc_server import parse_socket_path
 from rankdumpd.server.lifecycle import Component, request_stop
 from rankdumpd.server.logs import build_log_fields
 from rankdumpd.server.metrics import AGENT_PREFIX, MetricCounters
@@ -244,7 +244,6 @@ class DumpAgent(Component):
             view=self.view,
             wait_idle=self._wait_idle,
             pin=self._ledger.retention.pin,
-            redirect=lambda peer: find_own_socket(self._listen, peer),
             meters=self._meters,
         )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)

@@ -25,7 +25,7 @@ from rankdumpd.server.tls import compute_fingerprint
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365
-# Clocks of hosts differ: what is issued now holds everywhere now.
+# Clocks of hosts differ: a new certificate has to be valid on all of them at once.
 _BEFORE = datetime.timedelta(minutes=5)
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _DNS_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
@@ -41,7 +41,7 @@ class IssuedCertificate:
 
 @dataclass(frozen=True, slots=True)
 class CertificateDescription:
-    """What people want to know of a certificate."""
+    """Name, roles, hosts, end of validity and fingerprint of a certificate."""
 
     name: str
     roles: tuple[str, ...]
@@ -51,7 +51,7 @@ class CertificateDescription:
 
 
 def create_authority(name: str, *, now: datetime.datetime) -> IssuedCertificate:
-    """Return an authority for ten years that signs certificates, and no other authorities."""
+    """Return an authority for ten years that may sign certificates, but no other authorities."""
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _start_builder(name, _build_name(name), key.public_key(), now, AUTHORITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -75,7 +75,7 @@ def issue_certificate(
     key = ec.generate_private_key(ec.SECP256R1())
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
     if hosts:
-        # Without hosts nobody can pose as a server with it.
+        # Without hosts the certificate cannot be used by a server.
         uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
     names = [x509.UniformResourceIdentifier(ROLE_URI + role) for role in roles]
     builder = _start_builder(name, parent.subject, key.public_key(), now, days)
@@ -93,7 +93,7 @@ def issue_certificate(
 
 
 def describe_certificate(certificate: bytes) -> CertificateDescription:
-    """Return what a certificate says; DamagedError when it is none."""
+    """Return the description of a certificate; CorruptedError when it is not one."""
     found = _load_certificate(certificate)
     try:
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -160,16 +160,18 @@ def _load_certificate(certificate: bytes) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(certificate)
     except ValueError as error:
-        raise CorruptedError(f"this is no certificate: {error}") from None
+        raise CorruptedError(f"the file is not a certificate: {error}") from None
 
 
 def _load_private_key(key: bytes) -> ec.EllipticCurvePrivateKey:
     try:
         found = serialization.load_pem_private_key(key, None)
     except (ValueError, TypeError) as error:
-        raise CorruptedError(f"this is no private key: {error}") from None
+        raise CorruptedError(f"the file is not a private key: {error}") from None
     if not isinstance(found, ec.EllipticCurvePrivateKey):
-        raise CorruptedError("this is no key on an elliptic curve, as every one made here is")
+        raise CorruptedError(
+            "the private key is not an elliptic-curve key, as all keys of rankdumpd certs are"
+        )
     return found
 
 
@@ -189,7 +191,7 @@ AUTHORITY_NAME = "ca"
 REVOKED_FILE = "revoked"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY_MODE, _OPEN_MODE, _FOLDER_MODE = 0o600, 0o644, 0o700
-_HEADER = b"# Certificates that are believed no more: SHA-256 fingerprint and name.\n"
+_HEADER = b"# Revoked certificates: SHA-256 fingerprint and name.\n"
 
 
 class CertificateStore:
@@ -200,39 +202,39 @@ class CertificateStore:
 
     @property
     def revoked(self) -> Path:
-        """The list of certificates that are believed no more."""
+        """Path of the list of revoked certificates."""
         return self.folder / REVOKED_FILE
 
     def certificate(self, name: str = AUTHORITY_NAME) -> Path:
-        """Return where a certificate stands."""
+        """Return the path of a certificate."""
         return self.folder / f"{name}.pem"
 
     def key(self, name: str = AUTHORITY_NAME) -> Path:
-        """Return where its private key stands."""
+        """Return the path of a private key."""
         return self.folder / f"{name}.key"
 
     def create_folder(self) -> None:
-        """Make the folder, for its owner alone; ConfigError when it is there and is not."""
+        """Create the folder for its owner only; ConfigError when it exists and others may enter."""
         try:
             self.folder.mkdir(mode=_FOLDER_MODE, parents=True)
         except FileExistsError:
             if not self.folder.is_dir() or stat.S_IMODE(self.folder.stat().st_mode) & 0o077:
-                allowed = "a new folder, or one that is its owner's alone (mode 0700)"
+                allowed = "a new folder, or one that only its owner may enter (mode 0700)"
                 raise ConfigError(str(self.folder), "", "this folder", allowed) from None
         except OSError as error:
             raise _build_file_error(self.folder, error) from None
 
     def write_certificate(self, name: str, issued: IssuedCertificate) -> None:
-        """Write a certificate and its key; ConfigError when there is one of that name."""
+        """Write a certificate and its key; ConfigError when the name is taken."""
         if self.certificate(name).exists() or self.key(name).exists():
-            raise ConfigError(str(self.folder), name, "there already", "a name that is free")
-        # The key first: a certificate without its key would look whole.
+            raise ConfigError(str(self.folder), name, "taken", "a name that is free")
+        # The key first: a certificate without a key would look complete.
         _create_file(self.key(name), issued.key, _KEY_MODE)
         _create_file(self.certificate(name), issued.certificate, _OPEN_MODE)
 
     def create_revoked_list(self) -> None:
         """Write an empty list."""
-        with contextlib.suppress(ConfigError):  # it is there
+        with contextlib.suppress(ConfigError):  # it exists
             _create_file(self.revoked, _HEADER, _OPEN_MODE)
 
     def authority(self) -> IssuedCertificate:
@@ -243,15 +245,15 @@ class CertificateStore:
     def check_authority(self) -> None:
         """ConfigError when the folder has no authority."""
         if not self.certificate().exists():
-            allowed = f"a folder that rankdumpd certs init {self.folder} made"
-            raise ConfigError(str(self.folder), "", "without an authority", allowed)
+            allowed = f"a folder created by rankdumpd certs init {self.folder}"
+            raise ConfigError(str(self.folder), "", "has no authority", allowed)
 
     def describe_certificate(self, name: str) -> CertificateDescription:
-        """Return what a certificate says; ConfigError names those there are."""
+        """Return the description of a certificate; ConfigError lists the existing ones."""
         if not self.certificate(name).exists():
             there = (
                 ", ".join(found for found, _ in self.iter_certificates())
-                or "none, as none was issued"
+                or "the name of a certificate; none has been issued"
             )
             raise ConfigError(str(self.folder), "", name, there)
         return describe_certificate(_read_file(self.certificate(name)))
@@ -263,7 +265,7 @@ class CertificateStore:
                 yield path.stem, describe_certificate(_read_file(path))
 
     def revoke(self, fingerprint: str, name: str) -> None:
-        """Add a line to the list of what is believed no more."""
+        """Append a certificate to the list of revoked ones."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             descriptor = os.open(self.revoked, flags, _OPEN_MODE)
@@ -274,7 +276,7 @@ class CertificateStore:
 
 
 def check_certificate_name(name: str) -> str:
-    """Return a name that can be that of a file; ConfigError when it cannot."""
+    """Return a name that is valid for files; ConfigError when it is not."""
     if name in (AUTHORITY_NAME, REVOKED_FILE) or not _NAME.fullmatch(name):
         allowed = (
             'up to 64 letters, digits, ".", "_" and "-", other than '
@@ -292,7 +294,7 @@ def _create_file(path: Path, content: bytes, mode: int) -> None:
             file.flush()
             os.fsync(file.fileno())
     except FileExistsError:
-        raise ConfigError(str(path), "", "there already", "a name that is free") from None
+        raise ConfigError(str(path), "", "taken", "a name that is free") from None
     except OSError as error:
         raise _build_file_error(path, error) from None
 

@@ -27,14 +27,14 @@ _folder = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path
 
 @click.group()
 def certs() -> None:
-    """Make certificates for agents, coordinators, ranks and people who meet over TCP."""
+    """Create certificates for agents, coordinators, ranks and users that connect over TCP."""
 
 
 @certs.command()
 @_folder
-@click.option("--name", default="rankdump", show_default=True, help="What the authority is called.")
+@click.option("--name", default="rankdump", show_default=True, help="Name of the authority.")
 def init(folder: Path, name: str) -> None:
-    """Make an authority in DIR, a folder that nobody else can look into."""
+    """Create an authority in DIR, a folder that only its owner can read."""
     from rankdumpd.certs.authority import AUTHORITY_NAME, create_authority
 
     with _report_errors():
@@ -42,31 +42,40 @@ def init(folder: Path, name: str) -> None:
         store.create_folder()
         store.write_certificate(AUTHORITY_NAME, create_authority(name, now=_now()))
         store.create_revoked_list()
-        click.echo(f"{store.key()} signs every certificate: keep it, and keep it off other hosts")
+        click.echo(
+            f"{store.key()} signs all certificates: keep it safe, and do not copy it to other hosts"
+        )
 
 
 @certs.command()
 @_folder
-@click.option("--role", "roles", multiple=True, type=click.Choice(ROLES), help="What it may do.")
-@click.option("--name", required=True, help="Whose it is, and what its files are called.")
-@click.option("--host", "hosts", multiple=True, help="Name or address that a server is reached at.")
+@click.option(
+    "--role",
+    "roles",
+    multiple=True,
+    type=click.Choice(ROLES),
+    help="Role that the certificate grants; may be repeated.",
+)
+@click.option("--name", required=True, help="Name of the owner, and of the files.")
+@click.option(
+    "--host", "hosts", multiple=True, help="Host name or address of a server; may be repeated."
+)
 @click.option(
     "--days",
     type=click.IntRange(1, 3650),
     default=_CERTIFICATE_DAYS,
     show_default=True,
-    help="Its life.",
+    help="Days of validity.",
 )
 def issue(folder: Path, roles: Sequence[str], name: str, hosts: Sequence[str], days: int) -> None:
-    """Make a certificate for callers (--role), a server (--host), or one that is both."""
-    from rankdumpd.certs.authority import check_certificate_name
-    from rankdumpd.certs.authority import issue_certificate as issued
+    """Issue a certificate for a client (--role), a server (--host), or both."""
+    from rankdumpd.certs.authority import check_certificate_name, issue_certificate
 
     with _report_errors():
         if not roles and not hosts:
             raise ConfigError("certs issue", "", "neither", "--role, --host or both")
         store = _open_store(folder)
-        made = issued(
+        issued = issue_certificate(
             store.authority(),
             name=check_certificate_name(name),
             roles=roles,
@@ -74,7 +83,7 @@ def issue(folder: Path, roles: Sequence[str], name: str, hosts: Sequence[str], d
             days=days,
             now=_now(),
         )
-        store.write_certificate(name, made)
+        store.write_certificate(name, issued)
         _print_use(store, name, serves=bool(hosts) or AGENT_ROLE in roles)
 
 
@@ -82,21 +91,23 @@ def issue(folder: Path, roles: Sequence[str], name: str, hosts: Sequence[str], d
 @_folder
 @click.argument("name")
 def revoke(folder: Path, name: str) -> None:
-    """Add a certificate to the list of those that are believed no more."""
+    """Add a certificate to the list of revoked certificates."""
     with _report_errors():
         store = _open_store(folder)
         fingerprint = store.describe_certificate(name).fingerprint
         if store.revoked.exists() and fingerprint in read_revoked_fingerprints(store.revoked):
-            click.echo(f"{name} is revoked already")
+            click.echo(f"certificate {name} is revoked already")
             return
         store.revoke(fingerprint, name)
-        click.echo(f"{name} is revoked where tls.revoked names a copy of {store.revoked}")
+        click.echo(
+            f"certificate {name} is revoked where tls.revoked names a copy of {store.revoked}"
+        )
 
 
 @certs.command()
 @_folder
 def show(folder: Path) -> None:
-    """List the certificates of DIR: names, roles, hosts, and how long they hold."""
+    """List the certificates in DIR with their roles, hosts and end of validity."""
     with _report_errors():
         store = _open_store(folder)
         store.check_authority()
@@ -105,7 +116,7 @@ def show(folder: Path) -> None:
         )
         now = _now()
         for name, each in store.iter_certificates():
-            state = "expired" if each.expires < now else "holds"
+            state = "expired" if each.expires < now else "valid"
             if each.fingerprint in listed:
                 state = "revoked"
             whose = f"roles {' '.join(each.roles) or '-'}  hosts {' '.join(each.hosts) or '-'}"
@@ -123,7 +134,7 @@ def _print_use(store: CertificateStore, name: str, *, serves: bool) -> None:
 
 
 def _open_store(folder: Path) -> CertificateStore:
-    # Imported here: cryptography costs more than all other commands' imports together.
+    # Imported here: cryptography takes longer to import than all other commands together.
     from rankdumpd.certs.authority import CertificateStore
 
     return CertificateStore(folder)
@@ -135,7 +146,7 @@ def _now() -> datetime.datetime:
 
 @contextmanager
 def _report_errors() -> Generator[None]:
-    """Say an error in one line, and end with its code."""
+    """Print an error in one line, and exit with its status."""
     try:
         yield
     except RankdumpError as error:

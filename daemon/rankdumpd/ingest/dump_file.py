@@ -1,6 +1,5 @@
-"""Dump files on their way through an ingest: what a file is by its name and its bytes, the frozen
-values that describe it, and why one is skipped. Pure; never unpickles, and believes no size
-before it has checked it.
+"""Dump files in an ingest: their kind by name and content, the frozen values that describe them,
+and the reasons to skip one. Pure; never unpickles, and checks sizes in headers before it uses them.
 """
 
 from __future__ import annotations
@@ -22,33 +21,33 @@ from rankdump._layout.file_name import PACKED_SUFFIX, is_numbered_name
 from rankdumpd.agent.records import FileStamp
 
 INGEST_STATE_FOLDER = STATE_FOLDER
-"""Hidden folder of a tree that holds what an ingest remembers."""
+"""Hidden folder of a tree with the state of an ingest."""
 
 
 class DumpFileKind(str, Enum):
-    """What a file is taken as."""
+    """How a file is ingested."""
 
     NPY = "npy"
     BIN = "bin"
-    """CANN's, with all tensors of an operator."""
+    """CANN's binary file with all tensors of an operator."""
     PACKED = "packed"
-    """Packed by whoever wrote it; copied as it is."""
+    """Compressed by its writer; copied as it is."""
     PLAIN = "plain"
-    """Anything else, and all that may still be appended to; copied as it is."""
+    """Any other file, and all that may still be appended to; copied as it is."""
 
     @property
     def holds_tensors(self) -> bool:
-        """Whether its writer is done with it once it is closed."""
+        """Whether the file holds tensors, and is complete once its writer has closed it."""
         return self is not DumpFileKind.PLAIN
 
 
 class SkipReason(str, Enum):
-    """Why a file could not be taken now."""
+    """Why a file was not ingested now."""
 
     WRITTEN = "written"
-    """Somebody has it open for writing, or changed it while it was read."""
+    """A process has it open for writing, or changed it while it was read."""
     YOUNG = "young"
-    """Nobody can tell whether it is still being written: it has to stay the same for a while."""
+    """The kernel cannot tell whether it is being written: it has to stay unchanged for a while."""
     GONE = "gone"
     DAMAGED = "damaged"
     FAILED = "failed"
@@ -57,40 +56,40 @@ class SkipReason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class IngestTask:
-    """What is wanted of an ingest."""
+    """Source, target and options of an ingest."""
 
     source: Path
     tree: Path
     delete: bool = False
-    """Tensors are removed from the source, each behind the commit of its copy."""
+    """Whether each tensor is removed from the source once its copy is committed."""
     clear: bool = False
-    """At the end, so is all that may be appended to, and folders that are empty then."""
+    """Whether all other files and empty folders are removed at the end."""
     codec: str = "zstd"
     threads: int = 1
     queue_bytes: int = 512 << 20
-    """Bytes that are read and packed at once."""
+    """Limit of the bytes that are read and packed at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateFile:
-    """A file that may be there for the taking."""
+    """A file that may be ready to be ingested."""
 
     path: str
-    """Relative to the folder that is taken over, with `/`."""
+    """Path relative to the source folder, with `/`."""
     closed: bool = False
-    """Its writer was seen closing it."""
+    """Whether an event said that its writer has closed it."""
     aged: bool = False
-    """It has stayed the same for as long as one waits where nobody can tell."""
+    """Whether it has stayed unchanged for the settle time."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """One tensor of a file, as a manifest will tell it."""
+    """One tensor of a file, as it enters the manifest."""
 
     name: str
     """Side and slot, `input.0`, in a file that holds several; else empty."""
     op_name: str
-    """Raw where the file itself says it; else empty, and the file's name does."""
+    """Operator name in the file's header; empty where only the file's name has it."""
     dtype: str
     shape: tuple[int, ...]
     bytes_in: int
@@ -99,37 +98,37 @@ class FileTensor:
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """What a file was found to hold."""
+    """Content of a file."""
 
     kind: DumpFileKind
     digest: str
-    """Of the whole file."""
+    """Digest of the whole file."""
     frames: Sequence[ByteBuffer]
-    """The file in the pieces that are packed each for itself."""
+    """The file in pieces, each of which is compressed by itself."""
     members: tuple[FileTensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class IngestedFile:
-    """A file that stands in the tree."""
+    """A file whose copy is in the tree."""
 
     path: str
     kind: DumpFileKind
     source: FileStamp
     digest: str
     target: str
-    """Relative to the tree."""
+    """Path of the copy, relative to the tree."""
     stored: FileStamp
     linked: bool
-    """Stored as one more name of a file with the same bytes."""
+    """Whether the copy is a hard link to a file with the same bytes."""
     members: tuple[FileTensor, ...]
     removed: bool = False
-    """Its source was removed, behind the commit."""
+    """Whether its source was removed after the commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedFile:
-    """A file that was not taken."""
+    """A file that was not ingested."""
 
     path: str
     why: SkipReason
@@ -139,24 +138,24 @@ class SkippedFile:
 
 @dataclass(frozen=True, slots=True)
 class IngestCounts:
-    """How an ingest stands; what this run did."""
+    """Counts of one run of an ingest."""
 
     files: int = 0
-    """Taken."""
+    """Ingested files."""
     bytes_in: int = 0
     bytes_stored: int = 0
     linked: int = 0
     skipped: int = 0
-    """Taken by an earlier run, or links that lead to files that are taken themselves."""
+    """Files that an earlier run ingested, and links to files that are ingested themselves."""
     failed: int = 0
     removed: int = 0
-    """Sources that were removed."""
+    """Removed sources."""
     found: int = 0
-    """Files there were at the beginning; 0 where that is not the end of it."""
+    """Files in the source at the start; 0 when the folder is followed."""
 
 
 def classify_file(name: str) -> DumpFileKind:
-    """Return what a file of that name is taken as."""
+    """Return how a file of that name is ingested."""
     if name.endswith(".npy"):
         return DumpFileKind.NPY
     if name.endswith(PACKED_SUFFIX):
@@ -165,7 +164,7 @@ def classify_file(name: str) -> DumpFileKind:
 
 
 def examine_file(name: str, data: memoryview) -> FileContent:
-    """Return what a whole file holds."""
+    """Return the content of a whole file; CorruptedError when it is damaged."""
     kind = classify_file(name)
     if kind is DumpFileKind.NPY:
         return _examine_npy(data)
@@ -192,7 +191,7 @@ def _examine_bin(data: memoryview) -> FileContent:
     found = parse_bin_file(data)
     first = found.payloads[0].offset if found.payloads else len(data)
     frames = [data[:first], *(found.read_payload(payload) for payload in found.payloads)]
-    # What stands behind the last payload nobody reads, but it is the source's.
+    # No reader uses bytes after the last payload, but the copy has to equal the source.
     frames.append(data[sum(map(len, frames)) :])
     return FileContent(
         DumpFileKind.BIN,

@@ -1,9 +1,9 @@
-"""Ingest of one folder into one tree: candidates to copies, commits, manifests, removed sources,
+"""Ingest of one folder into one tree: copies of its files, commits, manifests, removal of sources,
 and the files that were skipped.
 
 One thread decides, commits and removes; others read and pack, up to a limit of bytes at once. A
-source is removed only after its commit and only when it was left alone for a while, for
-MindSpore changes the mode of a file by its name after closing it (MindSpore 2.3, Dump guide).
+source is removed only after its commit and only when it has not changed for a while, as MindSpore
+changes the mode of a file by its name after closing it.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class IngestJob:
-    """A file that is to be taken."""
+    """A file to ingest."""
 
     candidate: CandidateFile
     before: IngestedFile | None
-    """What was taken of that path earlier."""
+    """The file that was ingested from that path earlier."""
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """What became of it."""
+    """The outcome of a job."""
 
     job: IngestJob
     file: IngestedFile | SkippedFile
 
 
 class IngestPool:
-    """Threads that take files; nothing ends one but `stop`."""
+    """Threads that copy files, until `stop`."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class IngestPool:
         self._done: queue.SimpleQueue[IngestResult] = queue.SimpleQueue()
 
     def run(self, jobs: Iterable[IngestJob]) -> Iterator[IngestResult]:
-        """Yield what becomes of each, in the order in which they are done.
+        """Yield the outcome of each job, in the order in which they finish.
 
-        One that exceeds the limit runs alone.
+        A job that exceeds the limit of bytes runs alone.
         """
         in_flight = size_bytes = 0
         for job in jobs:
@@ -98,14 +98,16 @@ class IngestPool:
     def _work(self, job: IngestJob) -> None:
         path = job.candidate.path
         file: IngestedFile | SkippedFile = SkippedFile(
-            path, SkipReason.FAILED, "an error of this program"
+            path, SkipReason.FAILED, "internal error, see the log"
         )
         try:
             file = self._take(job.candidate, job.before)
         except MemoryError:
-            file = SkippedFile(path, SkipReason.FAILED, f"no memory for its {job.size_bytes} bytes")
+            file = SkippedFile(
+                path, SkipReason.FAILED, f"out of memory for its {job.size_bytes} bytes"
+            )
         except Exception:
-            _logger.exception("%s", path)
+            _logger.exception("cannot ingest %s", path)
         finally:
             self._done.put(IngestResult(job, file))
 
@@ -114,56 +116,56 @@ _REPORTED_REASONS = (SkipReason.DAMAGED, SkipReason.FAILED, SkipReason.WRITTEN)
 
 
 class SkippedFiles:
-    """The files that are left for now, by path."""
+    """Files that were skipped and stay in the source for now, by path."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._left: dict[str, SkippedFile] = {}
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._skipped: dict[str, SkippedFile] = {}
 
     def __len__(self) -> int:
-        return len(self._left)
+        return len(self._skipped)
 
     def add_file(self, left: SkippedFile) -> None:
-        """Remember a file; one that is gone, or has to wait, is none."""
+        """Remember a skipped file, unless it is gone or only has to wait."""
         if left.why not in _REPORTED_REASONS:
             self.remove_file(left.path)
-        elif self._left.get(left.path) != left:
-            self._left[left.path] = left
+        elif self._skipped.get(left.path) != left:
+            self._skipped[left.path] = left
             if left.why is not SkipReason.WRITTEN:
-                self._say(f"{left.path}: {left.text}")
+                self._report(f"{left.path}: {left.text}")
 
     def remove_file(self, path: str) -> None:
-        """It was taken, or is gone."""
-        self._left.pop(path, None)
+        """Forget a file that was ingested or is gone."""
+        self._skipped.pop(path, None)
 
     def is_damaged(self, path: str, stamp: FileStamp) -> bool:
-        """Return whether exactly this file was found to be damaged."""
-        left = self._left.get(path)
+        """Return whether exactly this file was found to be corrupted."""
+        left = self._skipped.get(path)
         return left is not None and left.why is SkipReason.DAMAGED and left.stamp == stamp
 
     def to_retry(self) -> list[str]:
-        """Return what may go better now."""
-        return [path for path, left in self._left.items() if left.why is not SkipReason.DAMAGED]
+        """Return the paths that may succeed now."""
+        return [path for path, left in self._skipped.items() if left.why is not SkipReason.DAMAGED]
 
     def report_unfinished(self, there: Callable[[str], bool]) -> None:
-        """Forget what is gone meanwhile, and say what is still being written."""
-        for path, left in list(self._left.items()):
+        """Forget files that are gone, and report those that are still being written."""
+        for path, left in list(self._skipped.items()):
             if not there(path):
                 self.remove_file(path)
             elif left.why is SkipReason.WRITTEN:
-                self._say(f"{path}: {left.text}")
+                self._report(f"{path}: {left.text}")
 
 
 REMOVAL_DELAY_S = 2.0
-"""How long a file has to be left alone before it is removed."""
+"""How long a file has to stay unchanged before it is removed."""
 _MAX_REMOVAL_ROUNDS = 3
 
 
 class SourceCleaner:
     """Removes sources; not for use from several threads.
 
-    Who closed a file may not be done with it: MindSpore changes its mode by its name then
-    (mindspore-dump.md 2.11). So only what has been left alone for a while is removed.
+    A closed file may still be in use: MindSpore changes the mode of a dump file by its name after
+    it has closed it. So only files that have not changed for a while are removed.
     """
 
     def __init__(
@@ -173,14 +175,14 @@ class SourceCleaner:
         stands: Callable[[IngestedFile], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`stands` says whether the copy of a file is in the tree; the clock is that of files."""
+        """`stands` returns whether the copy of a file is in the tree; `clock` is that of files."""
         self._source, self._state, self._stands = source, state, stands
         self._clock = clock
         self._young: dict[str, tuple[float, IngestedFile]] = {}
-        """By path, the next that is due first: when it may be removed."""
+        """By path, oldest first: when it may be removed, and the file."""
 
     def remove(self, files: Iterable[IngestedFile]) -> int:
-        """Remove those that are still what was taken, now or by and by; return how many."""
+        """Remove files that are still those ingested, now or when old enough; return how many."""
         now_s = self._clock()
         gone: list[str] = []
         for file in (*self._due(now_s), *files):
@@ -195,12 +197,12 @@ class SourceCleaner:
         return len(gone)
 
     def next_due_in_s(self) -> float:
-        """Return how soon the next that was too young may be removed; never when there is none."""
+        """Return in how many seconds the next young file may be removed; infinity if none."""
         due_s = next((due_s for due_s, _ in self._young.values()), math.inf)
         return max(0.0, due_s - self._clock())
 
     def remove_young(self, wait: Callable[[float], object]) -> int:
-        """Remove what was too young, waiting for it, but not for what changes all the time."""
+        """Wait for young files and remove them, but not those that keep changing."""
         count = 0
         for _ in range(_MAX_REMOVAL_ROUNDS):
             if self._young:
@@ -210,7 +212,7 @@ class SourceCleaner:
         return count
 
     def remove_rest(self) -> int:
-        """Remove what may have been appended to until now."""
+        """Remove the files that may have been appended to until now."""
         return self.remove(file for file in self._state.list_plain_files() if self._unused(file))
 
     def remove_empty(self) -> None:
@@ -221,7 +223,7 @@ class SourceCleaner:
         return [file for _, file in takewhile(lambda each: each[0] <= now_s, self._young.values())]
 
     def _unused(self, file: IngestedFile) -> bool:
-        """Return whether a copy stands in the tree and nobody has the source open for writing."""
+        """Return whether a copy is in the tree and no process has the source open for writing."""
         try:
             descriptor = self._source.open(file.path)
         except OSError:
@@ -234,39 +236,39 @@ class SourceCleaner:
 
 
 def open_target_tree(task: IngestTask) -> DumpTree:
-    """Return the tree of a task, with the usual modes."""
+    """Return the tree of a task, with the default modes."""
     output = OutputSettings(str(task.tree))
     modes = output.file_mode, output.folder_mode
     return DumpTree(output.root, file_mode=modes[0], folder_mode=modes[1], synced=task.delete)
 
 
 def lock_target_tree(tree: DumpTree) -> TreeLock:
-    """Hold a tree; UnavailableError while somebody mends it."""
+    """Lock a tree; UnavailableError while it is being repaired."""
     hold = TreeLock(tree)
     try:
         hold.acquire()
     except BlockingIOError as error:
-        raise UnavailableError(f"{tree.root}: {error.strerror}; try again then") from None
+        raise UnavailableError(f"{tree.root}: {error.strerror}; try again later") from None
     except OSError as error:
         raise state_files.explain_state_error(tree.root, "--into", error) from None
     return hold
 
 
 _GROUP_FILES = 64
-"""Files that are claimed, and committed, together."""
+"""Files that are claimed, and committed, in one transaction."""
 
 _MAX_ATTEMPTS = 3
-"""How often a file may be looked at that changes each time."""
+"""How often a file that keeps changing is tried."""
 _POLL_S = 0.05
 
 
 class IngestEngine:
-    """Takes what it is given; its methods are for one thread."""
+    """Ingests files of one folder into one tree; its methods are for one thread."""
 
     def __init__(
-        self, task: IngestTask, *, say: Callable[[str], None], stopping: Callable[[], bool]
+        self, task: IngestTask, *, report: Callable[[str], None], stopping: Callable[[], bool]
     ) -> None:
-        """`say` is told of each file that is left, `stopping` asked before each is begun."""
+        """Call `report` with each skipped file, and check `stopping` before each file."""
         check_separate_folders(task.source, task.tree)
         with contextlib.ExitStack() as unless_ready:
             self.source = IngestFolder(task.source)
@@ -278,26 +280,26 @@ class IngestEngine:
             self._target = IngestFolder(task.tree)
             unless_ready.pop_all()
         self._task, self._stopping = task, stopping
-        # What was written without being synced must not be all that is left of a file.
+        # A copy that was not synced must not be all that is left of a file.
         self._stored_as = f"{task.codec} synced" if task.delete else task.codec
         codec, original = get_codec(task.codec), self._state.find_original
-        taker = FileCopier(self.source, tree, codec, original, stored_as=self._stored_as)
-        self._pool = IngestPool(task.threads, task.queue_bytes, taker.copy_file)
+        copier = FileCopier(self.source, tree, codec, original, stored_as=self._stored_as)
+        self._pool = IngestPool(task.threads, task.queue_bytes, copier.copy_file)
         self._index = ManifestIndex(self._state, tree, source=self.source, target=self._target)
         self._clearing = SourceCleaner(self.source, self._state, self._stands)
-        self._left = SkippedFiles(say)
-        self._interrupted = self._own_leftovers()
+        self._skipped = SkippedFiles(report)
+        self._interrupted = self._recover_claims()
         self._begun: set[str] = set()
-        self._again: dict[str, CandidateFile] = {}
+        self._to_repeat: dict[str, CandidateFile] = {}
         self._counts = IngestCounts()
 
     @property
     def counts(self) -> IngestCounts:
-        """How this run stands; may be asked from any thread."""
-        return replace(self._counts, failed=len(self._left))
+        """Counts of this run; may be read from any thread."""
+        return replace(self._counts, failed=len(self._skipped))
 
     def close(self) -> None:
-        """Finish what was begun, and let others in."""
+        """Finish files that were begun, and release tree and folder."""
         self._pool.stop()
         self._state.close()
         self._hold.release()
@@ -305,7 +307,7 @@ class IngestEngine:
         self.source.close()
 
     def scan(self, path: str = "", *, first: bool = False) -> Iterator[CandidateFile | FoundFolder]:
-        """Yield the files below a folder, and each folder before them; say what is no file."""
+        """Yield the files below a folder, each folder before its files; report other entries."""
         for item in self.source.walk(path, skip=lambda below: below == INGEST_STATE_FOLDER):
             if isinstance(item, FoundFile):
                 yield CandidateFile(item.path)
@@ -314,47 +316,47 @@ class IngestEngine:
             elif item.harmless:
                 self._add(skipped=first)
             else:
-                self._left.add_file(SkippedFile(item.path, SkipReason.FAILED, item.text))
+                self._skipped.add_file(SkippedFile(item.path, SkipReason.FAILED, item.text))
 
     def ingest_files(
         self, candidates: Iterable[CandidateFile], *, first: bool = False
     ) -> list[SkippedFile]:
-        """Take what is settled, and commit it; return what has to wait for a while.
+        """Ingest and commit the files that are complete; return those that have to wait.
 
-        With `first`, files of an earlier run are counted.
+        With `first`, files that an earlier run ingested are counted.
         """
         young: list[SkippedFile] = []
         while True:
             results = self._pool.run(self._claimed(self._wanted(candidates, first=first)))
             while group := list(islice(results, _GROUP_FILES)):
                 young += self._commit(group)
-            if not self._again:
+            if not self._to_repeat:
                 return young
-            candidates, self._again = list(self._again.values()), {}
+            candidates, self._to_repeat = list(self._to_repeat.values()), {}
 
     def ingest_all(self, wait: Callable[[float], object], *, first: bool = False) -> None:
-        """Take everything that is there; `wait` for what only time can tell, but not for ever."""
+        """Ingest all files; `wait` a limited time for those that may still be written to."""
         if first:
             self._add(found=sum(isinstance(item, FoundFile) for item in self.source.walk()))
         waiting = SettlingFiles()
         files = (item for item in self.scan(first=first) if isinstance(item, CandidateFile))
         for _ in range(_MAX_ATTEMPTS):
-            for left in self.ingest_files(files, first=first):
-                waiting.add(left.path, left.stamp, time.monotonic())
+            for skipped in self.ingest_files(files, first=first):
+                waiting.add(skipped.path, skipped.stamp, time.monotonic())
             if not len(waiting):
                 return
             wait(waiting.next_due_s() - time.monotonic() + _POLL_S)
             files = iter(waiting.pop_settled(time.monotonic(), self.source.read_stamp))
             first = False
-        for left in self.ingest_files(files):
-            self._left.add_file(
-                replace(left, why=SkipReason.WRITTEN, text="it changes all the time")
+        for skipped in self.ingest_files(files):
+            self._skipped.add_file(
+                replace(skipped, why=SkipReason.WRITTEN, text="the file keeps changing")
             )
 
     def remove_due(self) -> float:
-        """Remove sources that have been left alone for long enough; return when more are due, in s.
+        """Remove sources that are old enough; return in how many seconds more are due.
 
-        Infinity when none waits.
+        Infinity when there are none.
         """
         self._add(removed=self._clearing.remove(()))
         return self._clearing.next_due_in_s()
@@ -364,9 +366,9 @@ class IngestEngine:
         self._index.write_manifests()
 
     def finish(self, wait: Callable[[float], object]) -> None:
-        """Write all manifests; clear the source if that is wanted, waiting for what is young."""
+        """Write all manifests; clear the source if the task asks for it."""
         self.write_manifests()
-        self._left.report_unfinished(self.source.exists)
+        self._skipped.report_unfinished(self.source.exists)
         if self._task.clear:
             self._add(removed=self._clearing.remove_rest())
         if self._task.delete:
@@ -380,19 +382,19 @@ class IngestEngine:
                 return
             path = candidate.path
             if path in self._begun:
-                self._again[path] = candidate  # it may have changed since
+                self._to_repeat[path] = candidate  # it may have changed meanwhile
                 continue
             stamp = self.source.read_stamp(path)
-            if stamp is None or self._left.is_damaged(path, stamp):
+            if stamp is None or self._skipped.is_damaged(path, stamp):
                 continue
             before = self._state.find_file(path)
             if before and before.source == stamp and self._stands(before):
-                self._left.remove_file(path)
+                self._skipped.remove_file(path)
                 self._add(skipped=first)
                 if self._task.delete and before.kind.holds_tensors:
                     self._add(removed=self._clearing.remove([before]))
             elif text := self._occupied(path, before):
-                self._left.add_file(SkippedFile(path, SkipReason.FAILED, text, stamp))
+                self._skipped.add_file(SkippedFile(path, SkipReason.FAILED, text, stamp))
             else:
                 self._begun.add(path)
                 yield IngestJob(candidate, before, stamp.size_bytes)
@@ -403,19 +405,19 @@ class IngestEngine:
             yield from group
 
     def _stands(self, file: IngestedFile) -> bool:
-        """Return whether the copy of a file is there, and as safe as it has to be."""
+        """Return whether the copy of a file is in the tree, synced if the task needs that."""
         safe = not self._task.delete or file.digest.endswith(self._stored_as)
         return safe and self._target.read_stamp(file.target) == file.stored
 
     def _occupied(self, path: str, before: IngestedFile | None) -> str:
-        """Return why a file cannot have its place in the tree; empty when it can."""
+        """Return why the path of a file in the tree is taken; empty when it is free."""
         plain = path.removesuffix(PACKED_SUFFIX)
         if plain != path and (self.source.read_stamp(plain) or self._state.find_file(plain)):
-            return "stands beside the file that would be packed under this name"
+            return "the compressed copy of a file beside it would have the same name"
         if before is None and path not in self._interrupted:
             for target in (path, path + PACKED_SUFFIX):
                 if self._target.exists(target):
-                    return f"another file stands in the tree, as {target}"
+                    return f"the tree has another file {target}"
         return ""
 
     def _commit(self, results: list[IngestResult]) -> list[SkippedFile]:
@@ -430,16 +432,16 @@ class IngestEngine:
             tensors = (file for file in taken if file.kind.holds_tensors)
             self._add(removed=self._clearing.remove(tensors))
         for file in left:
-            self._left.add_file(file)
+            self._skipped.add_file(file)
         for file in taken:
-            self._left.remove_file(file.path)
+            self._skipped.remove_file(file.path)
         for place in filter(None, dict.fromkeys(places)):
             for over in self._index.note_iteration(place):
                 self._index.write_manifest(over)
         return [file for file in left if file.why is SkipReason.YOUNG]
 
     def _remove_replaced(self, results: list[IngestResult]) -> None:
-        """Remove the copy that a new one does not stand in the place of: packed, or not so."""
+        """Remove earlier copies that have another name than the new one, compressed or not."""
         for each in results:
             file, before = each.file, each.job.before
             if not isinstance(file, IngestedFile):
@@ -469,8 +471,8 @@ class IngestEngine:
         changes = {name: getattr(self._counts, name) + count for name, count in more.items()}
         self._counts = replace(self._counts, **changes)
 
-    def _own_leftovers(self) -> set[str]:
-        """Return what a killed run had begun, and remove the hidden files it left."""
+    def _recover_claims(self) -> set[str]:
+        """Return the paths that a killed run had begun, and remove its hidden files."""
         claimed = set(self._state.list_claimed())
         for path in claimed:
             folder, slash, _ = path.rpartition("/")

@@ -44,17 +44,17 @@ from rankdumpd.ingest.dump_file import (
 from rankdumpd.ingest.folder import IngestFolder, build_stamp
 
 SETTLE_TIME_S = 2.0
-"""How long a file has to stay the same where the kernel cannot tell (NFS, FUSE, another owner)."""
+"""Time that a file has to stay unchanged where the kernel grants no lease (NFS, other owners)."""
 
 
 @contextmanager
 def hold_read_lease(descriptor: int) -> Generator[bool | None, None, None]:
-    """Hold a lease of a file that is open for reading; yield whether nobody writes to it.
+    """Hold a read lease of an open file; yield whether no process has it open for writing.
 
-    None where this cannot be told.
+    None where the kernel cannot tell.
     """
     try:
-        # The usual signal when somebody wants to write would end the process; this one is ignored.
+        # The default signal on an attempt to write would end the process; this one is ignored.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError as error:
@@ -67,7 +67,7 @@ def hold_read_lease(descriptor: int) -> Generator[bool | None, None, None]:
 
 
 class SettlingFiles:
-    """Files that are looked at again once they have stayed the same for a while."""
+    """Files that are tried again once they have stayed unchanged for a while."""
 
     def __init__(self, stay_s: float = SETTLE_TIME_S) -> None:
         self._stay_s = stay_s
@@ -77,24 +77,24 @@ class SettlingFiles:
         return len(self._since)
 
     def add(self, path: str, stamp: FileStamp | None, now_s: float) -> None:
-        """Wait for a file from now on, unless it is the one that is waited for already."""
+        """Wait for a file from now on, unless this version of it is waited for already."""
         known = self._since.get(path)
         if known is None or known[0] != stamp:
             self._since[path] = stamp, now_s
 
     def touch(self, path: str, now_s: float) -> None:
-        """Wait for a file from now on: something has happened to it."""
+        """Wait for a file from now on, as it has changed."""
         self._since[path] = None, now_s
 
     def next_due_s(self) -> float:
-        """Return when the next of them is due; never when there is none."""
+        """Return when the next file is due; infinity when there is none."""
         first_s = min((since for _, since in self._since.values()), default=math.inf)
         return first_s + self._stay_s
 
     def pop_settled(
         self, now_s: float, stamp_now: Callable[[str], FileStamp | None]
     ) -> list[CandidateFile]:
-        """Return those that have stayed the same, and forget them; wait on for the others."""
+        """Return and forget the files that have stayed unchanged; wait on for the others."""
         due = [path for path, (_, since) in self._since.items() if now_s >= since + self._stay_s]
         return list(self._ripe(due, now_s, stamp_now))
 
@@ -111,21 +111,21 @@ class SettlingFiles:
 
 
 def is_unchanged(descriptor: int, before: os.stat_result) -> bool:
-    """Return whether nothing has changed an open file since its facts were asked for."""
+    """Return whether an open file has not changed since `before`."""
     now = os.fstat(descriptor)
     return (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
 
 
 MIN_MAPPED_BYTES = 32 << 20
-"""Larger files are mapped, where a lease keeps others from cutting them off."""
+"""Size from which files are mapped, where a lease keeps others from truncating them."""
 MIN_LINKED_BYTES = 4096
-"""Writing so little costs what a link does, and takes hardly any room."""
+"""Size below which files are not linked: a copy costs as little as a link."""
 _MAX_DIGEST_LOCKS = 256
 _MAX_UNCOMMITTED = 4096
 
 
 class FileCopier:
-    """Takes files into one tree; safe to use from several threads, each path on one at a time."""
+    """Copies files into one tree; safe to use from several threads, one at a time for each path."""
 
     def __init__(
         self,
@@ -136,9 +136,9 @@ class FileCopier:
         *,
         stored_as: str,
     ) -> None:
-        """`original` names a file in the tree, by the digest under which it was taken.
+        """`original` returns a file in the tree by the digest under which it was ingested.
 
-        `stored_as` is part of that digest: what differs in it is not linked to each other.
+        `stored_as` is part of that digest: files that differ in it are not linked.
         """
         self._source, self._tree, self._codec = source, tree, codec
         self._stored_as = stored_as
@@ -150,9 +150,9 @@ class FileCopier:
     def copy_file(
         self, candidate: CandidateFile, before: IngestedFile | None
     ) -> IngestedFile | SkippedFile:
-        """Return the file as it stands in the tree now, or why it does not.
+        """Return the file in the tree, or why it was not copied.
 
-        `before` is what was taken of that path earlier.
+        `before` is the file that was ingested from that path earlier.
         """
         path = candidate.path
         try:
@@ -164,7 +164,7 @@ class FileCopier:
         try:
             return self._settled(candidate, descriptor, before)
         except OSError as error:
-            return SkippedFile(path, SkipReason.FAILED, f"cannot be taken: {error.strerror}")
+            return SkippedFile(path, SkipReason.FAILED, f"cannot be copied: {error.strerror}")
         finally:
             os.close(descriptor)
 
@@ -174,7 +174,7 @@ class FileCopier:
         path = candidate.path
         with hold_read_lease(descriptor) as free:
             if free is False:
-                return SkippedFile(path, SkipReason.WRITTEN, "somebody has it open for writing")
+                return SkippedFile(path, SkipReason.WRITTEN, "a process has it open for writing")
             facts = os.fstat(descriptor)
             stamp = build_stamp(facts)
             if free is None and not (candidate.closed or candidate.aged):
@@ -194,7 +194,7 @@ class FileCopier:
         digest = f"{content.digest} {content.kind.value} {self._stored_as}"
         if before and before.removed and before.digest.partition(" ")[0] != content.digest:
             return SkippedFile(
-                path, SkipReason.FAILED, "another file of that name was taken and removed", stamp
+                path, SkipReason.FAILED, "another file of that name was ingested and removed", stamp
             )
         linkable = content.kind.holds_tensors and stamp.size_bytes >= MIN_LINKED_BYTES
         with self._turns[hash(digest) % _MAX_DIGEST_LOCKS]:
@@ -221,11 +221,11 @@ class FileCopier:
         )
         name = target.rpartition("/")[2]
         if target == original.path or _is_too_long(name):
-            return None  # taken again: its own file is no other's
+            return None  # ingested again: not a link to itself
         try:
             self._tree.link(original, folder, name, mark=build_file_mark(path))
         except OSError:
-            return None  # changed since, or the disk will not: written once more
+            return None  # changed meanwhile, or links are not possible: written again
         return OriginalFile(target, original.stamp)
 
     def _write(self, path: str, content: FileContent) -> OriginalFile:
@@ -243,7 +243,7 @@ class FileCopier:
         return fresh or self._original(digest)
 
     def _remember(self, digest: str, original: OriginalFile) -> None:
-        """Know a file until it is committed."""
+        """Remember a file until it is committed."""
         with self._lock:
             self._fresh[digest] = original
             self._fresh.move_to_end(digest)
@@ -252,7 +252,7 @@ class FileCopier:
 
 
 def build_file_mark(path: str) -> str:
-    """Return what names the hidden file that a path's copy grows in."""
+    """Return the name of the hidden file that the copy of a path is written to."""
     return f"ingest-{hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()}"
 
 
@@ -273,7 +273,7 @@ def _pack_content(content: FileContent, codec: FileCodec) -> PackedFile:
         return PackedFile("", frames)
     if len(frames) == 1:
         return pack_file(codec, frames)
-    # Each payload of a bin file is packed for itself: it can be read alone then.
+    # Each payload of a bin file is compressed by itself, so that it can be read alone.
     parts: Sequence[ByteBuffer] = [part for frame in frames for part in codec.encode((frame,))]
     pays = sum(map(len, parts)) <= MAX_PACKED_SHARE * sum(map(len, frames))
     return PackedFile(codec.suffix, parts) if pays else PackedFile("", frames)

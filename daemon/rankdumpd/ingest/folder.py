@@ -1,5 +1,5 @@
-"""Folder that is ingested, or ingested into: walked, read and cleared by descriptors, never through
-a link.
+"""Source or target folder of an ingest: walked, read and cleared by descriptors, never through a
+link.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rankdump.errors import ConfigError
 from rankdumpd.agent.records import FileStamp
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Not blocking: a pipe that took the place of a file would hold the opener for ever.
+# Not blocking: opening a pipe in place of a file would never return.
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _UNSUPPORTED_TYPES = {
     stat.S_IFIFO: "a pipe",
@@ -30,40 +30,40 @@ _UNSUPPORTED_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file that a walk came across."""
+    """A file that a walk has found."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFolder:
-    """A folder, before anything in it is listed."""
+    """A folder that a walk has found, before its entries."""
 
     path: str
     descriptor: int
-    """Open until the walk goes on."""
+    """Descriptor of the folder, open until the walk goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedEntry:
-    """Something that is not taken, and why."""
+    """An entry that is not ingested, and why."""
 
     path: str
     text: str
     harmless: bool = False
-    """It is a link to what is taken under its own name."""
+    """Whether it is a link to a file that is ingested under its own name."""
 
 
 def build_stamp(facts: os.stat_result) -> FileStamp:
-    """Return what tells this file from any that takes its place."""
+    """Return the stamp that identifies this version of a file."""
     return FileStamp(facts.st_ino, facts.st_size, facts.st_mtime_ns)
 
 
 def check_separate_folders(source: Path, tree: Path) -> None:
-    """Raise a ConfigError where one of the folders stands in the other."""
+    """Raise a ConfigError when one of the folders contains the other."""
     inner, outer = Path(os.path.realpath(source)), Path(os.path.realpath(tree))
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
-        allowed = f"a folder outside of {inner}, and not around it"
+        allowed = f"a folder that is not in {inner} and does not contain it"
         raise ConfigError("--into", "", str(tree), allowed)
 
 
@@ -78,12 +78,12 @@ class IngestFolder:
         self.path = Path(os.path.realpath(root))
 
     def close(self) -> None:
-        """Let the folder go."""
+        """Close the folder."""
         os.close(self._root)
 
     @property
     def is_removed(self) -> bool:
-        """Whether the folder itself was removed, be there another one in its place or not."""
+        """Whether the folder was removed, even if there is another one at its path."""
         return os.fstat(self._root).st_nlink == 0
 
     @contextmanager
@@ -110,7 +110,7 @@ class IngestFolder:
         raise OSError(errno.EINVAL, "not a regular file", path)
 
     def read_stamp(self, path: str) -> FileStamp | None:
-        """Return what the file is now; None when no regular file is there."""
+        """Return the present stamp of a file; None when there is no regular file."""
         above, _, name = path.rpartition("/")
         try:
             with self.folder(above) as folder:
@@ -158,7 +158,7 @@ class IngestFolder:
         return True
 
     def remove_empty(self) -> None:
-        """Remove the folders that hold nothing, the innermost first; the root stays."""
+        """Remove empty folders, the innermost first; the root stays."""
         folders = [item.path for item in self.walk() if isinstance(item, FoundFolder) and item.path]
         for path in sorted(folders, key=lambda path: path.count("/"), reverse=True):
             above, _, name = path.rpartition("/")
@@ -168,7 +168,7 @@ class IngestFolder:
     def walk(
         self, path: str = "", skip: Callable[[str], bool] = lambda path: False
     ) -> Iterator[FoundFile | FoundFolder | UnsupportedEntry]:
-        """Yield what stands below a folder, each folder before what it holds."""
+        """Yield the entries below a folder, each folder before its entries."""
         due = [path]
         while due:
             here = due.pop()
@@ -186,7 +186,7 @@ class IngestFolder:
                         elif seen := self._seen(below, item):
                             yield seen
             except FileNotFoundError:
-                continue  # gone since it was seen
+                continue  # removed meanwhile
             except OSError as error:
                 yield UnsupportedEntry(here or ".", f"cannot be read: {error.strerror}")
 
@@ -197,7 +197,7 @@ class IngestFolder:
             if not item.is_symlink():
                 mode = stat.S_IFMT(item.stat(follow_symlinks=False).st_mode)
                 return UnsupportedEntry(
-                    path, f"{_UNSUPPORTED_TYPES.get(mode, 'no file')}: left out"
+                    path, f"{_UNSUPPORTED_TYPES.get(mode, 'not a file')}: not ingested"
                 )
             real = Path(os.path.realpath(self.path / path))
             inside = real.is_relative_to(self.path) and real.exists()
@@ -206,6 +206,6 @@ class IngestFolder:
             return None
         if inside:
             return UnsupportedEntry(
-                path, "a link: what it leads to is taken under its own name", harmless=True
+                path, "a link: its target is ingested under its own name", harmless=True
             )
-        return UnsupportedEntry(path, f"a link that leads to nothing in the folder, but to {where}")
+        return UnsupportedEntry(path, f"a link to {where}, which is not a file in this folder")

@@ -1,116 +1,81 @@
-"""Watch on a folder while it is written: each file is ingested once its writer has closed it. Uses
-inotify through libc.
+"""Watch on a folder while it is written: each file is ingested once its writer has closed it. Linux
+only, because it needs inotify.
 
-A folder is watched before it is listed, so nothing that is closed in between is missed; where
-the kernel lost events, everything is listed again. The package `watchdog` does not report lost
+A folder is watched before it is listed, so nothing that is closed in between is missed; when the
+kernel lost events, everything is listed again. The package `watchdog` does not report lost
 events, nor files closed before their folder was watched, and it watches by path, through links.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import math
 import os
 import select
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+
+from inotify_simple import Event, INotify, flags
 
 from rankdump.errors import ExhaustedError, UnavailableError
-from rankdumpd.ingest.dump_file import CandidateFile, SkippedFile, classify_file
+from rankdumpd.ingest.dump_file import CandidateFile, classify_file
 from rankdumpd.ingest.engine import IngestEngine
 from rankdumpd.ingest.file_copy import SettlingFiles
 from rankdumpd.ingest.folder import FoundFolder
 
-CLOSE_WRITE_EVENT = 0x8
-"""Somebody who had a file open for writing closed it."""
-MOVED_TO_EVENT = 0x80
-CREATE_EVENT = 0x100
-QUEUE_OVERFLOW_EVENT = 0x4000
-"""The kernel's queue was full: events are missing."""
-WATCH_REMOVED_EVENT = 0x8000
-"""The folder is no longer watched: it was removed, or its disk was."""
-IS_FOLDER_EVENT = 0x4000_0000
-"""The event is about a folder."""
-_ONLY_FOLDERS, _NOT_REMOVED = 0x0100_0000, 0x0400_0000
-_WATCHED_EVENTS = CLOSE_WRITE_EVENT | MOVED_TO_EVENT | CREATE_EVENT | _ONLY_FOLDERS | _NOT_REMOVED
-_EVENT_HEAD = struct.Struct("iIII")
-_READ_BYTES = 1 << 18
-
-
-@dataclass(frozen=True, slots=True)
-class InotifyEvent:
-    """Something that happened in a watched folder."""
-
-    watch: int
-    """What `watch` returned; -1 for LOST."""
-    mask: int
-    name: str
-    """Of the file or folder in it."""
+SWEEP_INTERVAL_S = 30.0
+"""Pause after the last event before the whole folder is listed again and manifests are written."""
+_WATCHED_EVENTS = (
+    flags.CLOSE_WRITE | flags.MOVED_TO | flags.CREATE | flags.ONLYDIR | flags.EXCL_UNLINK
+)
 
 
 class InotifyQueue:
-    """One queue of events; not for use from several threads."""
+    """One queue of events for many folders; not for use from several threads."""
 
     def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self.descriptor: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self.descriptor < 0:
-            raise UnavailableError(f"inotify: {_explain_errno('user_instances')}")
+        """UnavailableError when this user has too many queues."""
+        try:
+            self._inotify = INotify(nonblocking=True)
+        except OSError as error:
+            raise UnavailableError(_explain_limit(error, "user_instances")) from None
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll."""
+        return self._inotify.fileno()
 
     def watch(self, folder: int) -> int:
-        """Watch an open folder; return the number its events bear. OSError when it is gone."""
-        # By its descriptor: a path could have become a link since the folder was opened.
-        path = os.fsencode(f"/proc/self/fd/{folder}")
-        number: int = self._libc.inotify_add_watch(self.descriptor, path, _WATCHED_EVENTS)
-        if number >= 0:
-            return number
-        if ctypes.get_errno() == errno.ENOSPC:
-            raise ExhaustedError(f"inotify: {_explain_errno('user_watches')}")
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-    def read(self) -> list[InotifyEvent]:
-        """Return what has happened, oldest first, without waiting."""
+        """Watch an open folder; return the number that its events carry. OSError when it is gone,
+        ExhaustedError when there are too many watches.
+        """
         try:
-            data = os.read(self.descriptor, _READ_BYTES)
-        except BlockingIOError:
-            return []
-        return parse_inotify_events(data)
+            # By its descriptor: a path could have become a link since the folder was opened.
+            return self._inotify.add_watch(f"/proc/self/fd/{folder}", _WATCHED_EVENTS)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise ExhaustedError(_explain_limit(error, "user_watches")) from None
+            raise
+
+    def read(self) -> list[Event]:
+        """Return what has happened, oldest first, without waiting."""
+        return list(self._inotify.read(timeout=0))
 
     def close(self) -> None:
         """Forget all watches; may be repeated."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        self._inotify.close()
 
 
-def parse_inotify_events(data: bytes) -> list[InotifyEvent]:
-    """Return the events in what the kernel hands over."""
-    events: list[InotifyEvent] = []
-    at = 0
-    while at < len(data):
-        watch, mask, _, length = _EVENT_HEAD.unpack_from(data, at)
-        at += _EVENT_HEAD.size
-        events.append(InotifyEvent(watch, mask, os.fsdecode(data[at : at + length].rstrip(b"\0"))))
-        at += length
-    return events
-
-
-def _explain_errno(limit: str) -> str:
-    number = ctypes.get_errno()
-    return f"{os.strerror(number)}; the limit is fs.inotify.max_{limit}, which sysctl raises"
-
-
-SWEEP_INTERVAL_S = 30.0
-"""When nothing came for so long, all is looked at again and manifests are written."""
+def _explain_limit(error: OSError, limit: str) -> str:
+    return (
+        f"inotify: {error.strerror}; the limit is the sysctl setting fs.inotify.max_{limit}, "
+        "which an administrator can raise"
+    )
 
 
 class FolderFollower:
-    """Follows one folder, on one thread; `wake` may be called from any."""
+    """Follows one folder on one thread; only `wake` may be called from others."""
 
     def __init__(
         self,
@@ -122,65 +87,65 @@ class FolderFollower:
     ) -> None:
         self._engine, self._stopping = engine, stopping
         self._until_idle_s, self._clock = until_idle_s, clock
-        self._inotify = InotifyQueue()
+        self._events = InotifyQueue()
         self._folders: dict[int, str] = {}
         self._waiting = SettlingFiles()
         self._lock = threading.Lock()
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
         self._latest_s = self._swept_s = clock()
         self._swept = False
         self._clear_s = self._latest_s
-        """When sources have been left alone for long enough to be removed."""
+        """Time at which the next sources are old enough to be removed."""
 
     def close(self) -> None:
         """Stop watching."""
-        self._inotify.close()
+        self._events.close()
         with self._lock:
-            os.close(self._woken)
-            os.close(self._wake)
-            self._wake = -1
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_write = -1
 
     def wake(self) -> None:
-        """Look at once whether to stop; nothing once closed."""
+        """Make the follower check at once whether to stop; does nothing once closed."""
         with self._lock, contextlib.suppress(BlockingIOError):
-            if self._wake >= 0:
-                os.write(self._wake, b"x")
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"x")
 
     def run(self) -> None:
-        """Follow until asked to stop, or until nothing has come for as long as was said."""
+        """Follow until a stop is requested, or until no event has come for `until_idle_s`."""
         self.begin()
         while not self._over():
             self._pause()
             self.process_events()
 
     def begin(self) -> None:
-        """Watch all folders, and take what is there."""
-        self._take(self._below("", first=True), first=True)
+        """Watch all folders, and ingest existing files."""
+        self._ingest(self._scan("", first=True), first=True)
 
     def process_events(self) -> None:
-        """Take what has been closed since the last time, and what waited for long enough.
+        """Ingest files that were closed since the last call, and those that waited long enough.
 
         UnavailableError when the folder is gone.
         """
         if self._engine.source.is_removed:
             raise UnavailableError(f"{self._engine.source.path}: the folder was removed")
-        events = self._inotify.read()
+        events = self._events.read()
         if events:
             self._latest_s, self._swept = self._clock(), False
-        if any(event.mask & QUEUE_OVERFLOW_EVENT for event in events):
-            self._take(self._below(""))
+        if any(event.mask & flags.Q_OVERFLOW for event in events):
+            self._ingest(self._scan(""))
         else:
-            self._take(self._closed(events))
-        self._take(self._waiting.pop_settled(self._clock(), self._engine.source.read_stamp))
+            self._ingest(self._find_closed(events))
+        self._ingest(self._waiting.pop_settled(self._clock(), self._engine.source.read_stamp))
         if self._clock() >= self._sweep_s():
             self._sweep()
         self._clear_s = self._clock() + self._engine.remove_due()
 
     def _sweep(self) -> None:
-        """Look at everything again: what failed may go better, and links are made unheard."""
+        """Scan the whole folder: failed files may succeed now, and links cause no events."""
         self._swept_s, self._swept = self._clock(), True
-        self._take(self._below(""))
+        self._ingest(self._scan(""))
         self._engine.write_manifests()
 
     def _sweep_s(self) -> float:
@@ -196,47 +161,44 @@ class FolderFollower:
         return limit_s is not None and idle_s >= limit_s and not len(self._waiting)
 
     def _pause(self) -> None:
-        """Wait for events, a wish to stop, or the next thing that is due."""
+        """Wait for events, a request to stop, or the next time at which something is due."""
         due_s = min(self._sweep_s(), self._waiting.next_due_s(), self._clear_s)
         if self._until_idle_s is not None:
             due_s = min(due_s, self._latest_s + self._until_idle_s)
         poll = select.poll()
-        poll.register(self._inotify.descriptor, select.POLLIN)
-        poll.register(self._woken, select.POLLIN)
+        poll.register(self._events, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
         left_s = max(0.0, due_s - self._clock())
-        # A folder that is removed while it is held open tells nobody.
+        # The removal of a folder that is held open causes no event.
         poll.poll(min(left_s, SWEEP_INTERVAL_S) * 1000 + 1)
 
-    def _take(self, candidates: Iterable[CandidateFile], *, first: bool = False) -> None:
-        self._wait_for(self._engine.ingest_files(self._settling(candidates), first=first))
+    def _ingest(self, candidates: Iterable[CandidateFile], *, first: bool = False) -> None:
+        for young in self._engine.ingest_files(self._settling(candidates), first=first):
+            self._waiting.add(young.path, young.stamp, self._clock())
 
     def _settling(self, candidates: Iterable[CandidateFile]) -> Iterator[CandidateFile]:
-        """Yield what may be taken; a file that is appended to has to be quiet for a while."""
+        """Yield complete files; files that may be appended to have to wait."""
         for candidate in candidates:
             if candidate.aged or classify_file(candidate.path.rpartition("/")[2]).holds_tensors:
                 yield candidate
             else:
                 self._waiting.touch(candidate.path, self._clock())
 
-    def _wait_for(self, young: Iterable[SkippedFile]) -> None:
-        for left in young:
-            self._waiting.add(left.path, left.stamp, self._clock())
-
-    def _closed(self, events: Iterable[InotifyEvent]) -> Iterator[CandidateFile]:
+    def _find_closed(self, events: Iterable[Event]) -> Iterator[CandidateFile]:
         for event in events:
-            folder = self._folders.get(event.watch)
+            folder = self._folders.get(event.wd)
             if folder is None:
                 continue
             path = f"{folder}/{event.name}" if folder else event.name
-            if event.mask & WATCH_REMOVED_EVENT:
-                del self._folders[event.watch]
-            elif event.mask & IS_FOLDER_EVENT:
-                yield from self._below(path)
-            elif event.mask & (CLOSE_WRITE_EVENT | MOVED_TO_EVENT):
-                # What was moved here may still be open elsewhere.
-                yield CandidateFile(path, closed=bool(event.mask & CLOSE_WRITE_EVENT))
+            if event.mask & flags.IGNORED:
+                del self._folders[event.wd]
+            elif event.mask & flags.ISDIR:
+                yield from self._scan(path)
+            elif event.mask & (flags.CLOSE_WRITE | flags.MOVED_TO):
+                # A moved file may still be open for writing.
+                yield CandidateFile(path, closed=bool(event.mask & flags.CLOSE_WRITE))
 
-    def _below(self, path: str, *, first: bool = False) -> Iterator[CandidateFile]:
+    def _scan(self, path: str, *, first: bool = False) -> Iterator[CandidateFile]:
         """Yield the files below a folder, and watch all folders on the way."""
         for item in self._engine.scan(path, first=first):
             if isinstance(item, FoundFolder):
@@ -246,6 +208,6 @@ class FolderFollower:
 
     def _watch(self, folder: FoundFolder) -> None:
         try:
-            self._folders[self._inotify.watch(folder.descriptor)] = folder.path
+            self._folders[self._events.watch(folder.descriptor)] = folder.path
         except OSError:
             return  # gone since it was opened

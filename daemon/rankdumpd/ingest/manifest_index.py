@@ -30,7 +30,7 @@ from rankdumpd.ingest.state import IngestState, RankIteration
 def locate_iteration(path: str) -> RankIteration | None:
     """Return the rank and iteration that a file's folder belongs to; None outside of all."""
     folder, _, name = path.rpartition("/")
-    # Anything else that stands there says nothing of tensors.
+    # Other files in the folder do not describe tensors.
     tables = name == MAPPING_FILE or statistic_tables.STATISTIC_TABLE_NAME.fullmatch(name)
     tensors = classify_file(name) in (DumpFileKind.NPY, DumpFileKind.BIN)
     return _locate_folder(folder) if tables or tensors else None
@@ -55,7 +55,7 @@ class ManifestIndex:
         self._latest: dict[int, int] = {}
 
     def note_iteration(self, place: RankIteration) -> list[RankIteration]:
-        """Return the iterations that are over because this one began."""
+        """Return the earlier iterations of the rank, which are over as this one began."""
         rank, iteration = place
         latest = self._latest.get(rank)
         if latest is None or iteration <= latest:
@@ -65,7 +65,7 @@ class ManifestIndex:
         return [(rank, i) for r, i in self._state.list_unindexed() if r == rank and i < iteration]
 
     def write_manifests(self) -> None:
-        """Write the manifest of every iteration that has tensors in none."""
+        """Write the manifest of every iteration with tensors that are in no manifest."""
         for place in self._state.list_unindexed():
             self.write_manifest(place)
 
@@ -119,7 +119,7 @@ class ManifestIndex:
                 key = _build_member_key(file, name, member)
                 if key:
                     stamps.add(key.timestamp_us)
-                    # A file's bytes are said once, with its first tensor.
+                    # The bytes of a file count once, with its first tensor.
                     yield _build_record(file, key, member, stored=not (number or file.linked))
             if statistic_tables.STATISTIC_TABLE_NAME.fullmatch(_get_name(file)):
                 tables.append(file)
@@ -127,12 +127,12 @@ class ManifestIndex:
             yield from self._rows(table, stamps)
 
     def _rows(self, table: IngestedFile, stamps: set[int]) -> Iterator[ManifestRecord]:
-        """Yield what stands in a table and in no file: MindSpore was to keep figures only."""
+        """Yield the rows of a table that have no file, as with `saved_data: statistic`."""
         lines = self._tree.lines(_get_folder(table), _get_name(table))
         try:
             rows = statistic_tables.parse_statistic_table("\n".join(lines), file=table.path)
         except CorruptedError:
-            return  # whoever reads the table is told
+            return  # readers of the table report it
         for row in rows:
             if row.timestamp_us not in stamps:
                 yield ManifestRecord(
@@ -152,7 +152,7 @@ class ManifestIndex:
 def _build_record(
     file: IngestedFile, key: TensorKey, member: FileTensor, *, stored: bool
 ) -> ManifestRecord:
-    # Names of 2.4 and later say the type; one that the file holds widened is seen nowhere else.
+    # From MindSpore 2.4 on names have the type; for widened elements it is only there.
     held = ELEMENT_TYPES.get(key.element.lower())
     widened = held if held and held.is_widened and member.dtype == "float32" else None
     return ManifestRecord(

@@ -12,30 +12,37 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rankdump.errors import RankdumpError
 from rankdumpd.ingest.dump_file import IngestCounts, IngestTask
 from rankdumpd.ingest.engine import IngestEngine
-from rankdumpd.ingest.folder_watch import FolderFollower
+from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.lifecycle import Component, SignalWaiter
+
+if TYPE_CHECKING:
+    from rankdumpd.ingest.folder_watch import FolderFollower
 
 
 class IngestRun:
-    """An ingest; it owns its tree from the moment it is made until `run` returns."""
+    """One ingest; it owns its tree from its creation until `run` returns."""
 
     def __init__(
         self,
         task: IngestTask,
         *,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         follow: bool = False,
         until_idle_s: float | None = None,
     ) -> None:
-        """ConfigError says why it may not begin; `say` is told of each file that is left."""
+        """Call `report` with each skipped file. ConfigError when the ingest cannot begin."""
         self._asked, self._aborted = threading.Event(), threading.Event()
-        self._engine = IngestEngine(task, say=say, stopping=self._aborted.is_set)
+        self._engine = IngestEngine(task, report=report, stopping=self._aborted.is_set)
         self._follower: FolderFollower | None = None
         if follow or until_idle_s is not None:
+            # Imported here: it needs inotify, which a run over a folder does without.
+            from rankdumpd.ingest.folder_watch import FolderFollower
+
             try:
                 self._follower = FolderFollower(
                     self._engine, stopping=self._asked.is_set, until_idle_s=until_idle_s
@@ -46,11 +53,11 @@ class IngestRun:
 
     @property
     def counts(self) -> IngestCounts:
-        """How it stands; may be asked from any thread."""
+        """Counts of this run; may be read from any thread."""
         return self._engine.counts
 
     def run(self) -> bool:
-        """Take over what is there, and what comes; return whether it came to its end."""
+        """Ingest existing and new files; return whether the run was completed."""
         try:
             if self._follower:
                 self._follower.run()
@@ -64,7 +71,7 @@ class IngestRun:
         return not self._aborted.is_set()
 
     def request_end(self) -> None:
-        """Ask one that follows to end, with a last look; one that does not, to end at once."""
+        """Ask a run that follows to end after a last scan, and any other to end at once."""
         self._asked.set()
         if self._follower:
             self._follower.wake()
@@ -72,7 +79,7 @@ class IngestRun:
             self.abort()
 
     def abort(self) -> None:
-        """Ask it to begin no file any more."""
+        """Ask the run to begin no more files."""
         self._aborted.set()
         self._asked.set()
         if self._follower:
@@ -80,9 +87,9 @@ class IngestRun:
 
 
 INGEST_RETRY_S = 10.0
-"""How long after a failure it is begun again: the folder may come with the first job."""
+"""Pause before a retry after a failure: the first job may create the folder."""
 INGEST_LOG_INTERVAL_S = 60.0
-"""How often the log says what came, where something did."""
+"""Seconds between log lines about new files."""
 _STOP_TIMEOUT_S = 10.0
 
 _logger = logging.getLogger(__name__)
@@ -98,98 +105,92 @@ class IngestComponent(Component):
         task: IngestTask,
         *,
         retry_s: float = INGEST_RETRY_S,
-        tell_s: float = INGEST_LOG_INTERVAL_S,
+        log_interval_s: float = INGEST_LOG_INTERVAL_S,
     ) -> None:
-        self._task, self._retry_s, self._tell_s = task, retry_s, tell_s
-        self._asked = threading.Event()
+        self._task, self._retry_s, self._log_interval_s = task, retry_s, log_interval_s
         self._run: IngestRun | None = None
-        self._told, self._trouble = IngestCounts(), ""
+        self._logged, self._trouble = IngestCounts(), ""
         self._lock = threading.Lock()
-        self._threads = [
-            threading.Thread(target=work, name=f"rankdumpd-{name}", daemon=True)
-            for name, work in (("ingest", self._follow), ("ingest-log", self._tell))
-        ]
+        self._following = BackgroundThread(self._follow, "rankdumpd-ingest")
+        self._logging = BackgroundThread(self._log_progress, "rankdumpd-ingest-log")
 
     def start(self) -> None:
-        """Begin to follow."""
-        for thread in self._threads:
-            thread.start()
+        """Start following."""
+        self._following.start()
+        self._logging.start()
 
     def drain(self, timeout_s: float) -> int:
-        """Look a last time and finish; return 1 when that is not done by the deadline."""
-        self._ask(at_once=False)
-        return self._join(timeout_s)
+        """Finish after a last scan; return 1 when that takes longer than the timeout."""
+        self._request_end(at_once=False)
+        return int(not self._following.join(timeout_s))
 
     def stop(self) -> None:
-        """Finish the files that were begun, and no others; may be repeated."""
-        self._ask(at_once=True)
-        self._join(_STOP_TIMEOUT_S)
+        """Finish the files that were begun and no others; may be repeated."""
+        self._request_end(at_once=True)
+        self._following.join(_STOP_TIMEOUT_S)
 
     def fault(self) -> str:
-        """Say that nobody follows any more."""
-        following = self._threads[0]
-        dead = following.ident is not None and not following.is_alive()
-        return f"nobody follows {self._task.source}" if dead else ""
+        """Return why the folder is no longer followed; empty while it is."""
+        fault = self._following.fault()
+        return f"{self._task.source} is no longer followed: {fault}" if fault else ""
 
-    def _ask(self, *, at_once: bool) -> None:
-        self._asked.set()
+    def _request_end(self, *, at_once: bool) -> None:
+        self._following.request_stop()
+        self._logging.request_stop()
         with self._lock:
             if self._run:
                 (self._run.abort if at_once else self._run.request_end)()
 
-    def _join(self, timeout_s: float) -> int:
-        following = self._threads[0]
-        if following.ident is not None:
-            following.join(timeout_s)
-        return int(following.is_alive())
-
     def _follow(self) -> None:
-        while not self._asked.is_set():
+        while not self._following.is_stopping:
             try:
                 self._follow_once()
             except RankdumpError as error:
-                self._say_trouble(str(error))
+                self._log_trouble(str(error))
             except Exception:
-                _logger.exception("the ingest of %s ended", self._task.source)
-            self._asked.wait(self._retry_s)
+                _logger.exception("the ingest of %s failed", self._task.source)
+            self._following.wait(self._retry_s)
 
     def _follow_once(self) -> None:
-        run = IngestRun(self._task, say=self._warn, follow=True)
-        _logger.info("following %s into %s", self._task.source, self._task.tree)
+        run = IngestRun(self._task, report=self._warn, follow=True)
+        _logger.info(
+            "following the folder %s and ingesting it into %s", self._task.source, self._task.tree
+        )
         self._trouble = ""
         with self._lock:
-            self._run, self._told = run, IngestCounts()
-            if self._asked.is_set():
+            self._run, self._logged = run, IngestCounts()
+            if self._following.is_stopping:
                 run.request_end()
         try:
             run.run()
         finally:
             with self._lock:
                 self._run = None
-            self._tell_of(run)
+            self._log_counts(run)
 
-    def _say_trouble(self, text: str) -> None:
-        """Say what keeps it from beginning, once as long as it is the same."""
+    def _log_trouble(self, text: str) -> None:
+        """Log what keeps the ingest from starting, once as long as it is the same."""
         if text != self._trouble:
             self._trouble = text
-            _logger.error("cannot take over %s: %s", self._task.source, text)
+            _logger.error("cannot ingest %s: %s", self._task.source, text)
 
     def _warn(self, text: str) -> None:
-        _logger.warning("left in %s: %s", self._task.source, text)
+        _logger.warning("skipped a file in %s: %s", self._task.source, text)
 
-    def _tell(self) -> None:
-        while not self._asked.wait(self._tell_s):
+    def _log_progress(self) -> None:
+        while not self._logging.wait(self._log_interval_s):
             with self._lock:
                 run = self._run
             if run:
-                self._tell_of(run)
+                self._log_counts(run)
 
-    def _tell_of(self, run: IngestRun) -> None:
+    def _log_counts(self, run: IngestRun) -> None:
         counts = run.counts
-        if (counts.files, counts.failed) != (self._told.files, self._told.failed):
-            self._told = counts
+        if (counts.files, counts.failed) != (self._logged.files, self._logged.failed):
+            self._logged = counts
             _logger.info(
-                "took over %d files: %d bytes in, %d stored, %d linked; %d are left",
+                "ingested %d files: %d bytes read, %d bytes stored, %d files stored as links; "
+                "%d files failed",
                 counts.files,
                 counts.bytes_in,
                 counts.bytes_stored,
@@ -207,43 +208,45 @@ def run_ingest(
 ) -> int:
     """Run an ingest until it ends or a signal ends it; return the exit code of the process.
 
-    With `progress`, what happens is told on standard output, a JSON object a line: `counts` while
-    it goes on, `left` for a file that is left, `done` at the end.
+    With `progress`, JSON lines on standard output report `counts` while the run goes on, `left` for
+    each skipped file, and `done` at the end.
     """
-    asked = SignalWaiter()
+    signals = SignalWaiter()
     try:
-        say = _print_skipped_file if progress else _log_skipped_file
-        run = IngestRun(task, say=say, follow=follow, until_idle_s=until_idle_s)
-        whole = _run_until(asked, run, progress=progress)
+        report = _print_skipped_file if progress else _log_skipped_file
+        run = IngestRun(task, report=report, follow=follow, until_idle_s=until_idle_s)
+        whole = _run_until(signals, run, progress=progress)
     finally:
-        asked.close()
+        signals.close()
     return _report_end(run.counts, whole=whole, progress=progress)
 
 
-def _run_until(asked: SignalWaiter, run: IngestRun, *, progress: bool) -> bool:
-    """Run it on a thread, for this one hears the signals; return whether it came to its end."""
-    ended = threading.Event()
-    whole: list[bool] = []
+def _run_until(signals: SignalWaiter, run: IngestRun, *, progress: bool) -> bool:
+    """Run an ingest on a thread, as this one waits for signals; return whether it completed."""
+    completed: list[bool] = []
 
     def work() -> None:
         try:
-            whole.append(run.run())
+            completed.append(run.run())
         except RankdumpError as error:
             _logger.error("%s", error)
-        except Exception:
-            _logger.exception("the ingest ended early")
         finally:
-            ended.set()
-            asked.request()
+            reporting.request_stop()
+            signals.request()
 
-    thread = threading.Thread(target=work, name="rankdumpd-ingest")
-    thread.start()
+    def report() -> None:
+        while not reporting.wait(_PROGRESS_INTERVAL_S):
+            _print_json({"counts": asdict(run.counts)})
+
+    ingesting = BackgroundThread(work, "rankdumpd-ingest")
+    reporting = BackgroundThread(report, "rankdumpd-ingest-progress")
     if progress:
-        threading.Thread(target=_report_progress, args=(run, ended), daemon=True).start()
-    asked.wait()
+        reporting.start()
+    ingesting.start()
+    signals.wait()
     run.request_end()
-    thread.join()
-    return whole == [True]
+    ingesting.join()
+    return completed == [True]
 
 
 def _report_end(counts: IngestCounts, *, whole: bool, progress: bool) -> int:
@@ -254,13 +257,8 @@ def _report_end(counts: IngestCounts, *, whole: bool, progress: bool) -> int:
     return _EXIT_DONE if whole and not counts.failed else _EXIT_FAILED
 
 
-def _report_progress(run: IngestRun, ended: threading.Event) -> None:
-    while not ended.wait(_PROGRESS_INTERVAL_S):
-        _print_json({"counts": asdict(run.counts)})
-
-
 def _log_skipped_file(text: str) -> None:
-    _logger.warning("%s", text)
+    _logger.warning("skipped %s", text)
 
 
 def _print_skipped_file(text: str) -> None:
@@ -272,4 +270,4 @@ def _print_json(what: dict[str, object]) -> None:
         sys.stdout.write(json.dumps(what) + "\n")
         sys.stdout.flush()
     except OSError:
-        return  # nobody listens any more
+        return  # the reader is gone

@@ -1,8 +1,7 @@
 """State of an ingest in one SQLite file in the tree, read again by the next process after a kill.
 
-A path is claimed before anything is written for it, so a file that nobody claimed is known to
-belong to someone else and is never overwritten. It counts as ingested once its copy stands in
-the tree.
+A path is claimed before its copy is written, so an existing file without a claim belongs to another
+program and is never overwritten. A path counts as ingested once its copy is in the tree.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ RankIteration = tuple[int, int]
 
 
 class IngestState:
-    """The file of one tree, owned until `close`; safe to use from several threads."""
+    """The state of one tree, owned until `close`; safe to use from several threads."""
 
     def __init__(self, tree: Path, *, durable: bool) -> None:
-        """With `durable`, what is committed survives the machine's fall."""
+        """With `durable`, commits survive a power failure."""
         folder = tree / INGEST_STATE_FOLDER
         self._path = folder / "ingest.sqlite"
         self._guard = state_files.lock_state_folder(folder, "ingest.lock", _TREE_OPTION, "ingest")
@@ -69,22 +68,22 @@ class IngestState:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Let others in."""
+        """Close the file and release its lock."""
         self._base.close()
         os.close(self._guard)
 
     def find_file(self, path: str) -> IngestedFile | None:
-        """Return what is known of a path."""
+        """Return the file that was ingested from a path; None when there is none."""
         query = f"SELECT {_FIELDS} FROM files WHERE path = ?"
         rows = self._select(query, os.fsencode(path))
         return _parse_row(rows[0]) if rows else None
 
     def list_claimed(self) -> list[str]:
-        """Return the paths of which a copy may stand in the tree that was never committed."""
+        """Return the claimed paths, of which an uncommitted copy may be in the tree."""
         return [os.fsdecode(path) for (path,) in self._select("SELECT path FROM claims")]
 
     def claim(self, paths: Iterable[str]) -> None:
-        """Say that copies of these are about to be written."""
+        """Record that copies of these paths are about to be written."""
         with self._transaction() as base:
             base.executemany(
                 "INSERT OR IGNORE INTO claims VALUES (?)", [(os.fsencode(p),) for p in paths]
@@ -97,9 +96,9 @@ class IngestState:
         *,
         released: Iterable[str],
     ) -> None:
-        """Say that these stand in the tree, each in its rank's iteration.
+        """Record that these files are in the tree, each in its rank's iteration.
 
-        Of what is released, nothing was written.
+        For `released` paths nothing was written.
         """
         rows = [
             (*_build_row(file), *(place or (None, None)), False)
@@ -111,14 +110,14 @@ class IngestState:
             _release_claims(base, [*released, *(file.path for file in taken)])
 
     def removed(self, paths: Iterable[str]) -> None:
-        """Say that the sources of these are gone."""
+        """Record that the sources of these paths were removed."""
         with self._transaction() as base:
             base.executemany(
                 "UPDATE files SET removed = 1 WHERE path = ?", [(os.fsencode(p),) for p in paths]
             )
 
     def find_original(self, digest: str) -> OriginalFile | None:
-        """Return a file in the tree with those bytes."""
+        """Return a file in the tree with that digest; None when there is none."""
         rows = self._select(
             "SELECT target, stored_inode, stored_size, stored_ns FROM files "
             "WHERE digest = ? AND NOT linked LIMIT 1",
@@ -127,12 +126,12 @@ class IngestState:
         return OriginalFile(os.fsdecode(rows[0][0]), _parse_stamp(rows[0][1:])) if rows else None
 
     def list_plain_files(self) -> list[IngestedFile]:
-        """Return what was copied as it is, and may be removed from the source at the end."""
+        """Return the plain files whose sources may be removed at the end."""
         query = f"SELECT {_FIELDS} FROM files WHERE NOT removed AND kind = 'plain'"
         return list(map(_parse_row, self._select(query)))
 
     def list_unindexed(self) -> list[RankIteration]:
-        """Return the iterations with tensors that no manifest has."""
+        """Return the iterations with tensors that are in no manifest."""
         query = "SELECT DISTINCT rank, iteration FROM files WHERE NOT indexed AND rank IS NOT NULL"
         return sorted(self._select(query))
 
@@ -142,7 +141,7 @@ class IngestState:
         return list(map(_parse_row, self._select(query, *place)))
 
     def mark_indexed(self, place: RankIteration) -> None:
-        """Say that the manifest of an iteration has all of its tensors."""
+        """Record that the manifest of an iteration has all of its tensors."""
         query = "UPDATE files SET indexed = 1 WHERE rank = ? AND iteration = ?"
         with self._transaction() as base:
             base.execute(query, place)
@@ -155,17 +154,17 @@ class IngestState:
         return self._select("SELECT id FROM session")[0][0]
 
     def _select(self, query: str, *values: object) -> list[Any]:
-        with self._telling(), self._lock:
+        with self._mapped_errors(), self._lock:
             return self._base.execute(query, values).fetchall()
 
     @contextmanager
     def _transaction(self) -> Generator[sqlite3.Connection, None, None]:
-        with self._telling(), self._lock, self._base:
+        with self._mapped_errors(), self._lock, self._base:
             self._base.execute("BEGIN")
             yield self._base
 
     @contextmanager
-    def _telling(self) -> Generator[None, None, None]:
+    def _mapped_errors(self) -> Generator[None, None, None]:
         try:
             yield
         except sqlite3.Error as error:

@@ -31,7 +31,7 @@ def read_manifests(root: Path, *, hidden: bool = False) -> Iterator[tuple[str, M
     """Yield the manifests of all ranks with the folder of their rank; or those that are `hidden`,
     of iterations that are being removed.
 
-    DamagedError names one that cannot be read: a ledger without it would be a wrong one.
+    CorruptedError names one that cannot be read: a ledger without it would be wrong.
     """
     for rank in _list_rank_folders(root):
         folder = f"{rank}/{MANIFEST_FOLDER}"
@@ -41,13 +41,13 @@ def read_manifests(root: Path, *, hidden: bool = False) -> Iterator[tuple[str, M
 
 
 def read_retired_iterations(root: Path) -> Iterator[tuple[str, RetiredIteration]]:
-    """Yield what was removed of all ranks with the folder of their rank; DamagedError as above."""
+    """Yield what was removed of all ranks with the folder of their rank."""
     for rank in _list_rank_folders(root):
         if RETIRED_FILE not in _list_names(root, f"{rank}/{METADATA_FOLDER}"):
             continue
         path = f"{rank}/{METADATA_FOLDER}/{RETIRED_FILE}"
         try:
-            # Behind the last end of a line is nothing, or what a crash left of one.
+            # After the last newline there is nothing, or a line that a crash cut off.
             for line in _read_bytes(root, path).decode(errors="replace").split("\n")[:-1]:
                 yield rank, RetiredIteration.from_line(line)
         except CorruptedError as error:
@@ -67,7 +67,7 @@ def _list_rank_folders(root: Path) -> list[str]:
 
 
 def _list_names(root: Path, folder: str) -> list[str]:
-    """Return what a folder holds; nothing where there is none, or a link is on the way."""
+    """Return the names in a folder; none when it is missing or behind a link."""
     path = root
     for part in folder.split("/") if folder else ():
         path = path / part
@@ -93,7 +93,7 @@ def _read_manifest(root: Path, path: str) -> Manifest:
     try:
         data = _read_bytes(root, path)
         if not is_intact(data):
-            raise CorruptedError("its checksum is not that of its bytes")
+            raise CorruptedError("its checksum does not match its content")
         return Manifest.from_json(data)
     except CorruptedError as error:
         raise CorruptedError(f"{root / path}: {error}") from None
@@ -102,12 +102,12 @@ def _read_manifest(root: Path, path: str) -> Manifest:
 _STATE_DIR_OPTION = "--state-dir"
 _LEDGER_FILE = "ledger.sqlite"
 _SessionKey: TypeAlias = "tuple[str, str]"
-"""Folder of a rank, and session."""
+"""Folder of a rank, and session id."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebuiltLedger:
-    """What stands in the new ledger."""
+    """Counts of the rows in the new ledger."""
 
     sessions: int
     iterations: int
@@ -115,14 +115,17 @@ class RebuiltLedger:
 
 
 def rebuild_ledger(tree: Path, state_dir: Path) -> RebuiltLedger:
-    """Write the ledger of a tree to a folder that has none; it is there whole, or not at all.
+    """Write the ledger of a tree to a folder without one, whole or not at all.
 
-    ConfigError for a folder with a ledger or with an agent, DamagedError for a manifest that
+    ConfigError for a folder with a ledger or with an agent, CorruptedError for a manifest that
     cannot be read.
     """
     if (state_dir / _LEDGER_FILE).exists():
         raise ConfigError(
-            _STATE_DIR_OPTION, "", str(state_dir), "a folder without a ledger: move the old away"
+            _STATE_DIR_OPTION,
+            "",
+            str(state_dir),
+            "a folder without a ledger: move the existing one away",
         )
     sessions = _collect_sessions(tree)
     guard = lock_ledger_folder(state_dir)

@@ -1,5 +1,5 @@
-"""Audit log: a JSON line for who read or changed what, appended to a file and never removed by this
-process.
+"""Audit log: a file with a JSON line for each call that read or changed something. Old files are
+renamed, and the oldest is replaced.
 
 No failure of the file ends a call: lines that could not be written are counted, reported once in
 the log, and reported in the file when it can be written again.
@@ -21,9 +21,9 @@ from pathlib import Path
 from rankdump.errors import ConfigError
 
 MAX_AUDIT_BYTES = 16 << 20
-"""A file of that size makes way for a new one."""
+"""Size at which a file is renamed and a new one begun."""
 MAX_AUDIT_FILES = 5
-"""The one that is written, and `.1` to `.4` before it."""
+"""Most files: the current one, and `.1` to `.4` with earlier lines."""
 _LOG_MODE = 0o640
 _MAX_TEXT_CHARACTERS = 512
 _TRANSIENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE)
@@ -32,17 +32,17 @@ _logger = logging.getLogger(__name__)
 
 
 class AuditLog:
-    """A file that several threads and processes may add to."""
+    """A file that several threads and processes may append to."""
 
     def __init__(
         self,
         path: Path,
         *,
         clock: Callable[[], float] = time.time,
-        most_bytes: int = MAX_AUDIT_BYTES,
+        max_bytes: int = MAX_AUDIT_BYTES,
     ) -> None:
-        """`clock` gives seconds since the epoch. ConfigError when the file will never open."""
-        self._path, self._clock, self._most_bytes = path, clock, most_bytes
+        """`clock` gives seconds since the epoch. ConfigError when the file can never be opened."""
+        self._path, self._clock, self._max_bytes = path, clock, max_bytes
         self._lock = threading.Lock()
         self._descriptor = -1
         self._lost = 0
@@ -50,16 +50,16 @@ class AuditLog:
             self._descriptor = _open_log(path)
         except OSError as error:
             if error.errno not in _TRANSIENT_ERRNOS:
-                allowed = f"a file that can be added to ({error.strerror})"
+                allowed = f"a file that can be appended to ({error.strerror})"
                 raise ConfigError("settings", "log.audit", str(path), allowed) from None
 
     @property
     def lost_lines(self) -> int:
-        """Lines that could not be written, and were not said yet in the file."""
+        """Lines that could not be written, and that the file does not mention yet."""
         return self._lost
 
     def add(self, what: str, fields: Mapping[str, object]) -> None:
-        """Add a line with the time, what happened and more; texts are cut at 512 characters."""
+        """Append a line with the time, an event and its fields; texts are cut at 512 characters."""
         line = self._line(what, fields)
         with self._lock:
             if self._lost:
@@ -70,10 +70,10 @@ class AuditLog:
             except OSError as error:
                 self._lost += 1
                 if self._lost == 1:
-                    _logger.error("audit %s: lines are lost: %s", self._path, error)
+                    _logger.error("lines of the audit log %s are lost: %s", self._path, error)
 
     def add_reload(self, files: Sequence[Path]) -> None:
-        """Add that files were read again."""
+        """Append that files were reloaded."""
         self.add("reload", {"who": "local", "files": [str(each) for each in files]})
 
     def close(self) -> None:
@@ -88,14 +88,14 @@ class AuditLog:
         return json.dumps(body).encode() + b"\n"
 
     def _write(self, line: bytes) -> None:
-        """Write it whole or not at all."""
-        self._take_file()
+        """Write a whole line, or nothing."""
+        self._lock_file()
         try:
             size = os.fstat(self._descriptor).st_size
-            if size and size + len(line) > self._most_bytes:
-                self._make_way()
+            if size and size + len(line) > self._max_bytes:
+                self._rotate()
                 self._close()
-                self._take_file()
+                self._lock_file()
                 size = os.fstat(self._descriptor).st_size
             if os.write(self._descriptor, line) != len(line):
                 os.ftruncate(self._descriptor, size)
@@ -104,8 +104,8 @@ class AuditLog:
             if self._descriptor >= 0:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def _take_file(self) -> None:
-        """Hold the lock of the file that stands at the path now: others may have moved it away."""
+    def _lock_file(self) -> None:
+        """Lock the file that is at the path now: another process may have renamed it."""
         while True:
             if self._descriptor < 0:
                 self._descriptor = _open_log(self._path)
@@ -119,7 +119,7 @@ class AuditLog:
                 return
             self._close()
 
-    def _make_way(self) -> None:
+    def _rotate(self) -> None:
         for number in range(MAX_AUDIT_FILES - 1, 0, -1):
             older = self._path if number == 1 else self._numbered(number - 1)
             if older.exists():
@@ -135,7 +135,7 @@ class AuditLog:
 
 
 def _open_log(path: Path) -> int:
-    # Not blocking: somebody may have put a pipe there that nobody reads.
+    # Not blocking: the path may be a pipe that nobody reads.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.open(path, flags, _LOG_MODE)
 

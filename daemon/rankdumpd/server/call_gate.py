@@ -17,7 +17,9 @@ from typing import Any
 
 import grpc
 
+from rankdump._core.log_once import LogOnce
 from rankdumpd.server.audit_log import AuditLog
+from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.callers import (
     LOCAL_CALLER,
     CallerIdentity,
@@ -29,8 +31,7 @@ from rankdumpd.server.metrics import MetricCounters
 from rankdumpd.server.tls import RevokedCertificates, ServerCertificates, compute_fingerprint
 
 REVOCATION_CHECK_INTERVAL_S = 1.0
-"""How often open streams are looked at for certificates that were revoked."""
-_MAX_LOGGED_REASONS = 1000
+"""Seconds between two checks of open streams for revoked certificates."""
 _AUDITED_METHODS = frozenset(
     {"OpenSession", "Push", "Control", "Report", "Status", "Order", "Hints"}
 )
@@ -47,7 +48,7 @@ _HANDLER_FACTORIES: Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandl
 
 @dataclass(slots=True, eq=False)
 class _AdmittedCall:
-    """A call that was let in."""
+    """A call that was admitted."""
 
     method: str
     caller: CallerIdentity
@@ -56,8 +57,8 @@ class _AdmittedCall:
 
 
 class CallGate(grpc.ServerInterceptor):
-    """Refuses calls that are not for their caller, writes down the others, and ends the streams
-    of a certificate that is revoked while they are open.
+    """Refuses calls that their caller may not make, audits the others, and ends open streams whose
+    certificate is revoked.
     """
 
     def __init__(
@@ -69,58 +70,52 @@ class CallGate(grpc.ServerInterceptor):
         own_may: bool = False,
         meters: MetricCounters | None = None,
     ) -> None:
-        """Without certificates every caller is of this host. With `own_may` who shows the very
-        certificate of this server may do everything: a front that asks its workers.
+        """Without certificates every caller is local. With `own_may` a caller with this server's
+        certificate may call everything: so does the supervisor of a worker.
         """
         self._certificates, self._revoked, self._audit = certificates, revoked, audit
         self._own_may, self._meters = own_may, meters or MetricCounters()
         self._streams: set[_AdmittedCall] = set()
-        self._said: set[str] = set()
+        self._logged = LogOnce(_logger)
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread(self._run, "rankdumpd-gate")
 
     def start(self) -> None:
-        """Begin to look after open streams."""
+        """Begin to check open streams."""
         if self._revoked:
-            self._stopping.clear()
-            self._thread = threading.Thread(target=self._run, name="rankdumpd-gate", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """End that; may be repeated, and called without `start`."""
-        self._stopping.set()
-        if self._thread:
-            self._thread.join()
-            self._thread = None
+        """Stop checking; may be repeated, and called without `start`."""
+        self._thread.stop()
 
     def check_open_streams(self) -> None:
-        """End the open streams of certificates that are revoked by now."""
-        listed = self._listed()
+        """End the open streams whose certificate has been revoked."""
+        listed = self._read_revoked()
         with self._lock:
             ended = [each for each in self._streams if each.caller.fingerprint in listed]
-        for visit in ended:
-            _logger.warning("%s of %s ends: its certificate is revoked", visit.method, visit.caller)
-            visit.context.cancel()
+        for call in ended:
+            _logger.warning(
+                "the stream %s of %s is ended: its certificate is revoked", call.method, call.caller
+            )
+            call.context.cancel()
 
     def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Put the gate before what would answer a call."""
+        """Return a handler that checks and audits a call before the service answers it."""
         handler = continuation(handler_call_details)
         if handler is None:
             return None
-        # Typed by its messages, which are any here.
+        # Generic in its messages, which may be of any type here.
         found: Any = handler
         kind = (bool(found.request_streaming), bool(found.response_streaming))
-        behave = (
-            found.unary_unary or found.unary_stream or found.stream_unary or found.stream_stream
-        )
+        serve = found.unary_unary or found.unary_stream or found.stream_unary or found.stream_stream
         answer = self._stream if kind[1] else self._single
         return _HANDLER_FACTORIES[kind](
-            partial(answer, handler_call_details.method, behave, kind[0]),
+            partial(answer, handler_call_details.method, serve, kind[0]),
             found.request_deserializer,
             found.response_serializer,
         )
@@ -128,96 +123,91 @@ class CallGate(grpc.ServerInterceptor):
     def _single(
         self,
         method: str,
-        behave: Callable[..., object],
+        serve: Callable[..., object],
         streamed: bool,
         request: object,
         context: grpc.ServicerContext,
     ) -> object:
-        visit = self._let_in(method, context)
-        with self._written_down(visit):
-            return behave(_note_request(visit, request, streamed=streamed), context)
+        call = self._admit(method, context)
+        with self._audited(call):
+            return serve(_note_request(call, request, streamed=streamed), context)
 
     def _stream(
         self,
         method: str,
-        behave: Callable[..., Iterable[object]],
+        serve: Callable[..., Iterable[object]],
         streamed: bool,
         request: object,
         context: grpc.ServicerContext,
     ) -> Iterator[object]:
-        visit = self._let_in(method, context)
+        call = self._admit(method, context)
         with self._lock:
-            self._streams.add(visit)
+            self._streams.add(call)
         try:
-            request = _note_request(visit, request, streamed=streamed)
-            self._write(visit, "begin")
-            with self._written_down(visit, "end"):
-                yield from behave(request, context)
+            request = _note_request(call, request, streamed=streamed)
+            self._write(call, "begin")
+            with self._audited(call, "end"):
+                yield from serve(request, context)
         finally:
             with self._lock:
-                self._streams.discard(visit)
+                self._streams.discard(call)
 
-    def _let_in(self, method: str, context: grpc.ServicerContext) -> _AdmittedCall:
+    def _admit(self, method: str, context: grpc.ServicerContext) -> _AdmittedCall:
         caller = LOCAL_CALLER
         if self._certificates:
             # The stubs say bytes where it is a sequence of them.
             shown: Any = context.auth_context()
             caller = identify_caller(shown, context.peer())
-        visit = _AdmittedCall(method, caller, context)
-        why = explain_refusal(method, caller, revoked=self._listed(), own=self._own())
+        call = _AdmittedCall(method, caller, context)
+        why = explain_refusal(
+            method, caller, revoked=self._read_revoked(), own=self._read_own_fingerprint()
+        )
         if why:
-            self._say(why)
+            # Once for each reason: callers try again.
+            self._logged.log(logging.WARNING, f"a call was refused: {why}")
             self._meters.add(
                 "rankdump_refused_calls_total", code=grpc.StatusCode.PERMISSION_DENIED.name
             )
-            self._write(visit, "refused", result=grpc.StatusCode.PERMISSION_DENIED.name)
+            self._write(call, "refused", result=grpc.StatusCode.PERMISSION_DENIED.name)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
-        return visit
+        return call
 
     @contextmanager
-    def _written_down(self, visit: _AdmittedCall, what: str = "call") -> Generator[None]:
-        """Write down how a call ended."""
-        unheard = ""
+    def _audited(self, call: _AdmittedCall, what: str = "call") -> Generator[None]:
+        """Audit how a call ended."""
+        failure = ""
         try:
             yield
         except GeneratorExit:
-            unheard = grpc.StatusCode.CANCELLED.name
+            failure = grpc.StatusCode.CANCELLED.name
             raise
         except BaseException:
-            unheard = grpc.StatusCode.UNKNOWN.name
+            failure = grpc.StatusCode.UNKNOWN.name
             raise
         finally:
-            self._write(visit, what, result=_find_result(visit.context) or unheard or "OK")
+            self._write(call, what, result=_find_result(call.context) or failure or "OK")
 
-    def _write(self, visit: _AdmittedCall, what: str, **more: str) -> None:
-        short = visit.method.rpartition("/")[2]
+    def _write(self, call: _AdmittedCall, what: str, **more: str) -> None:
+        short = call.method.rpartition("/")[2]
         if self._audit and (what == "refused" or short in _AUDITED_METHODS):
-            who = visit.caller.audit_fields()
-            self._audit.add(what, {"method": visit.method.strip("/"), **who, **visit.about, **more})
+            who = call.caller.audit_fields()
+            self._audit.add(what, {"method": call.method.strip("/"), **who, **call.about, **more})
 
-    def _say(self, why: str) -> None:
-        """Log why callers are refused, each reason once: they will try again."""
-        with self._lock:
-            if why in self._said or len(self._said) >= _MAX_LOGGED_REASONS:
-                return
-            self._said.add(why)
-        _logger.warning("refused: %s", why)
-
-    def _listed(self) -> frozenset[str]:
+    def _read_revoked(self) -> frozenset[str]:
         return self._revoked.read_fingerprints() if self._revoked else frozenset()
 
-    def _own(self) -> str:
+    def _read_own_fingerprint(self) -> str:
         if self._certificates and self._own_may:
             return self._certificates.read_material().fingerprint
         return ""
 
     def _run(self) -> None:
-        while not self._stopping.wait(REVOCATION_CHECK_INTERVAL_S):
+        while not self._thread.wait(REVOCATION_CHECK_INTERVAL_S):
             self.check_open_streams()
 
 
 def identify_caller(shown: Mapping[str, Iterable[bytes]], peer: str) -> CallerIdentity:
-    """Return who a call over TLS comes from, by what gRPC tells of the certificate."""
+    """Return the caller of a call over TLS, by what gRPC reports about its certificate."""
     texts = {
         name: [each.decode(errors="replace") for each in shown.get(name, ())]
         for name in ("x509_pem_cert", "x509_common_name", "peer_uri")
@@ -227,26 +217,26 @@ def identify_caller(shown: Mapping[str, Iterable[bytes]], peer: str) -> CallerId
     return CallerIdentity(name, parse_roles(texts["peer_uri"]), fingerprint, peer)
 
 
-def _note_request(visit: _AdmittedCall, request: Any, *, streamed: bool) -> object:
-    """Return a request of which the visit remembers what it is about; of many it is the first."""
+def _note_request(call: _AdmittedCall, request: Any, *, streamed: bool) -> object:
+    """Return a request, or a stream of them, and note in the call what the first is about."""
     if not streamed:
-        visit.about |= describe_request(request)
+        call.about |= describe_request(request)
         return request
     messages: Iterator[object] = request
 
     def first() -> Iterator[object]:
         for message in messages:
-            visit.about |= describe_request(message)
+            call.about |= describe_request(message)
             yield message
             return
 
-    # What follows the first costs nothing.
+    # Later messages pass without a generator of ours.
     return chain(first(), messages)
 
 
 def _find_result(context: grpc.ServicerContext) -> str:
-    """Return the code that ended a call; empty when nothing did yet."""
-    # The stubs do not know that a server can ask for it as well.
+    """Return the status code that ended a call; empty when none has."""
+    # The type stubs lack this method on the server's side.
     known: Any = context
     code = known.code()
     if isinstance(code, grpc.StatusCode):

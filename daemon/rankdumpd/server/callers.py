@@ -12,7 +12,7 @@ from rankdump.wire.v1 import agent_pb2, coordinator_pb2
 AGENT_ROLE, OPERATOR_ROLE, READER_ROLE, RANK_ROLE = "agent", "operator", "reader", "rank"
 ROLES = (AGENT_ROLE, OPERATOR_ROLE, READER_ROLE, RANK_ROLE)
 ROLE_URI = "rankdump://role/"
-"""Before the role's name, an alternative name of a certificate; it may have several."""
+"""Prefix of a role in the alternative names of a certificate, which may have several roles."""
 
 _READING_ROLES = frozenset({OPERATOR_ROLE, READER_ROLE})
 _ALL_ROLES = frozenset(ROLES)
@@ -33,32 +33,32 @@ METHOD_ROLES: Mapping[str, frozenset[str]] = {
     "/grpc.health.v1.Health/Watch": _ALL_ROLES,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _ALL_ROLES,
 }
-"""Roles by method; what is not here is for nobody who comes over TLS."""
+"""Roles that may call each method over TLS; nobody may call a method that is not listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallerIdentity:
-    """Who calls: over a socket or loopback in the clear all that is known is `local`."""
+    """Identity of a caller; over a socket or unencrypted loopback it is only known to be local."""
 
     name: str
-    """Common name of the certificate; not believed for anything."""
+    """Common name of the certificate; grants nothing."""
     roles: frozenset[str]
     fingerprint: str = ""
-    """Of the certificate, SHA-256; empty for one without."""
+    """SHA-256 of the certificate; empty for a local caller."""
     peer: str = ""
 
     @property
     def is_local(self) -> bool:
-        """Whether the file system or this host let it in."""
+        """Whether the caller came over a Unix socket or loopback without TLS."""
         return not self.fingerprint
 
     @property
     def is_known(self) -> bool:
-        """Whether a certificate that is believed says who it is."""
+        """Whether a trusted certificate identifies the caller."""
         return self.fingerprint not in ("", _NO_FINGERPRINT)
 
     def audit_fields(self) -> dict[str, object]:
-        """Return what is written down of it."""
+        """Return the fields of an audit line about the caller."""
         if self.is_local:
             return {"who": "local"}
         return {
@@ -74,14 +74,14 @@ _NO_FINGERPRINT = "none"
 
 
 def build_unknown_caller(peer: str) -> CallerIdentity:
-    """Return a caller over TLS who shows no certificate that is believed."""
+    """Return a caller over TLS without a trusted certificate."""
     return CallerIdentity("", frozenset(), _NO_FINGERPRINT, peer)
 
 
 def parse_roles(uris: Iterable[str]) -> frozenset[str]:
     """Return the roles that the alternative names of a certificate give.
 
-    >>> sorted(roles_in(["rankdump://role/reader", "rankdump://role/king", "https://a"]))
+    >>> sorted(parse_roles(["rankdump://role/reader", "rankdump://role/king", "https://a"]))
     ['reader']
     """
     named = {uri.removeprefix(ROLE_URI) for uri in uris if uri.startswith(ROLE_URI)}
@@ -91,9 +91,9 @@ def parse_roles(uris: Iterable[str]) -> frozenset[str]:
 def explain_refusal(
     method: str, caller: CallerIdentity, *, revoked: frozenset[str], own: str = ""
 ) -> str:
-    """Return why a call is not for this caller; empty when it is.
+    """Return why this caller may not make a call; empty when it may.
 
-    `own` is the fingerprint of the certificate that may do everything, if there is one.
+    `own` is the fingerprint of the certificate that may call everything, if there is one.
     """
     if caller.is_local:
         return ""
@@ -112,7 +112,7 @@ def explain_refusal(
 
 
 def describe_request(message: object) -> dict[str, object]:
-    """Return what a request is about, of the names that are written down."""
+    """Return what a request is about, as fields of an audit line."""
     if isinstance(message, agent_pb2.OpenSessionRequest):
         return {
             "job": message.job_id,
@@ -126,12 +126,12 @@ def describe_request(message: object) -> dict[str, object]:
         return _describe_action(message)
     if isinstance(message, coordinator_pb2.ReportRequest):
         return {"agent": message.agent_id, "host": message.host}
-    named = (
+    with_job = (
         coordinator_pb2.CoordinatorStatusRequest,
         coordinator_pb2.OrderRequest,
         coordinator_pb2.HintsRequest,
     )
-    return {"job": message.job_id} if isinstance(message, named) else {}
+    return {"job": message.job_id} if isinstance(message, with_job) else {}
 
 
 def _describe_action(message: agent_pb2.ControlRequest) -> dict[str, object]:

@@ -1,23 +1,15 @@
-"""gRPC server with health and reflection on one address, and the relay for a socket that the
-service manager holds open. Knows no service by name.
-
-gRPC binds addresses and cannot serve an inherited descriptor. So the server listens on a socket
-beside it, and connections to the public socket are relayed: the session requests of ranks, which
-are redirected to the socket beside, and requests of the command line. Frames never take this
-way.
+"""gRPC server with health and reflection on one address, a Unix socket or a TCP port. Knows no
+service by name.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import socket
 import stat
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Protocol
@@ -33,19 +25,19 @@ from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.server.tls import ServerCertificates
 
 MAX_RECEIVE_BYTES = 8 << 20
-# Every open stream holds a thread, of 1,024 agents as well; they are started only when needed.
+# Every open stream occupies a thread, also those of 1,024 agents; threads start when needed.
 MAX_THREADS = 1280
 _SOCKET_MODE = 0o660
 _FOLDER_MODE = 0o750
 _PRIVATE_MODE = 0o700
-# What other threads make in that moment may lack nothing but what others could write.
+# Files that other threads make at that moment lose only the right of others to write.
 _BINDING_UMASK = 0o022
 
 _logger = logging.getLogger(__name__)
 
 
 class GrpcService(Protocol):
-    """What a half of the daemon offers on the wire."""
+    """A part of the daemon that offers gRPC services."""
 
     @property
     def service_names(self) -> tuple[str, ...]:
@@ -70,9 +62,9 @@ class GrpcServer:
         group: int = -1,
         required: RequiredFiles | None = None,
     ) -> None:
-        """Serve TCP with certificates, if there are any; give a socket to a group, if not -1.
+        """Serve TCP with certificates, if there are any; give the socket to a group, if not -1.
 
-        `required` hears where the socket stands.
+        The socket is added to the `required` files.
         """
         self._required = required or RequiredFiles()
         self._address, self._services = address, services
@@ -83,7 +75,7 @@ class GrpcServer:
         self._names: list[str] = []
 
     def start(self) -> str:
-        """Bind and serve; return the address clients dial, with the real port."""
+        """Bind and serve; return the address that clients use, with the real port."""
         path = parse_socket_path(self._address)
         if path:
             _prepare_socket_path(path, self._group)
@@ -95,7 +87,7 @@ class GrpcServer:
             interceptors=[self._gate] if self._gate else [],
             options=[
                 ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
-                # Without this a second server would share the port unnoticed.
+                # Without this a second server could share the port unnoticed.
                 ("grpc.so_reuseport", 0),
             ],
         )
@@ -103,7 +95,7 @@ class GrpcServer:
         if path:
             bound = _bind_socket(server, path, self._group)
             self._required.watch_file(
-                path, "no rank finds this agent that is not connected already"
+                path, "only ranks that are connected already can reach this agent"
             )
         else:
             bound = _bind(server, self._address, self._tls)
@@ -116,17 +108,17 @@ class GrpcServer:
         return bound
 
     def show(self, *, well: bool) -> None:
-        """Tell health checks how this server stands; calls work all the same."""
+        """Report in health checks whether all is well; calls work in either case."""
         states = health_pb2.HealthCheckResponse
         for name in self._names:
             self._health.set(name, states.SERVING if well else states.NOT_SERVING)
 
     def refuse(self) -> None:
-        """Tell health checks that this server is about to stop; calls still work."""
+        """Report in health checks that this server is about to stop; calls still work."""
         self._health.enter_graceful_shutdown()
 
     def stop(self, grace_s: float) -> None:
-        """Refuse new calls, give running ones that long, then end them; may be repeated."""
+        """Refuse new calls, end running ones after `grace_s`; may be repeated."""
         if self._server is not None:
             self._server.stop(grace_s).wait()
         if self._threads is not None:
@@ -175,7 +167,7 @@ def _bind(server: grpc.Server, address: str, tls: ServerCertificates | None) -> 
 
 
 def _bind_socket(server: grpc.Server, path: Path, group: int) -> str:
-    # Who may not write to a socket cannot connect: nobody else does before the mode is right.
+    # Connecting needs the right to write: nobody else connects before the mode is set.
     earlier = os.umask(_BINDING_UMASK)
     try:
         server.add_insecure_port(f"unix:{path}")
@@ -200,18 +192,18 @@ def _prepare_socket_path(path: Path, group: int) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ConfigError("listen", "", str(path), "a path where no other file stands")
+        raise ConfigError("listen", "", str(path), "a path at which there is no other file")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(5)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            _logger.info("replacing %s, which no server listens on any more", path)
+            _logger.info("replacing the socket %s, on which no server listens any more", path)
             path.unlink()
             return
         except OSError as error:
             raise _build_address_error(str(path), str(error)) from None
-    raise _build_address_error(str(path), "another server listens there")
+    raise _build_address_error(str(path), "another server listens at it")
 
 
 def _build_address_error(address: str, cause: str) -> ConfigError:
@@ -236,126 +228,3 @@ def _check_protected(address: str, tls: ServerCertificates | None) -> None:
             address,
             "unix:/path, host:port on loopback, or any host:port with certificates ([tls])",
         )
-
-
-RELAY_PEER_PREFIX = "rankdumpd-passed-on"
-"""Begins the abstract name of a connection that was passed on: servers see it as its peer."""
-_FIRST_DESCRIPTOR = 3
-_RELAY_CHUNK_BYTES = 1 << 16
-
-
-def inherit_socket(environ: Mapping[str, str]) -> socket.socket | None:
-    """Return the socket that the service manager handed to this process; None when there is none.
-
-    ConfigError when there are several, or one of another kind (sd_listen_fds(3)).
-    """
-    count, pid = environ.get("LISTEN_FDS", ""), environ.get("LISTEN_PID", "")
-    if not count.isdecimal() or int(count) == 0 or pid != str(os.getpid()):
-        return None
-    if int(count) > 1:
-        raise ConfigError("environment", "LISTEN_FDS", count, "one socket")
-    found = socket.socket(fileno=_FIRST_DESCRIPTOR)
-    name = found.getsockname()
-    listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    if found.family != socket.AF_UNIX or not listens or not isinstance(name, str) or not name:
-        raise ConfigError("environment", "LISTEN_FDS", name, "a Unix socket with a path, listening")
-    found.set_inheritable(False)
-    return found
-
-
-def format_public_address(listener: socket.socket) -> str:
-    """Return the address that ranks and people know."""
-    return f"unix:{listener.getsockname()}"
-
-
-def format_direct_address(listener: socket.socket) -> str:
-    """Return the address to serve on, beside the public one."""
-    return f"{format_public_address(listener)}.direct"
-
-
-def is_relayed(peer: str) -> bool:
-    """Return whether a server's peer came to the public socket."""
-    return peer.startswith(f"unix-abstract:{RELAY_PEER_PREFIX}")
-
-
-def find_own_socket(listen: str, peer: str) -> str:
-    """Return the name of a server's own socket for a peer that came to the one beside it."""
-    path = parse_socket_path(listen) if is_relayed(peer) else None
-    return path.name if path else ""
-
-
-class SocketRelay:
-    """A door in front of a server: connections to an inherited socket are passed on to it."""
-
-    def __init__(self, listener: socket.socket, server: GrpcServer) -> None:
-        """Take over a listening socket and the server at the direct address beside it."""
-        self._listener, self._server = listener, server
-        self._loop = asyncio.new_event_loop()
-        self._numbers = itertools.count(1)
-        self._target = ""
-        self._under_way: set[asyncio.Task[None]] = set()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> str:
-        """Serve, then pass on what has knocked meanwhile; return the public address."""
-        self._target = self._server.start().removeprefix("unix:")
-        self._thread = threading.Thread(target=self._run, name="rankdumpd-relay")
-        self._thread.start()
-        return format_public_address(self._listener)
-
-    def refuse(self) -> None:
-        """Say in health checks that the end is near."""
-        self._server.refuse()
-
-    def show(self, *, well: bool) -> None:
-        """Tell health checks how it stands."""
-        self._server.show(well=well)
-
-    def stop(self, grace_s: float) -> None:
-        """End all calls; the socket stays with the service manager. May be repeated."""
-        self._server.stop(grace_s)
-        if self._thread:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._thread = None
-        self._listener.close()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._listener.setblocking(False)
-        accepting = self._loop.create_task(self._accept())
-        try:
-            self._loop.run_forever()
-        finally:
-            for task in (accepting, *self._under_way):
-                task.cancel()
-            ending = asyncio.gather(accepting, *self._under_way, return_exceptions=True)
-            self._loop.run_until_complete(ending)
-            self._loop.close()
-
-    async def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = await self._loop.sock_accept(self._listener)
-            except OSError as error:  # no descriptors, say: who knocks waits
-                _logger.warning("a connection was not accepted: %s", error)
-                await asyncio.sleep(1)
-                continue
-            task = self._loop.create_task(self._pass_on(client))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
-
-    async def _pass_on(self, client: socket.socket) -> None:
-        server = socket.socket(socket.AF_UNIX)
-        with client, server, contextlib.suppress(OSError):
-            server.setblocking(False)
-            server.bind(f"\0{RELAY_PEER_PREFIX}/{os.getpid()}/{next(self._numbers)}")
-            await self._loop.sock_connect(server, self._target)
-            client.setblocking(False)
-            await asyncio.gather(self._copy(client, server), self._copy(server, client))
-
-    async def _copy(self, source: socket.socket, target: socket.socket) -> None:
-        """Copy to the end of a direction; the other may go on."""
-        while some := await self._loop.sock_recv(source, _RELAY_CHUNK_BYTES):
-            await self._loop.sock_sendall(target, some)
-        target.shutdown(socket.SHUT_WR)

@@ -20,18 +20,19 @@ from types import FrameType
 from typing import Protocol
 
 from rankdump.errors import ConfigError
+from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.server.worker_pipe import WorkerPipe
 from rankdumpd.settings import DaemonSettings, adopt_settings
 
 
 def request_stop() -> None:
-    """Ask this process to stop, as an operator would: whatever runs it ends it in its own order."""
+    """Ask this process to stop in order, as SIGTERM from an operator does."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 class ProcessRequest(Enum):
-    """What somebody wants of this process."""
+    """What a signal or the supervisor requests from this process."""
 
     NOTHING = "nothing"
     RELOAD = "reload"
@@ -39,15 +40,14 @@ class ProcessRequest(Enum):
 
 
 class SignalWaiter:
-    """SIGTERM and SIGINT ask for a stop, SIGHUP for a reload where there is one; waited for on a
-    pipe.
+    """Waits for signals on a pipe: SIGTERM and SIGINT request a stop, SIGHUP a reload.
 
     An Event would not do: its lock may be held by the very thread that the handler interrupts,
     and a signal that another thread receives would not wake a thread that waits for a lock.
     """
 
     def __init__(self, *, reloads: bool = False) -> None:
-        """Without `reloads` SIGHUP is left alone."""
+        """Without `reloads`, SIGHUP keeps its earlier handler."""
         self._stop = self._reload = self._signalled = False
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._write_end, False)
@@ -57,11 +57,11 @@ class SignalWaiter:
 
     @property
     def stopping(self) -> bool:
-        """Whether a stop was asked for."""
+        """Whether a stop was requested."""
         return self._stop
 
     def wait(self, timeout_s: float | None = None) -> ProcessRequest:
-        """Return the next wish, NOTHING after so long without one; a stop goes before all else."""
+        """Return the next request, NOTHING after the timeout; a stop comes before a reload."""
         while not (self._stop or self._reload):
             ready, _, _ = select.select([self._read_end], [], [], timeout_s)
             if not ready:
@@ -72,15 +72,15 @@ class SignalWaiter:
         self._reload = False
         return ProcessRequest.RELOAD
 
-    def request(self, wish: ProcessRequest = ProcessRequest.STOP) -> None:
-        """Ask as a first signal does, from any thread; a signal beside it is no second one."""
-        self._stop = self._stop or wish is ProcessRequest.STOP
-        self._reload = self._reload or wish is ProcessRequest.RELOAD
-        with contextlib.suppress(OSError):  # full, or closed: the wait is over then
+    def request(self, request: ProcessRequest = ProcessRequest.STOP) -> None:
+        """Request as a signal does, from any thread; it does not count as a first signal."""
+        self._stop = self._stop or request is ProcessRequest.STOP
+        self._reload = self._reload or request is ProcessRequest.RELOAD
+        with contextlib.suppress(OSError):  # full, or closed: nobody waits then
             os.write(self._write_end, b"x")
 
     def close(self) -> None:
-        """Leave signals to whoever had them before."""
+        """Restore the earlier signal handlers."""
         for number, handler in self._earlier.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._earlier_wakeup)
@@ -99,23 +99,23 @@ class SignalWaiter:
 
 
 LIVENESS_INTERVAL_S = 10.0
-"""How often a process looks after itself, where the service manager does not say."""
+"""Seconds between two checks of the process, unless the watchdog asks for shorter ones."""
 _US = 1_000_000
 
 _logger = logging.getLogger(__name__)
 
 
 class ServiceManagerNotifier:
-    """Tells the service manager, which an environment names; safe to use from any thread."""
+    """Notifies the service manager that the environment names; safe to use from any thread."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        # Read here and not in the settings: these belong to systemd, not to the operator.
+        # Read here and not in the settings: systemd sets these variables, not the operator.
         self._address = environ.get("NOTIFY_SOCKET", "")
         self._watchdog_us = _read_watchdog_us(environ) if self._address else 0
 
     @property
     def tick_s(self) -> float:
-        """Seconds between two signs of life: twice as often as the watchdog wants them."""
+        """Seconds between two keep-alive messages: half of the watchdog's interval, or less."""
         return (
             min(LIVENESS_INTERVAL_S, self._watchdog_us / _US / 2)
             if self._watchdog_us
@@ -123,59 +123,51 @@ class ServiceManagerNotifier:
         )
 
     def send_ready(self, status: str) -> None:
-        """Say that this process serves, also after a reload."""
-        self._say("READY=1", f"STATUS={status}")
+        """Notify that this process serves, also after a reload."""
+        self._send("READY=1", f"STATUS={status}")
 
     def send_reloading(self) -> None:
-        """Say that settings are read again; `ready` follows."""
-        self._say("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        """Notify that settings are being reloaded; `send_ready` has to follow."""
+        self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def send_stopping(self, status: str) -> None:
-        """Say that the end begins."""
-        self._say("STOPPING=1", f"STATUS={status}")
+        """Notify that this process begins to stop."""
+        self._send("STOPPING=1", f"STATUS={status}")
 
     def send_status(self, text: str) -> None:
-        """Say how it stands, in a line."""
-        self._say(f"STATUS={text}")
+        """Send a status line."""
+        self._send(f"STATUS={text}")
 
     def send_alive(self, status: str) -> None:
-        """Say that all is well, and how it stands."""
-        self._say(*self._ping(), f"STATUS={status}")
+        """Send a keep-alive message with a status line."""
+        self._send(*self._ping(), f"STATUS={status}")
 
     @contextlib.contextmanager
     def extend_timeout(
         self, limit_s: float, *, unless: Callable[[], bool] = lambda: False
     ) -> Generator[None]:
-        """Ask for more time while a start or a stop goes on, for no longer than that."""
+        """Ask for more time while a start or a stop goes on, for at most `limit_s`."""
         if not self._address:
             yield
             return
-        over = threading.Event()
-        thread = threading.Thread(
-            target=self._ask_for_time,
-            args=(over, limit_s, unless),
-            name="rankdumpd-notify",
-            daemon=True,
-        )
-        thread.start()
+
+        def ask() -> None:
+            deadline_s = time.monotonic() + limit_s
+            while not asking.wait(self.tick_s) and time.monotonic() < deadline_s and not unless():
+                # The time counts from now on, and has to reach beyond the next request.
+                self._send(f"EXTEND_TIMEOUT_USEC={round(3 * self.tick_s * _US)}", *self._ping())
+
+        asking = BackgroundThread(ask, "rankdumpd-notify")
+        asking.start()
         try:
             yield
         finally:
-            over.set()
-            thread.join()
-
-    def _ask_for_time(
-        self, over: threading.Event, limit_s: float, unless: Callable[[], bool]
-    ) -> None:
-        deadline_s = time.monotonic() + limit_s
-        while not over.wait(self.tick_s) and time.monotonic() < deadline_s and not unless():
-            # It counts from now on, and has to reach beyond the next one.
-            self._say(f"EXTEND_TIMEOUT_USEC={round(3 * self.tick_s * _US)}", *self._ping())
+            asking.stop()
 
     def _ping(self) -> tuple[str, ...]:
         return ("WATCHDOG=1",) if self._watchdog_us else ()
 
-    def _say(self, *assignments: str) -> None:
+    def _send(self, *assignments: str) -> None:
         if not self._address:
             return
         address = self._address
@@ -184,11 +176,16 @@ class ServiceManagerNotifier:
             try:
                 notifier.sendto("\n".join(assignments).encode(), target)
             except OSError as error:
-                _logger.warning("cannot tell %s to %s: %s", assignments[0], address, error)
+                _logger.warning(
+                    "the service manager cannot be notified of %s at %s: %s",
+                    assignments[0],
+                    address,
+                    error,
+                )
 
 
 def _read_watchdog_us(environ: Mapping[str, str]) -> int:
-    """Return after how long without a sign of life this process is killed; 0: never."""
+    """Return the watchdog's interval in microseconds; 0 where there is no watchdog."""
     text, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
     if not text.isdecimal() or pid not in ("", str(os.getpid())):
         return 0
@@ -198,44 +195,45 @@ def _read_watchdog_us(environ: Mapping[str, str]) -> int:
 _CALL_GRACE_S = 1.0
 _USE_POLL_INTERVAL_S = 0.2
 _REQUIRED_FILES_INTERVAL_S = 2.0
-"""Longest until a process sees that its files were taken away."""
+"""Seconds between two looks for required files."""
 _START_TIMEOUT_S = 3600.0
 """Longest start for which the service manager is asked to wait."""
 _EXIT_FAILED = 1
 
 SettingsReader = Callable[[Mapping[str, str]], DaemonSettings]
-"""Reads the settings again, with an environment; ConfigError when they cannot be."""
+"""Reads the settings again with an environment; ConfigError when they are not valid."""
 
 
 class Component(Protocol):
-    """A part of the process with a life of its own."""
+    """A part of the process with a start, a stop and a health."""
 
     leave_s = 6.0
-    """Seconds beyond the deadline of a drain in which `stop` is over, unless a disk hangs."""
+    """Seconds that `stop` needs at most beyond the deadline of a drain, unless a disk hangs."""
 
     def start(self) -> None:
         """Begin to work."""
         ...
 
     def drain(self, timeout_s: float) -> int:
-        """Take nothing new, finish what is there; return how much is left at the deadline."""
+        """Accept nothing new, finish the rest; return how many items are left at the deadline."""
         ...
 
     def stop(self) -> None:
-        """End at once; may be repeated, and called without `start`."""
+        """Stop at once; may be repeated, and called without `start`."""
         ...
 
     def reload(self, settings: DaemonSettings) -> None:
-        """Take over those settings that may change while it works."""
+        """Apply those settings that may change while the component works."""
 
     def fault(self) -> str:
-        """Say which part of it has died, which only another process can mend; a disk that hangs
-        is none.
+        """Return which part has died so that only a restart of the process helps; empty if none.
+
+        A disk that hangs is not a fault: a new process would hang too.
         """
         return ""
 
     def brief(self) -> str:
-        """Say how it stands in a few words with numbers, at once."""
+        """Return a short status with numbers, without waiting."""
         return ""
 
 
@@ -247,11 +245,11 @@ class ServerListener(Protocol):
         ...
 
     def refuse(self) -> None:
-        """Say in health checks that the end is near."""
+        """Report in health checks that the process is about to stop."""
         ...
 
     def show(self, *, well: bool) -> None:
-        """Say in health checks how it stands; calls work all the same."""
+        """Report in health checks whether all is well; calls work in either case."""
         ...
 
     def stop(self, grace_s: float) -> None:
@@ -260,22 +258,21 @@ class ServerListener(Protocol):
 
 
 def run_process(
-    rooms: Sequence[Component],
+    components: Sequence[Component],
     server: ServerListener,
     *,
     settings: DaemonSettings,
     reread: SettingsReader,
-    leash: WorkerPipe | None = None,
+    pipe: WorkerPipe | None = None,
     required: RequiredFiles | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the exit status of the process.
 
-    Rooms are listed in the order in which tensors pass through them. A leash asks as well. SIGHUP
-    reads the settings again. What is missing of `required` is said within seconds. A stop that a
-    disk holds up ends the process with status 1.
+    `components` are in the order in which tensors pass through them. A supervisor requests a stop
+    or a reload over `pipe`. SIGHUP reloads the settings. A missing file of `required` is logged
+    within seconds. A stop that a hanging disk blocks ends the process with status 1.
     """
-    life = _ProcessLife(rooms, server, settings, reread, leash)
-    life.required = required or life.required
+    life = _ProcessLife(components, server, settings, reread, pipe, required or RequiredFiles())
     try:
         life.start()
         life.serve()
@@ -286,9 +283,9 @@ def run_process(
 
 
 def stop_at_end_of_file(descriptor: int, *, still_used: Callable[[], bool] = lambda: False) -> None:
-    """Ask this process to stop when that file has ended and it is no longer used.
+    """Ask this process to stop when a pipe has ended and `still_used` is false.
 
-    The end means that who started the process is gone, however that ended.
+    The end of the pipe means that the process at its other end is gone, for whatever reason.
     """
 
     def wait() -> None:
@@ -303,55 +300,55 @@ def stop_at_end_of_file(descriptor: int, *, still_used: Callable[[], bool] = lam
 
 
 class _ProcessLife:
-    """One process from start to end."""
+    """Runs one process: its start, its service and its end."""
 
     def __init__(
         self,
-        rooms: Sequence[Component],
+        components: Sequence[Component],
         server: ServerListener,
         settings: DaemonSettings,
         reread: SettingsReader,
-        leash: WorkerPipe | None,
+        pipe: WorkerPipe | None,
+        required: RequiredFiles,
     ) -> None:
-        self._rooms, self._server = rooms, server
-        self._settings, self._reread, self._leash = settings, reread, leash
+        self._components, self._server = components, server
+        self._settings, self._reread, self._pipe = settings, reread, pipe
         self._environ: Mapping[str, str] = os.environ
         self._notifier = ServiceManagerNotifier(os.environ)
         self._signals = SignalWaiter(reloads=True)
         self._started: list[Component] = []
         self._failed = False
         self._fault = ""
-        self._gone: tuple[str, ...] = ()
-        self.required = RequiredFiles()
-        """Files without which it is not well."""
+        self._missing: tuple[str, ...] = ()
+        self._required = required
 
     def start(self) -> None:
-        """Start everything, the last room first, then let the world in."""
-        if self._leash:
-            self._leash.follow_requests(self._signals.request, self._given)
+        """Start all components, the last one first, then the server."""
+        if self._pipe:
+            self._pipe.follow_requests(self._signals.request, self._accept_environment)
         with self._notifier.extend_timeout(_START_TIMEOUT_S, unless=lambda: self._signals.stopping):
-            for room in reversed(self._rooms):
-                self._started.insert(0, room)
-                room.start()
+            for component in reversed(self._components):
+                self._started.insert(0, component)
+                component.start()
             address = self._server.start()
         _logger.info("listening on %s", address)
         self._notifier.send_ready(self._brief())
-        if self._leash:
-            self._leash.send_ready(address)
+        if self._pipe:
+            self._pipe.send_ready(address)
 
     def serve(self) -> None:
-        """Wait for the wish to stop; meanwhile reload, and say that all is well."""
+        """Wait for the request to stop; reload and notify the service manager meanwhile."""
         tick_s = min(self._notifier.tick_s, _REQUIRED_FILES_INTERVAL_S)
-        while (wish := self._signals.wait(tick_s)) is not ProcessRequest.STOP:
-            self._look()
-            if wish is ProcessRequest.RELOAD:
+        while (request := self._signals.wait(tick_s)) is not ProcessRequest.STOP:
+            self._check_required_files()
+            if request is ProcessRequest.RELOAD:
                 self._reload()
-            elif not self._ill():
+            elif not self._has_fault():
                 self._notifier.send_alive(self._brief())
 
     def end(self, *, drains: bool) -> int:
-        """Drain and stop, or only stop; return the exit status. Leave where that does not end."""
-        limit_s = max(room.leave_s for room in self._rooms)
+        """Drain and stop, or only stop; return the exit status. Exit at once where that hangs."""
+        limit_s = max(component.leave_s for component in self._components)
         limit_s += self._settings.agent.drain_timeout_s if drains else 0.0
         thread = threading.Thread(
             target=self._drain_and_stop, args=(drains,), name="rankdumpd-end", daemon=True
@@ -359,13 +356,13 @@ class _ProcessLife:
         with self._notifier.extend_timeout(limit_s):
             thread.start()
             thread.join(limit_s)
-        hangs = [t.name for t in threading.enumerate() if t is thread or _keeps_process(t)]
-        if hangs:
+        hanging = [t.name for t in threading.enumerate() if t is thread or _keeps_process(t)]
+        if hanging:
             _logger.error(
-                "the stop does not end, for a disk or a call hangs (%s): %s; what was not "
-                "acknowledged is sent again",
-                ", ".join(hangs),
-                self._brief() or "nothing is known of what is left",
+                "the stop does not end because a disk or a call hangs (threads: %s): %s; ranks "
+                "resend what was not acknowledged",
+                ", ".join(hanging),
+                self._brief() or "it is not known what is left",
             )
             os._exit(_EXIT_FAILED)
         self._signals.close()
@@ -380,15 +377,15 @@ class _ProcessLife:
                 self._server.refuse()
                 left = self._drain()
                 self._notifier.send_status(f"drained, {left} items are left")
-                if self._leash:
-                    self._leash.send_drained(left)
+                if self._pipe:
+                    self._pipe.send_drained(left)
         except Exception:
             self._failed = True
             _logger.exception("the drain failed")
         try:
             self._server.stop(_CALL_GRACE_S)
-            for room in self._started:
-                room.stop()
+            for component in self._started:
+                component.stop()
         except Exception:
             self._failed = True
             _logger.exception("the stop failed")
@@ -397,66 +394,73 @@ class _ProcessLife:
         timeout_s = self._settings.agent.drain_timeout_s
         deadline = time.monotonic() + timeout_s
         unfinished = 0
-        for room in self._rooms:
+        for component in self._components:
             begun = time.monotonic()
-            left = room.drain(max(0.0, deadline - begun))
+            left = component.drain(max(0.0, deadline - begun))
             unfinished += left
             if left:
                 _logger.error(
-                    "%s: %d items unfinished after %.1f s; what was not acknowledged is sent again",
-                    type(room).__name__,
+                    "%s: %d items are unfinished after %.1f s; ranks send them again",
+                    type(component).__name__,
                     left,
                     time.monotonic() - begun,
                 )
         return unfinished
 
-    def _given(self, environ: Mapping[str, str]) -> None:
-        """Take note of new settings that came on the leash."""
+    def _accept_environment(self, environ: Mapping[str, str]) -> None:
+        """Note the new settings that the supervisor sent."""
         self._environ = environ
         self._signals.request(ProcessRequest.RELOAD)
 
     def _reload(self) -> None:
         self._notifier.send_reloading()
         try:
-            news = adopt_settings(self._settings, self._reread(self._environ))
+            change = adopt_settings(self._settings, self._reread(self._environ))
         except ConfigError as error:
-            _logger.error("the settings stay as they are: %s", error)
+            _logger.error("the settings were not reloaded and stay as they are: %s", error)
         else:
-            self._settings = news.settings
-            logging.getLogger().setLevel(news.settings.log.level.upper())
-            for room in self._rooms:
-                room.reload(news.settings)
-            _logger.info("settings were read again; changed: %s", ", ".join(news.changed) or "none")
-            if news.pending_restart:
-                _logger.warning("only a new start changes %s", ", ".join(news.pending_restart))
+            self._settings = change.settings
+            logging.getLogger().setLevel(change.settings.log.level.upper())
+            for component in self._components:
+                component.reload(change.settings)
+            _logger.info(
+                "the settings were reloaded; changed: %s", ", ".join(change.changed) or "none"
+            )
+            if change.pending_restart:
+                _logger.warning(
+                    "these settings change only with a restart: %s",
+                    ", ".join(change.pending_restart),
+                )
         self._notifier.send_ready(self._brief())
 
-    def _look(self) -> None:
-        """Say what somebody took away. It is no fault: a new process would know less than this."""
-        gone = self.required.find_missing()
-        for sentence in gone:
-            if sentence not in self._gone:
-                _logger.error(sentence)
-        if bool(gone) is not bool(self._gone):
-            self._server.show(well=not gone)
-        self._gone = gone
+    def _check_required_files(self) -> None:
+        """Log which required files are gone. That is not a fault: a new process would know less."""
+        missing = self._required.find_missing()
+        for sentence in missing:
+            if sentence not in self._missing:
+                _logger.error("%s", sentence)
+        if bool(missing) is not bool(self._missing):
+            self._server.show(well=not missing)
+        self._missing = missing
 
-    def _ill(self) -> bool:
-        """Return whether a room has died; a worker ends then, and its front starts another."""
-        faults = [f"{type(r).__name__}: {fault}" for r in self._rooms if (fault := r.fault())]
-        said = "; ".join(faults)
-        if said and said != self._fault:
-            _logger.error("%s; only a new process can mend that", said)
-            self._notifier.send_status(said)
-        self._fault = said
-        if said and self._leash:
+    def _has_fault(self) -> bool:
+        """Return whether a component has died; a worker exits then, and is restarted."""
+        faults = [f"{type(c).__name__}: {text}" for c in self._components if (text := c.fault())]
+        fault = "; ".join(faults)
+        if fault and fault != self._fault:
+            _logger.error("%s; only a restart of this process repairs that", fault)
+            self._notifier.send_status(fault)
+        self._fault = fault
+        if fault and self._pipe:
             os._exit(_EXIT_FAILED)
-        return bool(said)
+        return bool(fault)
 
     def _brief(self) -> str:
-        return "; ".join(filter(None, (*self._gone, *(room.brief() for room in self._rooms))))
+        return "; ".join(
+            filter(None, (*self._missing, *(component.brief() for component in self._components)))
+        )
 
 
 def _keeps_process(thread: threading.Thread) -> bool:
-    """Return whether the interpreter would wait for a thread of ours at its end."""
+    """Return whether the interpreter would wait for one of our threads at its exit."""
     return not thread.daemon and thread.name.startswith("rankdumpd")

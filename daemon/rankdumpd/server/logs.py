@@ -15,52 +15,52 @@ from typing import Protocol, TextIO
 from rankdumpd.settings import LogSettings
 
 LOG_KEYS = ("job", "rank", "session", "iteration", "root", "worker")
-"""What a line may be about besides its text: the only words that `extra=` uses."""
+"""The only keys that `extra=` may use, and that JSON lines have beside the message."""
 
 _PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.NOTSET, 7))
-"""Of syslog, by the least level that has them."""
+"""Priorities of syslog, each with the lowest log level that gets it."""
 
 
 class SessionIdentity(Protocol):
-    """What says whose it is: a session's request, or its status."""
+    """Anything that identifies a session: its request, or its status."""
 
     @property
     def job_id(self) -> str:
-        """The job."""
+        """Id of the job."""
         ...
 
     @property
     def rank(self) -> int:
-        """The rank in it."""
+        """Number of the rank in its job."""
         ...
 
     @property
     def session_id(self) -> str:
-        """Its session."""
+        """Id of the session."""
         ...
 
 
-def build_log_fields(named: SessionIdentity, **more: object) -> dict[str, object]:
-    """Return what a line about a session says beside its text."""
-    return {"job": named.job_id, "rank": named.rank, "session": named.session_id, **more}
+def build_log_fields(session: SessionIdentity, **more: object) -> dict[str, object]:
+    """Return the `extra` fields of a log line about a session."""
+    return {"job": session.job_id, "rank": session.rank, "session": session.session_id, **more}
 
 
 class TextLogFormatter(logging.Formatter):
-    """A line for people; `who` stands before the name of the logger."""
+    """Lines for people; `who` stands before the name of the logger."""
 
     def __init__(self, who: str = "") -> None:
         super().__init__(f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s")
 
 
 class JsonLogFormatter(logging.Formatter):
-    """An object a line: time, level, logger, message, process, and those of KEYS that are known."""
+    """A JSON object a line: time, level, logger, message, process, and the LOG_KEYS that it has."""
 
     def __init__(self, who: str = "") -> None:
         super().__init__()
         self._process = {"process": os.getpid(), **({"who": who.strip()} if who else {})}
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line without its end."""
+        """Return the line without its newline."""
         time = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
         found: dict[str, object] = {
             "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -76,7 +76,7 @@ class JsonLogFormatter(logging.Formatter):
 
 
 class JournalLogFormatter(logging.Formatter):
-    """Puts before each line of another formatter how urgent it is, as journald reads it."""
+    """Puts the priority that journald reads before each line of another formatter."""
 
     def __init__(self, inner: logging.Formatter) -> None:
         super().__init__()
@@ -89,15 +89,15 @@ class JournalLogFormatter(logging.Formatter):
 
 
 def build_formatter(settings: LogSettings, *, who: str, journal: bool) -> logging.Formatter:
-    """Return what makes lines of records."""
-    made = JsonLogFormatter(who) if settings.format == "json" else TextLogFormatter(who)
-    return JournalLogFormatter(made) if journal else made
+    """Return the formatter that the settings ask for."""
+    formatter = JsonLogFormatter(who) if settings.format == "json" else TextLogFormatter(who)
+    return JournalLogFormatter(formatter) if journal else formatter
 
 
 def set_up_logging(
     settings: LogSettings, environ: Mapping[str, str], *, who: str = "", to: TextIO | None = None
 ) -> None:
-    """Let all loggers of this process write to standard error; `who` tells a worker from others."""
+    """Make all loggers of this process write to standard error; `who` names a worker."""
     stream = to or sys.stderr
     handler = logging.StreamHandler(stream)
     journal = environ.get("JOURNAL_STREAM", "") == _identify_stream(stream)
@@ -106,7 +106,7 @@ def set_up_logging(
 
 
 def _identify_stream(stream: TextIO) -> str:
-    """Return a file as systemd names it in JOURNAL_STREAM."""
+    """Return device and inode of a stream, in the form of systemd's JOURNAL_STREAM."""
     try:
         found = os.fstat(stream.fileno())
     except OSError:

@@ -16,9 +16,9 @@ _OWN_CGROUP_FILE = Path("/proc/self/cgroup")
 
 
 def read_memory_bytes(groups: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUP_FILE) -> int:
-    """Return the memory there is: the machine's, or a control group's if that is less."""
+    """Return the memory of the machine, or of a control group around this process if it is less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # `max` is none.
+    # `max` means that there is no limit.
     limits = [
         int(text) for text in _iter_cgroup_limits("memory.max", groups, own) if text.isdecimal()
     ]
@@ -26,7 +26,7 @@ def read_memory_bytes(groups: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUP_FILE)
 
 
 def count_cores(groups: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUP_FILE) -> int:
-    """Return the cores that may be used at once: by affinity, and by a unit's CPUQuota."""
+    """Return the cores that this process may use, by affinity and by a unit's CPUQuota."""
     allowed = len(os.sched_getaffinity(0))
     for text in _iter_cgroup_limits("cpu.max", groups, own):
         quota, _, period = text.partition(" ")
@@ -36,10 +36,11 @@ def count_cores(groups: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUP_FILE) -> in
 
 
 def read_host_id(proc: Path = Path("/proc"), machine: Path = Path("/etc/machine-id")) -> str:
-    """Return a text that processes of one host share, and no other host has, whatever its name.
+    """Return a text that all processes of one host share and no other host has, whatever its name.
 
-    Of the boot, the machine and the network namespace: containers of one machine are several hosts,
-    and images that were copied have one machine id. Empty where none of it can be read.
+    It is made of the boot id, the machine id and the network namespace: containers of one machine
+    count as several hosts, and copied images have the same machine id. Empty where none of these
+    can be read.
     """
     parts: list[str] = []
     for path in (proc / "sys/kernel/random/boot_id", machine):
@@ -51,16 +52,16 @@ def read_host_id(proc: Path = Path("/proc"), machine: Path = Path("/etc/machine-
 
 
 def lower_priority(niceness: int) -> None:
-    """Let every other process go first by that much; one that does so already stays as it is.
+    """Raise the niceness of this process to at least that much.
 
-    The whole process: a thread that gave way alone would be waited for with the interpreter's lock.
+    Of the whole process: the others would wait for a single nice thread that holds the GIL.
     """
     if niceness > os.getpriority(os.PRIO_PROCESS, 0):
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
 
 
 def _iter_cgroup_limits(name: str, groups: Path, own: Path) -> Iterator[str]:
-    """Yield what each control group around this process says (cgroup v2)."""
+    """Yield a limit of each control group around this process (cgroup v2)."""
     try:
         inner = groups / own.read_text().strip().rpartition("::/")[2]
     except OSError:

@@ -21,22 +21,22 @@ AGENT_PREFIX, COORDINATOR_PREFIX, PROCESS_PREFIX = (
     "rankdump_coordinator_",
     "rankdump_",
 )
-"""How the names begin of what an agent, a coordinator and every process counts."""
+"""Prefixes of the metrics of an agent, of a coordinator and of every process."""
 MAX_LABELLED_SAMPLES = 64
-"""Roots or jobs that have a sample of their own."""
+"""Most roots or jobs that get a sample of their own."""
 DURATION_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Upper bounds of the buckets of durations."""
+"""Upper bounds of the buckets of duration histograms."""
 PAGE_REFUSAL_REASONS = ("busy", "certificate", "malformed", "method", "path", "role")
-"""Why the page is refused: no place, no certificate that is believed, no request, another method
-than GET, another path, a certificate that may not read or is revoked.
+"""Reasons for which the page refuses a request: too many connections, no trusted certificate, not
+HTTP, a method other than GET, another path, a certificate without a reading role or revoked.
 """
 
 SampleKey = tuple[str, tuple[tuple[str, str], ...]]
-"""Name and labels of a sample; labels in the order of their names."""
+"""Name and labels of a sample; labels are sorted by name."""
 
 
 class MetricKind(str, Enum):
-    """How a metric behaves."""
+    """Type of a metric in Prometheus."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -45,7 +45,7 @@ class MetricKind(str, Enum):
 
 
 class MetricAggregation(str, Enum):
-    """What stands for samples of several processes."""
+    """How samples of several processes become one."""
 
     SUM = "sum"
     LEAST = "least"
@@ -54,12 +54,12 @@ class MetricAggregation(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class MetricDefinition:
-    """One row of the table."""
+    """One metric: its kind, help text, labels and aggregation."""
 
     kind: MetricKind
     help_text: str
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """The values of each label where they are known beforehand; else none."""
+    """The values of each label where they are known in advance; empty where they are not."""
     aggregation: MetricAggregation = MetricAggregation.SUM
 
 
@@ -70,91 +70,108 @@ def _counter(text: str, **labels: Iterable[str]) -> MetricDefinition:
 
 
 def _gauge(
-    text: str, joined: MetricAggregation = MetricAggregation.SUM, **labels: Iterable[str]
+    text: str, aggregation: MetricAggregation = MetricAggregation.SUM, **labels: Iterable[str]
 ) -> MetricDefinition:
-    given = {name: tuple(values) for name, values in labels.items()}
-    return MetricDefinition(MetricKind.GAUGE, text, given, joined)
+    values = {name: tuple(each) for name, each in labels.items()}
+    return MetricDefinition(MetricKind.GAUGE, text, values, aggregation)
 
 
 _AGENT_METRICS = {
     "records_total": _counter(
-        "Tensors that were settled, by what became of them.",
+        "Selected tensors whose processing has ended, by outcome (label fate).",
         fate=("stored", "linked", "degraded", "dropped"),
     ),
     "dropped_records_total": _counter(
-        "Selected tensors that are not in the tree, by reason and by who gave them up.",
+        "Selected tensors that were dropped, by reason and by who dropped them.",
         by=("agent", "rank"),
         reason=sorted(DROP_REASONS),
     ),
-    "received_bytes_total": _counter("Bytes of tensors that arrived."),
-    "stored_bytes_total": _counter("Bytes of files that were written for them."),
-    "iterations_total": _counter("Iterations of ranks that ended."),
-    "stall_seconds_total": _counter("Time that training threads were held up by dumping."),
-    "opened_sessions_total": _counter("Sessions that were opened, again or for the first time."),
+    "received_bytes_total": _counter("Bytes of tensors that the agent received."),
+    "stored_bytes_total": _counter("Bytes of the files that the agent wrote for tensors."),
+    "iterations_total": _counter("Iterations that ended, counted once for each rank."),
+    "stall_seconds_total": _counter("Seconds that training threads waited for dumping."),
+    "opened_sessions_total": _counter("Sessions that ranks opened or reopened."),
     "commit_seconds": MetricDefinition(
-        MetricKind.HISTOGRAM, "How long a transaction of the ledger took."
+        MetricKind.HISTOGRAM, "Duration of transactions of the ledger."
     ),
-    "commit_errors_total": _counter("Transactions of the ledger that failed."),
-    "queue_records": _gauge("Frames on their way through the agent."),
-    "queue_bytes": _gauge("What they occupy."),
-    "queue_limit_bytes": _gauge("What they may occupy; then ranks wait."),
-    "memory_bytes": _gauge("Memory that is taken or set aside.", part=("queue", "slabs")),
-    "memory_limit_bytes": _gauge("What queue, slabs and sessions may take together."),
+    "commit_errors_total": _counter("Failed transactions of the ledger."),
+    "queue_records": _gauge("Frames that the agent has received and not yet committed."),
+    "queue_bytes": _gauge("Memory that received and uncommitted frames occupy."),
+    "queue_limit_bytes": _gauge(
+        "Limit of the memory for uncommitted frames; ranks wait when it is reached."
+    ),
+    "memory_bytes": _gauge("Memory that is in use or reserved, by part.", part=("queue", "slabs")),
+    "memory_limit_bytes": _gauge(
+        "Limit of the memory for queue, shared memory and sessions together."
+    ),
     "sessions": _gauge(
-        "Sessions that are remembered.", state=[each.value for each in SessionState]
+        "Sessions that the agent knows, by state.", state=[each.value for each in SessionState]
     ),
-    "disk_free_bytes": _gauge("Room on the disk of a tree.", MetricAggregation.LEAST, root=()),
-    "disk_size_bytes": _gauge("Size of that disk.", MetricAggregation.MOST, root=()),
+    "disk_free_bytes": _gauge(
+        "Free space on the disk of a dump tree.", MetricAggregation.LEAST, root=()
+    ),
+    "disk_size_bytes": _gauge("Size of the disk of a dump tree.", MetricAggregation.MOST, root=()),
     "disk_floor_bytes": _gauge(
-        "Tensors are refused rather than leave less than this.", MetricAggregation.MOST, root=()
+        "Free space on the disk of a dump tree below which tensors are dropped.",
+        MetricAggregation.MOST,
+        root=(),
     ),
-    "ledger_bytes": _gauge("What the ledger takes."),
-    "ledger_disk_free_bytes": _gauge("Room on its disk; ranks wait at 0.", MetricAggregation.LEAST),
-    "job_bytes": _gauge("What the dump of a job takes here.", job=()),
+    "ledger_bytes": _gauge("Disk space that the ledger occupies."),
+    "ledger_disk_free_bytes": _gauge(
+        "Free space on the disk of the ledger; ranks wait when it is 0.", MetricAggregation.LEAST
+    ),
+    "job_bytes": _gauge("Disk space that the dump of a job occupies on this host.", job=()),
     "retired_iterations_total": _counter(
-        "Iterations of ranks that were removed because of their age, or for room."
+        "Iterations that retention removed for their age or for space, counted for each rank."
     ),
-    "report_waiting_events": _gauge("Events that wait to be told to the coordinator."),
-    "report_lost_events_total": _counter("Events that never reached the coordinator."),
-    "worker_restarts_total": _counter("Workers that were started again."),
+    "report_waiting_events": _gauge("Events that wait to be sent to the coordinator."),
+    "report_lost_events_total": _counter(
+        "Events that were lost before they reached the coordinator."
+    ),
+    "worker_restarts_total": _counter("Restarts of worker processes."),
 }
 _COORDINATOR_METRICS = {
-    "reports_total": _counter("Reports that were taken."),
-    "published_iterations_total": _counter("Iterations whose order was written."),
-    "published_events_total": _counter("Lines of these orders."),
-    "lost_iterations_total": _counter("Iterations whose order could not be written."),
-    "agents": _gauge("Agents that reported.", state=("connected", "silent")),
-    "agent_lost_events": _gauge("Events that agents gave up before they came here."),
-    "jobs": _gauge("Jobs that are remembered."),
-    "pending_iterations": _gauge("Iterations that are not published yet."),
-    "pending_events": _gauge("Their events."),
+    "reports_total": _counter("Reports of agents that the coordinator accepted."),
+    "published_iterations_total": _counter("Iterations whose execution order was published."),
+    "published_events_total": _counter("Events in the published execution orders."),
+    "lost_iterations_total": _counter("Iterations whose execution order could not be published."),
+    "agents": _gauge(
+        "Agents that have reported, by whether they still do.", state=("connected", "silent")
+    ),
+    "agent_lost_events": _gauge("Events that agents lost before they reached the coordinator."),
+    "jobs": _gauge("Jobs that the coordinator knows."),
+    "pending_iterations": _gauge("Iterations whose execution order is not published yet."),
+    "pending_events": _gauge("Events of the iterations that are not published yet."),
     "merge_lag_seconds": _gauge(
-        "Age of the oldest event that is not published.", MetricAggregation.MOST
+        "Age of the oldest event that is not published yet.", MetricAggregation.MOST
     ),
     "findings": _gauge(
-        "What is odd about orders that are remembered.", kind=[each.value for each in FindingKind]
+        "Findings about the execution orders that the coordinator knows, by kind.",
+        kind=[each.value for each in FindingKind],
     ),
     "timeout_hints": _gauge(
-        "Process groups by how near they came to their timeout.",
+        "Process groups, by how close they came to their timeout.",
         level=[each.value for each in HintLevel],
     ),
     "timeout_used_ratio": _gauge(
-        "Largest part of a timeout that was used.", MetricAggregation.MOST
+        "Largest share of a collective's timeout that was used.", MetricAggregation.MOST
     ),
 }
 _PROCESS_METRICS = {
-    "refused_calls_total": _counter("Calls that ended with an error, by its code.", code=()),
+    "refused_calls_total": _counter(
+        "gRPC calls that ended with an error, by status code.", code=()
+    ),
     "refused_page_requests_total": _counter(
-        "Requests of the page of metrics that were refused.", reason=PAGE_REFUSAL_REASONS
+        "HTTP requests that the metrics page refused, by reason.", reason=PAGE_REFUSAL_REASONS
     ),
     "build_info": MetricDefinition(
-        MetricKind.INFO, "What runs.", {"version": ()}, MetricAggregation.MOST
+        MetricKind.INFO, "Version of the running program.", {"version": ()}, MetricAggregation.MOST
     ),
     "start_time_seconds": _gauge(
-        "When the process began, since the epoch.", MetricAggregation.LEAST
+        "Start time of the process, in seconds since the epoch.", MetricAggregation.LEAST
     ),
     "tls_not_after_timestamp_seconds": _gauge(
-        "End of the time of the certificate that is shown, since the epoch.",
+        "End of validity of the server certificate, in seconds since the epoch.",
         MetricAggregation.LEAST,
     ),
 }
@@ -167,7 +184,7 @@ METRIC_DEFINITIONS: Mapping[str, MetricDefinition] = {
     )
     for name, metric in table.items()
 }
-"""By name, as dashboards and alerts write it."""
+"""Metrics by the name that dashboards and alerts use."""
 
 _HISTOGRAM_SUFFIXES = ("_bucket", "_count", "_sum")
 
@@ -175,7 +192,7 @@ _HISTOGRAM_SUFFIXES = ("_bucket", "_count", "_sum")
 def find_metric_name(name: str) -> str:
     """Return the metric that a sample belongs to: a histogram has several samples.
 
-    >>> metric_of("rankdump_agent_commit_seconds_bucket")
+    >>> find_metric_name("rankdump_agent_commit_seconds_bucket")
     'rankdump_agent_commit_seconds'
     """
     if name in METRIC_DEFINITIONS:
@@ -194,7 +211,7 @@ def is_cumulative(name: str) -> bool:
 
 
 def build_sample_key(sample: MetricSample) -> SampleKey:
-    """Return what tells a sample from others."""
+    """Return the key that identifies a sample."""
     return sample.name, tuple(sorted(sample.labels.items()))
 
 
@@ -219,11 +236,11 @@ def aggregate_samples(samples: Iterable[MetricSample]) -> list[MetricSample]:
 class MetricCounters:
     """Counters by name and labels; safe to use from several threads.
 
-    What is counted often is counted in batches: `add_all` takes the lock once.
+    Frequent counts are added in batches: `add_all` takes the lock once.
     """
 
     def __init__(self, prefix: str = "") -> None:
-        """Show counters of that prefix as 0 before anything is counted."""
+        """Start counters whose name begins with the prefix at 0."""
         self._lock = threading.Lock()
         self._sums: dict[SampleKey, float] = {}
         self._durations: dict[str, list[int]] = {}
@@ -232,30 +249,30 @@ class MetricCounters:
             self.start_at_zero(prefix)
 
     def start_at_zero(self, prefix: str) -> None:
-        """Show counters whose name begins so as 0, with each value of their labels."""
+        """Start counters whose name begins with the prefix at 0, for each value of their labels."""
         for name, metric in METRIC_DEFINITIONS.items():
             if name.startswith(prefix):
-                self._begin(name, metric)
+                self._start_metric(name, metric)
 
     def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
-        """Count so much more."""
+        """Add to one counter."""
         self.add_all({(name, tuple(sorted(labels.items()))): amount})
 
     def add_all(self, amounts: Mapping[SampleKey, float]) -> None:
-        """Count so much more of each."""
+        """Add to several counters."""
         with self._lock:
             for key, amount in amounts.items():
                 self._sums[key] = self._sums.get(key, 0.0) + amount
 
     def add_duration(self, name: str, seconds: float) -> None:
-        """Count something that took so long."""
+        """Add a duration to a histogram."""
         with self._lock:
             buckets = self._durations.setdefault(name, [0] * (len(DURATION_BUCKETS_S) + 1))
             buckets[bisect_left(DURATION_BUCKETS_S, seconds)] += 1
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def samples(self) -> list[MetricSample]:
-        """Return what was counted so far."""
+        """Return all counters and histograms."""
         with self._lock:
             found = [
                 MetricSample(name, value, dict(labels))
@@ -265,7 +282,7 @@ class MetricCounters:
                 found += _build_histogram(name, buckets, self._seconds[name])
             return found
 
-    def _begin(self, name: str, metric: MetricDefinition) -> None:
+    def _start_metric(self, name: str, metric: MetricDefinition) -> None:
         with self._lock:
             if metric.kind is MetricKind.HISTOGRAM:
                 self._durations.setdefault(name, [0] * (len(DURATION_BUCKETS_S) + 1))
@@ -278,7 +295,7 @@ class MetricCounters:
 
 
 def _build_histogram(name: str, buckets: list[int], seconds: float) -> Iterator[MetricSample]:
-    """Yield the samples of a histogram: each bucket holds those before it as well."""
+    """Yield the samples of a histogram; buckets are cumulative."""
     bounds = [*(f"{bound}" for bound in DURATION_BUCKETS_S), "+Inf"]
     for bound, count in zip(bounds, itertools.accumulate(buckets), strict=True):
         yield MetricSample(f"{name}_bucket", count, {"le": bound})

@@ -1,5 +1,5 @@
-"""Metrics endpoint: the gRPC service and the page for Prometheus over HTTP or HTTPS, and the
-requests it refused, which are counted, audited and logged. The exposition format is
+"""Metrics endpoint: the gRPC service, the page for Prometheus over HTTP or HTTPS, and the requests
+that the page refused, which are counted, audited and logged. The exposition format is
 prometheus_client's.
 """
 
@@ -24,12 +24,14 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from rankdump._core.daemon_endpoint import is_loopback
+from rankdump._core.log_once import LogOnce
 from rankdump._core.status import MetricSample
 from rankdump._wire import status_messages
 from rankdump.errors import ConfigError
 from rankdump.wire.v1 import metrics_pb2, metrics_pb2_grpc
 from rankdumpd.server import lifecycle
 from rankdumpd.server.audit_log import AuditLog
+from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.callers import (
     LOCAL_CALLER,
     CallerIdentity,
@@ -49,17 +51,17 @@ from rankdumpd.settings import DaemonSettings, TlsSettings
 
 PAGE_REFUSALS_METRIC = "rankdump_refused_page_requests_total"
 AUDIT_INTERVAL_S = 1.0
-"""Between two lines of the audit about callers that showed no certificate that is believed."""
+"""Least time between two audit lines about callers without a trusted certificate."""
 
 _logger = logging.getLogger(__name__)
 
 
 class PageRefusals:
-    """Safe to use from several threads.
+    """Counts, audits and logs refused requests; safe to use from several threads.
 
-    Whoever reaches the port can be refused as often as he likes: of those whom nothing identifies
-    a line a second is written, with how many were left out, so that they cannot drive what others
-    did out of the audit. All are counted.
+    Anybody who reaches the port can cause refusals without end. For callers without a trusted
+    certificate one audit line a second is written, with the number of those left out, so that they
+    cannot push other entries out of the audit. All refusals are counted.
     """
 
     def __init__(
@@ -69,31 +71,32 @@ class PageRefusals:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Show the counters as 0; `clock` gives seconds that only rise."""
+        """Start the counters at 0; `clock` is monotonic, in seconds."""
         self._meters, self._audit, self._clock = meters, audit, clock
         self._meters.start_at_zero(PAGE_REFUSALS_METRIC)
         self._lock = threading.Lock()
-        self._said: set[str] = set()
+        self._logged = LogOnce(_logger)
         self._quiet_to_s = 0.0
         self._left_out = 0
 
     def count(self, reason: str) -> None:
-        """Count a refusal of which nothing is known but its reason, one of the metric's."""
+        """Count a refusal of which only the reason is known."""
         self._meters.add(PAGE_REFUSALS_METRIC, reason=reason)
 
     def add(self, reason: str, caller: CallerIdentity, asked: str, why: str) -> None:
-        """Count a refusal, and write down who asked for what; the log says each reason once."""
+        """Count a refusal and audit who requested what; each reason is logged once."""
         self.count(reason)
-        self._say(reason, why)
+        if self._logged.is_new(reason):
+            _logger.warning("the metrics page refused a request: %s", why)
         if self._audit is None:
             return
-        more = 0 if caller.is_known else self._turn()
+        more = 0 if caller.is_known else self._count_left_out()
         if more is not None:
-            told = {"method": asked, **caller.audit_fields(), "result": reason}
-            self._audit.add("refused", {**told, "more": more} if more else told)
+            fields = {"method": asked, **caller.audit_fields(), "result": reason}
+            self._audit.add("refused", {**fields, "more": more} if more else fields)
 
-    def _turn(self) -> int | None:
-        """Return how many were left out before this one; None where this one is as well."""
+    def _count_left_out(self) -> int | None:
+        """Return how many refusals were not audited before this one; None to skip this one too."""
         with self._lock:
             now_s = self._clock()
             if now_s < self._quiet_to_s:
@@ -103,23 +106,16 @@ class PageRefusals:
             left_out, self._left_out = self._left_out, 0
             return left_out
 
-    def _say(self, reason: str, why: str) -> None:
-        with self._lock:
-            if reason in self._said:
-                return
-            self._said.add(reason)
-        _logger.warning("the page of metrics refused a request: %s", why)
-
 
 METRICS_PATH = "/metrics"
 METRICS_METHOD = "/rankdump.wire.v1.MetricsService/Metrics"
-"""Who may call this may read the page."""
+"""Roles that may call this method may read the page."""
 _REQUEST_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 8
 
 
 def build_registry(samples: Callable[[], Sequence[MetricSample]]) -> CollectorRegistry:
-    """Return what an encoder asks: samples of this moment, and those of the process itself."""
+    """Return the registry for an encoder: current samples, and those of the process itself."""
     registry = CollectorRegistry()
     registry.register(_SampleCollector(samples))
     ProcessCollector(registry=registry)
@@ -127,7 +123,7 @@ def build_registry(samples: Callable[[], Sequence[MetricSample]]) -> CollectorRe
 
 
 class MetricsPageGuard:
-    """Who may read the page over TLS, by files that may change."""
+    """Access to the page over TLS, by certificate files that may change while it serves."""
 
     def __init__(self, settings: TlsSettings) -> None:
         """ConfigError when the files cannot be read."""
@@ -136,32 +132,35 @@ class MetricsPageGuard:
         self._revoked = RevokedCertificates(Path(settings.revoked)) if settings.revoked else None
         self._lock = threading.Lock()
         self._seen = self._certificates.read_material()
-        self._context = self._made()
+        self._context = self._build_context()
 
     @property
     def expires_s(self) -> float:
-        """End of the time of the certificate that is shown, in seconds since the epoch."""
+        """End of validity of the server certificate, in seconds since the epoch."""
         return self._certificates.read_material().expires_s
 
     def get_context(self) -> ssl.SSLContext:
-        """Return what connections are made with, as the files are now."""
+        """Return the TLS context for new connections, from the files as they are now."""
         with self._lock:
             material = self._certificates.read_material()
             if material != self._seen:
                 try:
-                    self._context = self._made()
+                    self._context = self._build_context()
                     self._seen = material
                 except (OSError, ConfigError) as error:
-                    # Changed once more in this moment: the next connection looks again.
-                    _logger.warning("the page shows the certificate it had: %s", error)
+                    # The files changed again meanwhile: the next connection reads them again.
+                    _logger.warning(
+                        "metrics page: the new certificate files cannot be used: %s",
+                        error,
+                    )
             return self._context
 
     def explain_refusal(self, caller: CallerIdentity) -> str:
-        """Return why the page is not for who has connected; empty when it is."""
+        """Return why a caller may not read the page; empty when it may."""
         listed = self._revoked.read_fingerprints() if self._revoked else frozenset[str]()
         return explain_refusal(METRICS_METHOD, caller, revoked=listed)
 
-    def _made(self) -> ssl.SSLContext:
+    def _build_context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(self._settings.ca)
@@ -170,7 +169,7 @@ class MetricsPageGuard:
 
 
 class MetricsPageServer(http.server.ThreadingHTTPServer):
-    """Answers a few at once; who dawdles holds up nobody."""
+    """HTTP server with a few connections at a time; a slow client does not delay others."""
 
     daemon_threads = True
     block_on_close = False
@@ -182,48 +181,48 @@ class MetricsPageServer(http.server.ThreadingHTTPServer):
         guard: MetricsPageGuard | None,
         refusals: PageRefusals,
     ) -> None:
-        """Listen; OSError when it cannot."""
+        """Listen; OSError when the address cannot be bound."""
         self.registry, self.guard, self.refusals = registry, guard, refusals
-        self._places = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _MetricsPageHandler)
 
     def server_bind(self) -> None:
-        """Bind without asking who this host is: that may take long."""
-        # As the class above does, but for its last step.
+        """Bind without a lookup of the host's name, which may take long."""
+        # The base class does the same, and then the lookup.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Turn away those for whom there is no place."""
-        placed = self._places.acquire(blocking=False)
-        if not placed:
-            # Not written down: all others wait for this thread.
+        """Refuse a connection when there are too many."""
+        accepted = self._connections.acquire(blocking=False)
+        if not accepted:
+            # Not audited: all other connections wait for this thread.
             self.refusals.count("busy")
-        return placed
+        return accepted
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve one connection, then free its place."""
+        """Serve one connection, then make room for another."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._connections.release()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Serve one connection; the handshake is part of it, in its own thread."""
+        """Serve one connection, with its TLS handshake, in its own thread."""
         request.settimeout(_REQUEST_TIMEOUT_S)
         if self.guard is None:
             super().finish_request(request, client_address)
             return
-        with self._secured(request, self.guard, _format_peer(client_address)) as secured:
+        with self._wrap_connection(request, self.guard, _format_peer(client_address)) as secured:
             super().finish_request(secured, client_address)
 
-    def _secured(self, request: Any, guard: MetricsPageGuard, peer: str) -> ssl.SSLSocket:
+    def _wrap_connection(self, request: Any, guard: MetricsPageGuard, peer: str) -> ssl.SSLSocket:
         try:
             return guard.get_context().wrap_socket(request, server_side=True)
         except ssl.SSLEOFError:
-            # Gone before it was asked anything.
+            # The client left before it sent anything.
             raise
         except ssl.SSLError as error:
             why = f"a handshake failed: {(error.reason or str(error)).lower().replace('_', ' ')}"
@@ -231,7 +230,7 @@ class MetricsPageServer(http.server.ThreadingHTTPServer):
             raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say little of what others do wrong."""
+        """Log failed connections at the level of debugging only: clients cause them."""
         _logger.debug("a connection from %s failed", client_address, exc_info=True)
 
 
@@ -240,7 +239,7 @@ class _MetricsPageHandler(http.server.BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Answer with the page, in the format that is asked for."""
+        """Answer with the page, in the format that the client accepts."""
         server = self.server
         assert isinstance(server, MetricsPageServer)
         if self.path.partition("?")[0] != METRICS_PATH:
@@ -254,21 +253,21 @@ class _MetricsPageHandler(http.server.BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK, content_type, encode(server.registry))
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class
-        """Say nothing of what happens four times a minute."""
+        """Log requests at the level of debugging only: one comes every few seconds."""
         _logger.debug(format, *args)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer what is no request, or none for a page; the base class finds that out."""
+        """Answer a malformed request or another method, which the base class has detected."""
         other_method = code == HTTPStatus.NOT_IMPLEMENTED
         reason = "method" if other_method else "malformed"
-        self._note(reason, message or HTTPStatus(code).phrase)
+        self._note_refusal(reason, message or HTTPStatus(code).phrase)
         super().send_error(code, message, explain)
 
     def _refuse(self, status: HTTPStatus, reason: str, why: str) -> None:
-        self._note(reason, why)
+        self._note_refusal(reason, why)
         self._answer(status, "text/plain", f"{why}\n".encode())
 
-    def _note(self, reason: str, why: str) -> None:
+    def _note_refusal(self, reason: str, why: str) -> None:
         assert isinstance(self.server, MetricsPageServer)
         self.server.refusals.add(reason, self._caller(), self.requestline, why)
 
@@ -290,11 +289,11 @@ class _SampleCollector(Collector):
         self._samples = samples
 
     def describe(self) -> list[Family]:
-        """Return nothing: what there is comes with its samples."""
+        """Return nothing: metrics are described with their samples."""
         return []
 
     def collect(self) -> Iterator[Family]:
-        """Yield all samples, by their metrics."""
+        """Yield all samples, grouped by metric."""
         families: dict[str, Family] = {}
         for sample in self._samples():
             name = find_metric_name(sample.name)
@@ -312,13 +311,13 @@ def _build_family(name: str) -> Family:
 
 
 def _format_peer(address: Any) -> str:
-    """Return an address as gRPC writes that of a caller."""
+    """Return an address in the form in which gRPC names a peer."""
     host, port = address[:2]
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
 def _identify_page_caller(connection: ssl.SSLSocket, peer: str) -> CallerIdentity:
-    """Return who has connected, by the certificate that was believed in the handshake."""
+    """Return who has connected, by the certificate that the handshake verified."""
     der, shown = connection.getpeercert(binary_form=True), connection.getpeercert()
     if not der or not shown:
         return build_unknown_caller(peer)
@@ -333,15 +332,15 @@ SampleSource = Callable[[], Sequence[MetricSample]]
 
 
 class MetricsProvider(Protocol):
-    """An agent, its front or a coordinator."""
+    """Source of metrics: an agent, a supervisor of workers or a coordinator."""
 
     def samples(self) -> list[MetricSample]:
-        """Return how it stands."""
+        """Return the current samples."""
         ...
 
 
 class ProcessMetrics(metrics_pb2_grpc.MetricsServiceServicer):
-    """All numbers of a process; a service that a server can have, and what the page shows."""
+    """All metrics of a process: a gRPC service, and the content of the page."""
 
     service_names: tuple[str, ...] = (
         metrics_pb2.DESCRIPTOR.services_by_name["MetricsService"].full_name,
@@ -359,11 +358,11 @@ class ProcessMetrics(metrics_pb2_grpc.MetricsServiceServicer):
     def Metrics(  # noqa: N802 - the name is the generated base class's
         self, request: metrics_pb2.MetricsRequest, context: grpc.ServicerContext
     ) -> metrics_pb2.MetricsResponse:
-        """Return the samples of this moment."""
+        """Return the current samples."""
         return status_messages.samples_to_wire(self.samples())
 
     def samples(self) -> list[MetricSample]:
-        """Return what all sources say; one that fails leaves its own numbers out."""
+        """Return the samples of all sources but those that fail."""
         found = [
             MetricSample("rankdump_build_info", 1, {"version": version("rankdump")}),
             MetricSample("rankdump_start_time_seconds", self._begun_s),
@@ -373,16 +372,16 @@ class ProcessMetrics(metrics_pb2_grpc.MetricsServiceServicer):
                 found += source()
                 self._failing.discard(number)
             except Exception as error:
-                # Monitoring has to see the rest above all when something is broken.
+                # When something is broken, monitoring needs the other metrics most of all.
                 if number not in self._failing:
-                    _logger.error("numbers are left out: %r", error)
+                    _logger.error("metrics of one source are left out: %r", error)
                 self._failing.add(number)
         return aggregate_samples(found)
 
 
 class MetricsEndpoint(lifecycle.Component):
-    """The page that Prometheus asks for, over HTTP or, with certificates, over HTTPS for those
-    with a role that may read; the last room to stop.
+    """The page for Prometheus, over HTTP or, with certificates, over HTTPS for roles that may read;
+    the last component to stop.
     """
 
     def __init__(
@@ -394,7 +393,7 @@ class MetricsEndpoint(lifecycle.Component):
         meters: MetricCounters | None = None,
         audit: AuditLog | None = None,
     ) -> None:
-        """ConfigError when anybody could read it, or certificates cannot be read."""
+        """ConfigError when the page would be open to all hosts, or certificates cannot be read."""
         host, _, port = address.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not port.isdecimal() or int(port) > 0xFFFF or not (tls.on or is_loopback(address)):
@@ -405,11 +404,11 @@ class MetricsEndpoint(lifecycle.Component):
         self._metrics = metrics
         self._refusals = PageRefusals(meters or MetricCounters(), audit)
         self._server: MetricsPageServer | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
 
     @property
     def address(self) -> str:
-        """Where it listens once it has started, with the real port."""
+        """Address of the page, with the real port once it has started."""
         port = self._server.server_address[1] if self._server else self._port
         return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
 
@@ -417,26 +416,24 @@ class MetricsEndpoint(lifecycle.Component):
         """Listen; ConfigError when the port is taken."""
         registry = build_registry(self._samples)
         try:
-            place = (self._host, self._port)
-            self._server = MetricsPageServer(place, registry, self._guard, self._refusals)
+            address = (self._host, self._port)
+            self._server = MetricsPageServer(address, registry, self._guard, self._refusals)
         except OSError as error:
             allowed = f"an address that is free ({error.strerror})"
             raise ConfigError("settings", "metrics.listen", self.address, allowed) from None
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="rankdumpd-metrics", daemon=True
-        )
+        self._thread = BackgroundThread(self._server.serve_forever, "rankdumpd-metrics")
         self._thread.start()
-        _logger.info("metrics are at %s%s", self.address, METRICS_PATH)
+        _logger.info("metrics are served at %s%s", self.address, METRICS_PATH)
 
     def drain(self, timeout_s: float) -> int:
-        """Go on: how a drain proceeds is worth seeing."""
+        """Continue to serve: the progress of a drain can be read from metrics."""
         return 0
 
     def stop(self) -> None:
-        """Listen no more; may be repeated, and called without `start`."""
+        """Stop listening; may be repeated, and called without `start`."""
         if self._server and self._thread:
             self._server.shutdown()
-            self._thread.join()
+            self._thread.stop()
             self._server.server_close()
             self._server = self._thread = None
 
@@ -455,7 +452,7 @@ def build_metrics(
     *halves: MetricsProvider,
     audit: AuditLog | None = None,
 ) -> tuple[ProcessMetrics, tuple[MetricsEndpoint, ...]]:
-    """Return what a process says of itself, and the page with it where one is wished for."""
+    """Return the metrics of a process, and the page with them if settings ask for one."""
     metrics = ProcessMetrics((meters.samples, *(half.samples for half in halves)))
     listen = settings.metrics.listen
     if not listen:

@@ -32,35 +32,35 @@ _TRANSIENT_ERRNOS = _NO_SPACE_ERRNOS | {
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether what failed may succeed later although nobody changed what was asked."""
+    """Return whether the same operation may succeed later."""
     if isinstance(error, OSError):
         return error.errno in _TRANSIENT_ERRNOS
     return isinstance(error, (sqlite3.OperationalError, MemoryError))
 
 
 def is_no_space(error: BaseException) -> bool:
-    """Return whether a disk, or the share of it that one may take, is full."""
+    """Return whether a disk or a quota on it is full."""
     if isinstance(error, OSError):
         return error.errno in _NO_SPACE_ERRNOS
-    # Of SQLITE_FULL Python 3.10 tells no more than its text.
+    # Python 3.10 reports SQLITE_FULL only by its text.
     return isinstance(error, sqlite3.OperationalError) and "disk is full" in str(error)
 
 
 def is_corrupted_database(error: BaseException) -> bool:
-    """Return whether a database file is not what SQLite wrote: it never passes.
+    """Return whether a database file is corrupted, which never passes by itself.
 
-    Python has no class of its own for that; what is the caller's fault has.
+    Python has no subclass for that, but has subclasses for all errors of the caller.
     """
     return type(error) is sqlite3.DatabaseError
 
 
 def describe_error(error: BaseException) -> str:
-    """Return what people read of an error: without paths, so that the same one reads the same."""
+    """Return the text of an error without paths, so that equal errors have equal texts."""
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
 _MIN_FREE_BYTES = 128 << 10
-"""What tables and shared memory of a small database take at least."""
+"""Least space that the tables and the shared memory of a small database need."""
 
 
 def open_database(
@@ -69,7 +69,7 @@ def open_database(
     """Return a connection that `prepare` has given its tables.
 
     ConfigError names the setting `key` when the folder cannot hold it, ExhaustedError when there
-    is no space now; DamagedError when what is there is no such file.
+    is no space now; CorruptedError when the file is not a database.
     """
     try:
         base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -83,10 +83,10 @@ def open_database(
 
 
 def read_tables_version(base: sqlite3.Connection, path: Path, *, newest: int, whose: str) -> int:
-    """Return the version of a file's tables; ConfigError when a newer program wrote it."""
+    """Return the version of a database's tables; ConfigError when a newer program wrote them."""
     (version,) = base.execute("PRAGMA user_version").fetchone()
     if version > newest:
-        allowed = f"at most {newest}, as this {whose} writes it"
+        allowed = f"at most {newest}, the version that this {whose} writes"
         raise ConfigError(str(path), "user_version", version, allowed)
     return version
 
@@ -100,19 +100,20 @@ def migrate_tables(
     known_by: str,
     whose: str,
 ) -> None:
-    """Bring the tables of a file up to the newest version, from each one to the next.
+    """Migrate the tables of a database to the newest version, one version after the other.
 
-    Where no table is `known_by` that name, there is nothing to bring. ConfigError as above.
+    A database without the table `known_by` is new and needs none. ConfigError as in
+    `read_tables_version`.
     """
     version = read_tables_version(base, path, newest=newest, whose=whose)
     made = base.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (known_by,)).fetchone()
     script = "".join(migrations[step] for step in range(version, newest)) if made else ""
-    # In one transaction: half a migration would not be recognised as one.
+    # In one transaction: half a migration could not be recognised.
     base.executescript(f"BEGIN; {script} PRAGMA user_version = {newest}; COMMIT;")
 
 
 def lock_state_folder(state_dir: Path, name: str, key: str, whose: str) -> int:
-    """Return a locked descriptor of a file in the folder: two owners would undo each other."""
+    """Return a locked descriptor of a file in the folder, which has one owner at a time."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
         guard = os.open(state_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -127,16 +128,16 @@ def lock_state_folder(state_dir: Path, name: str, key: str, whose: str) -> int:
 
 
 def explain_state_error(state_dir: Path, key: str, error: Exception) -> RankdumpError:
-    """Return what is said of a folder in which a daemon cannot keep its state."""
+    """Return the error for a folder in which a daemon cannot keep its state."""
     if is_corrupted_database(error):
-        return CorruptedError(f"{key}: {state_dir} has a damaged database: {error}")
+        return CorruptedError(f"{key}: {state_dir} contains a damaged database: {error}")
     if is_no_space(error) or _is_disk_full(state_dir):
         return ExhaustedError(f"{key}: {state_dir} has no space: {error}")
     return ConfigError(key, "", str(state_dir), f"a folder ({error})")
 
 
 def _is_disk_full(folder: Path) -> bool:
-    """Return whether there is no room for another page, whatever SQLite calls it."""
+    """Return whether the disk is full, whatever error SQLite reported."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -148,33 +149,33 @@ def _is_disk_full(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _RequiredFile:
-    """One file, as it was when it was made."""
+    """One file as it was when its watch began."""
 
     identity: tuple[int, int] | None
     cost: str
-    """What does not work without it."""
+    """What does not work without the file, as a clause."""
 
 
 class RequiredFiles:
-    """Looks at the files of one process; safe to use from several threads."""
+    """The files that one process needs while it runs; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: dict[Path, _RequiredFile] = {}
         self.missing: tuple[str, ...] = ()
-        """What was missing at the last look, a sentence each."""
+        """A sentence for each file that was missing at the last check."""
 
     def watch_file(self, path: Path, cost: str) -> None:
-        """Expect a file where it stands now; `cost` says what does not work without it."""
+        """Require a file to stay where it is; `cost` says what does not work without it."""
         with self._lock:
             self._kept[path] = _RequiredFile(_read_identity(path), cost)
 
     def find_missing(self) -> tuple[str, ...]:
-        """Return what is missing, and remember that."""
+        """Return a sentence for each missing file, and keep them in `missing`."""
         with self._lock:
             self.missing = tuple(
                 f"{path} {_describe_missing(path)} while this process runs: {kept.cost}; "
-                "start it again"
+                "restart the process"
                 for path, kept in self._kept.items()
                 if _read_identity(path) != kept.identity
             )
@@ -186,7 +187,7 @@ def _describe_missing(path: Path) -> str:
 
 
 def _read_identity(path: Path) -> tuple[int, int] | None:
-    """Return which file stands there by device and inode; None where there is none."""
+    """Return device and inode of a file; None where there is none."""
     try:
         facts = path.lstat()
     except OSError:
@@ -195,15 +196,15 @@ def _read_identity(path: Path) -> tuple[int, int] | None:
 
 
 GROUP_FOLDER_MODE = 0o750
-"""Of the folder of a socket: its group may enter, and others may not."""
+"""Mode of the folder of a socket: its group may enter, others may not."""
 _PRIVATE_FOLDER_MODE = 0o700
 
 
 def make_group_folder(path: Path, group: int, mode: int = GROUP_FOLDER_MODE) -> None:
-    """Make a folder that a group may enter; one that is there stays as it is."""
+    """Create a folder that a group may enter; an existing folder stays as it is."""
     missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
     for folder in reversed(missing):
         folder.mkdir(_PRIVATE_FOLDER_MODE, exist_ok=True)
         os.chown(folder, -1, group if folder == path else -1)
-        # Whatever the umask is: the socket's folder may be among them.
+        # Whatever the umask is: the folder of the socket may be among the parents.
         folder.chmod(mode if folder == path else GROUP_FOLDER_MODE)

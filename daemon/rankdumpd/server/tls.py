@@ -1,6 +1,4 @@
-"""Certificates as a server uses them: read again when their files change, and the list of revoked
-ones.
-"""
+"""Certificates of a server and the list of revoked ones, reloaded when their files change."""
 
 from __future__ import annotations
 
@@ -34,53 +32,55 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """What a server shows, and whom it believes."""
+    """Certificate and key of a server, and the authorities that it trusts."""
 
     ca: bytes
     certificate: bytes
     key: bytes
     fingerprint: str
     hosts: tuple[str, ...]
-    """Names and addresses that the certificate is for."""
+    """Host names and addresses in the certificate."""
     expires_s: float
-    """End of its time, in seconds since the epoch."""
+    """End of validity, in seconds since the epoch."""
 
 
 def ignore_reload(_files: Sequence[Path]) -> None:
-    """Hear that files were read again, and do nothing about it."""
+    """Do nothing when files were reloaded."""
 
 
 class WatchedFiles(Generic[WatchedValue]):
-    """What some files say, read again once they changed; what cannot be read changes nothing.
+    """A value read from files, and again when they change; a failed reload keeps the old value.
 
-    Safe to use from several threads. ConfigError when they cannot be read the first time.
+    Safe to use from several threads. ConfigError when the first read fails.
     """
 
     def __init__(
         self,
         paths: Sequence[Path],
         read: Callable[[Sequence[Path]], WatchedValue],
-        told: ReloadCallback = ignore_reload,
+        on_reload: ReloadCallback = ignore_reload,
     ) -> None:
-        """Tell `told` of the files each time they were read again."""
-        self._paths, self._read, self._told = paths, read, told
+        """Call `on_reload` with the files after each reload."""
+        self._paths, self._read, self._on_reload = paths, read, on_reload
         self._lock = threading.Lock()
         self._seen = self._signature()
         self._value = read(paths)
 
     def get(self) -> WatchedValue:
-        """Return what they say now, or said when they could be read last."""
+        """Return the current value, or the last one that could be read."""
         with self._lock:
             seen = self._signature()
             if seen != self._seen:
                 self._seen = seen
                 try:
                     self._value = self._read(self._paths)
-                    _logger.info("read again: %s", ", ".join(map(str, self._paths)))
-                    self._told(self._paths)
+                    _logger.info("reloaded the files %s", ", ".join(map(str, self._paths)))
+                    self._on_reload(self._paths)
                 except ConfigError as error:
-                    # Perhaps between two of several files: the next change is looked at again.
-                    _logger.error("what was read before stays in use: %s", error)
+                    # Perhaps only one of several files was replaced yet: the next change counts.
+                    _logger.error(
+                        "changed files cannot be used, and those read before stay in use: %s", error
+                    )
             return self._value
 
     def _signature(self) -> tuple[tuple[int, int, int] | None, ...]:
@@ -88,22 +88,24 @@ class WatchedFiles(Generic[WatchedValue]):
 
 
 class ServerCertificates:
-    """The own certificate of a server, its key and its authorities, as the files are now."""
+    """Certificate of a server, its key and its authorities, as the files are now."""
 
-    def __init__(self, settings: TlsSettings, told: ReloadCallback = ignore_reload) -> None:
-        """ConfigError when they cannot be read, do not fit together or name no host."""
+    def __init__(self, settings: TlsSettings, on_reload: ReloadCallback = ignore_reload) -> None:
+        """ConfigError when the files cannot be read, do not match or name no host."""
         paths = [Path(each) for each in (settings.ca, settings.certificate, settings.key)]
-        self._material = WatchedFiles(paths, _read_material, told)
+        self._material = WatchedFiles(paths, _read_material, on_reload)
         left_s = self.read_material().expires_s - datetime.datetime.now().timestamp()
         if left_s < 0:
-            _logger.error("%s has expired: nobody will believe it", settings.certificate)
+            _logger.error(
+                "the certificate %s has expired: no client trusts it", settings.certificate
+            )
 
     def read_material(self) -> TlsMaterial:
-        """Return what the files hold now."""
+        """Return the content of the files as they are now."""
         return self._material.get()
 
     def build_server_credentials(self) -> grpc.ServerCredentials:
-        """Return what gRPC serves with: it asks for the files again at every connection."""
+        """Return credentials for gRPC, which checks for changed files at every connection."""
         return grpc.dynamic_ssl_server_credentials(
             self._configuration(), self._configuration, require_client_authentication=True
         )
@@ -114,19 +116,21 @@ class ServerCertificates:
 
 
 class RevokedCertificates:
-    """Fingerprints of certificates that are believed no more."""
+    """Fingerprints of revoked certificates."""
 
-    def __init__(self, path: Path, told: ReloadCallback = ignore_reload) -> None:
-        """ConfigError when the file cannot be read, or a line is no fingerprint."""
-        self._listed = WatchedFiles([path], lambda paths: read_revoked_fingerprints(paths[0]), told)
+    def __init__(self, path: Path, on_reload: ReloadCallback = ignore_reload) -> None:
+        """ConfigError when the file cannot be read, or a line is not a fingerprint."""
+        self._listed = WatchedFiles(
+            [path], lambda paths: read_revoked_fingerprints(paths[0]), on_reload
+        )
 
     def read_fingerprints(self) -> frozenset[str]:
-        """Return those that the file names now."""
+        """Return the fingerprints in the file as it is now."""
         return self._listed.get()
 
 
 def check_key_pair(settings: TlsSettings) -> tuple[str, ...]:
-    """Return the roles of a certificate; ConfigError when files cannot be read or do not fit."""
+    """Return the roles of a certificate; ConfigError when files cannot be read or do not match."""
     from cryptography import x509
 
     paths = [Path(each) for each in (settings.ca, settings.certificate, settings.key)]
@@ -145,7 +149,7 @@ def compute_fingerprint(pem: bytes) -> str:
 
 
 def read_revoked_fingerprints(path: Path) -> frozenset[str]:
-    """Return the fingerprints of a file: the first word of each line that is no comment.
+    """Return the fingerprints of a file: the first word of each line that is not a comment.
 
     ConfigError names the line at fault.
     """
@@ -166,7 +170,7 @@ def _read_material(paths: Sequence[Path]) -> TlsMaterial:
     own = _load_pair(paths, ca, certificate, key)
     hosts = _list_hosts(own)
     if not hosts:
-        allowed = "one that names the hosts it is for (rankdumpd certs issue --host)"
+        allowed = "a certificate that names its hosts (rankdumpd certs issue --host)"
         raise ConfigError(str(paths[1]), "", "this certificate", allowed)
     fingerprint = compute_fingerprint(certificate)
     expires_s = own.not_valid_after_utc.timestamp()
@@ -176,25 +180,25 @@ def _read_material(paths: Sequence[Path]) -> TlsMaterial:
 def _load_pair(
     paths: Sequence[Path], ca: bytes, certificate: bytes, key: bytes
 ) -> x509.Certificate:
-    """Return the own certificate; ConfigError when what was read does not fit together."""
-    # Imported here: a daemon without certificates needs none of it.
+    """Return the server's certificate; ConfigError when the files do not match each other."""
+    # Imported here: a daemon without certificates does not need it.
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
 
     try:
         x509.load_pem_x509_certificates(ca)
     except ValueError:
-        raise ConfigError(str(paths[0]), "", "what it holds", "certificates, PEM") from None
+        raise ConfigError(str(paths[0]), "", "its content", "certificates, PEM") from None
     try:
         own = x509.load_pem_x509_certificates(certificate)[0]
         _list_hosts(own)
     except ValueError:
-        raise ConfigError(str(paths[1]), "", "what it holds", "a certificate, PEM") from None
+        raise ConfigError(str(paths[1]), "", "its content", "a certificate, PEM") from None
     try:
         private = serialization.load_pem_private_key(key, None)
     except (ValueError, TypeError):
         allowed = "a private key without a passphrase, PEM"
-        raise ConfigError(str(paths[2]), "", "what it holds", allowed) from None
+        raise ConfigError(str(paths[2]), "", "its content", allowed) from None
     if private.public_key() != own.public_key():
         raise ConfigError(str(paths[2]), "", "this key", f"the key of {paths[1]}")
     return own

@@ -37,47 +37,47 @@ class WorkerDrained:
     """The worker has drained."""
 
     unfinished_items: int
-    """What is unfinished."""
+    """Items that were not finished by the deadline."""
 
 
 class WorkerPipe:
-    """The worker's end; it takes standard input and output for itself."""
+    """The worker's end of the pipe; it uses standard input and output for itself."""
 
     def follow_requests(
         self, drain: Callable[[], None], reload: Callable[[Mapping[str, str]], None]
     ) -> None:
-        """Call `drain` when one is wanted and `reload` with an environment that brings settings;
-        end this process when nobody holds the leash.
+        """Call `drain` or `reload` when the supervisor requests it, `reload` with an environment of
+        settings; end this process when the supervisor is gone.
         """
         thread = threading.Thread(
             target=_follow_pipe,
             args=(sys.stdin.fileno(), drain, reload),
-            name="rankdumpd-leash",
+            name="rankdumpd-worker-pipe",
             daemon=True,
         )
         thread.start()
 
     def send_ready(self, address: str) -> None:
-        """Say that this process serves, and where."""
+        """Report that this process serves, and where."""
         _print_line(f"{_READY_WORD} {address}")
 
     def send_drained(self, items: int) -> None:
-        """Say what a drain left unfinished."""
+        """Report how many items a drain left unfinished."""
         _print_line(f"{_LEFT_WORD} {items}")
 
 
 def request_drain(process: subprocess.Popen[bytes]) -> None:
-    """Ask a worker to drain and leave; nothing when it is gone."""
+    """Ask a worker to drain and exit; does nothing when it is gone."""
     _write_line(process, _DRAIN_WORD)
 
 
 def send_settings(process: subprocess.Popen[bytes], environ: Mapping[str, str]) -> None:
-    """Let a worker read its settings again, from this environment; nothing when it is gone."""
+    """Ask a worker to reload its settings from this environment; does nothing when it is gone."""
     _write_line(process, f"{_RELOAD_WORD} {json.dumps(dict(environ))}")
 
 
 def parse_worker_line(line: bytes) -> WorkerReady | WorkerDrained | None:
-    """Return what a worker's line says; None when it says nothing of the kind."""
+    """Return the report in a line of a worker; None when the line is something else."""
     word, _, rest = line.decode(errors="replace").strip().partition(" ")
     if word == _READY_WORD and rest:
         return WorkerReady(rest)
@@ -105,7 +105,7 @@ def _follow_pipe(
                 drain()
             elif word == _RELOAD_WORD:
                 reload(json.loads(rest))
-    _logger.error("the process that started this one is gone")
+    _logger.error("the supervisor of this worker is gone; the worker exits")
     os._exit(_EXIT_ABANDONED)
 
 

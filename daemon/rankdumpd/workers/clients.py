@@ -37,20 +37,20 @@ from rankdumpd.server.state_files import RequiredFiles
 
 
 def merge_views(views: Sequence[StatusView], findings: Iterable[str]) -> StatusView:
-    """Return one view of disjoint ranks, with what else there is to say behind it."""
+    """Return one view of disjoint ranks, followed by further findings."""
     disks, usage = (
         _merge_disks(view.disks for view in views),
         _merge_usage(view.usage for view in views),
     )
     needs = forecast.sum_job_needs(need for view in views for need in view.needs)
     ahead = forecast.describe_shortages(needs, disks, usage)
-    said = (*_iter_findings(views, apart=bool(ahead)), *ahead, *findings)
+    all_findings = (*_iter_findings(views, apart=bool(ahead)), *ahead, *findings)
     return StatusView(
         sessions=tuple(session for view in views for session in view.sessions),
         iterations=tuple(status for view in views for status in view.iterations),
         load=sum_loads(view.load for view in views),
         roots=tuple(dict.fromkeys(root for view in views for root in view.roots)),
-        findings=tuple(dict.fromkeys(said)),
+        findings=tuple(dict.fromkeys(all_findings)),
         disks=disks,
         usage=usage,
         memory=MemoryStatus(
@@ -63,51 +63,51 @@ def merge_views(views: Sequence[StatusView], findings: Iterable[str]) -> StatusV
 
 
 def _iter_findings(views: Iterable[StatusView], *, apart: bool) -> Iterator[str]:
-    """Yield what workers say; `apart` from what their own parts of limits leave room for."""
+    """Yield the findings of workers; with `apart`, without forecasts for their shares of limits."""
     for view in views:
         own = forecast.describe_shortages(view.needs, view.disks, view.usage) if apart else ()
         yield from (sentence for sentence in view.findings if sentence not in own)
 
 
-def _merge_ledgers(seen: Sequence[LedgerStatus]) -> LedgerStatus:
-    """Return all ledgers as one, in the folder above those of the workers."""
-    if not seen:
+def _merge_ledgers(ledgers: Sequence[LedgerStatus]) -> LedgerStatus:
+    """Return the sum of all ledgers, with the folder above those of the workers."""
+    if not ledgers:
         return LedgerStatus()
     return LedgerStatus(
-        folder=seen[0].folder.rpartition("/")[0],
-        used_bytes=sum(each.used_bytes for each in seen),
-        free_bytes=min(each.free_bytes for each in seen),
-        total_bytes=min(each.total_bytes for each in seen),
+        folder=ledgers[0].folder.rpartition("/")[0],
+        used_bytes=sum(each.used_bytes for each in ledgers),
+        free_bytes=min(each.free_bytes for each in ledgers),
+        total_bytes=min(each.total_bytes for each in ledgers),
     )
 
 
-def _merge_disks(seen: Iterable[Iterable[DiskStatus]]) -> tuple[DiskStatus, ...]:
-    """Return each disk once; what workers take on it, and may take, together."""
-    found: dict[str, DiskStatus] = {}
-    for disk in (disk for disks in seen for disk in disks):
-        before = found.get(disk.root)
+def _merge_disks(views: Iterable[Iterable[DiskStatus]]) -> tuple[DiskStatus, ...]:
+    """Return each disk once, with the sums of what workers use and may use."""
+    merged: dict[str, DiskStatus] = {}
+    for disk in (disk for disks in views for disk in disks):
+        before = merged.get(disk.root)
         if before is not None:
             used = before.used_bytes + disk.used_bytes
             limit = before.limit_bytes + disk.limit_bytes
             ranks = before.unfinished_ranks + disk.unfinished_ranks
             disk = replace(disk, used_bytes=used, limit_bytes=limit, unfinished_ranks=ranks)
-        found[disk.root] = disk
-    return tuple(found.values())
+        merged[disk.root] = disk
+    return tuple(merged.values())
 
 
-def _merge_usage(seen: Iterable[Iterable[JobUsage]]) -> tuple[JobUsage, ...]:
-    """Return each job once; each worker has a share of what it may take."""
-    found: dict[str, JobUsage] = {}
-    for job in (job for jobs in seen for job in jobs):
-        before = found.get(job.job_id, JobUsage(job.job_id))
-        found[job.job_id] = JobUsage(
+def _merge_usage(views: Iterable[Iterable[JobUsage]]) -> tuple[JobUsage, ...]:
+    """Return each job once, with the sums of the workers' usage and shares of limits."""
+    merged: dict[str, JobUsage] = {}
+    for job in (job for jobs in views for job in jobs):
+        before = merged.get(job.job_id, JobUsage(job.job_id))
+        merged[job.job_id] = JobUsage(
             job_id=job.job_id,
             bytes_stored=before.bytes_stored + job.bytes_stored,
             limit_bytes=before.limit_bytes + job.limit_bytes,
             pinned=before.pinned or job.pinned,
             retired_iterations=before.retired_iterations + job.retired_iterations,
         )
-    return tuple(found.values())
+    return tuple(merged.values())
 
 
 REFUSED_CALLS_METRIC = "rankdump_refused_calls_total"
@@ -116,27 +116,28 @@ _START_TIME_METRIC = "rankdump_start_time_seconds"
 
 @dataclass(slots=True)
 class _WorkerCounts:
-    """What one worker counted."""
+    """Counters of one worker across its restarts."""
 
     begun_s: float = 0.0
     now: dict[SampleKey, float] = field(default_factory=dict[SampleKey, float])
-    """What its process counted, as of the last answer."""
+    """Counters of its present process, as of the last answer."""
     before: dict[SampleKey, float] = field(default_factory=dict[SampleKey, float])
-    """What its processes before that one counted."""
+    """Sums over its earlier processes."""
 
 
 class WorkerMetricSums:
-    """Adds up what workers say; what is counted never falls although one begins anew, or is
-    silent. For one thread at a time.
+    """Sums of the workers' metrics; counters never fall when a worker restarts or does not answer.
+
+    Not safe to use from several threads at once.
     """
 
     def __init__(self) -> None:
         self._seen: dict[int, _WorkerCounts] = {}
 
     def add_up(self, answers: Mapping[int, Sequence[MetricSample]]) -> list[MetricSample]:
-        """Return what these workers say now, and what the others counted before."""
+        """Return the sums over these answers, and the last counters of the other workers."""
         for index, samples in answers.items():
-            self._take(self._seen.setdefault(index, _WorkerCounts()), samples)
+            self._update(self._seen.setdefault(index, _WorkerCounts()), samples)
         gauges = [
             sample
             for samples in answers.values()
@@ -151,7 +152,7 @@ class WorkerMetricSums:
         ]
         return aggregate_samples([*gauges, *counted])
 
-    def _take(self, seen: _WorkerCounts, samples: Sequence[MetricSample]) -> None:
+    def _update(self, seen: _WorkerCounts, samples: Sequence[MetricSample]) -> None:
         begun_s = next((each.value for each in samples if each.name == _START_TIME_METRIC), 0.0)
         if begun_s != seen.begun_s:
             for key, value in seen.now.items():
@@ -171,7 +172,7 @@ def _build_samples(sums: Mapping[SampleKey, float]) -> Iterable[MetricSample]:
 
 WORKER_STATUS_TIMEOUT_S = 5.0
 _DRAIN_MARGIN_S = 2.0
-# A status of a thousand ranks is larger than gRPC's usual 4 MiB.
+# The status of a thousand ranks is larger than gRPC's default limit of 4 MiB.
 _CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 256 << 20),)
 
 Answer_co = TypeVar("Answer_co", covariant=True)
@@ -179,24 +180,24 @@ Answer = TypeVar("Answer")
 
 
 class WorkerHandle(Protocol):
-    """A worker as others see it."""
+    """A worker, as its clients see it."""
 
     @property
     def index(self) -> int:
-        """Its number."""
+        """Index of the worker."""
         ...
 
     @property
     def address(self) -> str:
-        """Where it serves; UnavailableError while it does not."""
+        """Address of the worker; UnavailableError while it does not serve."""
         ...
 
     def wait_up(self, timeout_s: float) -> None:
-        """Wait until it serves, or no longer."""
+        """Wait until the worker serves, at most for that long."""
         ...
 
     def findings(self) -> list[str]:
-        """Return what people should know of it."""
+        """Return findings about the worker, a sentence each."""
         ...
 
 
@@ -205,7 +206,7 @@ class _WorkerCall(Protocol[Answer_co]):
 
 
 class WorkerClients:
-    """Asks workers; a connection is as short as a call, for a worker may die at any time."""
+    """Calls workers; connections last as long as a call, as a worker may die at any time."""
 
     def __init__(
         self,
@@ -215,30 +216,30 @@ class WorkerClients:
         own_host: Callable[[], str] = lambda: "",
         required: RequiredFiles | None = None,
     ) -> None:
-        """Over TCP with credentials workers show the certificate that the front has: for `own_host`
-        rather than for the address they are reached at. `required` are the front's own.
+        """Over TCP with credentials, workers show the supervisor's certificate, which is for
+        `own_host` and not for their address. `required` are the supervisor's own files.
         """
         self._required = required or RequiredFiles()
         self._members, self._credentials, self._own_host = members, credentials, own_host
 
     def get_address(self, index: int) -> str:
-        """Return where a worker serves; UnavailableError while it does not."""
+        """Return the address of a worker; UnavailableError while it does not serve."""
         return self._members[index].address
 
     @property
     def serving_count(self) -> int:
-        """How many serve at present."""
+        """How many workers serve at present."""
         return sum(map(_is_serving, self._members))
 
     def collect_view(self) -> StatusView:
-        """Return what all of them know, and who did not say."""
-        answers = self._ask(
+        """Return the merged view of all workers, with a finding for each that does not answer."""
+        answers = self._call_all(
             lambda channel: agent_pb2_grpc.AgentServiceStub(channel).Status.future(
                 agent_pb2.AgentStatusRequest(), timeout=WORKER_STATUS_TIMEOUT_S
             )
         )
         silent = [
-            f"worker {member.index} is left out, it does not answer: {answer}"
+            f"worker {member.index} does not answer, and this status lacks its ranks: {answer}"
             for member, answer in zip(self._members, answers, strict=True)
             if isinstance(answer, RankdumpError)
         ]
@@ -251,8 +252,8 @@ class WorkerClients:
         return merge_views(known, [*self._required.missing, *own, *silent])
 
     def collect_metrics(self) -> dict[int, list[MetricSample]]:
-        """Return the numbers of those that answer."""
-        answers = self._ask(
+        """Return the metrics of the workers that answer, by index."""
+        answers = self._call_all(
             lambda channel: metrics_pb2_grpc.MetricsServiceStub(channel).Metrics.future(
                 metrics_pb2.MetricsRequest(), timeout=WORKER_STATUS_TIMEOUT_S
             )
@@ -264,15 +265,15 @@ class WorkerClients:
         }
 
     def drain_workers(self, timeout_s: float) -> int:
-        """Wait until all that was received is in the tree; return what is not, at least one for
-        each worker that does not say.
+        """Wait until all received records are in the tree; return how many are not, counting one
+        for each worker that does not answer.
         """
         deadline_s = time.monotonic() + timeout_s
         for member in self._members:
             member.wait_up(deadline_s - time.monotonic())
         left_s = max(0.0, deadline_s - time.monotonic())
         drain = agent_pb2.Drain(timeout_ms=round(left_s * 1000))
-        answers = self._ask(
+        answers = self._call_all(
             lambda channel: agent_pb2_grpc.AgentServiceStub(channel).Control.future(
                 agent_pb2.ControlRequest(drain=drain), timeout=left_s + _DRAIN_MARGIN_S
             )
@@ -280,9 +281,9 @@ class WorkerClients:
         return sum(1 if isinstance(a, RankdumpError) else a.queued_records for a in answers)
 
     def pin_job(self, pin: agent_pb2.Pin) -> None:
-        """Pin a job with all workers, or let it go; raise what any of them says against it."""
+        """Pin or unpin a job with all workers; raise the error of any that refuses."""
         request = agent_pb2.ControlRequest(pin=pin)
-        answers = self._ask(
+        answers = self._call_all(
             lambda channel: agent_pb2_grpc.AgentServiceStub(channel).Control.future(
                 request, timeout=WORKER_STATUS_TIMEOUT_S
             )
@@ -299,10 +300,10 @@ class WorkerClients:
             else _CHANNEL_OPTIONS
         )
 
-    def _ask(
+    def _call_all(
         self, call: Callable[[grpc.Channel], _WorkerCall[Answer]]
     ) -> list[Answer | RankdumpError]:
-        """Return the answer of each, or why there is none."""
+        """Return the answer of each worker, or the error in its place."""
         with contextlib.ExitStack() as channels:
             calls: list[_WorkerCall[Answer] | RankdumpError] = []
             for member in self._members:

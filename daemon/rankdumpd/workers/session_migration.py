@@ -1,9 +1,9 @@
 """Migration of sessions to the worker that they belong to, before any worker runs, and the rule
 that selects it: always the same worker for a rank of a job and a number of workers.
 
-Sessions that an agent left unfinished must not be forgotten because it has another number of
-workers now. A session moves with all of its rows, finished or not: a rank may come back only to
-hear that its end was committed. Every step may be repeated, so a crash in between does no harm.
+Unfinished sessions must survive a change of the number of workers. A session moves with all of
+its rows, finished or not: a rank may reconnect only to learn that its end was committed. Every
+step may be repeated, so a crash in between does no harm.
 
 All sessions of a rank share tables and manifests of a tree, so they share a worker.
 """
@@ -53,7 +53,7 @@ _SESSION_TABLES_QUERY = (
     " WHERE m.type = 'table' AND c.name = 'session_id'"
 )
 _NUMBER_COLUMN = "number"
-# Items of the log get numbers of their new ledger, so it is the session that tells a repetition.
+# Numbered rows get new numbers in their new ledger; a repetition is detected by the session.
 _RENUMBER_CLAUSE = "AND NOT EXISTS (SELECT 1 FROM target.{} WHERE session_id = ?1) ORDER BY number"
 
 _logger = logging.getLogger(__name__)
@@ -61,31 +61,31 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StatePaths:
-    """Where one agent process keeps what must survive it."""
+    """Folders with the state of one agent process."""
 
     state_dir: Path
     runtime_dir: Path | None
 
     @property
     def ledger(self) -> Path:
-        """Its rows."""
+        """Path of the ledger."""
         return self.state_dir / LEDGER_FILE
 
     @property
     def slabs(self) -> Path | None:
-        """Its shared memory; None without a socket."""
+        """Folder of the shared memory; None without a socket."""
         return self.runtime_dir and self.runtime_dir / "slabs"
 
     def worker_paths(self, index: int) -> StatePaths:
-        """Return the home of a worker of the agent that lives here."""
+        """Return the folders of a worker of this agent."""
         return self.subfolder(f"{_WORKER_FOLDER_PREFIX}{index}")
 
     def subfolder(self, name: str) -> StatePaths:
-        """Return a home one floor below."""
+        """Return the folders of that name below these."""
         return StatePaths(self.state_dir / name, self.runtime_dir and self.runtime_dir / name)
 
     def list_worker_paths(self) -> list[StatePaths]:
-        """Return the homes of all workers that ever were."""
+        """Return the folders of all present and former workers."""
         return [
             self.subfolder(path.name)
             for path in sorted(self.state_dir.glob(f"{_WORKER_FOLDER_PREFIX}*"))
@@ -93,27 +93,30 @@ class StatePaths:
 
 
 def migrate_sessions(agent: StatePaths, workers: int, *, group: int, patience_s: float) -> None:
-    """Move every session that the agent or any worker of it left to its worker, or to the agent
-    when it has none.
+    """Move all sessions of an agent and its present and former workers to the workers that they
+    belong to, or to the agent when it has one worker only.
 
-    The caller owns the agent's own state folder. ConfigError when a session cannot be moved, or
-    when a worker still runs after that time; what `statefile.connect` raises where a ledger is
-    damaged or its disk full.
+    The caller owns the agent's state folder. ConfigError when a session cannot be moved, or when a
+    worker still runs after `patience_s`; the errors of `state_files.open_database` where a ledger
+    is corrupted or its disk full.
     """
-    homes = [agent] if workers == 1 else [agent.worker_paths(index) for index in range(workers)]
-    places = [*homes, *(home for home in (agent, *agent.list_worker_paths()) if home not in homes)]
+    owners = [agent] if workers == 1 else [agent.worker_paths(index) for index in range(workers)]
+    places = [
+        *owners,
+        *(owner for owner in (agent, *agent.list_worker_paths()) if owner not in owners),
+    ]
     with contextlib.ExitStack() as owned:
         for place in places:
             if place != agent:
                 owned.enter_context(_own_state_folder(place.state_dir, patience_s))
         try:
-            home_of = {
-                session_id: homes[index]
+            owner_of = {
+                session_id: owners[index]
                 for place in places
-                for session_id, index in _move_sessions(place, homes).items()
+                for session_id, index in _move_sessions(place, owners).items()
             }
             for place in places:
-                _move_slabs(place, home_of, group)
+                _move_slabs(place, owner_of, group)
         except (OSError, sqlite3.Error) as error:
             if state_files.is_corrupted_database(error) or state_files.is_no_space(error):
                 raise state_files.explain_state_error(
@@ -126,8 +129,8 @@ def migrate_sessions(agent: StatePaths, workers: int, *, group: int, patience_s:
 def lock_runtime_folder(folder: Path, group: int) -> int:
     """Return a locked descriptor of a runtime folder; -1 where there is no such lock or folder.
 
-    ConfigError when another front has it: its workers' places are there, also while one of them
-    is being started again.
+    ConfigError when another supervisor has locked it: its workers use the folder, also while one of
+    them is being restarted.
     """
     try:
         make_group_folder(folder, group)
@@ -146,8 +149,8 @@ def lock_runtime_folder(folder: Path, group: int) -> int:
     return guard
 
 
-def _move_sessions(source: StatePaths, homes: list[StatePaths]) -> dict[str, int]:
-    """Move out what does not belong here; return to which home each session belongs."""
+def _move_sessions(source: StatePaths, owners: list[StatePaths]) -> dict[str, int]:
+    """Move sessions that belong elsewhere; return the index of the owner of each session."""
     if not source.ledger.exists():
         return {}
     with contextlib.closing(open_ledger_file(source.ledger)) as base:
@@ -155,15 +158,15 @@ def _move_sessions(source: StatePaths, homes: list[StatePaths]) -> dict[str, int
         belongs = {
             session_id: index
             for session_id, request in rows
-            if (index := _find_worker_index(session_id, request, len(homes))) is not None
+            if (index := _find_worker_index(session_id, request, len(owners))) is not None
         }
-        for index, home in enumerate(homes):
-            strangers = [each for each, at in belongs.items() if at == index and home != source]
-            if strangers:
-                _logger.info("%d sessions go to %s", len(strangers), home.state_dir)
-                open_ledger_file(home.ledger).close()
-                _move_rows(base, home.ledger, strangers)
-        _move_pins(base, source, homes)
+        for index, owner in enumerate(owners):
+            moving = [each for each, at in belongs.items() if at == index and owner != source]
+            if moving:
+                _logger.info("moving %d sessions to %s", len(moving), owner.state_dir)
+                open_ledger_file(owner.ledger).close()
+                _move_rows(base, owner.ledger, moving)
+        _move_pins(base, source, owners)
         return belongs
 
 
@@ -172,28 +175,30 @@ def _find_worker_index(session_id: str, request: str, workers: int) -> int | Non
         about = json.loads(request)
         return select_worker(about["job_id"], about["rank"], workers)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        # One row that cannot be read must not keep all ranks out.
+        # One row that cannot be read must not keep all ranks from their sessions.
         extra = {"session": session_id}
         _logger.exception(
-            "session %s cannot be read and stays where it is", session_id, extra=extra
+            "the row of session %s cannot be read, and the session is not moved",
+            session_id,
+            extra=extra,
         )
         return None
 
 
-def _move_slabs(source: StatePaths, home_of: Mapping[str, StatePaths], group: int) -> None:
-    """Move slabs after their sessions, wherever an earlier attempt may have left them."""
+def _move_slabs(source: StatePaths, owner_of: Mapping[str, StatePaths], group: int) -> None:
+    """Move slabs to the folders of their sessions, also those that an earlier attempt left."""
     if source.slabs is None or not source.slabs.is_dir():
         return
     for slab in sorted(source.slabs.iterdir()):
-        home = home_of.get(parse_session_id(slab.name), source)
-        if home.slabs is not None and home != source:
-            make_group_folder(home.slabs, group, slab_folder.SLAB_FOLDER_MODE)
-            # A rank that maps it goes on with it: it knows the file by its inode.
-            slab.rename(home.slabs / slab.name)
+        owner = owner_of.get(parse_session_id(slab.name), source)
+        if owner.slabs is not None and owner != source:
+            make_group_folder(owner.slabs, group, slab_folder.SLAB_FOLDER_MODE)
+            # A rank that has mapped the file is not affected by its new name.
+            slab.rename(owner.slabs / slab.name)
 
 
 def _move_rows(base: sqlite3.Connection, target: Path, session_ids: list[str]) -> None:
-    """Copy rows and make sure of them, then delete them where they were."""
+    """Copy rows and commit them, then delete them at their source."""
     base.execute("ATTACH ? AS target", (str(target),))
     try:
         tables = [name for (name,) in base.execute(_SESSION_TABLES_QUERY)]
@@ -214,14 +219,14 @@ def _move_rows(base: sqlite3.Connection, target: Path, session_ids: list[str]) -
         base.execute("DETACH target")
 
 
-def _move_pins(base: sqlite3.Connection, source: StatePaths, homes: list[StatePaths]) -> None:
-    """Give every home the pins of another; who lives nowhere any more keeps none."""
+def _move_pins(base: sqlite3.Connection, source: StatePaths, owners: list[StatePaths]) -> None:
+    """Copy the pins of a ledger to all others; delete them where no sessions stay."""
     pins = base.execute("SELECT job_id, since_us FROM pins").fetchall()
-    for home in homes if pins else ():
-        if home != source:
-            with contextlib.closing(open_ledger_file(home.ledger)) as target:
+    for owner in owners if pins else ():
+        if owner != source:
+            with contextlib.closing(open_ledger_file(owner.ledger)) as target:
                 target.executemany("INSERT OR IGNORE INTO pins VALUES (?, ?)", pins)
-    if pins and source not in homes:
+    if pins and source not in owners:
         base.execute("DELETE FROM pins")
 
 
@@ -244,7 +249,7 @@ def _transaction(base: sqlite3.Connection) -> Generator[None]:
 
 @contextmanager
 def _own_state_folder(state_dir: Path, patience_s: float) -> Generator[None]:
-    """Own a worker's folder; one whose front was killed needs a moment to notice."""
+    """Lock a worker's folder; a worker whose supervisor was killed needs a moment to exit."""
     deadline_s = time.monotonic() + patience_s
     while True:
         try:

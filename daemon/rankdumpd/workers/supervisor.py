@@ -1,5 +1,5 @@
 """Supervisor of the workers of one agent: gives each its share of the settings, starts and stops
-them, redirects ranks to them and answers for all of them. It takes no frames itself.
+them, redirects ranks to them and merges their status. It receives no frames itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def build_worker_settings(
     memory_bytes: int,
     cores: int,
 ) -> AgentSettings:
-    """Return the settings of one worker: its own places, and its part of all memory and cores."""
+    """Return the settings of one worker: its own folders, and its share of memory and cores."""
     workers = settings.workers
     queue_bytes = max(MIN_WORKER_QUEUE_BYTES, settings.queue_bytes // workers)
     return dataclasses.replace(
@@ -66,7 +66,7 @@ def build_worker_settings(
         report_bytes=max(MIN_WORKER_QUEUE_BYTES, settings.report_bytes // workers),
         memory_bytes=max(queue_bytes, memory_bytes // workers),
         runtime_dir=runtime_dir,
-        # Up to a whole one: as many ranks as may come do, where they are shared out evenly.
+        # Rounded up: with ranks distributed evenly, all of max_sessions find a place.
         max_sessions=-(-settings.max_sessions // workers),
         disk_bytes=_divide_limit(settings.disk_bytes, workers),
         job_bytes=_divide_limit(settings.job_bytes, workers),
@@ -75,38 +75,38 @@ def build_worker_settings(
 
 
 def _divide_limit(limit_bytes: int, workers: int) -> int:
-    """Return a worker's part of a limit; none of none, and never none of a limit."""
+    """Return a worker's share of a limit, at least 1; 0 where there is no limit."""
     return max(1, limit_bytes // workers) if limit_bytes else 0
 
 
 def build_worker_address(listen: str, index: int) -> str:
-    """Return where a worker listens: on a socket beside the public one, or any port."""
+    """Return the address of a worker: a socket beside the public one, or any port."""
     if listen.startswith("unix:"):
         return f"{listen}.{index}"
     return f"{listen.rpartition(':')[0]}:0"
 
 
 def build_redirect(address: str) -> str:
-    """Return how a worker's address is told to a rank: what of it differs from the public one."""
+    """Return the part of a worker's address that differs from the public one."""
     return address.rpartition("/" if address.startswith("unix:") else ":")[2]
 
 
 class SupervisorServicer(agent_pb2_grpc.AgentServiceServicer):
-    """Answers as an agent does, and takes no frames itself."""
+    """The agent's gRPC service in the supervisor, which receives no frames."""
 
     def __init__(
         self,
-        crew: WorkerClients,
+        clients: WorkerClients,
         *,
         redirect: Callable[[SessionRequest], str],
         meters: MetricCounters,
     ) -> None:
-        self._crew, self._redirect, self._meters = crew, redirect, meters
+        self._clients, self._redirect, self._meters = clients, redirect, meters
 
     def OpenSession(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.OpenSessionRequest, context: grpc.ServicerContext
     ) -> agent_pb2.OpenSessionResponse:
-        """Send a rank on to its worker."""
+        """Redirect a rank to its worker."""
         with abort_on_error(context, self._meters):
             redirect = self._redirect(session_messages.session_request_from_wire(request))
             grant = SessionGrant(b"", 0, 0, redirect=redirect)
@@ -115,7 +115,7 @@ class SupervisorServicer(agent_pb2_grpc.AgentServiceServicer):
     def Push(  # noqa: N802 - the name is the generated base class's
         self, request_iterator: Iterator[agent_pb2.PushRequest], context: grpc.ServicerContext
     ) -> Iterator[agent_pb2.PushResponse]:
-        """Refuse a rank that did not go where it was sent."""
+        """Refuse a rank that did not follow its redirect."""
         with abort_on_error(context, self._meters):
             raise RejectedError(
                 "this agent has several workers, and this client follows no redirect: it is older "
@@ -126,22 +126,22 @@ class SupervisorServicer(agent_pb2_grpc.AgentServiceServicer):
     def Status(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.AgentStatusRequest, context: grpc.ServicerContext
     ) -> agent_pb2.AgentStatusResponse:
-        """Say how everything stands with all workers."""
+        """Return the merged status of all workers."""
         return agent_pb2.AgentStatusResponse(
-            view=status_messages.view_to_wire(self._crew.collect_view())
+            view=status_messages.view_to_wire(self._clients.collect_view())
         )
 
     def Control(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.ControlRequest, context: grpc.ServicerContext
     ) -> agent_pb2.ControlResponse:
-        """Pass a drain or a pin on to all workers."""
+        """Forward a drain or a pin to all workers."""
         with abort_on_error(context, self._meters):
             if request.HasField("pin"):
-                self._crew.pin_job(request.pin)
+                self._clients.pin_job(request.pin)
                 return agent_pb2.ControlResponse()
             if not request.HasField("drain"):
-                raise ProtocolError("control without an action")
-            left = self._crew.drain_workers(limit_drain_s(request.drain))
+                raise ProtocolError("the control request has no action")
+            left = self._clients.drain_workers(limit_drain_s(request.drain))
             return agent_pb2.ControlResponse(drained=left == 0, queued_records=left)
 
 
@@ -149,50 +149,52 @@ _logger = logging.getLogger(__name__)
 
 _MIGRATION_TIMEOUT_S = 10.0
 _NOTIFY_VARIABLE = "NOTIFY_SOCKET"
-# A worker drains as long as its front does, and has its calls to end and its files to close then.
+# A worker drains as long as the supervisor, then ends its calls and closes its files.
 _WORKER_STOP_TIMEOUT_S = 8.0
 
 
 class WorkerSupervisor(Component):
-    """An agent of several workers; it owns the state folder from when it is made until `stop`."""
+    """An agent of several workers; it owns the state folder from its creation until `stop`."""
 
-    # What its workers have, and as long again for one that hangs.
+    # The time of its workers, and as much again for one that hangs.
     leave_s = 2 * Component.leave_s
     service_names: tuple[str, ...] = (SERVICE_NAME,)
 
     def __init__(
         self,
-        every: DaemonSettings,
+        settings: DaemonSettings,
         environ: Mapping[str, str],
         *,
         meters: MetricCounters | None = None,
         required: RequiredFiles | None = None,
     ) -> None:
-        """Give `environ` to the workers, with settings of their own; `required` knows what is gone
-        of this process's own files.
+        """Run the workers with `environ` and their share of the settings; `required` are this
+        process's own files.
         """
-        self._every = every
-        self._settings = settings = every.agent
-        # The longest of all the paths there will be.
-        parse_socket_path(build_worker_address(settings.listen, settings.workers - 1))
-        self._group = find_group_id(settings.runtime_group)
-        self._home = find_state_paths(settings)
-        self._guards = [lock_ledger_folder(self._home.state_dir)]
-        if self._home.runtime_dir and settings.slab_bytes:
-            self._guards.append(self._own_runtime(self._home.runtime_dir))
+        self._all_settings = settings
+        self._settings = agent = settings.agent
+        # Fails early: this is the longest of all socket paths.
+        parse_socket_path(build_worker_address(agent.listen, agent.workers - 1))
+        self._group = find_group_id(agent.runtime_group)
+        self._paths = find_state_paths(agent)
+        self._locks = [lock_ledger_folder(self._paths.state_dir)]
+        if self._paths.runtime_dir and agent.slab_bytes:
+            self._locks.append(self._lock_runtime_folder(self._paths.runtime_dir))
         self._memory_bytes = share_memory(
-            settings.memory_bytes,
+            agent.memory_bytes,
             machine_bytes=machine.read_memory_bytes(),
-            queue_bytes=settings.queue_bytes,
-            max_record_bytes=settings.max_record_bytes,
+            queue_bytes=agent.queue_bytes,
+            max_record_bytes=agent.max_record_bytes,
         ).total_bytes
-        self._workers = [self._worker(index, environ) for index in range(settings.workers)]
-        tls = every.tls
-        shown = ServerCertificates(tls) if tls.on and self._home.runtime_dir is None else None
-        self._crew = WorkerClients(
+        self._workers = [self._make_worker(index, environ) for index in range(agent.workers)]
+        tls = settings.tls
+        certificates = (
+            ServerCertificates(tls) if tls.on and self._paths.runtime_dir is None else None
+        )
+        self._clients = WorkerClients(
             self._workers,
             TlsCredentials(tls.ca, tls.certificate, tls.key),
-            own_host=lambda: shown.read_material().hosts[0] if shown else "",
+            own_host=lambda: certificates.read_material().hosts[0] if certificates else "",
             required=required or RequiredFiles(),
         )
         self._draining = False
@@ -201,7 +203,7 @@ class WorkerSupervisor(Component):
 
     def register(self, server: grpc.Server) -> None:
         """Add the agent's service to a server."""
-        servicer = SupervisorServicer(self._crew, redirect=self._redirect, meters=self._meters)
+        servicer = SupervisorServicer(self._clients, redirect=self._redirect, meters=self._meters)
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
     def start(self) -> None:
@@ -209,7 +211,7 @@ class WorkerSupervisor(Component):
         try:
             self._make_runtime_folders()
             migrate_sessions(
-                self._home, len(self._workers), group=self._group, patience_s=_MIGRATION_TIMEOUT_S
+                self._paths, len(self._workers), group=self._group, patience_s=_MIGRATION_TIMEOUT_S
             )
             for worker in self._workers:
                 worker.start()
@@ -228,106 +230,108 @@ class WorkerSupervisor(Component):
         return sum(w.wait_drained(max(0.0, deadline_s - time.monotonic())) for w in self._workers)
 
     def stop(self) -> None:
-        """End all workers at once; may be repeated."""
+        """Stop all workers at once; may be repeated."""
         self._draining = True
         for worker in self._workers:
             worker.request_stop()
         for worker in self._workers:
             worker.stop()
-            folder = self._home.worker_paths(worker.index).runtime_dir
+            folder = self._paths.worker_paths(worker.index).runtime_dir
             if folder:
-                # Slabs that are needed stay, and so does their folder.
+                # A folder with slabs that are still needed stays.
                 with contextlib.suppress(OSError):
                     folder.rmdir()
-        self._let_go()
+        self._release_locks()
 
     def samples(self) -> list[MetricSample]:
-        """Return the numbers of all workers, as one agent's."""
-        answers = self._crew.collect_metrics()
+        """Return the metrics of all workers, summed up as those of one agent."""
+        answers = self._clients.collect_metrics()
         restarts = sum(worker.restarts for worker in self._workers)
         with self._summing:
-            found = self._sums.add_up(answers)
-        return [*found, MetricSample("rankdump_agent_worker_restarts_total", restarts)]
+            samples = self._sums.add_up(answers)
+        return [*samples, MetricSample("rankdump_agent_worker_restarts_total", restarts)]
 
     def reload(self, settings: DaemonSettings) -> None:
-        """Give each worker its part of new settings."""
-        self._every, self._settings = settings, settings.agent
+        """Send each worker its share of the new settings."""
+        self._all_settings, self._settings = settings, settings.agent
         for worker in self._workers:
-            worker.send_settings(self._settings_of(worker.index))
+            worker.send_settings(self._build_environment(worker.index))
 
     def fault(self) -> str:
-        """Say which worker nobody would start again; what ails a worker is for itself to end."""
+        """Return which worker would no longer be restarted; a worker with a fault exits itself."""
         return "; ".join(filter(None, (worker.fault() for worker in self._workers)))
 
     def brief(self) -> str:
-        """Say how many workers serve."""
-        return f"{self._crew.serving_count} of {len(self._workers)} workers serve"
+        """Return how many workers serve."""
+        return f"{self._clients.serving_count} of {len(self._workers)} workers serve"
 
-    def _worker(self, index: int, environ: Mapping[str, str]) -> WorkerProcess:
+    def _make_worker(self, index: int, environ: Mapping[str, str]) -> WorkerProcess:
         inherited = strip_settings(environ)
         inherited.pop(_NOTIFY_VARIABLE, None)
         return WorkerProcess(
             index,
-            folder=self._home.worker_paths(index).state_dir,
-            environ=inherited | self._settings_of(index),
+            folder=self._paths.worker_paths(index).state_dir,
+            environ=inherited | self._build_environment(index),
         )
 
-    def _settings_of(self, index: int) -> dict[str, str]:
-        home = self._home.worker_paths(index)
+    def _build_environment(self, index: int) -> dict[str, str]:
+        paths = self._paths.worker_paths(index)
         share = build_worker_settings(
             self._settings,
             index,
-            state_dir=str(home.state_dir),
-            runtime_dir=str(home.runtime_dir or ""),
+            state_dir=str(paths.state_dir),
+            runtime_dir=str(paths.runtime_dir or ""),
             memory_bytes=self._memory_bytes,
             cores=machine.count_cores(),
         )
-        return build_environment(dataclasses.replace(self._every, agent=share))
+        return build_environment(dataclasses.replace(self._all_settings, agent=share))
 
-    def _own_runtime(self, folder: Path) -> int:
+    def _lock_runtime_folder(self, folder: Path) -> int:
         try:
             return lock_runtime_folder(folder, self._group)
         except ConfigError:
-            self._let_go()
+            self._release_locks()
             raise
 
-    def _let_go(self) -> None:
-        while self._guards:
-            guard = self._guards.pop()
-            if guard >= 0:
-                os.close(guard)
+    def _release_locks(self) -> None:
+        while self._locks:
+            lock = self._locks.pop()
+            if lock >= 0:
+                os.close(lock)
 
     def _make_runtime_folders(self) -> None:
         for worker in self._workers:
-            folder = self._home.worker_paths(worker.index).runtime_dir
+            folder = self._paths.worker_paths(worker.index).runtime_dir
             try:
                 if folder:
                     make_group_folder(folder, self._group)
             except OSError as error:
-                # The worker will find it out as well, and do without shared memory.
-                _logger.warning("%s cannot be made: %s", folder, error)
+                # The worker will fail at it too, and do without shared memory.
+                _logger.warning(
+                    "the folder %s for shared memory cannot be created: %s", folder, error
+                )
 
     def _redirect(self, request: SessionRequest) -> str:
         if self._draining:
             raise UnavailableError("the agent is stopping and takes no new sessions")
         index = select_worker(request.job_id, request.rank, len(self._workers))
-        return build_redirect(self._crew.get_address(index))
+        return build_redirect(self._clients.get_address(index))
 
 
 def find_state_paths(settings: AgentSettings) -> StatePaths:
-    """Return where an agent of these settings keeps its own state and slabs."""
+    """Return where an agent of these settings keeps its state and its slabs."""
     socket = parse_socket_path(settings.listen)
     runtime_dir = Path(settings.runtime_dir) if settings.runtime_dir else socket and socket.parent
     return StatePaths(Path(settings.state_dir), runtime_dir if socket else None)
 
 
 def reclaim_worker_sessions(settings: AgentSettings) -> None:
-    """Take over what workers left, for an agent that has none now."""
-    home = find_state_paths(settings)
-    if home.list_worker_paths():
-        guard = lock_ledger_folder(home.state_dir)
+    """Move the sessions of former workers to an agent that has no workers now."""
+    paths = find_state_paths(settings)
+    if paths.list_worker_paths():
+        lock = lock_ledger_folder(paths.state_dir)
         try:
             group = find_group_id(settings.runtime_group)
-            migrate_sessions(home, 1, group=group, patience_s=_MIGRATION_TIMEOUT_S)
+            migrate_sessions(paths, 1, group=group, patience_s=_MIGRATION_TIMEOUT_S)
         finally:
-            os.close(guard)
+            os.close(lock)

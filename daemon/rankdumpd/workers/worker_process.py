@@ -11,137 +11,134 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from rankdump._core.backoff import RetryBackoff
 from rankdump.errors import UnavailableError
 from rankdumpd.server import worker_pipe
+from rankdumpd.server.background_thread import BackgroundThread
 
 MIN_RESTART_DELAY_S = 0.1
 MAX_RESTART_DELAY_S = 10.0
 STEADY_RUN_S = 60.0
-"""A worker that lived as long died of something new."""
+"""After a run of that length the restart delay begins at its minimum again."""
 _KILL_AFTER_S = 5.0
 
 _logger = logging.getLogger(__name__)
 
 
 class WorkerProcess:
-    """An agent in a process of its own; safe to use from several threads."""
+    """A worker process and its restarts; safe to use from several threads."""
 
     def __init__(self, index: int, *, folder: Path, environ: Mapping[str, str]) -> None:
-        """Run it in a folder that holds no modules: `-m` looks for them there first."""
+        """Run it in `folder`, which must not contain modules: `-m` searches it first."""
         self.index = index
         self._folder, self._environ = folder, dict(environ)
         self._changed = threading.Condition()
         self._process: subprocess.Popen[bytes] | None = None
         self._address = ""
-        self._left: int | None = None
+        self._unfinished: int | None = None
         self._restarts = 0
         self._last_end = ""
-        self._stopping = False
         self._over = False
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread(self._run, f"rankdumpd-worker-{index}")
 
     @property
     def address(self) -> str:
-        """Where it serves; UnavailableError while it does not."""
+        """Address of the worker; UnavailableError while it does not serve."""
         with self._changed:
             if not self._address:
                 raise UnavailableError(
-                    f"worker {self.index} is being started again: it {self._last_end}"
+                    f"worker {self.index} is being restarted: it {self._last_end}"
                 )
             return self._address
 
     def wait_up(self, timeout_s: float) -> None:
-        """Wait until it serves, or no longer."""
+        """Wait until the worker serves, at most for that long."""
         with self._changed:
             self._changed.wait_for(lambda: self._address, timeout_s)
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
+        """How often the worker was restarted."""
         return self._restarts
 
     def findings(self) -> list[str]:
-        """Return what people should know of it."""
+        """Return findings about the worker, a sentence each."""
         with self._changed:
             if not self._restarts:
                 return []
             times = "once" if self._restarts == 1 else f"{self._restarts} times"
-            return [f"worker {self.index} was started again {times}; the last {self._last_end}"]
+            return [f"worker {self.index} was restarted {times}; the last process {self._last_end}"]
 
     def start(self) -> None:
-        """Begin to run it."""
-        name = f"rankdumpd-worker-{self.index}"
-        self._thread = threading.Thread(target=self._run, name=name)
+        """Start the worker without waiting for it."""
         self._thread.start()
 
     def wait_ready(self) -> None:
-        """Return once it serves; UnavailableError when it ended before."""
+        """Wait until the worker serves; UnavailableError when it ended before."""
         with self._changed:
             self._changed.wait_for(lambda: self._address or self._over)
             if not self._address:
                 raise UnavailableError(f"worker {self.index} does not start: it {self._last_end}")
 
     def request_drain(self) -> None:
-        """Let it finish what it has, and start none in its place."""
+        """Ask the worker to drain and exit, and do not restart it."""
         with self._changed:
-            self._stopping = True
+            self._thread.request_stop()
             self._changed.notify_all()
             if self._process:
                 worker_pipe.request_drain(self._process)
 
     def send_settings(self, environ: Mapping[str, str]) -> None:
-        """Let it, and all that come after it, have other settings."""
+        """Give other settings to the worker and to those started after it."""
         with self._changed:
             self._environ |= environ
             if self._process:
                 worker_pipe.send_settings(self._process, environ)
 
     def fault(self) -> str:
-        """Say that nobody looks after it any more."""
-        dead = self._thread is not None and not self._thread.is_alive() and not self._stopping
-        return f"nobody looks after worker {self.index}" if dead else ""
+        """Return why the worker would no longer be restarted; empty while it would."""
+        fault = self._thread.fault()
+        return f"worker {self.index} is not restarted any more: {fault}" if fault else ""
 
     def wait_drained(self, timeout_s: float) -> int:
-        """Wait until it has drained and left; return what it left, at least one without a word."""
+        """Wait until the worker has drained; return how many items it left, 1 if unknown."""
         with self._changed:
             self._changed.wait_for(lambda: self._over, timeout_s)
-            return 1 if self._left is None else self._left
+            return 1 if self._unfinished is None else self._unfinished
 
     def request_stop(self) -> None:
-        """Let it end at once, and start none in its place."""
+        """Ask the worker to exit at once, and do not restart it."""
         with self._changed:
-            self._stopping = True
+            self._thread.request_stop()
             self._changed.notify_all()
-            self._drop_leash()
+            self._close_pipe()
 
     def stop(self) -> None:
-        """End it at once and wait for that; may be repeated, and called without `start`."""
+        """Stop the worker and wait for its end; may be repeated, and called without `start`."""
         self.request_stop()
         with self._changed:
             if not self._changed.wait_for(lambda: self._process is None, _KILL_AFTER_S):
                 assert self._process is not None
                 self._process.kill()
-        if self._thread:
-            self._thread.join()
-            self._thread = None
+        self._thread.join()
 
     def _run(self) -> None:
-        retry_s = MIN_RESTART_DELAY_S
-        while not self._stopping:
+        backoff = RetryBackoff(MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S)
+        while not self._thread.is_stopping:
             begun_s = time.monotonic()
             served = self._run_once()
-            if self._stopping or not (served or self._restarts):
+            if self._thread.is_stopping or not (served or self._restarts):
                 break
-            retry_s = MIN_RESTART_DELAY_S if time.monotonic() - begun_s > STEADY_RUN_S else retry_s
+            if time.monotonic() - begun_s > STEADY_RUN_S:
+                backoff.reset()
             _logger.error(
-                "worker %d %s; it is started again",
+                "worker %d %s; it is restarted",
                 self.index,
                 self._last_end,
                 extra={"worker": self.index},
             )
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping, retry_s)
-            retry_s = min(2 * retry_s, MAX_RESTART_DELAY_S)
+                self._changed.wait_for(lambda: self._thread.is_stopping, backoff.next_pause_s())
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -150,23 +147,23 @@ class WorkerProcess:
         """Run one process to its end; return whether it ever served."""
         served = False
         try:
-            process = self._spawned()
+            process = self._spawn()
             if process is None:
                 return False
-            served = self._listen_to(process)
+            served = self._read_reports(process)
             code = process.wait()
             how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
         except OSError as error:
             how = f"could not be run: {error}"
         with self._changed:
-            self._drop_leash()
+            self._close_pipe()
             self._process, self._address, self._last_end = None, "", how
             self._changed.notify_all()
         return served
 
-    def _spawned(self) -> subprocess.Popen[bytes] | None:
+    def _spawn(self) -> subprocess.Popen[bytes] | None:
         with self._changed:
-            if self._stopping:
+            if self._thread.is_stopping:
                 return None
             self._restarts += bool(self._last_end)
             self._process = subprocess.Popen(
@@ -175,27 +172,27 @@ class WorkerProcess:
                 env=self._environ,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # The terminal's Ctrl-C is for the front alone, which asks its workers then.
+                # Ctrl-C in a terminal goes to the supervisor only, which then stops its workers.
                 start_new_session=True,
             )
             return self._process
 
-    def _listen_to(self, process: subprocess.Popen[bytes]) -> bool:
-        """Hear what a process says until it ends; return whether it ever served."""
+    def _read_reports(self, process: subprocess.Popen[bytes]) -> bool:
+        """Read the reports of a process until it ends; return whether it ever served."""
         served = False
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                news = worker_pipe.parse_worker_line(line)
+                report = worker_pipe.parse_worker_line(line)
                 with self._changed:
-                    if isinstance(news, worker_pipe.WorkerReady):
-                        self._address, served = news.address, True
-                    elif isinstance(news, worker_pipe.WorkerDrained):
-                        self._left = news.unfinished_items
+                    if isinstance(report, worker_pipe.WorkerReady):
+                        self._address, served = report.address, True
+                    elif isinstance(report, worker_pipe.WorkerDrained):
+                        self._unfinished = report.unfinished_items
                     self._changed.notify_all()
         return served
 
-    def _drop_leash(self) -> None:
+    def _close_pipe(self) -> None:
         if self._process and self._process.stdin:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()

@@ -129,7 +129,7 @@ def test_revoked_is_told(authority: Authority):
     states = [
         line.split()[:2] for line in authority.run("show", str(authority.folder)).splitlines()
     ]
-    assert states[::2] == [["ann", "revoked"], ["node1", "holds"], ["old", "expired"]]
+    assert states[::2] == [["ann", "revoked"], ["node1", "valid"], ["old", "expired"]]
 
 
 def test_revoked_lines_as_openssl_prints_them(tmp_path: Path):
@@ -164,7 +164,7 @@ def test_settings_of_a_server_are_checked_before_it_serves(authority: Authority,
     ann = authority.issue("ann", "operator")
     for files, said in (
         ((good.ca, good.certificate, ann.key), "the key of"),
-        ((good.ca, ann.certificate, ann.key), "names the hosts"),
+        ((good.ca, ann.certificate, ann.key), "names its hosts"),
         ((good.ca, good.key, good.key), "a certificate, PEM"),
         ((good.key, good.certificate, good.key), "certificates, PEM"),
         ((good.ca, good.certificate, good.certificate), "a private key"),

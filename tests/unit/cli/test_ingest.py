@@ -41,8 +41,8 @@ def test_json(tmp_path: Path):
     [
         ("nothing", "tree", "No such file"),
         ("file", "tree", "Not a directory"),
-        ("source", "source/tree", "outside of"),
-        ("source", "", "outside of"),
+        ("source", "source/tree", "does not contain it"),
+        ("source", "", "does not contain it"),
         ("source", "file", "Not a directory"),
         ("source", "file/tree", "Not a directory"),
     ],

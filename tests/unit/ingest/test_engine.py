@@ -45,7 +45,7 @@ class Host:
         task = IngestTask(
             self.source, self.tree, delete=delete, clear=delete, codec=codec, threads=2
         )
-        run = IngestRun(task, say=self.said.append)
+        run = IngestRun(task, report=self.said.append)
         assert run.run()
         return run.counts
 
@@ -372,14 +372,14 @@ def test_folders_within_each_other_are_refused(host: Host):
         (host.source, host.source),
     ):
         source.mkdir(exist_ok=True)
-        with pytest.raises(ConfigError, match="outside of"):
-            IngestRun(IngestTask(source, tree), say=print)
+        with pytest.raises(ConfigError, match="does not contain it"):
+            IngestRun(IngestTask(source, tree), report=print)
 
 
 def test_two_at_once_are_refused(host: Host):
-    first = IngestRun(IngestTask(host.source, host.tree), say=print)
+    first = IngestRun(IngestTask(host.source, host.tree), report=print)
     with pytest.raises(ConfigError, match="no other ingest uses"):
-        IngestRun(IngestTask(host.source, host.tree), say=print)
+        IngestRun(IngestTask(host.source, host.tree), report=print)
     assert first.run()
     host.ingest()
 

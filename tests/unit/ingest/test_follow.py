@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from inotify_simple import Event, flags
 from support.native_tree import npy_bytes, stored, tensor_name, write_file, write_tree
 
 from rankdump.errors import UnavailableError
@@ -15,7 +16,7 @@ from rankdumpd.ingest import file_copy, folder_watch
 from rankdumpd.ingest.dump_file import CandidateFile, IngestTask
 from rankdumpd.ingest.engine import IngestEngine
 from rankdumpd.ingest.file_copy import SETTLE_TIME_S
-from rankdumpd.ingest.folder_watch import SWEEP_INTERVAL_S, FolderFollower, InotifyEvent
+from rankdumpd.ingest.folder_watch import SWEEP_INTERVAL_S, FolderFollower
 from rankdumpd.ingest.runner import IngestComponent, IngestRun
 
 DATA = npy_bytes(np.arange(5000.0))
@@ -32,7 +33,7 @@ class Rig:
         self.said: list[str] = []
         self.stopped = False
         task = IngestTask(self.source, self.tree, threads=2)
-        self.engine = IngestEngine(task, say=self.said.append, stopping=lambda: False)
+        self.engine = IngestEngine(task, report=self.said.append, stopping=lambda: False)
         self.follower = FolderFollower(
             self.engine, stopping=lambda: self.stopped, until_idle_s=None, clock=lambda: self.now_s
         )
@@ -134,7 +135,7 @@ def test_lost_events_are_made_up_for(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     """The kernel's queue ran over: everything is listed again."""
     rig.follower.begin()
     files = write_tree(rig.source)
-    lost = [InotifyEvent(-1, folder_watch.QUEUE_OVERFLOW_EVENT, "")]
+    lost = [Event(-1, flags.Q_OVERFLOW, 0, "")]
     with monkeypatch.context() as patched:
         patched.setattr(folder_watch.InotifyQueue, "read", lambda _self: lost)
         rig.look()
@@ -250,7 +251,9 @@ def test_hard_links_are_found_in_the_end(rig: Rig, tmp_path: Path):
 def test_it_ends_when_nothing_comes(tmp_path: Path):
     source, tree = tmp_path / "source", tmp_path / "tree"
     files = write_tree(source)
-    run = IngestRun(IngestTask(source, tree, delete=True, clear=True), say=print, until_idle_s=0.05)
+    run = IngestRun(
+        IngestTask(source, tree, delete=True, clear=True), report=print, until_idle_s=0.05
+    )
     assert run.run()
     assert stored(tree) == files
     assert list(source.iterdir()) == []
@@ -260,7 +263,7 @@ def test_it_ends_when_asked(tmp_path: Path):
     """After a last look, whatever events there were."""
     source, tree = tmp_path / "source", tmp_path / "tree"
     source.mkdir()
-    run = IngestRun(IngestTask(source, tree), say=print, follow=True)
+    run = IngestRun(IngestTask(source, tree), report=print, follow=True)
     thread = threading.Thread(target=run.run)
     thread.start()
     files = write_tree(source)
@@ -275,16 +278,16 @@ def test_the_room_waits_for_its_folder(tmp_path: Path, caplog: pytest.LogCapture
     """An agent is there before the first job: that is said once, and tried again."""
     caplog.set_level("INFO")
     source, tree = tmp_path / "source", tmp_path / "tree"
-    room = IngestComponent(IngestTask(source, tree, delete=True), retry_s=0.01, tell_s=0.01)
+    room = IngestComponent(IngestTask(source, tree, delete=True), retry_s=0.01, log_interval_s=0.01)
     room.start()
-    wait_for(lambda: "cannot take over" in caplog.text)
+    wait_for(lambda: "cannot ingest" in caplog.text)
     files = write_tree(source)
     wait_for(lambda: "following" in caplog.text)
     assert room.drain(60) == 0
     room.stop()
     assert stored(tree) == files
-    assert caplog.text.count("cannot take over") == 1
-    assert f"took over {len(files)} files" in caplog.text
+    assert caplog.text.count("cannot ingest") == 1
+    assert f"ingested {len(files)} files" in caplog.text
     left = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
     assert left == {name for name in files if not (name.endswith(".npy") or "Add." in name)}
 

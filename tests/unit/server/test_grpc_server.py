@@ -126,7 +126,7 @@ def test_stale_socket_is_replaced_a_live_one_is_not(socket_folder: Path):
         dead.bind(str(path))
     first = GrpcServer(f"unix:{path}", ())
     first.start()
-    with pytest.raises(ConfigError, match="another server listens there"):
+    with pytest.raises(ConfigError, match="another server listens at it"):
         GrpcServer(f"unix:{path}", ()).start()
     with socket.socket(socket.AF_UNIX) as probe:
         probe.connect(str(path))

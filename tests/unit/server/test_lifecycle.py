@@ -155,7 +155,7 @@ class TestNotifier:
 
     def test_a_manager_that_is_gone_is_a_line_in_the_log(self, caplog):
         ServiceManagerNotifier({"NOTIFY_SOCKET": "@rankdump nobody"}).send_ready("here")
-        assert "cannot tell READY=1 to @rankdump nobody" in caplog.text
+        assert "cannot be notified of READY=1 at @rankdump nobody" in caplog.text
 
 
 class FakeRoom(Component):

@@ -19,13 +19,13 @@ class Away:
 
     @property
     def address(self) -> str:
-        raise UnavailableError("worker 0 is being started again: it ended with code 1")
+        raise UnavailableError("worker 0 is being restarted: it ended with code 1")
 
     def wait_up(self, timeout_s: float) -> None:
         assert timeout_s > 0
 
     def findings(self) -> list[str]:
-        return ["worker 0 was started again once; the last ended with code 1"]
+        return ["worker 0 was restarted once; the last process ended with code 1"]
 
 
 class Deaf:
@@ -47,9 +47,11 @@ def test_who_does_not_answer_is_said_not_left_out_in_silence(socket_folder: Path
     view = WorkerClients([Away(), Deaf(socket_folder)]).collect_view()
     assert view == StatusView(findings=view.findings)
     history, away, deaf = view.findings
-    assert history == "worker 0 was started again once; the last ended with code 1"
-    assert away.startswith("worker 0 is left out, it does not answer: worker 0 is being started")
-    assert deaf.startswith("worker 1 is left out, it does not answer: ")
+    assert history == "worker 0 was restarted once; the last process ended with code 1"
+    assert away.startswith(
+        "worker 0 does not answer, and this status lacks its ranks: worker 0 is being restarted"
+    )
+    assert deaf.startswith("worker 1 does not answer, and this status lacks its ranks: ")
 
 
 def test_nothing_is_called_drained_that_did_not_say_so(socket_folder: Path):

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from rankdump._core.session_protocol import SessionGrant
 from rankdump._core.status import StatusView
 from rankdump._wire import session_messages, status_messages
 from rankdump.errors import ProtocolError
@@ -43,18 +42,15 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         wait_idle: Callable[[float], int],
         meters: MetricCounters,
         pin: Callable[[str, bool], None],
-        redirect: Callable[[str], str] = lambda _peer: "",
     ) -> None:
         """Call `changed` when the state of a session may have changed.
 
-        `wait_idle` waits until what arrived is committed and reported; `redirect` returns the
-        address that a peer is redirected to, if any.
+        `wait_idle` waits until what arrived is committed and reported.
         """
         self._registry, self._streams, self._rings = registry, streams, rings
         self._openings = openings
         self._reader, self._changed = reader, changed
         self._view, self._wait_idle, self._pin = view, wait_idle, pin
-        self._redirect = redirect
         self._meters = meters
 
     def OpenSession(  # noqa: N802 - the name is the generated base class's
@@ -62,9 +58,6 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     ) -> agent_pb2.OpenSessionResponse:
         """Open or resume the session of a rank, or reject it with a reason."""
         with abort_on_error(context, self._meters):
-            if redirect := self._redirect(context.peer()):
-                redirected = SessionGrant(b"", 0, 0, redirect=redirect)
-                return session_messages.session_grant_to_wire(redirected)
             session_request = session_messages.session_request_from_wire(request)
             if request.HasField("left"):
                 self._openings.take_final_balance(

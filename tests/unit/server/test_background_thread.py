@@ -1,0 +1,59 @@
+"""A background thread runs until it is stopped, and reports what ended it otherwise."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from rankdumpd.server.background_thread import BackgroundThread
+
+
+def test_it_runs_until_it_is_stopped_and_may_start_again():
+    looks = threading.Semaphore(0)
+
+    def look() -> None:
+        while not thread.wait(0.001):
+            looks.release()
+
+    thread = BackgroundThread(look, "rankdumpd-test")
+    assert thread.stop(), "a stop without a start"
+    for _ in range(2):
+        thread.start()
+        assert looks.acquire(timeout=10)
+        assert thread.is_running
+        assert thread.fault() == ""
+        assert thread.stop(10)
+        assert thread.stop(10)
+        assert not thread.is_running
+        assert thread.fault() == ""
+
+
+def test_a_function_that_goes_on_is_not_waited_for_longer_than_asked():
+    release = threading.Event()
+    thread = BackgroundThread(release.wait, "rankdumpd-test")
+    thread.start()
+    assert not thread.stop(0.01)
+    release.set()
+    assert thread.join(10)
+
+
+def test_what_ended_it_is_logged_and_reported(caplog: pytest.LogCaptureFixture):
+    def fail() -> None:
+        raise ValueError("no such rank")
+
+    thread = BackgroundThread(fail, "rankdumpd-test")
+    with caplog.at_level(logging.ERROR):
+        thread.start()
+        assert thread.join(10)
+    assert thread.fault() == "thread rankdumpd-test has ended: ValueError('no such rank')"
+    assert "thread rankdumpd-test has ended" in caplog.text
+    assert "no such rank" in caplog.text
+
+
+def test_a_function_that_returns_by_itself_is_a_fault():
+    thread = BackgroundThread(lambda: None, "rankdumpd-test")
+    thread.start()
+    assert thread.join(10)
+    assert thread.fault() == "thread rankdumpd-test has ended: its function returned"
