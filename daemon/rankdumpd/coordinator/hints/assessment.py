@@ -16,14 +16,13 @@ import numpy as np
 from rankdump._core.events import EventColumn, ProcessGroup
 from rankdump._core.selection import parse_iterations
 from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit
+from rankdump._core.units import format_duration, format_percentage
 from rankdumpd.coordinator.fleet_views import JobFacts
 from rankdumpd.coordinator.hints import timeout_limits
 from rankdumpd.coordinator.hints.rank_warnings import (
     HALF_SHARE,
     find_next_step,
-    format_percentage,
     format_ranks,
-    format_wait,
 )
 from rankdumpd.coordinator.hints.spread_history import GroupSpreadHistory, HintState, WidestSpread
 from rankdumpd.coordinator.hints.timeout_limits import (
@@ -314,7 +313,7 @@ def _choose_level(limit: TimeoutLimit | None, spread_us: int, expected_us: int) 
 
 def _describe_wait(group: ProcessGroup, widest: WidestSpread) -> str:
     call = describe_hint_call(group.name, widest)
-    first, last, spread = widest.first_rank, widest.last_rank, format_wait(widest.spread_us)
+    first, last, spread = widest.first_rank, widest.last_rank, format_duration(widest.spread_us)
     if not widest.arrived:
         return f"rank {first} waited {spread} for rank {last}, not known to have come, in {call}"
     if not widest.spread_us:
@@ -344,10 +343,10 @@ def _clauses(
         holders = (
             "" if set(limit.ranks) >= set(wait.group.ranks) else f" of {format_ranks(limit.ranks)}"
         )
-        yield f"that is {share} of the {format_wait(limit.limit_us)} of {limit.name}{holders}"
+        yield f"that is {share} of the {format_duration(limit.limit_us)} of {limit.name}{holders}"
     if spread_us:
         yield (
-            f"dumping caused {format_wait(dump_us)} of it"
+            f"dumping caused {format_duration(dump_us)} of it"
             if dump_us
             else "dumping caused none of it"
         )
@@ -365,7 +364,7 @@ def _describe_trend(
     rise: SpreadTrend, limit: TimeoutLimit | None, expected_us: int, last: int
 ) -> str:
     if last != NO_LAST_ITERATION:
-        return f"it rises, to {format_wait(expected_us)} by iteration {last}"
+        return f"it rises, to {format_duration(expected_us)} by iteration {last}"
     if limit is None:
         return "it rises"
     half, whole = (

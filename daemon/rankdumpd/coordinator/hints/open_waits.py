@@ -17,9 +17,9 @@ from rankdump._core.events import (
     ProcessGroup,
 )
 from rankdump._core.timeouts import TimeoutHint
+from rankdump._core.units import format_duration
 from rankdumpd.coordinator.fleet_views import IterationView, JobFacts, RankCoverage
 from rankdumpd.coordinator.hints.assessment import GroupWait, assess_wait, describe_hint_call
-from rankdumpd.coordinator.hints.rank_warnings import format_wait
 from rankdumpd.coordinator.hints.spread_history import HintState, WidestSpread
 from rankdumpd.coordinator.hints.timeout_limits import collect_group_limits
 
@@ -47,7 +47,7 @@ def estimate_wait(
     behind_us = now_us - heard.until_us
     if behind_us <= FRESH_REPORT_US:
         return WaitClaim(rank, known_us)
-    told = f"what rank {rank} did in the last {format_wait(behind_us)} is not known"
+    told = f"what rank {rank} did in the last {format_duration(behind_us)} is not known"
     return WaitClaim(rank, known_us, f"{told}: {heard.agent}" if heard.agent else told)
 
 
@@ -181,7 +181,7 @@ def _build_wait(
 
 def _describe_open_wait(call: _OpenCall, claim: WaitClaim, where: str) -> str:
     """Say how long a call has waited for whom, or that this is not known."""
-    waited = f"rank {call.rank} has waited {format_wait(claim.known_us)}"
+    waited = f"rank {call.rank} has waited {format_duration(claim.known_us)}"
     if not claim.reason:
         return f"{waited} for rank {claim.rank} in {where}"
     if claim.known_us:
@@ -260,7 +260,7 @@ class _RankCalls:
                     ended, name = end, batch.names[int(batch.columns["name"][row])]
         if ended is None:
             return "has reported nothing of this iteration"
-        return f"was last heard of in {name!r}, {format_wait(max(0, now_us - ended))} ago"
+        return f"was last heard of in {name!r}, {format_duration(max(0, now_us - ended))} ago"
 
     def _indexed(self, at: int) -> tuple[EventColumn, dict[str, int]]:
         """Return the rows of a batch that are calls, and the places of their groups' names."""

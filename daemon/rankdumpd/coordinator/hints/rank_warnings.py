@@ -13,23 +13,9 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit
+from rankdump._core.units import format_duration, format_percentage
 
 _MAX_NAMED_RANKS = 4
-
-
-def format_wait(us: float) -> str:
-    """Return a time with the digits that matter: `2.5 ms`, `12.4 s`, `1836 s`."""
-    seconds = us / 1e6
-    if seconds >= 100 or seconds == int(seconds):
-        return f"{seconds:.0f} s"
-    if seconds >= 1:
-        return f"{seconds:.1f} s"
-    return f"{us / 1000:.0f} ms" if us >= 100_000 else f"{us / 1000:.3g} ms"
-
-
-def format_percentage(share: float) -> str:
-    """Return a part of a whole."""
-    return f"{share:.0%}".replace("%", " %")
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
@@ -98,7 +84,7 @@ def _build_key(hint: TimeoutHint, limit: TimeoutLimit) -> WarningKey:
 
 
 def _format_warning(hint: TimeoutHint, limit: TimeoutLimit) -> str:
-    budget = f"the {format_wait(limit.limit_us)} of {limit.name}"
+    budget = f"the {format_duration(limit.limit_us)} of {limit.name}"
     settings = f"; set {' and '.join(hint.settings)}" if hint.settings else ""
     return (
         f"group {hint.group!r}: {_format_wait(hint, limit, budget)}; "
@@ -113,7 +99,9 @@ def _format_wait(hint: TimeoutHint, limit: TimeoutLimit, budget: str) -> str:
         by = f"by iteration {hint.projected_iteration}"
         return f"rank {last} is late, and the wait of the others rises to {share} of {budget} {by}"
     step = find_reached_step(hint.share)
-    used = f"{format_wait(step * limit.limit_us)} or more, {format_percentage(step)} of {budget}"
+    used = (
+        f"{format_duration(step * limit.limit_us)} or more, {format_percentage(step)} of {budget}"
+    )
     if hint.waiting:
         return f"rank {last} is late: rank {first} has waited {used}"
     return f"rank {last} was late: rank {first} waited {used}"

@@ -79,8 +79,8 @@ def test_who_waits_for_whom_and_since_when():
     assert hint.settings == ("init_process_group(..., timeout=timedelta(seconds=28))",)
     for words in (
         "rank 0 has waited 12 s for rank 1 in all_reduce 'AllReduce', number 7 of group 'w'",
-        "rank 1 was last heard of in 'Conv2d-op3', 12.0 s ago",
-        "60 % of the 20 s of timeout of init_process_group",
+        "rank 1 was last heard of in 'Conv2d-op3', 12 s ago",
+        "60% of the 20 s of timeout of init_process_group",
         "dumping caused none of it",
     ):
         assert words in hint.reason
@@ -96,7 +96,7 @@ def test_what_an_agent_has_not_told_yet_is_no_wait():
     for words in (
         "rank 0 has waited 3.4 s or more for rank 1 in all_reduce 'AllReduce', number 7",
         "what rank 1 did in the last 60.6 s is not known: the agent of b has 12,000 events",
-        "rank 1 was last heard of in 'Conv2d-op3', 64.0 s ago",
+        "rank 1 was last heard of in 'Conv2d-op3', 64 s ago",
     ):
         assert words in hint.reason
 
@@ -107,7 +107,7 @@ def test_a_rank_that_hangs_beside_an_agent_that_keeps_up_is_said_in_time():
     (hint,) = find_open_waits(replace(now, heard={1: RankCoverage(now_us - 3 * S)}), FACTS, now_us)
     assert (hint.spread_us, hint.level) == (10 * S, HintLevel.WARNING)
     (line,) = build_warnings([hint]).values()
-    assert "rank 1 is late: rank 0 has waited 10 s or more, 50 % of the 20 s" in line
+    assert "rank 1 is late: rank 0 has waited 10 s or more, 50% of the 20 s" in line
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_rank_that_hangs_beside_an_agent_that_keeps_up_is_said_in_time():
         ({}, "rank 1 may have come; nothing has been heard of rank 1 so far"),
         (
             {1: RankCoverage(T0 - S, "the agent of b was last heard 51 s ago")},
-            "rank 1 may have come; what rank 1 did in the last 51.0 s is not known: the agent of b "
+            "rank 1 may have come; what rank 1 did in the last 51 s is not known: the agent of b "
             "was last heard 51 s ago",
         ),
     ],
@@ -231,7 +231,7 @@ def test_a_wait_that_grows_is_said_a_few_times_only():
     assert 6 <= len(said) <= 12
     assert all(line.startswith("group 'w': rank 1 is late: rank 0 has waited ") for line in said)
     assert next(iter(said)) == (
-        "group 'w': rank 1 is late: rank 0 has waited 10 s or more, 50 % of the 20 s of timeout of "
+        "group 'w': rank 1 is late: rank 0 has waited 10 s or more, 50% of the 20 s of timeout of "
         "init_process_group; dumping causes none of it; "
         "set init_process_group(..., timeout=timedelta(seconds=24))"
     )

@@ -76,7 +76,7 @@ def test_a_wait_that_dumping_caused_is_told_with_its_share_and_a_line():
     assert hint.settings == ("init_process_group(..., timeout=timedelta(seconds=28))",)
     assert hint.reason == (
         "rank 1 came 12 s after rank 0 to all_reduce 'call1', number 2 of group '0-1' in iteration "
-        "0; that is 60 % of the 20 s of timeout of init_process_group; dumping caused 11 s of it; "
+        "0; that is 60% of the 20 s of timeout of init_process_group; dumping caused 11 s of it; "
         "the settings give twice what is to be expected; "
         "dumping less shortens it: `saved_data` `statistic` or fewer `kernels`"
     )
@@ -92,7 +92,7 @@ def test_what_is_over_is_over():
     hint = hint_after([order(0, 21 * S)], facts(gloo(20)))
     assert hint.level is HintLevel.EXCEEDED
     (line,) = build_warnings([hint]).values()
-    assert "rank 1 was late: rank 0 waited 20 s or more, 100 % of the 20 s" in line
+    assert "rank 1 was late: rank 0 waited 20 s or more, 100% of the 20 s" in line
 
 
 def test_without_a_limit_there_is_only_the_spread():
@@ -121,7 +121,7 @@ def test_a_rise_is_carried_on_to_the_last_selected_iteration():
     assert hint.level is HintLevel.WARNING
     assert hint.settings == ("init_process_group(..., timeout=timedelta(seconds=24))",)
     (line,) = build_warnings([hint]).values()
-    assert "rises to 50 % of the 20 s of timeout of init_process_group by iteration 99" in line
+    assert "rises to 50% of the 20 s of timeout of init_process_group by iteration 99" in line
 
 
 def test_an_endless_plan_says_when_it_would_strike():
@@ -272,7 +272,7 @@ def test_only_the_nearest_groups_are_said():
     many = [replace(hint, group=f"g{n}", spread_us=(12 + n % 7) * S) for n in range(100)]
     said = build_warnings(many).values()
     assert len(said) == 8
-    assert all("90 % of" in line for line in said)
+    assert all("90% of" in line for line in said)
 
 
 def test_what_is_written_is_json():
