@@ -151,7 +151,7 @@ class ReportedJob:
         self.rows: dict[object, StateRow] = {}
         """Changed since they were last written, by their keys."""
         self.published = PublishedIterations(job_id, self.rows)
-        self.book: PublishedOffsets | None = None
+        self.offsets: PublishedOffsets | None = None
         self.hint_state = ""
         self.hints: tuple[TimeoutHint, ...] = ()
         self.warnings: tuple[str, ...] = ()
@@ -333,11 +333,11 @@ class ReportedJob:
             return
         self.published.finish_iteration(pending.run, pending.iteration, written=settled.written)
         self.ranks.forget_iteration(pending.iteration)
-        self.book, self.hint_state = settled.book, settled.hint_state
+        self.offsets, self.hint_state = settled.offsets, settled.hint_state
         for finding in settled.findings:
             self._find(finding)
         self.rows["settled"] = JobResultRow(
-            self.job_id, self.book, self.hint_state, self.more_findings
+            self.job_id, self.offsets, self.hint_state, self.more_findings
         )
 
     def unpublished(self) -> list[PendingIteration]:

@@ -78,7 +78,7 @@ class ReportReader:
             events=tuple(self._events(each, clock) for each in message.events),
             timeouts=tuple(map(_read_timeouts, message.timeouts)),
             roots={job_id: _check_root(job_id, root) for job_id, root in message.roots.items()},
-            heard=tuple(_read_rank_coverage(each, clock) for each in message.heard),
+            coverage=tuple(_read_rank_coverage(each, clock) for each in message.heard),
             host=make_printable(message.host),
             host_id=make_printable(message.host_id),
             clock=clock,

@@ -88,9 +88,9 @@ class ReportingAgent:
         """Say how far behind it is; `host` is what its host is called."""
         silent_s, name = now_s - self.heard_s, f"the agent of {host or self.agent_id}"
         if silent_s >= AGENT_SILENCE_TIMEOUT_S:
-            return f"{name} was last heard {silent_s:.0f} s ago"
+            return f"{name} last reported {silent_s:.0f} s ago"
         held, queued = self.held_events, self.load.queued_records
-        return f"{name} has {held:,} events to report, and {queued:,} records under way"
+        return f"{name} has {held:,} events to report and {queued:,} records queued"
 
     def status(self, host: str, *, now_s: float) -> AgentStatus:
         """Return how it stands; `host` is what its host is called."""
@@ -246,7 +246,11 @@ def _recall_part(row: StateRow, jobs: Mapping[str, ReportedJob]) -> None:
         jobs[row.job_id].ranks.update_timeouts(row.rank, row.timeouts)
     elif isinstance(row, JobResultRow):
         job = jobs[row.job_id]
-        job.book, job.hint_state, job.more_findings = row.book, row.hint_state, row.more_findings
+        job.offsets, job.hint_state, job.more_findings = (
+            row.offsets,
+            row.hint_state,
+            row.more_findings,
+        )
 
 
 __all__ = ["ReportReader", "ReportStore"]
@@ -291,9 +295,9 @@ class ReportStore:
                 agent.jobs.update(_list_job_ids(report))
                 agent.received = report.sequence
             # Behind the items: they are what has been heard.
-            for heard in report.heard:
-                if heard.job_id in self._jobs:
-                    self._jobs[heard.job_id].update_coverage(heard)
+            for covered in report.coverage:
+                if covered.job_id in self._jobs:
+                    self._jobs[covered.job_id].update_coverage(covered)
             warnings = tuple(
                 (job_id, text)
                 for job_id in sorted(agent.jobs)
@@ -347,7 +351,9 @@ class ReportStore:
             job = self._jobs.get(job_id)
             if job is None:
                 return None, []
-            return job.book, [self._view(job, each, provisional=True) for each in job.unpublished()]
+            return job.offsets, [
+                self._view(job, each, provisional=True) for each in job.unpublished()
+            ]
 
     def list_findings(self, job_id: str) -> list[Finding]:
         """Return what is odd about a job's published iterations."""
@@ -361,7 +367,7 @@ class ReportStore:
             return [
                 replace(
                     self._view(job, pending, provisional=True),
-                    heard=job.ranks.build_coverage(agents),
+                    coverage=job.ranks.build_coverage(agents),
                 )
                 for job in self._jobs.values()
                 for pending in job.pending.values()
@@ -374,10 +380,10 @@ class ReportStore:
             return self._jobs[job_id].ranks.facts(job_id)
 
     def get_last_publication(self, job_id: str) -> tuple[PublishedOffsets | None, str]:
-        """Return book and hint state of a job, as they were settled last."""
+        """Return offsets and hint state of a job, as they were settled last."""
         with self._lock:
             job = self._jobs[job_id]
-            return job.book, job.hint_state
+            return job.offsets, job.hint_state
 
     def set_hints(
         self, job_id: str, *, hints: tuple[TimeoutHint, ...], warnings: tuple[str, ...]

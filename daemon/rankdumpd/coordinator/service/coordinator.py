@@ -310,10 +310,10 @@ class JobCoordinator(Component):
         Findings of an iteration that still runs are provisional.
         """
         yield from self._gather.list_findings(job_id)
-        book, views = self._gather.list_unpublished(job_id)
-        if book is not None:
-            yield from read_published_entries(book, graph)
-        position = 0 if book is None else book.position
+        offsets, views = self._gather.list_unpublished(job_id)
+        if offsets is not None:
+            yield from read_published_entries(offsets, graph)
+        position = 0 if offsets is None else offsets.position
         for view in views:
             order = merge_iteration(view)
             yield from order.findings

@@ -63,7 +63,7 @@ _MAX_FINDINGS = 2_000
 
 
 def select_jobs(fleet: FleetView, job_id: str) -> list[JobView]:
-    """Return the job of that id, or every job when there is no id; RefusedError if unknown."""
+    """Return the job of that id, or every job when there is no id; RejectedError if unknown."""
     if not job_id:
         return list(fleet.jobs.values())
     if job_id not in fleet.jobs:
@@ -145,7 +145,7 @@ class StateWriter:
         """Why the state cannot be written; empty when it can."""
 
     def restore_store(self) -> None:
-        """Fill the gathered with what outlived the process before; DamagedError when that is not
+        """Fill the gathered with what outlived the process before; CorruptedError when that is not
         what was written, or such that nobody could be told of it.
         """
         now_s = time.monotonic()

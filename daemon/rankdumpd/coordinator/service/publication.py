@@ -321,12 +321,12 @@ class IterationPublisher:
         self._waiting[view.job_id] = _DelayedIteration(view, why, at_s, pause_s, hurried)
 
     def _published(self, view: IterationView) -> PublicationResult:
-        book, _ = self._gather.get_last_publication(view.job_id)
+        offsets, _ = self._gather.get_last_publication(view.job_id)
         order = self._ahead.merge_view(view)
         self._ahead.set_writing(True)
         try:
             written, problem = self._publisher.append(
-                order, job_id=view.job_id, root=view.root, book=book
+                order, job_id=view.job_id, root=view.root, offsets=offsets
             )
         finally:
             self._ahead.set_writing(False)
@@ -336,18 +336,18 @@ class IterationPublisher:
         findings = [*_build_partial_findings(view), *order.findings]
         if problem:
             findings.append(Finding(FindingKind.UNPUBLISHED, view.iteration, problem))
-        book, unnoted = write_findings(
+        offsets, unnoted = write_findings(
             findings,
             job_id=view.job_id,
             root=view.root,
-            book=written or book,
+            offsets=written or offsets,
             roots=self._roots,
         )
         if unnoted:
             text = f"iteration {view.iteration}: {unnoted}"
             findings.append(Finding(FindingKind.UNPUBLISHED, view.iteration, text))
         hint_state = self._observed(order, view)
-        return PublicationResult(book, written is not None, tuple(findings), hint_state)
+        return PublicationResult(offsets, written is not None, tuple(findings), hint_state)
 
     def _observed(self, order: GlobalOrder, view: IterationView) -> str:
         try:
@@ -363,10 +363,10 @@ class IterationPublisher:
             return self._gather.get_last_publication(view.job_id)[1]
 
     def _given_up(self, view: IterationView, error: Exception) -> PublicationResult:
-        book, hint_state = self._gather.get_last_publication(view.job_id)
+        offsets, hint_state = self._gather.get_last_publication(view.job_id)
         text = f"iteration {view.iteration}: its events are lost: {error!r}"
         found = Finding(FindingKind.UNPUBLISHED, view.iteration, text)
-        return PublicationResult(book, False, (found,), hint_state)
+        return PublicationResult(offsets, False, (found,), hint_state)
 
 
 def _build_partial_findings(view: IterationView) -> Iterator[Finding]:
