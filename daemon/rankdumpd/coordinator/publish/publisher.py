@@ -148,7 +148,7 @@ def _check_order_file(path: Path) -> None:
 
 
 def _recover_folder(folder: Path, tag: str, iteration: int, position: int) -> OrderFolder:
-    """Return the folder with the sizes of its files, without torn lines and those of `iteration`."""
+    """Return the folder, its files cut before torn lines and before those of `iteration`."""
     sizes: dict[str, int] = {}
     for name in _list_order_files(folder, tag):
         _check_order_file(folder / name)

@@ -76,8 +76,8 @@ def test_a_wait_that_dumping_caused_is_told_with_its_share_and_a_line():
     assert hint.settings == ("init_process_group(..., timeout=timedelta(seconds=28))",)
     assert hint.reason == (
         "rank 1 arrived 12 s after rank 0 at all_reduce 'call1', number 2 of group '0-1' in "
-        "iteration 0; that is 60% of the 20 s limit (timeout of init_process_group); dumping caused 11 s "
-        "of it; the suggested settings allow twice the expected wait; "
+        "iteration 0; that is 60% of the 20 s limit (timeout of init_process_group); dumping "
+        "caused 11 s of it; the suggested settings allow twice the expected wait; "
         "to shorten it, dump less: set `saved_data` to `statistic`, or select fewer `kernels`"
     )
 

@@ -177,7 +177,7 @@ def test_a_file_that_somebody_removed_or_cut_begins_anew(tmp_path, size, caplog)
     assert [(row["position"], row["iteration"]) for row in rows(path)] == [("2", "2")]
     assert len(rows(tmp_path / GLOBAL_ORDER_FOLDER / SECOND)) == 2
     assert after.position == 4
-    assert "begins anew" in caplog.text
+    assert "is missing or shorter than committed" in caplog.text
 
 
 @pytest.mark.parametrize("other", ["k", "a/b", "../../up", "\x00", "x" * 300, "\u00e9" * 200])
@@ -342,7 +342,7 @@ def test_findings_that_cannot_be_written_leave_the_book_as_it_was(tmp_path) -> N
 def test_without_a_tree_the_answer_says_so() -> None:
     """No root is a reason, not a crash."""
     _, problem = OrderPublisher().append(order(1), job_id="j", root="", offsets=None)
-    assert "no report has named the tree of job 'j'" in problem
+    assert "no agent has reported the tree of job 'j'" in problem
 
 
 def test_nothing_is_written_outside_of_the_folders_that_are_set(tmp_path) -> None:
