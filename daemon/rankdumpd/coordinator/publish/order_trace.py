@@ -2,7 +2,8 @@
 
 Ranks are processes, streams are threads; calls of a stream have threads of their own, because they
 continue while operators run, and slices that overlap get lanes of their own. A flow connects the
-members of a collective in the order in which they arrived, another one a send and its receive. Times are microseconds since the first event of the iteration,
+members of a collective in the order in which they arrived, another one a send and its receive.
+Times are microseconds since the first event of the iteration,
 on the coordinator's clock.
 """
 

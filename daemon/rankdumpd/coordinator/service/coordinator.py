@@ -180,7 +180,7 @@ class JobCoordinator(Component):
         meters: MetricCounters | None = None,
         required: RequiredFiles | None = None,
     ) -> None:
-        """With `ends_with_job`, incomplete iterations are published, too, when the coordinator drains.
+        """With `ends_with_job`, incomplete iterations are published as well on drain.
 
         `required` is given the path of the state, to report when it disappears.
         """
@@ -221,7 +221,7 @@ class JobCoordinator(Component):
         add_CoordinatorServiceServicer_to_server(CoordinatorServicer(self, self._meters), server)
 
     def start(self) -> None:
-        """Restore the state and start publishing; ConfigError when another process has the state."""
+        """Restore the state and start publishing; ConfigError if another process has the state."""
         if self._thread is not None:
             return
         self._state = CoordinatorState(Path(self._settings.state_dir))

@@ -134,7 +134,7 @@ _DAY_S = 86_400.0
 
 
 class StateWriter:
-    """Writes changes of the store to the state, and restores the store; for one thread at a time."""
+    """Writes changes of the store to the state, and restores it; for one thread at a time."""
 
     def __init__(
         self, store: ReportStore, state: CoordinatorState, settings: CoordinatorSettings
@@ -146,9 +146,7 @@ class StateWriter:
         """Why the state cannot be written; empty when it can."""
 
     def restore_store(self) -> None:
-        """Fill the store from the state; CorruptedError when the state is damaged, or so that no status
-        message could hold it.
-        """
+        """Fill the store from the state; CorruptedError when it is damaged or too large to report."""
         now_s = time.monotonic()
         try:
             self._store.restore(self._state.rows(), now_s=now_s, now_us=_read_wall_clock_us())

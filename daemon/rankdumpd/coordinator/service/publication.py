@@ -364,7 +364,8 @@ class IterationPublisher:
 
     def _give_up(self, view: IterationView, error: Exception) -> PublicationResult:
         offsets, hint_state = self._store.get_last_publication(view.job_id)
-        text = f"iteration {view.iteration}: its order could not be made and its events are lost: {error!r}"
+        problem = f"its order could not be made and its events are lost: {error!r}"
+        text = f"iteration {view.iteration}: {problem}"
         finding = Finding(FindingKind.UNPUBLISHED, view.iteration, text)
         return PublicationResult(offsets, False, (finding,), hint_state)
 

@@ -158,11 +158,13 @@ class RowTable:
 
 
 def check_row(row: StateRow) -> StateRow:
-    """Return a row that was read; TypeError when a text or a number of it is none."""
+    """Return a row that was read; TypeError when a field has the wrong type."""
     for each in fields(row):
         kind, value = _FIELD_TYPES.get(each.type), getattr(row, each.name)
         if kind and type(value) is not kind:
-            raise TypeError(f"{type(row).__name__}.{each.name} is {value!r:.40}")
+            raise TypeError(
+                f"{type(row).__name__}.{each.name} is {value!r:.40}, not {kind.__name__}"
+            )
     return row
 
 

@@ -149,7 +149,7 @@ def test_no_more_agents_and_jobs_than_can_be_remembered(gather, monkeypatch) -> 
     known.report(sessions=(known.session(0),))
     for stranger in (Agent(gather, name="another"), Agent(gather, job="k", name=known.name)):
         stranger.sequence = known.sequence
-        with pytest.raises(ExhaustedError, match=r"1 (agents|jobs) are known"):
+        with pytest.raises(ExhaustedError, match=r"1 (agents|jobs) have reported"):
             stranger.report(sessions=(stranger.session(0),))
     known.report(sessions=(known.session(1),))
     assert gather.job_ids() == ["j"]
