@@ -6,7 +6,7 @@ PYTHONS ?= 3.10 3.11 3.12 3.13
 PROTOS := $(wildcard proto/rankdump/*/v1/*.proto)
 # Old on purpose: code made by a newer tool refuses the older runtimes of training images.
 PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
-SOURCES := client daemon tests bench examples
+SOURCES := client daemon tests bench examples checks
 
 .PHONY: setup demo test test-fast test-pythons coverage test-mindspore test-deploy soak deb release check proto \
   proto-check schema bench bench-peers peers fuzz clean
@@ -65,6 +65,8 @@ test-pythons:
 check: setup proto-check
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/python checks/names.py
+	$(BIN)/python checks/sizes.py
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright
 
@@ -96,32 +98,40 @@ soak: setup
 bench: setup
 	$(BIN)/python -m bench all --json
 
-# The dump tools that ours are measured against, with CANN's converter in one. They need a torch of
-# their own, and two gigabytes. troubleshooter asks for a protobuf so old that the other one's onnx
-# has no wheel for it.
-build/bench-peers-venv/ready:
-	$(PYTHON) -m venv build/bench-peers-venv
-	build/bench-peers-venv/bin/python -m pip install --quiet torch==2.13.0 mindstudio-probe \
-	  'pysnooper>=1.1' 'prettytable>=3,<3.8'
-	build/bench-peers-venv/bin/python -m pip install --quiet --no-deps troubleshooter==1.0.17
+# The dump tools that ours are compared with, each in an environment of its own: their requirements
+# contradict each other. Each needs a torch, and a gigabyte. Nothing is built from source.
+WHEELS := --quiet --only-binary :all:
+build/msprobe-venv/ready:
+	$(PYTHON) -m venv build/msprobe-venv
+	build/msprobe-venv/bin/python -m pip install $(WHEELS) torch==2.13.0 mindstudio-probe==26.2.0
 	touch $@
 
-bench-peers: setup build/bench-peers-venv/ready
-	BENCH_PEERS_PYTHON=build/bench-peers-venv/bin/python $(BIN)/python -m bench stats --json
+# Its requirements are written out but for one, which is a misspelt name. The protobuf is the newest
+# that reads the code it brings.
+build/troubleshooter-venv/ready:
+	$(PYTHON) -m venv build/troubleshooter-venv
+	build/troubleshooter-venv/bin/python -m pip install $(WHEELS) torch==2.13.0 numpy pandas \
+	  matplotlib pyyaml tqdm 'pysnooper>=1.1' 'prettytable>=3,<3.8' protobuf==3.20.1
+	build/troubleshooter-venv/bin/python -m pip install $(WHEELS) --no-deps troubleshooter==1.0.17
+	touch $@
+
+PEERS := MSPROBE_PYTHON=build/msprobe-venv/bin/python \
+  TROUBLESHOOTER_PYTHON=build/troubleshooter-venv/bin/python
+bench-peers: setup build/msprobe-venv/ready build/troubleshooter-venv/ready
+	$(PEERS) $(BIN)/python -m bench stats --json
+	$(PEERS) $(BIN)/python -m bench apidump --json
 
 # MindSpore 2.0's own readers on our trees, which need a Python that old and a gigabyte, and CANN's
 # converter and troubleshooter's comparison beside ours.
-PYTHON39 ?= python3.9
+PYTHON39 ?= 3.9
 build/peers-venv/ready:
-	$(PYTHON39) -m venv build/peers-venv
+	$$(.ci/pythons $(PYTHON39)) -m venv build/peers-venv
 	build/peers-venv/bin/python -m pip install --quiet mindspore==2.0.0 mindinsight==2.0.0 \
 	  numpy==1.23.5 'pillow<10' 'setuptools<81'
 	touch $@
 
-peers: setup build/peers-venv/ready build/bench-peers-venv/ready
-	PEERS_PYTHON=build/peers-venv/bin/python MSACCUCMP_PYTHON=build/bench-peers-venv/bin/python \
-	  TROUBLESHOOTER_PYTHON=build/bench-peers-venv/bin/python \
-	  $(BIN)/python -m pytest tests/peers
+peers: setup build/peers-venv/ready build/msprobe-venv/ready build/troubleshooter-venv/ready
+	PEERS_PYTHON=build/peers-venv/bin/python $(PEERS) $(BIN)/python -m pytest tests/peers
 
 # The hooks on MindSpore, and its dumps beside torch's: MindSpore itself needs half a gigabyte and
 # a Python it has wheels for, 3.10 or 3.11 (`make PYTHON=python3.11 test-mindspore`). As on CI, a

@@ -3,7 +3,7 @@
 As peers.md, section C, measured others: two steps to warm up, three that count, cases in turns,
 every one a fresh twin in a fresh process. Of everything, later steps are timed as well: by then the
 buffer is full, and they are what a long run pays. troubleshooter steps in a process of its own when
-the variable BENCH_PEERS_PYTHON names a Python that has it.
+the variable TROUBLESHOOTER_PYTHON names a Python that has it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Times = dict[str, list[float]]
 
 def measure() -> Result:
     """Measure all cases in turns, then the first steps of a dump against later ones."""
-    python = os.environ.get("BENCH_PEERS_PYTHON", "")
+    python = os.environ.get("TROUBLESHOOTER_PYTHON", "")
     times: Times = defaultdict(list)
     with running_host() as host:
         for repetition in range(REPETITIONS):

@@ -4,7 +4,7 @@ As peers.md, section C, measured others: two steps to warm up, three that count,
 every one a fresh twin and a fresh session. Those steps of the full-tensor case are a burst that the
 buffer takes in; the case then goes on until the buffer is full, and the steps after that are what a
 long run pays. msprobe steps in a process of its own when the variable
-BENCH_PEERS_PYTHON names a Python that has it.
+MSPROBE_PYTHON names a Python that has it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Times = dict[str, list[float]]
 def measure() -> Result:
     """Measure all cases in turns, then the first steps of a session against later ones."""
     torch.set_num_threads(1)
-    python = os.environ.get("BENCH_PEERS_PYTHON", "")
+    python = os.environ.get("MSPROBE_PYTHON", "")
     times: Times = defaultdict(list)
     with running_host() as host:
         for repetition in range(REPETITIONS):

@@ -1,4 +1,4 @@
-"""What the documents tell people to type exists."""
+"""Commands, links, tests and benchmarks that the documents name exist."""
 
 from __future__ import annotations
 
@@ -46,7 +46,33 @@ def test_links():
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as they are made on the web."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_links_to_headings():
+    for page in PAGES:
+        if page.suffix == ".md":
+            for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", page.read_text()):
+                linked = page.parent / target if target else page
+                if linked.suffix == ".md" and ":" not in target:
+                    assert anchor in anchors(linked), f"{page.name}: {target}#{anchor}"
+
+
 def test_benchmarks():
     names = told(r"python -m bench ([a-z]+)")
     assert names
     assert all((ROOT / "bench" / f"{name}.py").exists() for name in names)
+
+
+def test_decisions_have_a_number_a_date_and_a_status():
+    """Law: numbers fall by one from the top, so that each can be cited; none is left out."""
+    text = (ROOT / "DECISIONS.md").read_text()
+    headings = re.findall(r"^## (\d+)\. (.+)$", text, re.MULTILINE)
+    assert len(headings) == text.count("\n## ")
+    numbers = [int(number) for number, _ in headings]
+    assert numbers == list(range(len(numbers), 0, -1))
+    form = r"^## \d+\. .+\nDate: 20\d\d-\d\d-\d\d\. Status: (accepted|superseded by .+)\.$"
+    assert len(re.findall(form, text, re.MULTILINE)) == len(numbers)

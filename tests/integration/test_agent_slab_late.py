@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.slab_rooms import MIB, SMALL, wait_until
+from support.slab_rooms import MIB, SMALL, in_slab, wait_until
 
 import rankdump
 from rankdump._core.plan import DumpPlan, OutputSettings
@@ -46,11 +46,6 @@ def slow(monkeypatch):
 @pytest.fixture
 def agent(make_agent, short_dir, slow):
     return make_agent(runtime_dir=str(short_dir), slab_bytes=MIB)
-
-
-def in_slab(session: rankdump.Session) -> bool:
-    assert session._pipeline is not None
-    return session._pipeline._ship._depot.ring is not None
 
 
 def slabs_in(folder: Path) -> list[str]:

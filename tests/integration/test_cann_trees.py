@@ -445,9 +445,9 @@ class TestJoining:
         rank.open()
         room, step = {
             "join": (DumpTree, "join"),
-            "joined": (AgentLedger, "joined"),
+            "joined": (AgentLedger, "mark_joined"),
             "remove": (DumpTree, "remove"),
-            "removed": (AgentLedger, "iteration_ended"),
+            "removed": (AgentLedger, "enter_iteration_end"),
         }[moment]
         real, reached = getattr(room, step), threading.Event()
 

@@ -547,7 +547,7 @@ def test_hints_that_fail_do_not_keep_orders_from_being_published(
     host = make_host()
     agent = host.agent("one")
     agent.session(job.session(0), job.root)
-    for iteration, fault in enumerate(("nothing", "hints_of", "observed")):
+    for iteration, fault in enumerate(("nothing", "build_hints", "update_hint_state")):
         if fault != "nothing":
             monkeypatch.setattr(publication, fault, broken)
         agent.iteration(job, 0, iteration)

@@ -19,8 +19,8 @@ from rankdump.errors import UnavailableError
 
 RANK = """
 import sys
-from rankdump._embedded import Lease
-lease = Lease("job")
+from rankdump._embedded.daemon_lease import DaemonLease
+lease = DaemonLease("job")
 print(lease.address, flush=True)
 sys.stdin.read()
 lease.close()

@@ -243,10 +243,11 @@ def test_sockets_of_another_process_are_not_ours():
 
 STALLED = """
 import threading
-from rankdumpd.agent import service, write
+from rankdumpd.agent import service
+from rankdumpd.agent.storage.record_writer import RecordWriter
 from rankdumpd.main import main
-service._STOP_S = 0.2
-write.Writer.write = lambda *_: threading.Event().wait()
+service._STOP_TIMEOUT_S = 0.2
+RecordWriter.write = lambda *_: threading.Event().wait()
 main()
 """
 

@@ -50,10 +50,13 @@ def test_ranks_go_on_with_another_number(short_dir: Path, before, after, shared_
 DYING_RANK = """
 import sys
 from pathlib import Path
+from support.slab_rooms import in_slab, wait_until
 from support.worker_host import RankPlace, dump, tensors
 session = RankPlace(Path(sys.argv[1])).session(2)
 session.step(0)
 dump(session, tensors(2, 0, 50))
+# On a busy host a rank begins on the stream, where what its agent does not read dies with it.
+wait_until(lambda: in_slab(session))
 print(flush=True)
 sys.stdin.readline()
 dump(session, tensors(2, 50, 250))

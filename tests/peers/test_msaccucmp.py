@@ -1,6 +1,6 @@
 """Our conversion beside CANN's own: `make peers` runs this.
 
-`run_msaccucmp.py` says how msaccucmp runs without CANN. MSACCUCMP_PYTHON names the Python of a
+`run_msaccucmp.py` says how msaccucmp runs without CANN. MSPROBE_PYTHON names the Python of a
 virtual environment that has it.
 """
 
@@ -141,7 +141,7 @@ def write(folder: Path, name: str, tensors: list[Tensor]) -> None:
 def converted(folder: Path, out: Path, *options: str) -> list[dict[str, Path]]:
     """Return what msaccucmp and we make of a folder's files, by name."""
     theirs, ours = out / "theirs", out / "ours"
-    peer = [os.environ["MSACCUCMP_PYTHON"], str(PEER), "convert"]
+    peer = [os.environ["MSPROBE_PYTHON"], str(PEER), "convert"]
     subprocess.run(
         [*peer, "-d", str(folder), "-out", str(theirs), *options],
         check=False,

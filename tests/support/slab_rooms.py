@@ -7,12 +7,19 @@ from pathlib import Path
 
 import numpy as np
 
+import rankdump
 from rankdump._core.manifest import Manifest
 from rankdump._core.plan import DeliverySettings
 
 WAIT_S = 60
 MIB = 1 << 20
 SMALL = DeliverySettings(buffer_bytes=MIB)
+
+
+def in_slab(session: rankdump.Session) -> bool:
+    """Whether what a session dumps goes through shared memory by now."""
+    assert session._pipeline is not None
+    return session._pipeline._ship._depot.ring is not None
 
 
 def wait_until(holds) -> None:

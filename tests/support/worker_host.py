@@ -22,6 +22,8 @@ from rankdump._core.status import StatusView
 from rankdump._embedded.daemon_lease import is_daemon_serving
 
 WAIT_S = 60.0
+BUFFER_BYTES = 16 << 20
+"""Of a rank: small tensors need no more, and a busy host makes less in time."""
 
 
 class RankPlace:
@@ -47,7 +49,7 @@ class RankPlace:
             "kernels": [],
             "support_device": list(range(ranks)),
         }
-        section = {"codec": "none", "block_timeout_s": 60} | own
+        section = {"codec": "none", "block_timeout_s": 60, "buffer_bytes": BUFFER_BYTES} | own
         config.write_text(
             json.dumps(
                 {
