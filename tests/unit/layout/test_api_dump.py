@@ -101,7 +101,7 @@ def line(files: ApiFileNames, argument: str, dtype: str, shape, **figures: str) 
     assert place is not None
     name = f"NN_Conv2d_0_forward_{place.name}"
     return api_files.format_info_line(
-        files, name=name, step=5, place=place, dtype=dtype, shape=shape, figures=figures
+        files, name=name, step=5, place=place, dtype=dtype, shape=shape, statistics=figures
     )
 
 
@@ -198,7 +198,7 @@ def test_golden_lines_and_keys(tree: str):
             place=found[1],
             dtype=api_files.parse_dtype_name(read.dtype),
             shape=read.shape,
-            figures={item: repr(value) for item, value in read.statistics.items()},
+            statistics={item: repr(value) for item, value in read.statistics.items()},
         )
         assert again == text
     stacks = (folder / OLD.stack_file).read_text()
