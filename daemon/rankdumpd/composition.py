@@ -57,7 +57,7 @@ def _build_agent(
     tls = settings.tls
     own = TlsCredentials(tls.ca, tls.certificate, tls.key)
     return DumpAgent(
-        settings.agent, own, told=audit.add if audit else no_op, meters=meters, required=required
+        settings.agent, own, audit=audit.add if audit else no_op, meters=meters, required=required
     )
 
 
