@@ -349,10 +349,10 @@ def data_twice(side: SlabSide, frames) -> None:
 @pytest.mark.parametrize(
     ("attack", "says"),
     [
-        (scribbled, "without an entry at 0"),
+        (scribbled, "no entry at 0"),
         (truncated, "now has 4096"),
         (garbage, "slab entry before"),
-        (read_too_little, "damaged slab, written to"),
+        (read_too_little, "damaged slab: written to"),
         (numbered_with_a_gap, "expected at most 1"),
         (data_twice, "bytes of data itself"),
     ],

@@ -303,7 +303,7 @@ def test_after_the_deadline_an_iteration_is_published_as_partial(make_host, tmp_
     assert len(entries) == len(rows(job.root)) == 8
     kinds = {finding.kind: finding for finding in findings}
     assert kinds[FindingKind.PARTIAL].ranks == (1,)
-    assert "8 events of rank 1 came after it was published" in kinds[FindingKind.LATE].text
+    assert "8 events of rank 1 arrived after its publication" in kinds[FindingKind.LATE].text
     agent.close()
 
 
@@ -369,7 +369,7 @@ def test_an_iteration_that_breaks_the_merge_does_not_take_others_along(
     assert {row["iteration"] for row in rows(job.root)} == {"2"}
     (found,) = host.order()[1]
     assert found.kind is FindingKind.UNPUBLISHED
-    assert "iteration 1: its events are lost" in found.text
+    assert "iteration 1: its order could not be made and its events are lost" in found.text
     agent.close()
 
 

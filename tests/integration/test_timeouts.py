@@ -97,7 +97,7 @@ def test_the_warning_comes_before_the_timeout(tmp_path: Path):
     # All four ranks are told; one of them says it.
     assert len({lines[n] for n in warned}) == len(warned), log
     first = lines[warned[0]]
-    assert "50 % of the 20 s" in first
+    assert "50% of the 20 s" in first
     assert "dumping causes most of it" in first
     assert "; set init_process_group(..., timeout=timedelta(seconds=" in first.replace(
         "new_group(", "init_process_group("

@@ -18,8 +18,8 @@ from rankdump._cli.output import (
     print_lines,
     print_table,
 )
-from rankdump._cli.text_format import format_duration
 from rankdump._core.timeouts import HintLevel, TimeoutHint, hint_to_json
+from rankdump._core.units import format_duration, format_percentage
 
 _COLUMNS = (
     TableColumn("group", is_flexible=True),
@@ -87,7 +87,7 @@ def _hint_cells(hint: TimeoutHint) -> list[str]:
     if hint.limit is not None:
         limit, read_from = format_duration(hint.limit.limit_us), hint.limit.source
         set_by = hint.limit.name.removeprefix("timeout of ")
-    share = f"{hint.share:.0%}" if hint.limit else "-"
+    share = format_percentage(hint.share) if hint.limit else "-"
     times = (hint.spread_us, hint.dump_us, hint.projected_us)
     widest, dumped, expected = map(format_duration, times)
     return [group, hint.backend or "-", limit, set_by, read_from, widest, dumped, share, expected]

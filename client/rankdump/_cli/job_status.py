@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from rankdump._cli.output import TableColumn, format_table, number_columns
 from rankdump._cli.rank_status import sum_iterations
-from rankdump._cli.text_format import format_count, format_duration, format_reasons
+from rankdump._cli.text_format import format_count, format_reasons
 from rankdump._core.events import Finding
 from rankdump._core.status import (
     AgentStatus,
@@ -21,7 +21,7 @@ from rankdump._core.status import (
     StatusView,
 )
 from rankdump._core.timeouts import HintLevel, TimeoutHint
-from rankdump._core.units import format_bytes
+from rankdump._core.units import format_bytes, format_duration, format_percentage
 
 _MAX_ITERATIONS_SHOWN = 6
 _MAX_AGENTS_SHOWN = 6
@@ -90,8 +90,9 @@ def format_timeout_hints(hints: Iterable[TimeoutHint]) -> list[str]:
     widest = max(known, key=lambda hint: hint.share)
     assert widest.limit is not None
     return [
-        f"timeouts: the widest wait was {format_duration(widest.spread_us)}, {widest.share:.1%} of "
-        f"{format_duration(widest.limit.limit_us)} ({widest.limit.name}, group {widest.group!r})"
+        f"timeouts: the widest wait was {format_duration(widest.spread_us)}, "
+        f"{format_percentage(widest.share)} of {format_duration(widest.limit.limit_us)} "
+        f"({widest.limit.name}, group {widest.group!r})"
     ]
 
 

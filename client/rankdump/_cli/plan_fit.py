@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from rankdump import reader
-from rankdump._cli.text_format import format_count, format_duration
+from rankdump._cli.text_format import format_count
 from rankdump._config import config_file
 from rankdump._core.forecast import (
     KEEP_FREE_RATIO,
@@ -19,7 +19,7 @@ from rankdump._core.forecast import (
     forecast_dump,
 )
 from rankdump._core.plan import DumpPlan
-from rankdump._core.units import format_bytes
+from rankdump._core.units import format_bytes, format_duration
 from rankdump.errors import CorruptedError
 
 

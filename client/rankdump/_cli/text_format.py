@@ -1,4 +1,4 @@
-"""Text of numbers, durations, shapes, counts and scope names as people read them. Pure: no
+"""Text of numbers, shapes, counts and scope names as people read them. Pure: no
 terminal.
 """
 
@@ -13,20 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from rankdump._core.units import format_bytes as format_bytes
 
 _ELLIPSIS = "..."
-_TEN_HOURS_US = 36_000_000_000
 _TOP_SCOPES = ("Default", "Gradients", "Recompute")
-
-
-def format_duration(microseconds: int) -> str:
-    """Return a time with two digits or more: `8.2 ms`, `680 ms`, `12.0 s`, `1,836 s`, `12.5 h`."""
-    if not microseconds:
-        return "0 ms"
-    value, unit = microseconds / 1e3, "ms"
-    if microseconds >= 1_000_000:
-        value, unit = microseconds / 1e6, "s"
-    if microseconds >= _TEN_HOURS_US:
-        value, unit = microseconds / 3.6e9, "h"
-    return f"{value:.1f} {unit}" if value < 100 else f"{value:,.0f} {unit}"
 
 
 def format_ratio(bytes_in: int, bytes_stored: int) -> str:

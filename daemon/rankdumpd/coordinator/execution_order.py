@@ -10,24 +10,30 @@ from dataclasses import dataclass, field
 from rankdump._core.events import OPEN_END_POSITION, EventColumn, EventKind, Finding, ProcessGroup
 from rankdump._core.status import OrderEntry
 
+_LINE_FIELDS = ("call", "graph", "name", "rank", "start_us", "end_us", "stream", "position")
+_CALL_FIELDS = (
+    *("graph", "name", "kind", "group", "sequence", "start_us", "end_us"),
+    *("element_count", "dtype", "peer"),
+)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderedCalls:
-    """Collectives and messages of one iteration, in their order, with all who took part.
+    """Collectives and messages of one iteration, in their order, with all members.
 
     Element i of every column of `columns` describes call i; the members of call i are the
     elements `bounds[i]` to `bounds[i + 1]` of every column of `members`.
     """
 
     columns: dict[str, EventColumn]
-    """graph, name, kind, group (index into the groups), sequence, start_us, end_us, and as its
-    first member has them element_count, dtype (index into the names), peer."""
+    """graph, name, kind, group (index into the groups), sequence, start_us, end_us, and of its
+    first member element_count, dtype (index into the names), peer."""
     bounds: EventColumn
     members: dict[str, EventColumn]
-    """rank, start_us, end_us, position, end_position (OPEN for those that wait), stream,
-    stall_us, peer."""
+    """rank, start_us, end_us, position, end_position (OPEN_END_POSITION for those that wait),
+    stream, stall_us, peer."""
     missing: Mapping[int, tuple[int, ...]]
-    """Members that should have taken part and did not, by call; calls without any are absent."""
+    """Ranks that should have taken part and did not, by call; complete calls are absent."""
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -41,25 +47,25 @@ class OrderedCalls:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GlobalOrder:
-    """The merged order of one iteration; columns first, entries where they are written down."""
+    """The merged order of one iteration in columns; `entries` yields its lines."""
 
     iteration: int
     names: tuple[str, ...]
     groups: tuple[ProcessGroup, ...]
     columns: dict[str, EventColumn]
     """One element per line: call (-1 for an operator), graph, name, rank, start_us, end_us,
-    stream, position (in the rank's program; of a call its first member's)."""
+    stream, position (in the program of the rank; of a call, that of its first member)."""
     calls: OrderedCalls
     findings: tuple[Finding, ...]
     skews: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Microseconds added to the times of a clock, last of all, because its members left their
-    collectives so much before or after the others; clocks that needed nothing are absent."""
+    """Microseconds added to the last times of each clock whose ranks left their collectives before
+    or after the others; clocks that needed no correction are absent."""
 
     def __len__(self) -> int:
         return len(self.columns["call"])
 
     def entries(self, first_position: int = 0) -> Iterator[OrderEntry]:
-        """Yield the lines in order, their positions rising from the one given."""
+        """Yield the lines in order, with positions from `first_position` on."""
         columns = (self.columns[column].tolist() for column in _LINE_FIELDS)
         lines: Iterable[tuple[int, ...]] = zip(*columns, strict=True)
         for position, line in enumerate(lines, first_position):
@@ -82,7 +88,7 @@ class GlobalOrder:
         )
 
     def call_entry(self, position: int, call: int) -> OrderEntry:
-        """Return the line of one call, at that position."""
+        """Return the line of one call."""
         low, high = self.calls.bounds[call : call + 2]
         members = self.calls.members
         graph, name, kind, group, sequence, start, end, elements, dtype, peer = (
@@ -106,12 +112,3 @@ class GlobalOrder:
             dtype=self.names[dtype],
             peer=peer,
         )
-
-
-_LINE_FIELDS = ("call", "graph", "name", "rank", "start_us", "end_us", "stream", "position")
-
-
-_CALL_FIELDS = (
-    *("graph", "name", "kind", "group", "sequence", "start_us", "end_us"),
-    *("element_count", "dtype", "peer"),
-)

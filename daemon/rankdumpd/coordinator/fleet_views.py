@@ -1,5 +1,5 @@
-"""Frozen values that the parts of the coordinator hand to each other: reports and their answers,
-views of jobs and iterations, published offsets. Pure.
+"""Frozen values that the packages of the coordinator exchange: reports and their answers, views of
+jobs and iterations, published offsets. Pure.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from rankdump._core.timeouts import RankTimeouts, TimeoutHint
 
 @dataclass(frozen=True, slots=True)
 class PublishedOffsets:
-    """What is committed of a job's order in its tree: the truth when files say otherwise."""
+    """Committed part of a job's order in its tree; decides when the files differ from it."""
 
     root: str
     sizes: Mapping[str, int]
-    """Bytes of each file that count, by its name in the folder."""
+    """Committed bytes of each file, by its name in the folder."""
     position: int
-    """Of the next entry."""
+    """Position of the next entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What the hints of a job need to know of its ranks."""
+    """Timeouts and sessions of the ranks of a job, from which its hints are made."""
 
     job_id: str
     timeouts: Mapping[int, RankTimeouts] = field(default_factory=dict[int, RankTimeouts])
-    """What each rank read of its limits."""
+    """Limits that each rank has read."""
     sessions: Mapping[int, SessionStatus] = field(default_factory=dict[int, SessionStatus])
-    """The newest of each rank."""
+    """Newest session of each rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankCoverage:
-    """How far a rank is known."""
+    """Time up to which the events of a rank are known."""
 
     until_us: int
-    """What it began before that has come, on the coordinator's clock."""
+    """Every event that began before has arrived; on the coordinator's clock."""
     agent: str = ""
-    """How its agent stands, in words."""
+    """Sentence on the state of its agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedRankCoverage:
-    """That everything a rank began before a time has been reported."""
+    """Statement of an agent that it has reported every event a rank began before a time."""
 
     job_id: str
     rank: int
@@ -64,7 +64,7 @@ class ReportedRankCoverage:
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """What an agent says at once, checked; its times are already those of the coordinator."""
+    """One report of an agent, checked, with times on the coordinator's clock."""
 
     agent_id: str
     sequence: int
@@ -73,13 +73,13 @@ class AgentReport:
     iterations: tuple[IterationStatus, ...] = ()
     events: tuple[tuple[EventSource, EventColumns], ...] = ()
     timeouts: tuple[tuple[str, int, RankTimeouts], ...] = ()
-    """Job and rank, and what it knows of its limits."""
+    """Job, rank, and the limits that the rank has read."""
     roots: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Tree of each job named above."""
-    heard: tuple[ReportedRankCoverage, ...] = ()
+    """Tree of each job that the report is about."""
+    coverage: tuple[ReportedRankCoverage, ...] = ()
     host: str = ""
     host_id: str = ""
-    """Which host of that name."""
+    """Tells hosts of one name apart."""
     clock: ClockEstimate = field(default_factory=ClockEstimate)
     load: AgentLoad = field(default_factory=AgentLoad)
     held_events: int = 0
@@ -87,29 +87,29 @@ class AgentReport:
 
     @property
     def items(self) -> int:
-        """How many numbered items it has."""
+        """Number of its numbered items."""
         return sum(map(len, (self.sessions, self.timeouts, self.events, self.iterations)))
 
 
 @dataclass(frozen=True, slots=True)
 class ReportAnswer:
-    """What an agent hears of a report."""
+    """Answer to a report."""
 
     acknowledged: int
-    """Every item up to here survives this process."""
+    """Number of the last item up to which all are committed."""
     received: int
     warnings: tuple[tuple[str, str], ...] = ()
-    """Jobs of the agent, and what their ranks should say."""
+    """Job ids, each with a warning that its ranks are to log."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicationResult:
-    """What an iteration came to that was handed out to be published."""
+    """Result of the publication of an iteration."""
 
-    book: PublishedOffsets | None
-    """Of its job, now."""
+    offsets: PublishedOffsets | None
+    """Offsets of its job afterwards."""
     written: bool
-    """Its order is in the tree."""
+    """Whether its order is in the tree."""
     findings: tuple[Finding, ...]
     hint_state: str
     """JSON text."""
@@ -117,35 +117,35 @@ class PublicationResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IterationView:
-    """What is gathered of one iteration of one job, to be merged."""
+    """Collected events of one iteration of one job, to be merged."""
 
     job_id: str
     iteration: int
     root: str
-    """Tree of the job; empty while no report has named it."""
+    """Tree of the job; empty until a report names it."""
     events: Mapping[int, tuple[EventColumns, ...]]
-    """Batches of each rank, as they came."""
+    """Batches of each rank, in the order of their arrival."""
     excluded: frozenset[int]
     """Ranks that the plan leaves out."""
     late: tuple[int, ...]
     """Ranks that have neither completed it nor closed their session; the first few of them."""
     late_count: int
     spans: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
-    """First and last position of the iteration in each rank's program, for ranks that said so:
-    what is not among the events between them was lost."""
+    """First and last position of the iteration in the program of each rank that reported them; an
+    event missing between them was lost."""
     clocks: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Which clock each rank reads: those of one host share one."""
+    """Name of the clock that each rank reads; ranks of one host share one."""
     stalls: Mapping[int, int] = field(default_factory=dict[int, int])
-    """How long dumping had held each rank up since its session began, as it said last."""
-    heard: Mapping[int, RankCoverage] = field(default_factory=dict[int, RankCoverage])
-    """How far each rank is known; ranks of which nothing is known are absent."""
+    """How long dumping has stalled each rank since its session began, as reported last."""
+    coverage: Mapping[int, RankCoverage] = field(default_factory=dict[int, RankCoverage])
+    """Time up to which each rank is known; ranks that reported nothing are absent."""
     provisional: bool = False
-    """The iteration still runs: what is missing may come."""
+    """Whether the iteration still runs, so that missing events may arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job as gathered so far."""
+    """One job as collected so far."""
 
     job_id: str
     roots: tuple[str, ...]
@@ -153,17 +153,17 @@ class JobView:
     iterations: tuple[IterationStatus, ...]
     """The newest balances."""
     older_iterations: int
-    """Balances that are not among them."""
+    """Number of older balances, which are left out."""
     merge: MergeStatus
     hints: tuple[TimeoutHint, ...]
     findings: tuple[Finding, ...]
     more_findings: int
-    """Those there was no room for; they stand in the job's file."""
+    """Number of findings that were left out; they are in the job's file."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """Every job as gathered so far, and the agents."""
+    """Every job as collected so far, and all agents."""
 
     jobs: Mapping[str, JobView]
     latest: str

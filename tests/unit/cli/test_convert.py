@@ -71,7 +71,7 @@ def test_with_a_format(source, tmp_path, capsys):
     assert np.array_equal(found, IMAGE)
     assert found.flags.c_contiguous
     path = source / NAME
-    assert err == f"{path}: input 1: ND is not converted to NCHW, but to FRACTAL_NZ\n"
+    assert err == f"{path}: input 1: ND cannot be converted to NCHW, only to FRACTAL_NZ\n"
     assert "2 tensors of 1 file" in said
     assert said.endswith("1 not or only partly converted\n")
     listed = (tmp_path / "out" / "convert_failed_file_list.txt").read_text()
@@ -222,7 +222,7 @@ def test_json(source, tmp_path, capsys):
     assert (code, err) == (1, "")
     path = str(source / NAME)
     assert told["failures"] == [
-        {"path": path, "reason": "input 1: ND is not converted to NHWC, but to FRACTAL_NZ"}
+        {"path": path, "reason": "input 1: ND cannot be converted to NHWC, only to FRACTAL_NZ"}
     ]
     assert [warning["path"] for warning in told["warnings"]] == [path]
     assert told["empty"] == [str(source / "Empty.a.1.2.3")]
@@ -370,7 +370,7 @@ def test_names_of_several_lines_are_one_line(tmp_path, capsys):
     (folder / "Conv.a\nb.1.2.3").write_bytes(bin_file(*PARTS)[:-1])
     code, _, err = told(capsys, "-d", folder, "-o", tmp_path / "out")
     assert (code, err.count("\n")) == (1, 1)
-    assert "Conv.a\\nb.1.2.3: damaged: by its header output 0 of " in err
+    assert "Conv.a\\nb.1.2.3: damaged: according to its header, output 0 of " in err
     (listed,) = (tmp_path / "out/convert_failed_file_list.txt").read_text().splitlines()
     assert listed == f"{folder}/Conv.a\\nb.1.2.3"
 

@@ -118,7 +118,7 @@ def test_a_quiet_job_says_how_near_it_came():
     """Without anything to set, the widest wait is one line."""
     quiet = replace(VIEW, hints=(replace(HINT, level=HintLevel.OK, spread_us=40_000),))
     text = "\n".join(format_job_status(quiet, width=100))
-    assert "widest wait was 40.0 ms, 0.2% of 20.0 s (timeout of init_process_group" in text
+    assert "widest wait was 40 ms, 0.2% of 20 s (timeout of init_process_group" in text
 
 
 def test_an_agents_view_has_none_of_it():

@@ -234,12 +234,12 @@ def test_damage_is_one_line_each(dump, capsys):
     assert code == 1
     assert "1 overflow record, 1 with an overflow" in out
     assert err.splitlines() == [
-        f"{cut}: damaged: by its header output 0 of 2048 bytes ends at byte {size}, "
+        f"{cut}: damaged: according to its header, output 0 of 2048 bytes ends at byte {size}, "
         f"the file has {size - 1}",
-        f"{empty}: empty: 0 bytes, the header's length alone takes 8",
+        f"{empty}: empty: 0 bytes, the length of the header alone takes 8",
         f"{none}: the file has no output, and so no overflow record",
         f"{small}: overflow record of 99 bytes, 2048 expected",
-        f"{text}: JSON with none of DHA Atomic Add, L2 Atomic Add, AI Core, acc_list",
+        f"{text}: the JSON has none of DHA Atomic Add, L2 Atomic Add, AI Core, acc_list",
         f"{later}: overflow record of version 9 and unit 0; known: 0 and 1, 0 to 3",
         f"{large}: more than 1048576 bytes, too large for an overflow record",
     ]
@@ -279,9 +279,7 @@ def test_a_pipe(tmp_path, capsys, name):
     """Nobody waits for one that nobody writes to."""
     os.mkfifo(tmp_path / name)
     code, _, err = told(capsys, "overflow", tmp_path / name)
-    assert (code, err.count("\n")) == (1, 1)
-    assert err.startswith(f"{tmp_path / name}: ")
-    assert err.endswith("regular file\n")
+    assert (code, err) == (1, f"{tmp_path / name}: not a regular file\n")
 
 
 def test_write(dump, tmp_path, capsys):

@@ -8,7 +8,6 @@ from rich.cells import cell_len
 from rankdump._cli.output import TableColumn, format_table, number_columns
 from rankdump._cli.text_format import (
     format_count,
-    format_duration,
     format_ratio,
     format_reasons,
     format_scope_name,
@@ -16,23 +15,6 @@ from rankdump._cli.text_format import (
     shorten_text,
     wrap_text,
 )
-from rankdump._core.units import format_bytes
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.00 KiB"),
-        (1536 << 10, "1.50 MiB"),
-        (100 << 30, "100.0 GiB"),
-        (1 << 62, "4096.0 PiB"),
-    ],
-)
-def test_size(count, text):
-    """Sizes stand in the largest unit that leaves a number over one."""
-    assert format_bytes(count) == text
 
 
 @pytest.mark.parametrize(
@@ -45,13 +27,6 @@ def test_size(count, text):
         (lambda: format_count(1, "tensor"), "1 tensor"),
         (lambda: format_count(2000, "tensor"), "2,000 tensors"),
         (lambda: format_reasons({"b": 1, "a": 1, "c": 5, "none": 0}), "c 5, a 1, b 1"),
-        (lambda: format_duration(0), "0 ms"),
-        (lambda: format_duration(8_240), "8.2 ms"),
-        (lambda: format_duration(999_900), "1,000 ms"),
-        (lambda: format_duration(12_040_000), "12.0 s"),
-        (lambda: format_duration(35_999_000_000), "35,999 s"),
-        (lambda: format_duration(45_000_000_000), "12.5 h"),
-        (lambda: format_duration(1_836_000_000), "1,836 s"),
     ],
 )
 def test_small_words(call, text):

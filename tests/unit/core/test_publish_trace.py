@@ -128,8 +128,8 @@ def test_graphs_have_a_trace_each_and_one_time(tmp_path) -> None:
     """Times count from the iteration's first event, in whatever graph it was."""
     order = merged({0: [operator(1, 0, 5), operator(2, 100, 110, graph=6)]}, (), 3)
     assert [event["ts"] for event in slices_of(traced(tmp_path, order, 6), "operator")] == [100]
-    book, problem = OrderPublisher().append(order, job_id="j", root=str(tmp_path), book=None)
-    assert (problem, book is None) == ("", False)
+    offsets, problem = OrderPublisher().append(order, job_id="j", root=str(tmp_path), offsets=None)
+    assert (problem, offsets is None) == ("", False)
     for graph in (0, 6):
         folder = tmp_path / GLOBAL_ORDER_FOLDER / make_order_file_name(graph, "trace")
         assert checked_trace(folder / make_trace_file_name(3))
@@ -138,15 +138,15 @@ def test_graphs_have_a_trace_each_and_one_time(tmp_path) -> None:
 def test_a_large_iteration_has_no_trace_and_that_is_said_once(tmp_path, caplog) -> None:
     """Viewers do not open more; the files of lines are whole."""
     publisher = OrderPublisher(trace_events=1)
-    book = None
+    offsets = None
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             order = merged({0: [operator(1, 0, 5), operator(2, 5, 6)]}, (), 3)
-            book, _ = publisher.append(order, job_id="j", root=str(tmp_path), book=book)
+            offsets, _ = publisher.append(order, job_id="j", root=str(tmp_path), offsets=offsets)
     assert not list((tmp_path / GLOBAL_ORDER_FOLDER).glob("*.trace"))
-    assert caplog.text.count("no trace of iterations with more than 1 events") == 1
-    assert book is not None
-    assert book.position == 6
+    assert caplog.text.count("no trace is written of such iterations") == 1
+    assert offsets is not None
+    assert offsets.position == 6
 
 
 TIMES = st.integers(0, 60)

@@ -211,7 +211,7 @@ class InfoFileFormat:
             place=place,
             dtype=kind.dtype,
             shape=kind.shape,
-            figures=dict(zip(self.items, values, strict=False)),
+            statistics=dict(zip(self.items, values, strict=False)),
         )
         return StatisticTableRow(self.table, text)
 

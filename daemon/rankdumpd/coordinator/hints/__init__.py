@@ -1,6 +1,7 @@
-"""Timeout hints: how near each process group comes to its timeout, and what to set before it
-strikes. Pure.
+"""Timeout hints: how near the waits of each process group come to its timeout, and which settings
+to raise before the job fails. Pure.
 
-`spread_history` takes in what an iteration came to, `assessment` judges it, `open_waits` judges
-what is open now, `rank_warnings` words it for the ranks.
+`spread_history` keeps the spreads of merged iterations, `assessment` compares them with the
+limits of `timeout_limits`, `open_waits` does so for calls that are still open, and
+`rank_warnings` formats the warnings that ranks print.
 """

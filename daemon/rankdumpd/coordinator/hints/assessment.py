@@ -1,8 +1,9 @@
-"""Assessment of a wait: its limit, the share it used, the spread to be expected by the last
-iteration, and the exact settings that make room for it. Pure.
+"""Assessment of a wait: its limit, the share it used, the spread expected by the last iteration,
+and the exact settings that allow for it. Pure.
 
-Every limit that would strike is raised to twice the need, rounded as the runtime rounds, and in
-the order that HCCL wants: event above execution, watchdog above execution.
+Every limit that would end the job is raised to twice the expected wait, rounded as the runtime
+rounds it, and in the order that HCCL requires: the limits of the event and of the watchdog above
+that of execution.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import numpy as np
 from rankdump._core.events import EventColumn, ProcessGroup
 from rankdump._core.selection import parse_iterations
 from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit
+from rankdump._core.units import format_duration, format_percentage
 from rankdumpd.coordinator.fleet_views import JobFacts
 from rankdumpd.coordinator.hints import timeout_limits
 from rankdumpd.coordinator.hints.rank_warnings import (
     HALF_SHARE,
+    describe_limit,
     find_next_step,
-    format_percentage,
     format_ranks,
-    format_wait,
 )
 from rankdumpd.coordinator.hints.spread_history import GroupSpreadHistory, HintState, WidestSpread
 from rankdumpd.coordinator.hints.timeout_limits import (
@@ -36,13 +37,13 @@ from rankdumpd.coordinator.hints.timeout_limits import (
 
 NO_LAST_ITERATION = -1
 _MIN_ITERATIONS = 5
-"""Iterations it takes before a rise is believed."""
+"""Fewest iterations that a trend is fitted to."""
 _MIN_SLOPE_ERRORS = 4.0
-"""A slope counts when it is that many times its own standard error."""
+"""A slope counts when it exceeds its own standard error by this factor."""
 _MIN_RISE_SHARE = 0.1
-"""And when it raised the spread by this part of its mean."""
+"""A slope counts when it raised the spread by at least this part of its mean."""
 _MAX_ITERATION = (1 << 63) - 1
-"""What a signed number holds: an iteration beyond it is never reached."""
+"""Largest signed 64-bit number: no job reaches an iteration beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def fit_spread_trend(history: Sequence[tuple[int, int]]) -> SpreadTrend | None:
 
 
 def find_last_selected_iteration(selections: Iterable[str]) -> int:
-    """Return the last iteration that any of the plans selects; ENDLESS when that has no end."""
+    """Return the last iteration that any plan selects; NO_LAST_ITERATION when there is none."""
     last = NO_LAST_ITERATION
     for text in set(selections):
         iterations = parse_iterations(text)
@@ -99,13 +100,14 @@ def find_last_selected_iteration(selections: Iterable[str]) -> int:
 
 
 _SAFETY_FACTOR = 2
+_TIMEOUT_CALLS = {GroupScope.WORLD: "init_process_group", GroupScope.PART: "new_group"}
 _MILLISECOND_SETTINGS = ("stream_sync_timeout", "event_sync_timeout")
-"""What TF counts in milliseconds."""
+"""Limits that TensorFlow takes in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsAdvice:
-    """Lines to set, and what they cannot do."""
+    """Lines to set, and a remark where they do not suffice."""
 
     settings: tuple[str, ...] = ()
     remark: str = ""
@@ -114,7 +116,7 @@ class SettingsAdvice:
 def advise_settings(
     limits: ProcessGroupLimits, sequence: int, *, limit_us: int, expected_us: int
 ) -> SettingsAdvice:
-    """Return what to set for a wait of that length, given the limit it comes near to."""
+    """Return the settings that allow for a wait of `expected_us` under the limit it approaches."""
     need_us = find_next_step(expected_us / limit_us) * limit_us
     target_s = ceil(_SAFETY_FACTOR * need_us / SECOND_US)
     raised = _RaisedLimits(limits, sequence, target_s)
@@ -138,7 +140,7 @@ class _RaisedLimits:
 
     def lines(self) -> Iterator[str]:
         if self._aiv and self._exec_s > timeout_limits.MAX_HCCL_AIV_S:
-            # The default of every device is another mode.
+            # No device has AIV as its default mode.
             yield "unset HCCL_OP_EXPANSION_MODE"
         if self._below(timeout_limits.HCCL_EXEC, self._exec_s):
             yield f"export {timeout_limits.HCCL_EXEC}={self._exec_s}"
@@ -149,8 +151,8 @@ class _RaisedLimits:
         connect_s = min(self._target_s, timeout_limits.MAX_HCCL_CONNECT_S)
         if self._below(timeout_limits.HCCL_CONNECT, connect_s):
             yield f"export {timeout_limits.HCCL_CONNECT}={connect_s}"
-        for grade, call in _TIMEOUT_CALLS.items():
-            if self._low(grade.value, above_s=self._exec_s):
+        for scope, call in _TIMEOUT_CALLS.items():
+            if self._low(scope.value, above_s=self._exec_s):
                 yield f"{call}(..., timeout=timedelta(seconds={self._above_execution()}))"
         yield from self._others()
 
@@ -161,7 +163,7 @@ class _RaisedLimits:
             timeout_limits.HCCL_EVENT,
             timeout_limits.HCCL_CONNECT,
         }
-        known |= {grade.value for grade in GroupScope}
+        known |= {scope.value for scope in GroupScope}
         for name in self._by_name:
             if name in known or not self._low(name, above_s=self._exec_s):
                 continue
@@ -172,15 +174,15 @@ class _RaisedLimits:
                 yield f"{name}={seconds}"
 
     def _low(self, name: str, *, above_s: int = 0) -> bool:
-        """Return whether a limit would strike, or stands not above the one of execution."""
+        """Return whether a limit is below the target, or not above that of execution."""
         return self._below(name, max(self._target_s, above_s + bool(above_s)))
 
     def _below(self, name: str, seconds: int) -> bool:
-        found = self._by_name.get(name)
-        return found is not None and found.limit.limit_us < seconds * SECOND_US
+        known = self._by_name.get(name)
+        return known is not None and known.limit.limit_us < seconds * SECOND_US
 
     def _execution(self) -> int:
-        """Return the limit of execution in seconds, raised where it would strike; 0: none."""
+        """Return the limit of execution in seconds, raised to the target; 0 when there is none."""
         for name in (timeout_limits.HCCL_EXEC, timeout_limits.HCCL_SESSION_EXEC):
             if self._low(name):
                 if self._aiv and self._target_s <= timeout_limits.MAX_HCCL_AIV_S:
@@ -201,24 +203,21 @@ class _RaisedLimits:
         if (
             self._low(timeout_limits.HCCL_EXEC) or self._low(timeout_limits.HCCL_SESSION_EXEC)
         ) and self._target_s > timeout_limits.MAX_HCCL_EXEC_S:
-            return f"910 and 310P take no more than {timeout_limits.MAX_HCCL_EXEC_S} s"
+            return f"Ascend 910 and 310P accept at most {timeout_limits.MAX_HCCL_EXEC_S} s"
         if (
             self._low(timeout_limits.HCCL_CONNECT)
             and self._target_s > timeout_limits.MAX_HCCL_CONNECT_S
         ):
             return (
-                f"{timeout_limits.HCCL_CONNECT} takes no more than "
+                f"{timeout_limits.HCCL_CONNECT} accepts at most "
                 f"{timeout_limits.MAX_HCCL_CONNECT_S} s"
             )
         return ""
 
 
-_TIMEOUT_CALLS = {GroupScope.WORLD: "init_process_group", GroupScope.PART: "new_group"}
-
-
 @dataclass(frozen=True, slots=True)
 class GroupWait:
-    """A wait to be judged, and what to say of it before its share."""
+    """A wait to be assessed, with its description."""
 
     group: ProcessGroup
     widest: WidestSpread
@@ -228,7 +227,7 @@ class GroupWait:
 
 
 def build_hints(state: HintState, facts: JobFacts) -> tuple[TimeoutHint, ...]:
-    """Return a hint for every group of several members that was seen, the nearest first."""
+    """Return a hint for every group of several members, the nearest to its limit first."""
     hints: list[TimeoutHint] = []
     for group, history in state.groups.items():
         if len(group.ranks) == 1:
@@ -241,7 +240,7 @@ def build_hints(state: HintState, facts: JobFacts) -> tuple[TimeoutHint, ...]:
 
 
 def list_group_members(group: ProcessGroup, history: GroupSpreadHistory) -> tuple[int, ...]:
-    """Return the ranks of a group; of one that nobody declared those that were seen in it."""
+    """Return the ranks of a group; if no rank declared it, those that were seen in its calls."""
     if group.ranks:
         return group.ranks
     seen = [each for each in (history.first, history.widest) if each]
@@ -258,9 +257,9 @@ def assess_wait(wait: GroupWait, limits: ProcessGroupLimits, facts: JobFacts) ->
     if wait.rise is not None and last != NO_LAST_ITERATION:
         expected = max(expected, wait.rise.spread_at(last))
     level = _choose_level(limit, widest.spread_us, expected)
-    given = SettingsAdvice()
+    advice = SettingsAdvice()
     if limit is not None and level is not HintLevel.OK:
-        given = advise_settings(
+        advice = advise_settings(
             limits, widest.sequence, limit_us=limit.limit_us, expected_us=expected
         )
     return TimeoutHint(
@@ -281,15 +280,15 @@ def assess_wait(wait: GroupWait, limits: ProcessGroupLimits, facts: JobFacts) ->
         limits=limits.sorted_limits,
         projected_us=expected,
         projected_iteration=last,
-        settings=given.settings,
-        reason="; ".join(_clauses(wait, limit, level, (expected, last), given)),
+        settings=advice.settings,
+        reason="; ".join(_clauses(wait, limit, level, (expected, last), advice)),
     )
 
 
 def _find_nearest_wait(
     group: ProcessGroup, history: GroupSpreadHistory, limits: ProcessGroupLimits
 ) -> GroupWait | None:
-    """Return the wait that used most of its budget: the widest, or the one of the first call."""
+    """Return the wait with the largest share of its limit: the widest or the first one."""
     known = [each for each in (history.widest, history.first) if each is not None]
     if not known:
         return None
@@ -314,16 +313,18 @@ def _choose_level(limit: TimeoutLimit | None, spread_us: int, expected_us: int) 
 
 def _describe_wait(group: ProcessGroup, widest: WidestSpread) -> str:
     call = describe_hint_call(group.name, widest)
-    first, last, spread = widest.first_rank, widest.last_rank, format_wait(widest.spread_us)
+    first, last, spread = widest.first_rank, widest.last_rank, format_duration(widest.spread_us)
     if not widest.arrived:
-        return f"rank {first} waited {spread} for rank {last}, not known to have come, in {call}"
+        return (
+            f"rank {first} waited {spread} for rank {last}, which may not have arrived, in {call}"
+        )
     if not widest.spread_us:
-        return f"the members came to {call} at once"
-    return f"rank {last} came {spread} after rank {first} to {call}"
+        return f"all members arrived at the same time at {call}"
+    return f"rank {last} arrived {spread} after rank {first} at {call}"
 
 
 def describe_hint_call(group: str, widest: WidestSpread) -> str:
-    """Return which call that is."""
+    """Return the kind, name, number, group and iteration of the call of a spread."""
     where = f"number {widest.sequence} of group {group!r} in iteration {widest.iteration}"
     return f"{widest.kind} {widest.name!r}, {where}"
 
@@ -333,43 +334,46 @@ def _clauses(
     limit: TimeoutLimit | None,
     level: HintLevel,
     expected: tuple[int, int],
-    given: SettingsAdvice,
+    advice: SettingsAdvice,
 ) -> Iterator[str]:
     yield wait.description
     spread_us, dump_us = wait.widest.spread_us, wait.widest.dump_us
     if limit is None:
-        yield "no limit is known that would strike"
+        yield "no limit that applies to this wait is known"
     else:
         share = format_percentage(spread_us / limit.limit_us)
         holders = (
             "" if set(limit.ranks) >= set(wait.group.ranks) else f" of {format_ranks(limit.ranks)}"
         )
-        yield f"that is {share} of the {format_wait(limit.limit_us)} of {limit.name}{holders}"
+        yield f"that is {share} of {describe_limit(limit, holders)}"
     if spread_us:
         yield (
-            f"dumping caused {format_wait(dump_us)} of it"
+            f"dumping caused {format_duration(dump_us)} of it"
             if dump_us
             else "dumping caused none of it"
         )
     if wait.rise is not None:
         yield _describe_trend(wait.rise, limit, *expected)
-    if given.settings:
-        yield "the settings give twice what is to be expected"
-    if given.remark:
-        yield given.remark
+    if advice.settings:
+        yield "the suggested settings allow twice the expected wait"
+    if advice.remark:
+        yield advice.remark
     if level is not HintLevel.OK and dump_us > spread_us / 2:
-        yield "dumping less shortens it: `saved_data` `statistic` or fewer `kernels`"
+        yield "to shorten it, dump less: set `saved_data` to `statistic`, or select fewer `kernels`"
 
 
 def _describe_trend(
     rise: SpreadTrend, limit: TimeoutLimit | None, expected_us: int, last: int
 ) -> str:
     if last != NO_LAST_ITERATION:
-        return f"it rises, to {format_wait(expected_us)} by iteration {last}"
+        return f"the wait rises to {format_duration(expected_us)} by iteration {last}"
     if limit is None:
-        return "it rises"
+        return "the wait rises"
     half, whole = (
         rise.find_iteration_reaching(HALF_SHARE * limit.limit_us),
         rise.find_iteration_reaching(limit.limit_us),
     )
-    return f"it rises, to half of the limit by iteration {half} and all of it by iteration {whole}"
+    return (
+        f"the wait rises to half of the limit by iteration {half} and to all of it by iteration "
+        f"{whole}"
+    )

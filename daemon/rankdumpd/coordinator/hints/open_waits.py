@@ -1,5 +1,5 @@
-"""Open waits: calls that have begun while a member has not come, and how long that is known for
-sure. Pure. That a rank has not come is claimed only as far as it has reported.
+"""Open waits: calls that have begun while a member has not arrived, and the part of the wait that
+is certain. Pure. An absence is claimed only up to the time that the rank has reported.
 """
 
 from __future__ import annotations
@@ -17,44 +17,46 @@ from rankdump._core.events import (
     ProcessGroup,
 )
 from rankdump._core.timeouts import TimeoutHint
+from rankdump._core.units import format_duration
 from rankdumpd.coordinator.fleet_views import IterationView, JobFacts, RankCoverage
 from rankdumpd.coordinator.hints.assessment import GroupWait, assess_wait, describe_hint_call
-from rankdumpd.coordinator.hints.rank_warnings import format_wait
 from rankdumpd.coordinator.hints.spread_history import HintState, WidestSpread
 from rankdumpd.coordinator.hints.timeout_limits import collect_group_limits
 
 FRESH_REPORT_US = 10_000_000
-"""Who was heard of so lately is heard of as usual: agents report once a second."""
+"""A rank whose last report is no older counts as current: agents report once a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitClaim:
-    """How long one rank is known to have kept a call waiting."""
+    """How long a call is known to have waited for one rank."""
 
     rank: int
     known_us: int
     reason: str = ""
-    """Why it may be longer; empty when the rank is heard of as usual."""
+    """Why it may be longer; empty when the reports of the rank are current."""
 
 
 def estimate_wait(
-    rank: int, heard: RankCoverage | None, *, start_us: int, now_us: int
+    rank: int, coverage: RankCoverage | None, *, start_us: int, now_us: int
 ) -> WaitClaim:
     """Return how long a call that began at `start_us` is known to have waited for a rank."""
-    if heard is None:
-        return WaitClaim(rank, 0, f"nothing has been heard of rank {rank} so far")
-    known_us = max(0, min(now_us, heard.until_us) - start_us)
-    behind_us = now_us - heard.until_us
+    if coverage is None:
+        return WaitClaim(rank, 0, f"rank {rank} has reported nothing so far")
+    known_us = max(0, min(now_us, coverage.until_us) - start_us)
+    behind_us = now_us - coverage.until_us
     if behind_us <= FRESH_REPORT_US:
         return WaitClaim(rank, known_us)
-    told = f"what rank {rank} did in the last {format_wait(behind_us)} is not known"
-    return WaitClaim(rank, known_us, f"{told}: {heard.agent}" if heard.agent else told)
+    reason = f"what rank {rank} did in the last {format_duration(behind_us)} is not known"
+    if coverage.agent:
+        reason += f": {coverage.agent}"
+    return WaitClaim(rank, known_us, reason)
 
 
 def select_surest_claim(claims: Sequence[WaitClaim], stuck: set[int]) -> WaitClaim:
-    """Return the claim that says most of a wait.
+    """Return the claim that explains a wait best.
 
-    A rank that waits elsewhere itself is blamed only when no other is known to be as late.
+    A rank that waits elsewhere itself is named only when no other is known to be as late.
     """
     longest_us = max(claim.known_us for claim in claims)
     near = [claim for claim in claims if 2 * claim.known_us >= longest_us]
@@ -62,12 +64,13 @@ def select_surest_claim(claims: Sequence[WaitClaim], stuck: set[int]) -> WaitCla
 
 
 def estimate_waits(
-    ranks: Sequence[int], heard: Mapping[int, RankCoverage], *, start_us: int, now_us: int
+    ranks: Sequence[int], coverage: Mapping[int, RankCoverage], *, start_us: int, now_us: int
 ) -> list[WaitClaim]:
-    """Return the claim of each rank that has not come to a call."""
-    return [estimate_wait(r, heard.get(r), start_us=start_us, now_us=now_us) for r in ranks]
+    """Return the claim for each rank that has not arrived at a call."""
+    return [estimate_wait(r, coverage.get(r), start_us=start_us, now_us=now_us) for r in ranks]
 
 
+_NO_ACTIVITY = "has reported nothing of this iteration"
 _OTHER_END_KIND = {EventKind.SEND: EventKind.RECV, EventKind.RECV: EventKind.SEND}
 
 
@@ -89,35 +92,35 @@ class _OpenCall:
 def find_open_waits(
     view: IterationView, facts: JobFacts, now_us: int, state: HintState | None = None
 ) -> tuple[TimeoutHint, ...]:
-    """Return a hint for every group whose members wait for another one now.
+    """Return a hint for every group in which members wait for another one now.
 
-    A wait is claimed only as far as the late rank was heard: it may have come since. The state
-    says how long dumping had held up ranks that made no call in this iteration yet.
+    A wait is claimed only up to the time that the late rank has reported: it may have arrived
+    since. The state has the stalls of ranks that made no call in this iteration yet.
     """
     ranks = {rank: _RankCalls(rank, batches) for rank, batches in view.events.items()}
     calls = [call for rank in ranks.values() for call in rank.open_calls()]
     stalls: Mapping[int, int] = state.stalls if state else {}
-    found: dict[ProcessGroup, TimeoutHint] = {}
+    hints: dict[ProcessGroup, TimeoutHint] = {}
     stuck = {call.rank for call in calls}
     for call in _select_earliest_calls(calls):
         absent = _find_absent_ranks(call, ranks, view.excluded)
         if not absent:
             continue
-        claims = estimate_waits(absent, view.heard, start_us=call.start_us, now_us=now_us)
+        claims = estimate_waits(absent, view.coverage, start_us=call.start_us, now_us=now_us)
         claim = select_surest_claim(claims, stuck)
         wait = _build_wait(call, ranks, claim, (now_us, view.iteration), (stalls, view.stalls))
         limits = collect_group_limits(
             call.group, call.group.ranks or (call.rank, claim.rank), facts
         )
         hint = assess_wait(wait, limits, facts)
-        known = found.get(call.group)
+        known = hints.get(call.group)
         if known is None or hint.share > known.share:
-            found[call.group] = hint
-    return tuple(found.values())
+            hints[call.group] = hint
+    return tuple(hints.values())
 
 
 def _select_earliest_calls(calls: Sequence[_OpenCall]) -> list[_OpenCall]:
-    """Return of each collective the member that came first, and every message."""
+    """Return the first member of each collective, and every message."""
     first: dict[object, _OpenCall] = {}
     for call in sorted(calls, key=lambda call: (call.start_us, call.rank)):
         ends = (call.rank, call.peer) if call.kind in _OTHER_END_KIND else None
@@ -128,7 +131,7 @@ def _select_earliest_calls(calls: Sequence[_OpenCall]) -> list[_OpenCall]:
 def _find_absent_ranks(
     call: _OpenCall, ranks: Mapping[int, _RankCalls], excluded: frozenset[int]
 ) -> list[int]:
-    """Return who has not come to a call."""
+    """Return the ranks that have not arrived at a call."""
     if call.kind in _OTHER_END_KIND:
         answer = int(_OTHER_END_KIND[call.kind])
         others, kinds = [call.peer], (answer, answer)
@@ -151,7 +154,7 @@ def _build_wait(
     now: tuple[int, int],
     stalls: tuple[Mapping[int, int], Mapping[int, int]],
 ) -> GroupWait:
-    """Return what a call has come to; the stalls are those at the last merged calls, and now."""
+    """Return the wait of a call; `stalls` are those at the last merged calls, and the newest."""
     (now_us, iteration), (merged, newest) = now, stalls
     last, spread = claim.rank, claim.known_us
     own = ranks[call.rank].stall_before(call.position, merged)
@@ -159,9 +162,9 @@ def _build_wait(
     if last in ranks:
         before = ranks[last].stall_before(float("inf"), merged)
     at_last = newest.get(last, 0)
-    # A new session counts anew.
+    # A new session starts at zero.
     other = at_last - before if at_last >= before else at_last
-    # Dumping held up both: the part is what it held up the late one more.
+    # Dumping held up both ranks; its part is by how much longer it held up the late one.
     dumped = other - max(0, call.stall_us - own)
     widest = WidestSpread(
         iteration=iteration,
@@ -174,19 +177,19 @@ def _build_wait(
         dump_us=min(max(0, dumped), spread),
         arrived=False,
     )
-    doing = ranks[last].doing(now_us) if last in ranks else "has reported nothing of this iteration"
-    told = _describe_open_wait(call, claim, describe_hint_call(call.group.name, widest))
-    return GroupWait(call.group, widest, f"{told}; rank {last} {doing}", waiting=True)
+    activity = ranks[last].describe_activity(now_us) if last in ranks else _NO_ACTIVITY
+    text = _describe_open_wait(call, claim, describe_hint_call(call.group.name, widest))
+    return GroupWait(call.group, widest, f"{text}; rank {last} {activity}", waiting=True)
 
 
 def _describe_open_wait(call: _OpenCall, claim: WaitClaim, where: str) -> str:
-    """Say how long a call has waited for whom, or that this is not known."""
-    waited = f"rank {call.rank} has waited {format_wait(claim.known_us)}"
+    """Return a sentence on how long a call has waited for a rank, as far as that is known."""
+    waited = f"rank {call.rank} has waited {format_duration(claim.known_us)}"
     if not claim.reason:
         return f"{waited} for rank {claim.rank} in {where}"
     if claim.known_us:
         return f"{waited} or more for rank {claim.rank} in {where}; {claim.reason}"
-    return f"rank {call.rank} is in {where}, and rank {claim.rank} may have come; {claim.reason}"
+    return f"rank {call.rank} is in {where}, and rank {claim.rank} may have arrived; {claim.reason}"
 
 
 class _RankCalls:
@@ -198,7 +201,7 @@ class _RankCalls:
         self._calls: dict[int, tuple[EventColumn, dict[str, int]]] = {}
 
     def open_calls(self) -> Iterator[_OpenCall]:
-        """Yield what has begun and is not complete."""
+        """Yield the calls that have begun and are not complete."""
         pending: dict[int, tuple[EventColumns, int]] = {}
         for batch in self._batches:
             columns = batch.columns
@@ -221,7 +224,7 @@ class _RankCalls:
 
     def came_to(self, call: _OpenCall, kinds: tuple[int, int]) -> bool:
         """Return whether this rank has begun its part of a call."""
-        # The newest first: who waits for long has its call at the end.
+        # Newest batch first: the call that a rank waits in is among its last events.
         for at in reversed(range(len(self._batches))):
             rows, places = self._indexed(at)
             place = places.get(call.group.name)
@@ -249,8 +252,8 @@ class _RankCalls:
                 found = max(found, (int(positions[row]), int(batch.columns["stall_us"][row])))
         return found[1]
 
-    def doing(self, now_us: int) -> str:
-        """Say what it completed last."""
+    def describe_activity(self, now_us: int) -> str:
+        """Return the predicate of a sentence on the last event of this rank."""
         ended, name = None, ""
         for batch in self._batches:
             if len(batch):
@@ -259,8 +262,8 @@ class _RankCalls:
                 if ended is None or end > ended:
                     ended, name = end, batch.names[int(batch.columns["name"][row])]
         if ended is None:
-            return "has reported nothing of this iteration"
-        return f"was last heard of in {name!r}, {format_wait(max(0, now_us - ended))} ago"
+            return _NO_ACTIVITY
+        return f"was last seen in {name!r}, {format_duration(max(0, now_us - ended))} ago"
 
     def _indexed(self, at: int) -> tuple[EventColumn, dict[str, int]]:
         """Return the rows of a batch that are calls, and the places of their groups' names."""

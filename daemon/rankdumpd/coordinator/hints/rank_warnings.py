@@ -1,8 +1,8 @@
-"""Warnings that ranks print in their logs: a line for each hint that is no longer fine, and the
-wording of times, shares and ranks. Pure.
+"""Warnings that ranks print in their logs: a line for each hint whose level is not OK, and the
+wording of ranks and limits. Pure.
 
-The ranks of a host print every text once. So the text of a wait that grows stays the same until
-the next step of its share, whoever is known by then to have come before the late one.
+The ranks of a host print every text once. So the text of a growing wait stays the same until its
+share reaches the next step, even if another rank turns out to wait longest.
 """
 
 from __future__ import annotations
@@ -13,23 +13,14 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit
+from rankdump._core.units import format_duration, format_percentage
 
 _MAX_NAMED_RANKS = 4
 
 
-def format_wait(us: float) -> str:
-    """Return a time with the digits that matter: `2.5 ms`, `12.4 s`, `1836 s`."""
-    seconds = us / 1e6
-    if seconds >= 100 or seconds == int(seconds):
-        return f"{seconds:.0f} s"
-    if seconds >= 1:
-        return f"{seconds:.1f} s"
-    return f"{us / 1000:.0f} ms" if us >= 100_000 else f"{us / 1000:.3g} ms"
-
-
-def format_percentage(share: float) -> str:
-    """Return a part of a whole."""
-    return f"{share:.0%}".replace("%", " %")
+def describe_limit(limit: TimeoutLimit, holders: str = "") -> str:
+    """Return `the 20 s limit (HCCL_EXEC_TIMEOUT)`; `holders` follows the name."""
+    return f"the {format_duration(limit.limit_us)} limit ({limit.name}{holders})"
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
@@ -59,30 +50,34 @@ def find_next_step(share: float) -> float:
 
 
 _MAX_WARNINGS = 8
-"""Of a job with thousands of groups only the nearest are said."""
-
+"""A job with thousands of groups gets warnings of the nearest ones only."""
 
 WarningKey: TypeAlias = tuple[str, str, int, float]
-"""Group, what becomes of it, late rank and step: what is said once."""
+"""Group, state of its wait, late rank and step of the share; each gets one warning."""
 _NO_WARNINGS: Mapping[WarningKey, str] = MappingProxyType({})
 
 
 def build_warnings(
-    hints: Iterable[TimeoutHint], said: Mapping[WarningKey, str] = _NO_WARNINGS
+    hints: Iterable[TimeoutHint], known: Mapping[WarningKey, str] = _NO_WARNINGS
 ) -> dict[WarningKey, str]:
-    """Return a line for each hint of a budget that is half used, or will be; nearest first.
+    """Return a line for each hint whose limit is half used, or will be; nearest first.
 
-    What was said of a thing before stays as it was.
+    A key that is in `known` keeps its text.
     """
     nearest = sorted(
         hints, key=lambda hint: (-find_reached_step(hint.share), hint.job_id, hint.group)
     )
-    found: dict[WarningKey, str] = {}
+    warnings: dict[WarningKey, str] = {}
     for hint in nearest:
-        if hint.level is not HintLevel.OK and hint.limit is not None and len(found) < _MAX_WARNINGS:
-            thing = _build_key(hint, hint.limit)
-            found[thing] = said.get(thing) or found.get(thing) or _format_warning(hint, hint.limit)
-    return found
+        if (
+            hint.level is not HintLevel.OK
+            and hint.limit is not None
+            and len(warnings) < _MAX_WARNINGS
+        ):
+            key = _build_key(hint, hint.limit)
+            text = known.get(key) or warnings.get(key) or _format_warning(hint, hint.limit)
+            warnings[key] = text
+    return warnings
 
 
 def _build_key(hint: TimeoutHint, limit: TimeoutLimit) -> WarningKey:
@@ -93,12 +88,12 @@ def _build_key(hint: TimeoutHint, limit: TimeoutLimit) -> WarningKey:
             hint.last_rank,
             find_reached_step(hint.projected_us / limit.limit_us),
         )
-    what = "waits" if hint.waiting else "waited"
-    return hint.group, what, hint.last_rank, find_reached_step(hint.share)
+    state = "waits" if hint.waiting else "waited"
+    return hint.group, state, hint.last_rank, find_reached_step(hint.share)
 
 
 def _format_warning(hint: TimeoutHint, limit: TimeoutLimit) -> str:
-    budget = f"the {format_wait(limit.limit_us)} of {limit.name}"
+    budget = describe_limit(limit)
     settings = f"; set {' and '.join(hint.settings)}" if hint.settings else ""
     return (
         f"group {hint.group!r}: {_format_wait(hint, limit, budget)}; "
@@ -113,7 +108,8 @@ def _format_wait(hint: TimeoutHint, limit: TimeoutLimit, budget: str) -> str:
         by = f"by iteration {hint.projected_iteration}"
         return f"rank {last} is late, and the wait of the others rises to {share} of {budget} {by}"
     step = find_reached_step(hint.share)
-    used = f"{format_wait(step * limit.limit_us)} or more, {format_percentage(step)} of {budget}"
+    waited = format_duration(step * limit.limit_us)
+    used = f"at least {waited}, {format_percentage(step)} of {budget}"
     if hint.waiting:
         return f"rank {last} is late: rank {first} has waited {used}"
     return f"rank {last} was late: rank {first} waited {used}"

@@ -1,10 +1,10 @@
-"""Spread of arrivals at each call, dumping's part of it, and the history of both that a job keeps
-as hint state. Pure.
+"""Spread of arrivals at each call, the part of it that dumping caused, and the history of both that
+a job keeps as hint state. Pure.
 
-The job is taken as a max-plus system: a rank goes on from a call when the last member has
-arrived. Beside the arrivals as they were runs the job as it would have been without dumping:
-there a rank arrives earlier by its delay, the sum of its own stalls and of the waits they
-caused, and leaves a call when the last member would have arrived.
+The job is modelled as a max-plus system: a rank continues after a call when the last member has
+arrived. A second timeline models the job without dumping: there a rank arrives earlier by its
+delay, which is the sum of its own stalls and of the waits they caused, and leaves a call when
+the last member would have arrived.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rankdumpd.coordinator.execution_order import GlobalOrder
 
 @dataclass(frozen=True, slots=True)
 class CallSpread:
-    """One call: who waited for whom, how long, and dumping's part of it."""
+    """One call: which rank waited for which, how long, and the part that dumping caused."""
 
     call: int
     first_rank: int
@@ -32,28 +32,28 @@ class CallSpread:
     spread_us: int
     dump_us: int
     arrived: bool = True
-    """Whether the last one came at all."""
+    """Whether the last rank arrived at all."""
 
 
 @dataclass(slots=True)
 class RankTimeline:
-    """One rank: how far the walk is in it, and the delay that dumping has caused so far."""
+    """State of one rank in the walk, and the delay that dumping has caused so far."""
 
     stall_us: int = 0
-    """That of the call it started last."""
+    """Stall at the call that it started last."""
     delay_us: int = 0
     now_us: int = 0
-    """When it was last seen: it started a call, or went on from one."""
+    """Time of its last step: it started a call, or continued after one."""
     rows: Iterator[int] = field(default_factory=lambda: iter(()))
-    """Its calls to come as rows of the members, in the order it started them."""
+    """Its remaining calls as rows of the members, in the order in which it started them."""
     completions: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-    """Calls it has still to go on from: its position then, when the last member arrived, and when
-    that would have been."""
+    """Calls that it has not continued after: its position then, when the last member arrived, and
+    when that would have been without dumping."""
 
     def start_call(self, start_us: int, stall_us: int) -> int:
         """Start a call; return when that would have been without dumping."""
         if stall_us < self.stall_us:
-            # A new session counts anew.
+            # A new session starts at zero.
             self.stall_us = self.delay_us = 0
         self.delay_us += stall_us - self.stall_us
         self.stall_us = stall_us
@@ -61,37 +61,37 @@ class RankTimeline:
         return start_us - self.delay_us
 
     def advance_to(self, position: int) -> None:
-        """Go on from all calls that were complete before that position."""
-        waits = self.completions
-        waits.sort(reverse=True)
-        while waits and waits[-1][0] < position:
-            _, complete_us, undumped_us = waits.pop()
+        """Continue after all calls that were complete before that position."""
+        open_calls = self.completions
+        open_calls.sort(reverse=True)
+        while open_calls and open_calls[-1][0] < position:
+            _, complete_us, undumped_us = open_calls.pop()
             now_us = max(self.now_us, complete_us)
             self.delay_us = now_us - max(self.now_us - self.delay_us, undumped_us)
             self.now_us = now_us
 
 
 def measure_call_spreads(
-    order: GlobalOrder, programs: dict[int, RankTimeline], stalls: Mapping[int, int]
+    order: GlobalOrder, timelines: dict[int, RankTimeline], stalls: Mapping[int, int]
 ) -> Iterator[CallSpread]:
-    """Yield the spread of every call in its order, and carry on the programs of the ranks.
+    """Yield the spread of every call in order, and advance the timelines of the ranks.
 
-    Of messages only the receiver waits: a receive has the spread to its send, a send none. Where
-    a member is missing, what the others are known to have waited for it counts, and what `stalls`
-    says of it: how long dumping had held it up when it was last heard.
+    Of messages only the receiver waits: a receive has the spread to its send, a send has none.
+    Where a member is missing, the spread is the wait that is known; `stalls` has the newest
+    reported stall of each rank, from which the part of dumping follows.
     """
-    walk = _SpreadWalk(order, programs, stalls)
+    walk = _SpreadWalk(order, timelines, stalls)
     for call in range(len(order.calls)):
         yield walk.step(call)
-    for program in programs.values():
-        program.advance_to(OPEN_END_POSITION)
+    for timeline in timelines.values():
+        timeline.advance_to(OPEN_END_POSITION)
 
 
 class _SpreadWalk:
     """The state of one pass over the calls of an iteration."""
 
     def __init__(
-        self, order: GlobalOrder, programs: dict[int, RankTimeline], stalls: Mapping[int, int]
+        self, order: GlobalOrder, timelines: dict[int, RankTimeline], stalls: Mapping[int, int]
     ) -> None:
         calls = order.calls
         self._newest = stalls
@@ -108,18 +108,18 @@ class _SpreadWalk:
         self._stalls: list[int] = members["stall_us"].tolist()
         self._peers: list[int] = members["peer"].tolist()
         self._undumped: list[int | None] = [None] * len(self._ranks)
-        """When each member would have arrived."""
+        """When each member would have arrived without dumping."""
         self._sent: dict[tuple[int, int, int, int], tuple[int, int]] = {}
-        self._programs = programs
-        by_program = np.lexsort((members["position"], members["rank"])).tolist()
+        self._timelines = timelines
+        by_rank = np.lexsort((members["position"], members["rank"])).tolist()
         self._last_start: dict[int, int] = {}
-        for rank, grouped in groupby(by_program, key=self._ranks.__getitem__):
+        for rank, grouped in groupby(by_rank, key=self._ranks.__getitem__):
             rows = list(grouped)
             self._last_start[rank] = self._starts[rows[-1]]
-            programs.setdefault(rank, RankTimeline()).rows = iter(rows)
+            timelines.setdefault(rank, RankTimeline()).rows = iter(rows)
 
     def step(self, call: int) -> CallSpread:
-        """Let the members of a call arrive, and go on from it."""
+        """Advance the members of a call to it and past it; return its spread."""
         low, high = self._bounds[call], self._bounds[call + 1]
         undumped = [self._arrive(row) for row in range(low, high)]
         kind = self._kinds[call]
@@ -136,7 +136,7 @@ class _SpreadWalk:
         missing = self._calls.missing.get(call)
         if missing:
             waited = max(0, int(self._calls.columns["end_us"][call]) - first)
-            # Of several the one that came to nothing else for longest: others wait for it.
+            # Of several, the one whose last call is oldest: the others may wait for it.
             late = min(missing, key=lambda rank: (self._last_start.get(rank, 0), rank))
             dumped = min(self._stalled_since(late), waited)
             return CallSpread(call, first_rank, late, waited, dumped, arrived=False)
@@ -148,8 +148,8 @@ class _SpreadWalk:
     def _stalled_since(self, rank: int) -> int:
         """Return how long dumping has held up a rank since its last call."""
         newest, before = self._newest.get(rank, 0), 0
-        if rank in self._programs:
-            before = self._programs[rank].stall_us
+        if rank in self._timelines:
+            before = self._timelines[rank].stall_us
         return newest - before if newest >= before else newest
 
     def _send(self, call: int, row: int, undumped: int) -> CallSpread:
@@ -171,38 +171,38 @@ class _SpreadWalk:
         return CallSpread(call, rank, peer, spread, min(max(0, dumped), spread))
 
     def _arrive(self, wanted: int) -> int:
-        """Return when a member would have arrived; earlier calls of its rank come first."""
+        """Return when a member would have arrived; its rank is advanced through earlier calls."""
         found = self._undumped[wanted]
         if found is not None:
             return found
-        program = self._programs[self._ranks[wanted]]
-        for row in program.rows:
-            if program.completions:
-                program.advance_to(self._positions[row])
-            found = self._undumped[row] = program.start_call(self._starts[row], self._stalls[row])
+        timeline = self._timelines[self._ranks[wanted]]
+        for row in timeline.rows:
+            if timeline.completions:
+                timeline.advance_to(self._positions[row])
+            found = self._undumped[row] = timeline.start_call(self._starts[row], self._stalls[row])
             if row == wanted:
                 return found
-        raise AssertionError("a member is not in its own program")
+        raise AssertionError("a member is not in the timeline of its rank")
 
     def _complete(self, row: int, complete_us: int, undumped_us: int) -> None:
-        end, program = self._ends[row], self._programs[self._ranks[row]]
-        if end == self._positions[row] and not program.completions:
-            # It blocked: the rank left it together with the others.
-            program.now_us, program.delay_us = complete_us, complete_us - undumped_us
+        end, timeline = self._ends[row], self._timelines[self._ranks[row]]
+        if end == self._positions[row] and not timeline.completions:
+            # A blocking call: the rank left it together with the others.
+            timeline.now_us, timeline.delay_us = complete_us, complete_us - undumped_us
         elif end < OPEN_END_POSITION:
-            program.completions.append((end, complete_us, undumped_us))
+            timeline.completions.append((end, complete_us, undumped_us))
 
 
 MAX_SPREAD_HISTORY = 64
 MAX_HINT_GROUPS = 4096
 _STATE_VERSION = 1
 _MAX_SEQUENCE = (1 << 63) - 1
-"""Numbers of collectives are signed where they are told."""
+"""Hints hold the number of a collective as a signed 64-bit number."""
 
 
 @dataclass(frozen=True, slots=True)
 class WidestSpread:
-    """The widest spread of a group, and where that was."""
+    """The widest spread of a group, and its call."""
 
     iteration: int
     sequence: int
@@ -217,24 +217,24 @@ class WidestSpread:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpreadHistory:
-    """One group so far."""
+    """Spreads of one group so far."""
 
     first: WidestSpread | None = None
-    """The first collective of all, in which the members connect: another limit covers it."""
+    """Of its first collective, in which the members connect: another limit applies to it."""
     widest: WidestSpread | None = None
-    """Of all that came after it."""
+    """Of all later calls."""
     history: tuple[tuple[int, int], ...] = ()
-    """Iteration and its widest spread after the first collective; the newest ones."""
+    """The newest iterations, each with its widest spread after the first collective."""
 
 
 @dataclass(frozen=True, slots=True)
 class HintState:
-    """All of a job."""
+    """Everything that the hints of a job build upon."""
 
     iteration: int = -1
-    """The last one merged."""
+    """The iteration merged last."""
     stalls: Mapping[int, int] = field(default_factory=dict[int, int])
-    """How long dumping had held each rank up when it started its last call."""
+    """How long dumping had stalled each rank when it started its last call."""
     delays: Mapping[int, int] = field(default_factory=dict[int, int])
     """How much later than without dumping each rank was after its last call."""
     groups: Mapping[ProcessGroup, GroupSpreadHistory] = field(
@@ -257,7 +257,7 @@ class HintState:
 
     @staticmethod
     def from_json(text: str) -> HintState:
-        """Read it back; DamagedError when it is something else."""
+        """Return the state that a text holds; CorruptedError when the text is not one."""
         try:
             whole: Any = json.loads(text)
             if whole["version"] != _STATE_VERSION:
@@ -270,42 +270,42 @@ class HintState:
                 groups=dict(map(_parse_group, whole["groups"])),
             )
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise CorruptedError(f"not a state of hints: {error!r}") from None
+            raise CorruptedError(f"not a valid state of timeout hints: {error!r}") from None
 
 
 def update_hint_state(
     state: HintState, order: GlobalOrder, stalls: Mapping[int, int] | None = None
 ) -> HintState:
-    """Return the state after one more iteration; `stalls` are those that ranks said last."""
-    # Iterations between, which are not dumped, have levelled the ranks by their collectives.
+    """Return the state after one more iteration; `stalls` are the newest that ranks reported."""
+    # The collectives of an iteration in between, which was not dumped, even out the delays.
     follows = order.iteration - state.iteration in (0, 1)
     delays: Mapping[int, int] = state.delays if follows else {}
-    programs = {
+    timelines = {
         rank: RankTimeline(stall, delays.get(rank, 0)) for rank, stall in state.stalls.items()
     }
     groups = dict(state.groups)
-    for (group, first), spread in _widest_spreads(order, programs, stalls or {}).items():
+    for (group, first), spread in _widest_spreads(order, timelines, stalls or {}).items():
         history = groups.get(group, GroupSpreadHistory())
         groups[group] = _add_spread(history, _describe_spread(order, spread), first=first)
     return HintState(
         iteration=order.iteration,
-        stalls={rank: program.stall_us for rank, program in programs.items()},
-        delays={rank: program.delay_us for rank, program in programs.items()},
+        stalls={rank: timeline.stall_us for rank, timeline in timelines.items()},
+        delays={rank: timeline.delay_us for rank, timeline in timelines.items()},
         groups=_limit_groups(groups),
     )
 
 
 def _widest_spreads(
-    order: GlobalOrder, programs: dict[int, RankTimeline], stalls: Mapping[int, int]
+    order: GlobalOrder, timelines: dict[int, RankTimeline], stalls: Mapping[int, int]
 ) -> dict[tuple[ProcessGroup, bool], CallSpread]:
-    """Return the widest spread of each group, its first collective apart."""
+    """Return the widest spread of each group, that of its first collective separately."""
     columns = order.calls.columns
     groups: list[int] = columns["group"].tolist()
     first: list[bool] = (
         (columns["sequence"] == 0) & (columns["kind"] < _FIRST_MESSAGE_KIND)
     ).tolist()
     widest: dict[tuple[int, bool], CallSpread] = {}
-    for spread in measure_call_spreads(order, programs, stalls):
+    for spread in measure_call_spreads(order, timelines, stalls):
         key = (groups[spread.call], first[spread.call])
         known = widest.get(key)
         if known is None or spread.spread_us > known.spread_us:
@@ -314,7 +314,7 @@ def _widest_spreads(
 
 
 _FIRST_MESSAGE_KIND = int(EventKind.SEND)
-"""This and what is above it are messages."""
+"""This kind and all above it are messages."""
 
 
 def _describe_spread(order: GlobalOrder, spread: CallSpread) -> WidestSpread:
@@ -343,14 +343,14 @@ def _add_spread(
 
 
 def _select_wider(known: WidestSpread | None, new: WidestSpread) -> WidestSpread:
-    """Return the wider one; of equals the one known before."""
+    """Return the wider of two spreads; the known one when they are equal."""
     return new if known is None or new.spread_us > known.spread_us else known
 
 
 def _limit_groups(
     groups: dict[ProcessGroup, GroupSpreadHistory],
 ) -> dict[ProcessGroup, GroupSpreadHistory]:
-    """Return at most MAX_GROUPS of them: a job may make groups without end."""
+    """Return at most MAX_HINT_GROUPS of them: a job may create groups without end."""
     if len(groups) <= MAX_HINT_GROUPS:
         return groups
     by_spread = sorted(groups.items(), key=lambda item: _max_spread_us(item[1]), reverse=True)

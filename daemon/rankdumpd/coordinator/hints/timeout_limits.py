@@ -3,7 +3,7 @@ NCCL, and HCCL as its runtime rounds it. Pure.
 
 Sources: environment variables of CANN 8 (HCCL), of torch_npu and of torch's ProcessGroupNCCL.
 The class of an Ascend device is not known here: where classes differ the smaller value counts,
-and the source of the limit says so.
+and the source text of the limit states it.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from rankdumpd.coordinator.fleet_views import JobFacts
 
 SECOND_US = 1_000_000
 UNLIMITED_TIMEOUT_S = 2147483647
-"""The largest limit that anything here takes."""
+"""The largest limit that any of the settings accepts."""
 _MAX_SHOWN_CHARACTERS = 40
 _TRUE_TEXTS = ("1", "y", "yes", "t", "true")
 _FALSE_TEXTS = ("0", "n", "no", "f", "false")
 
 
 class LimitCoverage(Enum):
-    """Which waits a limit strikes."""
+    """Which waits a limit applies to."""
 
     WAITS = "waits"
     FIRST = "first"
-    """Only in the first collective of a group, in which its members connect."""
+    """Only the wait in the first collective of a group, in which its members connect."""
     NOTHING = "nothing"
-    """It is listed because it is in force, but strikes something else."""
+    """No wait for a rank: the limit is in force, but applies to something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitLimit:
-    """A limit, and what has to be known to choose among several."""
+    """A limit, and which waits it applies to."""
 
     limit: TimeoutLimit
     coverage: LimitCoverage = LimitCoverage.WAITS
     derived: bool = False
-    """It follows from another limit when that one is set."""
+    """The runtime computes it from another limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def read_timeout_setting(
     legal: tuple[float, float],
     whole: bool = True,
 ) -> TimeoutSetting:
-    """Return what a variable says; its default, and why, where it says nothing legal."""
+    """Return the value of a variable; its default, and the reason, where that is not allowed."""
     usual = f"default of {owner}"
     text = variables.get(name, "").strip()
     if not text:
@@ -71,30 +71,29 @@ def read_timeout_setting(
     seconds = _parse_number(text, whole)
     if seconds is None:
         return TimeoutSetting(
-            default, f"{usual}: {text[:_MAX_SHOWN_CHARACTERS]!r} in the environment cannot be read"
+            default, f"{usual}: {text[:_MAX_SHOWN_CHARACTERS]!r} in the environment is not a number"
         )
     low, high = legal
     if not low <= seconds <= high:
-        allowed = f"{low:g} to {high:.0f}"
-        shown = f"{text[:_MAX_SHOWN_CHARACTERS]} in the environment is not allowed, only {allowed}"
-        return TimeoutSetting(default, f"{usual}: {shown}")
+        shown = f"{text[:_MAX_SHOWN_CHARACTERS]} in the environment"
+        return TimeoutSetting(default, f"{usual}: {shown} is not between {low:g} and {high:.0f}")
     return TimeoutSetting(seconds, "environment")
 
 
 def read_declared_limit(limits: Mapping[str, float], name: str) -> float | None:
-    """Return the seconds a script declared; None where that is no number of seconds."""
+    """Return the seconds that a script declared; None for a negative number or NaN."""
     seconds = limits.get(name, math.nan)
     return min(seconds, UNLIMITED_TIMEOUT_S) if seconds >= 0 else None
 
 
 def read_count_variable(variables: Mapping[str, str], name: str, default: int) -> int:
-    """Return the whole number a variable says, or the default."""
+    """Return the whole number that a variable holds, or the default."""
     number = _parse_number(variables.get(name, "").strip(), whole=True)
     return default if number is None else int(number)
 
 
 def is_variable_on(variables: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """Return whether a variable switches something on, in torch's words for that."""
+    """Return whether a variable holds one of the texts that torch reads as true."""
     text = variables.get(name, "").strip().lower()
     if text in _TRUE_TEXTS:
         return True
@@ -115,16 +114,16 @@ HCCL_EXEC, HCCL_EVENT, HCCL_CONNECT = (
     "HCCL_CONNECT_TIMEOUT",
 )
 HCCL_SESSION_EXEC = "hccl_timeout"
-"""What TF's session says instead of the environment."""
+"""Option of a TensorFlow session that overrides the environment."""
 HCCL_STEP_S = 68
-"""On 910 and 310P the runtime rounds down to multiples of this."""
+"""On Ascend 910 and 310P the runtime rounds limits down to multiples of this."""
 MAX_HCCL_EXEC_S = 17340
-"""What 910 and 310P take at most."""
+"""Largest limit that Ascend 910 and 310P accept."""
 MAX_HCCL_AIV_S = 1091
-"""In AIV mode nothing above it works."""
+"""Largest limit that works in AIV mode."""
 MAX_HCCL_CONNECT_S = 7200
 HCCL_EVENT_MARGIN_S = 30
-"""By how much torch_npu sets the event's limit above that of execution."""
+"""torch_npu sets the limit of the event this much above that of execution."""
 
 _DEFAULT_EXEC_S, _DEFAULT_EVENT_S, _DEFAULT_CONNECT_S = 1836, 1868, 120
 
@@ -137,13 +136,13 @@ class HcclExecLimit:
     read_s: float
     """As it was set."""
     limit_s: float
-    """As it is in force; 0: never strikes."""
+    """As it is in force; 0 when it never applies."""
     source: str
     aiv: bool
 
 
 def read_exec_limit(timeouts: RankTimeouts) -> HcclExecLimit:
-    """Return the limit of execution; what TF's session says overrides the environment."""
+    """Return the limit of execution; an option of the TF session overrides the environment."""
     mode = timeouts.variables.get("HCCL_OP_EXPANSION_MODE", "").strip().upper()
     name, read = HCCL_EXEC, _read_exec_setting(timeouts, aiv=mode == "AIV")
     session_s = read_declared_limit(timeouts.limits, HCCL_SESSION_EXEC)
@@ -152,12 +151,12 @@ def read_exec_limit(timeouts: RankTimeouts) -> HcclExecLimit:
     if mode == "AIV":
         most = 0 < read.seconds <= MAX_HCCL_AIV_S
         limit_s = read.seconds if most else MAX_HCCL_AIV_S
-        source = f"{read.source}; in AIV mode {MAX_HCCL_AIV_S} s at most"
+        source = f"{read.source}; at most {MAX_HCCL_AIV_S} s in AIV mode"
         return HcclExecLimit(name, read.seconds, limit_s, source, aiv=True)
     limit_s = _round_exec_limit(read.seconds)
     source = read.source
     if limit_s != read.seconds:
-        source += f" says {read.seconds:g} s; in force on 910 and 310P, other devices keep it"
+        source += f": {read.seconds:g} s; Ascend 910 and 310P round it, other devices do not"
     return HcclExecLimit(name, read.seconds, limit_s, source, aiv=False)
 
 
@@ -180,7 +179,7 @@ def list_hccl_limits(timeouts: RankTimeouts, *, torch: bool) -> list[WaitLimit]:
     connect = read_timeout_setting(
         variables, HCCL_CONNECT, _DEFAULT_CONNECT_S, owner="CANN", legal=legal
     )
-    source = f"{connect.source}; first collective of a group only"
+    source = f"{connect.source}; applies to the first collective of a group only"
     limits.append(
         WaitLimit(_build_limit(HCCL_CONNECT, connect.seconds, source), LimitCoverage.FIRST)
     )
@@ -196,7 +195,7 @@ def _read_exec_setting(timeouts: RankTimeouts, *, aiv: bool) -> TimeoutSetting:
 
 
 def _round_exec_limit(seconds: float) -> float:
-    """Return what a 910 or 310P makes of it; other devices never make it less."""
+    """Return the limit as a 910 or 310P rounds it; on other devices it is no smaller."""
     if not seconds:
         return 0
     return max(HCCL_STEP_S, min(int(seconds), MAX_HCCL_EXEC_S) // HCCL_STEP_S * HCCL_STEP_S)
@@ -207,11 +206,11 @@ def _build_limit(name: str, seconds: float, source: str) -> TimeoutLimit:
 
 
 _HALF_HOUR_S = 1800
-_NEVER = "never strikes: "
+_NEVER = "never applies: "
 
 
 class GroupScope(Enum):
-    """Whether a group has all ranks of its job: that decides how it is made."""
+    """Whether a group has all ranks of its job, and so which call creates it."""
 
     WORLD = "timeout of init_process_group"
     PART = "timeout of new_group"
@@ -228,12 +227,12 @@ class ProcessGroupLimits:
 
     @property
     def sorted_limits(self) -> tuple[TimeoutLimit, ...]:
-        """Every limit, the tightest first; those that never strike last."""
+        """Every limit, the tightest first; those that never apply last."""
         found = (each.limit for each in self.limits)
         return tuple(sorted(found, key=lambda limit: (not limit.limit_us, limit.limit_us)))
 
     def list_covering(self, sequence: int) -> list[WaitLimit]:
-        """Return the limits that strike a wait in the collective of that number."""
+        """Return the limits that apply to a wait in the collective of that number."""
         first = sequence == 0
         return [
             each
@@ -254,7 +253,7 @@ class ProcessGroupLimits:
 def collect_group_limits(
     group: ProcessGroup, ranks: Iterable[int], facts: JobFacts
 ) -> ProcessGroupLimits:
-    """Return what holds for a group, of which these ranks are known."""
+    """Return the limits of a group, given the ranks of it that are known."""
     known: dict[WaitLimit, list[int]] = {}
     backend, aiv = "", False
     for rank in ranks:
@@ -263,8 +262,8 @@ def collect_group_limits(
             continue
         own = next((each for each in timeouts.groups if each.group == group.name), None)
         backend = backend or (own.backend if own else _usual_backend(session))
-        grade = GroupScope.WORLD if _is_world(group, session) else GroupScope.PART
-        for limit in _rank_limits(timeouts, own, session, grade):
+        scope = GroupScope.WORLD if _is_world(group, session) else GroupScope.PART
+        for limit in _rank_limits(timeouts, own, session, scope):
             known.setdefault(limit, []).append(rank)
         aiv = aiv or _is_aiv(timeouts)
     limits = (
@@ -278,7 +277,7 @@ def _rank_limits(
     timeouts: RankTimeouts,
     own: GroupTimeout | None,
     session: SessionStatus | None,
-    grade: GroupScope,
+    scope: GroupScope,
 ) -> list[WaitLimit]:
     backend = own.backend if own else _usual_backend(session)
     torch = own is not None or (session is not None and session.framework.startswith("torch"))
@@ -286,7 +285,7 @@ def _rank_limits(
     if backend == "hccl":
         limits += list_hccl_limits(timeouts, torch=torch)
     if torch and backend:
-        limits += _torch_limits(timeouts, backend, own, session, grade)
+        limits += _torch_limits(timeouts, backend, own, session, scope)
     return limits + _session_limits(timeouts, backend)
 
 
@@ -295,14 +294,14 @@ def _torch_limits(
     backend: str,
     own: GroupTimeout | None,
     session: SessionStatus | None,
-    grade: GroupScope,
+    scope: GroupScope,
 ) -> list[WaitLimit]:
     source = "process group"
     limit_us = own.timeout_us if own else 0
     if not limit_us:
         limit_us = _default_s(backend, session) * SECOND_US
         source = "default of torch"
-    given = WaitLimit(TimeoutLimit(grade.value, limit_us, source, ()))
+    given = WaitLimit(TimeoutLimit(scope.value, limit_us, source, ()))
     if backend == "nccl":
         return [
             _apply_error_handling(given, timeouts.variables),
@@ -314,7 +313,7 @@ def _torch_limits(
 
 
 def _apply_error_handling(given: WaitLimit, variables: Mapping[str, str]) -> WaitLimit:
-    """Return the timeout of an nccl group: it strikes only where somebody looks at it."""
+    """Return the timeout of an nccl group: it applies only where errors are handled."""
     handling = read_count_variable(variables, "TORCH_NCCL_ASYNC_ERROR_HANDLING", 3)
     if handling or is_variable_on(variables, "TORCH_NCCL_BLOCKING_WAIT", default=False):
         return given
@@ -331,7 +330,7 @@ def _hccl_watchdog(given: WaitLimit, timeouts: RankTimeouts) -> WaitLimit:
         return _mark_never_strikes(given, "TORCH_HCCL_ASYNC_ERROR_HANDLING is 0")
     if handling != 1 or given.limit.limit_us != _HALF_HOUR_S * SECOND_US:
         return given
-    # Left at its default, torch_npu moves its watchdog out of HCCL's way.
+    # At the default, torch_npu raises the limit of its watchdog above that of HCCL.
     seconds = read_exec_limit(timeouts).read_s
     if not seconds:
         return replace(_mark_never_strikes(given, "HCCL_EXEC_TIMEOUT is 0"), derived=True)
@@ -355,7 +354,7 @@ def _heartbeat(timeouts: RankTimeouts, name: str, usual_s: int, monitored: bool)
     read = read_timeout_setting(
         timeouts.variables, name, usual_s, owner="torch", legal=(1, UNLIMITED_TIMEOUT_S)
     )
-    source = f"{read.source}; strikes a watchdog that is stuck, not a late rank"
+    source = f"{read.source}; detects a stuck watchdog, not a late rank"
     beat = WaitLimit(
         TimeoutLimit(name, int(read.seconds * SECOND_US), source, ()), LimitCoverage.NOTHING
     )
@@ -363,13 +362,13 @@ def _heartbeat(timeouts: RankTimeouts, name: str, usual_s: int, monitored: bool)
 
 
 def _session_limits(timeouts: RankTimeouts, backend: str) -> list[WaitLimit]:
-    """Return what scripts said of limits that no variable says; HCCL's own is read elsewhere."""
+    """Return the limits that scripts declared; `read_exec_limit` reads that of HCCL."""
     limits: list[WaitLimit] = []
     for name in timeouts.limits:
         seconds = read_declared_limit(timeouts.limits, name)
         if seconds is None or (name == HCCL_SESSION_EXEC and backend == "hccl"):
             continue
-        # An operator's own execution does not begin before all members are there.
+        # The execution of an operator begins only when all members have arrived.
         covers = LimitCoverage.NOTHING if name == "op_execute_timeout" else LimitCoverage.WAITS
         limit_us = int(seconds * SECOND_US)
         limits.append(WaitLimit(TimeoutLimit(name, limit_us, "session", ()), covers))

@@ -16,7 +16,7 @@ from rankdumpd.coordinator.merge.call_order import CallMatch, CallOrder, map_mem
 from rankdumpd.coordinator.merge.event_table import NEVER_ENDED, EventTable
 
 PositionRange = tuple[int, int]
-"""First and last of positions that follow each other."""
+"""First and last of consecutive positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class EventGaps:
     """Positions of each rank's program whose events were lost."""
 
     holes: Mapping[int, tuple[PositionRange, ...]]
-    """Of each rank that lost any, rising."""
+    """Ranges of each rank that lost any, rising."""
 
     def has_hole_between(self, rank: int, low: int, high: int) -> bool:
         """Return whether a rank lost anything between two of its positions."""
@@ -39,7 +39,7 @@ def is_unfinished(view: IterationView, rank: int) -> bool:
 
 
 def find_event_gaps(table: EventTable, view: IterationView) -> EventGaps:
-    """Return what was lost of each rank.
+    """Return the lost positions of each rank.
 
     A rank that has not said which positions belong to the iteration lost at least what lies
     between its own; while it still runs, that is only under way.
@@ -75,18 +75,18 @@ def _find_holes(positions: EventColumn, span: PositionRange) -> tuple[PositionRa
 
 
 def build_gap_findings(gaps: EventGaps) -> Iterator[Finding]:
-    """Say once for each rank how many of its events were lost, and where."""
+    """Yield a finding for each rank that lost events, with their number and range."""
     for rank, holes in gaps.holes.items():
         count = sum(last - first + 1 for first, last in holes)
         first, last = holes[0][0], holes[-1][1]
         events = f"{count} events" if count != 1 else "1 event"
         where = f"between positions {first} and {last}" if last > first else f"at position {first}"
-        holed = f", in {len(holes)} holes" if len(holes) > 1 else ""
+        holed = f", in {len(holes)} gaps" if len(holes) > 1 else ""
         yield Finding(
             kind=FindingKind.GAP,
             iteration=0,
             text=f"{events} of rank {rank} {'was' if count == 1 else 'were'} lost "
-            f"{where} of its program{holed}: what is missing there is not known to be missing",
+            f"{where} of its program{holed}: no absence is reported where they were",
             ranks=(rank,),
             position=first,
         )
@@ -97,7 +97,7 @@ _MAX_SHOWN_RANKS = 8
 
 @dataclass(frozen=True, slots=True)
 class CallDescription:
-    """What a call is, in words and as the fields of a finding."""
+    """Description of a call as text and as the fields of a finding."""
 
     text: str
     """With its number, its group and its ranks."""
@@ -109,7 +109,7 @@ class CallDescription:
 
 
 def describe_call(table: EventTable, match: CallMatch, call: int) -> CallDescription:
-    """Return what a call is."""
+    """Return the description of a call."""
     members = match.list_members(call)
     fields = ("kind", "group", "sequence", "row", "rank", "peer", "position")
     first = {field: int(table.members[field][members[0]]) for field in fields}
@@ -199,7 +199,7 @@ def find_standing_cycles(
 
 
 def _prune_dead_ends(after: dict[int, set[int]]) -> bool:
-    """Take away all from which no way goes on; return whether anything is left."""
+    """Remove all calls that lead to no cycle; return whether any is left."""
     while True:
         for followers in after.values():
             followers.intersection_update(after)
@@ -213,15 +213,17 @@ def _prune_dead_ends(after: dict[int, set[int]]) -> bool:
 def build_cycle_findings(
     table: EventTable, match: CallMatch, sequence: CallOrder, standing: Sequence[tuple[int, ...]]
 ) -> Iterator[Finding]:
-    """Say which calls form each circle: those that came to an end, and those still `standing`.
+    """Yield a finding for each circle of calls: those that ended, and those still `standing`.
 
-    Of the former also which one the order puts first.
+    For the former it names the call that the order puts first.
     """
     for cycle in sequence.cycles:
-        yield _build_cycle_finding(table, match, sequence, cycle, "by time goes first: ")
+        yield _build_cycle_finding(
+            table, match, sequence, cycle, "the oldest goes first in the order: "
+        )
     for cycle in standing:
         yield _build_cycle_finding(
-            table, match, sequence, cycle, "nobody gets any further; the oldest is "
+            table, match, sequence, cycle, "none of them can continue; the oldest call is "
         )
 
 
@@ -244,7 +246,7 @@ _SILENT_RANK = -1
 
 @dataclass(frozen=True, slots=True)
 class CallAbsences:
-    """Who is missing, and what holds them up."""
+    """Missing members, and the calls that they wait in."""
 
     missing: MissingMembers
     waiting: Mapping[int, int]
@@ -254,7 +256,7 @@ class CallAbsences:
 
     @staticmethod
     def analyze(table: EventTable, match: CallMatch, missing: MissingMembers) -> CallAbsences:
-        """Return what holds the missing up."""
+        """Return the absences, with the calls that the missing ranks wait in."""
         waiting = find_waiting_ranks(table, match)
         return CallAbsences(missing, waiting, find_standing_cycles(missing, waiting))
 
@@ -328,7 +330,7 @@ _OTHER_END = {
 def build_absence_findings(
     table: EventTable, match: CallMatch, absence: CallAbsences, view: IterationView
 ) -> Iterator[Finding]:
-    """Say who is missing: once for each rank and group, with the first call and how many more."""
+    """Yield a finding for each missing rank and group, with the first call and how many more."""
     calls: dict[tuple[int, int, bool], list[int]] = {}
     for call, rank in absence.iter_missing():
         group = int(table.members["group"][match.first[call]])
@@ -341,7 +343,7 @@ def build_absence_findings(
         more = f" and {len(missed) - 1} more after it" if len(missed) > 1 else ""
         if group == _SILENT_RANK:
             far = " so far" if view.provisional else ""
-            text = f"rank {rank} reported nothing{far} but belongs to {words.text}{more}"
+            text = f"rank {rank} reported nothing{far} but is expected in {words.text}{more}"
             yield build_call_finding(FindingKind.SILENT_RANK, text, words, ranks=(rank,))
         else:
             last, did = _describe_last_operator(table, rank)
@@ -358,14 +360,14 @@ def build_absence_findings(
 def _describe_absence(
     rank: int, call: str, *, collective: bool, view: IterationView
 ) -> tuple[FindingKind, str]:
-    """Say that a rank which executed other things is missing."""
+    """Return the finding kind and text for a missing rank that executed other operators."""
     if view.provisional:
-        arrived, end = "has not arrived so far at", "has no other end so far"
+        arrived, end = "has not arrived so far at", "has no counterpart so far"
     elif is_unfinished(view, rank):
-        # It was not waited for any longer: what came of it later nobody knows.
-        arrived, end = "had not arrived in time at", "had no other end in time"
+        # The deadline passed: whether the rank arrived later is not known.
+        arrived, end = "had not arrived in time at", "had no counterpart in time"
     else:
-        arrived, end = "never arrived at", "has no other end"
+        arrived, end = "never arrived at", "has no counterpart"
     if collective:
         return FindingKind.MISSING_MEMBER, f"rank {rank} {arrived} {call}"
     return FindingKind.LONE_MESSAGE, f"{call} {end} on rank {rank}"

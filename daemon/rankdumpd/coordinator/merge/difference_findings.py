@@ -22,19 +22,19 @@ from rankdumpd.coordinator.merge.call_order import CallMatch, CallOrder
 from rankdumpd.coordinator.merge.event_table import EventTable
 
 _UNEVEN_KINDS = (EventKind.GATHER, EventKind.SCATTER, EventKind.ALL_TO_ALL)
-"""Where members may rightly name different numbers of elements."""
+"""Kinds whose members may have different numbers of elements."""
 _RanksByAnswer = dict[str, list[int]]
-"""Ranks by what they say."""
+"""Ranks by the value that they reported."""
 _Difference = tuple[FindingKind, int, tuple[int, ...]]
-"""What members disagree on, in which group, and those who differ."""
+"""Kind of the disagreement, group, and the ranks that differ."""
 
 
 def build_difference_findings(
     table: EventTable, match: CallMatch, sequence: CallOrder
 ) -> Iterator[Finding]:
-    """Say where members disagree on the kind, the element count or the element type.
+    """Yield findings about members that disagree on kind, element count or element type.
 
-    Once for each group and those who differ in it, with the first call and how many more.
+    There is one for each group and set of differing ranks, with the first call and how many more.
     """
     suspect = _find_suspects(table, match)
     calls: dict[_Difference, list[tuple[int, _RanksByAnswer]]] = {}
@@ -50,13 +50,17 @@ def build_difference_findings(
         call, sides = differing[0]
         words = describe_call(table, match, call)
         said = ", ".join(f"{value} on {describe_ranks(side)}" for value, side in sides.items())
-        more = f"; the same ranks differ in {len(differing) - 1} more" if len(differing) > 1 else ""
+        more = (
+            f"; the same ranks differ in {len(differing) - 1} more calls"
+            if len(differing) > 1
+            else ""
+        )
         text = f"members of {words.text} disagree: {said}{more}"
         yield build_call_finding(kind, text, words, ranks=ranks)
 
 
 def _find_suspects(table: EventTable, match: CallMatch) -> EventColumn:
-    """Return whether a call deserves a closer look; cheap, for most never do."""
+    """Return for each call whether its members may disagree; cheap, because most never do."""
     suspect = np.zeros(len(match), dtype=bool)
     if not len(match):
         return suspect
@@ -77,13 +81,13 @@ def _find_suspects(table: EventTable, match: CallMatch) -> EventColumn:
 def _iter_disagreements(
     table: EventTable, members: list[int], *, collective: bool
 ) -> Iterator[tuple[FindingKind, _RanksByAnswer]]:
-    """Yield what those members say differently; who leaves a thing unsaid contradicts nobody."""
+    """Yield the disagreements of members; a member without a value does not disagree."""
     said = {field: table.members[field][members].tolist() for field in _COMPARED_FIELDS}
     kinds = [EventKind(kind) for kind in said["kind"]]
     types: list[int] = said["dtype"]
     dtypes = [table.names[index] for index in types]
     if collective and len(set(kinds)) > 1:
-        # Two different operations met: their sizes have no reason to agree.
+        # The sizes of two different operations need not agree.
         operations = _group_ranks_by_answer([kind.name.lower() for kind in kinds], said["rank"])
         yield FindingKind.OPERATION_MISMATCH, operations
         return
@@ -110,7 +114,7 @@ def _group_ranks_by_answer(values: Sequence[str], ranks: Sequence[int]) -> _Rank
 
 
 def _find_minority(sides: _RanksByAnswer) -> tuple[int, ...]:
-    """Return the ranks that do not say what most say; of equals the first counts."""
+    """Return the ranks that differ from the largest side; of equal sides the first counts."""
     most = max(sides.values(), key=len)
     return tuple(sorted(rank for side in sides.values() if side is not most for rank in side))
 
@@ -119,7 +123,7 @@ def find_meeting_ranks(table: EventTable) -> list[list[int]]:
     """Return the ranks that meet in collectives, each with all it meets, even through others.
 
     Ranks that send each other messages, even through others, are stages of one pipeline and run
-    different programs: a group that has two of them in it says nothing.
+    different programs: a group with two of them is not considered.
     """
     members = table.members
     message = members["peer"] >= 0
@@ -150,13 +154,13 @@ def _list_unique_pairs(first: EventColumn, second: EventColumn) -> list[tuple[in
 
 
 class _DisjointSets:
-    """Which of some numbers belong together."""
+    """Disjoint sets of numbers."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._parents = {number: number for number in numbers}
 
     def root(self, number: int) -> int:
-        """Return the number that stands for all that belong to this one."""
+        """Return the representative of the set of a number."""
         parents = self._parents
         parent = parents.setdefault(number, number)
         while parent != parents[parent]:
@@ -165,13 +169,13 @@ class _DisjointSets:
         return parent
 
     def join(self, one: int, other: int) -> None:
-        """Put two together with all that belong to them."""
+        """Join the sets of two numbers."""
         self._parents[self.root(one)] = self.root(other)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RankProgram:
-    """What a rank executed."""
+    """Operators and calls that a rank executed."""
 
     rank: int
     calls: bytes
@@ -186,7 +190,7 @@ class _RankProgram:
 def build_program_findings(
     table: EventTable, gaps: EventGaps, view: IterationView
 ) -> Iterator[Finding]:
-    """Say which ranks execute other operators than most of those that run the same program.
+    """Yield findings about ranks whose operators differ from most that run the same program.
 
     The same program run ranks that meet in collectives, and all of whose collectives and messages
     agree. A rank that lost events says nothing here, and one that has not finished has to agree
@@ -231,7 +235,7 @@ def _group_agreeing_programs(programs: list[_RankProgram]) -> Iterator[list[_Ran
 
 
 def _build_group_findings(table: EventTable, alike: list[_RankProgram]) -> Iterator[Finding]:
-    """Say who differs from most, once for each way to differ."""
+    """Yield a finding for each way in which ranks differ from most."""
     ways: dict[tuple[tuple[int, bytes], ...], list[_RankProgram]] = {}
     for program in alike:
         ways.setdefault(program.names, []).append(program)
@@ -284,7 +288,7 @@ def _build_program_finding(
     return Finding(
         kind=FindingKind.SEQUENCE_DIFFERENCE,
         iteration=0,
-        text=f"{who} executed {own} as operator {place} of graph {graph}, where {whom}, whose "
+        text=f"{who} executed {own} as operator {place} of graph {graph}, but {whom}, whose "
         f"collectives and messages are the same, executed {their}",
         ranks=tuple(program.rank for program in programs),
         name=name or usual,

@@ -235,7 +235,7 @@ _MEMBER_FIELDS = (
 
 
 def merge_iteration(view: IterationView) -> GlobalOrder:
-    """Return the order of one iteration; members that the plan leaves out are not missed."""
+    """Return the order of one iteration; ranks that the plan excludes are never missing."""
     table = build_event_table(view.events)
     match = match_calls(table)
     sequence = sequence_calls(table, match)
@@ -268,11 +268,11 @@ def merge_iteration(view: IterationView) -> GlobalOrder:
 def _build_conflict_findings(table: EventTable) -> Iterator[Finding]:
     for rank, positions in table.conflicts.items():
         first, *others = positions
-        more = f" and at {len(others)} more" if others else ""
+        more = f" and {len(others)} more positions" if others else ""
         yield Finding(
             kind=FindingKind.CONFLICT,
             iteration=0,
-            text=f"rank {rank}: two different events at position {first}{more}",
+            text=f"rank {rank} reported two different events at position {first}{more}",
             ranks=(rank,),
             position=first,
         )

@@ -1,8 +1,8 @@
 """CSV lines of the merged order, and columns formatted as text some thousand rows at once. Pure.
 
 Rows are an array of fixed width, filled column by column from tables of digits and of texts; the
-padding is taken out in the end. That is several times as fast as formatting row by row. A test
-holds the lines against `to_line`, which defines a line.
+padding is removed in the end. That is several times as fast as formatting row by row. A test
+compares the lines with `format_order_line`, which defines a line.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def iter_rows(*columns: EventColumn) -> Iterator[tuple[int, ...]]:
 
 
 CellPiece: TypeAlias = "bytes | EventColumn"
-"""What all rows have, or an element per row, padded with zero bytes."""
+"""Bytes that all rows share, or an element per row, padded with zero bytes."""
 
 _PADDING = b"\0"
 _DIGIT_STEP = 10_000
 _PLAIN_DIGITS = [b"%d" % number for number in range(_DIGIT_STEP)]
 _PADDED_DIGITS = [b"%04d" % number for number in range(_DIGIT_STEP)]
-# Four bytes as one number are copied at once. The second half is for what follows other digits.
+# Four bytes are copied at once as one number. The second half is for groups after other digits.
 _INNER_DIGITS = np.array([b"", *_PLAIN_DIGITS[1:], *_PADDED_DIGITS], dtype="S4").view("u4")
 _LAST_DIGITS = np.array([*_PLAIN_DIGITS, *_PADDED_DIGITS], dtype="S4").view("u4")
 
@@ -65,12 +65,12 @@ class TextCells:
         self._lengths = np.array([len(text) for text in encoded], dtype="i4")
 
     def select_texts(self, places: EventColumn) -> EventColumn:
-        """Return the texts at some places, as wide as the longest of them."""
+        """Return the texts at some places, padded to the longest of them."""
         return self._texts[places].astype(f"S{max(1, int(self._lengths[places].max()))}")
 
 
 def format_digits(values: EventColumn) -> Iterator[CellPiece]:
-    """Yield the pieces that make up each of some numbers, from left to right."""
+    """Yield the pieces of the decimal digits of some numbers, from left to right."""
     low, high = int(values.min()), int(values.max())
     if low < 0 or high >> 63:
         yield values.astype("S21")
@@ -129,7 +129,7 @@ def format_csv_lines(order: GlobalOrder, graph: int, first_position: int) -> Ite
 def _format_operators(
     order: GlobalOrder, names: TextCells, lines: EventColumn, first_position: int
 ) -> EventColumn:
-    """Return a row for each line, as if all were operators'."""
+    """Return a row for each line, as if all were lines of operators."""
     columns = order.columns
     graph = int(columns["graph"][lines[0]])
     pieces: list[CellPiece] = [
@@ -149,4 +149,4 @@ _REMAINING_COLUMNS = (
     ("position", b",,"),
     ("stream", b","),
 )
-"""Columns of an operator's line after its name, and what stands before each."""
+"""Columns of an operator's line after its name, each with the text before it."""

@@ -1,9 +1,10 @@
 """Trace of the merged order of an iteration, which Perfetto and chrome://tracing open. Pure.
 
-Ranks are processes, streams are threads; calls of a stream have threads of their own, for they
-go on while operators run, and slices that overlap get lanes of their own. Members of a
-collective are joined by a flow in the order in which they arrived, a send and its receive by
-another. Times are microseconds since the iteration's first event, on the coordinator's clock.
+Ranks are processes, streams are threads; calls of a stream have threads of their own, because they
+continue while operators run, and slices that overlap get lanes of their own. A flow connects the
+members of a collective in the order in which they arrived, another one a send and its receive.
+Times are microseconds since the first event of the iteration,
+on the coordinator's clock.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rankdumpd.coordinator.publish.order_lines import (
 )
 
 _MAX_NESTED_LANES = 16
-"""Lanes of nested slices per track; what fits into none of them is drawn over others."""
+"""Lanes of nested slices per track; a slice that fits into none is drawn over others."""
 
 
 def assign_separate_lanes(
@@ -84,13 +85,13 @@ def _find_fitting_lane(ends: list[list[int]], start: int, end: int) -> int:
 def _iter_by_start(
     track: EventColumn, start_us: EventColumn, end_us: EventColumn
 ) -> Iterator[tuple[int, ...]]:
-    """Yield number, track, start and end of each slice; one that holds another goes first."""
+    """Yield number, track, start and end of each slice; one that contains another comes first."""
     order = np.lexsort((-end_us, start_us, track))
     return iter_rows(order, track[order], start_us[order], end_us[order])
 
 
 _MAX_NAMED_RANKS = 8
-"""Ranks that a slice's name lists; its arguments have all."""
+"""Ranks listed in the name of a slice; its arguments have all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +99,7 @@ class CallMemberColumns:
     """The members of some calls, call by call; every column has one element per member."""
 
     lines: EventColumn
-    """Of the order: those of the calls."""
+    """Lines of the order that are calls."""
     line: EventColumn
     """Index into the lines above."""
     call: EventColumn
@@ -106,17 +107,17 @@ class CallMemberColumns:
     stream: EventColumn
     position: EventColumn
     is_open: EventColumn
-    """It has not completed."""
+    """Whether the member has not completed."""
     start_us: EventColumn
     end_us: EventColumn
-    """As drawn: one microsecond later than the start at least, at the trace's end when open."""
+    """As drawn: at least one microsecond after the start; the end of the trace when open."""
     waited_us: EventColumn
-    """Until the last member came."""
+    """Time until the last member arrived."""
     stall_us: EventColumn
 
 
 def collect_call_members(order: GlobalOrder, lines: EventColumn, last_us: int) -> CallMemberColumns:
-    """Return the members of the calls among some lines of an order that ends at a time."""
+    """Return the members of the calls among some lines; open ones end at `last_us`."""
     calls = order.calls
     call_of_line = order.columns["call"][lines]
     lines = lines[call_of_line >= 0]
@@ -158,7 +159,7 @@ def build_member_events(
     for row in iter_rows(*columns):
         line, call, rank, thread, start, took, place, waited, stall, is_open = row
         if line not in heads:
-            # Calls follow each other: no other head is needed any more.
+            # The rows of a call follow each other: earlier heads are not needed any more.
             heads = {line: _format_head(order, call, int(members.lines[line]) + first_position)}
         head, args = heads[line]
         still = ',"complete":false' if is_open else ""
@@ -228,7 +229,7 @@ def assign_threads(
 
 _OPERATOR_FIELDS = ("rank", "stream", "start_us", "end_us")
 _CALL_LANE_OFFSET = 1 << 30
-"""Added to the lanes of calls, which stand below those of operators."""
+"""Added to the lanes of calls, which are drawn below those of operators."""
 
 
 def _number_tracks(rank: EventColumn, stream: EventColumn) -> EventColumn:
@@ -249,7 +250,7 @@ def _number_threads(rows: EventColumn, tracks: EventColumn) -> list[TraceThread]
 
 
 _FlowPoint = tuple[int, int, int]
-"""Rank, thread and time of one end of an arrow; a slice is there."""
+"""Rank, thread and time of one end of an arrow, within a slice."""
 _MessageKey = tuple[ProcessGroup, int, int, int]
 """Group, sender, receiver, sequence."""
 
@@ -272,7 +273,7 @@ def build_flow_events(
         elif kind is EventKind.SEND:
             sends[_build_message_key(order, call, points[0][0], kind)].append(points[0])
         elif waiting := sends[_build_message_key(order, call, points[0][0], kind)]:
-            # It ends within the receive, which may have begun long before.
+            # The arrow ends within the receive, which may have begun long before.
             send, over = waiting.pop(0), int(end[part][0])
             if send[2] < over:
                 receive = (*points[0][:2], over - 1)
@@ -326,7 +327,7 @@ def format_trace(order: GlobalOrder, graph: int, first_position: int) -> Iterato
 
 
 def _find_time_span(order: GlobalOrder) -> tuple[int, int]:
-    """Return the first start and the last end of all graphs, so that their traces go together."""
+    """Return the first start and the last end of all graphs, so that their traces align."""
     times = [order.columns[name] for name in ("start_us", "end_us")]
     times += [order.calls.members[name] for name in ("start_us", "end_us")]
     filled = [column for column in times if len(column)]

@@ -16,7 +16,6 @@ from rankdumpd.coordinator.execution_order import GlobalOrder
 from rankdumpd.coordinator.publish.order_lines import iter_line_blocks
 from rankdumpd.coordinator.publish.tree_files import open_whole_file
 
-# Lines of a row group.
 _ROW_GROUP_LINES = 1 << 17
 _TEXT_COLUMNS = ("kind", "name", "group", "dtype")
 _KINDS = ("", *(kind.name for kind in EventKind))
@@ -28,7 +27,7 @@ def has_parquet() -> bool:
 
 
 def write_parquet_table(path: Path, order: GlobalOrder, graph: int, first_position: int) -> None:
-    """Write the lines of a graph; the file is there as a whole or not at all."""
+    """Write the lines of a graph; the file appears as a whole or not at all."""
     arrow = _import_arrow()
     batches = _build_batches(arrow, order, graph, first_position)
     first = next(batches)
@@ -45,7 +44,7 @@ def write_parquet_table(path: Path, order: GlobalOrder, graph: int, first_positi
 
 @cache
 def _import_arrow() -> Any:
-    """Return pyarrow, or None: it comes with the extra `parquet` only."""
+    """Return pyarrow, or None when the extra `parquet` is not installed."""
     try:
         importlib.import_module("pyarrow.parquet")
         return importlib.import_module("pyarrow")
@@ -88,7 +87,7 @@ def _build_batches(
 
 
 class _TablePart:
-    """Some lines of an order, and where the members of each stand."""
+    """Some lines of an order, with the members of each."""
 
     def __init__(self, arrow: Any, order: GlobalOrder, lines: EventColumn) -> None:
         self._arrow = arrow
@@ -128,7 +127,7 @@ class _TablePart:
         return self._list(offsets, values)
 
     def missing(self) -> Any:
-        """Return a list per line: who should have taken part and did not."""
+        """Return a list per line: ranks that should have taken part and did not."""
         lists = [self._order.calls.missing.get(call, ()) for call in self._calls.tolist()]
         counts = np.zeros(len(self._lines), "i8")
         counts[self._is_call] = [len(ranks) for ranks in lists]

@@ -1,14 +1,13 @@
-"""Publisher of the merged order, iteration by iteration, which also reads it back; and the order
-folder of a job with its committed sizes.
+"""Publisher and reader of the merged order, and the order folder of a job with its committed sizes.
 
 Every graph has a CSV file that grows, and for each iteration a Parquet table and a trace. The
-published offsets say how much of a growing file is committed; their owner keeps them. A
+published offsets hold how much of a growing file is committed; the caller keeps them. A
 committed line is never edited, and an iteration is written as a whole or not at all.
 
 Plain names belong to the first job that publishes into a tree, which `execution_order.job`
-names; another job has its tag in the names. Bytes behind the committed ones were torn by a
-crash. Without offsets (the state was lost) what is there is kept, but for the iteration that is
-about to be written: it was not committed.
+names; another job has its tag in the names. Bytes after the committed ones were left by a
+crash. Without offsets (the state was lost) existing lines are kept, except those of the
+iteration that is about to be written: it was not committed.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ from rankdump._core.execution_order import (
     parse_order_file_name,
     parse_order_line,
 )
+from rankdump._core.log_once import LogOnce
 from rankdump._core.status import OrderEntry
 from rankdump.errors import CorruptedError, ExhaustedError, RejectedError, UnavailableError
 from rankdumpd.coordinator.execution_order import GlobalOrder
@@ -59,7 +59,7 @@ _HEADER = ORDER_HEADER.encode()
 
 @dataclass(frozen=True, slots=True)
 class OrderFolder:
-    """Where a job's order is written, its files cut to what is committed."""
+    """Folder of a job's order, whose files are truncated to their committed sizes."""
 
     folder: Path
     tag: str
@@ -67,48 +67,50 @@ class OrderFolder:
     position: int
 
     def name_file(self, file_name: str) -> str:
-        """Return the name that one of this job's files has."""
+        """Return the name of a file of this job, with its tag if it has one."""
         return add_job_tag(file_name, self.tag)
 
 
 def open_order_folder(
     job_id: str,
     root: str,
-    book: PublishedOffsets | None,
+    offsets: PublishedOffsets | None,
     *,
     roots: Sequence[str] = (),
     iteration: int = -1,
 ) -> OrderFolder:
-    """Return the place of a job; DamagedError, RefusedError, UnavailableError, OSError say why not.
+    """Return the folder of a job; CorruptedError, RejectedError, UnavailableError or OSError.
 
     `roots` are the folders that trees may be in, any when there are none; `iteration` is the one
     that is to be written, if any.
     """
     if not root:
-        raise UnavailableError(f"no report has named the tree of job {job_id!r}")
+        raise UnavailableError(f"no agent has reported the tree of job {job_id!r}")
     trees.check_root(root, roots, resolve=os.path.realpath)
     folder = Path(root) / GLOBAL_ORDER_FOLDER
     Path(root).mkdir(parents=True, exist_ok=True)
     make_tree_folder(folder)
     tag = "" if _claim_folder(folder / ORDER_JOB_FILE, job_id) == job_id else make_job_tag(job_id)
-    if book is None or book.root != root:
-        return _recover_folder(folder, tag, iteration, 0 if book is None else book.position)
+    if offsets is None or offsets.root != root:
+        return _recover_folder(folder, tag, iteration, 0 if offsets is None else offsets.position)
     sizes = {
-        name: size for name, size in book.sizes.items() if _has_committed_bytes(folder / name, size)
+        name: size
+        for name, size in offsets.sizes.items()
+        if _has_committed_bytes(folder / name, size)
     }
     for name in _list_order_files(folder, tag):
         size = sizes.get(name, 0)
         if (folder / name).stat().st_size > size:
             _logger.warning(
-                "%s: what stands behind %d bytes was not committed", folder / name, size
+                "%s: cut to its %d committed bytes; the rest was not committed", folder / name, size
             )
             _check_order_file(folder / name)
             truncate_file(folder / name, size)
-    return OrderFolder(folder, tag, sizes, book.position)
+    return OrderFolder(folder, tag, sizes, offsets.position)
 
 
 def _claim_folder(path: Path, job_id: str) -> str:
-    """Return the job that the plain names belong to: this one, when it is the first."""
+    """Return the job that the plain names belong to: this one if it is the first."""
     try:
         with open(path, "x", encoding="utf-8", newline="", opener=open_without_links) as file:
             file.write(job_id)
@@ -118,7 +120,7 @@ def _claim_folder(path: Path, job_id: str) -> str:
 
 
 def _list_order_files(folder: Path, tag: str) -> list[str]:
-    """Return the files of a job that are there and grow, in the order of their names."""
+    """Return the growing files of a job that exist, sorted by name."""
     findings = add_job_tag(FINDINGS_FILE, tag)
     names = sorted(path.name for path in folder.iterdir())
     return [n for n in names if n == findings or (parse_order_file_name(n) or (0, None))[1] == tag]
@@ -127,12 +129,12 @@ def _list_order_files(folder: Path, tag: str) -> list[str]:
 def _has_committed_bytes(path: Path, size_bytes: int) -> bool:
     real = path.lstat().st_size if path.exists() else -1
     if real < size_bytes:
-        _logger.warning("%s is gone or was cut: its file begins anew", path)
+        _logger.warning("%s is missing or shorter than committed; a new file is begun", path)
     return real >= size_bytes
 
 
 def _check_order_file(path: Path) -> None:
-    """DamagedError when a file begins as none of ours does."""
+    """Raise CorruptedError when the first line is not that of an execution order."""
     with open(path, "rb", opener=open_without_links) as file:
         head = file.readline()
     if parse_order_file_name(path.name):
@@ -140,11 +142,13 @@ def _check_order_file(path: Path) -> None:
     else:
         ours = not head.endswith(b"\n") or head.startswith(b'{"kind"')
     if not ours:
-        raise CorruptedError(f"{path} is not of an execution order: it begins with {head[:80]!r}")
+        raise CorruptedError(
+            f"{path} is not a file of an execution order: it begins with {head[:80]!r}"
+        )
 
 
 def _recover_folder(folder: Path, tag: str, iteration: int, position: int) -> OrderFolder:
-    """Return the place with what its files hold, torn lines and the iteration's cut off."""
+    """Return the folder, its files cut before torn lines and before those of `iteration`."""
     sizes: dict[str, int] = {}
     for name in _list_order_files(folder, tag):
         _check_order_file(folder / name)
@@ -156,7 +160,7 @@ def _recover_folder(folder: Path, tag: str, iteration: int, position: int) -> Or
             sizes[name] = size
         truncate_file(folder / name, sizes.get(name, 0))
     if sizes:
-        _logger.warning("%s: the order that is there goes on at position %d", folder, position)
+        _logger.warning("%s: the existing order is continued at position %d", folder, position)
     return OrderFolder(folder, tag, sizes, position)
 
 
@@ -164,7 +168,7 @@ _LineNumbers = Callable[[bytes], tuple[int, int]]
 
 
 def _parse_order_line(line: bytes) -> tuple[int, int]:
-    """Return the iteration of a line, and the position that comes next."""
+    """Return the iteration of a line, and the position of the next line."""
     if line == _HEADER:
         return -1, 0
     position, iteration, _ = line.split(b",", 2)
@@ -176,13 +180,15 @@ def _parse_finding_line(line: bytes) -> tuple[int, int]:
 
 
 def _measure_whole_lines(path: Path, numbers: _LineNumbers, iteration: int) -> tuple[int, int]:
-    """Return the bytes before a torn last line and before a last iteration, and what is next."""
+    """Return the bytes before a torn last line and the last iteration, and the next position."""
     size_bytes = at = next_position = 0
     for line in _iter_whole_lines(path):
         try:
             of, following = numbers(line)
         except (ValueError, CorruptedError):
-            raise CorruptedError(f"{path}: {line[:80]!r} is no line of it") from None
+            raise CorruptedError(
+                f"{path}: {line[:80]!r} is not a line of an execution order"
+            ) from None
         at += len(line)
         if of != iteration:
             size_bytes, next_position = at, following
@@ -195,14 +201,16 @@ def _iter_whole_lines(path: Path) -> Iterator[bytes]:
             if line.endswith(b"\n"):
                 yield line
             else:
-                _logger.warning("%s: %d bytes of a torn last line are cut off", path, len(line))
+                _logger.warning(
+                    "%s: %d bytes of an incomplete last line are cut off", path, len(line)
+                )
 
 
 _WRITE_ERRORS = (OSError, CorruptedError, RejectedError, UnavailableError)
 
 
 class OrderPublisher:
-    """Appends to the files of every job; its owner calls from one thread at a time."""
+    """Appends iterations to the files of every job; for one thread at a time."""
 
     def __init__(
         self,
@@ -211,37 +219,37 @@ class OrderPublisher:
         trace_events: int = 1_000_000,
         roots: Sequence[str] = (),
     ) -> None:
-        """Take the largest number of events that an iteration with a table, with a trace has.
+        """Write a table, or a trace, of iterations with at most so many events.
 
         `roots` are the folders that trees may be in, any when there are none.
         """
         self._roots = roots
         self._table_events = table_events
         self._trace_events = trace_events
-        self._told: set[str] = set()
+        self._logged = LogOnce(_logger)
 
     def append(
-        self, order: GlobalOrder, *, job_id: str, root: str, book: PublishedOffsets | None
+        self, order: GlobalOrder, *, job_id: str, root: str, offsets: PublishedOffsets | None
     ) -> tuple[PublishedOffsets | None, str]:
         """Write an iteration, all of it or nothing.
 
-        Return the new book and no problem, or no book and why nothing was written; ExhaustedError
-        when the disk has no room or ails, and the same may succeed later.
+        Return the new offsets and no problem, or no offsets and why nothing was written;
+        ExhaustedError when the disk is full or fails, and another attempt may succeed.
         """
         try:
             place = open_order_folder(
-                job_id, root, book, roots=self._roots, iteration=order.iteration
+                job_id, root, offsets, roots=self._roots, iteration=order.iteration
             )
-            return self._written(place, order, job_id, root), ""
+            return self._write(place, order, job_id, root), ""
         except _WRITE_ERRORS as error:
             if state_files.is_transient(error):
                 raise ExhaustedError(f"{root}: {state_files.describe_error(error)}") from None
-            problem = f"{len(order)} entries could not be published: {error}"
+            problem = f"{len(order)} entries of the order could not be published: {error}"
             about = {"job": job_id, "iteration": order.iteration, "root": root}
             _logger.error("job %s, iteration %d: %s", job_id, order.iteration, problem, extra=about)
             return None, f"iteration {order.iteration}: {problem}"
 
-    def _written(
+    def _write(
         self, place: OrderFolder, order: GlobalOrder, job_id: str, root: str
     ) -> PublishedOffsets:
         sizes = dict(place.sizes)
@@ -263,11 +271,14 @@ class OrderPublisher:
 
     def _is_traced(self, order: GlobalOrder, job_id: str) -> bool:
         events = _count_events(order)
-        if events > self._trace_events and job_id not in self._told:
-            self._told.add(job_id)
-            text = "job %s: no trace of iterations with more than %d events, as %d has"
-            _logger.warning(text, job_id, self._trace_events, order.iteration)
-        return events <= self._trace_events
+        if events <= self._trace_events:
+            return True
+        text = (
+            f"job {job_id}: iteration {order.iteration} has more than {self._trace_events} events; "
+            "no trace is written of such iterations"
+        )
+        self._logged.log(logging.WARNING, text, about=job_id)
+        return False
 
 
 def write_findings(
@@ -275,18 +286,18 @@ def write_findings(
     *,
     job_id: str,
     root: str,
-    book: PublishedOffsets | None,
+    offsets: PublishedOffsets | None,
     roots: Sequence[str] = (),
 ) -> tuple[PublishedOffsets | None, str]:
     """Write findings beside the order, all or none.
 
-    Return the new book and no problem, or the old book and why they could not be written;
+    Return the new offsets and no problem, or the old offsets and why they could not be written;
     ExhaustedError as `OrderPublisher.append` raises it.
     """
     if not findings:
-        return book, ""
+        return offsets, ""
     try:
-        place = open_order_folder(job_id, root, book, roots=roots)
+        place = open_order_folder(job_id, root, offsets, roots=roots)
         name = place.name_file(FINDINGS_FILE)
         lines = (format_finding_line(finding).encode() for finding in findings)
         size = tree_files.append_chunks(
@@ -298,16 +309,16 @@ def write_findings(
             raise ExhaustedError(f"{root}: {state_files.describe_error(error)}") from None
         about = {"job": job_id, "root": root}
         _logger.error("job %s: findings could not be published: %s", job_id, error, extra=about)
-        return book, f"{len(findings)} findings could not be published: {error}"
+        return offsets, f"{len(findings)} findings could not be published: {error}"
 
 
 def read_published_entries(
-    book: PublishedOffsets, graph: int | None = None
+    offsets: PublishedOffsets, graph: int | None = None
 ) -> Iterator[OrderEntry]:
     """Yield the committed entries in order, of one graph or of all."""
     parts = [
-        _read_entries(Path(book.root) / GLOBAL_ORDER_FOLDER / name, size)
-        for name, size in book.sizes.items()
+        _read_entries(Path(offsets.root) / GLOBAL_ORDER_FOLDER / name, size)
+        for name, size in offsets.sizes.items()
         if (named := parse_order_file_name(name)) and graph in (None, named[0])
     ]
     return heapq.merge(*parts, key=lambda entry: entry.position)
@@ -335,7 +346,7 @@ def _write_iteration_files(
     tabled: bool,
     traced: bool,
 ) -> None:
-    """Write what an iteration has to itself."""
+    """Write the table and the trace of an iteration."""
     if tabled:
         folder = place.folder / place.name_file(make_order_file_name(graph, "parquet"))
         path = folder / make_parquet_file_name(order.iteration)
@@ -351,7 +362,7 @@ def _write_iteration_files(
 
 
 def _undo_step(step: Callable[[], None]) -> None:
-    # What cannot be undone now is undone before the next iteration: the book does not have it.
+    # What cannot be undone now is cut before the next iteration: the offsets do not include it.
     with suppress(OSError):
         step()
 

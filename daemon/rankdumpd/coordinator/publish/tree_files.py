@@ -1,8 +1,8 @@
-"""Files of the published order in a tree: never opened through links, no wider open than the tree,
-whole or not at all; and the file of hints.
+"""Files of the published order in a tree, and the file of hints. Files are never opened through
+links, have no more permissions than the tree, and are written as a whole or not at all.
 
-Jobs that share a tree share the file of hints: each writes its own hints and leaves those of the
-others.
+Jobs that share a tree share the file of hints: each replaces its own hints and keeps those of
+the others.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from rankdump.errors import CorruptedError, RejectedError
 
 
 def make_tree_folder(folder: Path) -> None:
-    """Make a folder with what its parent's mode leaves; DamagedError when it is a link."""
+    """Make a folder within the mode of its parent; CorruptedError when it is a link."""
     if folder.is_symlink():
         raise CorruptedError(f"{folder} is a symbolic link: it may lead out of the tree")
     folder.mkdir(mode=limit_mode(folder.parent, 0o755) | 0o700, exist_ok=True)
 
 
 def open_without_links(path: str, flags: int) -> int:
-    """Open a file as `open(opener=...)` wants it, with what its folder's mode leaves."""
+    """Open a file as an opener of `open`, within the mode of its folder."""
     mode = limit_mode(Path(path).parent, 0o644) | 0o600
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
 
 
 def limit_mode(folder: Path, mode: int) -> int:
-    """Return what a folder's own mode leaves of another: the tree's owner chose who may read."""
+    """Return a mode without the bits that a folder lacks: its owner chose who may read."""
     return folder.stat().st_mode & mode
 
 
 def append_chunks(path: Path, chunks: Iterable[bytes], *, size_bytes: int) -> int:
-    """Write chunks after the first bytes of a file, for good; return its new size.
+    """Write and sync chunks after the first bytes of a file; return its new size.
 
-    When that fails, the file is cut back: half an iteration would look like a whole one.
+    On failure the file is truncated again: half an iteration would look like a whole one.
     """
     with open(path, "ab", buffering=0, opener=open_without_links) as file:
         file.truncate(size_bytes)
         try:
             size = size_bytes + sum(write_fully(file, chunk) for chunk in chunks)
-            # The book says how much there is, and outlives a power loss: so must that.
+            # The offsets survive a power loss: so must the bytes that they count.
             os.fsync(file.fileno())
             return size
         except BaseException:
@@ -55,7 +55,7 @@ def append_chunks(path: Path, chunks: Iterable[bytes], *, size_bytes: int) -> in
 
 
 def truncate_file(path: Path, size_bytes: int) -> None:
-    """Cut a file to its first bytes, or remove it when none are left."""
+    """Truncate a file to its first bytes, or remove it when none are left."""
     if not size_bytes:
         path.unlink(missing_ok=True)
         return
@@ -65,7 +65,7 @@ def truncate_file(path: Path, size_bytes: int) -> None:
 
 @contextmanager
 def open_whole_file(path: Path) -> Generator[io.BufferedWriter, None, None]:
-    """Open a file for writing that is there as a whole in the end, or not at all."""
+    """Open a file for writing that appears as a whole in the end, or not at all."""
     unfinished = path.with_name(f".{path.name}.tmp")
     try:
         with open(unfinished, "wb", opener=open_without_links) as file:
@@ -77,7 +77,7 @@ def open_whole_file(path: Path) -> Generator[io.BufferedWriter, None, None]:
 
 
 def write_whole_file(path: Path, chunks: Iterable[bytes]) -> None:
-    """Write a file that is there as a whole or not at all."""
+    """Write a file that appears as a whole or not at all."""
     with open_whole_file(path) as file:
         file.writelines(chunks)
 
@@ -91,18 +91,18 @@ def write_fully(file: io.FileIO, data: bytes) -> int:
 
 
 _MAX_HINT_JOBS = 16
-"""Jobs whose hints stay in the file of a tree; those written longest ago go first."""
+"""Jobs whose hints stay in the file of a tree; those written longest ago are removed first."""
 
 
 def write_hints(
     root: str, job_id: str, hints: Iterable[TimeoutHint], *, roots: Sequence[str] = ()
 ) -> str:
-    """Replace a job's hints in the file; return why that could not be, or nothing.
+    """Replace a job's hints in the file; return why that failed, or an empty text.
 
     `roots` are the folders that trees may be in, any when there are none.
     """
     if not root:
-        return f"hints could not be written: no report has named the tree of job {job_id!r}"
+        return f"hints could not be written: no agent has reported the tree of job {job_id!r}"
     folder = Path(root) / METADATA_FOLDER
     try:
         trees.check_root(root, roots, resolve=os.path.realpath)
@@ -116,13 +116,13 @@ def write_hints(
 
 
 def _read_other_hints(path: Path, job_id: str) -> list[TimeoutHint]:
-    """Return what stands there of other jobs; a damaged file is written anew."""
+    """Return the hints of other jobs; a damaged file has none."""
     try:
         if path.is_symlink():
             return []
-        written = parse_hints(path.read_text(encoding="utf-8"))
+        stored = parse_hints(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, UnicodeDecodeError, CorruptedError):
         return []
-    jobs = [job for job in dict.fromkeys(hint.job_id for hint in written) if job != job_id]
+    jobs = [job for job in dict.fromkeys(hint.job_id for hint in stored) if job != job_id]
     kept = set(jobs[1 - _MAX_HINT_JOBS :])
-    return [hint for hint in written if hint.job_id in kept]
+    return [hint for hint in stored if hint.job_id in kept]

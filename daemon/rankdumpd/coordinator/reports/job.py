@@ -54,14 +54,14 @@ IterationParts: TypeAlias = list[tuple[int, EventColumns]]
 
 @dataclass(slots=True)
 class PendingIteration:
-    """What has come of one iteration."""
+    """Unpublished events of one iteration."""
 
     iteration: int
     run: int
     first_s: float
-    """When its first events came."""
+    """When its first events arrived."""
     last_s: float
-    """When anything of it last came."""
+    """When the last of its reports arrived."""
     root: str = ""
     """Tree of the job when its first events came; empty when none was named yet."""
     events: dict[int, list[EventColumns]] = field(default_factory=dict[int, list[EventColumns]])
@@ -127,9 +127,9 @@ def _iter_iteration_parts(columns: EventColumns) -> Iterator[tuple[int, EventCol
 MAX_FINDINGS = 1000
 """Findings kept of a job; the rest is counted here and stands in the job's file."""
 MAX_REPORT_DELAY_US = 1_000_000
-"""What a rank began so long before it sent a batch was told with it at the latest."""
+"""Every event that a rank began this long before it sent a batch is in that batch or earlier."""
 CLOSED_JOB_TIMEOUT_S = 5.0
-"""A job whose sessions are all closed is over when nothing came for so long."""
+"""A job whose sessions are all closed is over after this time without a report."""
 
 
 class ReportedJob:
@@ -151,7 +151,7 @@ class ReportedJob:
         self.rows: dict[object, StateRow] = {}
         """Changed since they were last written, by their keys."""
         self.published = PublishedIterations(job_id, self.rows)
-        self.book: PublishedOffsets | None = None
+        self.offsets: PublishedOffsets | None = None
         self.hint_state = ""
         self.hints: tuple[TimeoutHint, ...] = ()
         self.warnings: tuple[str, ...] = ()
@@ -172,14 +172,14 @@ class ReportedJob:
             self.roots = {root: None, **self.roots}
 
     def tree_findings(self) -> list[Finding]:
-        """Say where ranks dump into another tree than the one that takes the order."""
+        """Return findings about ranks that dump into another tree than that of the order."""
         first = next(iter(self.roots), "")
         return [
             Finding(
                 FindingKind.TWO_TREES,
                 -1,
                 f"job {self.job_id!r} dumps into {first} and {other}, and its order is in {first}: "
-                f"if these are two jobs, RANKDUMP_JOB_ID gives each a name of its own",
+                f"if these are two jobs, give each its own RANKDUMP_JOB_ID",
             )
             for other in self._other_trees
         ]
@@ -221,10 +221,10 @@ class ReportedJob:
             self.pending[iteration].last_s = now_s
         self.rows["balance", status.session_id, iteration] = BalanceRow(status, *origin)
 
-    def update_coverage(self, heard: ReportedRankCoverage) -> None:
-        """Take that a rank is known up to a time."""
-        if not self.ranks.has_left(heard.rank, heard.session_id):
-            self.ranks.update_heard_until(heard.rank, heard.until_us)
+    def update_coverage(self, covered: ReportedRankCoverage) -> None:
+        """Note the time up to which a rank is known."""
+        if not self.ranks.has_left(covered.rank, covered.session_id):
+            self.ranks.update_heard_until(covered.rank, covered.until_us)
 
     def update_timeouts(self, rank: int, timeouts: RankTimeouts) -> None:
         """Take what a rank knows of its limits."""
@@ -326,18 +326,18 @@ class ReportedJob:
         self.published.start_iteration(row)
         self.in_publication = pending
 
-    def finish_publication(self, settled: PublicationResult) -> None:
-        """Keep what the iteration handed out came to."""
+    def finish_publication(self, result: PublicationResult) -> None:
+        """Record the result of the publication in progress."""
         pending, self.in_publication = self.in_publication, None
         if pending is None:
             return
-        self.published.finish_iteration(pending.run, pending.iteration, written=settled.written)
+        self.published.finish_iteration(pending.run, pending.iteration, written=result.written)
         self.ranks.forget_iteration(pending.iteration)
-        self.book, self.hint_state = settled.book, settled.hint_state
-        for finding in settled.findings:
-            self._find(finding)
+        self.offsets, self.hint_state = result.offsets, result.hint_state
+        for finding in result.findings:
+            self._add_finding(finding)
         self.rows["settled"] = JobResultRow(
-            self.job_id, self.book, self.hint_state, self.more_findings
+            self.job_id, self.offsets, self.hint_state, self.more_findings
         )
 
     def unpublished(self) -> list[PendingIteration]:
@@ -368,7 +368,7 @@ class ReportedJob:
             self.sealed += (self.pending[iteration] for iteration in sorted(self.pending))
             self.pending.clear()
 
-    def _find(self, finding: Finding) -> None:
+    def _add_finding(self, finding: Finding) -> None:
         number = len(self.findings)
         if number == MAX_FINDINGS:
             self.more_findings += 1
@@ -434,9 +434,7 @@ def build_job_view(job: ReportedJob, *, now_s: float) -> JobView:
 
 
 def list_job_findings(job: ReportedJob) -> list[Finding]:
-    """Return what is odd about published iterations, what came too late for them and two trees
-    last.
-    """
+    """Return the findings about published iterations, then those about late events and trees."""
     late = job.published.late_findings(MAX_FINDINGS)
     return [*job.findings, *late, *job.tree_findings()]
 

@@ -99,7 +99,7 @@ class RankRegistry:
             )
             for rank, until_us in self.heard_us.items()
         }
-        # Who said goodbye has nothing more to say.
+        # A closed session reports no more events.
         over = (r for r, n in self._newest.items() if self.sessions[n].state is SessionState.CLOSED)
         return heard | dict.fromkeys(over, RankCoverage(OPEN_END_POSITION))
 
@@ -109,7 +109,7 @@ class RankRegistry:
         return bool(session_id and newest) and session_id != newest
 
     def forget_iteration(self, iteration: int) -> None:
-        """Forget who had finished an iteration: nobody asks again."""
+        """Forget which ranks had finished an iteration."""
         self._done_count -= len(self._done.pop(iteration, {}))
 
     def find_finished(self, iteration: int) -> set[int]:
@@ -161,7 +161,7 @@ class RankRegistry:
         return found
 
     def facts(self, job_id: str) -> JobFacts:
-        """Return what hints need to know."""
+        """Return the timeouts and sessions that hints are made from."""
         sessions = {rank: self.sessions[name] for rank, name in self._newest.items()}
         return JobFacts(job_id, dict(self._timeouts), sessions)
 
@@ -197,8 +197,9 @@ class PublishedIterations:
         return self.run in self._rows.get(iteration, {})
 
     def enter_run(self, rank: int, start: int) -> bool:
-        """Let a life of a rank be part of the present run; return whether a new one begins with
-        it, because an earlier life of that rank is part of it.
+        """Add a life of a rank to the present run; return whether a new run begins with it.
+
+        That is so if an earlier life of that rank is part of the present run.
         """
         before = self._starts.get(rank)
         if before is None:
@@ -213,9 +214,9 @@ class PublishedIterations:
     def select_unknown(
         self, iteration: int, rank: int, start: int, part: EventColumns
     ) -> EventColumns:
-        """Return what of a rank's life stands in no order, and was not counted as late before.
+        """Return the events of a rank's life that are in no order and were not counted as late.
 
-        A rank's agent says again what its coordinator may have forgotten.
+        The agent of a rank resends what its coordinator may have forgotten.
         """
         for row in self._rows.get(iteration, {}).values():
             if not row.has_rank(rank) or row.start_of(rank) != start:
@@ -226,7 +227,7 @@ class PublishedIterations:
         return part
 
     def start_iteration(self, row: PublishedIterationRow) -> None:
-        """From now on what comes of an iteration is late."""
+        """Begin the publication of an iteration: events that arrive from now on are late."""
         self._keep(row)
         self._begun[row.run, row.iteration] = {}
 
@@ -247,7 +248,7 @@ class PublishedIterations:
         self.run = max(self.run, row.run)
 
     def restore_late(self, row: LateEventsRow) -> None:
-        """Remember what came too late."""
+        """Restore the number of late events."""
         self._late[row.run, row.iteration, row.rank] = row.events
 
     def count_late(
@@ -267,11 +268,11 @@ class PublishedIterations:
         changed[("late", *key)] = LateEventsRow(self._job_id, *key, self._late[key])
 
     def late_findings(self, most: int) -> Iterator[Finding]:
-        """Say what came too late."""
+        """Yield findings about events that arrived too late, at most so many."""
         for (_, iteration, rank), count in list(self._late.items())[:most]:
             text = (
-                f"iteration {iteration}: {count} events of rank {rank} came after it was "
-                "published and are not in the order"
+                f"iteration {iteration}: {count} events of rank {rank} arrived after its "
+                "publication and are not in the order"
             )
             yield Finding(FindingKind.LATE, iteration, text, ranks=(rank,))
 

@@ -60,9 +60,14 @@ class ReportReader:
         """Return a report; ProtocolError when any part of it cannot be."""
         agent_id = message.agent_id
         if not agent_id or self._agent_id not in ("", agent_id):
-            raise ProtocolError(f"report {message.sequence} of {agent_id!r} on another's stream")
+            raise ProtocolError(
+                f"report {message.sequence} of agent {agent_id[:80]!r} "
+                f"on the stream of {self._agent_id!r}"
+            )
         if len(agent_id) > MAX_AGENT_ID or not agent_id.isprintable():
-            raise ProtocolError(f"agent id of {len(agent_id)} characters: {agent_id[:80]!r}")
+            raise ProtocolError(
+                f"agent id {agent_id[:80]!r} is not printable, or longer than {MAX_AGENT_ID}"
+            )
         self._agent_id = agent_id
         _check_size(message)
         if message.HasField("texts"):
@@ -78,7 +83,7 @@ class ReportReader:
             events=tuple(self._events(each, clock) for each in message.events),
             timeouts=tuple(map(_read_timeouts, message.timeouts)),
             roots={job_id: _check_root(job_id, root) for job_id, root in message.roots.items()},
-            heard=tuple(_read_rank_coverage(each, clock) for each in message.heard),
+            coverage=tuple(_read_rank_coverage(each, clock) for each in message.heard),
             host=make_printable(message.host),
             host_id=make_printable(message.host_id),
             clock=clock,
@@ -95,12 +100,14 @@ class ReportReader:
         check_count("characters of texts on one stream", self._characters, MAX_TEXT_CHARACTERS)
         if not message.first:
             if message.texts and message.texts[0]:
-                raise ProtocolError(f"text 0 is {message.texts[0][:80]!r} and not the empty one")
+                raise ProtocolError(f"text 0 is {message.texts[0][:80]!r}; it must be empty")
             self._texts = list(message.texts) or [""]
         elif message.first == len(self._texts):
             self._texts.extend(message.texts)
         else:
-            raise ProtocolError(f"text {message.first} after {len(self._texts)} texts")
+            raise ProtocolError(
+                f"text {message.first} after {len(self._texts)} texts; numbers must be consecutive"
+            )
         if len(self._texts) > MAX_TEXTS:
             raise ProtocolError(f"{len(self._texts)} texts on one stream; at most {MAX_TEXTS}")
 
@@ -144,7 +151,7 @@ def _check_size(message: coordinator_pb2.ReportRequest) -> None:
 def _read_clock(message: coordinator_pb2.ClockEstimate) -> ClockEstimate:
     if max(abs(message.offset_us), message.error_us) > _MAX_CLOCK_OFFSET_US:
         raise ProtocolError(
-            f"clock that is off by {message.offset_us} us: at most {_MAX_CLOCK_OFFSET_US}"
+            f"clock offset of {message.offset_us} us exceeds {_MAX_CLOCK_OFFSET_US} us"
         )
     return ClockEstimate(**copy_fields(message, ClockEstimate))
 
@@ -164,7 +171,9 @@ def _check_ids(what: str, job_id: str, session_id: str) -> None:
 def _check_session(session: SessionStatus) -> SessionStatus:
     _check_ids(f"session of rank {session.rank}", session.job_id, session.session_id)
     if not 0 <= session.rank < session.world_size <= MAX_WORLD_SIZE:
-        raise ProtocolError(f"rank {session.rank} of {session.world_size}: rank must be below it")
+        raise ProtocolError(
+            f"rank {session.rank} is not below the world size of {session.world_size}"
+        )
     check_numbers(f"session of rank {session.rank}", (session.pid, session.iterations_seen))
     return dataclasses.replace(
         session,

@@ -1,8 +1,8 @@
-"""Store of everything that agents reported, job by job, which also says which iterations are ready
-to be merged and how far each agent may forget.
+"""Store of everything that agents reported, job by job; it also decides which iterations are ready
+to be merged and up to which item each agent is acknowledged.
 
-The only mutable state of the coordinator; safe to use from several threads. It decides nothing
-but readiness, and the clock is an argument.
+The only mutable state of the coordinator; safe to use from several threads. The clock is an
+argument.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from rankdumpd.coordinator.reports.job import (
     list_job_findings,
     split_by_iteration,
 )
-from rankdumpd.coordinator.reports.report_reader import ReportReader
 from rankdumpd.coordinator.state.state_rows import (
     AgentRow,
     BalanceRow,
@@ -56,16 +55,16 @@ MAX_AGENTS = 1 << 14
 
 @dataclass(slots=True)
 class ReportingAgent:
-    """One of them."""
+    """One agent, as it reported last."""
 
     agent_id: str
     heard_s: float
     host: str = ""
     host_id: str = ""
-    """Which host of that name."""
+    """Tells hosts of one name apart."""
     received: int = 0
     acknowledged: int = 0
-    """Safe, and on disk."""
+    """Number of the last item up to which all are committed."""
     streams: int = 0
     clock: ClockEstimate = field(default_factory=ClockEstimate)
     load: AgentLoad = field(default_factory=AgentLoad)
@@ -74,7 +73,7 @@ class ReportingAgent:
     jobs: set[str] = field(default_factory=set[str])
 
     def update(self, report: AgentReport, *, now_s: float) -> None:
-        """Take what a report says of its agent."""
+        """Take the state of the agent from a report."""
         self.heard_s = now_s
         self.host, self.host_id = report.host or self.host, report.host_id or self.host_id
         self.clock, self.load = report.clock, report.load
@@ -85,15 +84,15 @@ class ReportingAgent:
         return max(self.received + 1, report.sequence - report.items + 1)
 
     def describe(self, host: str, *, now_s: float) -> str:
-        """Say how far behind it is; `host` is what its host is called."""
+        """Return a sentence on how far behind it is; `host` is the name shown for its host."""
         silent_s, name = now_s - self.heard_s, f"the agent of {host or self.agent_id}"
         if silent_s >= AGENT_SILENCE_TIMEOUT_S:
-            return f"{name} was last heard {silent_s:.0f} s ago"
+            return f"{name} last reported {silent_s:.0f} s ago"
         held, queued = self.held_events, self.load.queued_records
-        return f"{name} has {held:,} events to report, and {queued:,} records under way"
+        return f"{name} has {held:,} events to report and {queued:,} records queued"
 
     def status(self, host: str, *, now_s: float) -> AgentStatus:
-        """Return how it stands; `host` is what its host is called."""
+        """Return its status; `host` is the name shown for its host."""
         return AgentStatus(
             agent_id=self.agent_id,
             host=host,
@@ -107,7 +106,7 @@ class ReportingAgent:
 
 
 class AgentRegistry:
-    """All that ever reported."""
+    """Every agent that has reported."""
 
     def __init__(self) -> None:
         self.by_id: dict[str, ReportingAgent] = {}
@@ -116,11 +115,11 @@ class AgentRegistry:
     def get_or_add(self, agent_id: str, *, now_s: float) -> ReportingAgent:
         """Return an agent, known or new; ExhaustedError when there are too many."""
         if agent_id not in self.by_id and len(self.by_id) >= MAX_AGENTS:
-            raise ExhaustedError(f"{len(self.by_id)} agents are known, and no more are taken")
+            raise ExhaustedError(f"{len(self.by_id)} agents have reported, which is the maximum")
         return self.by_id.setdefault(agent_id, ReportingAgent(agent_id, now_s))
 
     def describe_agents(self, *, now_s: float) -> dict[str, str]:
-        """Return how each agent stands, in words."""
+        """Return a sentence on the state of each agent."""
         hosts = self.hosts()
         return {name: a.describe(hosts[name][1], now_s=now_s) for name, a in self.by_id.items()}
 
@@ -129,7 +128,7 @@ class AgentRegistry:
         return name_hosts({name: (agent.host, agent.host_id) for name, agent in self.by_id.items()})
 
     def statuses(self, *, now_s: float) -> tuple[AgentStatus, ...]:
-        """Return how each agent stands."""
+        """Return the status of each agent."""
         hosts = self.hosts()
         return tuple(a.status(hosts[name][1], now_s=now_s) for name, a in self.by_id.items())
 
@@ -178,9 +177,9 @@ class AgentRegistry:
 def name_hosts(hosts: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
     """Return the name of each host, and that name with its id where several hosts have it.
 
-    >>> called({"a": ("node", "1"), "b": ("node", "1"), "c": ("localhost", "1")})["b"]
+    >>> name_hosts({"a": ("node", "1"), "b": ("node", "1"), "c": ("localhost", "1")})["b"]
     ('node', 'node')
-    >>> called({"a": ("localhost", "1"), "b": ("localhost", "2")})["b"]
+    >>> name_hosts({"a": ("localhost", "1"), "b": ("localhost", "2")})["b"]
     ('localhost', 'localhost (2)')
     """
     ids: defaultdict[str, set[str]] = defaultdict(set)
@@ -246,10 +245,12 @@ def _recall_part(row: StateRow, jobs: Mapping[str, ReportedJob]) -> None:
         jobs[row.job_id].ranks.update_timeouts(row.rank, row.timeouts)
     elif isinstance(row, JobResultRow):
         job = jobs[row.job_id]
-        job.book, job.hint_state, job.more_findings = row.book, row.hint_state, row.more_findings
+        job.offsets, job.hint_state, job.more_findings = (
+            row.offsets,
+            row.hint_state,
+            row.more_findings,
+        )
 
-
-__all__ = ["ReportReader", "ReportStore"]
 
 MAX_JOBS = 1 << 14
 """Each is remembered for days after it is over."""
@@ -279,7 +280,7 @@ class ReportStore:
             self._agents.get_or_add(agent_id, now_s=now_s).streams += change
 
     def add_report(self, report: AgentReport, *, now_s: float) -> ReportAnswer:
-        """Take a report unless it is a repeat; return what its agent is to hear."""
+        """Add a report unless it is a repeat; return the answer to its agent."""
         # Before the lock: this is the only part that grows with the number of events.
         parts = [split_by_iteration(columns) for _, columns in report.events]
         with self._lock:
@@ -290,10 +291,10 @@ class ReportStore:
                 self._take(report, parts, number, now_s=now_s)
                 agent.jobs.update(_list_job_ids(report))
                 agent.received = report.sequence
-            # Behind the items: they are what has been heard.
-            for heard in report.heard:
-                if heard.job_id in self._jobs:
-                    self._jobs[heard.job_id].update_coverage(heard)
+            # After the items: the coverage includes their events.
+            for covered in report.coverage:
+                if covered.job_id in self._jobs:
+                    self._jobs[covered.job_id].update_coverage(covered)
             warnings = tuple(
                 (job_id, text)
                 for job_id in sorted(agent.jobs)
@@ -336,10 +337,10 @@ class ReportStore:
                     return self._view(job, pending, provisional=False)
             return None
 
-    def finish_publication(self, job_id: str, settled: PublicationResult) -> None:
-        """Keep what a handed-out iteration came to."""
+    def finish_publication(self, job_id: str, result: PublicationResult) -> None:
+        """Record the result of a publication."""
         with self._lock:
-            self._jobs[job_id].finish_publication(settled)
+            self._jobs[job_id].finish_publication(result)
 
     def list_unpublished(self, job_id: str) -> tuple[PublishedOffsets | None, list[IterationView]]:
         """Return how far a job's files are, and what comes after them as it is now."""
@@ -347,21 +348,23 @@ class ReportStore:
             job = self._jobs.get(job_id)
             if job is None:
                 return None, []
-            return job.book, [self._view(job, each, provisional=True) for each in job.unpublished()]
+            return job.offsets, [
+                self._view(job, each, provisional=True) for each in job.unpublished()
+            ]
 
     def list_findings(self, job_id: str) -> list[Finding]:
-        """Return what is odd about a job's published iterations."""
+        """Return the findings about the published iterations of a job."""
         with self._lock:
             return list_job_findings(self._jobs[job_id]) if job_id in self._jobs else []
 
     def list_waiting_iterations(self, *, now_s: float) -> list[IterationView]:
-        """Return the iterations in which somebody may be waiting."""
+        """Return the iterations with open calls."""
         with self._lock:
             agents = self._agents.describe_agents(now_s=now_s)
             return [
                 replace(
                     self._view(job, pending, provisional=True),
-                    heard=job.ranks.build_coverage(agents),
+                    coverage=job.ranks.build_coverage(agents),
                 )
                 for job in self._jobs.values()
                 for pending in job.pending.values()
@@ -369,15 +372,15 @@ class ReportStore:
             ]
 
     def build_job_facts(self, job_id: str) -> JobFacts:
-        """Return what hints need to know of a job."""
+        """Return the timeouts and sessions of a job, for its hints."""
         with self._lock:
             return self._jobs[job_id].ranks.facts(job_id)
 
     def get_last_publication(self, job_id: str) -> tuple[PublishedOffsets | None, str]:
-        """Return book and hint state of a job, as they were settled last."""
+        """Return offsets and hint state of a job, as they were settled last."""
         with self._lock:
             job = self._jobs[job_id]
-            return job.book, job.hint_state
+            return job.offsets, job.hint_state
 
     def set_hints(
         self, job_id: str, *, hints: tuple[TimeoutHint, ...], warnings: tuple[str, ...]
@@ -391,7 +394,7 @@ class ReportStore:
             return changed
 
     def collect_changes(self, *, now_s: float, now_us: int) -> dict[object, StateRow]:
-        """Return what is to be written, to be answered by `committed` or `failed`."""
+        """Return what is to be written, to be followed by `mark_committed` or `restore_changes`."""
         with self._lock:
             rows, self._failed = self._failed, {}
             for job in self._jobs.values():
@@ -468,7 +471,7 @@ class ReportStore:
     ) -> None:
         named = _list_job_ids(report)
         if named - self._jobs.keys() and len(self._jobs.keys() | named) > MAX_JOBS:
-            raise ExhaustedError(f"{len(self._jobs)} jobs are known, and no more are taken")
+            raise ExhaustedError(f"{len(self._jobs)} jobs have reported, which is the maximum")
         for job_id in named:
             job = self._jobs.setdefault(job_id, ReportedJob(job_id, now_s=now_s))
             job.heard_s, job.has_news = now_s, True

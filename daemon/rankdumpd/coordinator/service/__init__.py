@@ -1,3 +1,3 @@
-"""Coordinator as a component of a process: reports, then merge and hints, then publication, then
-the state.
+"""Coordinator as a component of a process: takes reports, merges and publishes iterations,
+updates hints, and writes the state.
 """

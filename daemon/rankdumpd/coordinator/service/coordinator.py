@@ -1,5 +1,5 @@
 """Coordinator component and its gRPC servicer: takes the reports of all agents, publishes the order
-of each job, and answers status, order and hints.
+of each job, and answers requests for status, order and hints.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from rankdumpd.settings import CoordinatorSettings
 
 
 class CoordinatorApi(Protocol):
-    """What the coordinator offers to its callers."""
+    """Operations of the coordinator that its gRPC service calls."""
 
     @property
     def problem(self) -> str:
-        """What is wrong with the coordinator itself; empty when nothing is."""
+        """Why state or orders cannot be written; empty when they can."""
         ...
 
     def connected(self, agent_id: str, change: int) -> None:
@@ -58,11 +58,11 @@ class CoordinatorApi(Protocol):
         ...
 
     def take(self, report: AgentReport) -> ReportAnswer:
-        """Take a report."""
+        """Add a report to the store; return the answer to its agent."""
         ...
 
     def fleet(self) -> FleetView:
-        """Return what is known of all jobs."""
+        """Return a snapshot of all jobs and agents."""
         ...
 
     def order(self, job_id: str, graph: int | None) -> Iterator[OrderEntry | Finding]:
@@ -70,7 +70,7 @@ class CoordinatorApi(Protocol):
         ...
 
     def findings(self, job_id: str) -> Iterator[Finding]:
-        """Return what is odd about it."""
+        """Return the findings about the order of a job."""
         ...
 
 
@@ -83,7 +83,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     def Report(  # noqa: N802 - the name is the generated base class's
         self, request_iterator: Iterator[pb.ReportRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.ReportResponse]:
-        """Take one report after the other, and answer each once it is taken."""
+        """Take one report after the other, and answer each."""
         reader, agent_id = ReportReader(), ""
         with abort_on_error(context, self._meters):
             try:
@@ -100,14 +100,14 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     def Clock(  # noqa: N802 - the name is the generated base class's
         self, request: pb.ClockRequest, context: grpc.ServicerContext
     ) -> pb.ClockResponse:
-        """Say what time it is here."""
+        """Return the time of the coordinator's clock."""
         now_us = time.time_ns() // 1000
         return pb.ClockResponse(received_us=now_us, sent_us=now_us)
 
     def Status(  # noqa: N802 - the name is the generated base class's
         self, request: pb.CoordinatorStatusRequest, context: grpc.ServicerContext
     ) -> pb.CoordinatorStatusResponse:
-        """Return the whole picture of one job, or of all."""
+        """Return the status of one job, or of all."""
         with abort_on_error(context, self._meters):
             fleet = self._desk.fleet()
             view = build_status_view(fleet, select_jobs(fleet, request.job_id), self._desk.problem)
@@ -148,12 +148,12 @@ def _build_report_response(answer: ReportAnswer) -> pb.ReportResponse:
 
 _logger = logging.getLogger(__name__)
 _WORK_INTERVAL_S = 0.2
-"""Longest wait before what has come is in the state, and what is ready is published."""
+"""Pause between two rounds of publishing and of writing the state."""
 _OPEN_WAIT_INTERVAL_S = 1.0
-"""Between two looks at who waits at present."""
+"""Pause between two searches for open waits."""
 _RETIRE_INTERVAL_S = 3600.0
 _REPORT_ANSWER_TIMEOUT_S = 15.0
-"""Longest a report waits for its answer; an agent gives a stream up after a minute."""
+"""Longest wait of a report for its answer; an agent abandons a stream after a minute."""
 
 
 class JobCoordinator(Component):
@@ -167,25 +167,25 @@ class JobCoordinator(Component):
         meters: MetricCounters | None = None,
         required: RequiredFiles | None = None,
     ) -> None:
-        """With `ends_with_job` nobody will come back to what is not complete at the end.
+        """With `ends_with_job`, incomplete iterations are published as well on drain.
 
-        `required` hears where the state stands.
+        `required` is given the path of the state, to report when it disappears.
         """
         self._required = required or RequiredFiles()
         self._meters = meters or MetricCounters()
         self._meters.start_at_zero(COORDINATOR_PREFIX)
         self._settings = settings
         self._ends_with_job = ends_with_job
-        self._gather = ReportStore(deadline_s=settings.deadline_s)
+        self._store = ReportStore(deadline_s=settings.deadline_s)
         self._roots = tree_root.split_roots(settings.roots)
-        self._hinting = HintUpdater(self._gather, roots=self._roots)
+        self._hints = HintUpdater(self._store, roots=self._roots)
         self._state: CoordinatorState | None = None
-        self._keeping: StateWriter | None = None
-        self._publishing: IterationPublisher | None = None
-        # Held by whoever publishes and writes the state; never while a report is taken.
-        self._working = threading.Lock()
-        self._look_s = 0.0
-        """When it is time to see again who waits."""
+        self._state_writer: StateWriter | None = None
+        self._publisher: IterationPublisher | None = None
+        # Held while publishing and writing the state; never while a report is taken.
+        self._publishing_lock = threading.Lock()
+        self._next_wait_search_s = 0.0
+        """When the next search for open waits is due."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -199,8 +199,8 @@ class JobCoordinator(Component):
     @property
     def problem(self) -> str:
         """Why state or orders cannot be written; empty when they can."""
-        state = self._keeping.problem if self._keeping else ""
-        orders = self._publishing.problems if self._publishing else []
+        state = self._state_writer.problem if self._state_writer else ""
+        orders = self._publisher.problems if self._publisher else []
         return "; ".join(filter(None, (*self._required.missing, state, *orders)))
 
     def register(self, server: grpc.Server) -> None:
@@ -208,99 +208,99 @@ class JobCoordinator(Component):
         add_CoordinatorServiceServicer_to_server(CoordinatorServicer(self, self._meters), server)
 
     def start(self) -> None:
-        """Go on where an earlier process ended; ConfigError when another one has its state."""
+        """Restore the state and start publishing; ConfigError if another process has the state."""
         if self._thread is not None:
             return
         self._state = CoordinatorState(Path(self._settings.state_dir))
         self._required.watch_file(
-            self._state.path, "the next process will not know what came before"
+            self._state.path, "the next process will not know what was reported before"
         )
-        self._keeping = StateWriter(self._gather, self._state, self._settings)
-        self._publishing = IterationPublisher(
-            self._gather,
-            self._hinting,
-            self._keeping,
+        self._state_writer = StateWriter(self._store, self._state, self._settings)
+        self._publisher = IterationPublisher(
+            self._store,
+            self._hints,
+            self._state_writer,
             table_events=self._settings.table_events,
             trace_events=self._settings.trace_events,
             roots=self._roots,
-            meters=self._meters,
+            counters=self._meters,
         )
-        self._keeping.restore_store()
-        self._hinting.restore_states()
-        self._publishing.start()
+        self._state_writer.restore_store()
+        self._hints.restore_states()
+        self._publisher.start()
         self._thread = threading.Thread(target=self._run, name="rankdumpd-coordinator", daemon=True)
         self._thread.start()
 
     def drain(self, timeout_s: float) -> int:
-        """Publish what is complete, or all when the job ends here; return what is left."""
-        if self._keeping is None or self._publishing is None:
+        """Publish complete iterations, or all with `ends_with_job`; return how many are left."""
+        if self._state_writer is None or self._publisher is None:
             return 0
         deadline_s = time.monotonic() + timeout_s
-        lost = self._publishing.lost
-        with self._working:
-            while self._publishing.publish_next(every=self._ends_with_job):
+        lost = self._publisher.lost
+        with self._publishing_lock:
+            while self._publisher.publish_next(every=self._ends_with_job):
                 if time.monotonic() >= deadline_s:
                     break
-            self._keeping.write_changes()
-        return self._gather.backlog + self._publishing.lost - lost
+            self._state_writer.write_changes()
+        return self._store.backlog + self._publisher.lost - lost
 
     def stop(self) -> None:
-        """End at once; agents keep what was not acknowledged. Safe to call again."""
+        """Stop at once; agents keep what was not acknowledged. Safe to call again."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._publishing is not None:
-            self._publishing.stop()
+        if self._publisher is not None:
+            self._publisher.stop()
         if self._state is not None:
             self._state.close()
             self._state = None
 
     def fault(self) -> str:
-        """Say that nobody publishes any more."""
+        """Return why nothing is published any more; empty while the thread runs."""
         dead = self._thread is not None and not self._thread.is_alive()
-        return "the thread that publishes is dead" if dead else ""
+        return "the publishing thread has died" if dead else ""
 
     def brief(self) -> str:
-        """Say how much is there that is not published."""
-        return f"{self._gather.backlog} iterations not published"
+        """Return how many iterations are not published."""
+        return f"{self._store.backlog} iterations not published"
 
     def connected(self, agent_id: str, change: int) -> None:
         """Note that a stream of an agent has begun (1) or ended (-1)."""
-        self._gather.count_stream(agent_id, change, now_s=time.monotonic())
+        self._store.count_stream(agent_id, change, now_s=time.monotonic())
 
     def take(self, report: AgentReport) -> ReportAnswer:
-        """Take a report; return what its agent is to hear.
+        """Add a report to the store; return the answer to its agent.
 
-        The answer waits while iterations are complete faster than they can be published: agents
-        keep the rest on disk, and memory holds a few iterations however fast they come.
+        The answer is delayed while iterations complete faster than they are published: agents
+        keep the rest on disk, and memory holds only a few iterations.
         """
-        answer = self._gather.add_report(report, now_s=time.monotonic())
+        answer = self._store.add_report(report, now_s=time.monotonic())
         self._meters.add("rankdump_coordinator_reports_total")
-        patience_s = time.monotonic() + _REPORT_ANSWER_TIMEOUT_S
-        while report.items and self._gather.is_crowded(report) and time.monotonic() < patience_s:
+        deadline_s = time.monotonic() + _REPORT_ANSWER_TIMEOUT_S
+        while report.items and self._store.is_crowded(report) and time.monotonic() < deadline_s:
             if self._stopping.wait(_WORK_INTERVAL_S / 4):
                 break
         return answer
 
     def fleet(self) -> FleetView:
-        """Return what is known of all jobs."""
-        return self._gather.build_fleet_view(now_s=time.monotonic())
+        """Return a snapshot of all jobs and agents."""
+        return self._store.build_fleet_view(now_s=time.monotonic())
 
     def samples(self) -> list[MetricSample]:
-        """Return how it stands, for monitoring."""
+        """Return the metrics of the fleet."""
         return list(collect_fleet_samples(self.fleet()))
 
     def order(self, job_id: str, graph: int | None = None) -> Iterator[OrderEntry | Finding]:
-        """Return the published order of a job, then what is gathered so far, merged as it is.
+        """Return the published order of a job, then the unpublished iterations, merged as they are.
 
         Findings of an iteration that still runs are provisional.
         """
-        yield from self._gather.list_findings(job_id)
-        book, views = self._gather.list_unpublished(job_id)
-        if book is not None:
-            yield from read_published_entries(book, graph)
-        position = 0 if book is None else book.position
+        yield from self._store.list_findings(job_id)
+        offsets, views = self._store.list_unpublished(job_id)
+        if offsets is not None:
+            yield from read_published_entries(offsets, graph)
+        position = 0 if offsets is None else offsets.position
         for view in views:
             order = merge_iteration(view)
             yield from order.findings
@@ -309,9 +309,9 @@ class JobCoordinator(Component):
             position += len(order)
 
     def findings(self, job_id: str) -> Iterator[Finding]:
-        """Return what is odd about the order of a job."""
-        yield from self._gather.list_findings(job_id)
-        for view in self._gather.list_unpublished(job_id)[1]:
+        """Return the findings about the order of a job."""
+        yield from self._store.list_findings(job_id)
+        for view in self._store.list_unpublished(job_id)[1]:
             yield from merge_iteration(view).findings
 
     def _run(self) -> None:
@@ -322,24 +322,24 @@ class JobCoordinator(Component):
                 self._work(retire=now_s >= retire_s)
                 retire_s = now_s + _RETIRE_INTERVAL_S if now_s >= retire_s else retire_s
             except Exception:
-                # The edge of the thread: without it, nothing would be published ever again.
-                _logger.exception("publishing failed and goes on with the next iteration")
+                # An exception must not end the thread: nothing would be published any more.
+                _logger.exception("publishing failed and is continued")
 
-    def _look(self) -> None:
+    def _search_open_waits(self) -> None:
         now_s = time.monotonic()
-        if now_s >= self._look_s:
-            self._look_s = now_s + _OPEN_WAIT_INTERVAL_S
-            self._hinting.update_open_waits(now_us=time.time_ns() // 1000, now_s=now_s)
+        if now_s >= self._next_wait_search_s:
+            self._next_wait_search_s = now_s + _OPEN_WAIT_INTERVAL_S
+            self._hints.update_open_waits(now_us=time.time_ns() // 1000, now_s=now_s)
 
     def _work(self, *, retire: bool) -> None:
-        if self._keeping is None or self._publishing is None:
+        if self._state_writer is None or self._publisher is None:
             return
-        with self._working:
-            while not self._stopping.is_set() and self._publishing.publish_next():
-                # Who waits must be seen however much there is to publish.
-                self._look()
-            self._keeping.write_changes()
-            self._look()
+        with self._publishing_lock:
+            while not self._stopping.is_set() and self._publisher.publish_next():
+                # Open waits are searched however much there is to publish.
+                self._search_open_waits()
+            self._state_writer.write_changes()
+            self._search_open_waits()
             if retire:
-                for job_id in self._keeping.forget_old_jobs():
-                    self._hinting.forget_job(job_id)
+                for job_id in self._state_writer.forget_old_jobs():
+                    self._hints.forget_job(job_id)

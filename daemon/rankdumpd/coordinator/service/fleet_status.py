@@ -1,5 +1,5 @@
-"""Status of the fleet: written to the state, answered to the command line in pages, and counted for
-monitoring; and the removal of jobs that are long over.
+"""Status of the fleet as metrics and as answers for the command line; and the writer of the state,
+which also removes jobs that ended long ago.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rankdumpd.settings import CoordinatorSettings
 
 
 def collect_fleet_samples(fleet: FleetView) -> Iterator[MetricSample]:
-    """Yield what is gathered of all jobs and agents, added up."""
+    """Yield the metrics of all jobs and agents, summed."""
     jobs = fleet.jobs.values()
     connected = sum(agent.connected for agent in fleet.agents)
     states = {"connected": connected, "silent": len(fleet.agents) - connected}
@@ -57,29 +57,29 @@ def _collect_hint_samples(fleet: FleetView) -> Iterator[MetricSample]:
 _PAGE_ENTRIES = 1000
 _PAGE_BYTES = 1 << 20
 _MAX_BALANCES = 20_000
-"""Balances in one answer: more of them would pass the limit that gRPC sets for a message."""
+"""Balances in one answer: more would exceed the largest message of gRPC."""
 _MAX_SESSIONS = 8_192
 _MAX_FINDINGS = 2_000
 
 
 def select_jobs(fleet: FleetView, job_id: str) -> list[JobView]:
-    """Return the job of that id, or every job when there is no id; RefusedError if unknown."""
+    """Return the job of that id, or every job when there is no id; RejectedError if unknown."""
     if not job_id:
         return list(fleet.jobs.values())
     if job_id not in fleet.jobs:
         known = ", ".join(fleet.jobs) or "none"
-        raise RejectedError(f"job {job_id!r} has not reported; known: {known}")
+        raise RejectedError(f"job {job_id!r} has not reported; known jobs: {known}")
     return [fleet.jobs[job_id]]
 
 
 def build_status_view(fleet: FleetView, jobs: Sequence[JobView], problem: str) -> StatusView:
-    """Return the whole picture of some jobs; `problem` is the coordinator's own."""
+    """Return the status of some jobs; `problem` is that of the coordinator itself."""
     sessions = [session for job in jobs for session in job.sessions]
     balances = [balance for job in jobs for balance in job.iterations]
     findings = [finding for job in jobs for finding in job.findings]
     older = sum(job.older_iterations for job in jobs) + max(0, len(balances) - _MAX_BALANCES)
     more = sum(job.more_findings for job in jobs) + max(0, len(findings) - _MAX_FINDINGS)
-    left_out = {
+    omitted = {
         "older sessions are not in this answer": max(0, len(sessions) - _MAX_SESSIONS),
         "older balances are not in this answer": older,
         "more findings are in the files beside the order": more,
@@ -89,7 +89,7 @@ def build_status_view(fleet: FleetView, jobs: Sequence[JobView], problem: str) -
         iterations=tuple(balances[-_MAX_BALANCES:]),
         load=sum_loads(agent.load for agent in fleet.agents),
         roots=tuple(dict.fromkeys(root for job in jobs for root in job.roots)),
-        findings=tuple(_list_sentences(fleet.agents, left_out, problem)),
+        findings=tuple(_list_notices(fleet.agents, omitted, problem)),
         agents=fleet.agents,
         merges=tuple(job.merge for job in jobs),
         hints=tuple(hint for job in jobs for hint in job.hints),
@@ -115,17 +115,18 @@ def paginate_order(parts: Iterable[OrderEntry | Finding]) -> Iterator[pb.OrderRe
         yield page
 
 
-def _list_sentences(
-    agents: Iterable[AgentStatus], left_out: Mapping[str, int], problem: str
+def _list_notices(
+    agents: Iterable[AgentStatus], omitted: Mapping[str, int], problem: str
 ) -> Iterator[str]:
     if problem:
-        yield f"{problem}; nothing is acknowledged until it can be"
-    yield from (f"{count} {what}" for what, count in left_out.items() if count)
+        yield f"{problem}; reports are not acknowledged until this is resolved"
+    yield from (f"{count} {what}" for what, count in omitted.items() if count)
     yield from map(_describe_lost_events, (agent for agent in agents if agent.lost_events))
 
 
 def _describe_lost_events(agent: AgentStatus) -> str:
-    return f"{agent.lost_events} events of {agent.host or agent.agent_id} never came here"
+    host = agent.host or agent.agent_id
+    return f"{agent.lost_events} events of {host} were lost before they reached the coordinator"
 
 
 _logger = logging.getLogger(__name__)
@@ -133,25 +134,23 @@ _DAY_S = 86_400.0
 
 
 class StateWriter:
-    """Gather on one side, the state on the other; its owner calls from one thread at a time."""
+    """Writes changes of the store to the state, and restores it; for one thread at a time."""
 
     def __init__(
-        self, gather: ReportStore, state: CoordinatorState, settings: CoordinatorSettings
+        self, store: ReportStore, state: CoordinatorState, settings: CoordinatorSettings
     ) -> None:
-        self._gather = gather
+        self._store = store
         self._state = state
         self._settings = settings
         self.problem = ""
         """Why the state cannot be written; empty when it can."""
 
     def restore_store(self) -> None:
-        """Fill the gathered with what outlived the process before; DamagedError when that is not
-        what was written, or such that nobody could be told of it.
-        """
+        """Fill the store from the state; CorruptedError when it is damaged or too large to report."""
         now_s = time.monotonic()
         try:
-            self._gather.restore(self._state.rows(), now_s=now_s, now_us=_read_wall_clock_us())
-            fleet = self._gather.build_fleet_view(now_s=now_s)
+            self._store.restore(self._state.rows(), now_s=now_s, now_us=_read_wall_clock_us())
+            fleet = self._store.build_fleet_view(now_s=now_s)
             view_to_wire(build_status_view(fleet, select_jobs(fleet, ""), ""))
         except RankdumpError:
             raise
@@ -159,50 +158,50 @@ class StateWriter:
             raise CorruptedError(f"coordinator.sqlite is damaged: {error!r}") from error
 
     def write_changes(self) -> None:
-        """Write what has changed; only then it is acknowledged."""
-        rows = self._gather.collect_changes(now_s=time.monotonic(), now_us=_read_wall_clock_us())
+        """Write what has changed; only then is it acknowledged."""
+        rows = self._store.collect_changes(now_s=time.monotonic(), now_us=_read_wall_clock_us())
         if not rows:
             return
         try:
             self._state.write(rows.values())
         except BaseException as error:
-            self._gather.restore_changes(rows)
+            self._store.restore_changes(rows)
             if not isinstance(error, UnavailableError):
                 raise
             if str(error) != self.problem:
-                _logger.error("%s; nothing is acknowledged until it can be", error)
+                _logger.error("%s; no report is acknowledged until it can be written", error)
             self.problem = str(error)
             return
         if self.problem:
-            _logger.warning("the state can be written again: %d rows", len(rows))
+            _logger.warning("coordinator.sqlite was written again: %d rows", len(rows))
         self.problem = ""
-        self._gather.mark_committed(rows.values())
+        self._store.mark_committed(rows.values())
 
     def forget_old_jobs(self) -> list[str]:
-        """Let go of finished jobs that are too old, or too many; their trees stay. Name them."""
+        """Remove finished jobs that are too old or take too much space; return them."""
         limit_s = self._settings.keep_days * _DAY_S
         now_s = time.monotonic()
-        gone: list[str] = []
+        removed: list[str] = []
         try:
-            for job_id, age_s in self._gather.list_finished_jobs(now_s=now_s, silent_s=_DAY_S):
+            for job_id, age_s in self._store.list_finished_jobs(now_s=now_s, silent_s=_DAY_S):
                 too_large = self._state.size_bytes > self._settings.keep_bytes
                 if age_s < limit_s and not too_large:
                     break
                 self._state.forget(job_id)
-                self._gather.forget_job(job_id)
-                gone.append(job_id)
-                why = f"the state is over {self._settings.keep_bytes} bytes" if too_large else ""
-                why = why or f"it is over for {age_s / _DAY_S:.0f} days"
+                self._store.forget_job(job_id)
+                removed.append(job_id)
+                reason = f"the state exceeds {self._settings.keep_bytes} bytes" if too_large else ""
+                reason = reason or f"it ended {age_s / _DAY_S:.0f} days ago"
                 _logger.info(
-                    "job %s: no longer kept: %s; its tree stays",
+                    "job %s was removed from the state, because %s; its tree is kept",
                     job_id,
-                    why,
+                    reason,
                     extra={"job": job_id},
                 )
-            self._state.forget_agents(self._gather.forget_agents(before_s=now_s - limit_s))
+            self._state.forget_agents(self._store.forget_agents(before_s=now_s - limit_s))
         except UnavailableError as error:
-            _logger.error("%s; old jobs stay", error)
-        return gone
+            _logger.error("%s; old jobs were not removed", error)
+        return removed
 
 
 def _read_wall_clock_us() -> int:

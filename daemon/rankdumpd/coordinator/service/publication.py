@@ -1,10 +1,8 @@
-"""Publication of iterations, one after the other, from the collected events into files and then
-into the state; the hints of every job; and the merge of the next iteration while one is being
-written.
+"""Publication of iterations, one after the other, into files and then into the state; the hints of
+every job; and the merge of the next iteration while one is being written.
 
 The merge of a large iteration runs mostly outside the interpreter's lock. It is pure, so an
-order that was merged ahead counts when the iteration is still the same, and is merged again when
-not.
+order that was merged ahead is used if the iteration is still the same, else merged again.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from rankdump._core.backoff import RetrySchedule
 from rankdump._core.events import Finding, FindingKind
 from rankdump._core.timeouts import TimeoutHint
 from rankdump.errors import ExhaustedError
@@ -33,17 +32,17 @@ from rankdumpd.coordinator.service.fleet_status import StateWriter
 from rankdumpd.server.metrics import MetricCounters
 
 MIN_PREMERGE_EVENTS = 200_000
-"""Smaller iterations are merged in less time than it takes to talk about it."""
+"""Fewest events of an iteration that is worth merging ahead."""
 _PREMERGE_INTERVAL_S = 0.05
 
 _logger = logging.getLogger(__name__)
 
 
 class OrderPremerger:
-    """One merge ahead; `order_of` is called from one thread at a time."""
+    """Merges one iteration ahead in a thread; `merge_view` is called from one thread at a time."""
 
     def __init__(self, upcoming: Callable[[int], IterationView | None]) -> None:
-        """Ask `upcoming` for a complete iteration of so many events that waits to be handed out."""
+        """Merge what `upcoming` returns: a complete iteration with so many events, or None."""
         self._upcoming = upcoming
         self._merging = threading.Lock()
         self._ready: tuple[IterationView, GlobalOrder] | None = None
@@ -52,20 +51,20 @@ class OrderPremerger:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to look out."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="rankdumpd-merge-ahead", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End; may be repeated, and called without `start`."""
+        """Stop the thread; may be repeated, and called without `start`."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def merge_view(self, view: IterationView) -> GlobalOrder:
-        """Return the order of an iteration, merged already or now."""
-        # While it is being merged ahead, waiting for that is the quickest way.
+        """Return the order of an iteration, merged ahead or now."""
+        # If it is being merged ahead, waiting for that is quickest.
         with self._merging:
             ready, self._ready = self._ready, None
         if ready is not None and _is_same_view(ready[0], view):
@@ -73,7 +72,7 @@ class OrderPremerger:
         return merge_iteration(view)
 
     def set_writing(self, is_writing: bool) -> None:
-        """Say whether an iteration is being written: only then there is something to gain."""
+        """Set whether an iteration is being written: only then does merging ahead save time."""
         if is_writing:
             self._busy.set()
         else:
@@ -83,12 +82,12 @@ class OrderPremerger:
         while not self._stopping.wait(_PREMERGE_INTERVAL_S):
             if self._busy.is_set():
                 try:
-                    self._look()
+                    self._merge_upcoming()
                 except Exception:
-                    # Whatever it is, it will be said when the iteration's turn comes.
+                    # The merge of the iteration itself will raise and report the error.
                     _logger.debug("merging ahead failed", exc_info=True)
 
-    def _look(self) -> None:
+    def _merge_upcoming(self) -> None:
         with self._merging:
             view = self._upcoming(MIN_PREMERGE_EVENTS)
             if view is None or (self._ready and _is_same_view(self._ready[0], view)):
@@ -98,7 +97,7 @@ class OrderPremerger:
 
 
 def _is_same_view(one: IterationView, other: IterationView) -> bool:
-    """Return whether the same order comes out of two views; batches are compared by identity."""
+    """Return whether two views give the same order; batches are compared by identity."""
     return all(getattr(one, field) == getattr(other, field) for field in _ORDER_FIELDS)
 
 
@@ -116,82 +115,86 @@ _ORDER_FIELDS = (
 
 
 MAX_REMEMBERED_WARNINGS = 256
-"""Things of a job of which it is remembered how they were said."""
+"""Warnings of a job whose texts are remembered."""
 
 
 class HintUpdater:
-    """Hints of all jobs; its owner calls from one thread at a time."""
+    """Keeps the hints of all jobs up to date; for one thread at a time."""
 
-    def __init__(self, gather: ReportStore, *, roots: Sequence[str] = ()) -> None:
+    def __init__(self, store: ReportStore, *, roots: Sequence[str] = ()) -> None:
         """`roots` are the folders that trees may be in, any when there are none."""
-        self._gather, self._roots = gather, roots
+        self._store, self._roots = store, roots
         self._states: dict[str, HintState] = {}
-        self._live: dict[str, tuple[TimeoutHint, ...]] = {}
+        self._open: dict[str, tuple[TimeoutHint, ...]] = {}
         self._written: dict[str, tuple[str, ...]] = {}
-        self._said: dict[str, dict[WarningKey, str]] = {}
+        self._warnings: dict[str, dict[WarningKey, str]] = {}
 
     def restore_states(self) -> None:
-        """Take up the hints of jobs that are known from before."""
-        for job_id in self._gather.job_ids():
-            _, text = self._gather.get_last_publication(job_id)
+        """Restore the hints of the jobs in the store."""
+        for job_id in self._store.job_ids():
+            _, text = self._store.get_last_publication(job_id)
             try:
                 if text:
                     self._states[job_id] = HintState.from_json(text)
-                    self._show(job_id)
+                    self._refresh(job_id)
             except Exception:
-                # Hints that cannot be read must not keep orders from being published.
-                _logger.exception("job %s: its hints begin anew", job_id, extra={"job": job_id})
+                # Unreadable hints must not prevent the publication of orders.
+                _logger.exception(
+                    "job %s: stored hints cannot be read; new ones are made",
+                    job_id,
+                    extra={"job": job_id},
+                )
 
     def observe_iteration(self, order: GlobalOrder, view: IterationView) -> str:
-        """Take an iteration in; return the state of its job as JSON text."""
+        """Add a merged iteration; return the state of its job as JSON text."""
         before = self._states.get(view.job_id, HintState())
         state = self._states[view.job_id] = update_hint_state(before, order, view.stalls)
         return state.to_json()
 
     def update_published(self, job_id: str, root: str) -> None:
-        """Show what an iteration has changed, and write it beside the dump."""
+        """Update the hints of a job after an iteration, and write them beside the dump."""
         try:
-            self._show(job_id, root)
+            self._refresh(job_id, root)
         except Exception:
-            # The iteration is published whatever becomes of the hints.
-            _logger.exception("job %s: no hints", job_id, extra={"job": job_id})
+            # An error in the hints must not undo the publication of the iteration.
+            _logger.exception("job %s: hints could not be updated", job_id, extra={"job": job_id})
 
     def update_open_waits(self, *, now_us: int, now_s: float) -> None:
-        """See who waits at present; a job in which nobody does any more has no such hint."""
+        """Update the hints about open waits; a job without any loses those that it had."""
         found: defaultdict[str, list[TimeoutHint]] = defaultdict(list)
         roots: dict[str, str] = {}
-        for view in self._gather.list_waiting_iterations(now_s=now_s):
+        for view in self._store.list_waiting_iterations(now_s=now_s):
             roots[view.job_id] = view.root
             state = self._states.get(view.job_id)
             found[view.job_id] += find_open_waits(
-                view, self._gather.build_job_facts(view.job_id), now_us, state
+                view, self._store.build_job_facts(view.job_id), now_us, state
             )
-        for job_id in {*self._live, *found}:
-            live = tuple(found.get(job_id, ()))
-            if live != self._live.get(job_id, ()):
-                self._live[job_id] = live
-                self._show(job_id, roots.get(job_id, ""))
-        self._live = {job_id: live for job_id, live in self._live.items() if live}
+        for job_id in {*self._open, *found}:
+            waits = tuple(found.get(job_id, ()))
+            if waits != self._open.get(job_id, ()):
+                self._open[job_id] = waits
+                self._refresh(job_id, roots.get(job_id, ""))
+        self._open = {job_id: waits for job_id, waits in self._open.items() if waits}
 
     def forget_job(self, job_id: str) -> None:
-        """Forget a job."""
-        for known in (self._states, self._live, self._written, self._said):
+        """Forget the hints of a job."""
+        for known in (self._states, self._open, self._written, self._warnings):
             known.pop(job_id, None)
 
-    def _show(self, job_id: str, root: str = "") -> None:
+    def _refresh(self, job_id: str, root: str = "") -> None:
         state = self._states.get(job_id, HintState())
-        settled = build_hints(state, self._gather.build_job_facts(job_id))
-        hints = (*settled, *self._live.get(job_id, ()))
-        before = self._said.get(job_id, {})
-        lines = build_warnings(hints, before)
-        self._said[job_id] = dict([*(before | lines).items()][-MAX_REMEMBERED_WARNINGS:])
-        said = tuple(lines.values())
-        if not self._gather.set_hints(job_id, hints=hints, warnings=said) or not root:
+        published = build_hints(state, self._store.build_job_facts(job_id))
+        hints = (*published, *self._open.get(job_id, ()))
+        known = self._warnings.get(job_id, {})
+        lines = build_warnings(hints, known)
+        self._warnings[job_id] = dict([*(known | lines).items()][-MAX_REMEMBERED_WARNINGS:])
+        texts = tuple(lines.values())
+        if not self._store.set_hints(job_id, hints=hints, warnings=texts) or not root:
             return
-        # A wait grows all the time; the file is for people, who read what has been said.
-        worth = (repr(settled), *said)
-        if self._written.get(job_id) != worth:
-            self._written[job_id] = worth
+        # An open wait grows all the time; the file changes only with the text of a warning.
+        content = (repr(published), *texts)
+        if self._written.get(job_id) != content:
+            self._written[job_id] = content
             problem = write_hints(root, job_id, hints, roots=self._roots)
             if problem:
                 _logger.warning("job %s: %s", job_id, problem, extra={"job": job_id})
@@ -199,181 +202,180 @@ class HintUpdater:
 
 MIN_PUBLISH_RETRY_S = 1.0
 MAX_PUBLISH_RETRY_S = 30.0
-"""Longest pause before a disk that refused is tried again."""
+"""First and longest pause before the publication of an iteration is attempted again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _DelayedIteration:
-    """An iteration that its disk had no room for."""
+    """An iteration that could not be written and is attempted again."""
 
     view: IterationView
-    why: str
-    at_s: float
-    """When it is tried again."""
-    pause_s: float
+    reason: str
     hurried: bool
-    """It was tried out of turn, because no more time is left."""
+    """It was attempted before its pause was over, because the coordinator stops."""
 
 
 class IterationPublisher:
-    """Its owner calls from one thread at a time."""
+    """Merges and publishes one iteration after the other; for one thread at a time."""
 
     def __init__(
         self,
-        gather: ReportStore,
-        hinting: HintUpdater,
-        keeping: StateWriter,
+        store: ReportStore,
+        hints: HintUpdater,
+        state: StateWriter,
         *,
         table_events: int,
         trace_events: int,
-        meters: MetricCounters,
+        counters: MetricCounters,
         roots: Sequence[str] = (),
     ) -> None:
         """`roots` are the folders that trees may be in, any when there are none."""
-        self._gather = gather
-        self._hinting = hinting
-        self._keeping, self._meters = keeping, meters
+        self._store, self._hints, self._state = store, hints, state
+        self._counters = counters
         self._roots = roots
         self._publisher = OrderPublisher(
             table_events=table_events, trace_events=trace_events, roots=roots
         )
-        self._ahead = OrderPremerger(gather.find_upcoming)
-        self._waiting: dict[str, _DelayedIteration] = {}
-        """By job: what is handed out, and waits for its disk."""
+        self._premerger = OrderPremerger(store.find_upcoming)
+        self._delayed: dict[str, _DelayedIteration] = {}
+        """By job: the iteration that is to be attempted again."""
+        self._retries = RetrySchedule(MIN_PUBLISH_RETRY_S, MAX_PUBLISH_RETRY_S)
         self.lost = 0
         """Iterations that could not be published."""
 
     def start(self) -> None:
-        """Begin to merge ahead."""
-        self._ahead.start()
+        """Start merging ahead."""
+        self._premerger.start()
 
     def stop(self) -> None:
-        """Merge nothing ahead any more; may be repeated."""
-        self._ahead.stop()
+        """Stop merging ahead; may be repeated."""
+        self._premerger.stop()
 
     @property
     def problems(self) -> list[str]:
-        """Why orders are not published at present, a sentence for each job."""
+        """Sentences on orders that cannot be written at present, one for each job."""
         return [
-            f"job {job_id}: its order waits for its disk and is tried again: {each.why}"
-            for job_id, each in list(self._waiting.items())
+            f"job {job_id}: its order cannot be written and is tried again: {each.reason}"
+            for job_id, each in list(self._delayed.items())
         ]
 
     def publish_next(self, *, every: bool = False) -> bool:
-        """Publish one iteration; return whether there was one that did not have to wait.
+        """Publish one iteration, or attempt to; return whether there was one to attempt.
 
-        With `every`, those that wait are tried once more without their pause.
+        With `every`, delayed iterations are attempted once more before their pause is over.
         """
         now_s = time.monotonic()
-        view = self._due(now_s, every=every) or self._gather.take_next_ready(
+        view = self._next_due(now_s, every=every) or self._store.take_next_ready(
             now_s=now_s, every=every
         )
-        return view is not None and self._settled(view)
+        return view is not None and self._publish(view)
 
-    def _due(self, now_s: float, *, every: bool) -> IterationView | None:
-        """Return an iteration that waited long enough."""
-        for job_id, waiting in self._waiting.items():
-            if waiting.at_s <= now_s or (every and not waiting.hurried):
-                self._waiting[job_id] = replace(waiting, hurried=every)
-                return waiting.view
+    def _next_due(self, now_s: float, *, every: bool) -> IterationView | None:
+        """Return a delayed iteration that is to be attempted again."""
+        for job_id, delayed in self._delayed.items():
+            if self._retries.is_due(job_id, now_s=now_s) or (every and not delayed.hurried):
+                self._delayed[job_id] = replace(delayed, hurried=every)
+                return delayed.view
         return None
 
-    def _settled(self, view: IterationView) -> bool:
+    def _publish(self, view: IterationView) -> bool:
         try:
-            settled = self._published(view)
+            result = self._write(view)
         except ExhaustedError as error:
-            self._wait(view, str(error))
+            self._postpone(view, str(error))
             return True
         except Exception as error:
-            # The edge of the worker: one bad iteration must not hold up the others.
+            # A failure of one iteration must not prevent the publication of others.
             _logger.exception(
-                "job %s, iteration %d",
+                "job %s: iteration %d could not be published",
                 view.job_id,
                 view.iteration,
                 extra={"job": view.job_id, "iteration": view.iteration},
             )
-            settled = self._given_up(view, error)
-        if not settled.written:
+            result = self._give_up(view, error)
+        if not result.written:
             self.lost += 1
-            self._meters.add("rankdump_coordinator_lost_iterations_total")
-        self._gather.finish_publication(view.job_id, settled)
-        self._keeping.write_changes()
-        self._hinting.update_published(view.job_id, view.root)
-        if self._waiting.pop(view.job_id, None):
+            self._counters.add("rankdump_coordinator_lost_iterations_total")
+        self._store.finish_publication(view.job_id, result)
+        self._state.write_changes()
+        self._hints.update_published(view.job_id, view.root)
+        if self._retries.forget(view.job_id):
+            del self._delayed[view.job_id]
             _logger.warning(
                 "job %s: its order is published again", view.job_id, extra={"job": view.job_id}
             )
         return True
 
-    def _wait(self, view: IterationView, why: str) -> None:
-        before = self._waiting.get(view.job_id)
-        pause_s = min(2 * before.pause_s, MAX_PUBLISH_RETRY_S) if before else MIN_PUBLISH_RETRY_S
-        hurried = before is not None and before.hurried
-        if before is None or before.why != why:
+    def _postpone(self, view: IterationView, reason: str) -> None:
+        before = self._delayed.get(view.job_id)
+        if before is None or before.reason != reason:
             _logger.error(
-                "job %s, iteration %d waits: %s",
+                "job %s: iteration %d cannot be written and is tried again: %s",
                 view.job_id,
                 view.iteration,
-                why,
+                reason,
                 extra={"job": view.job_id, "iteration": view.iteration},
             )
-        at_s = time.monotonic() + pause_s
-        self._waiting[view.job_id] = _DelayedIteration(view, why, at_s, pause_s, hurried)
+        self._retries.postpone(view.job_id, now_s=time.monotonic())
+        hurried = before is not None and before.hurried
+        self._delayed[view.job_id] = _DelayedIteration(view, reason, hurried)
 
-    def _published(self, view: IterationView) -> PublicationResult:
-        book, _ = self._gather.get_last_publication(view.job_id)
-        order = self._ahead.merge_view(view)
-        self._ahead.set_writing(True)
+    def _write(self, view: IterationView) -> PublicationResult:
+        offsets, _ = self._store.get_last_publication(view.job_id)
+        order = self._premerger.merge_view(view)
+        self._premerger.set_writing(True)
         try:
             written, problem = self._publisher.append(
-                order, job_id=view.job_id, root=view.root, book=book
+                order, job_id=view.job_id, root=view.root, offsets=offsets
             )
         finally:
-            self._ahead.set_writing(False)
+            self._premerger.set_writing(False)
         if written is not None:
-            self._meters.add("rankdump_coordinator_published_iterations_total")
-            self._meters.add("rankdump_coordinator_published_events_total", len(order))
+            self._counters.add("rankdump_coordinator_published_iterations_total")
+            self._counters.add("rankdump_coordinator_published_events_total", len(order))
         findings = [*_build_partial_findings(view), *order.findings]
         if problem:
             findings.append(Finding(FindingKind.UNPUBLISHED, view.iteration, problem))
-        book, unnoted = write_findings(
+        offsets, findings_problem = write_findings(
             findings,
             job_id=view.job_id,
             root=view.root,
-            book=written or book,
+            offsets=written or offsets,
             roots=self._roots,
         )
-        if unnoted:
-            text = f"iteration {view.iteration}: {unnoted}"
+        if findings_problem:
+            text = f"iteration {view.iteration}: {findings_problem}"
             findings.append(Finding(FindingKind.UNPUBLISHED, view.iteration, text))
-        hint_state = self._observed(order, view)
-        return PublicationResult(book, written is not None, tuple(findings), hint_state)
+        hint_state = self._update_hint_state(order, view)
+        return PublicationResult(offsets, written is not None, tuple(findings), hint_state)
 
-    def _observed(self, order: GlobalOrder, view: IterationView) -> str:
+    def _update_hint_state(self, order: GlobalOrder, view: IterationView) -> str:
         try:
-            return self._hinting.observe_iteration(order, view)
+            return self._hints.observe_iteration(order, view)
         except Exception:
-            # What is in the tree must count as published whatever becomes of the hints.
+            # The order is in the tree: an error in the hints must not lose it.
             _logger.exception(
-                "job %s, iteration %d: no hints",
+                "job %s: hints could not be updated with iteration %d",
                 view.job_id,
                 order.iteration,
                 extra={"job": view.job_id, "iteration": order.iteration},
             )
-            return self._gather.get_last_publication(view.job_id)[1]
+            return self._store.get_last_publication(view.job_id)[1]
 
-    def _given_up(self, view: IterationView, error: Exception) -> PublicationResult:
-        book, hint_state = self._gather.get_last_publication(view.job_id)
-        text = f"iteration {view.iteration}: its events are lost: {error!r}"
-        found = Finding(FindingKind.UNPUBLISHED, view.iteration, text)
-        return PublicationResult(book, False, (found,), hint_state)
+    def _give_up(self, view: IterationView, error: Exception) -> PublicationResult:
+        offsets, hint_state = self._store.get_last_publication(view.job_id)
+        problem = f"its order could not be made and its events are lost: {error!r}"
+        text = f"iteration {view.iteration}: {problem}"
+        finding = Finding(FindingKind.UNPUBLISHED, view.iteration, text)
+        return PublicationResult(offsets, False, (finding,), hint_state)
 
 
 def _build_partial_findings(view: IterationView) -> Iterator[Finding]:
-    """Say which ranks an iteration is merged without having heard all of."""
+    """Yield a finding if an iteration is merged before all ranks have finished it."""
     if view.late_count:
         named = " ".join(map(str, view.late))
         more = view.late_count - len(view.late)
         others = f" and {more} more" if more else ""
-        text = f"iteration {view.iteration}: merged before rank {named}{others} had finished it"
+        who = "rank" if view.late_count == 1 else "ranks"
+        text = f"iteration {view.iteration}: merged before {who} {named}{others} had finished it"
         yield Finding(FindingKind.PARTIAL, view.iteration, text, ranks=view.late)

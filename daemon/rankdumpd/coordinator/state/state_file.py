@@ -168,7 +168,7 @@ class CoordinatorState:
     def rows(self) -> Iterator[StateRow]:
         """Return all that is kept: agents first, what others build upon before them.
 
-        DamagedError when the file is not as it was written.
+        CorruptedError when the file is not as it was written.
         """
         try:
             for table in ROW_TABLES.values():

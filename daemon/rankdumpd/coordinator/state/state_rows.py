@@ -120,7 +120,7 @@ class JobResultRow:
     """What a job has come to with its latest published iteration."""
 
     job_id: str
-    book: PublishedOffsets | None
+    offsets: PublishedOffsets | None
     hint_state: str
     """JSON text."""
     more_findings: int
@@ -158,11 +158,13 @@ class RowTable:
 
 
 def check_row(row: StateRow) -> StateRow:
-    """Return a row that was read; TypeError when a text or a number of it is none."""
+    """Return a row that was read; TypeError when a field has the wrong type."""
     for each in fields(row):
         kind, value = _FIELD_TYPES.get(each.type), getattr(row, each.name)
         if kind and type(value) is not kind:
-            raise TypeError(f"{type(row).__name__}.{each.name} is {value!r:.40}")
+            raise TypeError(
+                f"{type(row).__name__}.{each.name} is {value!r:.40}, not {kind.__name__}"
+            )
     return row
 
 
@@ -225,8 +227,10 @@ def _parse_rank_map(text: str) -> dict[int, int]:
     return {int(rank): number for rank, number in json.loads(text).items()}
 
 
-def _parse_result_row(job_id: str, book: str, hint_state: str, more_findings: int) -> JobResultRow:
-    about = json.loads(book)
+def _parse_result_row(
+    job_id: str, offsets: str, hint_state: str, more_findings: int
+) -> JobResultRow:
+    about = json.loads(offsets)
     return JobResultRow(
         job_id, PublishedOffsets(**about) if about else None, hint_state, more_findings
     )
@@ -236,9 +240,10 @@ def _format_json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _format_offsets(book: PublishedOffsets | None) -> str:
+def _format_offsets(offsets: PublishedOffsets | None) -> str:
     return _format_json(
-        book and {"root": book.root, "sizes": dict(book.sizes), "position": book.position}
+        offsets
+        and {"root": offsets.root, "sizes": dict(offsets.sizes), "position": offsets.position}
     )
 
 
@@ -317,7 +322,7 @@ ROW_TABLES: Mapping[type[StateRow], RowTable] = {
     JobResultRow: RowTable(
         _build_upsert("settled", "job_id, book, hint_state, more_findings", "job_id"),
         "SELECT job_id, book, hint_state, more_findings FROM settled",
-        lambda row: (row.job_id, _format_offsets(row.book), row.hint_state, row.more_findings),
+        lambda row: (row.job_id, _format_offsets(row.offsets), row.hint_state, row.more_findings),
         _parse_result_row,
     ),
 }

@@ -466,7 +466,7 @@ def test_formats_of_the_device(tmp_path, complete):
     found = dump.load(entry, format="NCHW")
     np.testing.assert_array_equal(found, image)
     assert not found.flags.writeable
-    with pytest.raises(UnsupportedError, match=rf"{path.name}: NC1HWC0 is not converted to ND"):
+    with pytest.raises(UnsupportedError, match=rf"{path.name}: NC1HWC0 cannot be converted to ND"):
         dump.load(entry, format="ND")
 
 

@@ -80,7 +80,7 @@ def test_a_hint_that_lacks_something_is_damaged(field: str):
 
 
 def test_what_cannot_be_written_is_one_line(tmp_path: Path):
-    assert "no report has named the tree of job 'j'" in write_hints("", "j", [])
+    assert "no agent has reported the tree of job 'j'" in write_hints("", "j", [])
     (tmp_path / ".dump_metadata").symlink_to(tmp_path)
     assert "is a symbolic link" in write_hints(str(tmp_path), "j", [HINT])
     (tmp_path / "file").touch()

@@ -56,7 +56,7 @@ def view(events: dict[int, list[EventColumns]], **more: Any) -> IterationView:
     usual: dict[str, Any] = {"excluded": frozenset(), "late": (), "late_count": 0}
     usual["stalls"] = stalls
     # Every rank is heard of without delay, where a test does not say otherwise.
-    usual["heard"] = {rank: RankCoverage(OPEN_END_POSITION) for rank in range(3)}
+    usual["coverage"] = {rank: RankCoverage(OPEN_END_POSITION) for rank in range(3)}
     return IterationView("j", 4, "/tree", batches, **{**usual, **more})
 
 
@@ -79,8 +79,8 @@ def test_who_waits_for_whom_and_since_when():
     assert hint.settings == ("init_process_group(..., timeout=timedelta(seconds=28))",)
     for words in (
         "rank 0 has waited 12 s for rank 1 in all_reduce 'AllReduce', number 7 of group 'w'",
-        "rank 1 was last heard of in 'Conv2d-op3', 12.0 s ago",
-        "60 % of the 20 s of timeout of init_process_group",
+        "rank 1 was last seen in 'Conv2d-op3', 12 s ago",
+        "60% of the 20 s limit (timeout of init_process_group)",
         "dumping caused none of it",
     ):
         assert words in hint.reason
@@ -90,13 +90,13 @@ def test_what_an_agent_has_not_told_yet_is_no_wait():
     """The agent of rank 1 is a minute behind: rank 1 may have come 3.4 s later, and had."""
     now, now_us = stuck(64)
     behind = RankCoverage(T0 + 5 + int(3.4 * S), "the agent of b has 12,000 events to report")
-    (hint,) = find_open_waits(replace(now, heard={**now.heard, 1: behind}), FACTS, now_us)
+    (hint,) = find_open_waits(replace(now, coverage={**now.coverage, 1: behind}), FACTS, now_us)
     assert (hint.waiting, hint.spread_us, hint.level) == (True, int(3.4 * S), HintLevel.OK)
     assert not build_warnings([hint])
     for words in (
         "rank 0 has waited 3.4 s or more for rank 1 in all_reduce 'AllReduce', number 7",
         "what rank 1 did in the last 60.6 s is not known: the agent of b has 12,000 events",
-        "rank 1 was last heard of in 'Conv2d-op3', 64.0 s ago",
+        "rank 1 was last seen in 'Conv2d-op3', 64 s ago",
     ):
         assert words in hint.reason
 
@@ -104,28 +104,30 @@ def test_what_an_agent_has_not_told_yet_is_no_wait():
 def test_a_rank_that_hangs_beside_an_agent_that_keeps_up_is_said_in_time():
     """What is known is a few seconds old, and half of 20 s are over."""
     now, now_us = stuck(13)
-    (hint,) = find_open_waits(replace(now, heard={1: RankCoverage(now_us - 3 * S)}), FACTS, now_us)
+    (hint,) = find_open_waits(
+        replace(now, coverage={1: RankCoverage(now_us - 3 * S)}), FACTS, now_us
+    )
     assert (hint.spread_us, hint.level) == (10 * S, HintLevel.WARNING)
     (line,) = build_warnings([hint]).values()
-    assert "rank 1 is late: rank 0 has waited 10 s or more, 50 % of the 20 s" in line
+    assert "rank 1 is late: rank 0 has waited at least 10 s, 50% of the 20 s" in line
 
 
 @pytest.mark.parametrize(
-    ("heard", "words"),
+    ("coverage", "words"),
     [
-        ({}, "rank 1 may have come; nothing has been heard of rank 1 so far"),
+        ({}, "rank 1 may have arrived; rank 1 has reported nothing so far"),
         (
-            {1: RankCoverage(T0 - S, "the agent of b was last heard 51 s ago")},
-            "rank 1 may have come; what rank 1 did in the last 51.0 s is not known: the agent of b "
-            "was last heard 51 s ago",
+            {1: RankCoverage(T0 - S, "the agent of b last reported 51 s ago")},
+            "rank 1 may have arrived; what rank 1 did in the last 51 s is not known: the agent of b"
+            " last reported 51 s ago",
         ),
     ],
 )
 def test_of_a_rank_whose_agent_is_silent_only_what_is_known_is_said(
-    heard: dict[int, RankCoverage], words: str
+    coverage: dict[int, RankCoverage], words: str
 ):
     now, now_us = stuck(50)
-    (hint,) = find_open_waits(replace(now, heard=heard), FACTS, now_us)
+    (hint,) = find_open_waits(replace(now, coverage=coverage), FACTS, now_us)
     assert (hint.spread_us, hint.level) == (0, HintLevel.OK)
     assert words in hint.reason
     assert "is in all_reduce 'AllReduce', number 7" in hint.reason
@@ -135,8 +137,8 @@ def test_of_a_rank_whose_agent_is_silent_only_what_is_known_is_said(
 def test_who_is_known_to_be_late_is_named_and_not_who_may_have_come():
     """Of rank 1 nothing is heard for long; rank 2 is known not to have come."""
     events = {0: [batch(event(1, T0, done=False))], 1: [], 2: []}
-    heard = {1: RankCoverage(T0 + S), 2: RankCoverage(T0 + 12 * S)}
-    (hint,) = find_open_waits(view(events, heard=heard), FACTS, T0 + 13 * S)
+    coverage = {1: RankCoverage(T0 + S), 2: RankCoverage(T0 + 12 * S)}
+    (hint,) = find_open_waits(view(events, coverage=coverage), FACTS, T0 + 13 * S)
     assert (hint.last_rank, hint.spread_us) == (2, 12 * S)
 
 
@@ -231,8 +233,8 @@ def test_a_wait_that_grows_is_said_a_few_times_only():
     assert 6 <= len(said) <= 12
     assert all(line.startswith("group 'w': rank 1 is late: rank 0 has waited ") for line in said)
     assert next(iter(said)) == (
-        "group 'w': rank 1 is late: rank 0 has waited 10 s or more, 50 % of the 20 s of timeout of "
-        "init_process_group; dumping causes none of it; "
+        "group 'w': rank 1 is late: rank 0 has waited at least 10 s, 50% of the 20 s limit ("
+        "timeout of init_process_group); dumping causes none of it; "
         "set init_process_group(..., timeout=timedelta(seconds=24))"
     )
 

@@ -41,7 +41,7 @@ def test_a_provisional_view_claims_nothing_final() -> None:
     (finding,) = merged([coll(1, 0)], provisional=True).findings
     assert "rank 1 reported nothing so far" in finding.text
     (finding,) = merged([message(1, EventKind.SEND, 1)], [op(1)], provisional=True).findings
-    assert "no other end so far on rank 1" in finding.text
+    assert "no counterpart so far on rank 1" in finding.text
 
 
 def test_a_rank_that_was_not_waited_for_is_not_said_to_have_stayed_away() -> None:
@@ -85,7 +85,7 @@ def test_ranks_that_stand_still_for_each_other_are_a_circle(calls) -> None:
     (finding,) = merged([op(1), one], [op(1), other]).findings
     assert (finding.kind, finding.ranks) == (FindingKind.CYCLE, (0, 1))
     assert (finding.group, finding.sequence) == (one.group, one.sequence)
-    assert "nobody gets any further" in finding.text
+    assert "none of them can continue" in finding.text
 
 
 @pytest.mark.parametrize("named", [(), {0: (1, 4), 1: (1, 4)}])

@@ -170,7 +170,7 @@ def test_one_end_of_a_message_without_the_other_is_found(kind) -> None:
     """A send nobody received, or a receive nobody sent: one finding on the peer."""
     result = merged([message(1, kind, 1, sequence=6)], [op(1)])
     (finding,) = result.findings
-    for word in [kind.name.lower(), "number 6", "no other end on rank 1", "Default/Add-op1"]:
+    for word in [kind.name.lower(), "number 6", "no counterpart on rank 1", "Default/Add-op1"]:
         assert word in finding.text
     assert [entry.missing for entry in result.entries() if entry.name == "Msg"] == [(1,)]
 
@@ -220,7 +220,7 @@ def test_two_events_at_one_position_are_found() -> None:
     first = [op(1), op(2)]
     assert merged([*first, *first]).findings == ()
     (finding,) = merged([*first, replace(first[0], name="Default/Else-op1")]).findings
-    assert "rank 0: two different events at position 1" in finding.text
+    assert "rank 0 reported two different events at position 1" in finding.text
 
 
 @pytest.mark.parametrize("big", [2**63, 2**64 - 1])

@@ -94,10 +94,10 @@ GOOD = format_order_line(OrderEntry(1, 0, 0, (0,), "n", EventKind.OPERATOR))
     ],
 )
 def test_a_bad_line_is_damaged_and_named(column, value) -> None:
-    """Any field that cannot be is a DamagedError that says which line."""
+    """Any field that cannot be is a CorruptedError that says which line."""
     cells = GOOD.rstrip("\n").split(",")
     cells[ORDER_COLUMNS.index(column)] = value
-    with pytest.raises(CorruptedError, match="is no line of an execution order"):
+    with pytest.raises(CorruptedError, match="is not a line of an execution order"):
         parse_order_line(",".join(cells) + "\n")
 
 

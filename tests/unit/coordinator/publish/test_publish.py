@@ -1,4 +1,4 @@
-"""The order's files: appended, resumed, never half written, cut to what the book says."""
+"""The order's files: appended, resumed, never half written, cut to what the offsets says."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ def finding(iteration: int, text: str = "odd") -> Finding:
 
 
 def appended(
-    root: Path, *iterations: int, book: PublishedOffsets | None = None, job: str = "j"
+    root: Path, *iterations: int, offsets: PublishedOffsets | None = None, job: str = "j"
 ) -> PublishedOffsets:
-    """The book after some iterations, all of them written."""
+    """The offsets after some iterations, all of them written."""
     for iteration in iterations:
-        book, problem = OrderPublisher().append(
-            order(iteration), job_id=job, root=str(root), book=book
+        offsets, problem = OrderPublisher().append(
+            order(iteration), job_id=job, root=str(root), offsets=offsets
         )
         assert problem == ""
-        assert book is not None
-    assert book is not None
-    return book
+        assert offsets is not None
+    assert offsets is not None
+    return offsets
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -91,7 +91,7 @@ def test_who_may_not_enter_the_tree_may_not_read_its_order(tmp_path, root, folde
 
 def test_iterations_are_appended_with_rising_positions(tmp_path) -> None:
     """A file per graph with its header, positions counted over all, readable as any CSV."""
-    book = appended(tmp_path, 2, 5, 4)
+    offsets = appended(tmp_path, 2, 5, 4)
     folder = tmp_path / GLOBAL_ORDER_FOLDER
     assert (folder / FIRST).read_text().splitlines()[0] == ",".join(ORDER_COLUMNS)
     found = [rows(folder / name) for name in (FIRST, SECOND)]
@@ -99,9 +99,9 @@ def test_iterations_are_appended_with_rising_positions(tmp_path) -> None:
     assert [row["iteration"] for row in found[0]] == list("254")
     assert found[0][0] | {"name": 'Default/"a", b', "ranks": "0", "group": ""} == found[0][0]
     assert found[1][0] | {"kind": "ALL_REDUCE", "graph": "1", "missing": "1"} == found[1][0]
-    assert [entry.position for entry in read_published_entries(book)] == list(range(6))
-    assert [entry.position for entry in read_published_entries(book, graph=1)] == [1, 3, 5]
-    assert book == PublishedOffsets(
+    assert [entry.position for entry in read_published_entries(offsets)] == list(range(6))
+    assert [entry.position for entry in read_published_entries(offsets, graph=1)] == [1, 3, 5]
+    assert offsets == PublishedOffsets(
         str(tmp_path), {n: (folder / n).stat().st_size for n in (FIRST, SECOND)}, 6
     )
 
@@ -110,28 +110,28 @@ def test_what_was_published_does_not_grow_while_it_is_read(tmp_path) -> None:
     """A reader gets the entries of the moment it asked."""
     before = appended(tmp_path, 1)
     reading = read_published_entries(before)
-    appended(tmp_path, 2, book=before)
+    appended(tmp_path, 2, offsets=before)
     assert [entry.iteration for entry in reading] == [1, 1]
     assert list(read_published_entries(PublishedOffsets("", {}, 0))) == []
 
 
 def test_what_is_behind_the_book_was_never_committed(tmp_path, monkeypatch) -> None:
-    """Killed after the files and before the book: the iteration is written again, once."""
+    """Killed after the files and before the offsets: the iteration is written again, once."""
     # pyarrow leaves chance bits behind the last index of a page: equal tables, other bytes.
     monkeypatch.setattr(parquet_table, "_import_arrow", lambda: None)
-    book = appended(tmp_path, 1)
-    book, _ = write_findings([finding(1)], job_id="j", root=str(tmp_path), book=book)
-    appended(tmp_path, 2, book=book)
-    write_findings([finding(2)], job_id="j", root=str(tmp_path), book=book)
+    offsets = appended(tmp_path, 1)
+    offsets, _ = write_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=offsets)
+    appended(tmp_path, 2, offsets=offsets)
+    write_findings([finding(2)], job_id="j", root=str(tmp_path), offsets=offsets)
     (tmp_path / GLOBAL_ORDER_FOLDER / make_order_file_name(9)).write_text(
         "position,it"
     )  # a graph torn in its head
-    twice = appended(tmp_path, 2, book=book)
+    twice = appended(tmp_path, 2, offsets=offsets)
     once = contents(tmp_path)
     other = tmp_path / "undisturbed"
     whole = appended(other, 1)
-    whole, _ = write_findings([finding(1)], job_id="j", root=str(other), book=whole)
-    whole = appended(other, 2, book=whole)
+    whole, _ = write_findings([finding(1)], job_id="j", root=str(other), offsets=whole)
+    whole = appended(other, 2, offsets=whole)
     assert once == contents(other)
     assert (twice.sizes, twice.position) == (whole.sizes, whole.position)
 
@@ -143,41 +143,41 @@ def test_without_a_book_the_files_tell_where_to_go_on(tmp_path, torn) -> None:
     path = tmp_path / GLOBAL_ORDER_FOLDER / FIRST
     with path.open("ab") as file:
         file.write(torn)
-    book = appended(tmp_path, 3)
-    assert [entry.position for entry in read_published_entries(book)] == list(range(6))
-    assert [entry.iteration for entry in read_published_entries(book)] == [1, 1, 2, 2, 3, 3]
+    offsets = appended(tmp_path, 3)
+    assert [entry.position for entry in read_published_entries(offsets)] == list(range(6))
+    assert [entry.iteration for entry in read_published_entries(offsets)] == [1, 1, 2, 2, 3, 3]
 
 
 def test_without_a_book_an_iteration_that_comes_again_is_there_once(tmp_path) -> None:
-    """The first iteration ever, killed before its book was kept; findings go with it."""
-    book = appended(tmp_path, 1)
-    write_findings([finding(1)], job_id="j", root=str(tmp_path), book=book)
+    """The first iteration ever, killed before its offsets was kept; findings go with it."""
+    offsets = appended(tmp_path, 1)
+    write_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=offsets)
     assert [entry.iteration for entry in read_published_entries(appended(tmp_path, 1))] == [1, 1]
     assert FINDINGS_FILE not in contents(tmp_path)
 
 
 def test_a_book_of_another_tree_starts_there(tmp_path) -> None:
     """A job that goes on in another tree counts on."""
-    book = appended(tmp_path / "a", 1)
-    moved = appended(tmp_path / "b", 2, book=book)
+    offsets = appended(tmp_path / "a", 1)
+    moved = appended(tmp_path / "b", 2, offsets=offsets)
     assert [entry.position for entry in read_published_entries(moved)] == [2, 3]
-    assert [entry.position for entry in read_published_entries(book)] == [0, 1]
+    assert [entry.position for entry in read_published_entries(offsets)] == [0, 1]
 
 
 @pytest.mark.parametrize("size", [None, 0, 5, 150])
 def test_a_file_that_somebody_removed_or_cut_begins_anew(tmp_path, size, caplog) -> None:
     """A person may clear the folder while the coordinator runs: the rest goes on."""
-    book = appended(tmp_path, 1)
+    offsets = appended(tmp_path, 1)
     path = tmp_path / GLOBAL_ORDER_FOLDER / FIRST
     if size is None:
         path.unlink()
     else:
         os.truncate(path, size)
-    after = appended(tmp_path, 2, book=book)
+    after = appended(tmp_path, 2, offsets=offsets)
     assert [(row["position"], row["iteration"]) for row in rows(path)] == [("2", "2")]
     assert len(rows(tmp_path / GLOBAL_ORDER_FOLDER / SECOND)) == 2
     assert after.position == 4
-    assert "begins anew" in caplog.text
+    assert "is missing or shorter than committed" in caplog.text
 
 
 @pytest.mark.parametrize("other", ["k", "a/b", "../../up", "\x00", "x" * 300, "\u00e9" * 200])
@@ -185,8 +185,10 @@ def test_another_job_in_the_same_tree_has_files_of_its_own(tmp_path, other) -> N
     """Nothing of a job id leads out of the folder or onto the first job's files."""
     appended(tmp_path, 1)
     before = contents(tmp_path)
-    book = appended(tmp_path, 7, job=other)
-    book, problem = write_findings([finding(7)], job_id=other, root=str(tmp_path), book=book)
+    offsets = appended(tmp_path, 7, job=other)
+    offsets, problem = write_findings(
+        [finding(7)], job_id=other, root=str(tmp_path), offsets=offsets
+    )
     assert problem == ""
     folder = tmp_path / GLOBAL_ORDER_FOLDER
     assert {name: contents(tmp_path)[name] for name in before} == before
@@ -199,28 +201,31 @@ def test_another_job_in_the_same_tree_has_files_of_its_own(tmp_path, other) -> N
 
 
 def test_findings_are_a_file_only_when_there_are_any(tmp_path) -> None:
-    """One finding a line, appended, and in the book."""
+    """One finding a line, appended, and in the offsets."""
     path = tmp_path / GLOBAL_ORDER_FOLDER / FINDINGS_FILE
-    book = appended(tmp_path, 1)
-    assert write_findings([], job_id="j", root=str(tmp_path), book=book) == (book, "")
+    offsets = appended(tmp_path, 1)
+    assert write_findings([], job_id="j", root=str(tmp_path), offsets=offsets) == (offsets, "")
     assert not path.exists()
     for texts in (["one", "two"], ["three"]):
         found = [finding(1, text) for text in texts]
-        book, problem = write_findings(found, job_id="j", root=str(tmp_path), book=book)
+        offsets, problem = write_findings(found, job_id="j", root=str(tmp_path), offsets=offsets)
         assert problem == ""
     said = [parse_finding_line(line).text for line in path.read_text().splitlines()]
     assert said == ["one", "two", "three"]
-    assert book is not None
-    assert book.sizes[FINDINGS_FILE] == path.stat().st_size
-    after = appended(tmp_path, 2, book=book)
+    assert offsets is not None
+    assert offsets.sizes[FINDINGS_FILE] == path.stat().st_size
+    after = appended(tmp_path, 2, offsets=offsets)
     assert after.sizes[FINDINGS_FILE] == path.stat().st_size
 
 
 def test_findings_of_a_job_that_published_nothing_are_written(tmp_path) -> None:
     """An iteration that could not be merged is told, too."""
-    book, problem = write_findings([finding(4)], job_id="j", root=str(tmp_path), book=None)
-    assert (problem, book and set(book.sizes)) == ("", {FINDINGS_FILE})
-    assert [e.position for e in read_published_entries(appended(tmp_path, 5, book=book))] == [0, 1]
+    offsets, problem = write_findings([finding(4)], job_id="j", root=str(tmp_path), offsets=None)
+    assert (problem, offsets and set(offsets.sizes)) == ("", {FINDINGS_FILE})
+    assert [e.position for e in read_published_entries(appended(tmp_path, 5, offsets=offsets))] == [
+        0,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("full_at", [1, 3, 4])
@@ -229,7 +234,7 @@ def test_an_iteration_that_does_not_fit_leaves_the_files_as_they_were(
 ) -> None:
     """A full disk anywhere in an iteration: nothing of it stays, and the reason is told."""
     monkeypatch.setattr(order_lines, "_BLOCK_LINES", 3)
-    book = appended(tmp_path, 1)
+    offsets = appended(tmp_path, 1)
     before, real, calls = contents(tmp_path), tree_files.write_fully, []
 
     def full(file, data):
@@ -242,11 +247,11 @@ def test_an_iteration_that_does_not_fit_leaves_the_files_as_they_were(
     monkeypatch.setattr(tree_files, "write_fully", full)
     large = order(2, operators=9)
     with pytest.raises(ExhaustedError, match="No space left"):
-        OrderPublisher().append(large, job_id="j", root=str(tmp_path), book=book)
+        OrderPublisher().append(large, job_id="j", root=str(tmp_path), offsets=offsets)
     monkeypatch.undo()
     assert len(calls) == full_at
     assert contents(tmp_path) == before
-    assert len(list(read_published_entries(appended(tmp_path, 3, book=book)))) == 4
+    assert len(list(read_published_entries(appended(tmp_path, 3, offsets=offsets)))) == 4
 
 
 @pytest.mark.parametrize("what", ["write_parquet_table", "format_trace"])
@@ -263,11 +268,11 @@ def test_a_table_or_trace_that_does_not_fit_takes_the_iteration_back(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("rankdumpd.coordinator.publish.publisher.write_parquet_table", no_table)
-    book = appended(tmp_path, 1)
+    offsets = appended(tmp_path, 1)
     before = contents(tmp_path)
     monkeypatch.setattr(f"rankdumpd.coordinator.publish.publisher.{what}", broken)
     with pytest.raises(ExhaustedError, match="No space left"):
-        OrderPublisher().append(order(2), job_id="j", root=str(tmp_path), book=book)
+        OrderPublisher().append(order(2), job_id="j", root=str(tmp_path), offsets=offsets)
     assert contents(tmp_path) == before
 
 
@@ -312,8 +317,10 @@ IN_THE_WAY = [
 def test_what_cannot_be_written_is_a_finding_not_an_error(tmp_path, prepare, position) -> None:
     """Foreign files and links are left alone, and the answer says why nothing was written."""
     prepare(tmp_path)
-    book = None if position is None else PublishedOffsets(str(tmp_path), {}, position)
-    new, problem = OrderPublisher().append(order(1), job_id="j", root=str(tmp_path), book=book)
+    offsets = None if position is None else PublishedOffsets(str(tmp_path), {}, position)
+    new, problem = OrderPublisher().append(
+        order(1), job_id="j", root=str(tmp_path), offsets=offsets
+    )
     assert new is None
     assert "iteration 1: 2 entries" in problem
     assert not (tmp_path / "victim").exists()
@@ -326,16 +333,16 @@ def test_what_cannot_be_written_is_a_finding_not_an_error(tmp_path, prepare, pos
 def test_findings_that_cannot_be_written_leave_the_book_as_it_was(tmp_path) -> None:
     """The answer says why."""
     _a_file_in_the_way(tmp_path)
-    book = PublishedOffsets(str(tmp_path), {}, 3)
-    same, problem = write_findings([finding(1)], job_id="j", root=str(tmp_path), book=book)
-    assert same is book
+    offsets = PublishedOffsets(str(tmp_path), {}, 3)
+    same, problem = write_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=offsets)
+    assert same is offsets
     assert "1 findings could not be published" in problem
 
 
 def test_without_a_tree_the_answer_says_so() -> None:
     """No root is a reason, not a crash."""
-    _, problem = OrderPublisher().append(order(1), job_id="j", root="", book=None)
-    assert "no report has named the tree of job 'j'" in problem
+    _, problem = OrderPublisher().append(order(1), job_id="j", root="", offsets=None)
+    assert "no agent has reported the tree of job 'j'" in problem
 
 
 def test_nothing_is_written_outside_of_the_folders_that_are_set(tmp_path) -> None:
@@ -343,31 +350,31 @@ def test_nothing_is_written_outside_of_the_folders_that_are_set(tmp_path) -> Non
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "link").symlink_to(tmp_path)
     roots, root = (str(tmp_path / "in"),), str(tmp_path / "in" / "link" / "dump")
-    _, refused = OrderPublisher(roots=roots).append(order(1), job_id="j", root=root, book=None)
-    _, unnoted = write_findings([finding(1)], job_id="j", root=root, book=None, roots=roots)
+    _, refused = OrderPublisher(roots=roots).append(order(1), job_id="j", root=root, offsets=None)
+    _, unnoted = write_findings([finding(1)], job_id="j", root=root, offsets=None, roots=roots)
     for problem in (refused, unnoted):
         assert f"tree {root!r}, which is '{tmp_path}/dump', is outside of {roots[0]}" in problem
     assert not (tmp_path / "dump").exists()
     inside = str(tmp_path / "in" / "dump")
-    book, _ = OrderPublisher(roots=roots).append(order(1), job_id="j", root=inside, book=None)
-    assert book is not None
+    offsets, _ = OrderPublisher(roots=roots).append(order(1), job_id="j", root=inside, offsets=None)
+    assert offsets is not None
 
 
 def test_a_damaged_line_is_an_error_of_the_reader(tmp_path) -> None:
     """Bytes changed under the coordinator are told, not skipped."""
-    book = appended(tmp_path, 1)
+    offsets = appended(tmp_path, 1)
     path = tmp_path / GLOBAL_ORDER_FOLDER / SECOND
     path.write_bytes(path.read_bytes().replace(b"ALL_REDUCE", b"ALL_REDUCT"))
     with pytest.raises(CorruptedError, match="ALL_REDUCT"):
-        list(read_published_entries(book))
+        list(read_published_entries(offsets))
 
 
 def test_control_characters_do_not_break_a_line(tmp_path) -> None:
     """A name with line breaks in it is still one line."""
     wild = order(1, name="a\nb\rc\0d")
-    book, _ = OrderPublisher().append(wild, job_id="j", root=str(tmp_path), book=None)
-    assert book is not None
-    assert [entry.name for entry in read_published_entries(book)] == ["a b c d", "AllReduce"]
+    offsets, _ = OrderPublisher().append(wild, job_id="j", root=str(tmp_path), offsets=None)
+    assert offsets is not None
+    assert [entry.name for entry in read_published_entries(offsets)] == ["a b c d", "AllReduce"]
 
 
 def test_lines_are_those_of_the_contract(tmp_path, monkeypatch) -> None:
@@ -386,11 +393,11 @@ def test_lines_are_those_of_the_contract(tmp_path, monkeypatch) -> None:
         for rank in (0, 1)
     }  # fmt: skip
     both = merged(events, (WORLD,), 3)
-    book, _ = OrderPublisher().append(both, job_id="j", root=str(tmp_path), book=None)
-    assert book is not None
+    offsets, _ = OrderPublisher().append(both, job_id="j", root=str(tmp_path), offsets=None)
+    assert offsets is not None
     text = (tmp_path / GLOBAL_ORDER_FOLDER / FIRST).read_text().splitlines(keepends=True)
     assert text[1:] == list(map(format_order_line, both.entries(0)))
-    assert list(read_published_entries(book)) == list(both.entries(0))
+    assert list(read_published_entries(offsets)) == list(both.entries(0))
 
 
 def test_without_pyarrow_there_are_no_tables(tmp_path, monkeypatch) -> None:
@@ -403,7 +410,7 @@ def test_without_pyarrow_there_are_no_tables(tmp_path, monkeypatch) -> None:
 def test_a_table_says_what_the_file_says(tmp_path) -> None:
     """Same columns, lists as lists; the folder of a graph is one data set."""
     parquet = importlib.import_module("pyarrow.parquet")
-    book = appended(tmp_path, 4, 5)
+    offsets = appended(tmp_path, 4, 5)
     folder = tmp_path / GLOBAL_ORDER_FOLDER / make_order_file_name(1, "parquet")
     assert sorted(path.name for path in folder.iterdir()) == [
         "iteration_4.parquet",
@@ -411,7 +418,7 @@ def test_a_table_says_what_the_file_says(tmp_path) -> None:
     ]
     table = parquet.read_table(folder)
     assert table.column_names == list(ORDER_COLUMNS)
-    for row, entry in zip(table.to_pylist(), read_published_entries(book, graph=1), strict=True):
+    for row, entry in zip(table.to_pylist(), read_published_entries(offsets, graph=1), strict=True):
         assert {name: row[name] for name in ORDER_COLUMNS if name != "kind"} == {
             name: list(value) if isinstance(value := getattr(entry, name), tuple) else value
             for name in ORDER_COLUMNS
@@ -422,16 +429,16 @@ def test_a_table_says_what_the_file_says(tmp_path) -> None:
 
 def test_findings_and_lines_agree_with_the_contract(tmp_path) -> None:
     """What is noted is exactly the contract's line."""
-    write_findings([finding(1)], job_id="j", root=str(tmp_path), book=None)
+    write_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=None)
     path = tmp_path / GLOBAL_ORDER_FOLDER / FINDINGS_FILE
     assert path.read_text() == format_finding_line(finding(1))
 
 
 def test_tables_only_up_to_as_many_events_as_wanted(tmp_path) -> None:
     """The lines are always there; a table of a thousand ranks costs more than some have."""
-    book, problem = OrderPublisher(table_events=0).append(
-        order(1), job_id="j", root=str(tmp_path), book=None
+    offsets, problem = OrderPublisher(table_events=0).append(
+        order(1), job_id="j", root=str(tmp_path), offsets=None
     )
-    assert (book is not None, problem) == (True, "")
+    assert (offsets is not None, problem) == (True, "")
     assert not any(".parquet" in name for name in contents(tmp_path))
     assert any(name.endswith(".csv") for name in contents(tmp_path))

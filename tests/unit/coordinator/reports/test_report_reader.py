@@ -212,5 +212,5 @@ def test_a_stream_belongs_to_one_agent() -> None:
     """Numbers of another agent on it would acknowledge what was never said."""
     reader = ReportReader()
     reader.read(wire_report())
-    with pytest.raises(ProtocolError, match="another's stream"):
+    with pytest.raises(ProtocolError, match="on the stream of '"):
         reader.read(wire_report(agent_id="b"))

@@ -149,7 +149,7 @@ def test_no_more_agents_and_jobs_than_can_be_remembered(gather, monkeypatch) -> 
     known.report(sessions=(known.session(0),))
     for stranger in (Agent(gather, name="another"), Agent(gather, job="k", name=known.name)):
         stranger.sequence = known.sequence
-        with pytest.raises(ExhaustedError, match=r"1 (agents|jobs) are known"):
+        with pytest.raises(ExhaustedError, match=r"1 (agents|jobs) have reported"):
             stranger.report(sessions=(stranger.session(0),))
     known.report(sessions=(known.session(1),))
     assert gather.job_ids() == ["j"]
@@ -495,7 +495,7 @@ def test_a_rank_is_known_up_to_its_newest_event_or_what_its_agent_says(gather, a
     agent.report(events=((EventSource("j", 0), stalled),))
     assert known(gather) == {0: 7_500_000}
     agent.report(
-        heard=(
+        coverage=(
             ReportedRankCoverage("j", 0, "s0", 9_000_000),
             ReportedRankCoverage("j", 1, "s1", 8_000_000),
         )
@@ -504,7 +504,10 @@ def test_a_rank_is_known_up_to_its_newest_event_or_what_its_agent_says(gather, a
     agent.report(sessions=(agent.session(1, name="again"),))
     agent.report(events=(agent.events(1, 5, end=OPEN_END_POSITION, session="again"),))
     agent.report(
-        heard=(ReportedRankCoverage("j", 1, "s1", 9_500_000), ReportedRankCoverage("j", 0, "s0", 1))
+        coverage=(
+            ReportedRankCoverage("j", 1, "s1", 9_500_000),
+            ReportedRankCoverage("j", 0, "s0", 1),
+        )
     )
     assert known(gather) == {0: 9_000_000, 1: 8_000_000}
     agent.report(sessions=(agent.session(1, SessionState.CLOSED, name="again"),))
@@ -514,7 +517,7 @@ def test_a_rank_is_known_up_to_its_newest_event_or_what_its_agent_says(gather, a
 def known(gather: ReportStore) -> dict[int, int]:
     """Up to when each rank is known."""
     (view,) = gather.list_waiting_iterations(now_s=0.0)
-    return {rank: heard.until_us for rank, heard in view.heard.items()}
+    return {rank: heard.until_us for rank, heard in view.coverage.items()}
 
 
 def test_how_an_agent_stands_is_said_of_its_ranks(gather, agent) -> None:
@@ -528,10 +531,10 @@ def test_how_an_agent_stands_is_said_of_its_ranks(gather, agent) -> None:
     )
     (view,) = gather.list_waiting_iterations(now_s=1.0)
     assert (
-        view.heard[0].agent == "the agent of b has 4,000 events to report, and 17 records under way"
+        view.coverage[0].agent == "the agent of b has 4,000 events to report and 17 records queued"
     )
     (view,) = gather.list_waiting_iterations(now_s=58.0)
-    assert view.heard[0].agent == "the agent of b was last heard 58 s ago"
+    assert view.coverage[0].agent == "the agent of b last reported 58 s ago"
 
 
 @pytest.mark.parametrize(

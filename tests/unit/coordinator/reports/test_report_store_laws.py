@@ -53,8 +53,8 @@ class World(Mortal):
         """Publish what is ready; a process that dies before it commits leaves a torn file."""
         while (view := self.gather.take_next_ready(now_s=0.0)) is not None:
             counts = {rank: sum(map(len, parts)) for rank, parts in view.events.items()}
-            book, _ = self.gather.get_last_publication("j")
-            del self.files[book.position if book else 0 :]
+            offsets, _ = self.gather.get_last_publication("j")
+            del self.files[offsets.position if offsets else 0 :]
             self.files.append((view.iteration, counts))
             self.gather.finish_publication(
                 "j", PublicationResult(PublishedOffsets("/tree", {}, len(self.files)), True, (), "")

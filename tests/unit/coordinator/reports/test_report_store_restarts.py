@@ -76,8 +76,8 @@ class World(Mortal):
     def publish(self, *, every: bool, most: int = 1000) -> None:
         """Publish what is ready; what a process wrote and did not commit is cut away."""
         while most and (view := self.gather.take_next_ready(now_s=0.0, every=every)) is not None:
-            book, _ = self.gather.get_last_publication("j")
-            del self.files[book.position if book else 0 :]
+            offsets, _ = self.gather.get_last_publication("j")
+            del self.files[offsets.position if offsets else 0 :]
             self.files.append(
                 [
                     (rank, view.iteration, event.name)
