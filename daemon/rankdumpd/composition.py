@@ -56,8 +56,9 @@ def _build_agent(
     reclaim_worker_sessions(settings.agent)
     tls = settings.tls
     own = TlsCredentials(tls.ca, tls.certificate, tls.key)
-    told = audit.add if audit else no_op
-    return DumpAgent(settings.agent, own, audit=told, meters=meters, required=required)
+    return DumpAgent(
+        settings.agent, own, audit=audit.add if audit else no_op, meters=meters, required=required
+    )
 
 
 def _build_server(

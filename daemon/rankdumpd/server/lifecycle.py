@@ -238,7 +238,7 @@ class Component(Protocol):
 
 
 class ServerListener(Protocol):
-    """Server that accepts calls while the components work."""
+    """The server that accepts connections: gRPC's."""
 
     def start(self) -> str:
         """Bind and serve; return the address."""
