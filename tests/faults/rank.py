@@ -52,35 +52,35 @@ class Witnessed:
         self.session_id = ""
         self.left = 1
         self._journal = journal
-        self._wrap_ship()
-        self._wrap_depot()
+        self._wrap_client()
+        self._wrap_buffer()
         flipper = Flipper(control)
         _put(SendBuffer, "publish", flipper.publish(SendBuffer.publish))
         _put(PushStream, "requests", flipper.requests(PushStream.requests))
 
-    def _wrap_ship(self) -> None:
+    def _wrap_client(self) -> None:
         begin, close, witnessed = AgentClient.__init__, AgentClient.close, self
 
-        def begun(ship: AgentClient, request: Any, *args: Any, **fields: Any) -> None:
+        def begun(client: AgentClient, request: Any, *args: Any, **fields: Any) -> None:
             witnessed.session_id = request.session_id
-            begin(ship, request, *args, **fields)
+            begin(client, request, *args, **fields)
 
-        def closed(ship: AgentClient, patience_s: float) -> int:
-            lost = close(ship, patience_s)
-            witnessed.left = lost + ship.left_in_slab
-            if ship._depot.items.outstanding:
+        def closed(client: AgentClient, patience_s: float) -> int:
+            lost = close(client, patience_s)
+            witnessed.left = lost + client.left_in_slab
+            if client._buffer.items.outstanding:
                 witnessed.left += 1
             return lost
 
         _put(AgentClient, "__init__", begun)
         _put(AgentClient, "close", closed)
 
-    def _wrap_depot(self) -> None:
+    def _wrap_buffer(self) -> None:
         acknowledge, journal = SendBuffer.acknowledge, self._journal
 
-        def acknowledged(depot: SendBuffer, sequence: int) -> None:
-            acknowledge(depot, sequence)
-            journal.acknowledged(depot.items.acknowledged)
+        def acknowledged(buffer: SendBuffer, sequence: int) -> None:
+            acknowledge(buffer, sequence)
+            journal.acknowledged(buffer.items.acknowledged)
 
         _put(SendBuffer, "acknowledge", acknowledged)
 
@@ -103,10 +103,10 @@ class Flipper:
     def publish(self, publish: Publish) -> Publish:
         """Return what publishes an entry as before, and remembers where it stands."""
 
-        def published(depot: SendBuffer, ring: Any, room: Any, *, whole: bool) -> None:
+        def published(buffer: SendBuffer, ring: Any, room: Any, *, whole: bool) -> None:
             if self._control.flips and whole and self._is_wanted(room):
                 self._published.append((ring, room))
-            publish(depot, ring, room, whole=whole)
+            publish(buffer, ring, room, whole=whole)
 
         return published
 

@@ -29,6 +29,6 @@ def test_warnings_come_before_the_job(tmp_path: Path, short_dir: Path):
     first, second, job, *_ = done.stderr.splitlines()
     key = "rankdump: warning: common_dump_settings"
     assert first == f"{key}.iteration: '5-3' runs backwards and matches no iteration"
-    assert second == f"{key}.support_device: 0 stands there twice and counts once"
+    assert second == f"{key}.support_device: 0 is listed twice and counts once"
     assert job == "the job"
     assert (done.returncode, done.stdout) == (3, "out\n")

@@ -216,12 +216,12 @@ def test_people_may_not_pose_as_ranks_or_agents(authority: Authority, running: S
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ("none", r"it may want certificates \(RANKDUMP_TLS_CA, "),
-        ("expired", "the own certificate .*expired.pem is not valid: certificate has expired"),
-        ("other authority", "the own certificate .* is not valid: unable to get local issuer"),
-        ("server of another", "its certificate is not one that .*ca.pem vouches for"),
-        ("self-made", "it does not believe the certificate .*rank.pem"),
-        ("other host", "its certificate is for another host"),
+        ("none", r"it may require certificates \(RANKDUMP_TLS_CA, "),
+        ("expired", "the certificate .*expired.pem is not valid: certificate has expired"),
+        ("other authority", "the certificate .* is not valid: unable to get local issuer"),
+        ("server of another", "its certificate is not signed by an authority in .*ca.pem"),
+        ("self-made", "it rejects the certificate .*rank.pem"),
+        ("other host", "its certificate names another host"),
         ("no file", "certificate file /nowhere: No such file or directory"),
     ],
 )
@@ -272,7 +272,7 @@ def test_a_rank_says_once_why_it_is_alone(
     dump(running.address, tmp_path / "t", authority.credentials("expired"))
     told = [r.message for r in caplog.records if "certificate has expired" in r.message]
     assert len(told) == 1
-    assert "training goes on" in told[0]
+    assert "training continues" in told[0]
 
 
 def test_a_rank_with_the_wrong_role_is_told_once(

@@ -113,7 +113,7 @@ PLACES = [
         "dump_path: another host",
         {"dump_path": "10.0.255.1:/a/b=c"},
         gives={"output.root": "/a/b=c"},
-        warns=("it is written here, to /a/b=c",),
+        warns=("files are written on this host, to /a/b=c",),
     ),
     AclRow(
         "dump_path: RANKDUMP_OUTPUT",
@@ -265,7 +265,7 @@ LISTS = [
             "pos: 'input' is ignored",
             "pos: 'in0' is ignored",
             "pos: 'inputx' is ignored",
-            "name: missing; is of no operator",
+            "name: missing; names no operator",
         ),
         **OP,
     ),
@@ -368,7 +368,7 @@ SCENES = [
         {"dump_scene": "lite_exception", "dump_list": ABSENT},
         environ={"ASCEND_DUMP_PATH": "/d", "ASCEND_WORK_PATH": "/w"},
         gives={"output.root": "/d/extra-info/data-dump"},
-        warns=("extra-info/data-dump", "gives way to ASCEND_DUMP_PATH: /d"),
+        warns=("extra-info/data-dump", "is overridden by ASCEND_DUMP_PATH: /d"),
     ),
     AclRow(
         "exception: the other variable",
@@ -390,7 +390,7 @@ SCENES = [
         {"dump_scene": "lite_exception", "dump_path": "/d/${HOME}"},
         bare=True,
         gives={"output.root": "/d/${HOME}/extra-info/data-dump"},
-        warns=("extra-info/data-dump", "is taken as it stands: nothing replaces ${HOME} here"),
+        warns=("extra-info/data-dump", "is used literally: rankdump does not expand ${HOME}"),
     ),
     AclRow(
         "exception: RANKDUMP_OUTPUT",
@@ -417,7 +417,7 @@ SCENES = [
         {"layer": ["c"], "watcher_nodes": ["d", "b"]},
         dump_scene="watcher",
         gives={"selection.watched": WatchedOperators(("a", "c"), ("b", "d"))},
-        warns=("joins the item before",),
+        warns=("is merged with the item before",),
     ),
     listed(
         "watcher without layer",
@@ -431,7 +431,7 @@ SCENES = [
         {"watcher_nodes": ["d"]},
         dump_scene="watcher",
         gives={"selection.watched": WatchedOperators((), ("b", "d"))},
-        warns=("joins the item before",),
+        warns=("is merged with the item before",),
     ),
 ]
 

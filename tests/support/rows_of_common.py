@@ -15,7 +15,7 @@ from rankdump._core.plan import IterationSelection, OperatorSelection
 C = "common_dump_settings"
 CUT = "is cut to its low 32 bits and read as 0"
 ASYNC = {"enable": False}
-ASYNC_WARNING = "asks for asynchronous dump: the tree of Ascend is written"
+ASYNC_WARNING = "selects asynchronous dump: an Ascend tree is written"
 MARKED = OperatorSelection(everything=False, marked=True)
 
 TYPES = [
@@ -85,7 +85,7 @@ KEYS = [
         "1.3 initial_iteration beyond the selection",
         common={"initial_iteration": 9, "iteration": "0|5-8"},
         gives={"selection.initial_iteration": 9},
-        warns=("'0|5-8' is over before initial_iteration 9",),
+        warns=("'0|5-8' ends before initial_iteration 9",),
     ),
     Row(
         "1.1 unknown key",
@@ -136,7 +136,7 @@ ACROSS = [
     Row(
         "1.3 file_format, sync, is not read",
         common={"file_format": 7},
-        warns=("file_format: 7 is not read in synchronous dump",),
+        warns=("file_format: 7 is ignored in synchronous dump",),
     ),
     *(
         Row(
@@ -166,7 +166,7 @@ ACROSS = [
         "1.3 op_debug_mode missing, async",
         e2e=ASYNC,
         gives={"selection.trigger": "always"},
-        warns=(ASYNC_WARNING, "op_debug_mode: missing; MindSpore asks for it"),
+        warns=(ASYNC_WARNING, "op_debug_mode: missing; MindSpore requires it"),
     ),
     Row(
         "1.3 overflow_number",

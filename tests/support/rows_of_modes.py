@@ -15,7 +15,7 @@ from rankdump._core.statistics import DEVICE_STATISTICS, STATISTIC_TITLES
 C, E = "common_dump_settings", "e2e_dump_settings"
 NOT_FLAG = (0, 1, "true", None, [])
 ASYNC = {"enable": False}
-ASYNC_WARNING = "on CPU and GPU MindSpore would dump synchronously all the same"
+ASYNC_WARNING = "itself dumps synchronously on CPU and GPU"
 STATISTIC = {"saved_data": "statistic"}
 DEVICE = {"stat_calc_mode": "device"}
 SAMPLED = {"sample_mode": 1}
@@ -45,7 +45,7 @@ SYNCHRONOUS = [
         common={"op_debug_mode": 0},
         e2e=ASYNC,
         gives={"output.layout": "cann", "output.file_format": "bin"},
-        warns=(f"{E}.enable: False asks for asynchronous dump: the tree of Ascend is written",),
+        warns=(f"{E}.enable: False selects asynchronous dump: an Ascend tree is written",),
     ),
     Row("1.8 trans_flag false", e2e={"trans_flag": False}, warns=("changes nothing",)),
     Row(
@@ -140,7 +140,7 @@ PLACES = [
         common={**STATISTIC, "op_debug_mode": 3},
         e2e=DEVICE,
         gives={"content.on_device": False},
-        warns=('becomes "host": op_debug_mode looks at the elements first',),
+        warns=('becomes "host": op_debug_mode checks the elements first',),
     ),
     Row(
         "1.8 stat_calc_mode device, not enabled",
@@ -236,8 +236,10 @@ CATEGORIES = [
     Row("1.10 missing", common=STATISTIC, gives={"content.statistics": ("max", "min", "l2norm")}),
     *(category(item, [item]) for item in STATISTIC_TITLES),
     category("the user's order", [*reversed(STATISTIC_TITLES)], saved="full"),
-    category("empty", [], "names no figure, so the tables have none"),
-    category("duplicates", ["max", "md5", "max"], "'max' stands there 2 times, in as many columns"),
+    category("empty", [], "names no statistic, so the tables have none"),
+    category(
+        "duplicates", ["max", "md5", "max"], "'max' stands there 2 times and has as many columns"
+    ),
     *refused(
         *("1.10", f"{C}.statistic_category", *NOT_ARRAY, ["Max"], ["max", "sum"], ["max", 1], [[]]),
         allowed='"max", "min", "avg", "count"',

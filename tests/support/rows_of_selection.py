@@ -62,8 +62,8 @@ ITERATION = [
     iteration("no ends", "-", warns=("'-' is neither",)),
     iteration("two dashes", "0--3", warns=("'0--3' is neither",)),
     iteration("64 bits", str(2**64 - 1), (2**64 - 1, 2**64 - 1)),
-    iteration("over 64 bits", f"{2**64}|7", (7, 7), warns=("has a number over 64 bits",)),
-    iteration("far over 64 bits", "9" * 5000, warns=("has a number over 64 bits",)),
+    iteration("over 64 bits", f"{2**64}|7", (7, 7), warns=("has a number of more than 64 bits",)),
+    iteration("far over 64 bits", "9" * 5000, warns=("has a number of more than 64 bits",)),
     iteration(
         "many of them",
         "|".join(f"{n}-0" for n in range(1, 100)),
@@ -78,9 +78,13 @@ PATH = [
         for path, root in (("/a/", "/a"), ("//a///b", "/a/b"), ("/", "/"))
     ),
     *refused("1.5 relative", f"{C}.path", "a", "./a", allowed="an absolute folder"),
-    *refused("1.5 a home", f"{C}.path", "~/a", allowed="- and /: nothing replaces ~ here"),
+    *refused("1.5 a home", f"{C}.path", "~/a", allowed="- and /: rankdump does not expand ~"),
     *refused(
-        "1.5 a variable", f"{C}.path", "$HOME/a", "/a/$HOME", allowed=": nothing replaces $HOME"
+        "1.5 a variable",
+        f"{C}.path",
+        "$HOME/a",
+        "/a/$HOME",
+        allowed=": rankdump does not expand $HOME",
     ),
     *refused(
         "1.5 characters", f"{C}.path", "/a.b", "/a b", "/a:b", "/..", "/\u00e9", allowed="A-Z"
@@ -157,17 +161,17 @@ DEVICES = [
                 "a fraction is cut",
                 [1.9],
                 (1,),
-                "support_device: 1.9 is no device id and is read as 1",
+                "support_device: 1.9 is not a device id and is read as 1",
             ),
-            ("a whole float", [2.0], (2,), "2.0 is no device id and is read as 2"),
+            ("a whole float", [2.0], (2,), "2.0 is not a device id and is read as 2"),
             (
                 "a negative wraps",
                 [-1],
                 (2**32 - 1,),
-                "-1 is no device id and is read as 4294967295",
+                "-1 is not a device id and is read as 4294967295",
             ),
-            ("over 32 bits", [2**32], (0,), "4294967296 is no device id and is read as 0"),
-            ("duplicates", [3, 3, 0], (3, 0), "3 stands there twice and counts once"),
+            ("over 32 bits", [2**32], (0,), "4294967296 is not a device id and is read as 0"),
+            ("duplicates", [3, 3, 0], (3, 0), "3 is listed twice and counts once"),
             ("empty", [], (), "[] names no device, so no rank dumps"),
         )
     ),
@@ -213,7 +217,7 @@ CLASSES = [
             ("too many", [f"name-regex(a{n})" for n in range(1001)], "not 1001 of them"),
         )
     ),
-    kernels("duplicate", "a", "a", types=["a"], warns=("'a' stands there twice",)),
+    kernels("duplicate", "a", "a", types=["a"], warns=("'a' is listed twice",)),
     kernels("short name", "Conv2D-op0", names=["Conv2D-op0"], warns=("begins with its scope",)),
     kernels("no number", "Default/a/B", names=["Default/a/B"], warns=("such as -op0",)),
     kernels("Parameter", "Parameter", types=["Parameter"], warns=("matches no parameter",)),

@@ -19,7 +19,7 @@ SMALL = DeliverySettings(buffer_bytes=MIB)
 def in_slab(session: rankdump.Session) -> bool:
     """Whether what a session dumps goes through shared memory by now."""
     assert session._pipeline is not None
-    return session._pipeline._ship._depot.ring is not None
+    return session._pipeline._send_buffer.ring is not None
 
 
 def wait_until(holds) -> None:

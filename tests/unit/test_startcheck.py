@@ -42,7 +42,7 @@ def test_certificates_in_order_and_none_at_all_are_fine(authority: Authority):
 def test_a_certificate_whose_time_is_over_is_said(authority: Authority):
     shown = authority.credentials("expired")
     assert said(settings_of(shown)) == [
-        f"the own certificate {shown.certificate} is not valid: certificate has expired"
+        f"the certificate {shown.certificate} is not valid: certificate has expired"
     ]
 
 
@@ -50,7 +50,7 @@ def test_a_certificate_of_another_authority_is_said(authority: Authority, tmp_pa
     other = Authority(tmp_path / "ca")
     shown = dataclasses.replace(authority.credentials("agent"), ca=str(other.store.certificate()))
     (text,) = said(settings_of(shown))
-    assert text.startswith(f"the own certificate {shown.certificate} is not valid: ")
+    assert text.startswith(f"the certificate {shown.certificate} is not valid: ")
 
 
 def test_a_role_that_a_coordinator_does_not_take_is_said(authority: Authority):

@@ -195,7 +195,7 @@ def _read_start(disk: DiskSource) -> StartSource:
 
 def _examine_file(path: Path, found: os.stat_result) -> DiskSource:
     if not stat.S_ISREG(found.st_mode):
-        raise CorruptedError("no regular file")
+        raise CorruptedError("not a regular file")
     return DiskSource(path, found.st_size, found.st_mtime_ns, found.st_ino)
 
 
@@ -295,7 +295,8 @@ def _parse_source(source: BinSource, path: Path | None) -> BinFile:
         at += part.size
         if at > source.size:
             raise CorruptedError(
-                f"damaged: by its header {kind} {index} of {part.size} bytes ends at byte {at}, "
+                f"damaged: according to its header, {kind} {index} of {part.size} "
+                f"bytes ends at byte {at}, "
                 f"the file has {source.size}"
             )
     return BinFile(header, tuple(payloads), source, path)
@@ -303,12 +304,12 @@ def _parse_source(source: BinSource, path: Path | None) -> BinFile:
 
 def _find_header_end(source: BinSource) -> int:
     if source.size <= HEADER_LENGTH_BYTES:
-        raise EmptyFileError(f"empty: {source.size} bytes, the header's length alone takes 8")
+        raise EmptyFileError(f"empty: {source.size} bytes, the length of the header alone takes 8")
     length = int.from_bytes(source.read(0, HEADER_LENGTH_BYTES), "little")
     if HEADER_LENGTH_BYTES + length > source.size:
         raise CorruptedError(
-            f"damaged, or no bin file: its first {HEADER_LENGTH_BYTES} bytes say that a header of "
-            f"{length} bytes follows, at most {source.size - HEADER_LENGTH_BYTES} are there"
+            f"damaged, or not a bin file: its first {HEADER_LENGTH_BYTES} bytes declare a header "
+            f"of {length} bytes, but only {source.size - HEADER_LENGTH_BYTES} follow"
         )
     return HEADER_LENGTH_BYTES + length
 

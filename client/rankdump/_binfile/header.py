@@ -46,9 +46,7 @@ def check_field_count(data: memoryview, description: Any) -> None:
     """
     if len(data) > _UNCOUNTED_BYTES and _count_remaining(data, description, MAX_HEADER_FIELDS) < 0:
         raise CorruptedError(
-            f"damaged: its header of {len(data)} bytes has more than {MAX_HEADER_FIELDS} "
-            "fields, the most "
-            f"that are allowed"
+            f"damaged: its header of {len(data)} bytes has more than {MAX_HEADER_FIELDS} fields"
         )
 
 
@@ -120,7 +118,7 @@ def parse_bin_header(data: bytes | memoryview) -> DumpData:
         message.ParseFromString(bytes(data))
     except DecodeError as error:
         raise CorruptedError(
-            f"damaged: its header of {len(data)} bytes is no message: {error}"
+            f"damaged: its header of {len(data)} bytes is not a protobuf message: {error}"
         ) from None
     return _make_value(message)
 

@@ -134,13 +134,13 @@ class OpDebugRecord:
         except (ValueError, RecursionError):
             raise CorruptedError("not the JSON of an overflow record") from None
         if not isinstance(found, dict):
-            raise CorruptedError("not the JSON of an overflow record: no object")
+            raise CorruptedError("not the JSON of an overflow record: it is not an object")
         members = cast("dict[str, Any]", found)
         if "acc_list" in members:
             return _parse_new_json(members)
         known = [unit for unit in _OLD_UNITS if unit in members]
         if not known:
-            raise CorruptedError(f"JSON with none of {', '.join(_OLD_UNITS)}, acc_list")
+            raise CorruptedError(f"the JSON has none of {', '.join(_OLD_UNITS)}, acc_list")
         return OpDebugRecord(tuple(_parse_section_json(unit, members[unit]) for unit in known))
 
 
@@ -172,7 +172,7 @@ def _parse_old_sections(data: memoryview) -> Iterator[OverflowSection]:
 
 def _parse_new_record(data: memoryview) -> OpDebugRecord:
     if len(data) < _RECORD_HEAD.size:
-        raise CorruptedError(f"overflow record of {len(data)} bytes, its head alone takes 24")
+        raise CorruptedError(f"overflow record of {len(data)} bytes, but its head alone has 24")
     _, version, valid, kind, reserved, data_len = _RECORD_HEAD.unpack(data[: _RECORD_HEAD.size])
     if version not in _VERSIONS or kind not in _UNITS:
         raise UnsupportedError(
@@ -204,7 +204,7 @@ def _list_members(section: OverflowSection) -> dict[str, Any]:
 def _parse_new_json(members: dict[str, Any]) -> OpDebugRecord:
     record = members["acc_list"]
     if not isinstance(record, dict):
-        raise CorruptedError("acc_list is no object")
+        raise CorruptedError("acc_list is not an object")
     held = cast("dict[str, Any]", record)
     unit = held.get("acc_type")
     if unit not in [name for name, _ in _UNITS.values()]:
@@ -216,7 +216,7 @@ def _parse_new_json(members: dict[str, Any]) -> OpDebugRecord:
 
 def _parse_section_json(unit: str, members: object) -> OverflowSection:
     if not isinstance(members, dict):
-        raise CorruptedError(f"{unit} is no object")
+        raise CorruptedError(f"{unit} is not an object")
     held = cast("dict[str, Any]", members)
     missing = [name for name in ("task_id", "stream_id", _STATUS_FIELD) if name not in held]
     if missing:
@@ -238,5 +238,5 @@ def _check_number(name: str, value: object) -> int:
             number = None
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 64:
         shown = repr(value)[:40] if isinstance(value, str | int | float) else type(value).__name__
-        raise CorruptedError(f"{name} is {shown}, no number of 64 bits")
+        raise CorruptedError(f"{name} is {shown}, not a 64-bit number")
     return number

@@ -139,7 +139,7 @@ def decompress_frame(frame: ZstdFrame, packed: ByteBuffer) -> bytes:
             return b""
     except zstandard.ZstdError as error:
         raise CorruptedError(f"damaged: zstd frame cannot be read: {error}") from None
-    raise CorruptedError("damaged: zstd frame declares 0 bytes, and is not the frame of none")
+    raise CorruptedError("damaged: zstd frame declares 0 bytes, but is not an empty frame")
 
 
 def decompress_start(packed: BinaryIO, count: int) -> bytes:
@@ -162,7 +162,7 @@ def get_codec(name: str) -> FileCodec:
     try:
         return CODECS[name]
     except KeyError:
-        raise UnsupportedError(f"codec {name!r}; known: {', '.join(CODECS)}") from None
+        raise UnsupportedError(f"unknown codec {name!r}; known: {', '.join(CODECS)}") from None
 
 
 def select_codec(file_name: str) -> FileCodec:

@@ -61,21 +61,19 @@ def iterate_zstd_frames(read: RangeReader, size: int, *, limit_bytes: int) -> It
     at = offset = count = skipped = 0
     while at < size:
         if count + skipped > MAX_ZSTD_FRAMES:
-            raise CorruptedError(
-                f"damaged: more than {MAX_ZSTD_FRAMES} zstd frames, which are the most allowed"
-            )
+            raise CorruptedError(f"damaged: it has more than {MAX_ZSTD_FRAMES} zstd frames")
         head = bytes(read(at, _MAX_HEAD_BYTES))
         if int.from_bytes(head[:4], "little") >> 4 == _SKIPPED_MAGIC:
             at, skipped = _skip_frame(head, at), skipped + 1
             if at > size:
                 raise CorruptedError(
-                    f"{_UNREADABLE_FRAME}: one to be skipped ends behind the {size} bytes"
+                    f"{_UNREADABLE_FRAME}: a skippable frame ends after the {size} bytes"
                 )
             continue
         frame = _parse_frame(read, head, at, offset, limit_bytes)
         if frame.end > size:
             raise CorruptedError(
-                f"{_UNREADABLE_FRAME}: it is cut, and ends behind the {size} bytes"
+                f"{_UNREADABLE_FRAME}: it is cut off and ends after the {size} bytes"
             )
         yield frame
         at, offset, count = frame.end, frame.content_end, count + 1
@@ -85,7 +83,7 @@ def iterate_zstd_frames(read: RangeReader, size: int, *, limit_bytes: int) -> It
 
 def _skip_frame(head: bytes, at: int) -> int:
     if len(head) < _SKIPPED_HEAD_BYTES:
-        raise CorruptedError(f"{_UNREADABLE_FRAME}: one to be skipped is cut")
+        raise CorruptedError(f"{_UNREADABLE_FRAME}: a skippable frame is cut off")
     return at + _SKIPPED_HEAD_BYTES + int.from_bytes(head[4:8], "little")
 
 
@@ -120,7 +118,7 @@ def _scan_blocks(read: RangeReader, at: int, largest: int) -> tuple[int, int]:
     while True:
         head = read(at, _BLOCK_HEAD_BYTES)
         if len(head) < _BLOCK_HEAD_BYTES:
-            raise CorruptedError(f"{_UNREADABLE_FRAME}: it is cut, a block is missing")
+            raise CorruptedError(f"{_UNREADABLE_FRAME}: it is cut off: a block is missing")
         word = int.from_bytes(head, "little")
         kind, length = word >> 1 & 3, word >> 3
         if kind == _RESERVED or length > _BLOCK_BYTES:

@@ -91,7 +91,7 @@ def _check_list_item(item: ConfigSection, words: AclWords) -> None:
             ("layer", read_texts(item, "layer")),
         ):
             if key in item.values and not value:
-                raise make_coded_error(item, key, "something in it, or no such key", WRONG_TYPE)
+                raise make_coded_error(item, key, "at least one entry, or no such key", WRONG_TYPE)
     _check_watched(item, words)
     for key in BLACKLIST_KEYS:
         if len(read_objects(item, key)) > MAX_EXCLUSIONS:
@@ -137,7 +137,8 @@ def _join_watched(items: Sequence[ConfigSection]) -> WatchedOperators:
     for number, item in enumerate(items):
         if number:
             item.add_note(
-                "watcher_nodes", "joins the item before: all are read after the layers of both"
+                "watcher_nodes",
+                "is merged with the item before: all nodes are read after the layers of both",
             )
         layers |= dict.fromkeys(read_texts(item, "layer"))
         nodes |= dict.fromkeys(read_texts(item, "watcher_nodes"))
@@ -186,14 +187,14 @@ def _parse_exclusions(item: ConfigSection, key: str) -> tuple[TensorExclusion, .
     for entry in read_objects(item, key):
         name = read_text(entry, "name")
         if not name:
-            entry.add_note("name", "is of no operator and excludes nothing")
+            entry.add_note("name", "names no operator and excludes nothing")
             continue
         given = read_texts(entry, "pos")
         kept = tuple(position for position in given if _POSITION_PATTERN.fullmatch(position))
         for position in given:
             if position not in kept:
                 entry.add_note(
-                    "pos", "is ignored: it is neither input nor output and a number", position
+                    "pos", "is ignored: it is neither input nor output with a number", position
                 )
         # A list of which nothing is left must not turn into one that excludes every tensor.
         if kept or not any(given):
@@ -319,7 +320,7 @@ def _parse_overflow_dump(dump: ConfigSection, words: AclWords) -> TensorSelectio
         raise make_coded_error(
             dump, "dump_list", 'no item where dump_debug is "on"', _OVERFLOW_CODE
         )
-    reason = 'is not read where dump_debug is "on": an operator with an overflow is written whole'
+    reason = 'is ignored where dump_debug is "on": an operator with an overflow is dumped whole'
     for key in ("dump_mode", "dump_step", "dump_data", "dump_stats"):
         if key in dump.values:
             dump.add_note(key, reason)
@@ -329,11 +330,9 @@ def _parse_overflow_dump(dump: ConfigSection, words: AclWords) -> TensorSelectio
 def _parse_exception_dump(dump: ConfigSection) -> TensorSelection:
     for key in dump.values:
         if key in ACL_KEYS and key not in ("dump_scene", "dump_path"):
-            dump.add_note(
-                key, "is not read: dump_scene asks for the operator that raises, and no other"
-            )
-    reason = "CANN has no folder of the time below extra-info/data-dump; here there is one"
-    dump.add_note("dump_scene", f"keeps what the operator that raised was given; {reason}")
+            dump.add_note(key, "is ignored: dump_scene dumps only the operator that raises")
+    reason = "unlike CANN, rankdump adds a folder of the start time below extra-info/data-dump"
+    dump.add_note("dump_scene", f"dumps the inputs of the operator that raised; {reason}")
     return TensorSelection(trigger="exception", outputs=False)
 
 
@@ -352,7 +351,7 @@ def _parse_content(dump: ConfigSection, words: AclWords) -> ContentSettings:
     if "dump_stats" in dump.values:
         if not chosen:
             raise make_coded_error(
-                dump, "dump_stats", "at least one figure, or no such key", WRONG_TYPE
+                dump, "dump_stats", "at least one statistic, or no such key", WRONG_TYPE
             )
         if words.data != "stats":
             raise make_coded_error(
@@ -363,9 +362,9 @@ def _parse_content(dump: ConfigSection, words: AclWords) -> ContentSettings:
 
 def _note_idle_keys(dump: ConfigSection, words: AclWords) -> None:
     if "dump_level" in dump.values and words.level != "op":
-        dump.add_note("dump_level", 'becomes "op": there are no kernels below an operator here')
+        dump.add_note("dump_level", 'becomes "op": rankdump sees no kernels below an operator')
     if "dump_kernel_data" in dump.values:
-        dump.add_note("dump_kernel_data", "changes nothing: there are no kernels here that print")
+        dump.add_note("dump_kernel_data", "changes nothing: rankdump sees no kernels that print")
 
 
 def _note_unknown_keys(dump: ConfigSection) -> None:

@@ -265,7 +265,9 @@ def parse_dump_path(dump: ConfigSection, environ: Mapping[str, str], probe: Path
         _check_remote(dump, host, folder)
         if not override:
             where = f"{folder}{describe_shell_word(folder)}"
-            dump.add_note("dump_path", f"names another host; it is written here, to {where}")
+            dump.add_note(
+                "dump_path", f"names another host; files are written on this host, to {where}"
+            )
         return override or probe(folder).absolute
     if override:
         return override
@@ -293,9 +295,9 @@ def make_exception_root(dump: ConfigSection, environ: Mapping[str, str], probe: 
     variable = next((name for name in _EXCEPTION_VARIABLES if environ.get(name)), "")
     path = read_text(dump, "dump_path")
     if variable and path:
-        dump.add_note("dump_path", f"gives way to {variable}: {environ[variable]}")
+        dump.add_note("dump_path", f"is overridden by {variable}: {environ[variable]}")
     elif describe_shell_word(path):
-        dump.add_note("dump_path", f"is taken as it stands{describe_shell_word(path)}")
+        dump.add_note("dump_path", f"is used literally{describe_shell_word(path)}")
     base = environ.get(variable, "") or path or "."
     return f"{probe(base).absolute.rstrip('/')}/{EXCEPTION_FOLDER}"
 

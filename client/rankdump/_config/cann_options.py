@@ -67,9 +67,9 @@ _ITEM_ORDER = (
 
 
 def make_cann_content(data: str, chosen: Collection[str] = ()) -> ContentSettings:
-    """Return what `tensor` or `stats` keeps; `chosen` are figures by rankdump's names for them.
+    """Return what `tensor` or `stats` keeps; `chosen` are statistics by rankdump's names for them.
 
-    The number of elements is always there: amid the default figures, and before any others.
+    The number of elements is always there: amid the default statistics, and before any others.
     """
     if data != "stats":
         return ContentSettings()

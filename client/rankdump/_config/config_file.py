@@ -36,7 +36,9 @@ def decode_config(data: bytes, *, file: str, notes: ConfigNotes) -> object:
         if len(values) < len(pairs):
             for key, count in Counter(key for key, _ in pairs).items():
                 if count > 1:
-                    notes.add(key, values[key], f"is the last of {count} equal keys and counts")
+                    notes.add(
+                        key, values[key], f"is the last of {count} equal keys and is the one used"
+                    )
         return values
 
     # Bytes that are not UTF-8 are an error only up to the end of the value.
@@ -57,7 +59,7 @@ def decode_config(data: bytes, *, file: str, notes: ConfigNotes) -> object:
 
 
 def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name}, which is no JSON")
+    raise ValueError(f"{name}, which is not JSON")
 
 
 class DialectParser(Protocol):

@@ -40,9 +40,9 @@ def parse_devices(common: ConfigSection) -> tuple[int, ...]:
                 common.file, f"{common.name}.{_DEVICE_KEY}[{index}]", item, "a device id"
             )
         if isinstance(item, float) or device != item:
-            common.add_note(_DEVICE_KEY, f"is no device id and is read as {device}", item)
+            common.add_note(_DEVICE_KEY, f"is not a device id and is read as {device}", item)
         if device in devices:
-            common.add_note(_DEVICE_KEY, "stands there twice and counts once", device)
+            common.add_note(_DEVICE_KEY, "is listed twice and counts once", device)
         devices[device] = None
     return tuple(devices)
 
@@ -170,7 +170,9 @@ def _parse_debug_mode(section: ConfigSection, *, synchronous: bool) -> int:
             "op_debug_mode", (0, 3, 4), _ALLOWED_SYNCHRONOUS_DEBUG_MODES, default=0
         )
     if "op_debug_mode" not in section.values:
-        section.add_note("op_debug_mode", "MindSpore asks for it in asynchronous dump; taken as 0")
+        section.add_note(
+            "op_debug_mode", "MindSpore requires it in asynchronous dump; it is read as 0"
+        )
     return section.read_number_among(
         "op_debug_mode", (0, 1, 2, 3, 4), _ALLOWED_ASYNCHRONOUS_DEBUG_MODES, default=0
     )
@@ -180,7 +182,7 @@ def _parse_file_format(section: ConfigSection, *, synchronous: bool) -> TensorFi
     """Return the format that counts: synchronous dump knows one."""
     if synchronous:
         if section.values.get("file_format", "npy") != "npy":
-            section.add_note("file_format", "is not read in synchronous dump, which writes npy")
+            section.add_note("file_format", "is ignored in synchronous dump, which writes npy")
         return "npy"
     return cast(
         "TensorFileFormat", section.read_choice("file_format", ("bin", "npy"), default="bin")

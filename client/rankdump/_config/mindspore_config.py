@@ -61,7 +61,7 @@ MINDSPORE_KEYS: dict[str, tuple[str, ...]] = {
 """By the section that holds them."""
 
 _SECTION_NAMES = (*MINDSPORE_KEYS, RANKDUMP_SECTION)
-_REMOVED_KEYS = {"async_dump_settings": "MindSpore has not read it since version 1.3"}
+_REMOVED_KEYS = {"async_dump_settings": "MindSpore has ignored it since version 1.3"}
 _MIN_LIKENESS = 0.6
 """How alike two spellings are, from 0 to 1, before one is taken for the other."""
 
@@ -101,8 +101,8 @@ _ALLOWED_SAMPLE_MODES = "0 (off) or 1 (on)"
 _ALLOWED_SAMPLE_NUMBERS = "a number from 1"
 _DEFAULT_SAMPLE = 100
 _ASYNCHRONOUS_REASON = (
-    "asks for asynchronous dump: the tree of Ascend is written, on any device; on CPU and GPU "
-    "MindSpore would dump synchronously all the same"
+    "selects asynchronous dump: an Ascend tree is written on every device, although MindSpore "
+    "itself dumps synchronously on CPU and GPU"
 )
 
 
@@ -181,19 +181,21 @@ def apply_debug_mode(
 def _apply_overflow_mode(common: CommonSettings, notes: ConfigNotes) -> CommonSettings:
     if common.debug_mode != 3:
         notes.add(
-            f"{COMMON_SECTION}.op_debug_mode", common.debug_mode, "becomes 3: all overflow is one"
+            f"{COMMON_SECTION}.op_debug_mode",
+            common.debug_mode,
+            "becomes 3: rankdump does not distinguish kinds of overflow",
         )
     if common.dump_mode != 0:
         notes.add(f"{COMMON_SECTION}.dump_mode", common.dump_mode, f"becomes 0: {_OVERFLOW_REASON}")
     if common.sides != 0:
-        reason = "becomes 0: of an operator with overflow both sides are written"
+        reason = "becomes 0: both sides of an operator with overflow are dumped"
         notes.add(f"{COMMON_SECTION}.input_output", common.sides, reason)
     return replace(common, dump_mode=0, operators=OperatorSelection(), sides=0)
 
 
 def _apply_exception_mode(common: CommonSettings, notes: ConfigNotes) -> CommonSettings:
     if common.iterations.spans is not None:
-        reason = 'becomes "all": nobody knows when an operator will raise'
+        reason = 'becomes "all": it is not known in advance when an operator raises'
         notes.add(f"{COMMON_SECTION}.iteration", common.iterations.text, reason)
     if common.saved != "tensor":
         notes.add(
@@ -246,13 +248,13 @@ def parse_mindspore_content(
 
 
 def _explain_host_only(common: CommonSettings, e2e: EndToEndSettings, profile: Profile) -> str:
-    """Return why a device computes no figures; empty when it may."""
+    """Return why a device computes no statistics; empty when it may."""
     if common.saved != "statistic":
         return f'saved_data is "{common.saved}", so the elements come to the host'
     if not e2e.enabled:
         return "synchronous dump is not enabled"
     if select_trigger_mode(common.debug_mode) == "overflow":
-        return "op_debug_mode looks at the elements first"
+        return "op_debug_mode checks the elements first"
     if profile.fixed_table:
         return f"the tables of profile {profile.name} have columns that a device cannot compute"
     return ""
@@ -263,14 +265,16 @@ def _parse_items(section: ConfigSection) -> tuple[str, ...]:
         return DEFAULT_STATISTICS
     items = section.read_array(_STATISTIC_KEY, _ALLOWED_STATISTICS)
     if not items:
-        section.add_note(_STATISTIC_KEY, "names no figure, so the tables have none")
+        section.add_note(_STATISTIC_KEY, "names no statistic, so the tables have none")
     if not all(isinstance(item, str) and item in STATISTIC_TITLES for item in items):
         raise section.make_error(_STATISTIC_KEY, _ALLOWED_STATISTICS)
     named = tuple(cast("list[str]", items))
     for item in dict.fromkeys(named):
         if named.count(item) > 1:
             section.add_note(
-                _STATISTIC_KEY, f"stands there {named.count(item)} times, in as many columns", item
+                _STATISTIC_KEY,
+                f"stands there {named.count(item)} times and has as many columns",
+                item,
             )
     return named
 
@@ -280,7 +284,8 @@ def _select_device_items(section: ConfigSection, items: tuple[str, ...]) -> tupl
     if left_out:
         listed = ", ".join(left_out)
         section.add_note(
-            _STATISTIC_KEY, f"loses {listed}: a device computes only {', '.join(DEVICE_STATISTICS)}"
+            _STATISTIC_KEY,
+            f"is used without {listed}: a device computes only {', '.join(DEVICE_STATISTICS)}",
         )
     return tuple(item for item in items if item in DEVICE_STATISTICS)
 
@@ -331,7 +336,7 @@ def _select_layout(enabled: bool, acl_dump: bool, profile: str) -> str:
 def _make_selection(common: CommonSettings, notes: ConfigNotes) -> TensorSelection:
     first, spans = common.initial_iteration, common.iterations.spans
     if spans and all(high < first for _, high in spans):
-        reason = f"is over before initial_iteration {first}: no iteration is selected"
+        reason = f"ends before initial_iteration {first}: no iteration is selected"
         notes.add(f"{COMMON_SECTION}.iteration", common.iterations.text, reason)
     return TensorSelection(
         iterations=common.iterations,

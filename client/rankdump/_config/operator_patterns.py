@@ -94,7 +94,9 @@ def _translate_member(member: str) -> str:
     if member.startswith("[:"):
         name = member[2:-2].lower()
         if name not in _POSIX_CLASSES:
-            raise ValueError(f"{member!r} is no class; there are {', '.join(_POSIX_CLASSES)}")
+            raise ValueError(
+                f"{member!r} is not a character class; known: {', '.join(_POSIX_CLASSES)}"
+            )
         return _POSIX_CLASSES[name]
     # Doubled or in front these warn in re, which may read them in another way one day.
     return "\\" + member if member in "[&~|-^" else member
@@ -131,10 +133,10 @@ def parse_operator_patterns(items: Sequence[object], warn: WarningCallback) -> O
         else:
             into, kept = types, _check_type(entry, warn)
         if kept in into:
-            warn(item, "stands there twice and counts once")
+            warn(item, "is listed twice and counts once")
         into[kept] = None
     if len(patterns) > MAX_PATTERNS:
-        raise ValueError(f"{len(patterns)} of them: at most {MAX_PATTERNS}")
+        raise ValueError(f"{len(patterns)} patterns: at most {MAX_PATTERNS} are allowed")
     empty = not (names or types or patterns)
     if empty:
         warn(list(items), _SELECTS_EVERYTHING if items else _SELECTS_NOTHING)
@@ -165,23 +167,27 @@ def _parse_pattern(entry: str, warn: WarningCallback) -> str:
     if "\\" in pattern:
         warn(entry, "has a backslash: MindSpore doubles it and matches nothing, rankdump does not")
     if len(found := translate_expression(pattern)) > MAX_PATTERN_CHARACTERS:
-        raise ValueError(f"one of {len(found)} characters: at most {MAX_PATTERN_CHARACTERS}")
+        raise ValueError(
+            f"a pattern of {len(found)} characters: at most {MAX_PATTERN_CHARACTERS} are allowed"
+        )
     return found
 
 
 def _check_full_name(entry: str, warn: WarningCallback) -> str:
     if entry.casefold().startswith(_REGEX_HEAD):
-        warn(entry, f"is no expression but a name: one is written {_REGEX_HEAD}...{_REGEX_TAIL}")
+        warn(entry, f"is a name, not an expression, which is written {_REGEX_HEAD}...{_REGEX_TAIL}")
     elif "/" not in entry:
-        warn(entry, "is taken for a full name, which begins with its scope, such as Default/...")
+        warn(entry, "is read as a full name, which begins with its scope, such as Default/...")
     elif not _CALL_SUFFIX.search(entry):
-        warn(entry, "is taken for a full name, which ends in a number, such as -op0")
+        warn(entry, "is read as a full name, which ends in a number, such as -op0")
     return entry
 
 
 def _check_type(entry: str, warn: WarningCallback) -> str:
     if entry.casefold().startswith(_REGEX_HEAD):
-        warn(entry, f"is no expression but a type: one is written {_REGEX_HEAD}...{_REGEX_TAIL}")
+        warn(entry, f"is a type, not an expression, which is written {_REGEX_HEAD}...{_REGEX_TAIL}")
     if entry.casefold() == "parameter":
-        warn(entry, "matches no parameter: those go by their own names, such as conv1.weight")
+        warn(
+            entry, "matches no parameter: parameters have names of their own, such as conv1.weight"
+        )
     return entry

@@ -25,7 +25,7 @@ def describe_shell_word(path: str) -> str:
     ': nothing replaces $HOME here'
     """
     word = _SHELL_WORD.search(path)
-    return f": nothing replaces {word[0]} here" if word else ""
+    return f": rankdump does not expand {word[0]}" if word else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PathFacts:
         if not self.exists:
             return f"a folder that exists{describe_shell_word(self.absolute)}"
         if not self.directory:
-            return "a folder, which this is not"
+            return "a folder, not a file"
         return "" if self.accessible else "a folder that this process may read and write"
 
 
@@ -72,7 +72,7 @@ def parse_output_root(common: ConfigSection, environ: Mapping[str, str]) -> str:
         path or _make_default_root(common, environ)
     )
     if len(root) > _MAX_PATH_BYTES or any(len(name) > _MAX_NAME_BYTES for name in root.split("/")):
-        common.add_note("path", "is longer than a file system takes: no file can be written", root)
+        common.add_note("path", "is longer than file systems allow: no file can be written", root)
     return root
 
 

@@ -42,7 +42,11 @@ def parse_dump_config(values: Mapping[str, object], *, probe: PathProbe) -> Dump
         raise ConfigError(CONFIG_NAME, "enable_dump_debug", True, allowed)
     notes = ConfigNotes()
     if debug and debug_mode != "all":
-        notes.add("dump_debug_mode", debug_mode, 'becomes "all": all overflow is one')
+        notes.add(
+            "dump_debug_mode",
+            debug_mode,
+            'becomes "all": rankdump does not distinguish kinds of overflow',
+        )
     selection = TensorSelection(
         iterations=iterations,
         operators=operators,

@@ -67,7 +67,9 @@ class DaemonFolder:
         found = self.path.lstat()
         foreign = not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid()
         if foreign or found.st_mode & 0o077:
-            raise UnavailableError(f"the embedded daemon's folder is somebody else's: {self.path}")
+            raise UnavailableError(
+                f"the folder of the embedded daemon belongs to another user: {self.path}"
+            )
 
     @contextlib.contextmanager
     def hold_lock(self, *, wait: bool = True) -> Generator[None, None, None]:

@@ -145,7 +145,7 @@ def parse_order_line(line: str) -> OrderEntry:
         what = f"no kind {error.args[0]!r}"
     except (ValueError, csv.Error) as error:
         what = str(error)
-    raise CorruptedError(f"{line[:80]!r} is no line of an execution order: {what}")
+    raise CorruptedError(f"{line[:80]!r} is not a line of an execution order: {what}")
 
 
 def format_finding_line(finding: Finding) -> str:
@@ -162,10 +162,10 @@ def parse_finding_line(line: str) -> Finding:
         numbers = (*ranks, finding.iteration, finding.sequence, finding.position)
         texts = (finding.text, finding.group, finding.name)
         if set(map(type, numbers)) != {int} or set(map(type, texts)) != {str}:
-            raise ValueError("a number or a text in it is none")
+            raise ValueError("a field has the wrong type: expected an integer or a string")
         return finding
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CorruptedError(f"{line[:80]!r} is no line of findings: {error}") from None
+        raise CorruptedError(f"{line[:80]!r} is not a line of a findings file: {error}") from None
 
 
 def _join_numbers(numbers: Iterable[int]) -> str:
@@ -175,7 +175,7 @@ def _join_numbers(numbers: Iterable[int]) -> str:
 def _parse_count(text: str) -> int:
     number = int(text)
     if number < 0:
-        raise ValueError(f"{number} is below zero")
+        raise ValueError(f"{number} is negative")
     return number
 
 

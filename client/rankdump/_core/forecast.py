@@ -28,7 +28,7 @@ _UNLIMITED_COUNT = (1 << 63) - 1
 _RECORD_BYTES = 400
 """What a manifest says of a tensor, or so."""
 _ROW_BYTES = 200
-"""A row of figures, or so."""
+"""A row of statistics, or so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def estimate_iteration_size(status: IterationStatus, *, tabulated: bool) -> Dump
     """Return what an iteration of a rank takes, by its sums: for when nobody looks at its files.
 
     A file goes up to whole blocks, which is half a block on average; `tabulated` tensors have a
-    row of figures each. Tensors that share a file count as if they had one of their own.
+    row of statistics each. Tensors that share a file count as if they had one of their own.
     """
     rows = status.kept_tensors if tabulated else status.degraded
     blocks = status.stored * _BLOCK_BYTES

@@ -34,10 +34,15 @@ class LogOnce:
         self._logger.log(level, "%s", message, extra=dict(extra) if extra else None)
         return True
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no further subject will be new."""
+        return len(self._known) >= self._max_keys
+
     def is_new(self, subject: str) -> bool:
         """Return whether a subject comes for the first time, and remember it."""
         # Two threads at the same instant may both see it as new: a doubled line does no harm.
-        if subject in self._known or len(self._known) >= self._max_keys:
+        if subject in self._known or self.is_full:
             return False
         self._known.add(subject)
         return True

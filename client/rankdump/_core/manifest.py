@@ -123,7 +123,7 @@ class Manifest:
 
 def _parse_manifest(body: dict[str, Any]) -> Manifest:
     if body["version"] != MANIFEST_VERSION:
-        raise ValueError(f"version {body['version']}, this reader knows {MANIFEST_VERSION}")
+        raise ValueError(f"version {body['version']}, but this reader supports {MANIFEST_VERSION}")
     for name in ("world_size", "device"):
         _check_field(name, int, body[name])
     _check_field("host", str, body["host"])
@@ -170,7 +170,7 @@ def _parse_records(bodies: list[Any]) -> tuple[ManifestRecord, ...]:
             )
     extra = set(chain.from_iterable(bodies)).difference(columns)
     if extra:
-        raise ValueError(f"a record has {min(extra)[:60]!r}, which no record has")
+        raise ValueError(f"a record has the unknown field {min(extra)[:60]!r}")
     columns["shape"] = list(map(tuple, columns["shape"]))
     return tuple(map(ManifestRecord._make, zip(*columns.values(), strict=True)))
 
@@ -303,9 +303,9 @@ class RetiredIteration:
             texts = [body[name] for name in ("job_id", "session_id", "why")]
             numbers = [body[name] for name in ("rank", "iteration", "at_us")]
             if not all(isinstance(text, str) for text in texts):
-                raise TypeError("a name is no text")
+                raise TypeError("a name is not a string")
             if not all(type(number) is int and number >= 0 for number in numbers):
-                raise TypeError("a number is none")
+                raise TypeError("a field is not a number")
             return RetiredIteration(texts[0], texts[1], *numbers, why=texts[2])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CorruptedError(f"a line of {RETIRED_FILE} cannot be read: {error}") from None

@@ -86,8 +86,7 @@ def _parse_header_text(text: bytes, end: int) -> NpyHeader:
         extents: list[object] = list(fields["shape"])
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
         raise CorruptedError(
-            "damaged: its npy header is not the dictionary of descr, fortran_order and shape that "
-            "it should be"
+            "damaged: its npy header is not a dictionary of descr, fortran_order and shape"
         ) from None
     if not (
         isinstance(descr, str) and _DESCR_PATTERN.fullmatch(descr) and isinstance(fortran, bool)
@@ -118,13 +117,13 @@ def locate_header_text(data: bytes | memoryview) -> tuple[int, int]:
     end = start + int.from_bytes(head[8 : 8 + width], "little")
     if end > _MAX_HEADER_BYTES:
         raise CorruptedError(
-            f"damaged: its first {start} bytes say that the npy header takes {end} bytes, at most "
+            f"damaged: its first {start} bytes declare an npy header of {end} bytes, at most "
             f"{_MAX_HEADER_BYTES} are allowed"
         )
     if end > len(data):
         raise CorruptedError(
-            f"damaged: its first {start} bytes say that the npy header takes {end} bytes, "
-            f"{len(data)} are there"
+            f"damaged: its first {start} bytes declare an npy header of {end} bytes, "
+            f"but the file has {len(data)}"
         )
     return start, end
 
@@ -162,7 +161,8 @@ def check_npy_size(head: NpyHeader, file_bytes: int) -> None:
     found = file_bytes - head.data_offset
     if found != head.data_bytes:
         raise CorruptedError(
-            f"damaged: npy file with {found} bytes of elements, its header says {head.data_bytes}"
+            f"damaged: npy file with {found} bytes of elements, "
+            f"but its header declares {head.data_bytes}"
         )
 
 

@@ -128,9 +128,9 @@ class ContentSettings:
     """What is kept of a selected tensor."""
 
     saved: SavedDataMode = "tensor"
-    """Its elements, figures about them, or both."""
+    """Its elements, statistics about them, or both."""
     statistics: tuple[str, ...] = DEFAULT_STATISTICS
-    """Which figures, by the names of `contract.statistics`, in the order of their columns."""
+    """Which statistics, by the names of `contract.statistics`, in the order of their columns."""
     on_device: bool = False
     """Figures of a tensor on an accelerator are computed there, and read back once a step."""
     precision: StatisticPrecision = "high"
@@ -144,7 +144,7 @@ class ContentSettings:
 
     @property
     def has_tables(self) -> bool:
-        """Whether figures are written."""
+        """Whether statistics are written."""
         return self.saved != "tensor"
 
 
@@ -220,7 +220,7 @@ def plan_from_json(data: bytes) -> DumpPlan:
     try:
         body: dict[str, Any] = json.loads(data)
         if body.pop("version") != PLAN_VERSION:
-            raise ValueError("another version")
+            raise ValueError("its version is not supported")
         return _parse_plan(body)
     except _UNREADABLE_ERRORS as error:
         raise ProtocolError(f"plan cannot be read: {error}") from None
@@ -301,7 +301,7 @@ def _parse_watched(body: dict[str, Any]) -> WatchedOperators:
 def _parse_content(body: dict[str, Any]) -> ContentSettings:
     items = _parse_texts(body["statistics"])
     if not all(item in STATISTIC_TITLES for item in items):
-        raise ValueError(f"statistics {items!r}")
+        raise ValueError(f"unknown statistics in {items!r}")
     return ContentSettings(
         saved=_check_choice(SavedDataMode, body["saved"]),
         statistics=items,
@@ -318,17 +318,17 @@ def _parse_output(body: dict[str, Any]) -> OutputSettings:
     texts = [body[name] for name in ("root", "net_name", "layout", "profile", "codec", "started")]
     modes = [body[name] for name in ("file_mode", "folder_mode")]
     if not all(isinstance(text, str) and "\0" not in text for text in texts):
-        raise ValueError(f"output with {texts!r}")
+        raise ValueError(f"the output has invalid texts: {texts!r}")
     if not all(type(mode) is int and 0 <= mode <= 0o777 for mode in modes):
-        raise ValueError(f"output with modes {modes!r}")
+        raise ValueError(f"the output has invalid modes: {modes!r}")
     if len(body["root"]) > MAX_ROOT_CHARACTERS:
-        raise ValueError(f"output with a root of {len(body['root'])} characters")
+        raise ValueError(f"the output root has {len(body['root'])} characters")
     if not body["root"].startswith("/"):
-        raise ValueError(f"output with root {body['root']!r}")
+        raise ValueError(f"the output root is not absolute: {body['root']!r}")
     if body["net_name"] and not NET_NAME_PATTERN.fullmatch(body["net_name"]):
-        raise ValueError(f"output with net_name {body['net_name'][:300]!r}")
+        raise ValueError(f"the output has an invalid net_name: {body['net_name'][:300]!r}")
     if body["started"] and not STARTED_PATTERN.fullmatch(body["started"]):
-        raise ValueError(f"output started at {body['started']!r}")
+        raise ValueError(f"the output has an invalid start time: {body['started']!r}")
     _check_choice(TensorFileFormat, body["file_format"])
     return OutputSettings(**body)
 
@@ -348,7 +348,7 @@ def _parse_delivery(body: dict[str, Any]) -> DeliverySettings:
 
 def _check_choice(words: Any, word: Any) -> Any:
     if word not in get_args(words):
-        raise ValueError(f"{word!r} is none of {', '.join(get_args(words))}")
+        raise ValueError(f"{word!r} is not one of {', '.join(get_args(words))}")
     return word
 
 
@@ -358,5 +358,5 @@ def _parse_texts(items: Any) -> tuple[str, ...]:
 
 def _check_count(number: Any) -> int:
     if type(number) is not int or not 0 <= number < 1 << 63:
-        raise ValueError(f"count {number!r}")
+        raise ValueError(f"{number!r} is not a valid count")
     return number

@@ -112,7 +112,7 @@ class StatisticRows:
     switched_on: bool = False
     """The script itself switched dumping on: the plan's iterations do not matter."""
     degraded: bool = False
-    """There was no room for the elements: the figures are all that is kept."""
+    """There was no room for the elements: the statistics are all that is kept."""
 
     def __len__(self) -> int:
         return len(self.kinds)

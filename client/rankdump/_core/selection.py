@@ -68,7 +68,7 @@ def decide_side(plan: DumpPlan, side: TensorSide) -> SelectionVerdict:
     return (
         ACCEPTED_VERDICT
         if wanted
-        else SelectionVerdict(False, f"input_output leaves {side.value}s out")
+        else SelectionVerdict(False, f"input_output excludes {side.value}s")
     )
 
 
@@ -101,7 +101,7 @@ def decide_listed_operator(operators: OperatorSelection, op_name: str) -> Select
     kind = extract_op_type(op_name).lower()
     if any(wanted.lower() in kind for wanted in operators.types):
         return ACCEPTED_VERDICT
-    return SelectionVerdict(False, "kernels do not name it")
+    return SelectionVerdict(False, "kernels does not select the operator")
 
 
 def decide_exclusion(
@@ -118,7 +118,7 @@ def decide_exclusion(
     )
     names = [each.name for each in operators.without_names if _is_position_excluded(each, position)]
     if by_type or is_named_in(names, op_name, strip_scope_prefix(op_name)):
-        return SelectionVerdict(False, f"{position} of it is excluded")
+        return SelectionVerdict(False, f"{position} of the operator is excluded")
     return ACCEPTED_VERDICT
 
 
@@ -132,7 +132,7 @@ def decide_watched_operator(watched: WatchedOperators, op_name: str) -> Selectio
         of_layer = not watched.layers or is_named_in(watched.layers, layer)
         if of_layer and is_named_in(watched.nodes, node):
             return ACCEPTED_VERDICT
-    return SelectionVerdict(False, "it is not watched")
+    return SelectionVerdict(False, "the operator is not watched")
 
 
 def make_watch_name(layer: str, node: str) -> str:
@@ -221,7 +221,7 @@ def _parse_segment(segment: str) -> tuple[int, int] | str:
     low = _parse_number(found[1])
     high = low if found[2] is None else _parse_number(found[2])
     if low is None or high is None:
-        return "has a number over 64 bits"
+        return "has a number of more than 64 bits"
     return (low, high) if low <= high else "runs backwards"
 
 

@@ -339,7 +339,7 @@ def compute_statistic_texts(
 ) -> tuple[str, ...]:
     """Return the text of each item for raw elements of that type, C order, little endian.
 
-    With `exact` numbers have all their digits. UnsupportedError for a type that has no figures: a
+    With `exact` numbers have all their digits. UnsupportedError for a type without statistics: a
     complex one.
     """
     return tuple(compute_statistic_row(items, dtype, data, exact=exact).split(",")) if items else ()
@@ -348,7 +348,7 @@ def compute_statistic_texts(
 def compute_statistic_row(
     items: tuple[str, ...], dtype: str, data: memoryview, *, exact: bool = False
 ) -> str:
-    """Return the figures of one tensor as `figures` does, with commas between them."""
+    """Return the statistics of one tensor as `statistics` does, with commas between them."""
     _check_countable(dtype)
     return _format_rows(
         items, compute_needed_moments(dtype, data, _select_moment_names(items)), (data,), exact
@@ -369,7 +369,7 @@ def compute_statistic_rows(
 
 
 def has_statistics(dtype: str) -> bool:
-    """Return whether figures exist for an element type."""
+    """Return whether statistics exist for an element type."""
     return dtype in _COUNTABLE_TYPES
 
 

@@ -131,10 +131,10 @@ def parse_hints(text: str) -> tuple[TimeoutHint, ...]:
     try:
         whole = json.loads(text)
         if whole["version"] != 1:
-            raise CorruptedError(f"version {whole['version']!r} is not known")
+            raise CorruptedError(f"version {whole['version']!r} of the hints file is not supported")
         return tuple(map(hint_from_json, whole["hints"]))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise CorruptedError(f"no file of hints: {error!r}") from None
+        raise CorruptedError(f"not a hints file: {error!r}") from None
 
 
 def hint_to_json(hint: TimeoutHint) -> dict[str, Any]:

@@ -82,22 +82,22 @@ def format_info_line(
     place: ApiPlace,
     dtype: str,
     shape: tuple[int, ...],
-    figures: Mapping[str, str],
+    statistics: Mapping[str, str],
 ) -> str:
     """Return the line of a tensor, without its end.
 
-    `figures` are texts by the names of `contract.statistics`; what is missing is NaN.
+    `statistics` are texts by the names of `contract.statistics`; what is missing is NaN.
     """
     marks = RECOMPUTED_MARKS if place.recomputed else _NO_ENTRIES
     if place.scalar:
         summary = ", ".join(
-            _format_scalar(place.scalar, figures.get(item)) for item in SUMMARY_ITEMS
+            _format_scalar(place.scalar, statistics.get(item)) for item in SUMMARY_ITEMS
         )
         element = _CLASS_FORM.format(place.scalar)
     else:
         known = dtype != "bool"
         summary = ", ".join(
-            _format_number(dtype, figures.get(item) if known else None) for item in SUMMARY_ITEMS
+            _format_number(dtype, statistics.get(item) if known else None) for item in SUMMARY_ITEMS
         )
         element = format_dtype_name(files.framework, dtype)
     start = (
@@ -106,9 +106,9 @@ def format_info_line(
     )
     if not files.extended:
         return f"{start}]"
-    md5, norm = figures.get("md5"), figures.get("l2norm")
+    md5, norm = statistics.get("md5"), statistics.get("l2norm")
     if place.scalar:
-        md5, norm = md5 and _compute_scalar_md5(place.scalar, figures), None
+        md5, norm = md5 and _compute_scalar_md5(place.scalar, statistics), None
     l2norm = _NO_ENTRIES if norm is None else _format_number(dtype, norm)
     return f"{start}, {_quote_text(md5) if md5 else _NO_ENTRIES}, {l2norm}]"
 
@@ -138,7 +138,9 @@ def parse_info_line(text: str, *, file: str) -> InfoLine:
         fields: Any = json.loads(text)
         return _parse_info_fields(fields)
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
-        raise CorruptedError(f"{file}: no line of an info file: {text[:60]!r}: {error}") from None
+        raise CorruptedError(
+            f"{file}: not a line of an info file: {text[:60]!r}: {error}"
+        ) from None
 
 
 def _parse_info_fields(fields: Any) -> InfoLine:
@@ -146,10 +148,10 @@ def _parse_info_fields(fields: Any) -> InfoLine:
         _SHORT_LINE_FIELDS,
         _LONG_LINE_FIELDS,
     ):
-        raise ValueError(f"it is no list of {_SHORT_LINE_FIELDS} or {_LONG_LINE_FIELDS} fields")
+        raise ValueError(f"it is not a list of {_SHORT_LINE_FIELDS} or {_LONG_LINE_FIELDS} fields")
     name, step, marks, dtype, shape, summary, *rest = cast("list[Any]", fields)
     if not isinstance(name, str) or not isinstance(dtype, str) or type(step) is not int:
-        raise ValueError("name, step or type is none")
+        raise ValueError("its name, step or type has the wrong type")
     extents = tuple(shape)
     if not all(type(extent) is int and extent >= 0 for extent in extents):
         raise ValueError(f"shape {shape!r}")
@@ -168,7 +170,7 @@ def _parse_info_fields(fields: Any) -> InfoLine:
 
 
 def _format_number(dtype: str, text: str | None) -> str:
-    """Return a figure as JSON has it."""
+    """Return a statistic as JSON has it."""
     if text is None:
         return _UNKNOWN_NUMBER
     value = float(text)
@@ -187,9 +189,9 @@ def _format_scalar(kind: str, text: str | None) -> str:
     return str(int(value)) if kind == "int" else str(bool(value)).lower()
 
 
-def _compute_scalar_md5(kind: str, figures: Mapping[str, str]) -> str:
+def _compute_scalar_md5(kind: str, statistics: Mapping[str, str]) -> str:
     """Return the digest of a number's text, as the real tool has it; nothing where it is lost."""
-    text = next((figures[item] for item in SUMMARY_ITEMS if item in figures), None)
+    text = next((statistics[item] for item in SUMMARY_ITEMS if item in statistics), None)
     if text is None:
         return ""
     value = float(text)

@@ -230,7 +230,7 @@ def open_fractal_nz(array: TileArray, origin: OriginalLayout) -> TensorTiles:
     """Return the matrices; a vector when the original shape is one."""
     if array.ndim < _MIN_FRACTAL_NZ_DIMENSIONS:
         raise CorruptedError(
-            f"{_FRACTAL_NZ} has {_MIN_FRACTAL_NZ_DIMENSIONS} extents or more, the shape is "
+            f"{_FRACTAL_NZ} has {_MIN_FRACTAL_NZ_DIMENSIONS} extents or more, but the shape is "
             f"{array.shape}"
         )
     c0 = get_block_size(array.shape, origin, _FRACTAL_NZ)
@@ -320,7 +320,7 @@ def convert_format(
     conversion = CONVERSIONS.get((source, target))
     if conversion is None:
         known = ", ".join(list_target_formats(source)) or "nothing"
-        raise UnsupportedError(f"{source} is not converted to {target}, but to {known}")
+        raise UnsupportedError(f"{source} cannot be converted to {target}, only to {known}")
     return conversion(array, origin or OriginalLayout())
 
 

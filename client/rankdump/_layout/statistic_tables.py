@@ -69,7 +69,7 @@ class StatisticCsvRow:
     dtype: str
     shape: tuple[int, ...]
     values: tuple[tuple[str, str], ...]
-    """Column title and text of each figure, in the table's order."""
+    """Column title and text of each statistic, in the table's order."""
 
 
 def select_table_items(items: tuple[str, ...], profile: Profile) -> tuple[str, ...]:
@@ -93,25 +93,25 @@ def clean_table_field(name: str) -> str:
     return name.replace(",", "_").replace('"', "_")
 
 
-def format_statistic_line(head: RecordHead, figures: Sequence[str], profile: Profile) -> str:
+def format_statistic_line(head: RecordHead, statistics: Sequence[str], profile: Profile) -> str:
     """Return the line of one tensor, without its end."""
     operator, tensor = _format_kind(head.kind, profile)
     end = "" if profile.fixed_table else ","
     fixed = f"{operator},{head.task},{head.stream},{head.timestamp_us},{tensor}"
-    return ",".join((fixed, *figures)) + end
+    return ",".join((fixed, *statistics)) + end
 
 
 def format_statistics_only_line(
-    kind: TensorKind, timestamp_us: int, figures: str, profile: Profile, *, unknown_id: int = 0
+    kind: TensorKind, timestamp_us: int, statistics: str, profile: Profile, *, unknown_id: int = 0
 ) -> str:
-    """Return the line of a tensor of which only figures came, joined by commas.
+    """Return the line of a tensor of which only statistics came, joined by commas.
 
     Task and stream of its operator are not known.
     """
     operator, tensor = _format_kind(kind, profile)
     end = "" if profile.fixed_table else ","
     when = f"{unknown_id},{unknown_id},{timestamp_us}"
-    return f"{operator},{when},{tensor}{figures and ','}{figures}{end}"
+    return f"{operator},{when},{tensor}{statistics and ','}{statistics}{end}"
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_KINDS)
@@ -165,10 +165,10 @@ def _parse_statistic_line(line: str, titles: list[str], columns: int) -> Statist
     shape, closed, after = rest.partition(')"')
     fields = before.split(",")
     if not quote or not closed or len(fields) != columns:
-        raise ValueError(f"it has no shape in its column {columns}")
+        raise ValueError(f"it has no shape in column {columns}")
     values = after.split(",")[1:]
     if len(values) < len(titles):
-        raise ValueError(f"{len(values)} figures for {len(titles)} columns")
+        raise ValueError(f"{len(values)} values for {len(titles)} columns")
     return StatisticCsvRow(
         op_type=fields[0],
         op_name=fields[1],
@@ -207,7 +207,7 @@ class OperatorCsvRow:
     tensor_format: str
     shape: tuple[int, ...]
     values: tuple[tuple[str, str], ...]
-    """Column title and text of each figure, in the table's order."""
+    """Column title and text of each statistic, in the table's order."""
 
 
 def format_operator_header(items: tuple[str, ...]) -> str:
@@ -215,9 +215,9 @@ def format_operator_header(items: tuple[str, ...]) -> str:
     return ",".join((*OPERATOR_COLUMNS, *(OPERATOR_TITLES[item] for item in items)))
 
 
-def format_operator_line(kind: TensorKind, tensor_format: str, figures: str) -> str:
-    """Return the line of one tensor, without its end; its figures are joined by commas."""
-    return f"{_format_operator_tensor(kind, tensor_format)}{figures and ','}{figures}"
+def format_operator_line(kind: TensorKind, tensor_format: str, statistics: str) -> str:
+    """Return the line of one tensor, without its end; its statistics are joined by commas."""
+    return f"{_format_operator_tensor(kind, tensor_format)}{statistics and ','}{statistics}"
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_KINDS)
@@ -236,7 +236,7 @@ def parse_operator_table(text: str, *, file: str) -> list[OperatorCsvRow]:
     lines = text.split("\n")
     first = lines[0].split(",")
     if tuple(first[: len(OPERATOR_COLUMNS)]) != OPERATOR_COLUMNS:
-        raise CorruptedError(f"{file}: not an operator's table: it begins with {lines[0][:60]!r}")
+        raise CorruptedError(f"{file}: not an operator table: it begins with {lines[0][:60]!r}")
     titles = [title for title in first[len(OPERATOR_COLUMNS) :] if title]
     rows: list[OperatorCsvRow] = []
     for at, line in enumerate(lines[1:], start=2):
@@ -254,7 +254,7 @@ def _parse_operator_line(line: str, titles: list[str]) -> OperatorCsvRow:
         raise ValueError(f"{len(fields)} fields for {len(OPERATOR_COLUMNS) + len(titles)} columns")
     side, slot, data_bytes, data_type, tensor_format, shape = fields[: len(OPERATOR_COLUMNS)]
     if side not in _SIDES_BY_WORD:
-        raise ValueError(f"{side[:60]!r} in the place of Input or Output")
+        raise ValueError(f"{side[:60]!r} in place of Input or Output")
     return OperatorCsvRow(
         side=_SIDES_BY_WORD[side],
         slot=_parse_count(slot),
@@ -268,5 +268,5 @@ def _parse_operator_line(line: str, titles: list[str]) -> OperatorCsvRow:
 
 def _parse_count(text: str) -> int:
     if not _COUNT_PATTERN.fullmatch(text):
-        raise ValueError(f"{text[:60]!r} is no whole number")
+        raise ValueError(f"{text[:60]!r} is not an integer")
     return int(text)

@@ -144,7 +144,7 @@ def name_extents(letters: str, origin: OriginalLayout) -> dict[str, int]:
     """Return the original extents by their letters; DamagedError when there are not as many."""
     if len(origin.shape) != len(letters) or 0 in origin.shape:
         raise CorruptedError(
-            f"the original shape is {origin.shape}; as {letters} it has {len(letters)} extents "
+            f"the original shape is {origin.shape}, but {letters} needs {len(letters)} extents "
             "above 0, and this format cannot be read without it"
         )
     return dict(zip(letters, origin.shape, strict=True))
@@ -154,7 +154,7 @@ def get_block_size(shape: tuple[int, ...], origin: OriginalLayout, source: str) 
     """Return C0, the last extent; DamagedError when the header contradicts itself."""
     c0 = shape[-1]
     if c0 == 0 or origin.c0 not in (0, c0):
-        said = f", its format word says {origin.c0}" if origin.c0 else ""
+        said = f", but its format word declares {origin.c0}" if origin.c0 else ""
         raise CorruptedError(f"{source} of shape {shape} has blocks of {c0}{said}")
     return c0
 
@@ -167,4 +167,4 @@ def get_usual_block_size(item_bytes: int, origin: OriginalLayout) -> int:
 def check_dimensions(shape: tuple[int, ...], rank: int, source: str) -> None:
     """Refuse a shape that has another number of extents than its format."""
     if len(shape) != rank:
-        raise CorruptedError(f"{source} has {rank} extents, the shape is {shape}")
+        raise CorruptedError(f"{source} needs {rank} extents, but the shape is {shape}")

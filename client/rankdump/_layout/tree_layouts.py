@@ -204,7 +204,7 @@ class Layout(Protocol):
     def api_files(self) -> ApiFileNames | None:
         """What the files of an api dump are called; None for any other tree.
 
-        Tensors are named by their place in the call there, figures have all their digits, and
+        Tensors are named by their place in the call there, statistics have all their digits, and
         stand in one file of the rank.
         """
         ...

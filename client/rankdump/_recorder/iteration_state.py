@@ -119,7 +119,7 @@ class IterationCounters:
 
     @property
     def kept_tensors(self) -> int:
-        """Tensors that are kept, as records or as figures, in the whole run."""
+        """Tensors that are kept, as records or as statistics, in the whole run."""
         return self._kept
 
     @property

@@ -12,12 +12,13 @@ from numbers import Real
 from typing import cast
 
 from rankdump._core.record import MAX_FRAME_ROWS
-from rankdump._core.session_protocol import CallStacks, MetadataItem
+from rankdump._core.session_protocol import CallStacks
 from rankdump._core.timeouts import GroupTimeout, RankTimeouts
 from rankdump._recorder.event_trace import EventTrace
 from rankdump._recorder.graph_builder import GraphBuilder
 from rankdump._recorder.iteration_state import IterationCounters, StallTimer
 from rankdump._recorder.staging_buffer import StagingBuffer
+from rankdump._transport.send_buffer import SendBuffer
 
 
 class MetadataSender:
@@ -27,16 +28,16 @@ class MetadataSender:
         self,
         *,
         trace: EventTrace,
-        sketch: GraphBuilder,
-        accounts: IterationCounters,
+        graph_builder: GraphBuilder,
+        counters: IterationCounters,
         stalls: StallTimer,
-        submit: Callable[[MetadataItem], None],
+        send_buffer: SendBuffer,
     ) -> None:
         self._trace = trace
-        self._sketch = sketch
-        self._accounts = accounts
+        self._graph_builder = graph_builder
+        self._counters = counters
         self._stalls = stalls
-        self._submit = submit
+        self._send_buffer = send_buffer
         self._in_order = threading.Lock()
         self._silent = False
 
@@ -52,20 +53,20 @@ class MetadataSender:
         with self._in_order:
             events = self._trace.take_events()
             if events is not None:
-                self._submit(events)
+                self._send_buffer.submit(events)
 
     def send_graphs(self) -> None:
         """Hand over what is new of the graphs."""
-        for part in self._sketch.take_parts():
-            self._submit(part)
+        for part in self._graph_builder.take_parts():
+            self._send_buffer.submit(part)
 
     def end_iteration(self, iteration: int, span: tuple[int, int]) -> None:
         """Hand over all there is of an iteration, and that it is over."""
         with self._stalls.measure_stall():
             self.send_events()
             self.send_graphs()
-        self._accounts.add_stall(iteration, self._stalls.take_ended_ns())
-        self._submit(self._accounts.close_iteration(iteration, span))
+        self._counters.add_stall(iteration, self._stalls.take_ended_ns())
+        self._send_buffer.submit(self._counters.close_iteration(iteration, span))
 
 
 MAX_STACK_CHARACTERS = 1 << 18
@@ -75,9 +76,9 @@ MAX_STACK_CHARACTERS = 1 << 18
 class CallStackSender:
     """The stacks of one rank's calls, in their order; safe to use from several threads."""
 
-    def __init__(self, stage: StagingBuffer, submit: Callable[[MetadataItem], None]) -> None:
-        self._stage = stage
-        self._submit = submit
+    def __init__(self, staging: StagingBuffer, send_buffer: SendBuffer) -> None:
+        self._staging = staging
+        self._send_buffer = send_buffer
         self._lock = threading.Lock()
         self._iteration = 0
         self._calls: list[str] = []
@@ -115,8 +116,8 @@ class CallStackSender:
         )
         self._calls, self._places, self._known = [], [], {}
         self._characters = 0
-        if self._stage.admit_at_once(stacks):
-            self._submit(stacks)
+        if self._staging.admit_at_once(stacks):
+            self._send_buffer.submit(stacks)
         else:
             self.lost_calls += len(stacks.calls)
 
@@ -131,12 +132,12 @@ class TimeoutReporter:
     def __init__(
         self,
         variables: Mapping[str, str],
-        declare: Callable[[RankTimeouts], None],
+        send_buffer: SendBuffer,
         warn: Callable[[str], None],
     ) -> None:
         """`variables` are those of the environment that set a limit."""
         self._variables = dict(variables)
-        self._declare = declare
+        self._send_buffer = send_buffer
         self._warn = warn
         self._groups: dict[tuple[str, str], GroupTimeout] = {}
         self._limits: dict[str, float] = {}
@@ -145,7 +146,7 @@ class TimeoutReporter:
     def start(self) -> None:
         """Say what the environment says, if it says anything."""
         if self._variables:
-            self._say()
+            self._send()
 
     def add_group(self, timeout: GroupTimeout) -> None:
         """Take what a process group in use was made with."""
@@ -153,34 +154,34 @@ class TimeoutReporter:
         if self._groups.get(place) != timeout:
             with self._lock:
                 self._groups[place] = timeout
-                self._say()
+                self._send()
 
     def set_limit(self, name: str, seconds: float) -> None:
         """Take a limit that no variable says; one that cannot be is a warning."""
         fault = _find_fault(name, seconds)
         if fault:
-            self._warn(f"limit: {fault}")
+            self._warn(f"limit() was ignored: {fault}")
             return
         with self._lock:
             if self._limits.get(name) != seconds:
                 self._limits[name] = float(seconds)
-                self._say()
+                self._send()
 
-    def _say(self) -> None:
+    def _send(self) -> None:
         groups = tuple(self._groups.values())
-        self._declare(RankTimeouts(dict(self._variables), groups, dict(self._limits)))
+        self._send_buffer.submit(RankTimeouts(dict(self._variables), groups, dict(self._limits)))
 
 
 def _find_fault(name: object, seconds: object) -> str:
     """Return what is wrong with a limit; empty when nothing is."""
     if not (isinstance(name, str) and name.isascii() and name.isidentifier()):
-        return f"name {_format_value(name)}; allowed: letters, digits and _"
+        return f"the name is {_format_value(name)}; allowed: letters, digits and _"
     if len(name) > MAX_NAME_CHARACTERS:
-        return f"name of {len(name)} characters; allowed: up to {MAX_NAME_CHARACTERS}"
+        return f"the name has {len(name)} characters; allowed: up to {MAX_NAME_CHARACTERS}"
     number = cast("float", seconds) if isinstance(seconds, Real) else math.nan
     if isinstance(seconds, bool) or not 0 <= number < MAX_TIMEOUT_S:
         return (
-            f"{name} of {_format_value(seconds)}; allowed: seconds from 0 (never) to "
+            f"{name} is {_format_value(seconds)}; allowed: seconds from 0 (never) to "
             f"{MAX_TIMEOUT_S - 1}"
         )
     return ""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rankdump._core.plan import DumpPlan
-from rankdump._core.recorder_protocol import PlacementResult, TensorSource
 from rankdump._core.session_protocol import RecordHead, SessionEnd, SessionRequest
 from rankdump._layout.profile import OperatorAliases
 from rankdump._recorder.event_trace import EventTrace
@@ -20,13 +19,13 @@ from rankdump._recorder.iteration_state import IterationCounters, IterationState
 from rankdump._recorder.metadata_sender import CallStackSender, MetadataSender, TimeoutReporter
 from rankdump._recorder.plan_settings import (
     compute_batch_rows,
-    compute_remaining_wait_s,
     compute_row_buffer_bytes,
     has_call_stacks,
     is_copied_directly,
     is_shared_memory_wanted,
     make_record_namer,
     make_statistics_calculator,
+    make_wait_policy,
     select_profile,
 )
 from rankdump._recorder.record_builder import COPY_FAILED, RecordBuilder, RecordSender
@@ -38,6 +37,7 @@ from rankdump._recorder.staging_buffer import StagingBudget, StagingBuffer
 from rankdump._recorder.triggers import DumpTrigger, make_trigger
 from rankdump._transport.agent_client import AgentClient
 from rankdump._transport.connection import LinkState
+from rankdump._transport.send_buffer import SendBuffer
 from rankdump._wire.channel import TlsCredentials
 
 
@@ -77,42 +77,41 @@ class DumpPipeline:
         self._plan, self._device = plan, request.device
         self._quiet = plan.selection.trigger == "exception"
         self._in_child = False
-        self._course = IterationState(plan, request.device)
-        self._voice = SessionLogger(request, address, plan.delivery.buffer_bytes, missing=missing)
-        self._accounts, self._stalls = IterationCounters(), StallTimer()
-        self._heads = make_record_namer(plan, request.rank)
-        self._ranges = OperatorRanges(plan.selection, self._heads.model, self._voice.warn_once)
-        self._filter = RecordFilter(plan, self._heads.model, self._ranges.is_in_range)
+        self._iteration_state = IterationState(plan, request.device)
+        self._session_logger = SessionLogger(
+            request, address, plan.delivery.buffer_bytes, missing=missing
+        )
+        self._counters, self._stalls = IterationCounters(), StallTimer()
+        self._namer = make_record_namer(plan, request.rank)
+        self._ranges = OperatorRanges(
+            plan.selection, self._namer.get_model_name, self._session_logger.warn_once
+        )
+        self._filter = RecordFilter(plan, self._namer.get_model_name, self._ranges.is_in_range)
         # One rank's events alone would read as a job in which all others are missing.
         self._trace = EventTrace(stalled_us=self._stalls.total_us, keeps=not self._quiet)
-        self._sketch = GraphBuilder()
-        self._stage = StagingBuffer(
+        self._graph_builder = GraphBuilder()
+        self._send_buffer = self._make_send_buffer()
+        self._staging = StagingBuffer(
+            self._send_buffer,
             records=StagingBudget(plan.delivery.buffer_bytes),
             rows=StagingBudget(compute_row_buffer_bytes(plan)),
-            patience_s=self._patience_s,
-            place=self._place if is_copied_directly(plan) else None,
+            copies_directly=is_copied_directly(plan),
         )
-        self._measure = make_statistics_calculator(plan)
-        self._ship = self._make_ship(request, address, credentials)
-        self._declaring = MetadataSender(
+        self._calculator = make_statistics_calculator(plan)
+        self._client = self._make_client(request, address, credentials)
+        self._metadata_sender = MetadataSender(
             trace=self._trace,
-            sketch=self._sketch,
-            accounts=self._accounts,
+            graph_builder=self._graph_builder,
+            counters=self._counters,
             stalls=self._stalls,
-            submit=self._ship.submit,
+            send_buffer=self._send_buffer,
         )
-        self._limits = TimeoutReporter(variables or {}, self._ship.submit, self._voice.warn_once)
-        self._outlet = RecordSender(
-            accounts=self._accounts,
-            stalls=self._stalls,
-            stage=self._stage,
-            measure=self._measure,
-            submit=self._ship.submit,
-            on_lost=self._voice.warn_lost_tensor,
-            batch_rows=compute_batch_rows(plan),
+        self._timeout_reporter = TimeoutReporter(
+            variables or {}, self._send_buffer, self._session_logger.warn_once
         )
-        self._callers = (
-            CallStackSender(self._stage, self._ship.submit) if has_call_stacks(plan) else None
+        self._record_sender = self._make_record_sender()
+        self._stack_sender = (
+            CallStackSender(self._staging, self._send_buffer) if has_call_stacks(plan) else None
         )
         self._trigger = self._make_trigger()
         self.undelivered = 0
@@ -125,30 +124,30 @@ class DumpPipeline:
     def start(self) -> None:
         """Connect to the agent and begin the plan's first iteration."""
         call_in_forked_children(self._disarm_in_child)
-        self._limits.start()
-        self._ship.start(FIRST_ANSWER_TIMEOUT_S)
-        self.begin_iteration(self._course.iteration)
+        self._timeout_reporter.start()
+        self._client.start(FIRST_ANSWER_TIMEOUT_S)
+        self.begin_iteration(self._iteration_state.iteration)
 
     # -- iterations, called by the session on the training thread
 
     @property
     def iteration(self) -> int:
         """The iteration that runs now."""
-        return self._course.iteration
+        return self._iteration_state.iteration
 
     @property
     def armed(self) -> bool:
         """Whether tensors of the iteration that runs now are kept on this rank."""
-        return self._course.armed
+        return self._iteration_state.armed
 
     @property
     def lost_tensors(self) -> int:
         """Tensors lost so far, over all reasons."""
-        return sum(self._accounts.losses_by_reason.values())
+        return sum(self._counters.losses_by_reason.values())
 
     def begin_iteration(self, iteration: int) -> None:
         """Make this the running iteration."""
-        self._course.begin(iteration)
+        self._iteration_state.begin(iteration)
         self._ranges.restart()
         self._trace.begin_iteration(iteration)
 
@@ -156,20 +155,20 @@ class DumpPipeline:
         """Declare the running iteration over; one in which nothing ran is not declared."""
         if self._in_child:
             return
-        iteration = self._course.iteration
+        iteration = self._iteration_state.iteration
         self._trigger.end_all_calls()
         self._flush(iteration)
         span = self._trace.end_iteration()
-        if not self._course.end(ran=ran):
+        if not self._iteration_state.end(ran=ran):
             return
-        if self._quiet and not self._accounts.expects(iteration):
-            self._accounts.close_iteration(iteration)
+        if self._quiet and not self._counters.expects(iteration):
+            self._counters.close_iteration(iteration)
             return
-        self._declaring.end_iteration(iteration, span)
+        self._metadata_sender.end_iteration(iteration, span)
 
     def set_dumping(self, on: bool) -> None:
         """Dump from now on, or no longer, whatever iterations the plan names."""
-        self._course.set_dumping(on)
+        self._iteration_state.set_dumping(on)
         self._ranges.restart()
         if not on:
             self._trigger.end_all_calls()
@@ -177,13 +176,13 @@ class DumpPipeline:
     def limit(self, name: str, seconds: float) -> None:
         """Take a limit to communication that no variable says."""
         if not self._in_child:
-            self._limits.set_limit(name, seconds)
+            self._timeout_reporter.set_limit(name, seconds)
 
     def add_model(self, graph: int, name: str) -> None:
         """Say that a model was added, and what it is called: its operators are to be described."""
-        self._heads.name_model(graph, name)
+        self._namer.name_model(graph, name)
         self._filter.clear_cache()
-        self._course.describe_again()
+        self._iteration_state.describe_again()
 
     # -- the end
 
@@ -191,43 +190,45 @@ class DumpPipeline:
         """Say goodbye, deliver what waits, and tell what was lost."""
         if self._in_child:
             return
-        self._course.disable()
+        self._iteration_state.disable()
         self._trigger.end_all_calls()
-        self._flush(self._course.iteration)
+        self._flush(self._iteration_state.iteration)
         self._trace.end_iteration()
-        self._declaring.send_events()
-        if self._course.ever_armed and (self._accounts.kept_tensors or not self._quiet):
-            self._declaring.send_graphs()
-        self.refused = self._ship.link is LinkState.REFUSED
-        accounts = self._accounts
+        self._metadata_sender.send_events()
+        if self._iteration_state.ever_armed and (self._counters.kept_tensors or not self._quiet):
+            self._metadata_sender.send_graphs()
+        self.refused = self._client.link is LinkState.REFUSED
+        counters = self._counters
         run = make_run_facts(
-            self._device, self._course, self._filter, accounts, refused=self.refused
+            self._device, self._iteration_state, self._filter, counters, refused=self.refused
         )
-        retired_in = self._course.retired_in
-        farewell = summarize_run(self._plan, run, self._filter.unmatched, retired_in=retired_in)
-        self._ship.submit(SessionEnd(self._course.iterations_seen, farewell.notes))
-        left = self._ship.close(self._plan.delivery.block_timeout_s)
+        retired_in = self._iteration_state.retired_in
+        summary = summarize_run(self._plan, run, self._filter.unmatched, retired_in=retired_in)
+        self._send_buffer.submit(SessionEnd(self._iteration_state.iterations_seen, summary.notes))
+        left = self._client.close(self._plan.delivery.block_timeout_s)
         if left:
-            self._accounts.count_undelivered(left, NOT_TAKEN_BY_AGENT)
+            self._counters.count_undelivered(left, NOT_TAKEN_BY_AGENT)
         self.undelivered = self._undelivered()
-        self._voice.log_summary(farewell.warnings, farewell.remarks)
-        self._voice.warn_unwritten_tensors(self._ship.left_in_slab, self._ship.link)
-        self._voice.warn_losses(self._accounts.losses_by_reason, self._ship.lost_declarations)
-        if self._callers is not None:
-            self._voice.warn_lost_stacks(self._callers.lost_calls)
-        self._voice.close()
+        self._session_logger.log_summary(summary.warnings, summary.remarks)
+        self._session_logger.warn_unwritten_tensors(self._client.left_in_slab, self._client.link)
+        self._session_logger.warn_losses(
+            self._counters.losses_by_reason, self._client.lost_declarations
+        )
+        if self._stack_sender is not None:
+            self._session_logger.warn_lost_stacks(self._stack_sender.lost_calls)
+        self._session_logger.close()
 
     def _undelivered(self) -> int:
         """Return tensors that no agent has taken, though the plan wished for all of them."""
-        if self._ship.link in (LinkState.ABSENT, LinkState.OPENING, LinkState.REFUSED):
+        if self._client.link in (LinkState.ABSENT, LinkState.OPENING, LinkState.REFUSED):
             return self.lost_tensors
-        return self._accounts.losses_by_reason.get(NOT_TAKEN_BY_AGENT, 0)
+        return self._counters.losses_by_reason.get(NOT_TAKEN_BY_AGENT, 0)
 
     def _flush(self, iteration: int) -> None:
         """Send what waited for the end of the iteration."""
-        self._outlet.flush(iteration)
-        if self._callers is not None:
-            self._callers.flush()
+        self._record_sender.flush(iteration)
+        if self._stack_sender is not None:
+            self._stack_sender.flush()
 
     # -- what the rooms and the interpreter call back
 
@@ -235,77 +236,84 @@ class DumpPipeline:
         # A fork copies neither the sender's thread nor the channel: the session is the parent's.
         # Its shared memory is still mapped here, and is the parent's as well.
         self._in_child = True
-        self._course.disable()
-        self._declaring.disarm()
-        self._ship.disarm()
+        self._iteration_state.disable()
+        self._metadata_sender.disarm()
+        self._client.disarm()
 
-    def _place(self, head: RecordHead, source: TensorSource) -> PlacementResult:
-        return self._ship.place_record(head, source, self._patience_s)
-
-    def _torn(self, head: RecordHead) -> None:
+    def _count_failed_copy(self, head: RecordHead) -> None:
         # The agent counts it in its iteration: the record's number is given.
-        self._accounts.count_undelivered(1, COPY_FAILED)
-        self._voice.warn_lost_tensor(COPY_FAILED, head.kind.op_name)
-
-    def _patience_s(self) -> float:
-        """Return how long a tensor may still wait for room."""
-        ship = self._ship
-        return compute_remaining_wait_s(
-            self._plan, link=ship.link, busy=ship.has_waiting_tensors, idle_s=ship.idle_s()
-        )
+        self._counters.count_undelivered(1, COPY_FAILED)
+        self._session_logger.warn_lost_tensor(COPY_FAILED, head.kind.op_name)
 
     def _link_changed(self, link: LinkState, reason: str) -> None:
         if link is LinkState.REFUSED:
-            self._course.disable()
-        self._voice.log_link_change(link, reason, closing=self._ship.closing)
+            self._iteration_state.disable()
+        self._session_logger.log_link_change(link, reason, closing=self._client.closing)
 
     # -- wiring
 
-    def _make_ship(
+    def _make_send_buffer(self) -> SendBuffer:
+        return SendBuffer(
+            on_release=lambda item: self._staging.release(item),
+            on_copy_failed=self._count_failed_copy,
+            wait_policy=make_wait_policy(self._plan),
+        )
+
+    def _make_client(
         self, request: SessionRequest, address: str, credentials: TlsCredentials | None
     ) -> AgentClient:
         return AgentClient(
             replace(request, wants_slab=is_shared_memory_wanted(self._plan, address)),
+            self._send_buffer,
             address,
             credentials,
-            on_taken=self._stage.release,
-            on_torn=self._torn,
-            on_tick=lambda: self._declaring.send_events(),
-            on_warning=self._voice.warn_once,
-            on_link=self._link_changed,
-            on_stream=self._voice.warn_no_shared_memory,
+            on_tick=lambda: self._metadata_sender.send_events(),
+            on_warning=self._session_logger.warn_once,
+            on_link_change=self._link_changed,
+            on_slab_unused=self._session_logger.warn_no_shared_memory,
+        )
+
+    def _make_record_sender(self) -> RecordSender:
+        return RecordSender(
+            counters=self._counters,
+            stalls=self._stalls,
+            staging=self._staging,
+            calculator=self._calculator,
+            send_buffer=self._send_buffer,
+            on_lost=self._session_logger.warn_lost_tensor,
+            batch_rows=compute_batch_rows(self._plan),
         )
 
     def _make_trigger(self) -> DumpTrigger:
-        reading = RecordBuilder(
+        record_builder = RecordBuilder(
             self._plan,
-            self._course,
-            heads=self._heads,
-            stage=self._stage,
-            measure=self._measure,
+            self._iteration_state,
+            namer=self._namer,
+            staging=self._staging,
+            calculator=self._calculator,
             stalls=self._stalls,
         )
         return make_trigger(
             self._plan,
             self._filter,
-            reading,
-            self._outlet,
-            self._course,
-            warn=self._voice.warn_once,
+            record_builder,
+            self._record_sender,
+            self._iteration_state,
+            warn=self._session_logger.warn_once,
         )
 
     def _make_recorder(self) -> DumpRecorder:
         return DumpRecorder(
-            self._course,
+            self._iteration_state,
             self._filter,
             self._trigger,
             self._ranges,
             trace=self._trace,
-            sketch=self._sketch,
+            graph_builder=self._graph_builder,
             aliases=OperatorAliases() if select_profile(self._plan).short_names else None,
-            callers=self._callers,
+            stack_sender=self._stack_sender,
             keeps_arguments=self._plan.content.kernel_arguments,
-            voice=self._voice,
-            on_events=self._declaring.send_events,
-            on_limit=self._limits.add_group,
+            session_logger=self._session_logger,
+            on_events=self._metadata_sender.send_events,
+            on_limit=self._timeout_reporter.add_group,
         )

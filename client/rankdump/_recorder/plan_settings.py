@@ -13,7 +13,7 @@ from rankdump._recorder.event_trace import now_us
 from rankdump._recorder.record_namer import RecordNamer
 from rankdump._recorder.staging_buffer import ROW_BYTES
 from rankdump._recorder.tensor_statistics import MAX_WAITING_ROWS, StatisticsCalculator
-from rankdump._transport.connection import LinkState
+from rankdump._transport.send_buffer import WaitPolicy
 
 
 def select_layout(plan: DumpPlan) -> Layout:
@@ -38,7 +38,7 @@ def select_profile(plan: DumpPlan) -> Profile:
 
 
 def make_statistics_calculator(plan: DumpPlan) -> StatisticsCalculator | None:
-    """Return what computes figures on this rank; None where the plan never asks for them here."""
+    """Return what computes statistics on this rank; None where the plan never asks for it."""
     content = plan.content
     if not (is_statistics_only(plan) or plan.delivery.on_full == "statistic"):
         return None
@@ -51,7 +51,7 @@ def make_statistics_calculator(plan: DumpPlan) -> StatisticsCalculator | None:
 
 
 def is_statistics_only(plan: DumpPlan) -> bool:
-    """Return whether figures are all that is kept of any tensor."""
+    """Return whether statistics are all that is kept of any tensor."""
     return plan.content.saved == "statistic"
 
 
@@ -80,15 +80,10 @@ def is_copied_directly(plan: DumpPlan) -> bool:
     return plan.selection.trigger == "always"
 
 
-def compute_remaining_wait_s(
-    plan: DumpPlan, *, link: LinkState, busy: bool, idle_s: float
-) -> float:
-    """Return how long a tensor may still wait for room, given since when nothing was taken."""
-    delivery = plan.delivery
-    if delivery.on_full != "block" or link not in (LinkState.UP, LinkState.AWAY, LinkState.OPENING):
-        return 0.0
+def make_wait_policy(plan: DumpPlan) -> WaitPolicy:
+    """Return how long a tensor waits for space: only a plan that blocks lets it."""
+    if plan.delivery.on_full != "block":
+        return WaitPolicy()
+    # Else what fills the buffer waits for the very thread that would wait.
     holds_back = not is_copied_directly(plan) or is_statistics_only(plan)
-    if holds_back and not busy:
-        # What fills the buffer waits for the very thread that asks: nothing will make room.
-        return 0.0
-    return delivery.block_timeout_s - idle_s
+    return WaitPolicy(plan.delivery.block_timeout_s, only_behind_tensors=holds_back)

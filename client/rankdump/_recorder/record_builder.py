@@ -17,7 +17,7 @@ from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.plan import DumpPlan
 from rankdump._core.record import StatisticRows, TensorKind
 from rankdump._core.recorder_protocol import StagedRecord, TensorObservation, TensorSource
-from rankdump._core.session_protocol import KernelArguments, MetadataItem, OperatorArguments
+from rankdump._core.session_protocol import KernelArguments, OperatorArguments
 from rankdump._recorder.iteration_state import IterationCounters, IterationState, StallTimer
 from rankdump._recorder.plan_settings import is_statistics_only
 from rankdump._recorder.record_namer import RecordNamer
@@ -28,6 +28,7 @@ from rankdump._recorder.tensor_statistics import (
     TensorStatisticsRow,
     UnreadRow,
 )
+from rankdump._transport.send_buffer import SendBuffer
 
 _logger = logging.getLogger(__name__)
 
@@ -56,21 +57,21 @@ class RecordBuilder:
     def __init__(
         self,
         plan: DumpPlan,
-        course: IterationState,
+        iteration_state: IterationState,
         *,
-        heads: RecordNamer,
-        stage: StagingBuffer,
-        measure: StatisticsCalculator | None,
+        namer: RecordNamer,
+        staging: StagingBuffer,
+        calculator: StatisticsCalculator | None,
         stalls: StallTimer,
     ) -> None:
         self._sample_elements = plan.content.sample_elements
         self._no_elements = is_statistics_only(plan)
-        self._course = course
-        self._heads = heads
-        self.end_call = heads.end_call
+        self._iteration_state = iteration_state
+        self._namer = namer
+        self.end_call = namer.end_call
         """Hears that a call is over: what comes under its name from now on is another one."""
-        self._stage = stage
-        self._measure = measure
+        self._staging = staging
+        self._calculator = calculator
         self._stalls = stalls
 
     def build_record(self, observation: TensorObservation) -> BuildResult:
@@ -97,7 +98,7 @@ class RecordBuilder:
 
     def make_loss(self, op_name: str, reason: str) -> LostTensor:
         """Return the loss of a tensor of the running iteration."""
-        return LostTensor(self._course.iteration, op_name, reason)
+        return LostTensor(self._iteration_state.iteration, op_name, reason)
 
     def _read(self, observation: TensorObservation) -> BuildResult:
         source = observation.tensor
@@ -105,13 +106,13 @@ class RecordBuilder:
             return self.make_loss(observation.op_name, UNSUPPORTED_DTYPE)
         if self._sample_elements:
             source = self._sampled(source)
-        kind = self._heads.find_kind(observation, source)
+        kind = self._namer.find_kind(observation, source)
         if self._no_elements:
             row = self._row(kind, source)
             return self.make_loss(kind.op_name, NO_STATISTICS) if row is None else row
-        course = self._course
-        head = self._heads.make_head(kind, iteration=course.iteration, switched_on=course.switched)
-        record = self._stage.keep(head, source)
+        state = self._iteration_state
+        head = self._namer.make_head(kind, iteration=state.iteration, switched_on=state.switched)
+        record = self._staging.keep(head, source)
         if record is not None:
             return record
         row = self._row(kind, source, degraded=True)
@@ -120,16 +121,16 @@ class RecordBuilder:
     def _row(
         self, kind: TensorKind, source: TensorSource, *, degraded: bool = False
     ) -> TensorStatisticsRow | None:
-        """Return the tensor's figures; None when the plan wants none, or it has none."""
-        if self._measure is None or not self._measure.can_measure(kind.dtype):
+        """Return the tensor's statistics; None when the plan wants none, or it has none."""
+        if self._calculator is None or not self._calculator.can_measure(kind.dtype):
             return None
-        course = self._course
+        state = self._iteration_state
         return TensorStatisticsRow(
             kind,
-            self._heads.stamp(kind, course.iteration),
-            self._measure.measure_tensor(source),
-            course.iteration,
-            course.switched,
+            self._namer.stamp(kind, state.iteration),
+            self._calculator.measure_tensor(source),
+            state.iteration,
+            state.switched,
             degraded,
         )
 
@@ -151,20 +152,20 @@ class RecordSender:
     def __init__(
         self,
         *,
-        accounts: IterationCounters,
+        counters: IterationCounters,
         stalls: StallTimer,
-        stage: StagingBuffer,
-        measure: StatisticsCalculator | None,
-        submit: Callable[[StagedRecord | MetadataItem], None],
+        staging: StagingBuffer,
+        calculator: StatisticsCalculator | None,
+        send_buffer: SendBuffer,
         on_lost: Callable[[str, str], None],
         batch_rows: int,
     ) -> None:
         """Rows wait for the end of the iteration, or until as many wait as a batch takes."""
-        self._accounts = accounts
+        self._counters = counters
         self._stalls = stalls
-        self._stage = stage
-        self._measure = measure
-        self._submit = submit
+        self._staging = staging
+        self._calculator = calculator
+        self._send_buffer = send_buffer
         self._on_lost = on_lost
         self._batch = RowBatch(batch_rows)
         self._lock = threading.Lock()
@@ -177,8 +178,9 @@ class RecordSender:
             if self._batch.add(item):
                 self._send_rows()
         elif isinstance(item, StagedRecord):
-            self._accounts.count_sent(item.head.iteration)
-            self._submit(item)
+            self._counters.count_sent(item.head.iteration)
+            if not item.is_in_shared_memory:
+                self._send_buffer.submit(item)
         elif isinstance(item, LostTensor):
             self._lose(item)
         else:
@@ -188,7 +190,7 @@ class RecordSender:
         """Give back the room of records that nobody wants."""
         for item in items:
             if isinstance(item, StagedRecord):
-                self._stage.release(item)
+                self._staging.release(item)
 
     def flush(self, iteration: int) -> None:
         """Send what waited for the end of the iteration."""
@@ -197,24 +199,24 @@ class RecordSender:
             self._send_arguments(iteration)
 
     def _send_rows(self) -> None:
-        if self._measure is None:
+        if self._calculator is None:
             return
         with self._stalls.measure_stall(), self._in_turn:
-            for rows in self._batch.drain_rows(self._measure):
+            for rows in self._batch.drain_rows(self._calculator):
                 if isinstance(rows, UnreadRow):
                     self._lose(LostTensor(rows.iteration, rows.op_name, STATISTICS_FAILED))
-                elif self._stage.admit(rows):
-                    self._accounts.count_sent(rows.iteration, len(rows))
-                    self._submit(rows)
+                elif self._staging.admit(rows):
+                    self._counters.count_sent(rows.iteration, len(rows))
+                    self._send_buffer.submit(rows)
                 else:
                     self._lose_rows(rows)
 
     def _lose_rows(self, rows: StatisticRows) -> None:
-        self._accounts.count_lost(rows.iteration, BUFFER_FULL, len(rows))
+        self._counters.count_lost(rows.iteration, BUFFER_FULL, len(rows))
         self._on_lost(BUFFER_FULL, rows.kinds[0].op_name)
 
     def _lose(self, lost: LostTensor) -> None:
-        self._accounts.count_lost(lost.iteration, lost.reason)
+        self._counters.count_lost(lost.iteration, lost.reason)
         self._on_lost(lost.reason, lost.op_name)
 
     def _collect(self, arguments: OperatorArguments, iteration: int) -> None:
@@ -226,4 +228,4 @@ class RecordSender:
     def _send_arguments(self, iteration: int) -> None:
         operators, self._arguments = tuple(self._arguments), []
         if operators:
-            self._submit(KernelArguments(iteration, operators))
+            self._send_buffer.submit(KernelArguments(iteration, operators))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TypeAlias
 
+from rankdump._core.bounded_cache import remember
 from rankdump._core.plan import (
     UNNAMED_MODEL,
     DumpPlan,
@@ -39,7 +40,7 @@ KEEP_DECISION = TensorDecision(True)
 # Call numbers make names; a loop without steps must not grow the cache for ever.
 _MAX_CACHED_NAMES = 1 << 16
 _NO_OPERATORS = OperatorSelection(everything=False)
-_BY_RANGE = TensorDecision(False, "it is outside of every range")
+_BY_RANGE = TensorDecision(False, "the operator is outside every opname_range")
 """Of an operator that no list names: where the program stands decides."""
 
 
@@ -132,9 +133,7 @@ class RecordFilter:
         place = (op_name, graph) if self._by_graph else op_name if self._by_name else ""
         decision = known.get(place)
         if decision is None:
-            if len(known) >= _MAX_CACHED_NAMES:
-                known.clear()
-            decision = known[place] = self._decide(op_name, side, graph)
+            decision = remember(known, place, self._decide(op_name, side, graph), _MAX_CACHED_NAMES)
         if decision is _BY_RANGE and self._in_range(graph, op_name):
             self._selected = True
             return KEEP_DECISION
@@ -145,15 +144,13 @@ class RecordFilter:
         if not self._excludes:
             return False
         graph, op_type, op_name, side, slot = place
-        found = self._excluded.get(place)
-        if found is None:
-            if len(self._excluded) >= _MAX_CACHED_NAMES:
-                self._excluded.clear()
+        excluded = self._excluded.get(place)
+        if excluded is None:
             operators = self._selection.get_operators(self._model_of(graph))
             verdict = decide_exclusion(operators, op_type, op_name, side, slot)
-            found = self._excluded[place] = not verdict.accepted
-        self._left_out = self._left_out or found
-        return found
+            excluded = remember(self._excluded, place, not verdict.accepted, _MAX_CACHED_NAMES)
+        self._left_out = self._left_out or excluded
+        return excluded
 
     def _decide(self, op_name: str, side: TensorSide, graph: int) -> TensorDecision:
         self._asked = True
@@ -180,7 +177,7 @@ class RecordFilter:
         watched = self._selection.watched
         if watched is not None:
             found = side is TensorSide.OUTPUT and is_named_in(watched.nodes, op_name)
-            return SelectionVerdict(found, "" if found else "it is not watched")
+            return SelectionVerdict(found, "" if found else "the operator is not watched")
         if operators.ranges and not operators.everything:
             return decide_listed_operator(operators, op_name)
         verdict = decide_operator(operators, op_name)
@@ -193,12 +190,12 @@ class RecordFilter:
         names = (own, own.removeprefix("Default/").rpartition("/")[0])
         if any(name in self._marks.get(graph, ()) for name in names):
             return SelectionVerdict(True)
-        return SelectionVerdict(False, "set_dump did not mark it")
+        return SelectionVerdict(False, "set_dump did not mark the operator")
 
 
 def decide_by_size(byte_count: int) -> TensorDecision:
     """Decide on a tensor by its size: MindSpore writes nothing for one without elements."""
-    return KEEP_DECISION if byte_count else TensorDecision(False, "it has no elements")
+    return KEEP_DECISION if byte_count else TensorDecision(False, "the tensor has no elements")
 
 
 def _list_entries(plan: DumpPlan) -> Iterable[tuple[UnmatchedEntry, _NameMatcher]]:
@@ -261,17 +258,17 @@ class _RangeProgress:
 
     first: str
     last: str
-    standing: RangePosition = RangePosition.BEFORE
+    position: RangePosition = RangePosition.BEFORE
 
     def advance_to(self, op_name: str) -> bool:
         """Go on to an operator that begins; return whether it lies within."""
         first, last = is_named_in((self.first,), op_name), is_named_in((self.last,), op_name)
-        before = self.standing
+        before = self.position
         if before is RangePosition.BEFORE and (first or last):
-            self.standing = RangePosition.WITHIN if first else RangePosition.NOWHERE
-        within = self.standing is RangePosition.WITHIN
+            self.position = RangePosition.WITHIN if first else RangePosition.NOWHERE
+        within = self.position is RangePosition.WITHIN
         if within and last:
-            self.standing = RangePosition.BEHIND
+            self.position = RangePosition.BEHIND
         return within
 
 
@@ -319,14 +316,18 @@ class OperatorRanges:
         operators = self._selection.get_operators(self._model_of(graph))
         return [_RangeProgress(first, last) for first, last in operators.ranges]
 
-    def _takes(self, stretch: _RangeProgress, op_name: str) -> bool:
-        before = stretch.standing
-        within = stretch.advance_to(op_name)
-        name = f"opname_range {stretch.first} to {stretch.last}"
-        if before is RangePosition.BEFORE and stretch.standing is RangePosition.NOWHERE:
-            self._warn(f"{name}: the second ran before the first, so nothing of it is kept")
-        elif before is RangePosition.BEHIND and is_named_in((stretch.first,), op_name):
-            self._warn(f"{name}: the first ran again after the second, only one stretch is kept")
+    def _takes(self, progress: _RangeProgress, op_name: str) -> bool:
+        before = progress.position
+        within = progress.advance_to(op_name)
+        name = f"opname_range {progress.first} to {progress.last}"
+        if before is RangePosition.BEFORE and progress.position is RangePosition.NOWHERE:
+            self._warn(
+                f"{name}: the last operator ran before the first, so nothing in the range is dumped"
+            )
+        elif before is RangePosition.BEHIND and is_named_in((progress.first,), op_name):
+            self._warn(
+                f"{name}: the first operator ran again after the last; only one pass is dumped"
+            )
         return within
 
     def _remember(self, graph: int, op_name: str) -> None:
@@ -334,6 +335,6 @@ class OperatorRanges:
             self._inside.add((graph, op_name))
         else:
             self._warn(
-                f"more than {_MAX_REMEMBERED_OPERATORS} operators lie within a range: "
-                "further ones do not"
+                f"more than {_MAX_REMEMBERED_OPERATORS} operators lie within an opname_range: "
+                "further ones are not dumped"
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from rankdump._core.bounded_cache import remember
 from rankdump._core.plan import UNNAMED_MODEL
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.recorder_protocol import TensorObservation, TensorSource
@@ -38,7 +39,7 @@ class TimestampAllocator:
         """Return the time stamp of a tensor of that kind, in us since the epoch."""
         with self._lock:
             if not self.shared:
-                return self._later()
+                return self._next_us()
             if iteration != self._iteration or len(self._calls) >= _MAX_REMEMBERED_NAMES:
                 self._calls.clear()
                 self._iteration = iteration
@@ -47,7 +48,7 @@ class TimestampAllocator:
             known = self._calls.get(call)
             # A tensor that was there before is of another call.
             if known is None or place in known[1]:
-                known = self._calls[call] = self._later(), set[int]()
+                known = self._calls[call] = self._next_us(), set[int]()
             known[1].add(place)
             return known[0]
 
@@ -57,7 +58,7 @@ class TimestampAllocator:
             with self._lock:
                 self._calls.pop((graph, op_name), None)
 
-    def _later(self) -> int:
+    def _next_us(self) -> int:
         self._last_us = stamp_us = max(self._clock_us(), self._last_us + 1)
         return stamp_us
 
@@ -88,7 +89,7 @@ class RecordNamer:
         self._models[graph] = name
         self._kinds.clear()
 
-    def model(self, graph: int) -> str:
+    def get_model_name(self, graph: int) -> str:
         """Return what the model of a graph is called."""
         return self._net_name or self._models.get(graph, UNNAMED_MODEL)
 
@@ -98,7 +99,7 @@ class RecordNamer:
         It is the same object as long as the tensor looks the same, where names come again.
         """
         if not self._remembers:
-            return self._made(observation, source)
+            return self._make_kind(observation, source)
         place = (observation.graph, observation.op_name, observation.side, observation.slot)
         known = self._kinds.get(place)
         if (
@@ -110,10 +111,8 @@ class RecordNamer:
             and known.constant == observation.constant
         ):
             return known
-        if len(self._kinds) >= _MAX_REMEMBERED_NAMES:
-            self._kinds.clear()
-        kind = self._kinds[place] = self._made(observation, source)
-        return kind
+        kind = self._make_kind(observation, source)
+        return remember(self._kinds, place, kind, _MAX_REMEMBERED_NAMES)
 
     def stamp(self, kind: TensorKind, iteration: int) -> int:
         """Return the time in us that names the file of a tensor, or sorts its row."""
@@ -138,7 +137,7 @@ class RecordNamer:
             switched_on,
         )
 
-    def _made(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
+    def _make_kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
         graph, op_type, op_name, side, slot, argument, *_ = observation
         return TensorKind(
             graph,
@@ -151,5 +150,5 @@ class RecordNamer:
             source.byte_count,
             argument,
             observation.constant,
-            self.model(graph),
+            self.get_model_name(graph),
         )

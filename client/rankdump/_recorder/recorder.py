@@ -29,31 +29,31 @@ class DumpRecorder:
 
     def __init__(
         self,
-        course: IterationState,
+        iteration_state: IterationState,
         selection: RecordFilter,
         trigger: DumpTrigger,
         ranges: OperatorRanges,
         *,
         trace: EventTrace,
-        sketch: GraphBuilder,
+        graph_builder: GraphBuilder,
         aliases: OperatorAliases | None,
-        callers: CallStackSender | None,
+        stack_sender: CallStackSender | None,
         keeps_arguments: bool,
-        voice: SessionLogger,
+        session_logger: SessionLogger,
         on_events: Callable[[], None],
         on_limit: Callable[[GroupTimeout], None],
     ) -> None:
         """`on_events` hears that many events wait, `on_limit` of every process group in use."""
-        self._course = course
+        self._iteration_state = iteration_state
         self._filter = selection
         self._trigger = trigger
         self._ranges = ranges
         self._trace = trace
-        self._sketch = sketch
+        self._graph_builder = graph_builder
         self._aliases = aliases
-        self._callers = callers
+        self._stack_sender = stack_sender
         self._keeps_arguments = keeps_arguments
-        self._voice = voice
+        self._session_logger = session_logger
         self._on_events = on_events
         self._on_limit = on_limit
         self._constants: set[tuple[int, str]] = set()
@@ -62,17 +62,17 @@ class DumpRecorder:
     @property
     def armed(self) -> bool:
         """Whether the plan selects the iteration that runs now on this rank."""
-        return self._course.armed
+        return self._iteration_state.armed
 
     @property
     def is_describing(self) -> bool:
         """Whether operators are to be described now: in the first armed iteration."""
-        return self._course.is_describing
+        return self._iteration_state.is_describing
 
     @property
     def wants_arguments(self) -> bool:
         """Whether the plan keeps the arguments of operators, in this iteration."""
-        return self._keeps_arguments and self._course.armed
+        return self._keeps_arguments and self._iteration_state.armed
 
     # -- tensors
 
@@ -83,12 +83,14 @@ class DumpRecorder:
 
     def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
         """Return whether tensors of that operator and side are kept in this iteration."""
-        self._course.active = True
-        return self._course.armed and self._trigger.is_wanted(self._named(op_name), side, graph)
+        self._iteration_state.active = True
+        return self._iteration_state.armed and self._trigger.is_wanted(
+            self._named(op_name), side, graph
+        )
 
     def observe(self, observation: TensorObservation) -> None:
         """Record a tensor of a side that `wants` has just said is kept."""
-        if not self._course.armed:
+        if not self._iteration_state.armed:
             return
         name = self._named(observation.op_name)
         if not decide_by_size(observation.tensor.byte_count).is_kept:
@@ -105,12 +107,14 @@ class DumpRecorder:
         """Count a tensor of a side that `wants` has just said is kept, and that cannot be read."""
         name = self._named(op_name)
         left_out = self._filter.is_excluded((graph, op_type, name, side, slot))
-        if self._course.armed and not left_out:
-            self._trigger.handle_item(graph, name, LostTensor(self._course.iteration, name, reason))
+        if self._iteration_state.armed and not left_out:
+            self._trigger.handle_item(
+                graph, name, LostTensor(self._iteration_state.iteration, name, reason)
+            )
 
     def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         """Say that one call of an operator is over: all its tensors were handed over."""
-        if self._course.armed:
+        if self._iteration_state.armed:
             self._trigger.end_call(graph, self._named(op_name), raised=raised)
 
     def set_marks(self, graph: int, names: frozenset[str]) -> None:
@@ -133,32 +137,33 @@ class DumpRecorder:
 
     def record_call_stack(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
         """Take where a selected call of an API came from: lines, innermost first."""
-        if self._callers is not None and self._course.armed:
-            self._callers.add(self._course.iteration, op_name, stack)
+        if self._stack_sender is not None and self._iteration_state.armed:
+            self._stack_sender.add(self._iteration_state.iteration, op_name, stack)
 
     # -- graphs
 
     def describe(self, graph: int, node: GraphNode) -> None:
         """Take an operator's part in the graph; the first description of a name counts."""
-        if not self._course.is_describing:
+        if not self._iteration_state.is_describing:
             return
         if self._aliases is not None:
             inputs = tuple(map(self._named, node.inputs))
             node = replace(node, name=self._named(node.name), inputs=inputs)
-        if not self._sketch.add(graph, node):
-            self._voice.warn_once(
-                f"graph {graph} is too large to be drawn whole", about=f"large graph {graph}"
+        if not self._graph_builder.add(graph, node):
+            self._session_logger.warn_once(
+                f"graph {graph} is too large: it will be drawn in part only",
+                about=f"large graph {graph}",
             )
 
     def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
         """Take a parameter's part in the graph."""
-        if self._course.is_describing:
+        if self._iteration_state.is_describing:
             named = replace(parameter, name=self._named(parameter.name))
-            self._sketch.add_parameter(graph, named)
+            self._graph_builder.add_parameter(graph, named)
 
     def set_compiled_order(self, graph: int, nodes: Sequence[GraphNode]) -> None:
         """Take the order of operators in which a framework compiled a graph."""
-        self._sketch.set_compiled_order(
+        self._graph_builder.set_compiled_order(
             graph, [replace(n, name=self._named(n.name)) for n in nodes]
         )
 
@@ -168,7 +173,7 @@ class DumpRecorder:
         self, *, graph: int, name: str, collective: CollectiveCall | None = None
     ) -> StartedEvent:
         """Advance the rank's program by one event, which is to be finished whatever happens."""
-        self._course.active = True
+        self._iteration_state.active = True
         return self._trace.start_event(graph=graph, name=self._named(name), collective=collective)
 
     def finish_event(
@@ -185,7 +190,7 @@ class DumpRecorder:
 
     def warn_once(self, message: str) -> None:
         """Log a warning the first time it is said."""
-        self._voice.warn_once(message)
+        self._session_logger.warn_once(message)
 
     def _first(self, graph: int, name: str) -> bool:
         """Return whether a constant was not seen before."""
@@ -204,5 +209,7 @@ class DumpRecorder:
         with self._lock:
             alias = self._aliases.get_alias(name)
         if self._aliases.is_full:
-            self._voice.warn_once("operators have too many names: short ones are no longer unique")
+            self._session_logger.warn_once(
+                "there are too many operator names: shortened names are no longer unique"
+            )
         return alias

@@ -86,14 +86,16 @@ def explain_empty_dump(plan: DumpPlan, run: RunFacts) -> EmptyDumpCause | None:
             f"every one of the {run.tensors_lost} tensors that the plan selects was lost"
         )
     if run.left_out:
-        words = "every tensor of the operators that the plan selects is left out by it"
+        words = "the plan excludes every tensor of the operators that it selects"
         return EmptyDumpCause(words, fault=False)
     if plan.selection.trigger == "overflow":
         return EmptyDumpCause("no overflow occurred: every output was finite", fault=False)
     if plan.selection.trigger == "exception":
-        words = "no operator was seen to raise; errors in computing gradients are not traced to one"
+        words = (
+            "no operator was observed to raise; errors in computing gradients are not traced to one"
+        )
         return EmptyDumpCause(words, fault=False)
-    return EmptyDumpCause("what the plan selects handed over no tensor with elements")
+    return EmptyDumpCause("the operators that the plan selects had no tensor with elements")
 
 
 def _explain_no_iteration(plan: DumpPlan, run: RunFacts) -> str:
@@ -106,7 +108,7 @@ def _explain_no_iteration(plan: DumpPlan, run: RunFacts) -> str:
         return ""
     if run.switched:
         return "dump_stop() was called, and no dump_start() after it"
-    ran = f"the {run.iterations_seen} that ran, up to {run.last_iteration}"
+    ran = f"the {run.iterations_seen} iterations that ran, up to {run.last_iteration}"
     key = select_dialect_terms(plan).iterations
     return f'{key} "{plan.selection.iterations.text}" selects none of {ran}'
 
@@ -114,7 +116,7 @@ def _explain_no_iteration(plan: DumpPlan, run: RunFacts) -> str:
 def _explain_no_match(plan: DumpPlan, run: RunFacts) -> str:
     words, marked = select_dialect_terms(plan), plan.selection.operators.marked
     if marked and not run.marked:
-        return "dump_mode 2 keeps what set_dump() marks, and it marked nothing"
+        return "dump_mode 2 dumps what set_dump() marks, but set_dump() marked nothing"
     chosen = "set_dump()" if marked else words.operators
     return f"{chosen} and {words.sides} match no operator that ran"
 
@@ -133,25 +135,25 @@ class RunSummary:
 
 def make_run_facts(
     device: int,
-    course: IterationState,
+    iteration_state: IterationState,
     selection: RecordFilter,
-    accounts: IterationCounters,
+    counters: IterationCounters,
     *,
     refused: bool,
 ) -> RunFacts:
     """Return what came of a run."""
     return RunFacts(
         device=device,
-        iterations_seen=course.iterations_seen,
-        iterations_armed=course.iterations_armed,
-        last_iteration=course.iteration,
+        iterations_seen=iteration_state.iterations_seen,
+        iterations_armed=iteration_state.iterations_armed,
+        last_iteration=iteration_state.iteration,
         operators_seen=selection.asked,
-        tensors_kept=accounts.kept_tensors,
-        tensors_lost=sum(accounts.losses_by_reason.values()),
+        tensors_kept=counters.kept_tensors,
+        tensors_lost=sum(counters.losses_by_reason.values()),
         operators_selected=selection.selected,
         left_out=selection.left_out,
         marked=selection.marked,
-        switched=course.switched,
+        switched=iteration_state.switched,
         refused=refused,
     )
 
@@ -174,7 +176,7 @@ def summarize_run(
     if retired_in is not None:
         limit = plan.selection.overflow_limit
         reached = (
-            f"overflow_number {limit} was reached: nothing is kept after iteration {retired_in}"
+            f"overflow_number {limit} was reached: nothing is dumped after iteration {retired_in}"
         )
         remarks.append(reached)
         notes.append(reached)

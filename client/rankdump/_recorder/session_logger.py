@@ -8,9 +8,9 @@ import hashlib
 import logging
 import os
 import socket
-import threading
 from collections.abc import Iterable, Mapping
 
+from rankdump._core.log_once import LogOnce
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._transport.connection import LinkState
 
@@ -75,24 +75,21 @@ class SessionLogger:
         self._not_open = ""
         self._times_away = 0
         self._away = False
-        self._said: set[str] = set()
-        self._lock = threading.Lock()
+        self._once = LogOnce(_logger, max_keys=_MAX_WARNINGS + 1)
 
     def warn_once(self, message: str, *, about: str = "") -> None:
-        """Log a warning the first time it is said, or the first one about a thing."""
-        with self._lock:
-            if (about or message) in self._said or len(self._said) > _MAX_WARNINGS:
-                return
-            self._said.add(about or message)
-            if len(self._said) > _MAX_WARNINGS:
-                message = f"{_MAX_WARNINGS} different warnings were given: no more are"
-            if not self._host.claim(about or message):
-                return
-        _logger.warning("rankdump: %s", message)
+        """Log the first warning with this text, or about this subject; the last one says so."""
+        subject = about or message
+        if not self._once.is_new(subject):
+            return
+        if self._once.is_full:
+            message = f"{_MAX_WARNINGS} different warnings were logged; further ones are suppressed"
+        if self._host.claim(subject):
+            _logger.warning("rankdump: %s", message)
 
     def warn_lost_tensor(self, reason: str, op_name: str) -> None:
         """Log the first tensor that was lost for a reason."""
-        message = f"tensors are dropped for {reason}, the first at {op_name}"
+        message = f"tensors are dropped ({reason}); the first belongs to {op_name}"
         self.warn_once(message, about=f"lost {reason}")
 
     def log_link_change(self, link: LinkState, reason: str, *, closing: bool) -> None:
@@ -100,17 +97,17 @@ class SessionLogger:
         if link is LinkState.ABSENT:
             self._not_open = ""
             self.warn_once(
-                f"{self._missing or f'no agent at {self._address} ({reason})'}: training goes on, "
-                f"up to {self._buffer_bytes >> 20} MiB of tensors wait for one, the rest is "
-                f"dropped and counted",
+                f"{self._missing or f'no agent at {self._address} ({reason})'}: training "
+                f"continues; up to {self._buffer_bytes >> 20} MiB of tensors wait for an agent, "
+                f"further ones are dropped and counted",
                 about="absent",
             )
         elif link is LinkState.OPENING:
             self._not_open = f"the agent at {self._address} has not opened the session ({reason})"
             self.warn_once(
-                f"{self._rank}{self._not_open}: training goes on, up to "
-                f"{self._buffer_bytes >> 20} MiB of tensors wait for it, the rest is dropped and "
-                f"counted",
+                f"{self._rank}{self._not_open}: training continues; up to "
+                f"{self._buffer_bytes >> 20} MiB of tensors wait for it, further ones are dropped "
+                f"and counted",
                 about="opening",
             )
         elif link is LinkState.REFUSED:
@@ -134,18 +131,21 @@ class SessionLogger:
 
     def warn_no_shared_memory(self, reason: str) -> None:
         """Log that the agent's shared memory is not used, though it was asked for."""
-        self.warn_once(f"tensors travel on the stream, in pieces: {reason}", about="no slab")
+        self.warn_once(
+            f"tensors are sent over the stream, not through shared memory: {reason}",
+            about="no slab",
+        )
 
     def warn_unwritten_tensors(self, count: int, link: LinkState) -> None:
         """Log what the agent has yet to take out of shared memory, whether it is there or not."""
         if count and link is LinkState.UP:
             self.warn_once(
-                f"{self._rank}{count} tensors are left to the agent at {self._address} to write"
+                f"{self._rank}the agent at {self._address} has yet to write {count} tensors"
             )
         elif count:
             self.warn_once(
                 f"{self._rank}the agent at {self._address} has not come back: {count} tensors "
-                f"stand in its shared memory, and are in the tree only once it runs again"
+                f"remain in its shared memory and are written when it runs again"
             )
 
     def log_summary(self, warnings: Iterable[str], remarks: Iterable[str]) -> None:
@@ -159,8 +159,7 @@ class SessionLogger:
         """Log of how many calls the stack file says nothing, for want of room."""
         if calls:
             self.warn_once(
-                f"{self._rank}where {calls} calls came from was not sent: too much waited for the "
-                f"agent"
+                f"{self._rank}call stacks of {calls} calls were dropped: the send buffer was full"
             )
 
     def warn_losses(self, tensors: Mapping[str, int], declarations: int) -> None:

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from rankdump._core.record import StatisticRows
 from rankdump._core.recorder_protocol import PlacementResult, StagedRecord, TensorSource
 from rankdump._core.session_protocol import CallStacks, RecordHead
+from rankdump._transport.send_buffer import SendBuffer
 
 MIN_RECORD_BYTES = 512
 """About what a record takes without its elements: what is smaller is charged as much."""
 ROW_BYTES = 128
-"""About what a row of figures takes: its text and its part of the frame."""
+"""About what a row of statistics takes: its text and its part of the frame."""
 
 CALL_BYTES = 256
 """About what a call with its stack takes: stacks that repeat are said once."""
@@ -34,14 +35,14 @@ class StagingBudget:
         """Bytes held now."""
         return self._held_bytes
 
-    def acquire(self, byte_count: int, patience_s: Callable[[], float]) -> bool:
-        """Hold the bytes, waiting as long as patience lasts; False when it ended first."""
+    def acquire(self, byte_count: int, compute_remaining_s: Callable[[], float]) -> bool:
+        """Hold the bytes, waiting for space as long as allowed; False when time ran out first."""
         with self._freed:
             while self._held_bytes and self._held_bytes + byte_count > self._limit_bytes:
-                left_s = patience_s()
+                left_s = compute_remaining_s()
                 if left_s <= 0:
                     return False
-                # Patience may grow with the agent's progress, so it is asked again.
+                # The time left grows again with every progress of the agent.
                 self._freed.wait(min(left_s, 1.0))
             self._held_bytes += byte_count
             return True
@@ -58,27 +59,31 @@ class StagingBuffer:
 
     def __init__(
         self,
+        send_buffer: SendBuffer,
         *,
         records: StagingBudget,
         rows: StagingBudget,
-        patience_s: Callable[[], float],
-        place: Callable[[RecordHead, TensorSource], PlacementResult] | None = None,
+        copies_directly: bool = True,
     ) -> None:
-        """`place` copies into shared memory; rows leave when records have filled all theirs."""
+        """`copies_directly` permits copies into shared memory.
+
+        Rows have a budget of their own, so that they are sent though records have used all theirs.
+        """
+        self._send_buffer = send_buffer
         self._records = records
         self._rows = rows
-        self._patience_s = patience_s
-        self._place = place
+        self._copies_directly = copies_directly
 
     def keep(self, head: RecordHead, source: TensorSource) -> StagedRecord | None:
         """Copy a record's elements once; None when there was no room for them."""
-        placing = PlacementResult.ELSEWHERE if self._place is None else self._place(head, source)
-        if placing is PlacementResult.DONE:
-            return StagedRecord(head, memoryview(b""), is_in_shared_memory=True)
-        if placing is PlacementResult.FULL:
-            return None
+        if self._copies_directly:
+            result = self._send_buffer.place_record(head, source)
+            if result is PlacementResult.DONE:
+                return StagedRecord(head, memoryview(b""), is_in_shared_memory=True)
+            if result is PlacementResult.FULL:
+                return None
         charge = _compute_charge(head)
-        if not self._records.acquire(charge, self._patience_s):
+        if not self._records.acquire(charge, self._send_buffer.compute_remaining_wait_s):
             return None
         try:
             data = memoryview(bytearray(head.byte_count))
@@ -90,7 +95,7 @@ class StagingBuffer:
 
     def admit(self, rows: StatisticRows) -> bool:
         """Hold room for rows, until `release`; False when there stayed none."""
-        return self._rows.acquire(len(rows) * ROW_BYTES, self._patience_s)
+        return self._rows.acquire(len(rows) * ROW_BYTES, self._send_buffer.compute_remaining_wait_s)
 
     def admit_at_once(self, stacks: CallStacks) -> bool:
         """Hold room for where calls came from, until `release`; False when there is none now."""

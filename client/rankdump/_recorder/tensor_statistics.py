@@ -16,6 +16,7 @@ from weakref import ReferenceType, ref
 
 import numpy as np
 
+from rankdump._core.bounded_cache import remember
 from rankdump._core.plan import StatisticPrecision
 from rankdump._core.record import MAX_FRAME_ROWS, StatisticRows, TensorKind
 from rankdump._core.recorder_protocol import DeferredStatistics, TensorSource, TensorVersion
@@ -45,7 +46,7 @@ StatisticsResult: TypeAlias = "str | bytes | DeferredStatistics"
 
 
 class TensorStatisticsRow(NamedTuple):
-    """A tensor of which only figures are kept."""
+    """A tensor of which only statistics are kept."""
 
     kind: TensorKind
     timestamp_us: int
@@ -70,39 +71,38 @@ class StatisticsCache:
 
     def get_text(
         self,
-        standing: TensorVersion | None,
+        version: TensorVersion | None,
         dtype: str,
         data: memoryview,
         measured: Callable[[], str],
         *,
         lent: bool,
     ) -> str:
-        """Return the figures of a tensor, from `measured` where they are not known.
+        """Return the statistics of a tensor, from `measured` where they are not known.
 
         `lent` says that the data are its own memory, not a copy in another order.
         """
-        if standing is None:
+        if version is None:
             return measured()
         words = np.frombuffer(data[: data.nbytes & ~7], np.uint64)
-        thing = standing.owner if lent else standing.tensor_object
+        thing = version.owner if lent else version.tensor_object
         place = id(thing), dtype, words.ctypes.data if lent else 0, data.nbytes
         sample = words[:: max(1, words.size // _SAMPLE_WORDS)].tobytes()
         known = self._known.get(place)
         if (
             known is not None
-            and known[1:3] == (standing.change_count, sample)
+            and known[1:3] == (version.change_count, sample)
             and known[0]() is thing
         ):
             return known[3]
         text = measured()
-        if len(self._known) >= _MAX_CACHED_TENSORS:
-            self._known.clear()
-        self._known[place] = ref(thing), standing.change_count, sample, text
+        entry = ref(thing), version.change_count, sample, text
+        remember(self._known, place, entry, _MAX_CACHED_TENSORS)
         return text
 
 
 class StatisticsCalculator:
-    """Computes the plan's figures where the tensor lies."""
+    """Computes the plan's statistics where the tensor lies."""
 
     def __init__(
         self,
@@ -121,11 +121,11 @@ class StatisticsCalculator:
         self._recent = StatisticsCache()
 
     def can_measure(self, dtype: str) -> bool:
-        """Return whether a tensor of that element type has the plan's figures."""
+        """Return whether a tensor of that element type has the plan's statistics."""
         return not self._items or has_statistics(dtype)
 
     def measure_tensor(self, source: TensorSource) -> StatisticsResult:
-        """Return the figures of a tensor as it is now, or what they will be made of."""
+        """Return the statistics of a tensor as it is now, or what they will be made of."""
         if not self._items:
             return ""
         if self._on_device:
@@ -177,7 +177,7 @@ class StatisticsCalculator:
 
 @dataclass(frozen=True, slots=True)
 class UnreadRow:
-    """A row whose figures could not be read back."""
+    """A row whose statistics could not be read back."""
 
     iteration: int
     op_name: str
@@ -205,7 +205,7 @@ class RowBatch:
 
     def add(self, row: TensorStatisticsRow) -> bool:
         """Put a row at the end; return whether so many wait that they should be read now."""
-        kind, stamp_us, figures, *rest = row
+        kind, stamp_us, statistics, *rest = row
         mark = tuple(rest)
         with self._lock:
             if not self._runs or self._runs[-1].mark != mark:
@@ -213,14 +213,14 @@ class RowBatch:
             run = self._runs[-1]
             run.kinds.append(kind)
             run.stamps_us.append(stamp_us)
-            run.statistics.append(figures)
+            run.statistics.append(statistics)
             self._rows += 1
-            if type(figures) is bytes:
-                self._bytes += len(figures)
+            if type(statistics) is bytes:
+                self._bytes += len(statistics)
             return self._rows >= self._limit or self._bytes >= MAX_WAITING_BYTES
 
-    def drain_rows(self, measure: StatisticsCalculator) -> Iterator[StatisticRows | UnreadRow]:
-        """Take everything out as frames, the figures of each sort read back all at once."""
+    def drain_rows(self, calculator: StatisticsCalculator) -> Iterator[StatisticRows | UnreadRow]:
+        """Take everything out as frames, the statistics of each sort read back all at once."""
         with self._lock:
             runs, self._runs = self._runs, []
             self._rows = self._bytes = 0
@@ -228,7 +228,7 @@ class RowBatch:
             return
         kinds = list(chain.from_iterable(run.kinds for run in runs))
         taken = list(chain.from_iterable(run.statistics for run in runs))
-        texts = iter(measure.read_texts(kinds, taken))
+        texts = iter(calculator.read_texts(kinds, taken))
         for run in runs:
             yield from _make_row_frames(run, list(islice(texts, len(run.kinds))))
 
@@ -238,13 +238,13 @@ def _make_row_frames(
 ) -> Iterator[StatisticRows | UnreadRow]:
     iteration, switched_on, degraded = run.mark
     kinds, stamps_us = run.kinds, run.stamps_us
-    figures = [text for text in texts if text is not None]
-    if len(figures) < len(texts):
+    statistics = [text for text in texts if text is not None]
+    if len(statistics) < len(texts):
         read = [text is not None for text in texts]
         unread = [kind for kind, text in zip(kinds, texts, strict=True) if text is None]
         yield from (UnreadRow(iteration, kind.op_name) for kind in unread)
         kinds, stamps_us = list(compress(kinds, read)), list(compress(stamps_us, read))
-    for at in range(0, len(figures), MAX_FRAME_ROWS):
+    for at in range(0, len(statistics), MAX_FRAME_ROWS):
         some = slice(at, at + MAX_FRAME_ROWS)
-        columns = tuple(kinds[some]), tuple(stamps_us[some]), tuple(figures[some])
+        columns = tuple(kinds[some]), tuple(stamps_us[some]), tuple(statistics[some])
         yield StatisticRows(iteration, *columns, switched_on, degraded)

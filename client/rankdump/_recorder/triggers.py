@@ -44,15 +44,15 @@ class WatchTrigger:
         self,
         watched: WatchedOperators,
         selection: RecordFilter,
-        reading: RecordBuilder,
-        outlet: RecordSender,
-        course: IterationState,
+        record_builder: RecordBuilder,
+        record_sender: RecordSender,
+        iteration_state: IterationState,
     ) -> None:
         self._layers = watched.layers
         self._filter = selection
-        self._reading = reading
-        self._outlet = outlet
-        self._course = course
+        self._record_builder = record_builder
+        self._record_sender = record_sender
+        self._iteration_state = iteration_state
         self._lock = threading.Lock()
         self._ran: dict[tuple[int, str], _WatchedOutputs] = {}
 
@@ -64,7 +64,9 @@ class WatchTrigger:
         """Read the tensor and send it, and refer to it until the iteration is over."""
         if self._filter.is_excluded(observation[:5]):
             return
-        self._outlet.send(self._reading.build_record(observation), self._course.iteration)
+        self._record_sender.send(
+            self._record_builder.build_record(observation), self._iteration_state.iteration
+        )
         lasting = observation._replace(tensor=observation.tensor.make_memory_source())
         with self._lock:
             outputs = self._of(observation.graph, observation.op_name).outputs
@@ -73,13 +75,13 @@ class WatchTrigger:
     def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
         """Send the loss of an output, and remember it: it is as lost after every layer."""
         if isinstance(item, LostTensor):
-            self._outlet.send(item, self._course.iteration)
+            self._record_sender.send(item, self._iteration_state.iteration)
             with self._lock:
                 self._of(graph, op_name).lost.append(item)
 
     def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
         """Read other operators' outputs again if this one is a layer, however it ended."""
-        self._reading.end_call(graph, op_name)
+        self._record_builder.end_call(graph, op_name)
         if self._layers and not is_named_in(self._layers, op_name):
             return
         with self._lock:
@@ -91,13 +93,14 @@ class WatchTrigger:
         for name, outputs, lost in ran:
             again = make_watch_name(op_name, name)
             for output in outputs:
-                item = self._reading.rebuild_record(output._replace(op_name=again))
-                self._outlet.send(item, self._course.iteration)
+                item = self._record_builder.rebuild_record(output._replace(op_name=again))
+                self._record_sender.send(item, self._iteration_state.iteration)
             for item in lost:
-                self._outlet.send(
-                    self._reading.make_loss(again, item.reason), self._course.iteration
+                self._record_sender.send(
+                    self._record_builder.make_loss(again, item.reason),
+                    self._iteration_state.iteration,
                 )
-            self._reading.end_call(graph, again)
+            self._record_builder.end_call(graph, again)
 
     def end_all_calls(self) -> None:
         """Let go of everything."""
@@ -215,14 +218,14 @@ class AlwaysTrigger:
     def __init__(
         self,
         selection: RecordFilter,
-        reading: RecordBuilder,
-        outlet: RecordSender,
-        course: IterationState,
+        record_builder: RecordBuilder,
+        record_sender: RecordSender,
+        iteration_state: IterationState,
     ) -> None:
         self._filter = selection
-        self._reading = reading
-        self._outlet = outlet
-        self._course = course
+        self._record_builder = record_builder
+        self._record_sender = record_sender
+        self._iteration_state = iteration_state
 
     def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
         """Return whether the plan selects that side of the operator."""
@@ -231,15 +234,17 @@ class AlwaysTrigger:
     def handle_tensor(self, observation: TensorObservation) -> None:
         """Read the tensor and send it."""
         if not self._filter.is_excluded(observation[:5]):
-            self._outlet.send(self._reading.build_record(observation), self._course.iteration)
+            self._record_sender.send(
+                self._record_builder.build_record(observation), self._iteration_state.iteration
+            )
 
     def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
         """Send it."""
-        self._outlet.send(item, self._course.iteration)
+        self._record_sender.send(item, self._iteration_state.iteration)
 
     def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
         """All was sent; what comes under the name from now on is another call."""
-        self._reading.end_call(graph, op_name)
+        self._record_builder.end_call(graph, op_name)
 
     def end_all_calls(self) -> None:
         """Do nothing: all was sent."""
@@ -254,17 +259,17 @@ class OverflowTrigger:
     def __init__(
         self,
         selection: RecordFilter,
-        reading: RecordBuilder,
-        outlet: RecordSender,
-        course: IterationState,
+        record_builder: RecordBuilder,
+        record_sender: RecordSender,
+        iteration_state: IterationState,
         *,
         limit: int,
         warn: Callable[[str], None],
     ) -> None:
         self._filter = selection
-        self._reading = reading
-        self._outlet = outlet
-        self._course = course
+        self._record_builder = record_builder
+        self._record_sender = record_sender
+        self._iteration_state = iteration_state
         self._warn = warn
         self._held: DeferredItems[OperatorItem] = DeferredItems(limit)
 
@@ -293,7 +298,7 @@ class OverflowTrigger:
             self._keep(call)
         kept = self._filter.decide(name, side, graph).is_kept
         if kept and not self._filter.is_excluded(observation[:5]):
-            self._put(call, self._reading.build_record(observation))
+            self._put(call, self._record_builder.build_record(observation))
 
     def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
         """Hold it with the tensors of its operator."""
@@ -301,24 +306,24 @@ class OverflowTrigger:
 
     def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
         """Forget an operator that was good."""
-        self._outlet.release_items(self._held.end_operator((graph, op_name)))
-        self._reading.end_call(graph, op_name)
+        self._record_sender.release_items(self._held.end_operator((graph, op_name)))
+        self._record_builder.end_call(graph, op_name)
 
     def end_all_calls(self) -> None:
         """Forget every operator that was not bad so far."""
-        self._outlet.release_items(self._held.end_all_operators())
+        self._record_sender.release_items(self._held.end_all_operators())
 
     def _put(self, call: tuple[int, str], item: OperatorItem) -> None:
         if self._held.is_kept(call):
-            self._outlet.send(item, self._course.iteration)
+            self._record_sender.send(item, self._iteration_state.iteration)
         else:
-            self._outlet.release_items(self._held.add_item(call, item))
+            self._record_sender.release_items(self._held.add_item(call, item))
 
     def _keep(self, call: tuple[int, str]) -> None:
         for item in self._held.keep_operator(call):
-            self._outlet.send(item, self._course.iteration)
+            self._record_sender.send(item, self._iteration_state.iteration)
         if self._held.full:
-            self._course.stop_after_current()
+            self._iteration_state.stop_after_current()
 
     def _finite(self, observation: TensorObservation) -> bool:
         try:
@@ -339,14 +344,14 @@ class ExceptionTrigger:
     def __init__(
         self,
         selection: RecordFilter,
-        reading: RecordBuilder,
-        outlet: RecordSender,
-        course: IterationState,
+        record_builder: RecordBuilder,
+        record_sender: RecordSender,
+        iteration_state: IterationState,
     ) -> None:
         self._filter = selection
-        self._reading = reading
-        self._outlet = outlet
-        self._course = course
+        self._record_builder = record_builder
+        self._record_sender = record_sender
+        self._iteration_state = iteration_state
         self._held: DeferredItems[TensorObservation | LostTensor | OperatorArguments] = (
             DeferredItems()
         )
@@ -368,8 +373,8 @@ class ExceptionTrigger:
         """Send what an operator that raised had read; forget any other."""
         for item in self._held.end_operator((graph, op_name)):
             if raised:
-                self._outlet.send(self._now(item), self._course.iteration)
-        self._reading.end_call(graph, op_name)
+                self._record_sender.send(self._now(item), self._iteration_state.iteration)
+        self._record_builder.end_call(graph, op_name)
 
     def end_all_calls(self) -> None:
         """Forget the operators that did not raise."""
@@ -380,27 +385,31 @@ class ExceptionTrigger:
             return item
         try:
             if item.tensor.has_changed():
-                return self._reading.make_loss(item.op_name, CHANGED_IN_PLACE)
+                return self._record_builder.make_loss(item.op_name, CHANGED_IN_PLACE)
         except Exception:  # as if unknown: the copy tells whether it can be read at all
             _logger.debug("change unknown", exc_info=True)
-        return self._reading.rebuild_record(item)
+        return self._record_builder.rebuild_record(item)
 
 
 def make_trigger(
     plan: DumpPlan,
     selection: RecordFilter,
-    reading: RecordBuilder,
-    outlet: RecordSender,
-    course: IterationState,
+    record_builder: RecordBuilder,
+    record_sender: RecordSender,
+    iteration_state: IterationState,
     *,
     warn: Callable[[str], None],
 ) -> DumpTrigger:
     """Return the trigger that the plan names."""
     if plan.selection.watched is not None:
-        return WatchTrigger(plan.selection.watched, selection, reading, outlet, course)
+        return WatchTrigger(
+            plan.selection.watched, selection, record_builder, record_sender, iteration_state
+        )
     if plan.selection.trigger == "overflow":
         limit = plan.selection.overflow_limit
-        return OverflowTrigger(selection, reading, outlet, course, limit=limit, warn=warn)
+        return OverflowTrigger(
+            selection, record_builder, record_sender, iteration_state, limit=limit, warn=warn
+        )
     if plan.selection.trigger == "exception":
-        return ExceptionTrigger(selection, reading, outlet, course)
-    return AlwaysTrigger(selection, reading, outlet, course)
+        return ExceptionTrigger(selection, record_builder, record_sender, iteration_state)
+    return AlwaysTrigger(selection, record_builder, record_sender, iteration_state)

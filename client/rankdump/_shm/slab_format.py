@@ -103,7 +103,7 @@ def make_slab_header(length: int) -> bytes:
     """Return what an empty slab of `compute_slab_bytes` length begins with; the rest is zeros."""
     ring_bytes = length - RING_OFFSET
     if ring_bytes < MIN_RING_BYTES or ring_bytes % ENTRY_ALIGNMENT:
-        raise ValueError(f"a slab of {length} bytes: see slab_bytes")
+        raise ValueError(f"a slab cannot have {length} bytes: see compute_slab_bytes")
     return _SLAB_HEADER.pack(_SLAB_MAGIC, SLAB_VERSION, ring_bytes)
 
 
@@ -116,12 +116,12 @@ def format_slab(memory: memoryview) -> None:
 def parse_slab_header(header: memoryview, length: int) -> tuple[int, int]:
     """Return version and ring bytes of a slab, given how it begins; DamagedError for no slab."""
     if length < RING_OFFSET + MIN_RING_BYTES or len(header) < SLAB_HEADER_BYTES:
-        raise CorruptedError(f"damaged slab of {length} bytes: that is too short for any")
+        raise CorruptedError(f"damaged: a slab of {length} bytes is too short")
     magic, version, ring_bytes = _SLAB_HEADER.unpack_from(header)
     if magic != _SLAB_MAGIC or ring_bytes != length - RING_OFFSET:
-        raise CorruptedError(f"damaged slab of {length} bytes with header {bytes(header[:24])!r}")
+        raise CorruptedError(f"damaged: a slab of {length} bytes has the header {bytes(header[:24])!r}")
     if version not in (1, SLAB_VERSION):
-        raise CorruptedError(f"slab of version {version}: this side knows 1 and {SLAB_VERSION}")
+        raise CorruptedError(f"slab has version {version}; this side reads 1 and {SLAB_VERSION}")
     return version, ring_bytes
 
 

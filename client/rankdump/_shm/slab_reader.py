@@ -64,7 +64,7 @@ class SlabReader:
         self._version, self.ring_bytes = parse_slab_header(header, store.length)
         self._read = self.released
         if self._read % ENTRY_ALIGNMENT:
-            raise CorruptedError(f"damaged slab, released to {self._read} where no entry ends")
+            raise CorruptedError(f"damaged slab: released to {self._read}, where no entry ends")
         self._window, self._window_at = memoryview(b""), 0
         self._ahead = _READ_AHEAD_BYTES
 
@@ -86,7 +86,7 @@ class SlabReader:
         """
         written = self.written
         if not self._read <= written <= self.released + self.ring_bytes:
-            raise CorruptedError(f"damaged slab, written to {written} and read to {self._read}")
+            raise CorruptedError(f"damaged slab: written to {written} and read to {self._read}")
         yield from self._until(written if announced is None else min(announced, written))
 
     def read_remaining_entries(self) -> Iterator[SlabEntry]:
@@ -105,7 +105,7 @@ class SlabReader:
         """
         found = self._entry(position, position + self.ring_bytes - position % self.ring_bytes)
         if not isinstance(found, SlabEntry):
-            raise CorruptedError(f"damaged slab, without an entry at {position}")
+            raise CorruptedError(f"damaged slab: no entry at {position}")
         return found
 
     def read_data(self, entry: SlabEntry) -> memoryview:
@@ -120,7 +120,7 @@ class SlabReader:
     def release(self, position: int) -> None:
         """Let the rank overwrite everything before a position."""
         if not self.released <= position <= self._read:
-            raise ValueError(f"release to {position}, read to {self._read}")
+            raise ValueError(f"cannot release to {position}: read to {self._read}")
         self._store.write_number(RELEASED_OFFSET, position)
 
     def _until(self, limit: int) -> Iterator[SlabEntry]:
@@ -145,7 +145,8 @@ class SlabReader:
         end = position + total
         if not 0 < total <= self.ring_bytes - offset or end > limit or total % ENTRY_ALIGNMENT:
             raise CorruptedError(
-                f"damaged slab: the entry at {position} declares {total} bytes, it is written to "
+                f"damaged slab: the entry at {position} declares {total} bytes, "
+                "but the slab is written to "
                 f"{limit}"
             )
         if filler:
@@ -206,9 +207,9 @@ def _parse_entry_head(version: int, raw: memoryview, position: int) -> _EntryHea
             ENTRY_HEAD.size, state, frame_bytes, data_bytes, frame_checksum, sequence, mark, digest
         )
     if (magic, stamp) != (ENTRY_MAGIC, position) or state not in _KNOWN_STATES:
-        raise CorruptedError(f"damaged slab, without an entry at {position}")
+        raise CorruptedError(f"damaged slab: no entry at {position}")
     if state == EntryState.SEALED and zlib.crc32(raw[CHECKED_HEAD_BYTES]) != checksum:
         raise CorruptedError(
-            f"damaged slab: the head of the entry at {position} is not what was sealed"
+            f"damaged slab: the head of the entry at {position} differs from what was sealed"
         )
     return head

@@ -53,7 +53,7 @@ class SlabWriter:
         """DamagedError when this side cannot write there."""
         version, self.ring_bytes = parse_slab_header(memory[:RING_OFFSET], len(memory))
         if version != SLAB_VERSION:
-            raise CorruptedError(f"slab of version {version}: this side writes {SLAB_VERSION}")
+            raise CorruptedError(f"slab has version {version}; this side writes {SLAB_VERSION}")
         self._numbers = memory[:RING_OFFSET].cast("Q")
         self._ring = memory[RING_OFFSET:]
         self._states = self._ring.cast("I")
@@ -102,7 +102,7 @@ class SlabWriter:
             # Last, so that a death in between leaves no head before half a frame.
             self._put_head(offset, EntryState.RESERVED, len(frame), data_bytes)
             data_at = offset + align_length(ENTRY_HEAD.size + len(frame))
-            room = SlabReservation(
+            reservation = SlabReservation(
                 offset,
                 self._ring[data_at : data_at + data_bytes],
                 self._next,
@@ -111,9 +111,9 @@ class SlabWriter:
                 sequence,
                 min(mark, _MAX_MARK),
             )
-            self._next = room.end_position
-            self._open.append(room)
-        return room
+            self._next = reservation.end_position
+            self._open.append(reservation)
+        return reservation
 
     def commit(self, reservation: SlabReservation) -> None:
         """Publish an entry whose data is in place."""
@@ -129,27 +129,34 @@ class SlabWriter:
         `digest_of` is asked for the digest of a frame's data, given its number; empty means none.
         """
         with self._one_seals:
-            while (room := self._to_seal(position)) is not None:
-                digest = digest_of(room.sequence, room.data)
+            while (reservation := self._to_seal(position)) is not None:
+                digest = digest_of(reservation.sequence, reservation.data)
                 head = bytearray(ENTRY_HEAD.size)
-                crc, length = zlib.crc32(room.frame), len(room.frame)
-                about = room.position, length, crc, len(room.data), room.sequence, room.mark
+                crc, length = zlib.crc32(reservation.frame), len(reservation.frame)
+                about = (
+                    reservation.position,
+                    length,
+                    crc,
+                    len(reservation.data),
+                    reservation.sequence,
+                    reservation.mark,
+                )
                 ENTRY_HEAD.pack_into(head, 0, ENTRY_MAGIC, 0, *about, 0, digest)
                 own = zlib.crc32(head[CHECKED_HEAD_BYTES])
                 ENTRY_HEAD.pack_into(head, 0, ENTRY_MAGIC, 0, *about, own, digest)
                 # All but the state, which comes last and at one blow.
-                self._ring[room.offset + 8 : room.offset + ENTRY_HEAD.size] = head[8:]
-                self._states[room.offset // 4 + 1] = EntryState.SEALED
+                self._ring[reservation.offset + 8 : reservation.offset + ENTRY_HEAD.size] = head[8:]
+                self._states[reservation.offset // 4 + 1] = EntryState.SEALED
 
     def _to_seal(self, position: int) -> SlabReservation | None:
         with self._lock:
             self._sealing = None
             while self._unsealed and self._unsealed[0].end_position <= position:
-                room = self._unsealed.popleft()
+                reservation = self._unsealed.popleft()
                 # What was read and released by now may be another entry's.
-                if room.end_position > self.released:
-                    self._sealing = room.position
-                    return room
+                if reservation.end_position > self.released:
+                    self._sealing = reservation.position
+                    return reservation
         return None
 
     def _free_to(self) -> int:
@@ -164,10 +171,10 @@ class SlabWriter:
             done[reservation.position] = state == EntryState.COMMITTED
             end = 0
             while waiting and waiting[0].position in done:
-                room = waiting.popleft()
-                end = room.end_position
-                if done.pop(room.position):
-                    self._unsealed.append(room)
+                reservation = waiting.popleft()
+                end = reservation.end_position
+                if done.pop(reservation.position):
+                    self._unsealed.append(reservation)
             if end:
                 self._numbers[WRITTEN_OFFSET // 8] = end
 

@@ -15,17 +15,23 @@ from pathlib import Path
 
 import grpc
 
-from rankdump._core.recorder_protocol import PlacementResult, StagedRecord, TensorSource
+from rankdump._core.backoff import RetryBackoff
 from rankdump._core.session_protocol import (
-    MetadataItem,
-    RecordHead,
     SessionGrant,
     SessionRequest,
     SlabPlace,
 )
-from rankdump._transport import connection as times
-from rankdump._transport.connection import LinkState, resolve_redirect
-from rankdump._transport.frame_queue import BufferedItem, make_loss_frames
+from rankdump._transport.connection import (
+    CHANNEL_OPTIONS,
+    LEAVE_TIMEOUT_S,
+    MAX_PAUSE_S,
+    MIN_PAUSE_S,
+    OPEN_TIMEOUT_S,
+    RETURN_AT_EXIT_TIMEOUT_S,
+    LinkState,
+    resolve_redirect,
+)
+from rankdump._transport.frame_queue import make_loss_frames
 from rankdump._transport.push_stream import FrameTooLargeError, PushStream
 from rankdump._transport.send_buffer import SendBuffer
 from rankdump._transport.send_ring import SendRing
@@ -41,32 +47,42 @@ from rankdump.errors import (
 )
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 
+_logger = logging.getLogger(__name__)
+
 
 class TransportSelector:
     """Opens and gives up slabs; for the thread that connects."""
 
     def __init__(
-        self, depot: SendBuffer, address: str, *, wanted: bool, on_stream: Callable[[str], None]
+        self,
+        buffer: SendBuffer,
+        address: str,
+        *,
+        wanted: bool,
+        on_slab_unused: Callable[[str], None],
     ) -> None:
-        self._depot, self._address = depot, address
+        self._buffer, self._address = buffer, address
         self._wanted = wanted
-        self._on_stream = on_stream
+        self._on_slab_unused = on_slab_unused
         self._given_up: set[tuple[int, int]] = set()
         self._avoid = ""
 
     def select_transport(self, grant: SessionGrant) -> None:
         """Go on with the slab in use, or move what is not accounted for to where it goes now."""
-        ring, place = self._depot.ring, grant.slab and resolve_slab_place(grant.slab, self._address)
+        ring, place = (
+            self._buffer.ring,
+            grant.slab and resolve_slab_place(grant.slab, self._address),
+        )
         if ring is not None and place is not None and not self._avoid and ring.is_at(place):
             if not ring.has_broken_record(grant.acknowledged):
                 return
-            self._avoid = "the agent began anew inside a large tensor"
+            self._avoid = "the agent restarted inside a large tensor"
         if ring is not None:
             self._given_up.add(ring.identity)
-        self._depot.abandon_ring()
+        self._buffer.abandon_ring()
         reason = self._take(place, had_one=ring is not None) if self._wanted else ""
         if reason:
-            self._on_stream(reason)
+            self._on_slab_unused(reason)
 
     def avoid_slabs(self, reason: str) -> None:
         """Use the stream from the next connection on."""
@@ -78,7 +94,7 @@ class TransportSelector:
             return self._avoid
         if place is None:
             # An agent that never has any is as its owner wants it.
-            return "the agent grants none any more" if had_one else ""
+            return "the agent no longer grants shared memory" if had_one else ""
         try:
             ring = SendRing(place)
         except (OSError, RankdumpError) as error:
@@ -86,8 +102,8 @@ class TransportSelector:
         if ring.identity in self._given_up:
             # Its lock would end with the last view of the earlier mapping.
             ring.close()
-            return f"{place.path} was given up before"
-        self._depot.use_ring(ring)
+            return f"{place.path} was abandoned before"
+        self._buffer.use_ring(ring)
         return ""
 
 
@@ -108,11 +124,6 @@ def resolve_slab_place(place: SlabPlace, address: str) -> SlabPlace:
     return place
 
 
-__all__ = ["AgentClient", "BufferedItem", "LinkState"]
-
-_logger = logging.getLogger(__name__)
-
-
 class _SessionOpeningError(RankdumpError):
     """The agent has not opened the session yet, and says why."""
 
@@ -123,29 +134,29 @@ class AgentClient:
     def __init__(
         self,
         request: SessionRequest,
+        buffer: SendBuffer,
         address: str,
         credentials: TlsCredentials | None = None,
         *,
-        on_taken: Callable[[BufferedItem], None],
-        on_torn: Callable[[RecordHead], None],
         on_tick: Callable[[], None],
         on_warning: Callable[[str], None],
-        on_link: Callable[[LinkState, str], None],
-        on_stream: Callable[[str], None],
+        on_link_change: Callable[[LinkState, str], None],
+        on_slab_unused: Callable[[str], None],
     ) -> None:
-        """`on_torn` hears of a failed copy, `on_stream` why a wanted slab is not used.
+        """Send what `buffer` holds; nothing is sent before `start`.
 
-        `on_tick` is called about twice a second while connected, `on_warning` with what the agent
-        would have the rank say, again and again.
+        `on_tick` is called about twice a second while connected, `on_warning` with the warnings of
+        the agent, which repeats them, `on_slab_unused` with the reason why a slab that the request
+        asks for is not used.
         """
-        self._request, self._address, self._on_link = request, address, on_link
+        self._request, self._address, self._on_link_change = request, address, on_link_change
         self._credentials = credentials
         self._on_warning = on_warning
-        self._depot = SendBuffer(on_taken=on_taken, on_torn=on_torn)
-        self._way = TransportSelector(
-            self._depot, address, wanted=request.wants_slab, on_stream=on_stream
+        self._buffer = buffer
+        self._selector = TransportSelector(
+            buffer, address, wanted=request.wants_slab, on_slab_unused=on_slab_unused
         )
-        self._outgoing = PushStream(self._depot, on_taken=on_taken, on_tick=on_tick)
+        self._outgoing = PushStream(buffer, on_tick=on_tick)
         self._abandoned = False
         self._was_let_in = False
         self._opens_at = address
@@ -157,13 +168,13 @@ class AgentClient:
     def start(self, patience_s: float) -> None:
         """Begin to connect; returns when the first attempt succeeded or failed."""
         self._thread.start()
-        with self._depot.changed:
-            self._depot.changed.wait_for(lambda: self.link is not LinkState.CONNECTING, patience_s)
+        with self._buffer.changed:
+            self._buffer.changed.wait_for(lambda: self.link is not LinkState.CONNECTING, patience_s)
 
     @property
     def link(self) -> LinkState:
         """How the connection stands."""
-        return self._depot.link
+        return self._buffer.link
 
     @property
     def closing(self) -> bool:
@@ -171,54 +182,33 @@ class AgentClient:
         return self._outgoing.closing
 
     @property
-    def has_waiting_tensors(self) -> bool:
-        """Whether a tensor waits for the agent to take it."""
-        with self._depot.changed:
-            return self._depot.items.tensors > 0
-
-    @property
     def lost_declarations(self) -> int:
         """Declarations that found no room."""
-        return self._depot.items.lost_declarations
-
-    def idle_s(self) -> float:
-        """Return seconds since the agent last took something, or since nothing was waiting."""
-        return self._depot.idle_s()
-
-    def submit(self, item: StagedRecord | MetadataItem) -> None:
-        """Put an item at the end of the stream; never blocks."""
-        if not (isinstance(item, StagedRecord) and item.is_in_shared_memory):
-            self._depot.submit(item)
-
-    def place_record(
-        self, head: RecordHead, source: TensorSource, patience_s: Callable[[], float]
-    ) -> PlacementResult:
-        """Copy a tensor straight into shared memory, waiting for room as long as patience lasts."""
-        return self._depot.place_record(head, source, patience_s)
+        return self._buffer.items.lost_declarations
 
     def disarm(self) -> None:
         """Take nothing any more, in a child of the process: without a lock, which may be held."""
-        self._depot.closed = True
-        self._depot.ring = None
+        self._buffer.closed = True
+        self._buffer.ring = None
 
     def close(self, patience_s: float) -> int:
         """Deliver what waits, as long as the agent makes progress; return the tensors lost."""
-        depot, outgoing = self._depot, self._outgoing
-        with depot.changed:
+        buffer, outgoing = self._buffer, self._outgoing
+        with buffer.changed:
             outgoing.closing = True
-            depot.renew_patience()
+            buffer.renew_patience()
             outgoing.wake()
-            while depot.items.outstanding and self.link not in (
+            while buffer.items.outstanding and self.link not in (
                 LinkState.ABSENT,
                 LinkState.REFUSED,
             ):
                 away = self.link is LinkState.AWAY
-                allowed_s = min(patience_s, times.RETURN_AT_EXIT_TIMEOUT_S) if away else patience_s
-                if depot.idle_s() > allowed_s:
+                allowed_s = min(patience_s, RETURN_AT_EXIT_TIMEOUT_S) if away else patience_s
+                if buffer.idle_s() > allowed_s:
                     break
-                depot.changed.wait(0.1)
-            self._abandoned = depot.closed = True
-            done = not depot.items.outstanding
+                buffer.changed.wait(0.1)
+            self._abandoned = buffer.closed = True
+            done = not buffer.items.outstanding
             outgoing.end_stream()
         # A stream that said everything ends by itself; one that hangs is cut.
         self._thread.join(timeout=2.0 if done else 0.0)
@@ -231,16 +221,16 @@ class AgentClient:
 
     def _leave(self) -> int:
         """Let go of the slab; return the tensors that nobody will write."""
-        depot = self._depot
-        with depot.changed:
-            ring, depot.ring = depot.ring, None
+        buffer = self._buffer
+        with buffer.changed:
+            ring, buffer.ring = buffer.ring, None
         if ring is not None:
-            depot.wait_for_copies(ring, 2.0)
-        with depot.changed:
-            left, in_slab = depot.items.tensors, 0
+            buffer.wait_for_copies(ring, 2.0)
+        with buffer.changed:
+            left, in_slab = buffer.items.tensors, 0
             if ring is not None:
                 if self.link in (LinkState.UP, LinkState.AWAY):
-                    in_slab = left - depot.items.held_tensors
+                    in_slab = left - buffer.items.held_tensors
                 # What an accelerator still writes into stays mapped to the end of the process.
                 if not ring.open_entries:
                     ring.close()
@@ -250,63 +240,62 @@ class AgentClient:
     def _tell_what_is_lost(self) -> None:
         """Leave to an agent that has not opened the session what belongs into its balance."""
         request = session_request_to_wire(self._request)
-        with self._depot.changed:
-            request.left.frames.extend(make_loss_frames(self._depot.items.waiting))
+        with self._buffer.changed:
+            request.left.frames.extend(make_loss_frames(self._buffer.items.waiting))
         try:
-            with open_channel(self._opens_at, self._credentials, times.CHANNEL_OPTIONS) as channel:
+            with open_channel(self._opens_at, self._credentials, CHANNEL_OPTIONS) as channel:
                 stub = agent_pb2_grpc.AgentServiceStub(channel)
-                stub.OpenSession(request, timeout=times.LEAVE_TIMEOUT_S)
+                stub.OpenSession(request, timeout=LEAVE_TIMEOUT_S)
         except (grpc.RpcError, RankdumpError) as failure:
-            _logger.debug("rankdump: what is lost was not told: %s", failure)
+            _logger.debug("rankdump: losses were not reported to the agent: %s", failure)
 
     def _run(self) -> None:
-        wait_s = times.BACKOFF_S[0]
+        backoff = RetryBackoff(MIN_PAUSE_S, MAX_PAUSE_S)
         while not self._finished():
-            taken = self._depot.items.acknowledged
+            taken = self._buffer.items.acknowledged
             try:
                 self._connect()
-                wait_s = times.BACKOFF_S[0]
+                backoff.reset()
             except _SessionOpeningError as error:
                 # The agent takes its time to say so: there is no need to wait here as well.
-                wait_s = times.BACKOFF_S[0]
+                backoff.reset()
                 self._set_link(LinkState.OPENING, str(error))
             except (grpc.RpcError, RankdumpError) as failure:
                 error = make_error(failure) if isinstance(failure, grpc.RpcError) else failure
-                if isinstance(error, CorruptedError) and self._depot.ring is not None:
+                if isinstance(error, CorruptedError) and self._buffer.ring is not None:
                     # What stands in shared memory is lost; what comes takes the stream.
-                    self._way.avoid_slabs(str(error))
+                    self._selector.avoid_slabs(str(error))
                 elif isinstance(error, PermanentError):
                     self._set_link(LinkState.REFUSED, str(error))
                     return
                 if _is_timed_out(failure):
-                    error = UnavailableError(f"no answer within {times.OPEN_TIMEOUT_S:g} s")
+                    error = UnavailableError(f"no answer within {OPEN_TIMEOUT_S:g} s")
                 elif isinstance(error, UnavailableError):
                     error = explain_unavailable(error, self._address, self._credentials)
-                if self._depot.items.acknowledged > taken:
+                if self._buffer.items.acknowledged > taken:
                     # It worked: that the stream broke is no reason to wait as long as last time.
-                    wait_s = times.BACKOFF_S[0]
+                    backoff.reset()
                 known = self._was_let_in
                 self._set_link(LinkState.AWAY if known else LinkState.ABSENT, str(error))
             except Exception as error:  # the one place where this thread may not die unheard
-                _logger.exception("rankdump: the sender stopped")
+                _logger.exception("rankdump: the sender thread stopped")
                 self._set_link(LinkState.REFUSED, f"internal error: {error}")
                 return
-            with self._depot.changed:
+            with self._buffer.changed:
                 # Only the end cuts the pause short: new items must not turn it into a storm.
-                self._depot.changed.wait_for(self._finished, wait_s)
-            wait_s = min(2 * wait_s, times.BACKOFF_S[1])
+                self._buffer.changed.wait_for(self._finished, backoff.next_pause_s())
 
     def _finished(self) -> bool:
         gone = self._abandoned or self.link in (LinkState.ABSENT, LinkState.REFUSED)
-        return self.closing and (gone or not self._depot.items.outstanding)
+        return self.closing and (gone or not self._buffer.items.outstanding)
 
     def _connect(self) -> None:
         """Open or resume the session where the agent wants it, then push until the stream ends."""
         request, address = session_request_to_wire(self._request), self._address
         for _ in ("here", "redirected"):
-            with open_channel(address, self._credentials, times.CHANNEL_OPTIONS) as channel:
+            with open_channel(address, self._credentials, CHANNEL_OPTIONS) as channel:
                 stub = agent_pb2_grpc.AgentServiceStub(channel)
-                answer = stub.OpenSession(request, timeout=times.OPEN_TIMEOUT_S)
+                answer = stub.OpenSession(request, timeout=OPEN_TIMEOUT_S)
                 grant = session_grant_from_wire(answer)
                 if grant.opening:
                     self._opens_at = address
@@ -315,26 +304,29 @@ class AgentClient:
                     self._push(stub, grant)
                     return
                 address = resolve_redirect(address, grant.redirect)
-        raise ProtocolError(f"agent {self._address} sends on to one that sends on to {address}")
+        raise ProtocolError(
+            f"redirect loop: agent {self._address} redirected to an agent "
+            f"that redirected to {address}"
+        )
 
     def _push(self, stub: agent_pb2_grpc.AgentServiceStub, grant: SessionGrant) -> None:
-        with self._depot.changed:
+        with self._buffer.changed:
             # Once it is told what is lost, nothing of that may come.
             if self._abandoned:
                 return
             self._was_let_in = True
         stream = self._outgoing.begin_stream()
-        self._depot.acknowledge(grant.acknowledged)
-        self._way.select_transport(grant)
+        self._buffer.acknowledge(grant.acknowledged)
+        self._selector.select_transport(grant)
         self._set_link(LinkState.UP, grant.excluded)
         slab_ready = False
         hello = agent_pb2.Hello(session_id=self._request.session_id, token=grant.token)
         responses = stub.Push(self._requests(hello, stream))
-        with self._depot.changed:
+        with self._buffer.changed:
             self._call = responses
         try:
             for response in responses:
-                self._depot.acknowledge(response.acknowledged_sequence)
+                self._buffer.acknowledge(response.acknowledged_sequence)
                 for warning in response.warnings:
                     self._on_warning(warning)
                 slab_ready = slab_ready or response.slab_ready
@@ -357,12 +349,12 @@ class AgentClient:
             yield from self._outgoing.requests(stream)
         except FrameTooLargeError as error:
             # The stream ends here, and the next one does without the slab.
-            self._way.avoid_slabs(str(error))
+            self._selector.avoid_slabs(str(error))
 
     def _set_link(self, link: LinkState, reason: str) -> None:
         # While nothing connects, every attempt tells its reason; the listener says it once.
-        self._depot.set_link(link)
-        self._on_link(link, reason)
+        self._buffer.set_link(link)
+        self._on_link_change(link, reason)
 
 
 def _is_timed_out(failure: Exception) -> bool:

@@ -27,13 +27,17 @@ def resolve_redirect(address: str, redirect: str) -> str:
         legal = redirect.isascii() and redirect.isdecimal() and 0 < int(redirect) <= 0xFFFF
         found = f"{address.rpartition(':')[0]}:{redirect}"
     if not legal:
-        raise ProtocolError(f"agent {address} sends on to {redirect!r}, which is not beside it")
+        raise ProtocolError(
+            f"agent {address} redirects to {redirect!r}, which is not beside its own address"
+        )
     return found
 
 
 OPEN_TIMEOUT_S = 10.0
 LEAVE_TIMEOUT_S = 2.0
-BACKOFF_S = (0.05, 5.0)
+MIN_PAUSE_S = 0.05
+MAX_PAUSE_S = 5.0
+"""Pauses between attempts to connect, which double."""
 # An agent that restarts is back by then; a job should not hang at its end for one that is gone.
 RETURN_AT_EXIT_TIMEOUT_S = 10.0
 CHANNEL_OPTIONS = (

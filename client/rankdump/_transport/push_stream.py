@@ -65,31 +65,30 @@ class FrameTooLargeError(RankdumpError):
 class RingLoader:
     """The sender's hand; safe while the thread of an earlier stream has not ended yet."""
 
-    def __init__(self, depot: SendBuffer, on_taken: Callable[[BufferedItem], None]) -> None:
-        self._depot = depot
-        self._on_taken = on_taken
+    def __init__(self, buffer: SendBuffer) -> None:
+        self._buffer = buffer
         self._ready: tuple[QueuedItem, int, RingEntry] | None = None
 
     def load(self, ring: SendRing) -> bool:
         """Make one entry; False when nothing waits, or there is no room."""
-        with self._depot.changed:
+        with self._buffer.changed:
             first = self._first()
         if first is None:
             return False
         # Serialised outside the lock, and once however long it waits for room.
         load = self._load_of(first, ring)
-        room = self._reserve(first.item, load, ring)
-        if room is None:
+        reservation = self._reserve(first.item, load, ring)
+        if reservation is None:
             return False
-        room.data[:] = load.data
-        self._depot.publish(ring, room, whole=load.whole)
+        reservation.data[:] = load.data
+        self._buffer.publish(ring, reservation, whole=load.whole)
         self._ready = None
         if load.freed_item is not None:
-            self._on_taken(load.freed_item)
+            self._buffer.on_release(load.freed_item)
         return True
 
     def _first(self) -> NumberedItem | None:
-        items = self._depot.items
+        items = self._buffer.items
         if items.numbered:
             return items.numbered[0]
         return NumberedItem(0, items.waiting[0]) if items.waiting else None
@@ -100,23 +99,27 @@ class RingLoader:
             return ready[2]
         load = make_ring_entry(first, ring)
         if not ring.fits(len(load.body), len(load.data)):
-            raise FrameTooLargeError(f"a frame of {len(load.body)} bytes has no room in its slab")
+            raise FrameTooLargeError(
+                f"a frame of {len(load.body)} bytes does not fit into the slab"
+            )
         self._ready = first.item, first.loaded_bytes, load
         return load
 
     def _reserve(self, item: QueuedItem, load: RingEntry, ring: SendRing) -> SlabReservation | None:
-        depot, items = self._depot, self._depot.items
-        with depot.changed:
+        buffer, items = self._buffer, self._buffer.items
+        with buffer.changed:
             first = self._first()
-            if depot.ring is not ring or first is None or first.item is not item:
+            if buffer.ring is not ring or first is None or first.item is not item:
                 return None
             if first.loaded_bytes != load.begin:
                 return None
             sequence = first.sequence or items.last_sequence + 1
             frame = add_sequence(sequence, load.body)
-            room = ring.reserve(frame, len(load.data), sequence=sequence, iteration=load.iteration)
-            depot.sender_first = room is None
-            if room is None:
+            reservation = ring.reserve(
+                frame, len(load.data), sequence=sequence, iteration=load.iteration
+            )
+            buffer.sender_first = reservation is None
+            if reservation is None:
                 return None
             ring.open_entries += 1
             if first.sequence:
@@ -124,7 +127,7 @@ class RingLoader:
             else:
                 first = items.pop()
             if load.is_piece:
-                ring.note_cut_record(sequence, room)
+                ring.note_cut_record(sequence, reservation)
                 first.loaded_bytes += len(load.data)
                 # Held until acknowledged: its pieces do not stay in the slab.
                 if load.last:
@@ -133,7 +136,7 @@ class RingLoader:
                     items.numbered.appendleft(first)
             else:
                 items.retain_declaration(first)
-            return room
+            return reservation
 
 
 def make_ring_entry(each: NumberedItem, ring: SendRing) -> RingEntry:
@@ -191,16 +194,10 @@ TICK_S = 0.5
 class PushStream:
     """The requests of the present stream; one that was replaced ends itself."""
 
-    def __init__(
-        self,
-        depot: SendBuffer,
-        *,
-        on_taken: Callable[[BufferedItem], None],
-        on_tick: Callable[[], None],
-    ) -> None:
+    def __init__(self, buffer: SendBuffer, *, on_tick: Callable[[], None]) -> None:
         """`on_tick` is called about every TICK_S, whatever there is to say."""
-        self._depot = depot
-        self._loader = RingLoader(depot, on_taken)
+        self._buffer = buffer
+        self._loader = RingLoader(buffer)
         self._on_tick = on_tick
         self._ticked_s = 0.0
         self._stream = 0
@@ -209,24 +206,24 @@ class PushStream:
 
     def begin_stream(self) -> int:
         """Return the number of a new stream; an earlier one is over."""
-        with self._depot.changed:
+        with self._buffer.changed:
             self.end_stream()
             return self._stream
 
     def end_stream(self) -> None:
         """Let the present stream say nothing more."""
-        with self._depot.changed:
+        with self._buffer.changed:
             self._stream += 1
             self.wake()
 
     def wake(self) -> None:
         """Let everybody look again; under the lock."""
-        self._depot.changed.notify_all()
-        self._depot.batching.wake_sender()
+        self._buffer.changed.notify_all()
+        self._buffer.batching.wake_sender()
 
     def requests(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
         """Yield what is to be said, as it comes, until this stream is no longer the present one."""
-        ring = self._depot.ring
+        ring = self._buffer.ring
         if ring is None:
             while (some := self._next(stream)) is not None:
                 yield from batch_frames(frame for each in some for frame in make_frames(each))
@@ -240,33 +237,33 @@ class PushStream:
         """Wait for items that go over the stream; None when it has nothing more to say."""
         while True:
             self._tick()
-            with self._depot.changed:
+            with self._buffer.changed:
                 if self._stream != stream:
                     return None
                 # A few at a time, so that a long backlog does not hold the lock.
-                some = self._depot.pop_items()
+                some = self._buffer.pop_items()
                 if some or self.closing:
                     return some or None
-                self._depot.batching.wait(TICK_S)
+                self._buffer.batching.wait(TICK_S)
 
     def _next_doorbell(self, stream: int, ring: SendRing, rung: int) -> int | None:
         """Wait for entries of the slab; None when there are none to come."""
-        depot = self._depot
+        buffer = self._buffer
         while True:
             self._tick()
             self._load(stream, ring)
-            depot.copies.publish_finished()
-            with depot.changed:
-                if self._stream != stream or depot.ring is not ring:
+            buffer.copies.publish_finished()
+            with buffer.changed:
+                if self._stream != stream or buffer.ring is not ring:
                     return None
                 if ring.written == rung:
-                    busy = depot.items.has_unsent or depot.copies.has_pending
+                    busy = buffer.items.has_unsent or buffer.copies.has_pending
                     if self.closing and not busy:
                         return None
-                    depot.batching.wait(SPACE_POLL_S if busy else TICK_S)
+                    buffer.batching.wait(SPACE_POLL_S if busy else TICK_S)
                     continue
                 if not self.closing:
-                    depot.batching.wait_for_batch()
+                    buffer.batching.wait_for_batch()
             # Here, because no training thread waits for it.
             written = ring.written
             ring.seal(written)

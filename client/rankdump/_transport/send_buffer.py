@@ -32,6 +32,25 @@ from rankdump._wire.frames import add_sequence, serialize_record_body
 BATCH_ENTRIES = 256
 BATCH_BYTES = 32 << 20
 BATCH_TIMEOUT_S = 0.002
+_LIVE_LINKS = (LinkState.UP, LinkState.AWAY, LinkState.OPENING)
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitPolicy:
+    """How long a training thread waits for space; by default not at all."""
+
+    timeout_s: float = 0.0
+    """Longest wait since the agent last accepted anything."""
+    only_behind_tensors: bool = False
+    """Whether only tensors that are being sent can make space."""
+
+    def compute_remaining_s(self, *, link: LinkState, has_tensors: bool, idle_s: float) -> float:
+        """Return how long to wait on, when the agent accepted nothing for `idle_s` seconds."""
+        if link not in _LIVE_LINKS or (self.only_behind_tensors and not has_tensors):
+            return 0.0
+        return self.timeout_s - idle_s
 
 
 class BatchingCondition:
@@ -81,7 +100,7 @@ class PendingCopy:
 class EntryPublisher(Protocol):
     """Ends an entry, with its data or without."""
 
-    def __call__(self, ring: SendRing, room: SlabReservation, *, whole: bool) -> None:
+    def __call__(self, ring: SendRing, reservation: SlabReservation, *, whole: bool) -> None:
         """Publish it."""
         ...
 
@@ -89,8 +108,10 @@ class EntryPublisher(Protocol):
 class PendingCopies:
     """Safe to use from several threads."""
 
-    def __init__(self, publish: EntryPublisher, on_torn: Callable[[RecordHead], None]) -> None:
-        self._publish, self._on_torn = publish, on_torn
+    def __init__(
+        self, publish: EntryPublisher, on_copy_failed: Callable[[RecordHead], None]
+    ) -> None:
+        self._publish, self._on_copy_failed = publish, on_copy_failed
         self._under_way: deque[PendingCopy] = deque()
         self._finishing = threading.Lock()
 
@@ -113,32 +134,40 @@ class PendingCopies:
                     if not whole:
                         return
                 except Exception:  # the number is given, so the record must follow
-                    self._on_torn(copy.head)
+                    self._on_copy_failed(copy.head)
                     whole = False
                 self._under_way.popleft()
                 self._publish(copy.ring, copy.reservation, whole=whole)
 
 
-_logger = logging.getLogger(__name__)
-
-# The agent gives room back without a word while it takes in pieces, so it is looked for.
+# The agent frees space without a message while it reads pieces, so the sender polls for it.
 SPACE_POLL_S = 0.01
 _MAX_ITEMS_AT_ONCE = 64
 
 
 class SendBuffer:
-    """Safe to use from several threads; `submit` never waits, `place` as long as patience lasts."""
+    """Items on their way to the agent; safe to use from several threads.
+
+    `submit` never waits; `place_record` waits for space as long as the wait policy allows.
+    """
 
     def __init__(
-        self, *, on_taken: Callable[[BufferedItem], None], on_torn: Callable[[RecordHead], None]
+        self,
+        *,
+        on_release: Callable[[BufferedItem], None],
+        on_copy_failed: Callable[[RecordHead], None],
+        wait_policy: WaitPolicy = WaitPolicy(),
     ) -> None:
-        self._on_taken, self._on_torn = on_taken, on_torn
+        self.on_release = on_release
+        """Called with every item that needs its memory no longer."""
+        self._on_copy_failed = on_copy_failed
+        self._wait_policy = wait_policy
         lock = threading.RLock()
         self.changed = threading.Condition(lock)
         """Notified when an acknowledgement came or the connection changed."""
         self.batching = BatchingCondition(lock)
         self.items = FrameQueue()
-        self.copies = PendingCopies(self.publish, on_torn)
+        self.copies = PendingCopies(self.publish, on_copy_failed)
         """Those that accelerators make on their own."""
         self.ring: SendRing | None = None
         self.link = LinkState.CONNECTING
@@ -160,6 +189,18 @@ class SendBuffer:
                 self._progress_s = time.monotonic()
             return time.monotonic() - self._progress_s if self.items.outstanding else 0.0
 
+    @property
+    def has_waiting_tensors(self) -> bool:
+        """Whether the agent has yet to accept a tensor."""
+        with self.changed:
+            return self.items.tensors > 0
+
+    def compute_remaining_wait_s(self) -> float:
+        """Return how long a tensor may still wait for space; 0 or less when it may not."""
+        return self._wait_policy.compute_remaining_s(
+            link=self.link, has_tensors=self.has_waiting_tensors, idle_s=self.idle_s()
+        )
+
     def submit(self, item: StagedRecord | MetadataItem) -> None:
         """Put an item at the end; never blocks."""
         if self.closed:
@@ -170,44 +211,44 @@ class SendBuffer:
             self.items.add(item)
             self.batching.wake_sender()
 
-    def place_record(
-        self, head: RecordHead, source: TensorSource, patience_s: Callable[[], float]
-    ) -> PlacementResult:
-        """Copy a tensor straight into the slab; a copy that fails is told to `on_torn`."""
+    def place_record(self, head: RecordHead, source: TensorSource) -> PlacementResult:
+        """Copy a tensor into the slab; a failed copy is reported to `on_copy_failed`."""
         ring = self.ring
         if ring is None:
             return PlacementResult.ELSEWHERE
         body = serialize_record_body(head)
         if not ring.fits(len(body), head.byte_count):
             return PlacementResult.ELSEWHERE
-        while (room := self._reserve(ring, body, head)) is None:
+        while (reservation := self._reserve(ring, body, head)) is None:
             if self.ring is not ring or self._catching_up or self.closed:
                 return PlacementResult.ELSEWHERE
-            left_s = patience_s()
+            left_s = self.compute_remaining_wait_s()
             if left_s <= 0:
                 return PlacementResult.FULL
             with self.changed:
                 self.changed.wait(min(left_s, SPACE_POLL_S))
-        self._fill(head, ring, room, source)
+        self._fill(head, ring, reservation, source)
         return PlacementResult.DONE
 
     def _fill(
-        self, head: RecordHead, ring: SendRing, room: SlabReservation, source: TensorSource
+        self, head: RecordHead, ring: SendRing, reservation: SlabReservation, source: TensorSource
     ) -> None:
         whole = begun = False
         try:
-            transfer = ring.begin_copy(source, room.data)
+            transfer = ring.begin_copy(source, reservation.data)
             if transfer is None:
-                source.copy_into(room.data)
+                source.copy_into(reservation.data)
                 whole = True
             else:
-                self.copies.add(PendingCopy(head, ring, room, transfer))
+                self.copies.add(PendingCopy(head, ring, reservation, transfer))
                 begun = True
-        except Exception:  # told by `on_torn`: the number is given, so the record must follow
-            self._on_torn(head)
+        except (
+            Exception
+        ):  # told by `on_copy_failed`: the number is given, so the record must follow
+            self._on_copy_failed(head)
         finally:
             if not begun:
-                self.publish(ring, room, whole=whole)
+                self.publish(ring, reservation, whole=whole)
 
     def _reserve(self, ring: SendRing, body: bytes, head: RecordHead) -> SlabReservation | None:
         with self.changed:
@@ -218,22 +259,24 @@ class SendBuffer:
             self._catching_up = False
             sequence, iteration = self.items.last_sequence + 1, head.iteration
             frame = add_sequence(sequence, body)
-            room = ring.reserve(frame, head.byte_count, sequence=sequence, iteration=iteration)
-            if room is not None:
+            reservation = ring.reserve(
+                frame, head.byte_count, sequence=sequence, iteration=iteration
+            )
+            if reservation is not None:
                 if not self.items.outstanding:
                     self._progress_s = time.monotonic()
                 self.items.assign_sequence(1, iteration)
                 ring.open_entries += 1
-            return room
+            return reservation
 
-    def publish(self, ring: SendRing, room: SlabReservation, *, whole: bool) -> None:
+    def publish(self, ring: SendRing, reservation: SlabReservation, *, whole: bool) -> None:
         """End an entry that was reserved, with its data or without."""
-        ring.publish(room, whole=whole)
+        ring.publish(reservation, whole=whole)
         with self.changed:
             ring.open_entries -= 1
             if not ring.open_entries and self.ring is not ring:
                 self.changed.notify_all()
-            self.batching.count_entry(len(room.data))
+            self.batching.count_entry(len(reservation.data))
 
     # -- from the sender
 
@@ -259,7 +302,7 @@ class SendBuffer:
             self.changed.notify_all()
             self.batching.wake_sender()
         for item in taken:
-            self._on_taken(item)
+            self.on_release(item)
 
     def set_link(self, link: LinkState) -> None:
         """Note how the connection stands."""

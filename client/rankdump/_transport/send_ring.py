@@ -42,7 +42,7 @@ class SlabMapping:
             facts = os.fstat(self._descriptor)
             if facts.st_size != place.length:
                 raise CorruptedError(
-                    f"slab {place.path} of {facts.st_size} bytes, granted with {place.length}"
+                    f"slab {place.path} of {facts.st_size} bytes, but granted with {place.length}"
                 )
             self.identity = (facts.st_dev, facts.st_ino)
             """Which file it is, by device and inode."""
@@ -91,7 +91,7 @@ class SendRing:
             self._mapping.close()
             raise
         self._cut_from: dict[int, int] = {}
-        self._standing = _EntryPositions()
+        self._positions = _EntryPositions()
         self._unpin: Callable[[], None] | None = None
         self._may_pin = True
         self._pinning = threading.Lock()
@@ -134,10 +134,10 @@ class SendRing:
         The iteration is that of a record: it is counted there should its frame be damaged.
         """
         mark = 0 if iteration is None else iteration + 1
-        room = self._writer.reserve(frame, data_bytes, sequence=sequence, mark=mark)
-        if room is not None:
-            self._standing.add(sequence, room.position, released=self._writer.released)
-        return room
+        reservation = self._writer.reserve(frame, data_bytes, sequence=sequence, mark=mark)
+        if reservation is not None:
+            self._positions.add(sequence, reservation.position, released=self._writer.released)
+        return reservation
 
     def begin_copy(self, source: TensorSource, target: memoryview) -> DeviceTransfer | None:
         """Let the tensor's accelerator copy into a part of this slab; None when it cannot.
@@ -159,12 +159,12 @@ class SendRing:
             self._may_pin = False
             return None
 
-    def publish(self, room: SlabReservation, *, whole: bool) -> None:
+    def publish(self, reservation: SlabReservation, *, whole: bool) -> None:
         """Publish an entry, with its data or without."""
         if whole:
-            self._writer.commit(room)
+            self._writer.commit(reservation)
         else:
-            self._writer.abandon(room)
+            self._writer.abandon(reservation)
 
     def seal(self, position: int) -> None:
         """Put checksums to what was published before a position; for the sender."""
@@ -192,7 +192,7 @@ class SendRing:
         except CorruptedError as error:
             _logger.warning("rankdump: shared memory was damaged: %s", error)
             return
-        for sequence, position in self._standing:
+        for sequence, position in self._positions:
             if sequence > acknowledged and sequence not in self._cut_from:
                 found = _recover_entry(reader, sequence, position)
                 if found is not None:

@@ -80,7 +80,7 @@ def open_channel(
     for name, path in zip(TLS_VARIABLES, files, strict=True):
         if not path:
             raise ConfigError(
-                "environment", name, "", f"a file, as {', '.join(TLS_VARIABLES)} are one"
+                "environment", name, "", f"a file: {', '.join(TLS_VARIABLES)} are set together"
             )
     ca, certificate, key = map(_read_certificate, files)
     shown = grpc.ssl_channel_credentials(ca, key, certificate)
@@ -121,7 +121,7 @@ def explain_unavailable(
 def _explain_without_credentials(last: str) -> str:
     if any(word in last for word in _CLOSED_WORDS):
         return (
-            f"it closes connections in the clear: it may want certificates ({TLS_SETTINGS_PLACE})"
+            f"it closes unencrypted connections: it may require certificates ({TLS_SETTINGS_PLACE})"
         )
     return last
 
@@ -133,14 +133,14 @@ def _explain_with_credentials(text: str, last: str, credentials: TlsCredentials)
     verdict = _VERIFY_FAILURE.search(text)
     if verdict:
         said = verdict[1].strip()
-        whose = f"its certificate is not one that {credentials.ca} vouches for"
+        whose = f"its certificate is not signed by an authority in {credentials.ca}"
         return f"{whose}: {said}" if said else whose
     if any(words in text for words in _HOST_MISMATCH_WORDS):
-        return "its certificate is for another host than this address names"
+        return "its certificate names another host than this address"
     if "WRONG_VERSION_NUMBER" in text:
         return "it does not speak TLS, or is not rankdumpd"
     if any(word in last for word in _CLOSED_WORDS):
-        return f"it does not believe the certificate {credentials.certificate}"
+        return f"it rejects the certificate {credentials.certificate}"
     return last
 
 
@@ -181,9 +181,9 @@ def _try_handshake(asked: ssl.SSLContext, asks: ssl.SSLContext, certificate: str
                 except ssl.SSLWantReadError:
                     continue
     except ssl.SSLCertVerificationError as error:
-        return f"the own certificate {certificate} is not valid: {error.verify_message}"
+        return f"the certificate {certificate} is not valid: {error.verify_message}"
     except ssl.SSLError as error:
-        return f"the own certificate {certificate} cannot be used: {_format_reason(error)}"
+        return f"the certificate {certificate} cannot be used: {_format_reason(error)}"
     return ""
 
 

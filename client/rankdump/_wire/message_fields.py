@@ -45,7 +45,7 @@ def check_text(what: str, text: str, most: int = MAX_NAME_CHARACTERS) -> str:
     if len(text) > most:
         raise ProtocolError(f"{what} of {len(text)} characters, at most {most}")
     if "\0" in text:
-        raise ProtocolError(f"{what} {text[:80]!r} with a NUL")
+        raise ProtocolError(f"{what} {text[:80]!r} contains a NUL")
     return text
 
 
@@ -59,7 +59,7 @@ def check_numbers(what: str, numbers: Iterable[int]) -> None:
     """Raise ProtocolError when a number does not fit a signed column."""
     highest = max(numbers, default=0)
     if highest >= NUMBER_LIMIT:
-        raise ProtocolError(f"{what} with number {highest}, over {NUMBER_LIMIT - 1}")
+        raise ProtocolError(f"{what}: the number {highest} is over {NUMBER_LIMIT - 1}")
 
 
 def make_sendable(text: str, most: int = MAX_NAME_CHARACTERS) -> str:

@@ -82,25 +82,25 @@ def events_from_wire(
     """
     count = message.count
     if count > MAX_MESSAGE_EVENTS:
-        raise ProtocolError(f"{count} events in one message; at most {MAX_MESSAGE_EVENTS}")
+        raise ProtocolError(f"{count} events in one message, at most {MAX_MESSAGE_EVENTS}")
     # A column of zeros is empty, but for this one: it shows how long a batch really is.
     if len(message.position) != 8 * count:
-        raise ProtocolError(f"{count} events with {len(message.position)} bytes of positions")
+        raise ProtocolError(f"{count} events have {len(message.position)} bytes of positions")
     _check_event_texts(message)
     columns = {field: _read_column(message, field, count) for field in _COMMON_COLUMNS}
     kinds = columns["kind"]
     if count and not (kinds.min() >= 1 and kinds.max() <= max(EventKind)):
-        raise ProtocolError("event of an unknown kind")
+        raise ProtocolError("an event has an unknown kind")
     calls = _unpack_column("calls", message.calls, _INDEX_TYPE, len(message.calls) // 4)
     if not np.array_equal(calls, np.flatnonzero(kinds != int(EventKind.OPERATOR))):
-        raise ProtocolError(f"{len(calls)} calls that are not those of the kinds")
+        raise ProtocolError(f"{len(calls)} calls, which do not match the kinds of the events")
     for field in _CALL_COLUMNS:
         columns[field] = np.full(count, _OPERATOR_DEFAULTS.get(field, 0), EVENT_COLUMN_TYPES[field])
         columns[field][calls] = _read_column(message, field, len(calls))
     names: Sequence[str] = tuple(message.names) or texts or ("",)
     for field in ("name", "group", "dtype"):
         if count and columns[field].max() >= len(names):
-            raise ProtocolError(f"event column {field} points past {len(names)} names")
+            raise ProtocolError(f"the event column {field} points past {len(names)} names")
     groups = tuple(ProcessGroup(g.name, tuple(g.ranks)) for g in message.groups)
     return EventColumns(names, groups, columns, message.stalled_us, message.sent_us)
 
@@ -122,7 +122,7 @@ def _pack_column(column: EventColumn, code: str) -> bytes:
 def _read_column(message: events_pb2.EventColumns, field: str, count: int) -> EventColumn:
     column = _unpack_column(field, getattr(message, field), EVENT_COLUMN_TYPES[field], count)
     if EVENT_COLUMN_TYPES[field] == "u8" and column.max(initial=0) >= NUMBER_LIMIT:
-        raise ProtocolError(f"event column {field} with a number over {NUMBER_LIMIT - 1}")
+        raise ProtocolError(f"the event column {field} has a number over {NUMBER_LIMIT - 1}")
     return column
 
 
@@ -130,7 +130,7 @@ def _unpack_column(field: str, data: bytes, code: str, count: int) -> EventColum
     if not data:
         return np.zeros(count, code)
     if len(data) != count * np.dtype(code).itemsize:
-        raise ProtocolError(f"event column {field} of {len(data)} bytes for {count} events")
+        raise ProtocolError(f"the event column {field} has {len(data)} bytes for {count} events")
     return np.frombuffer(data, f"<{code}").astype(code, copy=False)
 
 
@@ -207,11 +207,11 @@ def stacks_from_wire(message: agent_pb2.CallStacks) -> CallStacks:
     calls, places = tuple(message.calls), tuple(message.stacks)
     if len(calls) != len(places) or len(calls) > MAX_FRAME_ROWS:
         raise ProtocolError(
-            f"columns of {len(calls)} calls and {len(places)} stacks, at most {MAX_FRAME_ROWS}"
+            f"columns have {len(calls)} calls and {len(places)} stacks, at most {MAX_FRAME_ROWS}"
         )
     texts = tuple(tuple(stack.lines) for stack in message.texts)
     if max(places, default=-1) >= len(texts):
-        raise ProtocolError(f"a call with stack {max(places)} of {len(texts)}")
+        raise ProtocolError(f"a call refers to stack {max(places)} of {len(texts)}")
     return CallStacks(message.iteration, calls, places, texts)
 
 
@@ -255,5 +255,5 @@ def _type_to_wire(kind: TensorType) -> agent_pb2.TensorType:
 
 def _type_from_wire(message: agent_pb2.TensorType) -> TensorType:
     if len(message.shape) > MAX_GRAPH_DIMENSIONS:
-        raise ProtocolError(f"tensor of a graph with {len(message.shape)} dimensions")
+        raise ProtocolError(f"a tensor of a graph has {len(message.shape)} dimensions")
     return TensorType(message.dtype, tuple(message.shape))

@@ -114,28 +114,31 @@ def kind_from_wire(data: bytes) -> TensorKind:
 
 def _parse_kind(data: bytes) -> TensorKind:
     if len(data) > _MAX_KIND_BYTES:
-        raise ProtocolError(f"record of a kind of {len(data)} bytes, at most {_MAX_KIND_BYTES}")
+        raise ProtocolError(
+            f"the kind of a record has {len(data)} bytes, at most {_MAX_KIND_BYTES}"
+        )
     try:
         message = agent_pb2.TensorKind.FromString(data)
     except DecodeError as error:
-        raise ProtocolError(f"record of no kind: {error}") from None
+        raise ProtocolError(f"a record has no valid kind: {error}") from None
     side = _SIDES_BY_NUMBER.get(message.side)
     if side is None:
-        raise ProtocolError(f"record with side {message.side}")
+        raise ProtocolError(f"a record has the unknown side {message.side}")
     shape = tuple(message.shape)
     if len(shape) > MAX_TENSOR_DIMENSIONS:
-        raise ProtocolError(f"record with {len(shape)} dimensions")
+        raise ProtocolError(f"a record has {len(shape)} dimensions")
     if max((message.byte_count, *shape)) >= NUMBER_LIMIT:
-        raise ProtocolError(f"record with a number over {NUMBER_LIMIT - 1}")
+        raise ProtocolError(f"a record has a number over {NUMBER_LIMIT - 1}")
     _check_kind_texts(message)
     if message.model and not NET_NAME_PATTERN.fullmatch(message.model):
         raise ProtocolError(
-            f"record of model {message.model[:60]!r}, which no folder may be called"
+            f"a record has the model {message.model[:60]!r}, which cannot be the name of a folder"
         )
     element = ELEMENT_TYPES.get(message.dtype)
     if element and message.byte_count != prod(shape) * element.item_bytes:
         raise ProtocolError(
-            f"record declares {message.byte_count} bytes for {message.dtype} of shape {list(shape)}"
+            f"a record declares {message.byte_count} bytes for {message.dtype} "
+            f"of shape {list(shape)}"
         )
     return TensorKind(
         graph=message.graph,
@@ -180,9 +183,11 @@ def session_request_to_wire(request: SessionRequest) -> agent_pb2.OpenSessionReq
 def session_request_from_wire(message: agent_pb2.OpenSessionRequest) -> SessionRequest:
     """Read a rank's introduction; ProtocolError when it contradicts itself."""
     if not message.session_id or not message.job_id:
-        raise ProtocolError("session without a session id or a job id")
+        raise ProtocolError("a session needs a session id and a job id")
     if not 0 <= message.rank < message.world_size <= MAX_WORLD_SIZE:
-        raise ProtocolError(f"rank {message.rank} of {message.world_size}: rank must be below it")
+        raise ProtocolError(
+            f"rank {message.rank} of {message.world_size}: the rank must be below the world size"
+        )
     check_numbers(f"session of rank {message.rank}", (message.pid,))
     _check_job_id(message.job_id)
     check_text("session id", message.session_id, MAX_JOB_ID_CHARACTERS)
@@ -192,7 +197,7 @@ def session_request_from_wire(message: agent_pb2.OpenSessionRequest) -> SessionR
         message.secret
         and not _SECRET_LENGTH_RANGE[0] <= len(message.secret) <= _SECRET_LENGTH_RANGE[1]
     ):
-        raise ProtocolError(f"session with a secret of {len(message.secret)} bytes")
+        raise ProtocolError(f"a session has a secret of {len(message.secret)} bytes")
     return SessionRequest(
         host=make_printable(message.host),
         framework=make_printable(message.framework),
@@ -204,7 +209,7 @@ def session_request_from_wire(message: agent_pb2.OpenSessionRequest) -> SessionR
 def _check_job_id(job_id: str) -> None:
     check_text("job id", job_id, MAX_JOB_ID_CHARACTERS)
     if not job_id.isprintable():
-        raise ProtocolError(f"job id {job_id!r}: printable characters only")
+        raise ProtocolError(f"job id {job_id!r}has characters that are not printable")
 
 
 def session_grant_to_wire(grant: SessionGrant) -> agent_pb2.OpenSessionResponse:
@@ -256,7 +261,7 @@ def record_from_wire(message: agent_pb2.Record, *, rank: int, net_name: str) -> 
     kind = kind_from_wire(message.kind)
     iteration, timestamp_us = message.iteration, message.timestamp_us
     if iteration >= NUMBER_LIMIT or timestamp_us >= NUMBER_LIMIT:
-        raise ProtocolError(f"record with a number over {NUMBER_LIMIT - 1}")
+        raise ProtocolError(f"a record has a number over {NUMBER_LIMIT - 1}")
     model = net_name or kind.model or UNNAMED_MODEL
     if kind.model != model:
         kind = kind._replace(model=model)
@@ -281,10 +286,12 @@ def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
     """Read rows of figures; ProtocolError when the columns differ in length or are too long."""
     lengths = {len(message.kinds), len(message.timestamps_us), len(message.figures)}
     if len(lengths) > 1 or max(lengths) > MAX_FRAME_ROWS:
-        raise ProtocolError(f"figure columns of {sorted(lengths)} rows, at most {MAX_FRAME_ROWS}")
+        raise ProtocolError(
+            f"columns of statistics have {sorted(lengths)} rows, at most {MAX_FRAME_ROWS}"
+        )
     timestamps_us = tuple(message.timestamps_us)
     if max(message.iteration, *timestamps_us, 0) >= NUMBER_LIMIT:
-        raise ProtocolError(f"figures with a number over {NUMBER_LIMIT - 1}")
+        raise ProtocolError(f"a row of statistics has a number over {NUMBER_LIMIT - 1}")
     return StatisticRows(
         iteration=message.iteration,
         kinds=tuple(map(kind_from_wire, message.kinds)),
@@ -310,7 +317,7 @@ def timeouts_from_wire(message: events_pb2.Timeouts) -> RankTimeouts:
         check_text("limit of time with a text", text)
     check_numbers("limit of time", (group.timeout_us for group in message.groups))
     if not all(map(math.isfinite, message.limits.values())):
-        raise ProtocolError("limit of time that is no number of seconds")
+        raise ProtocolError("a timeout is not a number of seconds")
     groups = tuple(GroupTimeout(**copy_fields(g, GroupTimeout)) for g in message.groups)
     return RankTimeouts(dict(message.variables), groups, dict(message.limits))
 
@@ -352,4 +359,4 @@ def metadata_from_wire(frame: agent_pb2.Frame) -> MetadataItem:
         return SessionEnd(
             frame.session_end.iterations_seen, make_notes_printable(frame.session_end.notes)
         )
-    raise ProtocolError(f"frame {frame.sequence} with body {body}")
+    raise ProtocolError(f"frame {frame.sequence} has the unknown body {body}")

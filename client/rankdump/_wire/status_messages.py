@@ -42,7 +42,7 @@ def _parse_event_kind(number: int) -> EventKind:
     try:
         return EventKind(number)
     except ValueError:
-        raise ProtocolError(f"event of unknown kind {number}") from None
+        raise ProtocolError(f"an event has the unknown kind {number}") from None
 
 
 def session_to_wire(session: SessionStatus) -> status_pb2.SessionStatus:
@@ -54,7 +54,7 @@ def session_to_wire(session: SessionStatus) -> status_pb2.SessionStatus:
 def session_from_wire(message: status_pb2.SessionStatus) -> SessionStatus:
     """Read one session's state."""
     if message.state not in _STATES_BY_NUMBER:
-        raise ProtocolError(f"session in unknown state {message.state}")
+        raise ProtocolError(f"a session has the unknown state {message.state}")
     rest = copy_fields(message, SessionStatus, "state", "notes")
     return SessionStatus(state=_STATES_BY_NUMBER[message.state], notes=tuple(message.notes), **rest)
 
@@ -108,7 +108,7 @@ def finding_from_wire(message: status_pb2.Finding) -> Finding:
     try:
         kind = FindingKind(message.kind)
     except ValueError:
-        raise ProtocolError(f"finding of unknown kind {message.kind!r}") from None
+        raise ProtocolError(f"a finding has the unknown kind {message.kind!r}") from None
     rest = copy_fields(message, Finding, "kind", "ranks")
     return Finding(kind=kind, ranks=tuple(message.ranks), **rest)
 
@@ -128,7 +128,7 @@ def timeout_hint_from_wire(message: status_pb2.TimeoutHint) -> TimeoutHint:
     try:
         level = HintLevel(message.level)
     except ValueError:
-        raise ProtocolError(f"hint of unknown level {message.level!r}") from None
+        raise ProtocolError(f"a hint has the unknown level {message.level!r}") from None
     return TimeoutHint(
         level=level,
         limit=_limit_from_wire(message.limit) if message.HasField("limit") else None,

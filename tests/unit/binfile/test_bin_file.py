@@ -190,7 +190,7 @@ def test_what_is_no_file(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     for opens in (open_bin_file, read_bin_header):
         for path in (tmp_path, tmp_path / "pipe"):
-            with pytest.raises(CorruptedError, match=f"^{path}: no regular file"):
+            with pytest.raises(CorruptedError, match=f"^{path}: not a regular file"):
                 opens(path)
         with pytest.raises(CorruptedError, match="missing: cannot be read: No such file"):
             opens(tmp_path / "missing")
@@ -207,7 +207,8 @@ def test_a_size_without_bytes(tmp_path: Path, which: str, size: int):
     path = written(tmp_path, "a", file_of(header, [b"abc"]))
     for opens in (open_bin_file, read_bin_header):
         with pytest.raises(
-            CorruptedError, match=f"a: damaged: by its header {word} 1 of {size} bytes ends at byte"
+            CorruptedError,
+            match=f"a: damaged: according to its header, {word} 1 of {size} bytes ends at byte",
         ):
             opens(path)
 
@@ -255,6 +256,6 @@ def test_an_absurd_header_is_said_in_plain_words(tmp_path: Path):
     with pytest.raises(CorruptedError) as caught:
         open_bin_file(path)
     assert str(caught.value) == (
-        f"{path}: damaged, or no bin file: its first 8 bytes say that a header of "
-        f"8459004121934077987 bytes follows, at most 100 are there"
+        f"{path}: damaged, or not a bin file: its first 8 bytes declare a header "
+        f"of 8459004121934077987 bytes, but only 100 follow"
     )

@@ -41,7 +41,7 @@ def test_a_folder_that_only_a_shell_would_find(tmp_path: Path, path: str, word: 
     file.write_text(json.dumps({"dump": {"dump_path": path, "dump_op_switch": "on"}}))
     with pytest.raises(ConfigError) as caught:
         load_config_plan(file, {})
-    ending = f": nothing replaces {word} here" if word else ""
+    ending = f": rankdump does not expand {word}" if word else ""
     assert str(caught.value).endswith(f"allowed: a folder that exists{ending} (EP0003)")
 
 

@@ -65,11 +65,11 @@ def test_lenient_like_mindspore(tmp_path: Path, text: str | bytes):
     [
         (
             PLAIN.replace('"dump_mode"', '"dump_mode": "first", "dump_mode"'),
-            "dump_mode: 0 is the last of 2 equal keys and counts",
+            "dump_mode: 0 is the last of 2 equal keys and is the one used",
         ),
         (
             json.dumps({**body_of(), "async_dump_settings": {"enable": True}}),
-            "async_dump_settings: {'enable': True} is ignored: MindSpore has not read it since",
+            "async_dump_settings: {'enable': True} is ignored: MindSpore has ignored it since",
         ),
         (
             json.dumps({**body_of(), "e2e_dump_setting": {}}),

@@ -66,7 +66,7 @@ REFUSED = [
     ),
     Refused("path is no text", {"dump_path": 7}, "dump_path", "a folder that exists"),
     Refused("path unresolved", {"dump_path": "/not/there"}, "dump_path", "a folder that exists"),
-    Refused("path not a directory", {"dump_path": "file"}, "dump_path", "which this is not"),
+    Refused("path not a directory", {"dump_path": "file"}, "dump_path", "a folder, not a file"),
     Refused("path without access", {"dump_path": "locked"}, "dump_path", "may read and write"),
     *(
         Refused(f"dump_step: {words}", {"dump_step": steps}, "dump_step", allowed)
@@ -184,7 +184,10 @@ def test_accepted(changes: dict[str, Any], gives: dict[str, object]):
 def test_one_kind_of_overflow(mode: str):
     values = arguments(enable_dump_debug=True, dump_path=HERE, dump_debug_mode=mode)
     plan = parse_dump_config(values, probe=PLACES.__getitem__)
-    assert plan.warnings == (f"dump_debug_mode: '{mode}' becomes \"all\": all overflow is one",)
+    assert plan.warnings == (
+        f"dump_debug_mode: '{mode}' becomes \"all\": "
+        "rankdump does not distinguish kinds of overflow",
+    )
 
 
 def test_the_constructor_checks_nothing():

@@ -69,7 +69,7 @@ def test_array_agrees_with_numpy(path: Path):
         return
     if expected.size == 0:
         # MindSpore 2.0.0 wrote four stray bytes behind an empty tensor.
-        with pytest.raises(CorruptedError, match="4 bytes of elements, its header says 0"):
+        with pytest.raises(CorruptedError, match="4 bytes of elements, but its header declares 0"):
             npy_format.view_npy_array(data)
         data = data[:-4]
     found = npy_format.view_npy_array(data)
@@ -221,7 +221,7 @@ def test_huge_shapes_allocate_nothing(shape: tuple[int, ...]):
 def test_size_is_checked(change: int):
     """Elements that are missing or too many are refused, with both numbers."""
     data = npy_format.format_npy_header("<f4", (2, 3)) + bytes(24 + change)
-    with pytest.raises(CorruptedError, match=f"{24 + change} bytes of elements.*says 24"):
+    with pytest.raises(CorruptedError, match=f"{24 + change} bytes of elements.*declares 24"):
         npy_format.view_npy_array(data)
 
 
@@ -238,12 +238,12 @@ def test_header_that_is_cut_off():
     [
         (
             b"\x93NUMPY\x02\x00\xf0\xff\xff\xff" + b"{" * 99,
-            "damaged: its first 12 bytes say that the npy header takes 4294967292 bytes, at most "
+            "damaged: its first 12 bytes declare an npy header of 4294967292 bytes, at most "
             "10000 are allowed",
         ),
         (
             b"\x93NUMPY\x01\x00\x90\x01" + b"{" * 100,
-            "damaged: its first 10 bytes say that the npy header takes 410 bytes, 110 are there",
+            "damaged: its first 10 bytes declare an npy header of 410 bytes, but the file has 110",
         ),
         (
             b"\x93NUMPY\x01\x00\x4c\x00"

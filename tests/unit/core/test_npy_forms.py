@@ -41,9 +41,9 @@ def test_stray_bytes(descr: str):
     for stray in range(9):
         form = read_npy_form(empty + bytes(stray))
         assert (form.header.data_bytes, form.data_end) == (0, len(empty))
-    with pytest.raises(CorruptedError, match="9 bytes of elements, its header says 0"):
+    with pytest.raises(CorruptedError, match="9 bytes of elements, but its header declares 0"):
         read_npy_form(empty + bytes(9))
-    with pytest.raises(CorruptedError, match="13 bytes of elements, its header says 12"):
+    with pytest.raises(CorruptedError, match="13 bytes of elements, but its header declares 12"):
         read_npy_form(WORDS + bytes(13))
 
 

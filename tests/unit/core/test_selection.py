@@ -79,7 +79,7 @@ def test_side(inputs: bool, outputs: bool):
     assert decide_side(selected, TensorSide.INPUT).accepted is inputs
     assert decide_side(selected, TensorSide.OUTPUT).accepted is outputs
     if not inputs:
-        assert decide_side(selected, TensorSide.INPUT).reason == "input_output leaves inputs out"
+        assert decide_side(selected, TensorSide.INPUT).reason == "input_output excludes inputs"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_operator(operators: OperatorSelection, name: str, accepted: bool):
     """Names are exact, types are case-insensitive substrings, expressions match whole names."""
     verdict = decide_operator(operators, name)
     assert verdict.accepted is accepted
-    assert verdict.reason == ("" if accepted else "kernels do not name it")
+    assert verdict.reason == ("" if accepted else "kernels does not select the operator")
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_a_number_comes_back(number: float, dtype: str):
 )
 def test_what_is_no_line(text: str):
     """One sentence, with the file."""
-    with pytest.raises(CorruptedError, match=r"f\.pkl: no line of an info file"):
+    with pytest.raises(CorruptedError, match=r"f\.pkl: not a line of an info file"):
         api_files.parse_info_line(text, file="f.pkl")
 
 

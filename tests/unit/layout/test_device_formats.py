@@ -308,13 +308,13 @@ def test_groups_that_contradict_the_shape():
 
 
 def test_a_format_word_that_contradicts_the_shape():
-    with pytest.raises(CorruptedError, match="blocks of 16, its format word says 8"):
+    with pytest.raises(CorruptedError, match="blocks of 16, but its format word declares 8"):
         convert_format(DEVICE, "NC1HWC0", "NCHW", OriginalLayout(c0=8))
 
 
 def test_what_is_not_converted():
     """The message names what the source can become."""
-    with pytest.raises(UnsupportedError, match=r"to HWCN, but to NCDHW, NDHWC, DHWCN, ND$"):
+    with pytest.raises(UnsupportedError, match=r"to HWCN, only to NCDHW, NDHWC, DHWCN, ND$"):
         convert_format(DEVICE, "NDC1HWC0", "HWCN")
     with pytest.raises(UnsupportedError, match="but to nothing"):
         convert_format(DEVICE, "FRACTAL_ZZ", "ND")

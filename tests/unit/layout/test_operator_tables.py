@@ -95,5 +95,5 @@ def test_figures_nobody_has():
 
 def test_another_file():
     """A table of another kind is refused by its first line."""
-    with pytest.raises(CorruptedError, match="not an operator's table"):
+    with pytest.raises(CorruptedError, match="not an operator table"):
         statistic_tables.parse_operator_table("Op Type,Op Name\n", file="a.csv")

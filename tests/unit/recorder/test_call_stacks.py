@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from support.send_buffers import SendBufferDouble
+
 from rankdump._core.record import MAX_FRAME_ROWS
 from rankdump._core.session_protocol import CallStacks
 from rankdump._recorder.metadata_sender import MAX_STACK_CHARACTERS, CallStackSender
@@ -14,13 +16,17 @@ class Sent:
     """A list of frames, and room for so many calls."""
 
     def __init__(self, calls: int = 1 << 20) -> None:
-        self.frames: list[CallStacks] = []
+        self.buffer = SendBufferDouble()
         self.stage = StagingBuffer(
+            self.buffer,
             records=StagingBudget(0),
             rows=StagingBudget(calls * CALL_BYTES),
-            patience_s=lambda: 60.0,
         )
-        self.callers = CallStackSender(self.stage, self.frames.append)  # type: ignore[arg-type]
+        self.callers = CallStackSender(self.stage, self.buffer)
+
+    @property
+    def frames(self) -> list[CallStacks]:
+        return [item for item in self.buffer.submitted if isinstance(item, CallStacks)]
 
     def calls(self) -> list[tuple[int, str, tuple[str, ...]]]:
         return [

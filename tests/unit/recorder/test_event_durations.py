@@ -188,7 +188,7 @@ def test_sending_figures_at_the_end_of_an_iteration_is_stall(running, monkeypatc
     session.dump("Add", "a", "input", 0, ONE)
     pipeline = session._pipeline
     assert pipeline is not None
-    stalls, admit, told = pipeline._stalls, pipeline._stage.admit, []
+    stalls, admit, told = pipeline._stalls, pipeline._staging.admit, []
 
     def watched(rows) -> bool:
         begun_us = stalls.total_us()
@@ -197,7 +197,7 @@ def test_sending_figures_at_the_end_of_an_iteration_is_stall(running, monkeypatc
         told.append(begun_us)
         return admit(rows)
 
-    monkeypatch.setattr(pipeline._stage, "admit", watched)
+    monkeypatch.setattr(pipeline._staging, "admit", watched)
     session.step(1)
     session.close()
     assert bodies(running, "iteration_end")[0].stall_us > told[0]

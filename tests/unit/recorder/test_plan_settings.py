@@ -18,12 +18,12 @@ from rankdump._core.plan import (
 from rankdump._frameworks.arrays import ArraySource
 from rankdump._recorder.plan_settings import (
     compute_batch_rows,
-    compute_remaining_wait_s,
     compute_row_buffer_bytes,
     is_copied_directly,
     is_shared_memory_wanted,
     is_statistics_only,
     make_statistics_calculator,
+    make_wait_policy,
 )
 from rankdump._recorder.tensor_statistics import MAX_WAITING_ROWS
 from rankdump._transport.connection import LinkState
@@ -71,7 +71,9 @@ def test_only_a_known_fate_goes_straight(trigger):
 def test_who_waits_for_room(on_full, trigger, link, busy, left_s):
     """Law: only a plan that blocks waits, and only for what can still happen."""
     the_plan = plan(on_full=on_full, trigger=trigger, block_timeout_s=10.0)
-    assert compute_remaining_wait_s(the_plan, link=link, busy=busy, idle_s=3.0) == left_s
+    policy = make_wait_policy(the_plan)
+    left = policy.compute_remaining_s(link=link, has_tensors=busy, idle_s=3.0)
+    assert max(left, 0.0) == left_s
 
 
 @pytest.mark.parametrize(

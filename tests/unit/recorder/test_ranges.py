@@ -35,8 +35,8 @@ def run(ranges: OperatorRanges, program: str, graph: int = 0) -> str:
         # The last one before the first one: there is no such range, not even later.
         ([("c", "b")], "abcdb", "", "ran before the first"),
         # Another stretch begins.
-        ([("b", "c")], "abcdbe", "bc", "the first ran again"),
-        ([("b", "b")], "abcb", "b", "the first ran again"),
+        ([("b", "c")], "abcdbe", "bc", "the first operator ran again"),
+        ([("b", "b")], "abcb", "b", "the first operator ran again"),
         # Within, neither bound means anything else.
         ([("b", "d")], "abbcd", "bcd", ""),
         ([("b", "d")], "abdcd", "bd", ""),

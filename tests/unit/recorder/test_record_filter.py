@@ -92,7 +92,7 @@ def test_a_refused_rank_says_nothing_of_its_plan() -> None:
         (
             {"iterations": IterationSelection("100-120", ((100, 120),))},
             {"iterations_armed": 0},
-            'iteration "100-120" selects none of the 3 that ran, up to 2',
+            'iteration "100-120" selects none of the 3 iterations that ran, up to 2',
         ),
         ({}, {"operators_seen": False}, "no operator was observed"),
         (
@@ -101,7 +101,7 @@ def test_a_refused_rank_says_nothing_of_its_plan() -> None:
             "kernels and input_output match no operator that ran",
         ),
         ({}, {"iterations_armed": 0, "switched": True}, "dump_stop() was called"),
-        ({"operators": MARKED}, {"operators_selected": False}, "dump_mode 2 keeps what set_dump"),
+        ({"operators": MARKED}, {"operators_selected": False}, "dump_mode 2 dumps what set_dump"),
         (
             {"operators": MARKED},
             {"operators_selected": False, "marked": True},
@@ -109,7 +109,7 @@ def test_a_refused_rank_says_nothing_of_its_plan() -> None:
         ),
         ({}, {"tensors_lost": 4}, "every one of the 4 tensors that the plan selects was lost"),
         ({"trigger": "overflow"}, {"tensors_lost": 4}, "every one of the 4 tensors"),
-        ({}, {}, "what the plan selects handed over no tensor"),
+        ({}, {}, "the operators that the plan selects had no tensor"),
     ],
 )
 def test_an_empty_dump_has_a_cause(selection, facts, reason):
@@ -154,7 +154,7 @@ def test_each_dialect_has_its_words(dialect, lists, sides, steps):
     ]
     assert [cause and cause.reason for cause in causes] == [
         f"{lists} and {sides} match no operator that ran",
-        f'{steps} "7-9" selects none of the 3 that ran, up to 2',
+        f'{steps} "7-9" selects none of the 3 iterations that ran, up to 2',
     ]
 
 
@@ -221,7 +221,7 @@ def test_marks_select_scopes_and_parameters_of_their_graph(name, graph, keep):
     selection.set_marks(0, frozenset({"network-Net/conv1-Conv2d", "conv1.weight"}))
     decision = selection.decide(name, TensorSide.INPUT, graph)
     assert decision.is_kept is keep
-    assert decision.reason == ("" if keep else "set_dump did not mark it")
+    assert decision.reason == ("" if keep else "set_dump did not mark the operator")
 
 
 def test_marks_may_change():

@@ -84,9 +84,9 @@ def test_a_model_that_is_named_late_has_its_name_from_then_on():
     """Law: no tensor goes under a name that its model no longer has."""
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: 7)
     seen = observation(np.ones(1))
-    assert kind_of(heads, seen).model == heads.model(2) == "Net"
+    assert kind_of(heads, seen).model == heads.get_model_name(2) == "Net"
     heads.name_model(2, "Lenet")
-    assert kind_of(heads, seen).model == heads.model(2) == "Lenet"
+    assert kind_of(heads, seen).model == heads.get_model_name(2) == "Lenet"
     assert kind_of(heads, observation(np.ones(1), graph=1)).model == "Net"
 
 

@@ -31,16 +31,21 @@ def test_a_message_or_a_matter_is_said_once(voice, caplog):
         voice.warn_lost_tensor("buffer_full", name)
     assert said(caplog) == [
         "about a",
-        "tensors are dropped for buffer_full, the first at a",
+        "tensors are dropped (buffer_full); the first belongs to a",
         "about b",
     ]
 
 
-def test_a_script_that_is_always_wrong_does_not_fill_its_log(voice, caplog, monkeypatch):
+def test_a_script_that_is_always_wrong_does_not_fill_its_log(caplog, monkeypatch):
     monkeypatch.setattr("rankdump._recorder.session_logger._MAX_WARNINGS", 2)
+    logger = SessionLogger(request_of(RankIdentity()), "unix:/a", 1 << 20)
     for number in range(9):
-        voice.warn_once(f"fault {number}")
-    assert said(caplog) == ["fault 0", "fault 1", "2 different warnings were given: no more are"]
+        logger.warn_once(f"fault {number}")
+    assert said(caplog) == [
+        "fault 0",
+        "fault 1",
+        "2 different warnings were logged; further ones are suppressed",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -79,24 +84,25 @@ def test_the_sum_of_what_was_lost(voice, caplog):
 
 def test_what_became_of_shared_memory(voice, caplog):
     """Its absence is said once, and what is left in it only when there is something."""
-    for reason in ("the agent grants none", "no such file"):
+    for reason in ("the agent no longer grants shared memory", "no such file"):
         voice.warn_no_shared_memory(reason)
     voice.warn_unwritten_tensors(0, LinkState.UP)
     voice.warn_unwritten_tensors(3, LinkState.UP)
     assert said(caplog) == [
-        "tensors travel on the stream, in pieces: the agent grants none",
-        "3 tensors are left to the agent at unix:/a to write",
+        "tensors are sent over the stream, not through shared memory: "
+        "the agent no longer grants shared memory",
+        "the agent at unix:/a has yet to write 3 tensors",
     ]
 
 
 def test_the_sum_of_what_was_lost_says_why_there_is_no_agent(caplog):
     """One line says how much was not dumped and what to install."""
-    missing = "none can be started, for click is not installed"
+    missing = "no daemon can be started, because click is not installed"
     voice = SessionLogger(request_of(RankIdentity()), "unix:/a", 1 << 20, missing=missing)
     voice.log_link_change(LinkState.ABSENT, "no such file", closing=False)
     voice.warn_losses({"not_taken_by_agent": 3}, 0)
     first, last = said(caplog)
-    assert first.startswith(f"{missing}: training goes on")
+    assert first.startswith(f"{missing}: training continues")
     assert last == f"3 tensors were not dumped: 3 not_taken_by_agent; {missing}"
 
 
@@ -134,6 +140,6 @@ def test_ranks_of_a_host_say_a_thing_once(caplog):
 def test_what_stands_in_shared_memory_of_an_agent_that_is_gone(voice, caplog):
     voice.warn_unwritten_tensors(3, LinkState.AWAY)
     assert said(caplog) == [
-        "the agent at unix:/a has not come back: 3 tensors stand in its shared memory, and are in "
-        "the tree only once it runs again"
+        "the agent at unix:/a has not come back: 3 tensors remain in its shared memory and are "
+        "written when it runs again"
     ]

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 from support import record_heads
+from support.send_buffers import SendBufferDouble
 
 from rankdump._core.record import StatisticRows, TensorKey, TensorKind, TensorSide
 from rankdump._core.recorder_protocol import PlacementResult
@@ -34,12 +35,7 @@ def stage(
     rows: StagingBudget | None = None,
     placing: PlacementResult = PlacementResult.ELSEWHERE,
 ) -> StagingBuffer:
-    return StagingBuffer(
-        records=budget,
-        rows=rows or StagingBudget(0),
-        patience_s=lambda: 0.0,
-        place=lambda _head, _source: placing,
-    )
+    return StagingBuffer(SendBufferDouble(placing), records=budget, rows=rows or StagingBudget(0))
 
 
 def test_a_staged_tensor_no_longer_follows_the_job():

@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from support.agent_double import Running, bodies, plan
+from support.send_buffers import SendBufferDouble
 
 import rankdump
 from rankdump._core.rank_identity import read_timeout_variables
@@ -64,14 +65,16 @@ def test_a_limit_of_the_script_and_a_group_in_use_are_declared_with_all_there_is
 
 
 def test_a_group_that_is_made_anew_takes_the_place_of_the_old():
-    said: list[RankTimeouts] = []
-    limits = TimeoutReporter({}, said.append, pytest.fail)
+    buffer = SendBufferDouble()
+    limits = TimeoutReporter({}, buffer, pytest.fail)
     limits.start()
     limits.add_group(GLOO)
     limits.add_group(GroupTimeout("0", "nccl", 1))
     limits.add_group(GroupTimeout("0", "gloo", 2))
-    assert said[-1].groups == (GroupTimeout("0", "gloo", 2), GroupTimeout("0", "nccl", 1))
-    assert len(said) == 3
+    last = buffer.submitted[-1]
+    assert isinstance(last, RankTimeouts)
+    assert last.groups == (GroupTimeout("0", "gloo", 2), GroupTimeout("0", "nccl", 1))
+    assert len(buffer.submitted) == 3
 
 
 @pytest.mark.parametrize("seconds", [0, 1.5, np.float32(2), np.int64(3), Fraction(1, 2)])

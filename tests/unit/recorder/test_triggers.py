@@ -349,7 +349,9 @@ def test_without_an_exception_nothing_is_sent(running, caplog):
     assert kinds(running) == ["session_end"]
     goodbye = bodies(running, "session_end")[0]
     assert goodbye.iterations_seen == 3
-    assert [note.partition(";")[0] for note in goodbye.notes] == ["no operator was seen to raise"]
+    assert [note.partition(";")[0] for note in goodbye.notes] == [
+        "no operator was observed to raise"
+    ]
     assert caplog.records == []
 
 

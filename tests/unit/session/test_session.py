@@ -311,7 +311,9 @@ def test_strings_and_objects_are_counted_and_said_once(running, tmp_path, caplog
     (end,) = ends(running)
     assert (end.expected, dict(end.dropped)) == (8, {"unsupported_dtype": 7})
     assert [r.op_name for r in records(running)] == ["a"]
-    assert caplog.text.count("tensors are dropped for unsupported_dtype, the first at p0") == 1
+    assert (
+        caplog.text.count("tensors are dropped (unsupported_dtype); the first belongs to p0") == 1
+    )
     assert len(caplog.records) == 2, "the first one, and the sum at the end"
 
 

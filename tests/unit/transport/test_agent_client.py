@@ -16,6 +16,7 @@ from rankdump._core.session_protocol import IterationEnd, SessionEnd
 from rankdump._transport.agent_client import AgentClient
 from rankdump._transport.connection import LinkState
 from rankdump._transport.frame_queue import BufferedItem
+from rankdump._transport.send_buffer import SendBuffer
 from rankdump._wire.frames import MAX_CHUNK_BYTES
 
 
@@ -35,15 +36,15 @@ class Watched:
         self.warnings: list[str] = []
         self.links: list[LinkState] = []
         self._on_reason = on_reason
-        self.ship = AgentClient(
+        self.buffer = SendBuffer(on_release=self.taken.append, on_copy_failed=lambda _head: None)
+        self.client = AgentClient(
             introduction_of(plan(tmp_path)),
+            self.buffer,
             address,
-            on_taken=self.taken.append,
-            on_torn=lambda _head: None,
             on_tick=on_tick,
             on_warning=self.warnings.append,
-            on_link=self._hear,
-            on_stream=lambda _reason: None,
+            on_link_change=self._hear,
+            on_slab_unused=lambda _reason: None,
         )
 
     def _hear(self, link: LinkState, reason: str) -> None:
@@ -65,12 +66,12 @@ def bytes_of(frames, sequence: int) -> bytes:
 
 def test_records_arrive_whole_and_in_order(running: Running, tmp_path):
     watched = Watched(running.address, tmp_path)
-    watched.ship.start(5)
+    watched.client.start(5)
     data = np.random.default_rng(0).bytes(3 * MAX_CHUNK_BYTES + 17)
-    watched.ship.submit(staged(data))
-    watched.ship.submit(IterationEnd(0, 1))
-    watched.ship.submit(SessionEnd(1))
-    assert watched.ship.close(10) == 0
+    watched.buffer.submit(staged(data))
+    watched.buffer.submit(IterationEnd(0, 1))
+    watched.buffer.submit(SessionEnd(1))
+    assert watched.client.close(10) == 0
     frames = running.agent.frames
     assert [f.sequence for f in frames] == [1, 1, 1, 1, 2, 3]
     assert bytes_of(frames, 1) == data
@@ -82,10 +83,10 @@ def test_a_cut_stream_resumes_after_the_last_acknowledged_record(running: Runnin
     """Law: nothing is lost by a reconnect, and nothing acknowledged is sent again."""
     running.agent.cut_after = 4
     watched = Watched(running.address, tmp_path)
-    watched.ship.start(5)
+    watched.client.start(5)
     for stamp in range(10):
-        watched.ship.submit(staged(b"x" * 100, stamp))
-    assert watched.ship.close(10) == 0
+        watched.buffer.submit(staged(b"x" * 100, stamp))
+    assert watched.client.close(10) == 0
     assert len(running.agent.opened) >= 2
     assert len({r.session_id for r in running.agent.opened}) == 1
     seen = [f.record.timestamp_us for f in running.agent.frames]
@@ -95,13 +96,13 @@ def test_a_cut_stream_resumes_after_the_last_acknowledged_record(running: Runnin
 
 def test_an_agent_that_comes_late_gets_everything(address: str, tmp_path):
     watched = Watched(address, tmp_path)
-    watched.ship.start(5)
-    assert watched.ship.link is LinkState.ABSENT
-    watched.ship.submit(staged(b"early"))
+    watched.client.start(5)
+    assert watched.client.link is LinkState.ABSENT
+    watched.buffer.submit(staged(b"early"))
     late = Running(address)
     try:
-        eventually(lambda: watched.ship.link is LinkState.UP)
-        assert watched.ship.close(10) == 0
+        eventually(lambda: watched.client.link is LinkState.UP)
+        assert watched.client.close(10) == 0
         assert bytes_of(late.agent.frames, 1) == b"early"
     finally:
         late.stop()
@@ -110,26 +111,26 @@ def test_an_agent_that_comes_late_gets_everything(address: str, tmp_path):
 def test_an_agent_that_went_away_is_said_once(running: Running, tmp_path, monkeypatch):
     """Items that keep coming neither hurry the reconnecting nor repeat the news of it."""
     watched = Watched(running.address, tmp_path)
-    watched.ship.start(5)
-    watched.ship.submit(staged(b"first"))
+    watched.client.start(5)
+    watched.buffer.submit(staged(b"first"))
     eventually(lambda: watched.taken)
     running.stop()
-    eventually(lambda: watched.ship.link is LinkState.AWAY)
+    eventually(lambda: watched.client.link is LinkState.AWAY)
     for stamp in range(200):
-        watched.ship.submit(staged(b"x", stamp))
+        watched.buffer.submit(staged(b"x", stamp))
         time.sleep(0.002)
     assert len(watched.links) < 12
-    monkeypatch.setattr("rankdump._transport.connection.RETURN_AT_EXIT_TIMEOUT_S", 0.1)
-    assert watched.ship.close(60) == 200
+    monkeypatch.setattr("rankdump._transport.agent_client.RETURN_AT_EXIT_TIMEOUT_S", 0.1)
+    assert watched.client.close(60) == 200
 
 
 def test_no_agent_at_all_leaves_the_records_counted(address: str, tmp_path):
     watched = Watched(address, tmp_path)
-    watched.ship.start(5)
-    watched.ship.submit(staged(b"a"))
-    watched.ship.submit(IterationEnd(0, 1))
+    watched.client.start(5)
+    watched.buffer.submit(staged(b"a"))
+    watched.buffer.submit(IterationEnd(0, 1))
     begun = time.monotonic()
-    assert watched.ship.close(60) == 1
+    assert watched.client.close(60) == 1
     assert time.monotonic() - begun < 30  # far from its patience: nobody was ever there
 
 
@@ -138,13 +139,13 @@ def test_a_rank_that_ends_before_the_first_answer_waits_for_it(running: Running,
     held = threading.Event()
     running.agent.before_opening = lambda: held.wait(60)
     watched = Watched(running.address, tmp_path)
-    watched.ship.start(0.01)
-    assert watched.ship.link is LinkState.CONNECTING
-    watched.ship.submit(staged(b"a"))
+    watched.client.start(0.01)
+    assert watched.client.link is LinkState.CONNECTING
+    watched.buffer.submit(staged(b"a"))
     lost: list[int] = []
-    closing = threading.Thread(target=lambda: lost.append(watched.ship.close(60)))
+    closing = threading.Thread(target=lambda: lost.append(watched.client.close(60)))
     closing.start()
-    eventually(lambda: watched.ship.closing)
+    eventually(lambda: watched.client.closing)
     held.set()
     closing.join()
     assert lost == [0]
@@ -154,58 +155,57 @@ def test_an_agent_that_does_not_answer_is_called_that(running: Running, tmp_path
     """And not absent: what the rank says of it is all that there is to go by."""
     held = threading.Event()
     running.agent.before_opening = lambda: held.wait(60)
-    monkeypatch.setattr("rankdump._transport.connection.OPEN_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("rankdump._transport.agent_client.OPEN_TIMEOUT_S", 0.1)
     reasons: list[str] = []
     watched = Watched(running.address, tmp_path, on_reason=reasons.append)
-    watched.ship.start(60)
-    assert watched.ship.link is LinkState.ABSENT
+    watched.client.start(60)
+    assert watched.client.link is LinkState.ABSENT
     eventually(lambda: reasons)
     assert reasons[0] == "no answer within 0.1 s"
     held.set()
-    watched.ship.close(1)
+    watched.client.close(1)
 
 
 def test_a_refusal_is_final_and_has_its_reason(running: Running, tmp_path):
     running.agent.refusal = "rank 0 is taken by pid 7"
     said: list[str] = []
-    ship = AgentClient(
+    client = AgentClient(
         introduction_of(plan(tmp_path)),
+        SendBuffer(on_release=lambda _: None, on_copy_failed=lambda _: None),
         running.address,
-        on_taken=lambda _s: None,
-        on_torn=lambda _head: None,
         on_tick=lambda: None,
         on_warning=lambda _: None,
-        on_link=lambda _link, reason: said.append(reason),
-        on_stream=lambda _reason: None,
+        on_link_change=lambda _link, reason: said.append(reason),
+        on_slab_unused=lambda _reason: None,
     )
-    ship.start(5)
-    assert ship.link is LinkState.REFUSED
+    client.start(5)
+    assert client.link is LinkState.REFUSED
     assert said == ["rank 0 is taken by pid 7"]
     assert len(running.agent.opened) == 1
-    ship.close(1)
+    client.close(1)
 
 
 def test_waiting_time_counts_only_while_something_waits(running: Running, tmp_path):
     running.agent.acknowledge_up_to = 0
     watched = Watched(running.address, tmp_path)
-    watched.ship.start(5)
-    assert watched.ship.idle_s() == 0
-    watched.ship.submit(staged(b"a"))
-    eventually(lambda: watched.ship.idle_s() > 0.05)
-    assert watched.ship.close(0.1) == 1
+    watched.client.start(5)
+    assert watched.buffer.idle_s() == 0
+    watched.buffer.submit(staged(b"a"))
+    eventually(lambda: watched.buffer.idle_s() > 0.05)
+    assert watched.client.close(0.1) == 1
 
 
 def test_only_a_tensor_makes_the_ship_busy(running: Running, tmp_path):
     """Law: what will give no room back when it is taken is nothing to wait for."""
     running.agent.acknowledge_up_to = 0
     watched = Watched(running.address, tmp_path)
-    watched.ship.start(5)
-    assert not watched.ship.has_waiting_tensors
-    watched.ship.submit(IterationEnd(0, 0, {}, 0))
-    assert not watched.ship.has_waiting_tensors
-    watched.ship.submit(staged(b"a"))
-    assert watched.ship.has_waiting_tensors
-    assert watched.ship.close(0.1) == 1
+    watched.client.start(5)
+    assert not watched.buffer.has_waiting_tensors
+    watched.buffer.submit(IterationEnd(0, 0, {}, 0))
+    assert not watched.buffer.has_waiting_tensors
+    watched.buffer.submit(staged(b"a"))
+    assert watched.buffer.has_waiting_tensors
+    assert watched.client.close(0.1) == 1
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -214,11 +214,11 @@ def test_the_owner_is_asked_for_events_whether_or_not_anything_moves(
 ):
     asked, over = threading.Semaphore(0), threading.Event()
     watched = Watched(running.address, tmp_path, on_tick=asked.release)
-    watched.ship.start(5)
+    watched.client.start(5)
 
     def send() -> None:
         while busy and not over.is_set():
-            watched.ship.submit(staged(b"a"))
+            watched.buffer.submit(staged(b"a"))
             time.sleep(0.001)  # a rank that computes between its tensors
 
     sender = threading.Thread(target=send)
@@ -226,16 +226,16 @@ def test_the_owner_is_asked_for_events_whether_or_not_anything_moves(
     assert all(asked.acquire(timeout=20) for _ in range(3))
     over.set()
     sender.join()
-    watched.ship.close(5)
+    watched.client.close(5)
 
 
 def test_what_the_agent_would_have_said_is_passed_on(running: Running, tmp_path):
     running.agent.warnings = ["half of the time is used"]
     watched = Watched(running.address, tmp_path)
-    watched.ship.start(5)
-    watched.ship.submit(staged(b"a"))
+    watched.client.start(5)
+    watched.buffer.submit(staged(b"a"))
     eventually(lambda: watched.warnings)
-    watched.ship.close(5)
+    watched.client.close(5)
     assert set(watched.warnings) == {"half of the time is used"}
 
 
@@ -243,7 +243,7 @@ def test_what_the_agent_would_have_said_is_passed_on(running: Running, tmp_path)
 def test_many_small_records_share_messages(running: Running, tmp_path, count):
     watched = Watched(running.address, tmp_path)
     for stamp in range(count):
-        watched.ship.submit(staged(b"y" * 64, stamp))
-    watched.ship.start(5)
-    assert watched.ship.close(20) == 0
+        watched.buffer.submit(staged(b"y" * 64, stamp))
+    watched.client.start(5)
+    assert watched.client.close(20) == 0
     assert [f.sequence for f in running.agent.frames] == list(range(1, count + 1))

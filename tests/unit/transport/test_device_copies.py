@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.depot_rig import SIZE, Rig
+from support.send_buffer_rig import SIZE, Rig
 
 from rankdump._core.recorder_protocol import PlacementResult
 
@@ -96,16 +96,16 @@ def test_nothing_is_published_before_it_is_there(rig: Rig):
         assert rig.place(device.tensor(byte)) is PlacementResult.DONE
     assert len(device.pinned) == 1
     device.begun[1].end()
-    rig.depot.copies.publish_finished()
+    rig.buffer.copies.publish_finished()
     assert rig.read() == []
     device.begun[0].end()
-    rig.depot.copies.publish_finished()
+    rig.buffer.copies.publish_finished()
     assert rig.read() == [data(1), data(2)]
-    assert rig.depot.copies.has_pending
+    assert rig.buffer.copies.has_pending
     device.begun[2].end()
-    rig.depot.copies.publish_finished()
+    rig.buffer.copies.publish_finished()
     assert rig.read() == [data(3)]
-    assert not rig.depot.copies.has_pending
+    assert not rig.buffer.copies.has_pending
 
 
 def test_a_copy_that_fails_is_told_and_its_number_given(rig: Rig):
@@ -114,7 +114,7 @@ def test_a_copy_that_fails_is_told_and_its_number_given(rig: Rig):
     rig.place(device.tensor(2))
     device.begun[0].fails = True
     device.begun[1].end()
-    rig.depot.copies.publish_finished()
+    rig.buffer.copies.publish_finished()
     assert rig.read() == [None, data(2)]
     assert len(rig.torn) == 1
 
@@ -141,18 +141,18 @@ def test_a_slab_is_given_up_when_the_last_copy_is_there(rig: Rig):
     """What was copied is carried along; the memory is unpinned before it goes."""
     device = Device()
     rig.place(device.tensor(1))
-    giving_up = threading.Thread(target=rig.depot.abandon_ring)
+    giving_up = threading.Thread(target=rig.buffer.abandon_ring)
     giving_up.start()
     assert device.unpinned == 0
     device.begun[0].end()
     giving_up.join(60)
     assert device.unpinned == 1
-    assert [each.tensors for each in rig.depot.items.numbered] == [1]
+    assert [each.tensors for each in rig.buffer.items.numbered] == [1]
 
 
 def test_a_copy_that_hangs_does_not_hold_up_the_end(rig: Rig):
     device = Device()
     rig.place(device.tensor(1))
-    rig.depot.wait_for_copies(rig.ring, 0.05)
+    rig.buffer.wait_for_copies(rig.ring, 0.05)
     assert rig.ring.open_entries == 1
     assert rig.read() == []

@@ -14,6 +14,7 @@ from rankdump._core.record import TensorKey, TensorSide
 from rankdump._core.recorder_protocol import StagedRecord
 from rankdump._transport.agent_client import AgentClient
 from rankdump._transport.connection import LinkState, resolve_redirect
+from rankdump._transport.send_buffer import SendBuffer
 from rankdump.errors import ProtocolError
 
 
@@ -56,15 +57,15 @@ class Sender:
     def __init__(self, address: str, folder: Path) -> None:
         self.said: list[str] = []
         self.up = threading.Event()
-        self.ship = AgentClient(
+        self.buffer = SendBuffer(on_release=lambda _: None, on_copy_failed=lambda _: None)
+        self.client = AgentClient(
             introduction_of(plan(folder)),
+            self.buffer,
             address,
-            on_taken=lambda _staged: None,
-            on_torn=lambda _head: None,
             on_tick=lambda: None,
             on_warning=lambda _: None,
-            on_link=self._note,
-            on_stream=lambda _reason: None,
+            on_link_change=self._note,
+            on_slab_unused=lambda _reason: None,
         )
 
     def _note(self, link: LinkState, reason: str) -> None:
@@ -75,7 +76,7 @@ class Sender:
     def submit(self, stamp: int) -> None:
         key = TensorKey(0, "Net", 0, 0, stamp, "Add", "Default/Add-op0", TensorSide.INPUT, 0)
         data = memoryview(np.full(4, stamp, np.uint8).tobytes())
-        self.ship.submit(StagedRecord(head_of(key, "uint8", (4,), 4), data))
+        self.buffer.submit(StagedRecord(head_of(key, "uint8", (4,), 4), data))
 
 
 def test_every_connection_begins_at_the_known_address(running: Running, address: str, tmp_path):
@@ -85,10 +86,10 @@ def test_every_connection_begins_at_the_known_address(running: Running, address:
         running.agent.redirect = "a.sock.1"
         worker.agent.cut_after = 4
         sender = Sender(address, tmp_path)
-        sender.ship.start(5)
+        sender.client.start(5)
         for stamp in range(10):
             sender.submit(stamp)
-        assert sender.ship.close(10) == 0
+        assert sender.client.close(10) == 0
         assert {f.record.timestamp_us for f in worker.agent.frames} == set(range(10))
         assert len(running.agent.opened) == len(worker.agent.opened) >= 2
         assert running.agent.frames == []
@@ -99,13 +100,13 @@ def test_every_connection_begins_at_the_known_address(running: Running, address:
 def test_a_worker_that_is_away_is_looked_for_again(running: Running, address: str, tmp_path):
     running.agent.redirect = "a.sock.1"
     sender = Sender(address, tmp_path)
-    sender.ship.start(5)
-    assert sender.ship.link is LinkState.ABSENT
+    sender.client.start(5)
+    assert sender.client.link is LinkState.ABSENT
     sender.submit(1)
     worker = Running(f"{address}.1")
     try:
         assert sender.up.wait(30)
-        assert sender.ship.close(10) == 0
+        assert sender.client.close(10) == 0
     finally:
         worker.stop()
 
@@ -116,9 +117,9 @@ def test_being_sent_on_twice_is_an_error(running: Running, address: str, tmp_pat
     try:
         running.agent.redirect = worker.agent.redirect = "a.sock.1"
         sender = Sender(address, tmp_path)
-        sender.ship.start(5)
-        assert sender.ship.link is LinkState.REFUSED
-        assert "sends on to one that sends on to" in sender.said[-1]
-        assert sender.ship.close(1) == 0
+        sender.client.start(5)
+        assert sender.client.link is LinkState.REFUSED
+        assert "to an agent that redirected to" in sender.said[-1]
+        assert sender.client.close(1) == 0
     finally:
         worker.stop()

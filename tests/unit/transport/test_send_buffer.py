@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from support.depot_rig import SIZE, Rig
+from support.send_buffer_rig import SIZE, Rig
 
 from rankdump._core.recorder_protocol import PlacementResult
 from rankdump._core.session_protocol import IterationEnd
@@ -19,17 +19,17 @@ def test_records_do_not_starve_what_the_sender_has(tmp_path: Path):
     Declarations once piled up in the memory of a rank whose agent was slower than it.
     """
     rig = Rig(tmp_path)
-    loader = RingLoader(rig.depot, lambda _: None)
+    loader = RingLoader(rig.buffer)
     tensor = ArraySource(np.zeros(SIZE, "u1"))
     while rig.place(tensor) is PlacementResult.DONE:
         pass
-    rig.depot.submit(IterationEnd(0, 1))
+    rig.buffer.submit(IterationEnd(0, 1))
     while loader.load(rig.ring):
-        rig.depot.submit(IterationEnd(0, 1))
+        rig.buffer.submit(IterationEnd(0, 1))
     first, *_ = list(rig.reader.read_entries())
     rig.reader.release(first.end_position)
     assert rig.place(tensor) is PlacementResult.FULL
     assert loader.load(rig.ring)
-    assert not rig.depot.items.has_unsent
+    assert not rig.buffer.items.has_unsent
     rig.reader.release(2 * first.end_position)
     assert rig.place(tensor) is PlacementResult.DONE

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import record_heads
 from support.agent_double import FakeAgent, FakeSlab, Running, introduction_of, plan
-from support.depot_rig import SIZE, Rig
+from support.send_buffer_rig import SIZE, Rig
 
 from rankdump._core.graph import GraphNode, GraphPart, OperatorGraph
 from rankdump._core.record import TensorKey, TensorSide
@@ -33,6 +33,7 @@ from rankdump._transport.agent_client import AgentClient
 from rankdump._transport.connection import LinkState
 from rankdump._transport.frame_queue import BufferedItem
 from rankdump._transport.push_stream import make_frames
+from rankdump._transport.send_buffer import SendBuffer, WaitPolicy
 from rankdump._transport.send_ring import SendRing
 from rankdump.errors import CorruptedError
 from rankdump.wire.v1 import agent_pb2
@@ -49,23 +50,28 @@ def head_of(source: ArraySource, stamp: int) -> RecordHead:
 class Rank:
     """A ship as a pipeline uses it, and what it told."""
 
-    def __init__(self, address: str, tmp_path, wants_slab: bool = True) -> None:
+    def __init__(
+        self, address: str, tmp_path, wants_slab: bool = True, timeout_s: float = 10.0
+    ) -> None:
         from dataclasses import replace
 
         self.taken: list[BufferedItem] = []
         self.torn: list[RecordHead] = []
         self.streams: list[str] = []
-        self.patience_s = 10.0
         self._stamp = 0
-        self.ship = AgentClient(
+        self.buffer = SendBuffer(
+            on_release=self.taken.append,
+            on_copy_failed=self.torn.append,
+            wait_policy=WaitPolicy(timeout_s),
+        )
+        self.client = AgentClient(
             replace(introduction_of(plan(tmp_path)), wants_slab=wants_slab),
+            self.buffer,
             address,
-            on_taken=self.taken.append,
-            on_torn=self.torn.append,
             on_tick=lambda: None,
             on_warning=lambda _: None,
-            on_link=lambda _link, _reason: None,
-            on_stream=self.streams.append,
+            on_link_change=lambda _link, _reason: None,
+            on_slab_unused=self.streams.append,
         )
 
     def keep(self, array, source_type=ArraySource) -> PlacementResult:
@@ -73,11 +79,11 @@ class Rank:
         source = source_type(array)
         self._stamp += 1
         head = head_of(source, self._stamp)
-        placing = self.ship.place_record(head, source, lambda: self.patience_s - self.ship.idle_s())
+        placing = self.buffer.place_record(head, source)
         if placing is PlacementResult.ELSEWHERE:
             data = memoryview(bytearray(head.byte_count))
             source.copy_into(data)
-            self.ship.submit(StagedRecord(head, data))
+            self.buffer.submit(StagedRecord(head, data))
         return placing
 
 
@@ -141,11 +147,11 @@ def test_the_same_bytes_through_a_slab_and_in_chunks(given):
         try:
             server.agent.slab = FakeSlab(folder / "a.slab", MIN_RING_BYTES)
             rank = Rank(server.address, folder, with_slab)
-            rank.ship.start(5)
+            rank.client.start(5)
             for array in given:
                 assert rank.keep(array) is not PlacementResult.FULL
-            rank.ship.submit(SessionEnd(1))
-            assert rank.ship.close(10) == 0
+            rank.buffer.submit(SessionEnd(1))
+            assert rank.client.close(10) == 0
             assert order(server.agent) == list(range(1, len(given) + 2))
             assert (server.agent.doorbells > 0) is with_slab
             found.append(tensors(server.agent))
@@ -160,13 +166,13 @@ def test_the_same_bytes_through_a_slab_and_in_chunks(given):
 
 def test_declarations_keep_their_place_behind_the_records(host: Running, tmp_path):
     rank = Rank(host.address, tmp_path)
-    rank.ship.start(5)
+    rank.client.start(5)
     for iteration in range(3):
         for _ in range(4):
             assert rank.keep(np.ones(100)) is PlacementResult.DONE
-        rank.ship.submit(IterationEnd(iteration, 4))
-    rank.ship.submit(SessionEnd(3))
-    assert rank.ship.close(10) == 0
+        rank.buffer.submit(IterationEnd(iteration, 4))
+    rank.buffer.submit(SessionEnd(3))
+    assert rank.client.close(10) == 0
     before = 0
     for frame in host.agent.frames:
         if frame.WhichOneof("body") == "record":
@@ -176,16 +182,16 @@ def test_declarations_keep_their_place_behind_the_records(host: Running, tmp_pat
     ends = [f.iteration_end.iteration for f in host.agent.frames if f.HasField("iteration_end")]
     assert ends == [0, 1, 2]
     assert host.agent.frames[-1].HasField("session_end")
-    assert not rank.ship.has_waiting_tensors
-    assert rank.ship.left_in_slab == 0
+    assert not rank.buffer.has_waiting_tensors
+    assert rank.client.left_in_slab == 0
 
 
 def test_entries_share_doorbells(host: Running, tmp_path):
     rank = Rank(host.address, tmp_path)
-    rank.ship.start(5)
+    rank.client.start(5)
     for _ in range(2000):
         assert rank.keep(np.ones(2)) is PlacementResult.DONE
-    assert rank.ship.close(10) == 0
+    assert rank.client.close(10) == 0
     assert len(tensors(host.agent)) == 2000
     assert host.agent.doorbells < 1000
 
@@ -201,11 +207,11 @@ class Unreadable(ArraySource):
 def test_a_copy_that_fails_has_its_number_all_the_same(host: Running, tmp_path):
     """Law: numbers have no gaps; the agent counts the record whose bytes never came."""
     rank = Rank(host.address, tmp_path)
-    rank.ship.start(5)
+    rank.client.start(5)
     rank.keep(np.ones(3))
     assert rank.keep(np.ones(3), Unreadable) is PlacementResult.DONE
     rank.keep(np.ones(3))
-    assert rank.ship.close(10) == 0
+    assert rank.client.close(10) == 0
     assert order(host.agent) == [1, 2, 3]
     assert host.agent.slab is not None
     assert host.agent.slab.torn == [2]
@@ -214,21 +220,20 @@ def test_a_copy_that_fails_has_its_number_all_the_same(host: Running, tmp_path):
 
 def test_a_full_slab_waits_for_the_agent_as_long_as_it_has_patience(host: Running, tmp_path):
     host.agent.acknowledge_up_to = 0
-    rank = Rank(host.address, tmp_path)
-    rank.ship.start(5)
-    rank.patience_s = 0.2
+    rank = Rank(host.address, tmp_path, timeout_s=0.2)
+    rank.client.start(5)
     outcomes = [rank.keep(np.ones(LARGE // 64)) for _ in range(9)]
     assert set(outcomes[:5]) == {PlacementResult.DONE}
     assert outcomes[-1] is PlacementResult.FULL
     # What is left is the agent's, and not lost.
-    assert rank.ship.close(0.1) == 0
-    assert rank.ship.left_in_slab == outcomes.count(PlacementResult.DONE)
+    assert rank.client.close(0.1) == 0
+    assert rank.client.left_in_slab == outcomes.count(PlacementResult.DONE)
 
 
 def test_a_slow_agent_makes_nobody_lose_anything(host: Running, tmp_path):
     """Many times what the slab holds, from several threads at once."""
     rank = Rank(host.address, tmp_path)
-    rank.ship.start(5)
+    rank.client.start(5)
     lock, outcomes = threading.Lock(), []
 
     def work() -> None:
@@ -237,8 +242,8 @@ def test_a_slow_agent_makes_nobody_lose_anything(host: Running, tmp_path):
             with lock:
                 rank._stamp += 1
                 head = head_of(source, rank._stamp)
-            outcomes.append(rank.ship.place_record(head, source, lambda: 10.0))
-            rank.ship.submit(IterationEnd(0, 1))
+            outcomes.append(rank.buffer.place_record(head, source))
+            rank.buffer.submit(IterationEnd(0, 1))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -246,23 +251,23 @@ def test_a_slow_agent_makes_nobody_lose_anything(host: Running, tmp_path):
     for thread in threads:
         thread.join()
     assert outcomes == [PlacementResult.DONE] * 240
-    assert rank.ship.close(10) == 0
+    assert rank.client.close(10) == 0
     assert order(host.agent) == list(range(1, 481))
     assert set(tensors(host.agent).values()) == {b"\7" * (LARGE // 100)}
 
 
 def test_an_agent_that_comes_late_gets_what_waited_first(address, slab, tmp_path):
     rank = Rank(address, tmp_path)
-    rank.ship.start(5)
+    rank.client.start(5)
     for number in range(3):
         assert rank.keep(np.full(5, number)) is PlacementResult.ELSEWHERE
-    rank.ship.submit(IterationEnd(0, 3))
+    rank.buffer.submit(IterationEnd(0, 3))
     late = Running(address)
     late.agent.slab = slab
     try:
         eventually(lambda: len(rank.taken) == 3)
         assert rank.keep(np.full(5, 3)) is PlacementResult.DONE
-        assert rank.ship.close(10) == 0
+        assert rank.client.close(10) == 0
     finally:
         late.stop()
     assert order(late.agent) == [1, 2, 3, 4, 5]
@@ -273,13 +278,13 @@ def test_a_reconnect_resends_nothing_that_is_in_the_slab(host: Running, slab, tm
     host.agent.acknowledge_up_to = 2
     host.agent.cut_after = 6
     rank = Rank(host.address, tmp_path)
-    rank.ship.start(5)
+    rank.client.start(5)
     for number in range(10):
         assert rank.keep(np.full(5, number)) is PlacementResult.DONE
     eventually(lambda: len(host.agent.opened) > 1)
     host.agent.acknowledge_up_to = float("inf")
-    rank.ship.submit(SessionEnd(1))
-    assert rank.ship.close(10) == 0
+    rank.buffer.submit(SessionEnd(1))
+    assert rank.client.close(10) == 0
     assert [frame.sequence for frame in host.agent.frames] == list(range(1, 12))
 
 
@@ -289,13 +294,13 @@ def test_a_slab_that_is_gone_is_emptied_into_what_follows(host, slab, tmp_path, 
     agent = host.agent
     agent.acknowledge_up_to = 2
     rank = Rank(host.address, tmp_path)
-    rank.ship.start(5)
+    rank.client.start(5)
     big = np.arange(3 * LARGE // 4, dtype="u1")
     for number in range(4):
         assert rank.keep(np.full(5, number)) is PlacementResult.DONE
     rank.keep(np.ones(3), Unreadable)
     assert rank.keep(big) is PlacementResult.ELSEWHERE
-    rank.ship.submit(IterationEnd(0, 6))
+    rank.buffer.submit(IterationEnd(0, 6))
     eventually(lambda: any(frame.sequence == 7 for frame in agent.frames))
     agent.cut_now = True
     agent.acknowledge_up_to = float("inf")
@@ -303,12 +308,14 @@ def test_a_slab_that_is_gone_is_emptied_into_what_follows(host, slab, tmp_path, 
     assert rank.keep(np.full(5, 4)) is PlacementResult.DONE
     eventually(lambda: len(agent.opened) > 1)
     rank.keep(np.full(5, 5))
-    assert rank.ship.close(10) == 0
+    assert rank.client.close(10) == 0
     assert order(agent) == [3, 4, 5, 6, 7, 8, 9]
     found = tensors(agent)
     assert found[6] == big.tobytes()
     assert [np.frombuffer(found[n], "<i8")[0] for n in (3, 4, 8, 9)] == [2, 3, 4, 5]
-    assert set(rank.streams) == (set() if with_slab else {"the agent grants none any more"})
+    assert set(rank.streams) == (
+        set() if with_slab else {"the agent no longer grants shared memory"}
+    )
     if agent.slab is not None:
         assert agent.slab.torn == [5]
 
@@ -318,13 +325,13 @@ def test_an_agent_that_began_anew_inside_a_large_tensor_gets_it_whole(host, slab
     agent = host.agent
     agent.cut_at_offset = 2 * LARGE
     rank = Rank(host.address, tmp_path)
-    rank.ship.start(5)
+    rank.client.start(5)
     rank.keep(np.ones(3))
     big = np.arange(3 * LARGE, dtype="u1")
     rank.keep(big)
     eventually(lambda: len(agent.opened) > 1)
     rank.keep(np.zeros(3))
-    assert rank.ship.close(10) == 0
+    assert rank.client.close(10) == 0
     assert tensors(agent)[2] == big.tobytes()
     assert order(agent) == [2, 3]
     assert len(rank.streams) == 1
@@ -348,9 +355,9 @@ def test_a_slab_that_cannot_be_used_is_said_once(running: Running, socket_folder
         holder = locking(slab.path)
     running.agent.slab = slab
     rank = Rank(running.address, tmp_path)
-    rank.ship.start(5)
+    rank.client.start(5)
     assert rank.keep(np.ones(3)) is PlacementResult.ELSEWHERE
-    assert rank.ship.close(10) == 0
+    assert rank.client.close(10) == 0
     assert len(tensors(running.agent)) == 1
     assert len(rank.streams) == 1
     if holder is not None:
@@ -381,30 +388,30 @@ def locking(path: Path):
 def test_events_too_large_for_their_slab_take_the_stream(running, socket_folder, tmp_path):
     running.agent.slab = FakeSlab(socket_folder / "a.slab", MIN_RING_BYTES)
     rank = Rank(running.address, tmp_path)
-    rank.ship.start(5)
+    rank.client.start(5)
     rank.keep(np.ones(3))
     node = GraphNode("n" * MIN_RING_BYTES, "T")
-    rank.ship.submit(GraphPart(OperatorGraph(0, (node,)), first=True, last=True))
-    rank.ship.submit(SessionEnd(1))
-    assert rank.ship.close(10) == 0
+    rank.buffer.submit(GraphPart(OperatorGraph(0, (node,)), first=True, last=True))
+    rank.buffer.submit(SessionEnd(1))
+    assert rank.client.close(10) == 0
     assert order(running.agent) == [1, 2, 3]
     assert len(rank.streams) == 1
 
 
 def test_the_lock_says_that_the_rank_lives(host: Running, slab: FakeSlab, tmp_path):
     rank = Rank(host.address, tmp_path)
-    rank.ship.start(5)
+    rank.client.start(5)
     rank.keep(np.ones(3))
     assert slab.locked()
-    assert rank.ship.close(10) == 0
+    assert rank.client.close(10) == 0
     assert not slab.locked()
 
 
 def test_nothing_is_asked_for_without_wanting_it(host: Running, tmp_path):
     rank = Rank(host.address, tmp_path, wants_slab=False)
-    rank.ship.start(5)
+    rank.client.start(5)
     assert rank.keep(np.ones(3)) is PlacementResult.ELSEWHERE
-    assert rank.ship.close(10) == 0
+    assert rank.client.close(10) == 0
     assert not host.agent.opened[0].wants_slab
     assert rank.streams == []
 
@@ -412,10 +419,10 @@ def test_nothing_is_asked_for_without_wanting_it(host: Running, tmp_path):
 def test_a_refused_rank_keeps_nothing(running: Running, tmp_path):
     running.agent.refusal = "no"
     rank = Rank(running.address, tmp_path)
-    rank.ship.start(5)
-    assert rank.ship.link is LinkState.REFUSED
+    rank.client.start(5)
+    assert rank.client.link is LinkState.REFUSED
     assert rank.keep(np.ones(3)) is PlacementResult.ELSEWHERE
-    assert rank.ship.close(1) == 1
+    assert rank.client.close(1) == 1
 
 
 def test_what_was_damaged_before_the_slab_was_given_up_is_said_to_be_lost(tmp_path, caplog):
@@ -429,8 +436,8 @@ def test_what_was_damaged_before_the_slab_was_given_up_is_said_to_be_lost(tmp_pa
     entry = rig.ring.written // 5
     memory[RING_OFFSET + entry + ENTRY_HEAD.size] ^= 1
     memory[RING_OFFSET + 3 * entry + 20] ^= 1
-    rig.depot.abandon_ring()
-    frames = [frame for each in rig.depot.pop_items() for frame in make_frames(each)]
+    rig.buffer.abandon_ring()
+    frames = [frame for each in rig.buffer.pop_items() for frame in make_frames(each)]
     assert [(f.sequence, f.WhichOneof("body")) for f in frames] == [
         (1, "record"),
         (2, "lost"),
@@ -450,8 +457,8 @@ def test_what_was_damaged_before_it_was_sealed_is_found_as_well(tmp_path, at, bo
     for value in range(3):
         rig.place(ArraySource(np.full(SIZE, value, dtype=np.uint8)))
     rig.ring._mapping.memory[RING_OFFSET + rig.ring.written // 3 + at] ^= 0x40
-    rig.depot.abandon_ring()
-    frames = [frame for each in rig.depot.pop_items() for frame in make_frames(each)]
+    rig.buffer.abandon_ring()
+    frames = [frame for each in rig.buffer.pop_items() for frame in make_frames(each)]
     assert [f.WhichOneof("body") for f in frames] == ["record", body, "record"]
     assert frames[1].record.data[:1] in (b"", b"\1")
     assert (frames[0].record.data[:1], frames[2].record.data[:1]) == (b"\0", b"\2")
@@ -461,8 +468,8 @@ def test_a_copy_that_failed_in_a_slab_is_said_on_the_stream(tmp_path):
     """Its number is given, so what became of it has to be said somewhere."""
     rig = Rig(tmp_path)
     rig.place(Unreadable(np.ones(SIZE, dtype=np.uint8)))
-    rig.depot.abandon_ring()
-    (frame,) = make_frames(*rig.depot.pop_items())
+    rig.buffer.abandon_ring()
+    (frame,) = make_frames(*rig.buffer.pop_items())
     assert frame.lost == agent_pb2.Lost(iteration=0, tensors=1, reason="copy_failed")
 
 

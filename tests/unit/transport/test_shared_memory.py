@@ -150,7 +150,9 @@ def test_a_child_neither_sends_nor_hangs_nor_writes(host: Running):
     fill(session, 2)
     eventually(lambda: len(tensors(host.agent)) == 2)
     eventually(
-        lambda: session._pipeline is not None and not session._pipeline._ship.has_waiting_tensors
+        lambda: (
+            session._pipeline is not None and not session._pipeline._send_buffer.has_waiting_tensors
+        )
     )
     ring_before = bytes(host.agent.slab._memory)
     busy, stop = threading.Event(), threading.Event()
@@ -158,7 +160,7 @@ def test_a_child_neither_sends_nor_hangs_nor_writes(host: Running):
     assert pipeline is not None
 
     def hold() -> None:
-        with pipeline._ship._depot.changed:  # as a thread that sends just now
+        with pipeline._send_buffer.changed:  # as a thread that sends just now
             busy.set()
             stop.wait(20)
 
@@ -169,7 +171,7 @@ def test_a_child_neither_sends_nor_hangs_nor_writes(host: Running):
     if child == 0:
         try:
             fill(session, 3)
-            pipeline._declaring.send_events()
+            pipeline._metadata_sender.send_events()
             session.step()
             session.close()
             os._exit(0 if not pipeline.armed else 9)

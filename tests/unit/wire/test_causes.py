@@ -23,7 +23,7 @@ REFUSED = f"UNKNOWN: {AT}Failed to connect to remote host: Connection refused"
 SSL = "SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED"
 NO_TLS = "SSL_ERROR_SSL: error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER"
 OLD, NEW = "Ssl handshake failed: ", "Tls handshake failed (TSI_PROTOCOL_FAILURE): "
-OTHER_HOST = "its certificate is for another host than this address names"
+OTHER_HOST = "its certificate names another host than this address"
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +39,16 @@ def said(text: str, credentials: TlsCredentials | None) -> str:
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        (CLOSED, "it does not believe the certificate {certificate}"),
-        (RESET, "it does not believe the certificate {certificate}"),
+        (CLOSED, "it rejects the certificate {certificate}"),
+        (RESET, "it rejects the certificate {certificate}"),
         (
             f"{NEVER}UNKNOWN: {AT}{NEW}{SSL}: unable to get local issuer certificate: OK",
-            "its certificate is not one that {ca} vouches for: unable to get local issuer "
+            "its certificate is not signed by an authority in {ca}: unable to get local issuer "
             "certificate",
         ),
         (
             f"{NEVER}UNKNOWN: {AT}{OLD}{SSL}",
-            "its certificate is not one that {ca} vouches for",
+            "its certificate is not signed by an authority in {ca}",
         ),
         (
             f"{NEVER}UNKNOWN: {AT}Custom verification check failed with error: UNAUTHENTICATED: "
@@ -73,7 +73,7 @@ def test_with_a_certificate_that_is_right(own: TlsCredentials, text: str, cause:
 @pytest.mark.parametrize("text", [CLOSED, RESET])
 @pytest.mark.parametrize("credentials", [None, TlsCredentials()])
 def test_without_one(text: str, credentials: TlsCredentials | None):
-    assert said(text, credentials).startswith("it closes connections in the clear: it may want")
+    assert said(text, credentials).startswith("it closes unencrypted connections: it may require")
     assert said(f"{NEVER}{REFUSED}", credentials) == "Connection refused"
 
 

@@ -172,10 +172,10 @@ def a_kind(**fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("data", "cause"),
     [
-        (b"\xff", "of no kind"),
-        (a_kind(side=0), "record with side 0"),
-        (a_kind(side=7), "record with side 7"),
-        (a_kind(side=-1), "record with side -1"),
+        (b"\xff", "has no valid kind"),
+        (a_kind(side=0), "a record has the unknown side 0"),
+        (a_kind(side=7), "a record has the unknown side 7"),
+        (a_kind(side=-1), "a record has the unknown side -1"),
         (a_kind(shape=[1] * 65, byte_count=1), "65 dimensions"),
         (a_kind(dtype="", byte_count=1 << 63), "number over"),
         (a_kind(dtype="", shape=[1 << 63]), "number over"),
@@ -185,8 +185,8 @@ def a_kind(**fields: Any) -> bytes:
         (a_kind(dtype="d" * 65), "an element type of 65 characters"),
         (a_kind(argument="a" * 1025), "an argument of 1025 characters"),
         (a_kind(model="m" * 257), "a model of 257 characters"),
-        (a_kind(op_name="a\0b"), "with a NUL"),
-        (a_kind(op_name="\u4e00" * 30_000), "of a kind of"),
+        (a_kind(op_name="a\0b"), "contains a NUL"),
+        (a_kind(op_name="\u4e00" * 30_000), "the kind of a record has"),
     ],
 )
 def test_hostile_kind(data: bytes, cause: str):
@@ -266,7 +266,7 @@ def test_reasons_are_those_of_the_list():
     message = agent_pb2.IterationEnd(dropped={"torn": 1, "x" * 200: 2, "y": 3, "other": 4})
     assert session_messages.iteration_end_from_wire(message).dropped == {"torn": 1, "other": 9}
     sums = agent_pb2.IterationEnd(dropped={"x": 1 << 62, "y": 1 << 62})
-    with pytest.raises(ProtocolError, match="drops with number"):
+    with pytest.raises(ProtocolError, match="drops: the number"):
         session_messages.iteration_end_from_wire(sums)
     many = agent_pb2.IterationEnd(dropped={str(n): 1 for n in range(257)})
     with pytest.raises(ProtocolError, match="257 reasons of drops, at most 256"):
@@ -359,7 +359,7 @@ def test_more_events_than_positions():
     """A count costs memory: it is not believed without its positions."""
     message = events_to_wire(CALL)
     message.count = 2
-    with pytest.raises(ProtocolError, match="2 events with 8 bytes of positions"):
+    with pytest.raises(ProtocolError, match="2 events have 8 bytes of positions"):
         events_from_wire(message)
     message.count = 1 << 31
     with pytest.raises(ProtocolError, match="at most"):
@@ -403,7 +403,7 @@ def test_unknown_kind(kind: int):
     """A kind from a newer or a broken client is refused."""
     message = events_to_wire(CALL)
     message.kind = bytes([kind])
-    with pytest.raises(ProtocolError, match="event of an unknown kind"):
+    with pytest.raises(ProtocolError, match="an event has an unknown kind"):
         events_from_wire(sent(message, events_pb2.EventColumns))
 
 
@@ -412,5 +412,5 @@ def test_calls_are_those_of_the_kinds(calls: bytes):
     """The places of calls must be where the kinds say calls are."""
     message = events_to_wire(CALL)
     message.calls = calls
-    with pytest.raises(ProtocolError, match="calls that are not those of the kinds"):
+    with pytest.raises(ProtocolError, match="calls, which do not match the kinds of the events"):
         events_from_wire(message)

@@ -151,7 +151,7 @@ def test_events_in_a_frame():
 )
 def test_no_declaration(frame: agent_pb2.Frame):
     """A frame of any other kind is refused with its number."""
-    with pytest.raises(ProtocolError, match="frame 4 with body"):
+    with pytest.raises(ProtocolError, match="frame 4 has the unknown body"):
         session_messages.metadata_from_wire(frame)
 
 

@@ -97,7 +97,7 @@ def test_a_bad_line_is_damaged_and_named(column, value) -> None:
     """Any field that cannot be is a CorruptedError that says which line."""
     cells = GOOD.rstrip("\n").split(",")
     cells[ORDER_COLUMNS.index(column)] = value
-    with pytest.raises(CorruptedError, match="is no line of an execution order"):
+    with pytest.raises(CorruptedError, match="is not a line of an execution order"):
         parse_order_line(",".join(cells) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""A depot on a slab without any agent: the test reads what a rank left."""
+"""A send buffer on a slab without any agent: the test reads what a rank left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE = 256
 
 
 class Rig:
-    """A depot on a slab, and the agent's view of it."""
+    """A send buffer on a slab, and the agent's view of it."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "slab"
@@ -30,9 +30,9 @@ class Rig:
         format_slab(memory)
         self.reader = SlabReader(SlabMemory(memory))
         self.torn: list[RecordHead] = []
-        self.depot = SendBuffer(on_taken=lambda _: None, on_torn=self.torn.append)
+        self.buffer = SendBuffer(on_release=lambda _: None, on_copy_failed=self.torn.append)
         self.ring = SendRing(SlabPlace(str(path), memory.nbytes))
-        self.depot.use_ring(self.ring)
+        self.buffer.use_ring(self.ring)
 
     def place(self, source) -> PlacementResult:
         key = TensorKey(
@@ -47,7 +47,7 @@ class Rig:
             slot=0,
         )
         head = head_of(key, "uint8", (SIZE,), SIZE)
-        return self.depot.place_record(head, source, lambda: 0.0)
+        return self.buffer.place_record(head, source)
 
     def read(self) -> list[bytes | None]:
         """What the agent finds: the data, or None where it never came."""
