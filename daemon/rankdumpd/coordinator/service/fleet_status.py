@@ -146,7 +146,7 @@ class StateWriter:
         """Why the state cannot be written; empty when it can."""
 
     def restore_store(self) -> None:
-        """Fill the store from the state; CorruptedError when it is damaged or too large to report."""
+        """Fill the store from the state; CorruptedError if it is damaged or too large to report."""
         now_s = time.monotonic()
         try:
             self._store.restore(self._state.rows(), now_s=now_s, now_us=_read_wall_clock_us())
