@@ -6,7 +6,7 @@ PYTHONS ?= 3.10 3.11 3.12 3.13
 PROTOS := $(wildcard proto/rankdump/*/v1/*.proto)
 # Old on purpose: code made by a newer tool refuses the older runtimes of training images.
 PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
-SOURCES := client daemon tests bench examples
+SOURCES := client daemon tests bench examples checks
 
 .PHONY: setup demo test test-fast test-pythons coverage test-mindspore test-deploy soak deb release check proto \
   proto-check schema bench bench-peers peers fuzz clean
@@ -65,6 +65,8 @@ test-pythons:
 check: setup proto-check
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/python checks/names.py
+	$(BIN)/python checks/sizes.py
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright
 

@@ -1,4 +1,4 @@
-"""What the documents tell people to type exists."""
+"""Commands, links, tests and benchmarks that the documents name exist."""
 
 from __future__ import annotations
 
@@ -44,6 +44,21 @@ def test_links():
         if page.suffix == ".md":
             for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as they are made on the web."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_links_to_headings():
+    for page in PAGES:
+        if page.suffix == ".md":
+            for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", page.read_text()):
+                linked = page.parent / target if target else page
+                if linked.suffix == ".md" and ":" not in target:
+                    assert anchor in anchors(linked), f"{page.name}: {target}#{anchor}"
 
 
 def test_benchmarks():

@@ -1,9 +1,11 @@
-"""Room 14: reads a finished or growing tree, offline. Needs no daemon, never writes."""
+"""Public reader of dump trees, finished or growing. Offline: needs no daemon and never writes."""
 
 from __future__ import annotations
 
 from rankdump._analysis.reader.coordinator_files import PublishedOrder, read_hints, read_order
 from rankdump._analysis.reader.dump import Dump, check_ours
+
+# The name that h5py and similar libraries use.
 from rankdump._analysis.reader.dump import open_dump as open  # noqa: A004
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import Filters, Named, Query, ranges, selected
@@ -26,11 +28,11 @@ from rankdump._analysis.reader.tree import Described, Entries, Entry, Figures, T
 from rankdump._analysis.reader.tree_status import damaged, faults, findings, status, status_of
 from rankdump._analysis.reader.tree_usage import disk_room, observe
 from rankdump._analysis.reader.tree_walk import collector_paused, locate, walk
-
-# The public name is the one that `h5py` and others of its kind have.
-
+from rankdump._layout.device_formats import ConvertedTensor, convert_format
+from rankdump._layout.tensor_tiles import OriginalLayout
 
 __all__ = [
+    "ConvertedTensor",
     "Described",
     "Dump",
     "Entries",
@@ -44,6 +46,7 @@ __all__ = [
     "Named",
     "Opened",
     "Origin",
+    "OriginalLayout",
     "PublishedOrder",
     "Query",
     "Search",
@@ -54,6 +57,7 @@ __all__ = [
     "Tree",
     "check_ours",
     "collector_paused",
+    "convert_format",
     "damaged",
     "described",
     "disk_room",

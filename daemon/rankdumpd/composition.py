@@ -57,7 +57,7 @@ def _build_agent(
     tls = settings.tls
     own = TlsCredentials(tls.ca, tls.certificate, tls.key)
     told = audit.add if audit else nothing_told
-    return DumpAgent(settings.agent, own, told=told, meters=meters, required=required)
+    return DumpAgent(settings.agent, own, audit=told, meters=meters, required=required)
 
 
 def _build_server(

@@ -170,7 +170,7 @@ def sessions(data: bytes) -> None:
         registry = SessionRegistry(
             ledger,
             max_record_bytes=1,
-            room=lambda _: "",
+            capacity_fault=lambda _: "",
             read_declared=reread_metadata_frame,
             meters=MetricCounters(),
         )

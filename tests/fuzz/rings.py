@@ -42,8 +42,8 @@ class _Rooms:
             budget=self.budget,
             workers=rooms,
             committer=rooms,
-            room=lambda: _ROOM,
-            tries=FailureCounter(),
+            look_up_usage=lambda: _ROOM,
+            failures=FailureCounter(),
         )
 
     def submit(self, items: Sequence[Any], cost: int | None = None) -> None:
@@ -94,7 +94,7 @@ def rings(data: bytes) -> None:
     bells = [int.from_bytes(rest[at : at + 8], "little") for at in range(0, 8 * count, 8)]
     slab = _file_of(slab_of(rest[8 * count :]))
     rooms = _Rooms(PLANS[which])
-    ring = RingReader(slab, rooms.intake, acknowledged=0, trouble=rooms.session.add_finding)
+    ring = RingReader(slab, rooms.intake, acknowledged=0, add_finding=rooms.session.add_finding)
     rooms.session.attach_ring(ring)
     for bell in bells:
         _read(rooms, partial(ring.read, bell))

@@ -115,7 +115,7 @@ class _Agent:
             rank=0,
             net_name=self.session.plan.output.net_name,
             highest_first=self.session.watermark + 1,
-            figures=outlet.statistic_count,
+            statistic_count=outlet.statistic_count,
             elements=outlet.elements,
             degrades=outlet.degrades,
             known=self.session.is_known,
@@ -165,7 +165,7 @@ def _apply(session: RankSession, declared: MetadataFrame) -> None:
     elif isinstance(declaration, GraphPart):
         graph = session.graphs.add_part(declared.frame_id, declaration)
         if graph:
-            render_graph(graph, session.storage.stand.profile)
+            render_graph(graph, session.storage.context.profile)
 
 
 def told(session: RankSession) -> None:

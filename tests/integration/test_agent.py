@@ -250,7 +250,7 @@ class TestResuming:
         rank.open()
         stream = rank.push().send(frames.record(1, ARRAY), frames.end(2, 7, 0))
         stream.wait_acknowledged(2)
-        agent.agent._effects._apply = lambda session, declared: None
+        agent.agent._actions._apply = lambda session, declared: None
         columns = EventColumns.from_events(
             [RankEvent(0, 0, 0, 0, "Default/op0", EventKind.OPERATOR, 1, 2)]
         )

@@ -73,7 +73,7 @@ def manifests(root: Path) -> list[Manifest]:
 
 
 def waits(rank) -> list[str]:
-    return [each for each in rank.status().findings if "is tried again" in each]
+    return [each for each in rank.status().findings if "it is retried" in each]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EMFILE, errno.ESTALE])
@@ -252,7 +252,7 @@ class TestBatches:
         (iteration,) = rank.status().iterations
         assert (iteration.expected, iteration.stored) == (7, 6)
         assert dict(iteration.dropped) == {"internal_error": 1}
-        assert "frame 3 (Outcome): not entered" in "".join(rank.status().findings)
+        assert "frame 3 (RecordOutcome): not committed" in "".join(rank.status().findings)
 
     def test_a_frame_that_cannot_even_be_counted_is_sent_again(self, make_agent, make_rank, frames):
         """Its stream ends, and the number is not taken for known when it comes again."""

@@ -40,7 +40,7 @@ class TestSecret:
             assert code is Code.PERMISSION_DENIED
             assert (
                 details
-                == "session 'session0000' was opened by another process: its secret is not known"
+                == "session 'session0000' was opened by another process: its secret does not match"
             )
         assert rank.open().acknowledged_sequence == 1
         assert rank.push().send(frames.goodbye(2)).finish() is Code.OK
@@ -58,7 +58,11 @@ class TestSecret:
             rows = base.execute("SELECT secret_hash FROM sessions").fetchall()
         assert rows == [(hashlib.sha256(SECRET).hexdigest(),)]
         written = b"".join(p.read_bytes() for p in short_dir.rglob("*") if p.is_file())
-        told = str(rank.status()) + caplog.text + repr(agent.agent._registry.all()[0].request)
+        told = (
+            str(rank.status())
+            + caplog.text
+            + repr(agent.agent._registry.list_sessions()[0].request)
+        )
         for secret in (SECRET, SECRET.hex().encode()):
             assert secret not in written
             assert secret.decode() not in told

@@ -216,7 +216,7 @@ class TestArguments:
         )
         assert stream.finish() is grpc.StatusCode.OK
         assert rank.status().findings == [
-            f"rank 0: no file holds the arguments of {name!r}: its name would be over 255 bytes"
+            f"rank 0: arguments of {name!r} not written: the file name would be over 255 bytes"
         ]
 
 

@@ -102,7 +102,7 @@ def test_what_a_rank_gave_up_is_counted(start, busy, short_dir, caplog):
         view = agent.view()
         (status,) = view.sessions
         assert (status.state, status.rank) == (SessionState.CLOSED, 0)
-        assert all(i.balanced and i.complete for i in view.iterations)
+        assert all(i.is_balanced and i.complete for i in view.iterations)
         return [(i.expected, dict(i.dropped)) for i in view.iterations]
 
     lost = {"not_taken_by_agent": COUNT}
@@ -142,8 +142,8 @@ def test_who_was_let_in_and_never_came_is_named(make_agent, make_rank, monkeypat
     make_rank(agent.address).open()
     monkeypatch.setattr(registry, "CONNECT_TIMEOUT_S", -1.0)
     (finding,) = agent.agent.view().findings
-    assert "opened its session and never came" in finding
-    assert texts(caplog, "never came") == [finding]
+    assert "opened its session and never connected" in finding
+    assert texts(caplog, "never connected") == [finding]
 
 
 def test_what_is_left_is_only_what_was_lost(make_agent, make_rank, frames):

@@ -73,7 +73,7 @@ class Agent:
             self.ledger.log,
             load=lambda: AgentLoad(queued_records=7),
             warn=lambda job, text: self.warned.append((job, text)),
-            tell_again=self.tell_again,
+            on_forgotten=self.tell_again,
             quiet=lambda: self.quiet,
             times=TIMES,
         )
@@ -334,7 +334,7 @@ def test_only_the_damaged_item_is_given_up(agent, coordinator, caplog, body):
     assert agent.reporter.findings() == ["10 events never reached the coordinator"]
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert 1 <= len(said) <= 2
-    assert all("of the log cannot be read" in each for each in said)
+    assert all("of the report log cannot be read" in each for each in said)
 
 
 def test_a_break_loses_nothing(agent, coordinator):
@@ -514,10 +514,10 @@ def test_a_ledger_that_was_put_back_goes_on_behind_what_was_heard(agent, coordin
 def test_a_coordinator_that_is_away_is_a_finding_until_it_comes(agent, coordinator, caplog):
     """Also before there is anything to tell; a wait for it ends after another try."""
     caplog.set_level(logging.INFO, "rankdumpd.agent.report.reporter")
-    said = f"coordinator {coordinator.address} cannot be reached since 20"
+    said = f"coordinator {coordinator.address} has been unreachable since 20"
     eventually(lambda: agent.reporter.findings())
     assert agent.reporter.findings()[0].startswith(said)
-    assert agent.reporter.findings()[0].endswith("; nothing waits for it yet")
+    assert agent.reporter.findings()[0].endswith("; no messages are waiting")
     agent.take(events(0, 10))
     begun_s = time.monotonic()
     assert agent.reporter.flush(WAIT_S) == 1
@@ -532,7 +532,7 @@ def test_a_coordinator_that_is_away_is_a_finding_until_it_comes(agent, coordinat
     coordinator.wait(lambda: coordinator.positions("s") == list(range(10)))
     eventually(lambda: not agent.reporter.findings())
     assert sum(message.startswith(said) for message in caplog.messages) == 2
-    assert any("takes reports again, after " in message for message in caplog.messages)
+    assert any("accepts reports again after " in message for message in caplog.messages)
 
 
 def eventually(holds: Callable[[], object]) -> None:

@@ -51,7 +51,7 @@ class House:
         registry = SessionRegistry(
             self.ledger,
             max_record_bytes=1,
-            room=lambda _: "",
+            capacity_fault=lambda _: "",
             read_declared=lambda *_: pytest.fail("nothing is due"),
             meters=MetricCounters(),
         )
@@ -61,7 +61,7 @@ class House:
             registry,
             self.usage,
             lambda: policy,
-            told=lambda _, fields: self.told.append(dict(fields)),
+            audit=lambda _, fields: self.told.append(dict(fields)),
             now_us=lambda: int(row[0] + days * DAY_US),
         )
 
@@ -175,8 +175,8 @@ class TestChoice:
         agent = make_agent(retain_bytes=1)
         ahead, one = send(agent, 4, goodbye=False, session_id="ahead", world_size=2)
         _, two = send(agent, 2, goodbye=False, session_id="behind", rank=1, world_size=2)
-        keeper = agent.agent._keeper
-        while keeper.look():
+        keeper = agent.agent._retention
+        while keeper.remove_due():
             pass
         assert iterations(ahead.root) == {1, 2, 3}
         assert iterations(ahead.root, rank=1) == {1}
@@ -217,7 +217,7 @@ class TestRemoving:
         assert iterations(rank.root) == {1}
         assert left == sum(path.stat().st_size for path in rank.root.rglob("*.npy"))
         view = reader.status(rank.root)
-        retired = "rank 0: iteration 0 is retired: removed by age or for room"
+        retired = "rank 0: iteration 0 is retired: removed by age or to free disk space"
         assert view.findings == (retired,)
         assert [(i.iteration, i.complete) for i in view.iterations] == [(1, True)]
 
@@ -232,7 +232,7 @@ class TestRemoving:
             assert some.removed() == [0, 1]
             assert some.told[0]["job"] == "a"
         (said,) = reader.status(rank.root).findings
-        assert said == "rank 0: iteration 0-1 is retired: removed by age or for room"
+        assert said == "rank 0: iteration 0-1 is retired: removed by age or to free disk space"
         path = rank.root / "rank_0" / ".dump_metadata" / "retired.jsonl"
         lines = [RetiredIteration.from_line(line) for line in path.read_text().splitlines()]
         assert [(line.iteration, line.why) for line in lines] == [(0, "size"), (1, "size")]
@@ -297,7 +297,7 @@ class TestRemoving:
         with house(state, ResourcePolicy(1, retain_bytes=1)) as some:
             assert some.removed() == []
             (said,) = some.keeper.findings()
-            assert "a link stands in the place of a folder" in said
+            assert "a symbolic link is in the place of a folder" in said
         assert {path: path.stat() for path in outside.rglob("*")} == before
 
     def test_a_folder_that_becomes_a_link_meanwhile(
@@ -333,7 +333,7 @@ class TestRemoving:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 assert some.removed() == []
                 (said,) = some.keeper.findings()
-                assert "is being mended" in said
+                assert "is being repaired" in said
             assert some.removed() == [0]
             assert some.keeper.findings() == []
 
@@ -412,7 +412,7 @@ class TestReaders:
     def test_fsck(self, pair, capsys):
         _, less = pair
         report = check_tree(less, workers=1)
-        said = "rank 0: iteration 0-1 is retired: removed by age or for room"
+        said = "rank 0: iteration 0-1 is retired: removed by age or to free disk space"
         assert (report.damages, report.unchecked, report.retired) == ((), (), (said,))
         assert run_command_line(["fsck", str(less)]) == 0
         assert said in capsys.readouterr().out
@@ -437,7 +437,7 @@ def test_a_session_below_the_floor_hears_of_it_at_once(make_agent, make_rank):
     stream.wait_warned()
     assert "agent.keep_free_bytes" in stream.warnings[0]
     view = rank.status()
-    assert any("tensors are refused" in sentence for sentence in view.findings)
+    assert any("tensors are dropped" in sentence for sentence in view.findings)
     (disk,) = view.disks
     assert (disk.floor_bytes, disk.root) == (1 << 60, str(rank.root))
     assert view.memory.limit_bytes > view.memory.used_bytes > 0

@@ -295,7 +295,7 @@ class TestMemory:
         late = make_rank(agent.address, session_id="s9", job_id="j9", wants_slab=True)
         assert not late.open().HasField("slab")
         (finding,) = late.status().findings
-        assert "its frames travel on the stream: a slab needs" in finding
+        assert "its frames are sent on the stream instead of shared memory: a slab needs" in finding
         late.push().send(frames.record(1, np.ones(3))).wait_acknowledged(1)
         with pytest.raises(grpc.RpcError) as refused:
             make_rank(agent.address, session_id="s10", job_id="j10").open()
@@ -307,7 +307,7 @@ class TestMemory:
         (short_dir / "slabs").write_text("in the way")
         rank = make_rank(slab_agent().address, wants_slab=True)
         assert not rank.open().HasField("slab")
-        assert "travel on the stream" in rank.status().findings[0]
+        assert "sent on the stream" in rank.status().findings[0]
         rank.push().send(frames.record(1, np.ones(3))).wait_acknowledged(1)
 
     @pytest.mark.parametrize(("setting", "wants"), [({"slab_bytes": 0}, True), ({}, False)])
@@ -350,11 +350,11 @@ def data_twice(side: SlabSide, frames) -> None:
     ("attack", "says"),
     [
         (scribbled, "no entry at 0"),
-        (truncated, "has 4096 now"),
+        (truncated, "now has 4096"),
         (garbage, "slab entry before"),
-        (read_too_little, "damaged slab: written to"),
-        (numbered_with_a_gap, "at most 1 is due"),
-        (data_twice, "data in itself"),
+        (read_too_little, "damaged slab, written to"),
+        (numbered_with_a_gap, "expected at most 1"),
+        (data_twice, "bytes of data itself"),
     ],
 )
 def test_what_contradicts_itself_ends_one_stream(
@@ -394,9 +394,9 @@ def test_bells_without_reason(slab_agent, enter, make_rank):
     rank, _ = enter(agent.address)
     stream = rank.push().ring(1 << 60)
     assert stream.wait_over() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "slab written to 0" in stream.details
+    assert "the slab has 0" in stream.details
     poor = make_rank(agent.address, session_id="poor", job_id="poor")
     poor.open()
     stream = poor.push().ring(64)
     assert stream.wait_over() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "without a slab" in stream.details
+    assert "no shared-memory ring" in stream.details

@@ -178,5 +178,5 @@ def test_slab_that_is_none_does_not_keep_the_agent(agent, rank, damage):
     agent.start()
     assert not path.exists()
     (finding,) = rank.status().findings
-    assert "what it left in its slab is lost" in finding
+    assert "the rest of its slab is lost" in finding
     assert rank.open().HasField("slab")

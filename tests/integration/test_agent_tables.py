@@ -327,7 +327,7 @@ class TestRestarts:
         )
         assert stream.finish() is grpc.StatusCode.OK
         (finding,) = rank.status().findings
-        assert finding.startswith("rank 0, tables of figures: rows have to wait: ")
+        assert finding.startswith("rank 0, tables of statistics: rows not written: ")
         manifests = rank.root / "rank_0" / ".dump_metadata" / "manifest"
         assert not manifests.exists()
         path.rmdir()

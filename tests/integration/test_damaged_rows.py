@@ -97,15 +97,15 @@ def test_one_session_is_lost_and_no_other(left, frames, make_rank, short_dir, ca
     damage(short_dir, *DAMAGES[what])
     with caplog.at_level(logging.ERROR):
         agent.start()
-    said = [each for each in caplog.messages if "cannot be taken up again" in each]
+    said = [each for each in caplog.messages if "cannot be resumed" in each]
     assert len(said) == 1
-    (finding,) = [each for each in good.status().findings if "cannot be taken up" in each]
-    assert finding.startswith(f"session '{BAD}' cannot be taken up again: ")
-    assert finding.endswith("; its rank is refused")
+    (finding,) = [each for each in good.status().findings if "cannot be resumed" in each]
+    assert finding.startswith(f"session '{BAD}' cannot be resumed: ")
+    assert finding.endswith("; its rank is rejected")
     with pytest.raises(grpc.RpcError) as refused:
         bad.open()
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "one that begins anew is let in" in str(refused.value.details())
+    assert "a new session is accepted" in str(refused.value.details())
     goes_on(good, frames)
     anew = make_rank(agent.address, rank=0, world_size=2, session_id="anew")
     anew.open()

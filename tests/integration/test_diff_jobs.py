@@ -113,7 +113,7 @@ def test_the_other_rank_knows_who_sent_it(spoilt):
     other = [o.suspects[0] for o in spoilt.rank_origins if o.suspects[0].rank == 0]
     assert other
     assert all(suspect.op_type == "Parameter" and suspect.backward for suspect in other)
-    assert all("it came from rank 1" in suspect.reason for suspect in other)
+    assert all("it was received from rank 1" in suspect.reason for suspect in other)
 
 
 def test_an_iteration_without_it_agrees(folder, plain, spoilt):

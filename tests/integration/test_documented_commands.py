@@ -126,7 +126,7 @@ def readme(page: Page, trained: Trained) -> None:
     page.run("rankdump stats TREE --nonfinite", TREE="/data/dump", says="all of them are finite")
     page.run("rankdump find-source TREE train.py:24", TREE="/data/dump", says="Linear-op0")
     page.run("rankdump config check FILE", FILE="data_dump.json", says="mindspore")
-    page.run("rankdump fsck TREE", TREE="/data/dump", says="digests right")
+    page.run("rankdump fsck TREE", TREE="/data/dump", says="digests correct")
     page.run("rankdump status [TREE]", TREE="/data/dump", says=r"all +18/18")
     page.run("rankdump hints [TREE]", TREE="/data/dump", says="gloo")
     page.run("rankdump forecast TREE", TREE="/data/dump", says="the largest iteration|iteration")
@@ -287,8 +287,8 @@ def coordinator(page: Page, _: Trained) -> None:
 def fsck(page: Page, trained: Trained) -> None:
     copied(trained.tree, page.folder / "data/dump")
     (page.folder / "data_dump.json").write_text(page.here(material.data_dump("/data/dump")))
-    page.run("rankdump fsck /data/dump", says="450 digests right")
-    page.run("rankdump fsck /data/dump --repair", says="450 digests right")
+    page.run("rankdump fsck /data/dump", says="450 digests correct")
+    page.run("rankdump fsck /data/dump --repair", says="450 digests correct")
     page.run("rankdump fsck /data/dump --rebuild --state-dir /var/lib/rankdump", says="")
     rebuild = "rankdumpd rebuild TREE --state-dir DIR"
     page.run(rebuild, TREE="/data/dump", DIR="another", says="")

@@ -1,4 +1,4 @@
-"""Trees that agents wrote, checked: nothing is wrong with them until something is done to them."""
+"""Trees that agents wrote, checked: they have no problem until something is done to them."""
 
 from __future__ import annotations
 
@@ -280,4 +280,4 @@ def test_usage(dumped, capsys):
     assert run_command_line(["fsck", "--repair", "--rebuild", "--state-dir", "x", root]) == 2
     assert run_command_line(["fsck", f"{root}/none"]) == 2
     assert run_command_line(["fsck", root]) == 0
-    assert "nothing is wrong" in capsys.readouterr().out
+    assert "no problem found" in capsys.readouterr().out

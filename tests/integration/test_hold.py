@@ -77,7 +77,7 @@ class TestRepair:
         agent, rank, stream = begun
         path = leftover(rank.root)
         assert run_command_line(["fsck", "--repair", str(rank.root)]) == 1
-        said = f"rankdump: {rank.root}: an agent writes to it (process {os.getpid()}); "
+        said = f"rankdump: {rank.root}: an agent writes to the tree (process {os.getpid()}); "
         assert capsys.readouterr().err == f"{said}--repair is for when it has left\n"
         stream.cut()
         wait_until(lambda: rank.status().sessions[0].state != 1)
@@ -147,7 +147,7 @@ class TestAgent:
             with pytest.raises(grpc.RpcError) as failed:
                 rank.open()
             assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert "is being mended (rankdump fsck --repair)" in (failed.value.details() or "")
+            assert "is being repaired (rankdump fsck --repair)" in (failed.value.details() or "")
         rank.open()
         stream = rank.push().send(frames.record(2, ARRAY + 1), frames.end(3, 0, 2))
         assert stream.send(frames.goodbye(4)).finish() is grpc.StatusCode.OK
@@ -172,8 +172,8 @@ class TestAgent:
         folder = rank.root / "rank_0/.dump_metadata/manifest"
         with mending(rank.root):
             agent.start()
-            (finding,) = [each for each in rank.status().findings if "tried again" in each]
-            assert "the tree is being mended" in finding
+            (finding,) = [each for each in rank.status().findings if "is retried" in each]
+            assert "the tree is being repaired" in finding
             assert not any(folder.iterdir())
         wait_until(lambda: any(folder.glob("iteration_0.*.json")))
         wait_until(lambda: not any("again" in each for each in rank.status().findings))
@@ -209,8 +209,8 @@ class TestAgent:
         stream = rank.push().send(frames.record(1, ARRAY), frames.goodbye(2))
         assert stream.finish() is grpc.StatusCode.OK
         assert list(outside.iterdir()) == []
-        assert [r.message for r in caplog.records if "without a lock" in r.message][1:] == []
-        assert any("without a lock" in r.message for r in caplog.records)
+        assert [r.message for r in caplog.records if "without the tree lock" in r.message][1:] == []
+        assert any("without the tree lock" in r.message for r in caplog.records)
         assert run_command_line(["fsck", "--repair", str(rank.root)]) == 1
         assert list(outside.iterdir()) == []
 
@@ -228,7 +228,7 @@ class TestAgent:
             rank.open()
             stream = rank.push().send(frames.record(1, ARRAY + number), frames.end(2, 0, 1))
             assert stream.send(frames.goodbye(3)).finish() is grpc.StatusCode.OK
-        assert sum("without a lock" in record.message for record in caplog.records) == 1
+        assert sum("without the tree lock" in record.message for record in caplog.records) == 1
         report = repair_tree(root, check_tree(root, workers=1))
         assert report.damages == ()
         assert any("has no locks" in sentence for sentence in report.unchecked)
@@ -241,6 +241,6 @@ def test_an_ingest_holds_its_tree_and_waits_like_an_agent(tmp_path):
     run = IngestRun(task, say=lambda _: None)
     assert held(tree)
     assert run.run()
-    with mending(tree), pytest.raises(UnavailableError, match="is being mended"):
+    with mending(tree), pytest.raises(UnavailableError, match="is being repaired"):
         IngestRun(task, say=lambda _: None)
     assert IngestRun(task, say=lambda _: None).run()

@@ -149,7 +149,7 @@ def test_what_was_retired_stays_so(make_agent, make_rank, frames, short_dir):
     rank.open()
     sent = frames_of(frames, 3)
     rank.push().send(*sent).wait_acknowledged(len(sent))
-    while agent.agent._keeper.look():
+    while agent.agent._retention.remove_due():
         pass
     assert retired_of(rank) == [2]
     query = "SELECT session_id, iteration, began_us, done FROM retired"

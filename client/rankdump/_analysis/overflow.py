@@ -40,7 +40,7 @@ class OverflowHit:
 
     section: OverflowSection
     files: tuple[tuple[FileName, str], ...]
-    """What the names say, and the names on disk; operators of one task may be several."""
+    """Parsed names and names on disk; one task may have several operators."""
 
     @property
     def operators(self) -> tuple[tuple[str, str], ...]:
@@ -115,7 +115,7 @@ def _walk_folders(root: Path, found: OverflowSearch) -> Iterator[Path]:
             continue  # named where its files are listed
         if names and depth == MAX_FOLDER_DEPTH:
             found.problems.append(
-                f"{folder}: deeper than {MAX_FOLDER_DEPTH} folders, not looked into"
+                f"{folder}: more than {MAX_FOLDER_DEPTH} folders deep, not searched further"
             )
         else:
             open_folders += [(folder / name, depth + 1) for name in reversed(names)]
@@ -190,21 +190,21 @@ def _read_contents(path: Path, name: FileName | None) -> Iterator[tuple[int, OpD
     opened = open_bin_file(path)
     outputs = [payload for payload in opened.payloads if payload.kind == "output"]
     if not outputs:
-        raise CorruptedError("no output in it, and so no overflow record")
+        raise CorruptedError("the file has no output, and so no overflow record")
     for payload in outputs:
         yield payload.index, parse_overflow_record(opened.read_payload(payload))
 
 
 def _read_text(path: Path) -> bytes:
     if not path.is_file():
-        raise CorruptedError("no regular file")
+        raise CorruptedError("not a regular file")
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_JSON_BYTES + 1)
     except OSError as error:
         raise CorruptedError(f"cannot be read: {error.strerror}") from None
     if len(text) > _MAX_JSON_BYTES:
-        raise CorruptedError(f"more than {_MAX_JSON_BYTES} bytes, which no overflow record has")
+        raise CorruptedError(f"more than {_MAX_JSON_BYTES} bytes, too large for an overflow record")
     return text
 
 
@@ -223,6 +223,3 @@ def _is_operator_of(section: OverflowSection, name: FileName) -> bool:
     )
     # Neither has to say it: 65535 stands for an id that is not known.
     return all(UNKNOWN_FIELD in pair or pair[1] in (None, pair[0]) for pair in pairs)
-
-
-__all__ = ["OverflowHit", "OverflowRecord", "OverflowSearch", "search_overflows"]

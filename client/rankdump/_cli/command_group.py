@@ -39,7 +39,7 @@ COMMAND_NAMES = (
 
 
 class _LazyCommandGroup(click.Group):
-    """Starts without what only other commands need, some tenths of a second of imports."""
+    """Group that imports a command on use: all of them take some tenths of a second."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, as the help lists them."""
@@ -61,7 +61,7 @@ class _LazyCommandGroup(click.Group):
 @click.version_option(package_name="rankdump")
 @click.pass_context
 def rankdump(context: click.Context) -> int:
-    """Collect and read what every operator of every rank read and wrote."""
+    """Collect and inspect the inputs and outputs of every operator on every rank."""
     if context.invoked_subcommand is not None:
         return EXIT_OK
     click.echo(context.get_help(), err=True)
@@ -69,7 +69,7 @@ def rankdump(context: click.Context) -> int:
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
-    """Run one command line; return its exit code, every error said in one line on stderr."""
+    """Run one command line and return its exit code; errors are one line on stderr."""
     try:
         # Not rankdump.main(): that one has codes and words of its own for what is caught below.
         with rankdump.make_context("rankdump", list(arguments)) as context:

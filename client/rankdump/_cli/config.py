@@ -29,18 +29,18 @@ from rankdump._layout.statistic_tables import select_table_items
 
 @click.group(no_args_is_help=False)
 def config() -> None:
-    """Look at configuration files."""
+    """Check configuration files."""
 
 
 @config.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def check(file: Path, as_json: bool) -> int:
-    """Print the plan that FILE makes, or the key at fault.
+    """Print the plan that FILE describes, or name the key that is wrong.
 
-    FILE is a data_dump.json of MindSpore or an acl.json of CANN. The variables that change a plan,
-    such as RANKDUMP_OUTPUT, count as they do in a job. What is accepted but will surprise follows
-    as warnings.
+    FILE is a data_dump.json of MindSpore or an acl.json of CANN. Environment variables that change
+    a plan, such as RANKDUMP_OUTPUT, have the effect that they have in a job. Settings that are
+    allowed but have a surprising effect are listed as warnings.
     """
     plan, _ = config_file.load_config_plan(file, os.environ)
     if as_json:
@@ -54,7 +54,7 @@ def check(file: Path, as_json: bool) -> int:
 
 
 def describe_plan(plan: DumpPlan) -> dict[str, str]:
-    """Return a plan in words, line by line."""
+    """Return the lines of a plan: name and text."""
     selection, output, delivery = plan.selection, plan.output, plan.delivery
     full = delivery.on_full
     if full == "block":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from rankdump._analysis import convert as room
+from rankdump._analysis import convert as bin_conversion
 from rankdump._analysis.convert.request import (
     ConversionFailure,
     ConversionRequest,
@@ -37,7 +37,8 @@ def _parse_shape(
         return ()
     if not _SHAPE.fullmatch(text):
         raise click.BadParameter(
-            f"{text!r} is not allowed; allowed: numbers above 0 joined by commas, as 1,3,224,224",
+            f"{text!r} is not allowed; allowed: numbers above 0 joined by commas, such as "
+            "1,3,224,224",
             context,
             parameter,
         )
@@ -52,7 +53,7 @@ def _parse_shape(
     "source",
     required=True,
     type=click.Path(exists=True, path_type=Path),
-    help="A bin file, packed or not, or a folder of them.",
+    help="A bin file, compressed or not, or a folder of bin files.",
 )
 @click.option(
     "-out",
@@ -63,27 +64,51 @@ def _parse_shape(
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for the converted files.",
 )
-@click.option("-o", "short_out", metavar="DIR", help="The same; beside -out, as --output-tensor N.")
+@click.option(
+    "-o",
+    "short_out",
+    metavar="DIR|N",
+    help="Same as -out DIR; if -out is given as well, same as --output-tensor N.",
+)
 @click.option(
     "-f", "--format", "target", type=click.Choice(TARGET_FORMATS), help="Format to convert to."
 )
-@click.option("-t", "--type", "kind", type=click.Choice(["npy", "bin"]), default="npy")
+@click.option(
+    "-t",
+    "--type",
+    "kind",
+    type=click.Choice(["npy", "bin"]),
+    default="npy",
+    show_default=True,
+    help="Type of the output files; bin files hold the elements alone.",
+)
 @click.option(
     "-s",
     "--shape",
     callback=_parse_shape,
-    help="Original shape, instead of the header's; as 1,3,8,8.",
+    help="Original shape, in place of the one in the header, such as 1,3,8,8.",
 )
 @click.option(
-    "-i", "--input-tensor", "--input_tensor", type=click.IntRange(min=0), help="Only this input."
+    "-i",
+    "--input-tensor",
+    "--input_tensor",
+    type=click.IntRange(min=0),
+    help="Convert only this input.",
 )
 @click.option(
-    "--output-tensor", "--output_tensor", type=click.IntRange(min=0), help="Only this output."
+    "--output-tensor",
+    "--output_tensor",
+    type=click.IntRange(min=0),
+    help="Convert only this output.",
 )
 @click.option("-v", type=click.Choice(["1", "2"]), expose_value=False, hidden=True)
-@click.option("--recursive", is_flag=True, help="The folders below as well, as they are.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Most processes; all cores by default.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--recursive", is_flag=True, help="Convert the folders below as well; the output has the same."
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="Maximum number of processes; default: all cores."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def convert(
     *,
     source: Path,
@@ -98,36 +123,37 @@ def convert(
     jobs: int | None,
     as_json: bool,
 ) -> int:
-    """Convert CANN's bin files to npy files, or to their bare elements.
+    """Convert CANN's bin files to npy files.
 
-    Names are msaccucmp's. Without --format tensors keep the shape they had on the device. Exit
-    code 1 when something could not be converted; the rest is.
+    The output files have the names that msaccucmp gives them. Without --format, tensors keep the
+    shape they had on the device. Exit code 1 when a tensor could not be converted; the others are
+    converted all the same.
     """
     out, output_tensor = _choose_folder(out, short_out, output_tensor)
     side, index = _choose_tensor(input_tensor, output_tensor)
     _check_options(source, target, shape, side)
-    found = room.find_bin_files(source, out, recursive=recursive)
+    found = bin_conversion.find_bin_files(source, out, recursive=recursive)
     if not found.jobs and not found.problems:
-        hidden = f", but {format_count(len(found.hidden), 'hidden one')}" if found.hidden else ""
-        raise CorruptedError(f"{source}: there is no bin file here{hidden}")
+        hidden = f"; {format_count(len(found.hidden), 'hidden file')} left out" * bool(found.hidden)
+        raise CorruptedError(f"{source}: no bin file found{hidden}")
     with _report_write_errors(out):
-        room.make_output_folder(out, out)
+        bin_conversion.make_output_folder(out, out)
     request = ConversionRequest(target or "", kind, shape, side, index)
     count = itertools.count(1)
-    with show_progress("converting") as tell:
-        summary = room.convert_files(
+    with show_progress("converting") as report_progress:
+        summary = bin_conversion.convert_files(
             found,
             out,
             request,
             jobs=jobs or _count_cores(),
-            done=lambda outcome: tell(next(count), len(found.jobs)),
+            done=lambda outcome: report_progress(next(count), len(found.jobs)),
         )
     if as_json:
         click.echo(json.dumps(_summary_as_json(out, summary, found.hidden), indent=1))
     else:
         _print_summary(out, summary, found.hidden)
     with _report_write_errors(out):
-        room.write_result_lists(out, summary, listing=source.is_dir())
+        bin_conversion.write_result_lists(out, summary, listing=source.is_dir())
     return 1 if summary.failed else 0
 
 
@@ -140,16 +166,18 @@ def _choose_folder(
     """
     if out is not None and short is not None:
         if output_tensor is not None or not short.isdecimal():
-            raise click.UsageError(f"-o {short}: beside --out it is the number of one output")
+            raise click.UsageError(f"-o {short}: with --out, -o takes the number of one output")
         return out, int(short)
     if out is None and short is None:
-        raise click.UsageError("give a folder for the converted files: -out DIR, or -o DIR")
+        raise click.UsageError(
+            "a folder for the converted files is missing: give -out DIR or -o DIR"
+        )
     return out or Path(short or ""), output_tensor
 
 
 def _choose_tensor(input_tensor: int | None, output_tensor: int | None) -> tuple[str, int]:
     if input_tensor is not None and output_tensor is not None:
-        raise click.UsageError("--input-tensor and --output-tensor exclude each other")
+        raise click.UsageError("--input-tensor and --output-tensor cannot be combined")
     if input_tensor is not None:
         return "input", input_tensor
     return ("", 0) if output_tensor is None else ("output", output_tensor)
@@ -157,7 +185,9 @@ def _choose_tensor(input_tensor: int | None, output_tensor: int | None) -> tuple
 
 def _check_options(source: Path, target: str | None, shape: tuple[int, ...], side: str) -> None:
     if shape and not target:
-        raise click.UsageError("--shape crops what --format converts: give a format as well")
+        raise click.UsageError(
+            "--shape needs --format: it is the shape that a converted tensor is cropped to"
+        )
     if source.is_dir() and (shape or side):
         raise click.UsageError(
             "--shape, --input-tensor and --output-tensor are for one file; "
@@ -179,14 +209,16 @@ def _report_write_errors(out: Path) -> Generator[None, None, None]:
 
 
 def _print_summary(out: Path, summary: ConversionSummary, hidden: Iterable[Path]) -> None:
-    told = (
-        *((path, "hidden, left alone") for path in hidden),
+    problems = (
+        *((path, "a hidden file, not converted") for path in hidden),
         *((warning.path, warning.reason) for warning in summary.warnings),
         *((path, "empty") for path in summary.empty),
         *((failure.path, failure.reason) for failure in summary.failures),
     )
-    print_lines((room.escape_line(f"{path}: {reason}") for path, reason in told), err=True)
-    counts = (len(summary.empty), "empty"), (len(summary.failed), "not or not wholly converted")
+    print_lines(
+        (bin_conversion.escape_line(f"{path}: {reason}") for path, reason in problems), err=True
+    )
+    counts = (len(summary.empty), "empty"), (len(summary.failed), "not or only partly converted")
     parts = [
         f"{format_count(summary.tensors, 'tensor')} of "
         f"{format_count(len(summary.outcomes), 'file')}",

@@ -24,7 +24,7 @@ _CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 256 << 20),)
 
 
 def fetch_agent_status(address: str, *, timeout_s: float = 10.0) -> StatusView:
-    """Return what the agent knows."""
+    """Return the status of the agent."""
     with _open_channel(address, "agent") as channel:
         stub = agent_pb2_grpc.AgentServiceStub(channel)
         response = stub.Status(agent_pb2.AgentStatusRequest(), timeout=timeout_s)
@@ -48,7 +48,7 @@ def drain_agent(address: str, *, timeout_s: float) -> int:
 
 
 def set_job_pin(address: str, job_id: str, *, pinned: bool, timeout_s: float = 10.0) -> None:
-    """Have the agent keep what it has of a job whatever its age, or no longer."""
+    """Pin a job on the agent, or unpin it."""
     request = agent_pb2.ControlRequest(pin=agent_pb2.Pin(job_id=job_id, pinned=pinned))
     with _open_channel(address, "agent") as channel:
         agent_pb2_grpc.AgentServiceStub(channel).Control(request, timeout=timeout_s)
@@ -57,7 +57,7 @@ def set_job_pin(address: str, job_id: str, *, pinned: bool, timeout_s: float = 1
 def fetch_order(
     address: str, *, job_id: str = "", graph: int | None = None, timeout_s: float = 600.0
 ) -> Iterator[OrderEntry]:
-    """Yield the merged order of a job, empty for the last one; what nobody asks for is not sent."""
+    """Yield the merged order of a job; without a job id, of the one that published last."""
     request = coordinator_pb2.OrderRequest(
         job_id=job_id, graph=graph or 0, one_graph=graph is not None
     )
@@ -68,7 +68,7 @@ def fetch_order(
 def fetch_order_findings(
     address: str, *, job_id: str = "", timeout_s: float = 60.0
 ) -> tuple[Finding, ...]:
-    """Return what the merge found in the order of a job."""
+    """Return the findings of the merge in the order of a job."""
     request = coordinator_pb2.OrderRequest(job_id=job_id, findings_only=True)
     pages = _fetch_order_pages(address, request, timeout_s)
     return tuple(

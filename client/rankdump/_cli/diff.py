@@ -21,50 +21,72 @@ _TOLERANCE_RANGE = click.FloatRange(min=0)
 @click.argument("b", type=TREE_PATH)
 @add_selection_options
 @click.option(
-    "--rank-a", type=_NUMBER_RANGE, help="This rank of A; with --rank-b two are compared."
+    "--rank-a",
+    type=_NUMBER_RANGE,
+    help="Rank of A; with --rank-b, compares two different ranks.",
 )
-@click.option("--rank-b", type=_NUMBER_RANGE, help="This rank of B.")
+@click.option("--rank-b", type=_NUMBER_RANGE, help="Rank of B.")
 @click.option(
-    "--iteration-a", type=_NUMBER_RANGE, help="This one of A; with --iteration-b two of them."
+    "--iteration-a",
+    type=_NUMBER_RANGE,
+    help="Iteration of A; with --iteration-b, compares two different iterations.",
 )
-@click.option("--iteration-b", type=_NUMBER_RANGE, help="This one of B.")
-@click.option("--job-a", metavar="ID", default="", help="This job of A.")
-@click.option("--job-b", metavar="ID", default="", help="This job of B.")
-@click.option("--rtol", type=_TOLERANCE_RANGE, default=1e-4, help="Close: atol + rtol * |b|; 1e-4.")
-@click.option("--atol", type=_TOLERANCE_RANGE, default=1e-4, help="The same; 1e-4.")
-@click.option("--equal-nan", is_flag=True, help="NaN equals NaN at the same place.")
+@click.option("--iteration-b", type=_NUMBER_RANGE, help="Iteration of B.")
+@click.option("--job-a", metavar="ID", default="", help="Job in A.")
+@click.option("--job-b", metavar="ID", default="", help="Job in B.")
+@click.option(
+    "--rtol",
+    type=_TOLERANCE_RANGE,
+    default=1e-4,
+    help="Relative tolerance: elements are close when |a - b| <= atol + rtol * |b|; default: 1e-4.",
+)
+@click.option(
+    "--atol", type=_TOLERANCE_RANGE, default=1e-4, help="Absolute tolerance; default: 1e-4."
+)
+@click.option("--equal-nan", is_flag=True, help="Count NaN as equal to NaN at the same position.")
 @click.option(
     "--match",
     metavar="RULES",
     default="exact,type,sequence",
-    help="How calls are paired, in turn: exact, mapping, type, sequence.",
+    help="Rules that pair calls, in the order in which they apply: exact, mapping, type, "
+    "sequence; default: exact,type,sequence.",
 )
 @click.option(
     "--map",
     "mapping",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File of names: lines NAME_A,NAME_B, or a JSON object.",
+    help="File of names for the rule mapping: lines NAME_A,NAME_B, or a JSON object.",
 )
-@click.option("--msaccucmp", is_flag=True, help="Its ten measures as well.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--msaccucmp", is_flag=True, help="Compute the ten measures of msaccucmp as well.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 @click.option(
     "--csv",
     "tables",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write tables there as api_dump_compare does.",
+    help="Write tables to DIR in the form of api_dump_compare.",
 )
 @click.option(
     "--html",
     "page",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page with charts there.",
+    help="Write a page with charts to FILE.",
 )
-@click.option("--all", "everything", is_flag=True, help="List every row.")
-@click.option("--limit", type=_NUMBER_RANGE, help="Most rows listed; 0: all that differ.")
-@click.option("--processes", type=click.IntRange(min=1), help="Most processes; all cores.")
-@click.option("--dask", metavar="ADDRESS", default="", help="Let this scheduler's workers do it.")
+@click.option(
+    "--all", "everything", is_flag=True, help="List every row, whether or not it differs."
+)
+@click.option(
+    "--limit", type=_NUMBER_RANGE, help="Maximum number of rows listed; 0 lists all that differ."
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    help="Maximum number of processes; default: all cores.",
+)
+@click.option(
+    "--dask", metavar="ADDRESS", default="", help="Compare on the workers of this Dask scheduler."
+)
 def diff(
     *,
     a: Path,
@@ -74,19 +96,19 @@ def diff(
     page: Path | None,
     everything: bool,
     limit: int | None,
-    **asked: Any,
+    **arguments: Any,
 ) -> int:
-    """Compare two dumps, and show where they part.
+    """Compare two dumps and show where they first differ.
 
-    A and B are trees of any layout, or a folder of a rank or an iteration in one; B is the
-    reference. Exit code 1 when something differs or has no partner.
+    A and B are trees of any layout, or the folder of one rank or one iteration in a tree; B is the
+    reference. Exit code 1 when a tensor differs or has no counterpart.
     """
     # On use: `rankdump --help` imports this module, and need not wait for all of a comparison.
     from rankdump._cli import diff_report
 
     if page is not None:
         diff_report.check_html_page(page)
-    report = diff_report.compare_paths(a, b, asked)
+    report = diff_report.compare_paths(a, b, arguments)
     if as_json:
         diff_report.print_report_json(report)
     else:

@@ -53,6 +53,13 @@ from rankdump._layout.dump_folders import (
     find_folder,
 )
 
+_MAX_CANDIDATES_SHOWN = 5
+_MAX_UNMATCHED_SHOWN = 4
+_MAX_REMARKS_SHOWN = 5
+_SUSPECT_MARK = ">"
+_MEASURE_COLUMNS = number_columns("max abs", "mean abs", "cosine", "close")
+_DEFAULT_ROWS = 20
+
 
 @dataclass(frozen=True, slots=True)
 class TreePart:
@@ -90,13 +97,6 @@ def _is_comparable(folder: DumpFolder, above: Path, full: Path) -> bool:
 def _part_of_tree(root: Path, folder: DumpFolder) -> TreePart:
     graph = None if folder.iteration is None else folder.graph
     return TreePart(root, folder.rank, graph, folder.iteration)
-
-
-_MAX_CANDIDATES_SHOWN = 5
-_MAX_UNMATCHED_SHOWN = 4
-_MAX_REMARKS_SHOWN = 5
-_SUSPECT_MARK = ">"
-_MEASURE_COLUMNS = number_columns("max abs", "mean abs", "cosine", "close")
 
 
 def format_origins(report: ComparisonReport) -> list[str]:
@@ -139,7 +139,7 @@ def format_rows(
         *(number_columns("iteration") if dated else ()),
         *(TableColumn("operator", is_flexible=True), TableColumn("place"), TableColumn("verdict")),
         *(_MEASURE_COLUMNS if measured else ()),
-        *([TableColumn("figures apart")] if figured else []),
+        *([TableColumn("statistic differences")] if figured else []),
     )
     cells = [
         [
@@ -165,21 +165,22 @@ def format_rows(
 
 def format_remarks(rows: Sequence[ComparisonRow], *, everything: bool = False) -> list[str]:
     """Return what was found in those rows beside numbers, a sentence each."""
-    told = [
+    remarks = [
         f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, "
         f"{row.slot_name}: {report_text.join_findings(row)}"
         for row in rows
         if row.outcome.findings
     ]
-    shown = told if everything else told[:_MAX_REMARKS_SHOWN]
-    left = len(told) - len(shown)
+    shown = remarks if everything else remarks[:_MAX_REMARKS_SHOWN]
+    left = len(remarks) - len(shown)
     return [*shown, *([f"... and {format_count(left, 'more finding')}: --all"] if left else [])]
 
 
 def format_extra_measures(rows: Sequence[ComparisonRow]) -> list[str]:
     """Return msaccucmp's measures of those rows, a sentence each."""
     return [
-        f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, {row.slot_name}: "
+        f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, "
+        f"{row.slot_name}: "
         + ", ".join(
             f"{name} {report_text.format_number(value)}"
             for name, value in row.outcome.extra.items()
@@ -222,15 +223,15 @@ def _format_origin(origin: DivergenceOrigin, report: ComparisonReport) -> list[s
 
 
 def _format_reason(suspect: SuspectCall, indent: int) -> list[str]:
-    said = (suspect.reason, report_text.format_innermost_line(suspect.source))
-    return [f"{'':{indent}}{line}" for line in said if line]
+    parts = (suspect.reason, report_text.format_innermost_line(suspect.source))
+    return [f"{'':{indent}}{line}" for line in parts if line]
 
 
 def _format_rank_origin(origin: DivergenceOrigin) -> list[str]:
     if not origin.suspects:
         return []
     first = origin.suspects[0]
-    what = "" if origin.kind == "difference" else f", what is not finite in {origin.side}"
+    what = "" if origin.kind == "difference" else f", NaN or infinity in {origin.side}"
     starts = "starts at" if origin.certain else "may start at"
     return [
         f"on rank {first.rank} alone{what}: {starts} {_name_suspect(first)}, "
@@ -259,7 +260,7 @@ def _format_measures(row: ComparisonRow) -> list[str]:
 
 
 def _list_calls(calls: Sequence[ComparisonRow], most: int | None) -> str:
-    told: list[str] = []
+    names: list[str] = []
     by_name = sorted(calls, key=lambda row: (row.name_a, row.name_b))
     groups = [list(group) for _, group in groupby(by_name, key=lambda r: (r.name_a, r.name_b))]
     groups.sort(key=lambda group: (group[0].iteration, group[0].position))
@@ -267,67 +268,68 @@ def _list_calls(calls: Sequence[ComparisonRow], most: int | None) -> str:
         own = group[0]
         where = f"rank {ranges(row.rank for row in group)}"
         iterations = report_text.format_iterations(row.iteration for row in group)
-        told.append(
+        names.append(
             f"{shorten_text(format_scope_name(own.name_a or own.name_b), 60)} ({where}, "
             f"{iterations})"
         )
-    left = len(groups) - len(told)
+    left = len(groups) - len(names)
     more = [f"{left:,} more"] if left else []
-    return f"{format_count(len(calls), 'call')}: {'; '.join([*told, *more])}"
+    return f"{format_count(len(calls), 'call')}: {'; '.join([*names, *more])}"
 
 
-_DEFAULT_ROWS = 20
-
-
-def compare_paths(a: Path, b: Path, asked: Mapping[str, Any]) -> ComparisonReport:
+def compare_paths(a: Path, b: Path, arguments: Mapping[str, Any]) -> ComparisonReport:
     """Compare what two paths and the options of the command mean."""
     places = find_tree_part(a), find_tree_part(b)
-    asked = dict(asked)
-    iterations: IterationSelection | None = asked.pop("iterations")
+    arguments = dict(arguments)
+    iterations: IterationSelection | None = arguments.pop("iterations")
     own = {
         f"{name}_{side}": _choose_number(
-            name, side, getattr(place, name), asked | {"iteration": iterations}
+            name, side, getattr(place, name), arguments | {"iteration": iterations}
         )
         for side, place in zip("ab", places, strict=True)
         for name in ("rank", "iteration")
     }
-    dumps = _open_dumps(places, asked)
+    dumps = _open_dumps(places, arguments)
     options: dict[str, Any] = {
-        **asked,
+        **arguments,
         **own,
         "iteration": iterations.text if iterations else None,
     }
-    with show_progress("comparing") as tell:
-        return compare(*dumps, **options, progress=tell)
+    with show_progress("comparing") as report_progress:
+        return compare(*dumps, **options, progress=report_progress)
 
 
-def _open_dumps(places: Sequence[TreePart], asked: dict[str, Any]) -> list[Dump]:
-    """Open the trees, each once; what `compare` does not choose by is taken out of `asked`."""
+def _open_dumps(places: Sequence[TreePart], arguments: dict[str, Any]) -> list[Dump]:
+    """Open the trees, each once; what `compare` does not choose by is taken out of `arguments`."""
     opened = {place.root: reader.open(place.root) for place in places}
-    glob, pattern, job_id = (asked.pop(name) for name in ("op", "op_regex", "job_id"))
-    asked["operator"] = glob or pattern
+    glob, pattern, job_id = (arguments.pop(name) for name in ("op", "op_regex", "job_id"))
+    arguments["operator"] = glob or pattern
     dumps: list[Dump] = []
     for side, place in zip("ab", places, strict=True):
-        dump = opened[place.root].of_job(asked.pop(f"job_{side}") or job_id)
+        dump = opened[place.root].of_job(arguments.pop(f"job_{side}") or job_id)
         dump = dump if place.graph is None else dump.where(graph=place.graph)
         dumps.append(dump.where(operator=pattern) if glob and pattern else dump)
     return dumps
 
 
-def _choose_number(name: str, side: str, said: int | None, asked: Mapping[str, Any]) -> int | None:
+def _choose_number(
+    name: str, side: str, of_path: int | None, arguments: Mapping[str, Any]
+) -> int | None:
     """Return the rank or iteration of a side; a path and an option may not contradict."""
-    given: int | None = asked[f"{name}_{side}"]
-    common: int | IterationSelection | None = asked[name]
-    if said is None:
+    given: int | None = arguments[f"{name}_{side}"]
+    common: int | IterationSelection | None = arguments[name]
+    if of_path is None:
         return given
     wanted = common if given is None else given
-    if not (wanted in (None, said) or (isinstance(wanted, IterationSelection) and said in wanted)):
-        raise click.UsageError(f"{side.upper()} is the folder of {name} {said} alone")
-    return said
+    if not (
+        wanted in (None, of_path) or (isinstance(wanted, IterationSelection) and of_path in wanted)
+    ):
+        raise click.UsageError(f"{side.upper()} is the folder of {name} {of_path} alone")
+    return of_path
 
 
 def check_html_page(page: Path) -> None:
-    """Say at once what would otherwise be said after the work."""
+    """Raise a usage error before the comparison when the page could not be written after it."""
     try:
         import rankdump._analysis.compare.html_page  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
@@ -354,26 +356,26 @@ def print_report(report: ComparisonReport, *, everything: bool, limit: int | Non
     left = len(select_excerpt(report, None, everything=everything)) - len(rows)
     more = f"... {format_count(left, 'more row')}: --limit 0 lists all that differ, --all every one"
     print_lines([more] if left else [])
-    told = [
+    remarks = [
         *format_extra_measures(rows),
         *format_remarks(rows, everything=everything),
         *format_unmatched(report, everything=everything),
         *report.notes,
     ]
-    print_lines(["", *told] if told else [])
+    print_lines(["", *remarks] if remarks else [])
 
 
 def write_report_files(
     report: ComparisonReport, tables: Path | None, page: Path | None
 ) -> list[str]:
     """Write the files that were asked for; return a sentence for each kind."""
-    said: list[str] = []
+    sentences: list[str] = []
     if tables is not None:
         steps = build_api_tables(report).items()
         files = [
             path for step, of_step in steps for path in write_api_tables(of_step, tables, step)
         ]
-        said.append(f"{format_count(len(files), 'table')} written to {tables}")
+        sentences.append(f"{format_count(len(files), 'table')} written to {tables}")
     if page is not None:
         from rankdump._analysis.compare import html_page
 
@@ -381,5 +383,5 @@ def write_report_files(
             page.write_text(html_page.render_page(report, format_scope_name), encoding="utf-8")
         except OSError as error:
             raise click.ClickException(f"{page}: cannot be written: {error.strerror}") from None
-        said.append(f"{page} written")
-    return said
+        sentences.append(f"{page} written")
+    return sentences

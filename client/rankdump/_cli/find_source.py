@@ -15,10 +15,10 @@ from rankdump import reader
 from rankdump._analysis.reader.query import Query, ranges
 from rankdump._analysis.reader.source_lines import Origin, Search
 from rankdump._analysis.reader.tree import Tree
-from rankdump._cli.listing import read_tree
 from rankdump._cli.options import TREE_PATH, add_query_options
 from rankdump._cli.output import print_lines
 from rankdump._cli.text_format import format_count
+from rankdump._cli.tree_contents import read_tree
 from rankdump.errors import CorruptedError
 
 _DEFAULT_FILES = 6
@@ -29,15 +29,19 @@ _MAX_NAMES_SHOWN = 5
 @click.argument("tree", type=TREE_PATH)
 @click.argument("line")
 @add_query_options
-@click.option("--limit", type=click.IntRange(min=0), help="Most files of an operator; 0: all.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    help="Maximum number of files listed for an operator; 0 lists all.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def find_source(
     *, tree: Path, line: str, query: Query, job_id: str, limit: int | None, as_json: bool
 ) -> int:
     """Show which operators came from a line of the script.
 
-    LINE is FILE:NUMBER, the end of a path being enough, or a piece of the line's text. Answered
-    from the graphs of the tree (graphs/*.ir), with the files of each operator.
+    LINE is FILE:NUMBER, where the end of the path is enough, or a part of the line's text. The
+    operators are found in the graphs of the tree (graphs/*.ir) and listed with their files.
     """
     found = read_tree(tree, query, job_id)
     every = reader.graph_files(tree, found.ranks)
@@ -65,9 +69,9 @@ def find_source(
 
 def _explain_no_graph(tree: Tree, count: int) -> str:
     if count:
-        return f"{tree.root}: none of its {format_count(count, 'graph')} has that rank and number"
+        return f"{tree.root}: none of its {format_count(count, 'graph')} matches --rank and --graph"
     expected = "rank_N/graphs/ms_output_trace_code_graph_M.ir or rankN/torch_api_dump_stack.json"
-    return f"{tree.root}: no graph in it: expected {expected}"
+    return f"{tree.root}: the tree has no graph: expected {expected}"
 
 
 def _print_origins(
@@ -93,7 +97,7 @@ def _print_origins(
         listed = ", ".join(names[:_MAX_NAMES_SHOWN]) + more
         # Of another iteration, side or job it may have some.
         narrowed = query.iterations is not None or query.side is not None or job_id
-        which = "such a file" if narrowed else "a file"
+        which = "a matching file" if narrowed else "a file"
         print_lines(["", f"{format_count(len(names), 'operator')} without {which}: {listed}"])
 
 
@@ -104,7 +108,7 @@ def _print_operator(same: list[Origin], limit: int | None) -> None:
     print_lines(["", f"  {same[0].op_type}  {same[0].op_name}"])
     if not all(origin.exact for origin in same):
         carried = sorted({tensor.op_name for tensor in tensors})
-        print_lines([f"    numbered otherwise in the files: {', '.join(carried)}"])
+        print_lines([f"    other numbers in the names of the files: {', '.join(carried)}"])
     print_lines([f"    {format_count(len(tensors), 'tensor')}: {where}"])
     paths = list(dict.fromkeys(tensor.relative for tensor in tensors))
     for path in paths[:limit]:
@@ -119,8 +123,8 @@ def _print_operator(same: list[Origin], limit: int | None) -> None:
 def _explain_no_origin(search: Search) -> str:
     files = sorted({Path(file).name for file in search.files})
     named = ", ".join(files[:_MAX_NAMES_SHOWN]) + ", ..." * (len(files) > _MAX_NAMES_SHOWN)
-    asked = "ask for FILE:NUMBER or a piece of the line's text"
-    return f"no operator came from there; the graphs name {named or 'no source file'}; {asked}"
+    asked = "LINE is FILE:NUMBER or a part of the line's text"
+    return f"no operator came from this line; the graphs name {named or 'no source file'}; {asked}"
 
 
 def _origin_as_json(origin: Origin) -> dict[str, object]:

@@ -13,8 +13,7 @@ from rankdump import reader
 from rankdump._cli import plan_fit
 from rankdump._cli.options import TREE_PATH
 from rankdump._cli.output import print_lines
-from rankdump._core.forecast import KEEP_FREE_RATIO, count_planned_iterations
-from rankdump._core.forecast import forecast_dump as foretold
+from rankdump._core.forecast import KEEP_FREE_RATIO, count_planned_iterations, forecast_dump
 
 
 def _parse_share(context: click.Context, parameter: click.Parameter, text: str) -> float:
@@ -24,25 +23,29 @@ def _parse_share(context: click.Context, parameter: click.Parameter, text: str) 
         share = -1.0
     if 0 <= share < 1:
         return share
-    allowed = "a share of the disk, as 10% or 0.1"
+    allowed = "a fraction of the disk, such as 10% or 0.1"
     raise click.BadParameter(f"{text!r} is not allowed; allowed: {allowed}", context, parameter)
 
 
 @click.command()
 @click.argument("tree", type=TREE_PATH)
 @click.option(
-    "--config", type=click.Path(path_type=Path), help="Whose iterations; every one by default."
+    "--config",
+    type=click.Path(path_type=Path),
+    help="Configuration that selects the iterations; default: the need of each iteration.",
 )
-@click.option("--iterations", type=click.IntRange(min=0), help="How many, instead of --config.")
+@click.option(
+    "--iterations", type=click.IntRange(min=0), help="Number of iterations, in place of --config."
+)
 @click.option(
     "--keep-free",
     metavar="SHARE",
     default=f"{KEEP_FREE_RATIO:.0%}",
     callback=_parse_share,
     show_default=True,
-    help="Of the disk, as agents leave it free.",
+    help="Fraction of the disk to keep free, as the agents do.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def forecast(
     *,
     tree: Path,
@@ -51,12 +54,13 @@ def forecast(
     keep_free: float,
     as_json: bool,
 ) -> int:
-    """Say what a plan will need, by an iteration of it that is complete in TREE.
+    """Estimate the disk space and the time that a dump needs.
 
-    Exit code 1 when it does not fit on the disk of the tree.
+    The estimate is based on the complete iterations of an earlier dump in TREE. Exit code 1 when
+    the dump does not fit on the disk of the tree.
     """
     if config is not None and iterations is not None:
-        raise click.UsageError("--config and --iterations do not go together")
+        raise click.UsageError("--config and --iterations cannot be combined")
     root = tree
     if config is not None:
         plan = plan_fit.load_plan(config, os.environ)
@@ -65,7 +69,7 @@ def forecast(
             Path(plan.output.root),
         )
     observed = reader.observe(tree)
-    found = foretold(observed, iterations, reader.disk_room(root, keep_free))
+    found = forecast_dump(observed, iterations, reader.disk_room(root, keep_free))
     if as_json:
         about = {"tree": str(tree), "observed": observed.iterations, "ranks": observed.ranks}
         click.echo(json.dumps({**about, **asdict(found)}))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from rankdump._analysis import fsck as room
+from rankdump._analysis import fsck as tree_fsck
 from rankdump._analysis.fsck.damage import DAMAGE_ADVICE, CheckReport, DamageKind, FileDamage
 from rankdump._cli.options import TREE_PATH
 from rankdump._cli.output import print_lines
@@ -29,15 +29,21 @@ _MAX_LINES_SHOWN = 100
 
 @click.command()
 @click.argument("tree", type=TREE_PATH)
-@click.option("--repair", is_flag=True, help="Remove what is left over or stands there twice.")
-@click.option("--rebuild", is_flag=True, help="Make an agent's ledger from the tree; not --repair.")
+@click.option("--repair", is_flag=True, help="Remove leftover and duplicate files.")
+@click.option(
+    "--rebuild", is_flag=True, help="Rebuild an agent's ledger from the tree; excludes --repair."
+)
 @click.option(
     "--state-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for the ledger; it may hold none yet.",
+    help="Folder for the rebuilt ledger; it must not contain a ledger yet.",
 )
-@click.option("--jobs", type=click.IntRange(min=1), help="Most threads; up to 8 by default.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Maximum number of threads; default: all cores, at most 8.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def fsck(
     *,
     tree: Path,
@@ -49,21 +55,23 @@ def fsck(
 ) -> int:
     """Check every file of TREE against its manifest and its checksum.
 
-    Files are named with one word: torn, missing, foreign, duplicate, leftover, unmanifested,
-    unbalanced or manifest. Exit code 1 when anything is wrong, and was not repaired, or no manifest
-    says what should be here. Links are never followed, and a tensor is never removed but one that
-    stands in another file as well.
+    Every file with a problem is listed under one of these words: torn, missing, foreign,
+    duplicate, leftover, unmanifested, unbalanced, manifest. Exit code 1 when a problem was found
+    and not repaired, or when the tree has no manifest to check it against. Links are never
+    followed. A tensor is only removed when another file contains it as well.
     """
     if rebuild != (state_dir is not None):
-        raise click.UsageError("--rebuild and --state-dir DIR go together")
+        raise click.UsageError("--rebuild and --state-dir DIR must be given together")
     if rebuild and repair:
-        raise click.UsageError("--repair and --rebuild do not go together: repair first")
+        raise click.UsageError("--repair and --rebuild cannot be combined: repair first")
     if repair:
-        room.check_tree_unlocked(tree)
-    with show_progress("checking") as tell:
-        report = room.check_tree(tree, workers=jobs or _count_threads(), tell=tell)
+        tree_fsck.check_tree_unlocked(tree)
+    with show_progress("checking") as report_progress:
+        report = tree_fsck.check_tree(
+            tree, workers=jobs or _count_threads(), report_progress=report_progress
+        )
     if repair:
-        report = room.repair_tree(tree, report)
+        report = tree_fsck.repair_tree(tree, report)
     if as_json:
         click.echo(json.dumps(_report_as_json(tree, report)))
     else:
@@ -94,7 +102,7 @@ def _format_report(tree: Path, report: CheckReport) -> list[str]:
         lines += map(_format_damage, some[:_MAX_LINES_SHOWN])
         if some:
             more = len(some) - _MAX_LINES_SHOWN
-            lines += [f"{kind.value}: {more:,} more, which --json names"] if more > 0 else []
+            lines += [f"{kind.value}: {more:,} more, listed by --json"] if more > 0 else []
             lines.append(f"  {kind.value}: {DAMAGE_ADVICE[kind]}")
     lines += (*report.unchecked, *report.retired)
     return [*lines, _summarize_report(tree, report)]
@@ -107,12 +115,12 @@ def _format_damage(damage: FileDamage) -> str:
 def _summarize_report(tree: Path, report: CheckReport) -> str:
     found = _count_damages(report.damages)
     if not report.manifests:
-        looked = f"of {format_count(report.looked_at, 'file')} only the names were looked at"
-        return f"{tree}: no tensor was checked, {looked}; {found or 'none is a link or left over'}"
+        looked = f"only the names of {format_count(report.looked_at, 'file')} were checked"
+        return f"{tree}: no tensor was checked, {looked}; {found or 'none is a link or a leftover'}"
     read = f"{format_count(report.files, 'file')} read, {format_bytes(report.bytes_read)}"
     links = f" (under {format_count(report.names, 'name')})" if report.names > report.files else ""
-    sure = f"{format_count(report.digests, 'digest')} right"
-    return f"{tree}: {read}{links}, {sure}; {found or 'nothing is wrong'}"
+    sure = f"{format_count(report.digests, 'digest')} correct"
+    return f"{tree}: {read}{links}, {sure}; {found or 'no problem found'}"
 
 
 def _count_damages(damages: Iterable[FileDamage]) -> str:
@@ -121,7 +129,7 @@ def _count_damages(damages: Iterable[FileDamage]) -> str:
 
 
 def _rebuild_ledger(tree: Path, state_dir: Path) -> int:
-    """Let the daemon's program write its own file; return its exit code."""
+    """Run `rankdumpd rebuild`, which writes the ledger; return its exit code."""
     command = [sys.executable, "-m", "rankdumpd", "rebuild", str(tree.absolute())]
     command += ["--state-dir", str(state_dir.absolute())]
     # `-m` looks for modules in the current folder first. What it says is no part of our JSON.

@@ -35,17 +35,17 @@ _COLUMNS = (
 @click.argument("tree", type=TREE_PATH, required=False)
 @click.option("--job", "job_id", metavar="ID", help="Only this job.")
 @click.option(
-    "--coordinator", metavar="ADDRESS", help="Whom to ask; default: RANKDUMP_COORDINATOR."
+    "--coordinator", metavar="ADDRESS", help="Coordinator to ask; default: RANKDUMP_COORDINATOR."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def hints(tree: Path | None, job_id: str | None, coordinator: str | None, as_json: bool) -> int:
-    """Show how near each process group comes to its timeout.
+    """Show how close each process group comes to its timeout.
 
-    With a TREE from its file, without one from the coordinator. The code is 1 when half of a
-    budget is used, or will be.
+    The hints are read from TREE, or from the coordinator when no TREE is given. Exit code 1 when
+    half of a timeout is used, or is expected to be.
     """
     if tree and coordinator:
-        raise click.UsageError("TREE and --coordinator do not go together")
+        raise click.UsageError("TREE and --coordinator cannot be combined")
     found = _read_hints(tree, coordinator, job_id or "")
     if as_json:
         click.echo(json.dumps({"hints": list(map(hint_to_json, found))}, indent=1))
@@ -73,7 +73,7 @@ def _print_hints(found: Sequence[TimeoutHint]) -> None:
         print_table(format_hint_table(own, width=measure_width()))
         print_lines(["", *_hint_sentences(own)])
     if not found:
-        print_lines(["no group of several ranks has been seen"])
+        print_lines(["no process group of several ranks is known"])
 
 
 def format_hint_table(found: Sequence[TimeoutHint], *, width: int) -> list[str]:

@@ -20,13 +20,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from rankdump._cli.output import print_lines
+from rankdump._cli.signal_handlers import handle_signals
 from rankdump._cli.text_format import format_count
 from rankdump._codec.file_codec import CODECS
 from rankdump._core.units import format_bytes
 
 _PROGRESS_DELAY_S = 1.0
 """A bar is shown for what takes longer."""
-_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 @click.command()
@@ -36,18 +36,26 @@ _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     metavar="TREE",
     type=click.Path(path_type=Path),
     required=True,
-    help="Where it is taken to; made when it is not there.",
+    help="Tree to write to; it is created when it does not exist.",
 )
-@click.option("--follow", is_flag=True, help="Go on while the job runs, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Continue while the job runs, until Ctrl-C.")
 @click.option(
     "--until-idle",
     metavar="SECONDS",
     type=click.FloatRange(min=0),
-    help="Follow until nothing has come for so long.",
+    help="Like --follow, but stop after this many seconds without a new file.",
 )
-@click.option("--delete-source", is_flag=True, help="Remove each file whose copy is committed.")
-@click.option("--codec", type=click.Choice(list(CODECS)), default="zstd", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--delete-source", is_flag=True, help="Delete each source file once its copy is committed."
+)
+@click.option(
+    "--codec",
+    type=click.Choice(list(CODECS)),
+    default="zstd",
+    show_default=True,
+    help="Compression of the files in the tree.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def ingest(
     source: Path,
     into: Path,
@@ -57,10 +65,11 @@ def ingest(
     codec: str,
     as_json: bool,
 ) -> int:
-    """Take over a dump that MindSpore or CANN wrote to DIR by itself.
+    """Import a dump that MindSpore or CANN wrote to DIR without rankdump.
 
-    Files are packed, linked where a tensor is there already, and indexed. Damaged or half-written
-    ones are named and left; the exit code is 1 then. Run again after a kill, it goes on.
+    Files are compressed, or linked when the same tensor is stored already, and get manifests.
+    Damaged and half-written files are reported and left where they are; the exit code is then 1.
+    After an interruption, the same command continues the work.
     """
     # Absolute: the process has a folder of its own.
     command = [sys.executable, "-m", "rankdumpd", "ingest", str(source.absolute())]
@@ -78,7 +87,7 @@ def ingest(
 
 @contextmanager
 def _run_process(command: list[str]) -> Generator[subprocess.Popen[bytes], None, None]:
-    """Run a process that gets our signals, and whose end is ours."""
+    """Run a process that receives our signals and does not outlive this one."""
     # A session of its own keeps the terminal's Ctrl-C from it: it would get that one twice. `-m`
     # looks for modules in the current folder first.
     process = subprocess.Popen(
@@ -92,13 +101,10 @@ def _run_process(command: list[str]) -> Generator[subprocess.Popen[bytes], None,
     def forward(number: int, _frame: FrameType | None) -> None:
         process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
-    heard = [number for number in _FORWARDED_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, forward) for number in heard}
     try:
-        yield process
+        with handle_signals(forward):
+            yield process
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if process.poll() is None:
             process.kill()
         process.wait()
@@ -112,7 +118,7 @@ def _parse_message(line: bytes) -> Mapping[str, Any]:
 
 
 class _IngestProgress:
-    """A bar on a terminal, once it takes long; what is said goes above it."""
+    """Progress bar on a terminal, for imports that take long; lines are printed above it."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -122,14 +128,14 @@ class _IngestProgress:
         self._begun_s, self._shown = time.monotonic(), False
 
     def print_line(self, text: str) -> None:
-        """Say that a file is left."""
+        """Print a line above the bar."""
         if self._shown:
             self._console.print(text, markup=False, highlight=False)
         else:
             print_lines([text], err=True)
 
     def update_counts(self, counts: Mapping[str, int]) -> None:
-        """Show how far it is."""
+        """Update the bar."""
         if not self._console.is_terminal or time.monotonic() - self._begun_s < _PROGRESS_DELAY_S:
             return
         if not self._shown:
@@ -141,13 +147,13 @@ class _IngestProgress:
         self._bar.update(self._task, description=description, completed=done, total=total)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._shown:
             self._bar.stop()
 
 
 def _show_progress(lines: Iterator[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Show how it goes on; return the last words, None when there were none."""
+    """Show the progress; return the last message, None when there was none."""
     screen = _IngestProgress()
     try:
         for line in lines:

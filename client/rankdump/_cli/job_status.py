@@ -33,7 +33,7 @@ _ITERATION_COLUMNS = (
 )
 _AGENT_COLUMNS = (
     TableColumn("host", is_flexible=True),
-    *number_columns("heard", "clock", "queued", "disk free", "events held", "lost"),
+    *number_columns("contact", "clock", "queued", "disk free", "events held", "lost"),
 )
 
 
@@ -155,7 +155,7 @@ def _agent_table(agents: tuple[AgentStatus, ...], width: int) -> list[str]:
 
 
 def _agent_row(agent: AgentStatus) -> list[str]:
-    heard = f"{agent.heard_s:.1f} s ago" + ("" if agent.connected else ", gone")
+    contact = f"{agent.heard_s:.1f} s ago" + ("" if agent.connected else ", gone")
     clock = agent.clock
     offset = (
         f"{clock.offset_us / 1000:+.2f} ±{clock.error_us / 1000:.2f} ms" if clock.known else "-"
@@ -163,7 +163,7 @@ def _agent_row(agent: AgentStatus) -> list[str]:
     steps = f", set {clock.steps}x" if clock.steps else ""
     return [
         agent.host,
-        heard,
+        contact,
         offset + steps,
         f"{agent.load.queued_records:,}",
         format_bytes(agent.load.disk_free_bytes),
@@ -198,12 +198,12 @@ def format_resource_usage(view: StatusView) -> list[str]:
 
 def _format_disk(disk: DiskStatus) -> str:
     if not disk.total_bytes:
-        return f"disk of {disk.root}: it never said how much is free"
+        return f"disk of {disk.root}: the free space is not known"
     free = f"{format_bytes(disk.free_bytes)} free of {format_bytes(disk.total_bytes)}"
-    kept = f", {format_bytes(disk.floor_bytes)} stay free" if disk.floor_bytes else ""
-    files = f", {disk.free_inodes:,} files more" if disk.total_inodes else ""
+    kept = f", {format_bytes(disk.floor_bytes)} of it reserved" if disk.floor_bytes else ""
+    files = f", {disk.free_inodes:,} free inodes" if disk.total_inodes else ""
     taken = _format_share(disk.used_bytes, disk.limit_bytes)
-    return f"disk of {disk.root}: {free}{kept}{files}; dumps take {taken}"
+    return f"disk of {disk.root}: {free}{kept}{files}; dumps use {taken}"
 
 
 def _format_ledger(ledger: LedgerStatus) -> str:
@@ -226,9 +226,9 @@ def _format_jobs(view: StatusView) -> Iterator[str]:
 
 
 def _format_job(job: JobUsage) -> str:
-    said = [_format_share(job.bytes_stored, job.limit_bytes)]
+    parts = [_format_share(job.bytes_stored, job.limit_bytes)]
     if job.pinned:
-        said.append("pinned")
+        parts.append("pinned")
     if job.retired_iterations:
-        said.append(f"{format_count(job.retired_iterations, 'manifest')} retired")
-    return f"job {job.job_id}: {', '.join(said)}"
+        parts.append(f"{format_count(job.retired_iterations, 'manifest')} retired")
+    return f"job {job.job_id}: {', '.join(parts)}"

@@ -35,7 +35,7 @@ _HEADING_LINES = 5
 
 
 def watch_status(look: Callable[[], StatusView]) -> int:
-    """Show what a look returns until Ctrl-C; who does not answer is said, and asked again."""
+    """Show the view that `look` returns until Ctrl-C; an error is shown and the call repeated."""
     console = Console(highlight=False)
     try:
         # On the alternate screen a table that grows leaves nothing behind.
@@ -63,12 +63,12 @@ def format_screen(view: StatusView, now: str, *, width: int, height: int) -> lis
     if room < 0:
         shown = found[: height - 2]
         more = format_count(len(found) - len(shown), "more line")
-        return [f"{now}  Ctrl-C ends", *shown, f"... {more}: rankdump status without --watch"]
-    return [f"{now}  Ctrl-C ends", *_fit_lines(view, room, width), *found]
+        return [f"{now}  Ctrl-C to quit", *shown, f"... {more}: rankdump status without --watch"]
+    return [f"{now}  Ctrl-C to quit", *_fit_lines(view, room, width), *found]
 
 
 def _fit_lines(view: StatusView, room: int, width: int) -> list[str]:
-    """Return all but the findings in so many lines; the fullest form that fits, else its head."""
+    """Return the screen without the findings: the fullest form that fits, else its head."""
     ranks = tally_ranks(view)
     jobs = {tally.job_id for tally in ranks}
     over = find_ended_jobs(ranks)

@@ -10,7 +10,10 @@ import click
 from rankdump import reader
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tree import Entries, Tree
-from rankdump._cli.listing import (
+from rankdump._cli.options import FILTER_HINT, TREE_PATH, add_query_options
+from rankdump._cli.output import measure_width, print_lines, print_table
+from rankdump._cli.text_format import format_count
+from rankdump._cli.tree_contents import (
     ListedTensor,
     count_same_contents,
     describe_entries,
@@ -21,9 +24,6 @@ from rankdump._cli.listing import (
     name_tables,
     read_tree,
 )
-from rankdump._cli.options import FILTER_HINT, TREE_PATH, add_query_options
-from rankdump._cli.output import measure_width, print_lines, print_table
-from rankdump._cli.text_format import format_count
 from rankdump._core.units import format_bytes
 
 _OVERVIEW_TENSORS = 10
@@ -33,17 +33,19 @@ _DEFAULT_TENSORS = 100
 @click.command()
 @click.argument("tree", type=TREE_PATH, default=".")
 @add_query_options
-@click.option("--limit", type=click.IntRange(min=0), help="Most tensors listed; 0: all.")
-@click.option("--digest", "digests", is_flag=True, help="Show which tensors are the same.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help="Maximum number of tensors listed; 0 lists all."
+)
+@click.option("--digest", "digests", is_flag=True, help="Show digests, and mark equal tensors.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def ls(
     *, tree: Path, query: Query, job_id: str, limit: int | None, digests: bool, as_json: bool
 ) -> int:
     """List the tensors of a tree.
 
-    Without a filter: its ranks and iterations, and the first tensors. With --digest, tensors of
-    the same bytes, type and shape have the same mark. Exit code 1 when something in the tree is
-    damaged, or it is no tree.
+    Without a filter, shows the ranks and iterations, and the first tensors. With --digest, tensors
+    with the same bytes, type and shape have the same mark. Exit code 1 when something in the tree
+    is damaged, or the folder is not a tree.
     """
     found = read_tree(tree, query, job_id)
     kept = found.entries if query.empty else found.entries.where(query.keeps)
@@ -88,7 +90,7 @@ def _print_listing(
     if tree.tables:
         tables = format_count(len(tree.tables), name_tables(tree))
         taken = format_bytes(sum(table.stored_bytes for table in tree.tables))
-        print_lines([f"figures in {tables}, {taken} on disk: rankdump stats"])
+        print_lines([f"statistics in {tables}, {taken} on disk: see rankdump stats"])
     faults = reader.faults(tree)
     print_lines(finding for finding in reader.findings(tree) if finding not in faults)
     print_lines([row.damage for row in rows if row.damage], err=True)

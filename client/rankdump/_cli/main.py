@@ -13,7 +13,7 @@ _EXTRA_MODULES = ("click", "rich")
 def main() -> None:
     """Run the command line and end the process with its code."""
     for stream in (sys.stdout, sys.stderr):
-        # A tree may hold names that are no text, or none of the terminal's.
+        # A tree may hold names that are not text, or that the terminal cannot show.
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
     try:

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 _GLOB_BRACKETS = re.compile(r"\[!?\]?[^\]]*\]")
 """Classes of characters in a glob, as fnmatch reads them."""
 DEFAULT_COORDINATOR = "127.0.0.1:7421"
-"""Where a coordinator answers unless RANKDUMP_COORDINATOR says otherwise."""
+"""Address of the coordinator unless RANKDUMP_COORDINATOR is set."""
 TREE_PATH = click.Path(exists=True, file_okay=False, path_type=Path)
 """A dump tree: the folder that holds `rank_0`, a time or a device and its like."""
+
+FILTER_HINT = "--rank, --graph, --iteration, --op, --op-regex, --job, --side select"
 
 
 def parse_iterations_option(
@@ -58,7 +60,7 @@ def parse_glob_option(
     """Return the glob an option means; a usage error says where it has an open bracket."""
     if text is not None and "[" in _GLOB_BRACKETS.sub("", text):
         raise click.BadParameter(
-            f"{text!r} is no glob: a [ has no ] behind it; "
+            f"{text!r} is not a glob: a [ has no ] after it; "
             "allowed: *, ?, [abc], [!abc], and [[] for a [ itself",
             context,
             parameter,
@@ -74,7 +76,7 @@ def parse_pattern_option(
         return None if text is None else re.compile(text)
     except re.error as error:
         raise click.BadParameter(
-            f"{text!r} is no expression: {error}", context, parameter
+            f"{text!r} is not a regular expression: {error}", context, parameter
         ) from None
 
 
@@ -85,7 +87,7 @@ _SELECTION_OPTIONS: Mapping[str, Callable[[Callable[..., int]], Callable[..., in
         "--iteration",
         "iterations",
         callback=parse_iterations_option,
-        help='Only these, as "0|2-3".',
+        help='Only these iterations, such as "0|2-3".',
     ),
     "op": click.option(
         "--op",
@@ -93,18 +95,19 @@ _SELECTION_OPTIONS: Mapping[str, Callable[[Callable[..., int]], Callable[..., in
         "op",
         metavar="GLOB",
         callback=parse_glob_option,
-        help="Only operators whose name or type matches.",
+        help="Only operators whose name or type matches this glob.",
     ),
     "op_regex": click.option(
         "--op-regex",
         metavar="REGEX",
         callback=parse_pattern_option,
-        help="Only operators in whose name it is found.",
+        help="Only operators whose name contains a match of this expression.",
     ),
     "job_id": click.option("--job", "job_id", metavar="ID", default="", help="Only this job."),
-    "side": click.option("--side", type=click.Choice(["input", "output"]), help="Only this side."),
+    "side": click.option(
+        "--side", type=click.Choice(["input", "output"]), help="Only inputs, or only outputs."
+    ),
 }
-FILTER_HINT = "--rank, --graph, --iteration, --op, --op-regex, --job, --side select"
 
 
 def add_selection_options(command: Callable[..., int], *, without: str = "") -> Callable[..., int]:

@@ -39,12 +39,14 @@ _COLUMNS = (
 @click.command()
 @click.argument("tree", type=TREE_PATH, required=False)
 @click.option(
-    "--coordinator", metavar="ADDRESS", help="Whom to ask; default: RANKDUMP_COORDINATOR."
+    "--coordinator", metavar="ADDRESS", help="Coordinator to ask; default: RANKDUMP_COORDINATOR."
 )
 @add_operator_query_options
-@click.option("--findings", "findings_only", is_flag=True, help="Only what the merge found odd.")
-@click.option("--limit", type=click.IntRange(min=0), help="Most lines; 0: all.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--findings", "findings_only", is_flag=True, help="Show only the findings of the merge."
+)
+@click.option("--limit", type=click.IntRange(min=0), help="Maximum number of lines; 0 shows all.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def order(
     *,
     tree: Path | None,
@@ -55,38 +57,38 @@ def order(
     limit: int | None,
     as_json: bool,
 ) -> int:
-    """Show in which order all ranks executed.
+    """Show the merged execution order of all ranks.
 
-    With a TREE from its files, without one from the coordinator; without --job that of the job
-    that published last. --rank shows what it took part in. With --findings the exit code is 1
-    when there are any.
+    The order is read from TREE, or from the coordinator when no TREE is given. Without --job, it
+    is the order of the job that published last. --rank selects the entries in which that rank took
+    part. With --findings, the exit code is 1 when there is a finding.
     """
     if tree and coordinator:
-        raise click.UsageError("TREE and --coordinator do not go together")
-    wants = _OrderQuery(query)
+        raise click.UsageError("TREE and --coordinator cannot be combined")
+    selection = _OrderQuery(query)
     source = (
-        _read_tree_order(tree, job_id, wants, findings_only)
+        _read_tree_order(tree, job_id, selection, findings_only)
         if tree
-        else _fetch_coordinator_order(coordinator, job_id, wants, findings_only)
+        else _fetch_coordinator_order(coordinator, job_id, selection, findings_only)
     )
     if as_json:
-        _print_json(source, wants, limit)
+        _print_json(source, selection, limit)
     else:
         if not findings_only:
             _print_entries(source.entries, _DEFAULT_LINES if limit is None else limit)
         found = [
             _format_finding(finding)
             for finding in source.findings
-            if wants.matches_finding(finding)
+            if selection.matches_finding(finding)
         ]
-        print_lines(found or ["the merge found nothing odd"])
+        print_lines(found or ["the merge has no findings"])
         print_lines(source.notes)
-    return int(findings_only and any(map(wants.matches_finding, source.findings)))
+    return int(findings_only and any(map(selection.matches_finding, source.findings)))
 
 
 @dataclass(frozen=True, slots=True)
 class _OrderQuery:
-    """Which entries and findings are asked for."""
+    """Selection of entries and findings."""
 
     query: Query
 
@@ -115,27 +117,27 @@ class _OrderSource:
 
 
 def _read_tree_order(
-    tree: Path, job_id: str, wants: _OrderQuery, findings_only: bool
+    tree: Path, job_id: str, selection: _OrderQuery, findings_only: bool
 ) -> _OrderSource:
     published = reader.read_order(tree, job_id=job_id)
-    entries = published.entries(graph=wants.query.graph, iterations=wants.query.iterations)
+    entries = published.entries(graph=selection.query.graph, iterations=selection.query.iterations)
     others = ", ".join(published.others)
-    notes = (f"orders of other jobs stand in {others}: --job ID shows one",) if others else ()
-    kept = iter(()) if findings_only else filter(wants.matches_entry, entries)
+    notes = (f"orders of other jobs are in {others}: --job ID selects one",) if others else ()
+    kept = iter(()) if findings_only else filter(selection.matches_entry, entries)
     return _OrderSource(kept, published.findings, notes)
 
 
 def _fetch_coordinator_order(
-    coordinator: str | None, job_id: str, wants: _OrderQuery, findings_only: bool
+    coordinator: str | None, job_id: str, selection: _OrderQuery, findings_only: bool
 ) -> _OrderSource:
     # With gRPC, which takes longer to load than a tree to answer.
     from rankdump._cli.daemon_client import fetch_order, fetch_order_findings
 
     address = resolve_coordinator_address(coordinator)
     findings = fetch_order_findings(address, job_id=job_id)
-    entries = fetch_order(address, job_id=job_id, graph=wants.query.graph)
+    entries = fetch_order(address, job_id=job_id, graph=selection.query.graph)
     return _OrderSource(
-        iter(()) if findings_only else filter(wants.matches_entry, entries), findings
+        iter(()) if findings_only else filter(selection.matches_entry, entries), findings
     )
 
 
@@ -154,7 +156,7 @@ def _print_entries(entries: Iterator[OrderEntry], limit: int) -> None:
     print_lines(["", f"{of}, {collectives} of collectives; --json has the full scope names"])
 
 
-def _print_json(source: _OrderSource, wants: _OrderQuery, limit: int | None) -> None:
+def _print_json(source: _OrderSource, selection: _OrderQuery, limit: int | None) -> None:
     """Print an entry a line, as they come: an order may be larger than memory."""
     click.echo('{"entries": [', nl=False)
     before = "\n "
@@ -162,7 +164,7 @@ def _print_json(source: _OrderSource, wants: _OrderQuery, limit: int | None) -> 
         click.echo(before + json.dumps(asdict(entry) | {"kind": entry.kind.name.lower()}), nl=False)
         before = ",\n "
     findings = [
-        asdict(f) | {"kind": f.kind.value} for f in source.findings if wants.matches_finding(f)
+        asdict(f) | {"kind": f.kind.value} for f in source.findings if selection.matches_finding(f)
     ]
     click.echo(f'\n], "findings": {json.dumps(findings, indent=1)}}}')
 

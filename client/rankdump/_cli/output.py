@@ -18,6 +18,9 @@ from rankdump._cli.text_format import shorten_text, wrap_text
 _COLUMN_GAP = 2
 _MIN_FLEXIBLE_WIDTH = 16
 
+_DEFAULT_WIDTH = 100
+_MIN_LINE_WIDTH = 60
+
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
@@ -27,7 +30,7 @@ class TableColumn:
     is_right_aligned: bool = False
     """Aligned right, as numbers are."""
     is_flexible: bool = False
-    """Gives way when the row is too wide; its texts are shortened in the middle."""
+    """Shortened in the middle of its texts when the row is too wide."""
 
 
 def format_table(
@@ -73,10 +76,6 @@ def _format_row(
         blanks = " " * (width - cell_len(text))
         padded.append(blanks + text if column.is_right_aligned else text + blanks)
     return (" " * gap).join(padded).rstrip()
-
-
-_DEFAULT_WIDTH = 100
-_MIN_LINE_WIDTH = 60
 
 
 def measure_width(*, err: bool = False) -> int:

@@ -43,18 +43,18 @@ _NO_VALUE = "-"
     "target",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write each record there as JSON, as msaccucmp does.",
+    help="Write each record to DIR as JSON, as msaccucmp does.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def overflow(path: Path, target: Path | None, as_json: bool) -> int:
     """List the overflows that CANN recorded.
 
-    PATH is an Opdebug file, or a folder that is searched with all below it. Exit code 1 when there
-    is an overflow, a file is damaged, or the folder holds no file at all.
+    PATH is an Opdebug file, or a folder that is searched with all folders below it. Exit code 1
+    when there is an overflow, when a file is damaged, or when the folder contains no file at all.
     """
     found = search_overflows(path)
     if not (found.file_count or found.problems):
-        raise CorruptedError(f"{path}: no file is here: nothing was looked into")
+        raise CorruptedError(f"{path}: the folder contains no file: nothing was searched")
     root = path if path.is_dir() else path.parent
     written = _write_records(found, root, target) if target else 0
     if as_json:
@@ -92,7 +92,7 @@ def _print_records(found: OverflowSearch, path: Path) -> None:
         total = format_count(len(found.records), "overflow record")
         print_lines(["", *_status_meanings(found), f"{path}: {total}, {hit} with an overflow"])
     elif not found.problems:
-        print_lines([f"{path}: no Opdebug file here"])
+        print_lines([f"{path}: no Opdebug file found"])
     print_lines(found.problems, err=True)
 
 
@@ -120,7 +120,7 @@ def _format_status(section: OverflowSection) -> str:
 
 
 def _status_meanings(found: OverflowSearch) -> list[str]:
-    """Say of each status once what its bits are."""
+    """Return the meaning of the bits of each status, once."""
     sections = [hit.section for record in found.records for hit in record.hits]
     return list(dict.fromkeys(f"{_format_status(s)}: {', '.join(s.meaning)}" for s in sections))
 

@@ -15,18 +15,19 @@ from rankdump._core.units import format_bytes
 
 @click.command()
 @click.argument("job_id", metavar="JOB")
-@click.option("--agent", metavar="ADDRESS", help="Agent to tell; default: RANKDUMP_AGENT.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--agent", metavar="ADDRESS", help="Agent to ask; default: RANKDUMP_AGENT.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def pin(job_id: str, agent: str | None, as_json: bool) -> int:
-    """Keep what the agent of this host has of JOB, until `unpin`.
+    """Protect the dump of JOB on this host from removal, until `unpin`.
 
-    Its iterations are not removed by age or size any more. A job may be pinned before it starts.
+    The agent no longer removes iterations of the job by age or size. A job can be pinned before it
+    starts.
     """
     return set_pinned(job_id, agent, pinned=True, as_json=as_json)
 
 
 def set_pinned(job_id: str, agent: str | None, *, pinned: bool, as_json: bool) -> int:
-    """Pin a job or let it go, and say what the agent has of it."""
+    """Pin or unpin a job, and print what the agent has of it."""
     if not job_id:
         raise click.UsageError("JOB is empty")
     address = resolve_agent_address(agent)
@@ -38,6 +39,6 @@ def set_pinned(job_id: str, agent: str | None, *, pinned: bool, as_json: bool) -
         click.echo(json.dumps(body))
     else:
         now = "is pinned" if job.pinned else "is not pinned"
-        here = format_bytes(job.bytes_stored) if job.bytes_stored else "nothing so far"
-        print_lines([f"job {job_id} {now}; its dump here: {here}"])
+        here = format_bytes(job.bytes_stored) if job.bytes_stored else "nothing yet"
+        print_lines([f"job {job_id} {now}; its dump on this host: {here}"])
     return 0

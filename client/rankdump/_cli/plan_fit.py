@@ -56,7 +56,7 @@ def summarize_forecast(found: DumpForecast) -> str:
         needed += " for each iteration"
     else:
         needed += f" for {format_count(found.iterations, 'iteration')}"
-    there = f"{format_bytes(found.usable_bytes)} may be taken of {format_bytes(found.total_bytes)}"
+    there = f"{format_bytes(found.usable_bytes)} of {format_bytes(found.total_bytes)} may be used"
     kept = f"{found.keep_free_ratio:.0%} stay free"
     return f"{needed}, {there} ({kept}): {format_count(found.fitting, 'iteration')} fit"
 
@@ -74,7 +74,7 @@ def format_forecast(found: DumpForecast, *, ranks: int, seen: int) -> list[str]:
         f"  files       {found.files:,}",
         f"  bytes in    {format_bytes(found.bytes_in)}",
         f"  on disk     {format_bytes(found.disk_bytes)}",
-        f"  time        {format_duration(found.wall_us)}, of which a rank is held up for {stall}",
+        f"  time        {format_duration(found.wall_us)}, of which a rank is blocked for {stall}",
         summarize_forecast(found),
         *([] if found.fits else [f"it does not fit: {found.reason}"]),
     ]

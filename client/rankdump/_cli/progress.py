@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 _PROGRESS_DELAY_S = 1.0
-"""What is done by then needs no bar."""
+"""Shorter work shows no bar."""
 
 
 @contextmanager
 def show_progress(what: str) -> Generator[Callable[[int, int], None], None, None]:
-    """Give a function that takes how many are done, and of how many."""
+    """Yield a function that takes the number of finished items and the total."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -27,12 +27,12 @@ def show_progress(what: str) -> Generator[Callable[[int, int], None], None, None
     task = progress.add_task(what, total=None)
     begun = time.monotonic()
 
-    def tell(done: int, total: int) -> None:
+    def report_progress(done: int, total: int) -> None:
         progress.update(task, completed=done, total=total)
         if time.monotonic() - begun > _PROGRESS_DELAY_S:
             progress.start()
 
     try:
-        yield tell
+        yield report_progress
     finally:
         progress.stop()

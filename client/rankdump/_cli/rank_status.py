@@ -15,6 +15,17 @@ from rankdump._cli.text_format import format_count, format_ratio, format_reasons
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus, StatusView
 from rankdump._core.units import format_bytes
 
+MAX_RANKS_SHOWN = 64
+_STATUS_COLUMNS = (
+    TableColumn("rank", is_right_aligned=True),
+    TableColumn("state"),
+    *number_columns("iterations", "expected", "stored", "linked", "degraded", "dropped"),
+    *number_columns("bytes in", "on disk", "ratio"),
+)
+_SUMMARY_COLUMNS = number_columns(
+    "rank", "iterations", "tensors", "linked", "bytes in", "on disk", "ratio", "dropped"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class RankTally:
@@ -33,8 +44,8 @@ class RankTally:
     @property
     def iterations_seen(self) -> int:
         """Iterations the rank ran, as far as anybody said so."""
-        said = sum(session.iterations_seen for session in self.sessions)
-        return max(said, len({i.iteration for i in self.iterations}))
+        reported = sum(session.iterations_seen for session in self.sessions)
+        return max(reported, len({i.iteration for i in self.iterations}))
 
     @property
     def iterations_complete(self) -> int:
@@ -112,7 +123,10 @@ def sum_iterations(iterations: Iterable[IterationStatus]) -> IterationTotals:
 def explain_empty_view(view: StatusView) -> str:
     """Return one sentence for a view without ranks; only a tree has a root then."""
     if view.roots:
-        return "no manifest, and no iteration with tensors: rankdump ls says what is here"
+        return (
+            "the tree has no manifest and no iteration with tensors: rankdump ls lists "
+            "what it contains"
+        )
     return "no rank has opened a session"
 
 
@@ -133,8 +147,12 @@ def _rank_sentences(tally: RankTally) -> list[str]:
     texts = [f"nothing dumped: {s.excluded}" for s in tally.sessions if s.excluded]
     texts += [note for s in tally.sessions for note in s.notes if note != s.excluded]
     if tally.state == SessionState.LOST.value:
-        kept = "what it had sent is kept" if tally.iterations else "nothing had come of it"
-        texts.append(f"its stream ended without a goodbye; {kept}")
+        kept = (
+            "the records received until then are kept"
+            if tally.iterations
+            else "no record had been received"
+        )
+        texts.append(f"the connection ended before the session was closed; {kept}")
     if sum(tally.dropped.values()):
         lost = format_count(sum(tally.dropped.values()), "tensor")
         texts.append(f"{lost} dropped: {format_reasons(tally.dropped)}")
@@ -148,16 +166,6 @@ def _rank_sentences(tally: RankTally) -> list[str]:
 
 
 _RowFormatter: TypeAlias = Callable[[str, str, tuple[RankTally, ...]], list[str]]
-MAX_RANKS_SHOWN = 64
-_STATUS_COLUMNS = (
-    TableColumn("rank", is_right_aligned=True),
-    TableColumn("state"),
-    *number_columns("iterations", "expected", "stored", "linked", "degraded", "dropped"),
-    *number_columns("bytes in", "on disk", "ratio"),
-)
-_SUMMARY_COLUMNS = number_columns(
-    "rank", "iterations", "tensors", "linked", "bytes in", "on disk", "ratio", "dropped"
-)
 
 
 def format_status_table(

@@ -9,11 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TypeAlias
 
 import click
 
@@ -24,6 +23,7 @@ from rankdump._cli.options import TREE_PATH
 from rankdump._cli.output import measure_width, print_lines, print_table
 from rankdump._cli.plan_fit import check_plan_fit
 from rankdump._cli.rank_status import format_status_sentences, format_summary_table, sum_iterations
+from rankdump._cli.signal_handlers import handle_signals
 from rankdump._config import config_file
 from rankdump._core.plan import DumpPlan
 from rankdump._core.rank_identity import WARNED_VARIABLE
@@ -37,10 +37,10 @@ from rankdump._session.plan_source import (
 )
 from rankdump.errors import CorruptedError, RankdumpError, UnavailableError
 
-_SignalHandler: TypeAlias = Callable[[int, FrameType | None], None]
-
-_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE = 127, 126
+
+_CONFIG_NAMES = ("RANKDUMP_CONFIG", "MINDSPORE_DUMP_CONFIG")
+_DRAIN_TIMEOUT_S = 60.0
 
 
 def run_job(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -54,7 +54,7 @@ def run_job(command: Sequence[str], environ: Mapping[str, str]) -> int:
         elif not (number == signal.SIGINT and _terminal_signals_child()):
             child.send_signal(number)
 
-    with _handle_signals(forward):
+    with handle_signals(forward):
         try:
             child = subprocess.Popen(command, env=dict(environ))
         except FileNotFoundError:
@@ -74,22 +74,8 @@ def exit_on_signals() -> Generator[None, None, None]:
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    with _handle_signals(leave, numbers=(signal.SIGTERM, signal.SIGHUP)):
+    with handle_signals(leave, numbers=(signal.SIGTERM, signal.SIGHUP)):
         yield
-
-
-@contextmanager
-def _handle_signals(
-    handler: _SignalHandler, numbers: tuple[signal.Signals, ...] = _FORWARDED_SIGNALS
-) -> Generator[None, None, None]:
-    # What is ignored stays so: nohup means that a hang-up is nobody's business.
-    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in heard}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
 
 
 def _terminal_signals_child() -> bool:
@@ -115,7 +101,9 @@ def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease
     fault = ""
     try:
         if not lease.serves:
-            raise UnavailableError(f"the embedded daemon does not serve yet; its log: {lease.log}")
+            raise UnavailableError(
+                f"the embedded daemon has not started in time; its log: {lease.log}"
+            )
         yield lease
     finally:
         fault = lease.close(keep_log=keep_log)
@@ -125,25 +113,28 @@ def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease
             click.echo(f"daemon log: {lease.log}", err=True)
 
 
-_CONFIG_NAMES = ("RANKDUMP_CONFIG", "MINDSPORE_DUMP_CONFIG")
-_DRAIN_TIMEOUT_S = 60.0
-
-
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
     help="What to dump: a data_dump.json or an acl.json.",
 )
-@click.option("--output", type=click.Path(path_type=Path), help="Root of the tree, if not its own.")
-@click.option("--require-fit", is_flag=True, help="Do not start what does not fit on the disk.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Root of the tree, in place of the configured one.",
+)
+@click.option(
+    "--require-fit", is_flag=True, help="Do not start COMMAND if its dump does not fit on the disk."
+)
 @click.option(
     "--observed",
     metavar="TREE",
     type=TREE_PATH,
-    help="Tree by which --require-fit judges; the one of the configuration by default.",
+    help="Tree of an earlier dump, from which --require-fit estimates; default: the configured "
+    "tree.",
 )
-@click.option("--keep-daemon-log", is_flag=True, help="Leave the daemon's log behind.")
+@click.option("--keep-daemon-log", is_flag=True, help="Keep the log of the embedded daemon.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     *,
@@ -156,11 +147,11 @@ def run(
 ) -> int:
     """Run a command and collect its tensors.
 
-    An embedded daemon lives as long as COMMAND, then says what it collected. Without a
-    configuration that is what COMMAND itself asks for, as with rankdump.migrator.
+    An embedded daemon runs as long as COMMAND; a summary of the dump follows. Without a
+    configuration, COMMAND itself selects what to dump, for example with rankdump.migrator.
 
-    The exit code is the command's own; what rankdump has to say goes to stderr. With --require-fit
-    it is 1, and COMMAND is not started, where the plan needs more room than there is.
+    The exit code is that of COMMAND; messages of rankdump go to stderr. With --require-fit, COMMAND
+    is not started and the exit code is 1 if the dump needs more disk space than there is.
     """
     environ = _set_configuration(os.environ, config=config, output=output)
     plan = None
@@ -188,14 +179,17 @@ def _without_native_dump(environ: Mapping[str, str], plan: DumpPlan) -> dict[str
     """Return the environment of a job that rankdump alone dumps, and say what is left out of it."""
     found = remove_native_dump(environ, plan.output.root)
     if NATIVE_VARIABLE in environ and NATIVE_VARIABLE not in found:
-        text = f"the command runs without {NATIVE_VARIABLE}: MindSpore would dump the same again"
+        text = (
+            f"{NATIVE_VARIABLE} is removed from the environment of the command: "
+            "MindSpore would dump the same tensors again"
+        )
         print_lines([f"rankdump: {text}"], err=True)
     return found
 
 
 def _explain_misfit(plan: DumpPlan | None, observed: Path | None) -> str:
     if plan is None:
-        raise click.UsageError("--require-fit asks for a configuration: give --config")
+        raise click.UsageError("--require-fit needs a configuration: give --config")
     return check_plan_fit(plan, observed) if plan.enabled else ""
 
 
@@ -206,7 +200,7 @@ def _set_configuration(
     found = config or next((Path(environ[n]) for n in _CONFIG_NAMES if environ.get(n)), None)
     if found is None:
         if output is not None:
-            raise click.UsageError("--output is the root of a configuration's tree: give --config")
+            raise click.UsageError("--output needs a configuration: give --config")
         return {name: text for name, text in environ.items() if name not in _CONFIG_NAMES}
     file = str(found.absolute())
     own = {"RANKDUMP_CONFIG": file, WARNED_VARIABLE: file}
@@ -227,17 +221,17 @@ def _roots(plan: DumpPlan | None, view: StatusView) -> tuple[str, ...]:
 
 
 def _collect_status(daemon: DaemonLease, plan: DumpPlan | None) -> StatusView:
-    """Return what the daemon knows once it has written everything; the tree's word if it died."""
+    """Return the status of the daemon once all is written, or of the tree if the daemon died."""
     try:
         left = drain_agent(daemon.address, timeout_s=_DRAIN_TIMEOUT_S)
         if left:
-            print_lines([f"rankdump: {left} tensors are still under way"], err=True)
+            print_lines([f"rankdump: {left} tensors are not written yet"], err=True)
         return fetch_agent_status(daemon.address)
     except RankdumpError as error:
         if plan is None:
             print_lines([f"rankdump: {error}"], err=True)
             return StatusView()
-        print_lines([f"rankdump: {error}; what follows is read from the tree"], err=True)
+        print_lines([f"rankdump: {error}; the summary below is read from the tree"], err=True)
         return reader.status(Path(plan.output.root))
 
 
@@ -248,7 +242,7 @@ def _print_summary(
     if code in (EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE) and not view.sessions:
         return
     if not view.sessions and not view.iterations:
-        cause = "nothing was complete when the daemon died"
+        cause = "no iteration was complete when the daemon died"
         likely = _likely_cause(code, plan)
         print_lines([cause if daemon_died else f"no rank connected: {likely}"], err=True)
         return
@@ -281,11 +275,11 @@ def _likely_cause(code: int, plan: DumpPlan | None) -> str:
             f"rankdump.migrator.api_dump_start"
         )
     if not plan.enabled:
-        return "the configuration enables nothing"
+        return "the configuration enables no dump"
     if code:
         return f"the command ended with code {code} before any rank opened a session"
     return (
         "the command never opened a session (rankdump.attach, rankdump.Session, rankdump.acl), "
-        "its ranks were refused, which their own lines say, or they run where RANKDUMP_AGENT is "
+        "its ranks were rejected (see their log lines), or they run where RANKDUMP_AGENT is "
         "not passed on, such as on another host or in a container"
     )

@@ -34,7 +34,7 @@ class _ShownTensor:
     member: str = ""
     """Which one of a bin file."""
     description: Described | None = None
-    """What its header says."""
+    """Description in the header of a bin file."""
 
     def load(self) -> npt.NDArray[Any]:
         """Return its array."""
@@ -59,13 +59,15 @@ class _ShownTensor:
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--tensor", "only", metavar="NAME", help="Of a bin file only this, as input.0.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--tensor", "only", metavar="NAME", help="Only this tensor of a bin file, such as input.0."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def show(file: Path, only: str | None, as_json: bool) -> int:
-    """Show the tensors of a file in facts and figures.
+    """Show shape, type, statistics and first values of the tensors in a file.
 
-    FILE is an npy or a bin file of an operator, packed or not, of a dump tree or not. Exit code 1
-    when something in it is damaged.
+    FILE is an npy file or the bin file of an operator, compressed or not, in a dump tree or
+    anywhere else. Exit code 1 when something in it is damaged.
     """
     tensors = list(_find_tensors(file))
     names = [tensor.member for tensor in tensors]
@@ -93,12 +95,12 @@ def _find_tensors(file: Path) -> Iterator[_ShownTensor]:
     if whole:
         yield _ShownTensor(file, entries[0] if entries else None)
         return
-    said = {f"{side.value}.{slot}": facts for side, slot, facts in reader.described(file)}
+    descriptions = {f"{side.value}.{slot}": facts for side, slot, facts in reader.described(file)}
     if entries:
         for entry in entries:
-            yield _ShownTensor(file, entry, entry.member, said.get(entry.member))
+            yield _ShownTensor(file, entry, entry.member, descriptions.get(entry.member))
     else:
-        for member, facts in said.items():
+        for member, facts in descriptions.items():
             yield _ShownTensor(file, None, member, facts)
 
 
@@ -124,9 +126,9 @@ def _tensor_objects(tensors: list[_ShownTensor]) -> tuple[list[dict[str, object]
         if array is None:
             found.append(facts | {"trouble": trouble})
             continue
-        figures = asdict(reader.statistics(array))
+        statistics = asdict(reader.statistics(array))
         values = [to_json_value(value) for value in array.reshape(-1)[:_FIRST_VALUE_COUNT].tolist()]
-        named = {name: to_json_value(value) for name, value in figures.items()}
+        named = {name: to_json_value(value) for name, value in statistics.items()}
         found.append(facts | {"statistics": named, "first_values": values})
     return found, any_damage
 
@@ -147,7 +149,7 @@ def _print_tensor(tensor: _ShownTensor, *, alone: bool) -> bool:
 
 
 def _tensor_facts(tensor: _ShownTensor, array: npt.NDArray[Any] | None) -> dict[str, object]:
-    known, said, entry = tensor.facts(array), tensor.description, tensor.entry
+    known, description, entry = tensor.facts(array), tensor.description, tensor.entry
     facts: dict[str, object] = {"file": str(tensor.file)}
     if tensor.member:
         facts["member"] = tensor.member
@@ -158,10 +160,10 @@ def _tensor_facts(tensor: _ShownTensor, array: npt.NDArray[Any] | None) -> dict[
         "bytes_in": known.bytes_in,
         "file_bytes": tensor.file.stat().st_size,
     }
-    if said is not None:
-        facts |= {"format": said.tensor_format, "original_shape": said.original_shape}
+    if description is not None:
+        facts |= {"format": description.tensor_format, "original_shape": description.original_shape}
     if entry is None:
-        return facts | ({"op_name": said.op_name} if said is not None else {})
+        return facts | ({"op_name": description.op_name} if description is not None else {})
     key, record = entry.key, entry.record
     facts |= {"rank": key.rank, "graph": key.graph}
     facts |= {"constant": True} if key.constant else {"iteration": key.iteration}
@@ -187,12 +189,16 @@ def _fact_pairs(facts: dict[str, object]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _statistic_pairs(figures: Statistics) -> list[tuple[str, str]]:
-    extremes = (("min", figures.minimum), ("max", figures.maximum), ("mean", figures.mean))
-    counts = ("nans", figures.nans), ("infinities", figures.infinities), ("zeros", figures.zeros)
+def _statistic_pairs(statistics: Statistics) -> list[tuple[str, str]]:
+    extremes = (("min", statistics.minimum), ("max", statistics.maximum), ("mean", statistics.mean))
+    counts = (
+        ("nans", statistics.nans),
+        ("infinities", statistics.infinities),
+        ("zeros", statistics.zeros),
+    )
     return [
-        ("elements", f"{figures.count:,}"),
+        ("elements", f"{statistics.count:,}"),
         *((name, "-" if value is None else f"{value:.9g}") for name, value in extremes),
-        ("l2norm", f"{figures.l2norm:.9g}"),
+        ("l2norm", f"{statistics.l2norm:.9g}"),
         *((name, f"{count:,}") for name, count in counts),
     ]

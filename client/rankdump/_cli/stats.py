@@ -18,13 +18,6 @@ from rankdump import reader
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tensor_statistics import Survey, Surveyed
 from rankdump._analysis.reader.tree import Tree
-from rankdump._cli.listing import (
-    explain_no_match,
-    format_operator,
-    format_place,
-    name_tables,
-    read_tree,
-)
 from rankdump._cli.options import FILTER_HINT, TREE_PATH, add_query_options
 from rankdump._cli.output import (
     TableColumn,
@@ -35,6 +28,13 @@ from rankdump._cli.output import (
     print_table,
 )
 from rankdump._cli.text_format import format_count, to_json_value
+from rankdump._cli.tree_contents import (
+    explain_no_match,
+    format_operator,
+    format_place,
+    name_tables,
+    read_tree,
+)
 from rankdump._core.statistics import format_statistic_number
 
 _DEFAULT_TENSORS = 100
@@ -55,17 +55,17 @@ _SORT_KEYS: dict[str, Callable[[Surveyed], float | None]] = {
     "nan": lambda row: row.nans,
     "inf": lambda row: row.infinities,
 }
-"""What stands first is largest; of minima the lowest."""
+"""Sort keys: the largest value comes first, of minima the lowest."""
 
 
 @dataclass(slots=True)
 class _SurveyCounts:
-    """What has passed by so far."""
+    """Counts over the rows that were iterated."""
 
     rows_from_tables: int = 0
     rows_computed: int = 0
     undecided_rows: int = 0
-    """Those whose figures do not say whether they are finite."""
+    """Rows whose statistics do not show whether they are finite."""
     nonfinite_rows: int = 0
     first_nonfinite: Surveyed | None = None
     """Of what is not finite, in the lowest iteration the one that ran first."""
@@ -102,10 +102,13 @@ class _SurveyCounts:
     "by",
     type=click.Choice(["order", *_SORT_KEYS]),
     default="order",
-    help="As the program ran, or the most extreme first, NaN before all.",
+    help="Sort in execution order, or by a statistic with the most extreme value first and NaN "
+    "before all.",
 )
-@click.option("--limit", type=click.IntRange(min=0), help="Most tensors shown; 0: all.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help="Maximum number of tensors shown; 0 shows all."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def stats(
     *,
     tree: Path,
@@ -116,10 +119,10 @@ def stats(
     limit: int | None,
     as_json: bool,
 ) -> int:
-    """Show figures of the tensors of a tree.
+    """Show statistics of the tensors of a tree.
 
-    From a table of figures where there is one, else computed from the tensors. Exit code 1 when
-    something is damaged or there is no tree; NaN and infinities alone are no failure.
+    Statistics are read from a table where there is one, and computed from the tensors otherwise.
+    Exit code 1 when something is damaged or there is no tree, but not for NaN and infinities.
     """
     found = read_tree(tree, query, job_id)
     survey, seen = Survey(found, query, decide=nonfinite), _SurveyCounts()
@@ -186,10 +189,10 @@ def _sorted_cells(row: Surveyed) -> list[str]:
 
 
 def _statistic_cells(row: Surveyed) -> list[str]:
-    figures = (row.minimum, row.maximum, row.mean, row.l2norm)
+    values = (row.minimum, row.maximum, row.mean, row.l2norm)
     counts = (row.nans, row.infinities)
     return [
-        *("-" if figure is None else format_statistic_number(figure) for figure in figures),
+        *("-" if value is None else format_statistic_number(value) for value in values),
         *("-" if count is None else str(count) for count in counts),
     ]
 
@@ -203,8 +206,8 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
         ]
     source = f"from {name_tables(tree)}s"
     sources = (seen.rows_from_tables, source), (seen.rows_computed, "computed from the tensors")
-    said = ", ".join(f"{count:,} {source}" for count, source in sources if count)
-    lines = [f"{tree.root}: figures of {format_count(seen.count, 'tensor')}: {said}"]
+    counts_by_source = ", ".join(f"{count:,} {source}" for count, source in sources if count)
+    lines = [f"{tree.root}: statistics of {format_count(seen.count, 'tensor')}: {counts_by_source}"]
     if seen.first_nonfinite is not None and whole:
         lines.append(
             f"{format_count(seen.nonfinite_rows, 'tensor')} not finite; "
@@ -214,7 +217,8 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
         lines.append("all of them are finite")
     if seen.undecided_rows:
         lines.append(
-            f"of {format_count(seen.undecided_rows, 'tensor')} the columns do not say whether finite"
+            f"{format_count(seen.undecided_rows, 'tensor')} may not be finite: "
+            "the columns of the table do not show it"
         )
     return lines
 
@@ -242,7 +246,7 @@ def _totals_as_json(tree: Tree, survey: Survey, seen: _SurveyCounts) -> dict[str
 
 def _row_as_json(row: Surveyed) -> dict[str, object]:
     key = row.key
-    figures = {
+    values = {
         "max": row.maximum,
         "min": row.minimum,
         "mean": row.mean,
@@ -265,6 +269,6 @@ def _row_as_json(row: Surveyed) -> dict[str, object]:
         "shape": row.shape,
         "source": "tensor" if row.computed else "statistic.csv",
         "finite": row.finite,
-        **{name: to_json_value(value) for name, value in figures.items()},
+        **{name: to_json_value(value) for name, value in values.items()},
         "damage": row.damage,
     }

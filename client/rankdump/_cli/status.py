@@ -14,7 +14,6 @@ import click
 
 from rankdump import reader
 from rankdump._cli.job_status import format_job_status, format_resource_usage
-from rankdump._cli.listing import read_tree
 from rankdump._cli.options import TREE_PATH, resolve_agent_address, resolve_coordinator_address
 from rankdump._cli.output import measure_width, print_lines, print_table
 from rankdump._cli.rank_status import (
@@ -22,6 +21,7 @@ from rankdump._cli.rank_status import (
     format_status_sentences,
     format_status_table,
 )
+from rankdump._cli.tree_contents import read_tree
 from rankdump._core.status import StatusView
 from rankdump._core.timeouts import hint_to_json
 
@@ -33,7 +33,7 @@ from rankdump._core.timeouts import hint_to_json
     "--coordinator", metavar="ADDRESS", help="Coordinator to ask; default: RANKDUMP_COORDINATOR."
 )
 @click.option("--job", "job_id", metavar="ID", default="", help="Only this job.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 @click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
 def status(
     tree: Path | None,
@@ -43,24 +43,24 @@ def status(
     as_json: bool,
     watch: bool,
 ) -> int:
-    """Show how every rank stands.
+    """Show the status of every rank.
 
-    With a TREE from its manifests; from the coordinator of the job where one is named, by an
-    option or by RANKDUMP_COORDINATOR; else from the agent of this host. Exit code 3 when nobody
-    answers there.
+    The status is read from the manifests of TREE when it is given; from the coordinator of the job
+    when an option or RANKDUMP_COORDINATOR names one; else from the agent of this host. Exit code 3
+    when no daemon answers, and 1 when tensors of an iteration are not accounted for.
     """
     if as_json and watch:
-        raise click.UsageError("--json and --watch do not go together")
+        raise click.UsageError("--json and --watch cannot be combined")
     if sum(given is not None for given in (tree, agent, coordinator)) > 1:
-        raise click.UsageError("TREE, --agent and --coordinator do not go together")
+        raise click.UsageError("TREE, --agent and --coordinator cannot be combined")
     if agent and job_id:
-        raise click.UsageError("--agent and --job do not go together")
+        raise click.UsageError("--agent and --job cannot be combined")
     look = _status_source(tree, agent, coordinator, job_id)
     if watch:
         # On use: what draws a screen takes longer to import than a status to say.
-        from rankdump._cli.live_status import watch_status as watched
+        from rankdump._cli.live_status import watch_status
 
-        return watched(look)
+        return watch_status(look)
     view = look()
     if as_json:
         click.echo(json.dumps(view_as_json(view), indent=1))
@@ -79,7 +79,7 @@ def status(
 
 
 def view_as_json(view: StatusView) -> dict[str, object]:
-    """Return the view as scripts read it: the fields of contract.status, and hints' shares."""
+    """Return the view as scripts read it: the fields of StatusView, and shares of the hints."""
     fields: dict[str, object] = asdict(view)
     fields["hints"] = list(map(hint_to_json, view.hints))
     return fields

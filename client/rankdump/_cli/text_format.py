@@ -45,7 +45,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def to_json_value(value: object) -> object:
-    """Return a value as JSON can say it: `nan`, infinities and complex numbers become words."""
+    """Return a value for JSON: `nan`, infinities and complex numbers become strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return str(value) if isinstance(value, complex) else value
@@ -58,7 +58,7 @@ def format_reasons(counts: Mapping[str, int]) -> str:
 
 
 def shorten_text(text: str, width: int) -> str:
-    """Return a text in that many cells; the middle gives way, the tail keeps most."""
+    """Return a text shortened in its middle to that many cells; most of the tail is kept."""
     if cell_len(text) <= width:
         return text
     room = max(width - len(_ELLIPSIS), 2)
@@ -70,9 +70,9 @@ def shorten_text(text: str, width: int) -> str:
 
 
 def format_scope_name(op_name: str) -> str:
-    """Return a scope name as a person says it: the modules' own names, then the operator.
+    """Return a short scope name: the modules' own names, then the operator.
 
-    >>> label("Gradients/Default/network-Net/encoder-Encoder/0-Linear/Linear-op0")
+    >>> format_scope_name("Gradients/Default/network-Net/encoder-Encoder/0-Linear/Linear-op0")
     'Gradients/encoder.0/Linear-op0'
     """
     *scope, operator = op_name.split("/")

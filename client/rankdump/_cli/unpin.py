@@ -9,8 +9,8 @@ from rankdump._cli.pin import set_pinned
 
 @click.command()
 @click.argument("job_id", metavar="JOB")
-@click.option("--agent", metavar="ADDRESS", help="Agent to tell; default: RANKDUMP_AGENT.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--agent", metavar="ADDRESS", help="Agent to ask; default: RANKDUMP_AGENT.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def unpin(job_id: str, agent: str | None, as_json: bool) -> int:
-    """Let iterations of JOB be removed again as the agent's settings say."""
+    """Allow the agent to remove iterations of JOB again, by its settings."""
     return set_pinned(job_id, agent, pinned=False, as_json=as_json)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankdump._analysis.compare.api_pairing import pair_api_calls
+from rankdump._analysis.compare.api_pairs import pair_api_calls
 from rankdump._analysis.compare.api_tables import (
     SHAPES_DIFFER,
     ApiTable,

@@ -17,7 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TypeAlias
 
-from rankdump._analysis.compare.api_pairing import (
+from rankdump._analysis.compare.api_pairs import (
     CallSpan,
     FlowCall,
     TensorShape,

@@ -27,7 +27,7 @@ class RetryBackoff:
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
+class _ScheduledAttempt:
     due_s: float
     backoff: RetryBackoff
 
@@ -38,14 +38,14 @@ class RetrySchedule:
     def __init__(self, first_s: float, last_s: float) -> None:
         """Each begins with a pause of `first_s` seconds; none is longer than `last_s`."""
         self._first_s, self._last_s = first_s, last_s
-        self._attempts: dict[str, _Attempt] = {}
+        self._attempts: dict[str, _ScheduledAttempt] = {}
 
     def postpone(self, name: str, *, now_s: float) -> float:
         """Note one more failure, or the first; return the pause in seconds."""
         known = self._attempts.get(name)
         backoff = known.backoff if known else RetryBackoff(self._first_s, self._last_s)
         pause_s = backoff.next_pause_s()
-        self._attempts[name] = _Attempt(now_s + pause_s, backoff)
+        self._attempts[name] = _ScheduledAttempt(now_s + pause_s, backoff)
         return pause_s
 
     def is_due(self, name: str, *, now_s: float) -> bool:

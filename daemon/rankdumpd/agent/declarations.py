@@ -34,7 +34,7 @@ MAX_TEXT_CHARACTERS = 1 << 16
 
 
 def read_metadata_frame(frame: agent_pb2.Frame, session_id: str) -> MetadataFrame:
-    """Read a frame that is no record; ProtocolError when its numbers are out of bounds."""
+    """Read a metadata frame; ProtocolError when its numbers are out of bounds."""
     declaration = session_messages.metadata_from_wire(frame)
     _check_numbers(frame.sequence, declaration)
     if isinstance(declaration, GraphPart):
@@ -49,12 +49,12 @@ def read_metadata_frame(frame: agent_pb2.Frame, session_id: str) -> MetadataFram
 
 
 def reread_metadata_frame(raw: bytes, session_id: str) -> MetadataFrame:
-    """Read a frame back as the ledger kept it; DamagedError when it is none."""
+    """Reread a frame from the ledger; CorruptedError when it cannot be parsed."""
     return read_metadata_frame(_parse_ledger_frame(raw), session_id)
 
 
 def reread_statistic_rows(raw: bytes) -> StatisticRows:
-    """Read rows of figures back as the ledger kept them; DamagedError when they are none."""
+    """Reread rows of statistics from the ledger; CorruptedError when they cannot be parsed."""
     return session_messages.statistic_rows_from_wire(_parse_ledger_frame(raw).figure_rows)
 
 
@@ -62,13 +62,13 @@ def _parse_ledger_frame(raw: bytes) -> agent_pb2.Frame:
     try:
         return agent_pb2.Frame.FromString(raw)
     except DecodeError as error:
-        raise CorruptedError(f"frame in the ledger: {error}") from None
+        raise CorruptedError(f"a frame in the ledger cannot be read: {error}") from None
 
 
 def _check_numbers(sequence: int, declaration: MetadataItem) -> None:
     highest = max(_iter_numbers(declaration), default=0)
     if highest >= NUMBER_LIMIT:
-        raise ProtocolError(f"frame {sequence} with number {highest}, over {NUMBER_LIMIT - 1}")
+        raise ProtocolError(f"frame {sequence} has the number {highest}, over {NUMBER_LIMIT - 1}")
 
 
 def _iter_numbers(declaration: MetadataItem) -> Iterator[int]:
@@ -124,7 +124,7 @@ def _check_stacks(sequence: int, stacks: CallStacks) -> None:
 def _check_counts(sequence: int, counts: Iterable[int]) -> None:
     if max(counts) > MAX_DECLARED_ITEMS:
         raise ProtocolError(
-            f"frame {sequence} with {max(counts)} items, at most {MAX_DECLARED_ITEMS}"
+            f"frame {sequence} has {max(counts)} items, at most {MAX_DECLARED_ITEMS} are accepted"
         )
 
 
@@ -132,7 +132,8 @@ def _check_texts(sequence: int, texts: Iterable[str]) -> None:
     longest = max(map(len, texts), default=0)
     if longest > MAX_TEXT_CHARACTERS:
         raise ProtocolError(
-            f"frame {sequence} with a text of {longest} characters, at most {MAX_TEXT_CHARACTERS}"
+            f"frame {sequence} has a text of {longest} characters, "
+            f"at most {MAX_TEXT_CHARACTERS} are accepted"
         )
 
 
@@ -140,42 +141,44 @@ UNREADABLE = "unreadable"
 _UNNAMED_KIND = TensorKind(0, "", "", TensorSide.OUTPUT, 0, "", (), 0)
 
 
-def read_lost_tensors(ticket: FrameId, message: agent_pb2.Lost) -> StatisticRowsResult:
-    """Return the tensors that a rank says it has lost; ProtocolError for what no frame brings."""
+def read_lost_tensors(frame_id: FrameId, message: agent_pb2.Lost) -> StatisticRowsResult:
+    """Return the tensors that a rank has lost; ProtocolError when the counts are out of bounds."""
     if message.iteration >= NUMBER_LIMIT:
-        raise ProtocolError(f"frame {ticket.sequence} with a number over {NUMBER_LIMIT - 1}")
+        raise ProtocolError(f"frame {frame_id.sequence} has a number over {NUMBER_LIMIT - 1}")
     if not 1 <= message.tensors <= MAX_FRAME_ROWS:
         raise ProtocolError(
-            f"frame {ticket.sequence} stands for {message.tensors} tensors, from 1 to "
-            f"{MAX_FRAME_ROWS} do"
+            f"frame {frame_id.sequence} stands for {message.tensors} tensors, "
+            f"expected 1 to {MAX_FRAME_ROWS}"
         )
     return _drop_rows(
-        ticket, message.iteration, message.tensors, record.normalize_reason(message.reason)
+        frame_id, message.iteration, message.tensors, record.normalize_reason(message.reason)
     )
 
 
 def make_unreadable_result(
-    ticket: FrameId, frame: agent_pb2.Frame
+    frame_id: FrameId, frame: agent_pb2.Frame
 ) -> StatisticRowsResult | MetadataFrame:
-    """Return the end of a frame that cannot be read; its tensors are dropped.
+    """Return a result in place of an unreadable frame; its tensors are dropped.
 
     They count in the iteration that it names, as far as it names one.
     """
     body = frame.WhichOneof("body")
     if body == "record":
-        return _drop_rows(ticket, frame.record.iteration % NUMBER_LIMIT, 1, UNREADABLE)
+        return _drop_rows(frame_id, frame.record.iteration % NUMBER_LIMIT, 1, UNREADABLE)
     if body == "figure_rows":
         count = min(len(frame.figure_rows.kinds), MAX_FRAME_ROWS)
-        return _drop_rows(ticket, frame.figure_rows.iteration % NUMBER_LIMIT, count, UNREADABLE)
-    blank = agent_pb2.Frame(sequence=ticket.sequence, kernel_arguments=agent_pb2.KernelArguments())
-    return MetadataFrame(ticket, KernelArguments(0, ()), blank.SerializeToString())
+        return _drop_rows(frame_id, frame.figure_rows.iteration % NUMBER_LIMIT, count, UNREADABLE)
+    blank = agent_pb2.Frame(
+        sequence=frame_id.sequence, kernel_arguments=agent_pb2.KernelArguments()
+    )
+    return MetadataFrame(frame_id, KernelArguments(0, ()), blank.SerializeToString())
 
 
-def _drop_rows(ticket: FrameId, iteration: int, count: int, reason: str) -> StatisticRowsResult:
+def _drop_rows(frame_id: FrameId, iteration: int, count: int, reason: str) -> StatisticRowsResult:
     rows = StatisticRows(
         iteration=iteration,
         kinds=(_UNNAMED_KIND,) * count,
         timestamps_us=(0,) * count,
         statistics=("",) * count,
     )
-    return StatisticRowsResult(ticket, rows, {reason: range(count)}, b"")
+    return StatisticRowsResult(frame_id, rows, {reason: range(count)}, b"")

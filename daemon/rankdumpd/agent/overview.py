@@ -27,7 +27,7 @@ from rankdumpd.server.metrics import MAX_LABELLED_SAMPLES
 
 
 def sample_status(view: StatusView) -> Iterator[MetricSample]:
-    """Yield how an agent stands; of many disks or jobs the fullest or largest."""
+    """Yield samples of an agent's status; of many disks or jobs the fullest or largest."""
     load, memory = view.load, view.memory
     yield MetricSample("rankdump_agent_queue_records", load.queued_records)
     yield MetricSample("rankdump_agent_queue_bytes", load.queued_bytes)
@@ -44,20 +44,20 @@ def sample_status(view: StatusView) -> Iterator[MetricSample]:
 def sample_memory(
     *, queue_bytes: int, queue_limit_bytes: int, slab_bytes: int
 ) -> Iterator[MetricSample]:
-    """Yield what is taken of the agent's memory."""
+    """Yield samples of the agent's memory."""
     yield MetricSample("rankdump_agent_queue_limit_bytes", queue_limit_bytes)
     yield MetricSample("rankdump_agent_memory_bytes", queue_bytes, {"part": "queue"})
     yield MetricSample("rankdump_agent_memory_bytes", slab_bytes, {"part": "slabs"})
 
 
 def sample_ledger(ledger: LedgerStatus) -> Iterator[MetricSample]:
-    """Yield what the ledger takes, and what its disk has left."""
+    """Yield the size of the ledger, and the free space of its disk."""
     yield MetricSample("rankdump_agent_ledger_bytes", ledger.used_bytes)
     yield MetricSample("rankdump_agent_ledger_disk_free_bytes", ledger.free_bytes)
 
 
 def sample_report(waiting: int, lost: int) -> Iterator[MetricSample]:
-    """Yield how many events the coordinator has still to hear, and how many it never will."""
+    """Yield how many events wait for the coordinator, and how many were dropped."""
     yield MetricSample("rankdump_agent_report_waiting_events", waiting)
     yield MetricSample("rankdump_agent_report_lost_events_total", lost)
 
@@ -70,7 +70,7 @@ def _sample_disk(disk: DiskStatus) -> Iterator[MetricSample]:
 
 
 class AgentOverview:
-    """Looks at the rooms of an agent and changes none; safe to use from several threads."""
+    """Collects status from the parts of an agent; safe to use from several threads."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class AgentOverview:
         ledger: LedgerSpace,
         events: Callable[[], tuple[int, int]],
     ) -> None:
-        """`events` says how many wait for the coordinator, and how many it will never hear."""
+        """`events` returns how many wait for the coordinator, and how many were dropped."""
         self._registry, self._limits = registry, limits
         self._pins, self._slab_bytes, self._events = pins, slab_bytes, events
         self._ledger = ledger
 
-    def view(self, said: Iterable[str]) -> StatusView:
-        """Return everything people may want to know; `said` is what rooms say themselves."""
+    def view(self, findings: Iterable[str]) -> StatusView:
+        """Return the status; `findings` are those of other parts of the agent."""
         sessions = self._registry.list_sessions()
         summary = self._summary(sessions)
         balances = [session.iterations() for session in sessions]
@@ -102,7 +102,7 @@ class AgentOverview:
                 *self._limits.findings(sessions),
                 *forecast.describe_shortages(needs, summary.disks, summary.usage),
                 *self._ledger.findings(),
-                *said,
+                *findings,
             ),
         )
 

@@ -92,20 +92,20 @@ def parse_member(text: str) -> tuple[TensorSide, int]:
 
 
 CORRUPTED = "corrupted"
-"""Why elements are dropped that are not those which were sent."""
+"""Drop reason of elements that are not those which were sent."""
 
 
 _MAX_REUSED_BYTES = 16 << 20
 
 
 class _ThreadBuffer(threading.local):
-    """Memory of each thread that is used again: to touch new pages takes longer than to copy."""
+    """A reused buffer for each thread: touching new pages takes longer than copying."""
 
     def __init__(self) -> None:
         self._memory = bytearray()
 
-    def room(self, length: int) -> memoryview:
-        """Return so many bytes of it."""
+    def get(self, length: int) -> memoryview:
+        """Return a view of the first bytes of the buffer."""
         if len(self._memory) < length:
             self._memory = bytearray(length)
         return memoryview(self._memory)[:length]
@@ -126,7 +126,7 @@ class FileDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class DeferredElements:
-    """Elements that stand in a file which another process may change, or cut short."""
+    """Elements in a file that another process may change or truncate."""
 
     file: FileDescriptor
     at: int
@@ -136,37 +136,37 @@ class DeferredElements:
         return self.length
 
     def load(self) -> memoryview:
-        """Return them in memory of this process; DamagedError when the file ends before them.
+        """Return them in memory of this process; CorruptedError when the file ends before them.
 
         What is known of them is known of this copy: the file may change at any time. The copy
         lasts until this thread loads the next ones.
         """
         if self.length > _MAX_REUSED_BYTES:
             return read_bytes_at(self.file.number, self.at, self.length)
-        return _read_into(_thread_buffer.room(self.length), self.file.number, self.at)
+        return _read_into(_thread_buffer.get(self.length), self.file.number, self.at)
 
 
 RecordElements = memoryview | DeferredElements
 
 
 def load_elements(elements: RecordElements) -> memoryview:
-    """Return elements in memory; DamagedError when they are there no more."""
+    """Return elements in memory; CorruptedError when they are there no more."""
     return elements if isinstance(elements, memoryview) else elements.load()
 
 
-def _read_into(room: memoryview, descriptor: int, offset: int) -> memoryview:
+def _read_into(target: memoryview, descriptor: int, offset: int) -> memoryview:
     done = 0
-    while done < len(room):
-        count = os.preadv(descriptor, (room[done:],), offset + done)
+    while done < len(target):
+        count = os.preadv(descriptor, (target[done:],), offset + done)
         if not count:
-            missing = len(room) - done
-            raise CorruptedError(f"a file ends {missing} bytes before {offset + len(room)}")
+            missing = len(target) - done
+            raise CorruptedError(f"a file ends {missing} bytes before {offset + len(target)}")
         done += count
-    return room
+    return target
 
 
 def read_bytes_at(descriptor: int, offset: int, length: int) -> memoryview:
-    """Return bytes of an open file; DamagedError when it is too short.
+    """Return bytes of an open file; CorruptedError when it is too short.
 
     Reading ends there; touching mapped memory behind the end of a file would end the process.
     """
@@ -182,7 +182,7 @@ def read_bytes_at(descriptor: int, offset: int, length: int) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class FrameId:
-    """Identity of one frame, for ever: sending it again changes nothing."""
+    """Permanent identity of one frame: resending it changes nothing."""
 
     session_id: str
     sequence: int
@@ -195,7 +195,7 @@ class ReceivedRecord:
     frame_id: FrameId
     head: RecordHead
     data: RecordElements
-    """In C order, little endian; readable as long as the parcel is not committed."""
+    """In C order, little endian; readable until the record is committed."""
     checksum: bytes = b""
     """xxh3-128 of the elements as the rank sent them; empty when it did not say."""
 
@@ -226,7 +226,7 @@ class EncodedRecord:
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """What tells a file that was written from any that took its place or was changed since."""
+    """Distinguishes a written file from one that replaced it or was changed since."""
 
     inode: int
     size_bytes: int
@@ -244,7 +244,7 @@ class OriginalFile:
 
 @dataclass(frozen=True, slots=True)
 class StatisticTableRow:
-    """One line of a table of figures."""
+    """One line of a table of statistics."""
 
     table: FilePlace
     text: str
@@ -262,7 +262,7 @@ class RecordStatus(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class RecordOutcome:
-    """A record's end; `reason` is empty unless it was dropped."""
+    """What became of a record; `reason` is empty unless it was dropped."""
 
     frame_id: FrameId
     head: RecordHead
@@ -272,7 +272,7 @@ class RecordOutcome:
     """Relative to the root of the tree; empty when there is no file of its own."""
     digest: str = ""
     bytes_stored: int = 0
-    """Room that its file took; nothing for a link."""
+    """Bytes of its file; 0 for a link."""
     row: StatisticTableRow | None = None
     original: OriginalFile | None = None
     """The file that was written for it."""
@@ -282,7 +282,7 @@ class RecordOutcome:
 
 @dataclass(frozen=True, slots=True)
 class MetadataFrame:
-    """A numbered frame that is neither a record nor rows of figures."""
+    """A numbered frame that is neither a record nor rows of statistics."""
 
     frame_id: FrameId
     declaration: MetadataItem
@@ -296,7 +296,7 @@ RejectedPlaces: TypeAlias = "Mapping[str, Sequence[int]]"
 
 @dataclass(frozen=True, slots=True)
 class StatisticRowsResult:
-    """Rows of figures, and which of them are not kept."""
+    """Rows of statistics, and which of them are dropped."""
 
     frame_id: FrameId
     rows: StatisticRows
@@ -315,14 +315,14 @@ class StatisticRowsResult:
         return len(self.rows) - sum(map(len, self.refused.values()))
 
 
-def make_drop_outcome(ticket: FrameId, head: RecordHead, reason: str) -> RecordOutcome:
+def make_drop_outcome(frame_id: FrameId, head: RecordHead, reason: str) -> RecordOutcome:
     """Return the outcome of a record that is not in the tree."""
-    return RecordOutcome(ticket, head, RecordStatus.DROPPED, reason)
+    return RecordOutcome(frame_id, head, RecordStatus.DROPPED, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class QuietRank:
-    """A session all of whose frames that came are committed."""
+    """A session without frames in flight: all that arrived are committed."""
 
     job_id: str
     rank: int
@@ -333,7 +333,7 @@ class QuietRank:
 
 @dataclass(frozen=True, slots=True)
 class UsageChange:
-    """What one session's tensors take, or do no longer."""
+    """A change in the bytes that one session's tensors take."""
 
     job_id: str
     root: str
@@ -341,4 +341,4 @@ class UsageChange:
 
 
 SMALL_RECORD_BYTES = 16 << 10
-"""A record up to here costs more to hand on than to write."""
+"""Up to this size, handing a record to another thread costs more than writing it."""

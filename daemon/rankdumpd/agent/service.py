@@ -20,7 +20,7 @@ from rankdump._wire.channel import TlsCredentials
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd.agent.commit.committer import FrameCommitter
 from rankdumpd.agent.commit.post_commit import PostCommitActions
-from rankdumpd.agent.ingress import frame_assembler
+from rankdumpd.agent.declarations import reread_metadata_frame
 from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader, StreamMailbox
 from rankdumpd.agent.ingress.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.ingress.session_intake import FailureCounter, RecordWorkers, SessionIntake
@@ -56,20 +56,22 @@ _logger = logging.getLogger(__name__)
 
 
 def resume_sessions(
-    registry: SessionRegistry, effects: PostCommitActions, tell: Callable[[RankSession], None]
+    registry: SessionRegistry, actions: PostCommitActions, report: Callable[[RankSession], None]
 ) -> None:
-    """Take up every session, then `tell` of it; one that fails is given up, and the others go on.
+    """Resume every session, then `report` it; one that fails is rejected, and the others go on.
 
-    What passes by itself fails nothing here: it waits in the ledger.
+    Passing errors are not raised here: the frames stay in the ledger and are retried.
     """
     for session in registry.recover():
         try:
-            while not effects.apply_due(session):
+            while not actions.apply_due(session):
                 pass
-            tell(session)
+            report(session)
         except Exception as error:
             request = session.request
-            _logger.exception("what is due is not done", extra=build_log_fields(request))
+            _logger.exception(
+                "pending work of a resumed session failed", extra=build_log_fields(request)
+            )
             if not state_files.is_transient(error):
                 registry.give_up(request.session_id, error)
 
@@ -79,7 +81,7 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 class SessionNotifier:
-    """Carries words between sessions and the reporter; safe to use from several threads."""
+    """Passes warnings between sessions and the reporter; safe to use from several threads."""
 
     def __init__(
         self,
@@ -88,47 +90,47 @@ class SessionNotifier:
         reporter: CoordinatorReporter,
         limits: Callable[[RankSession], list[str]],
     ) -> None:
-        """`limits` says why tensors of a session are refused at present."""
+        """`limits` returns why tensors of a session are dropped at present."""
         self._registry, self._ledger, self._reporter = registry, ledger, reporter
         self._limits = limits
         self._lock = threading.Lock()
-        self._said: dict[tuple[str, str], str] = {}
+        self._wordings: dict[tuple[str, str], str] = {}
 
     def report_session(self, session: RankSession) -> None:
-        """Tell the coordinator how a session stands, and the session what its job should know."""
+        """Report a session to the coordinator, and send the warnings of its job to the session."""
         self._reporter.session(session.status(), str(session.storage.tree.root))
         job_id = session.request.job_id
-        told = self._reporter.warnings(job_id)
-        limits = (self._worded(job_id, text) for text in self._limits(session))
-        for text in (*told, *limits):
+        audit = self._reporter.warnings(job_id)
+        limits = (self._find_first_wording(job_id, text) for text in self._limits(session))
+        for text in (*audit, *limits):
             session.warn(text)
 
-    def _worded(self, job_id: str, text: str) -> str:
-        """Return a text as the job heard it first: its ranks say once what differs in figures."""
+    def _find_first_wording(self, job_id: str, text: str) -> str:
+        """Return the first wording for a job of texts that differ in numbers only."""
         with self._lock:
-            said = self._said.setdefault((job_id, _NUMBER.sub("0", text)), text)
-            for earliest in list(self._said)[: len(self._said) - MAX_REMEMBERED_TEXTS]:
-                del self._said[earliest]
-            return said
+            first = self._wordings.setdefault((job_id, _NUMBER.sub("0", text)), text)
+            for earliest in list(self._wordings)[: len(self._wordings) - MAX_REMEMBERED_TEXTS]:
+                del self._wordings[earliest]
+            return first
 
     def report_all_sessions(self) -> None:
-        """Tell everything to a coordinator that has forgotten it."""
+        """Report all sessions to a coordinator that has lost its state."""
         for session in self._registry.list_sessions():
             self.report_session(session)
             self._ledger.log.reenter_timeouts(session.request.session_id)
         self._reporter.wake()
 
     def warn_job(self, job_id: str, text: str) -> None:
-        """Have all ranks of a job say something."""
+        """Send a warning to all ranks of a job."""
         for session in self._registry.list_sessions():
             if session.request.job_id == job_id:
                 session.warn(text)
 
 
 LEDGER_LOST = "the next process will not know what this one has acknowledged"
-"""What it costs when a state file is taken away."""
+"""Consequence of a removed state file, for findings."""
 _STOP_TIMEOUT_S = 3.0
-"""What ends within it ends in order; a thread that a disk holds up is left to it."""
+"""Time for an orderly end; a thread that is blocked on a disk is left behind after it."""
 
 
 class DumpAgent(Component):
@@ -141,23 +143,23 @@ class DumpAgent(Component):
         settings: AgentSettings,
         credentials: TlsCredentials | None = None,
         *,
-        told: AuditCallback = no_op,
+        audit: AuditCallback = no_op,
         meters: MetricCounters | None = None,
         required: RequiredFiles | None = None,
     ) -> None:
-        """`told` hears what is removed from trees, `required` where the ledger stands."""
+        """`audit` is called for what is removed from trees; `required` watches the ledger."""
         self._meters = meters or MetricCounters()
         self._meters.start_at_zero(AGENT_PREFIX)
-        cap = share_memory(
+        memory = share_memory(
             settings.memory_bytes,
             machine_bytes=machine.read_memory_bytes(),
             queue_bytes=settings.queue_bytes,
             max_record_bytes=settings.max_record_bytes,
         )
         self._listen, self._state_dir = settings.listen, settings.state_dir
-        self._tries, self._streams = FailureCounter(), OpenPushStreams()
+        self._failures, self._streams = FailureCounter(), OpenPushStreams()
         self._budget, self._usage = QueueBudget(settings.queue_bytes), DumpUsage()
-        # First of all: who may not be here says only that.
+        # First, so that a second agent fails with this error alone.
         self._ledger = AgentLedger(
             Path(settings.state_dir),
             report_bytes=settings.report_bytes if settings.coordinator else 0,
@@ -169,27 +171,33 @@ class DumpAgent(Component):
             find_slab_folder(settings.runtime_dir, parse_socket_path(settings.listen)),
             group=find_group_id(settings.runtime_group),
             ring_bytes=settings.slab_bytes,
-            cap=cap,
+            memory=memory,
         )
         self._limits = ResourceLimits(
-            make_policy(settings, cap.record_bytes), cap, self._budget, self._usage, self._slabs
+            make_policy(settings, memory.record_bytes),
+            memory,
+            self._budget,
+            self._usage,
+            self._slabs,
         )
         self._originals = DuplicateIndex()
         self._reporter = self._make_reporter(settings.coordinator, credentials)
         self._registry = SessionRegistry(
             self._ledger,
-            max_record_bytes=cap.record_bytes,
-            room=lambda live: cap.session_fault(slab_bytes=self._slabs.held_bytes, sessions=live),
-            read_declared=frame_assembler.reread_metadata_frame,
+            max_record_bytes=memory.record_bytes,
+            capacity_fault=lambda live: memory.session_fault(
+                slab_bytes=self._slabs.held_bytes, sessions=live
+            ),
+            read_declared=reread_metadata_frame,
             max_sessions=settings.max_sessions,
             roots=tree_root.split_roots(settings.roots),
             meters=self._meters,
         )
-        self._furnish(settings, told)
+        self._make_parts(settings, audit)
 
-    def _furnish(self, settings: AgentSettings, told: AuditCallback) -> None:
-        """Make the rooms behind the registry."""
-        self._telling = SessionNotifier(
+    def _make_parts(self, settings: AgentSettings, audit: AuditCallback) -> None:
+        """Make the parts that depend on the registry."""
+        self._notifier = SessionNotifier(
             self._registry, self._ledger, self._reporter, self._limits.warnings
         )
         self._overview = AgentOverview(
@@ -200,28 +208,28 @@ class DumpAgent(Component):
             ledger=LedgerSpace(Path(settings.state_dir)),
             events=self._reporter.events,
         )
-        self._openings = SessionOpenings(self._registry.open, self._take_left)
-        self._effects = PostCommitActions(
+        self._openings = SessionOpenings(self._registry.open, self._accept_balance)
+        self._actions = PostCommitActions(
             self._ledger, self._reporter, meters=self._meters, usage=self._usage
         )
         self._committer = FrameCommitter(
-            *(self._ledger, self._registry, self._effects, self._budget),
+            *(self._ledger, self._registry, self._actions, self._budget),
             meters=self._meters,
             usage=self._usage,
         )
-        self._keeper = RetentionManager(
+        self._retention = RetentionManager(
             *(self._ledger, self._registry, self._usage),
             lambda: self._limits.policy,
-            told=told,
+            audit=audit,
             meters=self._meters,
         )
         threads = settings.encode_threads or machine.count_cores()
-        self._workers = RecordWorkers(threads, self._file, self._committer.submit_outcomes)
+        self._workers = RecordWorkers(threads, self._store, self._committer.submit_outcomes)
         self._rings = RingRegistry(
             self._slabs,
             intake=self._intake,
             live_sessions=self._registry.live,
-            changed=self._telling.report_session,
+            changed=self._notifier.report_session,
         )
 
     def register(self, server: grpc.Server) -> None:
@@ -232,9 +240,9 @@ class DumpAgent(Component):
             self._rings,
             self._openings,
             reader=self._reader,
-            changed=self._telling.report_session,
+            changed=self._notifier.report_session,
             view=self.view,
-            settle=self._settle,
+            wait_idle=self._wait_idle,
             pin=self._ledger.retention.pin,
             redirect=lambda peer: find_own_socket(self._listen, peer),
             meters=self._meters,
@@ -242,13 +250,13 @@ class DumpAgent(Component):
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
     def start(self) -> None:
-        """Finish what an earlier process left, then begin to work, last room first.
+        """Finish what an earlier process left, then start the threads, the last stage first.
 
-        DamagedError when the ledger is not to be believed.
+        CorruptedError when the ledger is damaged.
         """
         retention = self._ledger.retention
         self._usage.restore(retention.list_usage(), retention.counts())
-        resume_sessions(self._registry, self._effects, self._telling.report_session)
+        resume_sessions(self._registry, self._actions, self._notifier.report_session)
         self._ledger.check()
         self._reporter.start()
         self._committer.start()
@@ -256,12 +264,12 @@ class DumpAgent(Component):
         self._rings.restore_rings(self._registry.list_sessions())
         self._slabs.remove_strays(set(self._ledger.unfinished()))
         self._rings.start()
-        self._keeper.start()
+        self._retention.start()
 
     def drain(self, timeout_s: float) -> int:
-        """Let ranks finish their streams, then finish the queue; return the frames that are left.
+        """Let ranks finish their streams, then empty the queue; return the frames that are left.
 
-        DamagedError when the ledger is damaged: nothing can be finished then.
+        CorruptedError when the ledger is damaged: nothing can be committed then.
         """
         deadline = time.monotonic() + timeout_s
         self._registry.refuse_sessions()
@@ -271,16 +279,16 @@ class DumpAgent(Component):
         self._streams.end("the agent is stopping")
         self._rings.check_rings()
         left = self._budget.wait_idle(max(0.0, deadline - time.monotonic()))
-        # What is not told stays in the ledger: nothing of it is unfinished here.
+        # What is not reported stays in the ledger and does not count as unfinished.
         self._reporter.flush(max(0.0, deadline - time.monotonic()))
         self._rings.check_rings()
         self._reporter.leave(self._state_dir)
-        # The coordinator may go before this process does; there is nothing more to tell it.
+        # The coordinator may stop before this process; nothing is left to report.
         self._reporter.stop()
         return left
 
     def stop(self) -> None:
-        """End at once; what was not acknowledged is sent again to the next agent."""
+        """Stop at once; ranks resend what was not acknowledged to the next agent."""
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         self._registry.refuse_sessions()
         self._budget.close()
@@ -289,42 +297,42 @@ class DumpAgent(Component):
         self._rings.stop()
         written = self._workers.stop(max(0.0, deadline - time.monotonic()))
         committed = self._committer.stop(max(_STOP_TIMEOUT_S / 2, deadline - time.monotonic()))
-        kept = self._keeper.stop(_STOP_TIMEOUT_S / 2)
+        kept = self._retention.stop(_STOP_TIMEOUT_S / 2)
         self._reporter.stop()
-        # A commit that goes on holds the ledger, and what stands in slabs is being written.
+        # A running commit uses the ledger, and elements in slabs may still be read.
         if written and committed and kept:
-            for room in (self._rings, self._registry, self._ledger):
-                room.close()
+            for part in (self._rings, self._registry, self._ledger):
+                part.close()
         else:
-            _logger.error("a disk holds up a thread: ledger and slabs are left as they are")
+            _logger.error("a thread is blocked on a disk: the ledger and the slabs are left open")
 
     def reload(self, settings: DaemonSettings) -> None:
-        """Take over limits; they hold from the next tensor on."""
+        """Apply new limits, from the next tensor on."""
         largest = self._limits.policy.max_record_bytes
         self._limits.policy = make_policy(settings.agent, largest)
 
     def fault(self) -> str:
-        """Say which thread is dead without which nothing is written or told."""
+        """Return which essential threads have died; empty when all are alive."""
         parts = (self._workers, self._committer, self._rings, self._reporter)
         return "; ".join(filter(None, (part.fault() for part in parts)))
 
     def brief(self) -> str:
-        """Say who is here and what is under way."""
+        """Return one line: how many ranks are connected and how much is in flight."""
         under_way = f"{self._budget.items} frames of {self._budget.used_bytes:,} bytes under way"
         return f"{self._registry.live()} ranks, {under_way}"
 
     def view(self) -> StatusView:
-        """Return everything people may want to know."""
-        rooms = (self._registry, self._openings, self._keeper, self._committer, self._reporter)
-        said = [sentence for room in rooms for sentence in room.findings()]
-        view = self._overview.view((*self._required.missing, *said))
+        """Return the status of the agent."""
+        parts = (self._registry, self._openings, self._retention, self._committer, self._reporter)
+        findings = [sentence for part in parts for sentence in part.findings()]
+        view = self._overview.view((*self._required.missing, *findings))
         sessions, iterations = self._openings.statuses()
         return dataclasses.replace(
             view, sessions=view.sessions + sessions, iterations=view.iterations + iterations
         )
 
     def samples(self) -> list[MetricSample]:
-        """Return how it stands, for monitoring."""
+        """Return the metric samples of this moment."""
         return self._overview.samples()
 
     def _reader(self, session: RankSession, mailbox: StreamMailbox) -> PushStreamReader:
@@ -336,11 +344,11 @@ class DumpAgent(Component):
             budget=self._budget,
             workers=self._workers,
             committer=self._committer,
-            room=lambda: self._limits.usage_of(session),
-            tries=self._tries,
+            look_up_usage=lambda: self._limits.usage_of(session),
+            failures=self._failures,
         )
 
-    def _take_left(self, session_id: str, left: FinalBalance) -> None:
+    def _accept_balance(self, session_id: str, left: FinalBalance) -> None:
         session = self._registry.get(session_id)
         intake = self._intake(session)
         for frame in left.frames:
@@ -348,14 +356,14 @@ class DumpAgent(Component):
         intake.flush()
         session.add_finding(f"rank {session.request.rank}: {NEVER_OPEN_NOTE}")
         session.mark_lost()
-        self._telling.report_session(session)
+        self._notifier.report_session(session)
 
-    def _file(self, parcel: ReceivedRecord) -> RecordOutcome:
+    def _store(self, record: ReceivedRecord) -> RecordOutcome:
         return store_record(
-            parcel, self._registry.get(parcel.frame_id.session_id).storage, self._originals
+            record, self._registry.get(record.frame_id.session_id).storage, self._originals
         )
 
-    def _settle(self, timeout_s: float) -> int:
+    def _wait_idle(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s
         left = self._budget.wait_idle(timeout_s)
         return left + self._reporter.flush(max(0.0, deadline - time.monotonic()))
@@ -367,8 +375,8 @@ class DumpAgent(Component):
             address,
             self._ledger.log,
             load=lambda: self._limits.load_of(self._registry.list_sessions()),
-            warn=lambda job_id, text: self._telling.warn_job(job_id, text),
-            tell_again=lambda: self._telling.report_all_sessions(),
+            warn=lambda job_id, text: self._notifier.warn_job(job_id, text),
+            on_forgotten=lambda: self._notifier.report_all_sessions(),
             quiet=lambda: filter(
                 None, [each.quiet_rank for each in self._registry.list_sessions()]
             ),

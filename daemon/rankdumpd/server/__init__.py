@@ -1,3 +1,3 @@
-"""Process around the services of a daemon: gRPC server, access control, audit log, TLS, metrics,
-logs and lifecycle. Knows no service by name.
+"""Process around the services of a daemon: gRPC server, access control, errors of calls, audit log,
+TLS, metrics, logs and lifecycle. Knows no service by name.
 """

@@ -239,8 +239,8 @@ class Component(Protocol):
         return ""
 
 
-class Listener(Protocol):
-    """What lets the world in: the gRPC server."""
+class ServerListener(Protocol):
+    """Server that accepts calls while the components work."""
 
     def start(self) -> str:
         """Bind and serve; return the address."""
@@ -261,7 +261,7 @@ class Listener(Protocol):
 
 def run_process(
     rooms: Sequence[Component],
-    server: Listener,
+    server: ServerListener,
     *,
     settings: DaemonSettings,
     reread: SettingsReader,
@@ -308,7 +308,7 @@ class _ProcessLife:
     def __init__(
         self,
         rooms: Sequence[Component],
-        server: Listener,
+        server: ServerListener,
         settings: DaemonSettings,
         reread: SettingsReader,
         leash: WorkerPipe | None,

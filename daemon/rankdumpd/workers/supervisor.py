@@ -21,10 +21,11 @@ from rankdump._wire import session_messages, status_messages
 from rankdump._wire.channel import TlsCredentials
 from rankdump.errors import ConfigError, ProtocolError, RejectedError, UnavailableError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
-from rankdumpd.agent.ingress.servicer import SERVICE_NAME, abort_on_error, limit_drain_s
+from rankdumpd.agent.ingress.servicer import SERVICE_NAME, limit_drain_s
 from rankdumpd.agent.ledger.database import lock_ledger_folder
 from rankdumpd.agent.shm.slab_folder import find_group_id, share_memory
 from rankdumpd.server import machine
+from rankdumpd.server.error_status import abort_on_error
 from rankdumpd.server.grpc_server import parse_socket_path
 from rankdumpd.server.lifecycle import Component
 from rankdumpd.server.metrics import MetricCounters

@@ -133,7 +133,7 @@ def test_tables_of_operators_in_stats(tmp_path, capsys):
     tree.table(1, NAME, [header, "Output,0,24,DT_FLOAT16,ND,3x4,12,2.5,-1"])
     code, out, _ = told(capsys, "stats", tmp_path)
     assert code == 0
-    assert "figures of 1 tensor: 1 from tables" in out
+    assert "statistics of 1 tensor: 1 from tables" in out
     assert "float16" in out
     code, out, _ = told(capsys, "ls", tmp_path)
-    assert "figures in 1 table, 118 B on disk: rankdump stats" in out
+    assert "statistics in 1 table, 118 B on disk: see rankdump stats" in out

@@ -73,7 +73,7 @@ def test_with_a_format(source, tmp_path, capsys):
     path = source / NAME
     assert err == f"{path}: input 1: ND cannot be converted to NCHW, only to FRACTAL_NZ\n"
     assert "2 tensors of 1 file" in said
-    assert said.endswith("1 not or not wholly converted\n")
+    assert said.endswith("1 not or only partly converted\n")
     listed = (tmp_path / "out" / "convert_failed_file_list.txt").read_text()
     assert listed == f"{path.absolute()}\n"
 
@@ -96,7 +96,10 @@ def test_an_original_shape_of_another_order(source, tmp_path, capsys):
     code, _, err = run(capsys, source / NAME, tmp_path / "out", "-f", "NHWC", "-t", "bin", "-i", 0)
     assert code == 0
     assert files_of(tmp_path / "out") == [f"{NAME}.input.0.2_3_5_32.float16.NC1HWC0.bin"]
-    assert "input 0: (2, 20, 3, 5) is no part of (2, 3, 5, 32) in NHWC: it is not cropped" in err
+    assert (
+        "input 0: (2, 3, 5, 32) in NHWC is not cropped: the original shape (2, 20, 3, 5) "
+        "does not fit" in err
+    )
 
 
 def test_a_shape_of_ones_own(source, tmp_path, capsys):
@@ -110,7 +113,7 @@ def test_one_tensor(source, tmp_path, capsys):
     code, _, _ = run(capsys, source / NAME, tmp_path / "out", "--output-tensor", 0)
     assert (code, files_of(tmp_path / "out")) == (0, [f"{NAME}.output.0.npy"])
     code, _, err = run(capsys, source / NAME, tmp_path / "out", "-i", 2)
-    assert (code, err) == (1, f"{source / NAME}: there is no input 2\n")
+    assert (code, err) == (1, f"{source / NAME}: the file has no input 2\n")
 
 
 def test_packed_files_have_the_same_names(source, tmp_path, capsys):
@@ -146,7 +149,7 @@ def test_the_rest_is_converted(source, tmp_path, capsys):
         str(source / name) for name in ("Cut.a.1.2.3", "Noise.a.1.2.3", "Text.a.1.2.3")
     ]
     assert "output 0: elements of type STRING cannot be read" in lines[3]
-    assert said.endswith("1 empty, 3 not or not wholly converted\n")
+    assert said.endswith("1 empty, 3 not or only partly converted\n")
     assert f"{NAME}.input.0.npy" in files_of(tmp_path / "out")
     assert "Text.a.1.2.3.input.0.npy" in files_of(tmp_path / "out")
     # Nothing failed any more: an old list would lie.
@@ -166,7 +169,7 @@ def test_an_empty_file_does_not_fail_the_run(tmp_path, capsys):
 def test_nothing_to_convert(tmp_path, capsys):
     (tmp_path / "a.npy").write_bytes(b"")
     code, _, err = run(capsys, tmp_path, tmp_path / "out")
-    assert (code, err) == (1, f"rankdump: {tmp_path}: there is no bin file here\n")
+    assert (code, err) == (1, f"rankdump: {tmp_path}: no bin file found\n")
 
 
 def test_a_tree_keeps_its_folders(source, tmp_path, capsys):
@@ -233,8 +236,8 @@ def test_json(source, tmp_path, capsys):
         (("-f", "nchw"), "'NDC1HWC0'"),
         (("-f", "NCHW", "-s", "1,0,2"), "numbers above 0"),
         (("-f", "NCHW", "-s", "1;2"), "numbers above 0"),
-        (("-s", "1,2"), "give a format as well"),
-        (("-i", "0", "--output-tensor", "0"), "exclude each other"),
+        (("-s", "1,2"), "--shape needs --format"),
+        (("-i", "0", "--output-tensor", "0"), "cannot be combined"),
         (("-t", "pt"), "'pt' is not one of"),
         (("--jobs", "0"), "0 is not in the range"),
     ],
@@ -287,7 +290,7 @@ def test_two_files_of_one_name(source, tmp_path, capsys):
     (source / f"{NAME}.zst").write_bytes(packed_file_of((source / NAME).read_bytes()))
     code, _, err = run(capsys, source, tmp_path / "out")
     assert code == 1
-    assert err == f"{source / NAME}.zst: {NAME} becomes files of the same names\n"
+    assert err == f"{source / NAME}.zst: {NAME} is converted to files of the same names\n"
     assert len(files_of(tmp_path / "out")) == 6
 
 
@@ -357,7 +360,7 @@ def test_the_short_option_is_a_number_beside_the_long_one(source, tmp_path, caps
     code, said, err = told(capsys, *options, "-o", tmp_path / "other")
     assert (code, said, err.count("\n")) == (2, "", 1)
     assert "the number of one output" in err
-    assert "give a folder" in told(capsys, "-d", file)[2]
+    assert "a folder for the converted files is missing" in told(capsys, "-d", file)[2]
 
 
 def test_names_of_several_lines_are_one_line(tmp_path, capsys):
@@ -379,10 +382,10 @@ def test_pipes_and_hidden_files_are_said(source, tmp_path, capsys):
     code, _, err = told(capsys, "-d", source, "-o", tmp_path / "out")
     assert code == 1
     assert f"{source}/Conv.pipe.1.2.3: not a regular file" in err
-    assert f"{source}/.Conv.hidden.1.2.4: hidden, left alone" in err
+    assert f"{source}/.Conv.hidden.1.2.4: a hidden file, not converted" in err
     (source / "Conv.pipe.1.2.3").unlink()
     body = json.loads(told(capsys, "-d", source, "-o", tmp_path / "out", "--json")[1])
     assert (body["failed_count"], len(body["hidden"])) == (0, 1)
     (source / NAME).unlink()
     code, _, err = told(capsys, "-d", source, "-o", tmp_path / "out")
-    assert (code, "no bin file here, but 1 hidden one" in err) == (1, True)
+    assert (code, "no bin file found; 1 hidden file left out" in err) == (1, True)

@@ -54,7 +54,7 @@ def test_what_is_not_finite_has_a_side():
     lines = view.format_origins(report(agreeing().rows, origins=(found,), rank_origins=(found,)))
     assert lines[:3] == [
         "nothing differs",
-        "what is not finite in a starts at layers.2/Linear-op0",
+        "NaN or infinity in a starts at layers.2/Linear-op0",
         "  rank 1, iteration 0, forward",
     ]
 
@@ -87,7 +87,7 @@ def test_columns_that_say_nothing_are_left_out():
     figured = PairOutcome(TensorVerdict.DIFFERENT, (), None, {"max": 0.25, "l2norm": 1.5})
     made = report([row(0, "output.0", figured)], origins=(), rank_origins=())
     titles, line = view.format_rows(made.rows, made, width=100)
-    assert " ".join(titles.split()) == "operator place verdict figures apart"
+    assert " ".join(titles.split()) == "operator place verdict statistic differences"
     assert " ".join(line.split()) == "layers.0/Linear-op0 output.0 different max 0.25, l2norm 1.5"
     assert view.format_remarks(made.rows) == []
     mixed = report(

@@ -70,7 +70,7 @@ def test_another_number_is_said(grown, capsys):
     for rank in (0, 1):
         grown.graph(rank, TEXT.replace("Conv2d-op0", "Conv2d-op4"))
     _, out, _ = told(capsys, "find-source", grown.root, "model.py:7")
-    assert f"numbered otherwise in the files: {CONV}" in out
+    assert f"other numbers in the names of the files: {CONV}" in out
 
 
 def test_json(grown, capsys):
@@ -88,7 +88,7 @@ def test_a_line_that_nothing_came_from(grown, capsys):
     """Says which source files there are, and is no failure."""
     code, out, _ = told(capsys, "find-source", grown.root, "train.py:41")
     assert code == 0
-    assert "no operator came from there; the graphs name model.py, train.py" in out
+    assert "no operator came from this line; the graphs name model.py, train.py" in out
 
 
 @pytest.mark.parametrize(

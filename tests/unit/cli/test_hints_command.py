@@ -121,5 +121,6 @@ def test_a_coordinator_is_asked(address: str, capsys, monkeypatch):
     assert code == 0
     assert "job" not in out
     assert (
-        told(capsys, "hints", "--job", "unknown")[1] == "no group of several ranks has been seen\n"
+        told(capsys, "hints", "--job", "unknown")[1]
+        == "no process group of several ranks is known\n"
     )

@@ -56,7 +56,8 @@ def test_every_reason_is_said_once():
         "rank 0: 3 tensors dropped: disk_low 3",
         "ranks 1-2: nothing dumped: support_device [0] excludes this rank's device 1",
         "rank 3: no operator matched 'Foo'",
-        "rank 3: its stream ended without a goodbye; what it had sent is kept",
+        "rank 3: the connection ended before the session was closed; the records received "
+        "until then are kept",
         "rank 3: iteration 1 is not complete",
         "rank 3: iteration 0: not every expected tensor is accounted for",
         "group world: rank 3 never arrived at AllReduce 7",
@@ -66,7 +67,7 @@ def test_every_reason_is_said_once():
 def test_a_session_that_sent_nothing_kept_nothing():
     view = StatusView((session(0, state=SessionState.LOST),))
     assert format_status_sentences(view) == (
-        "rank 0: its stream ended without a goodbye; nothing had come of it",
+        "rank 0: the connection ended before the session was closed; no record had been received",
     )
 
 

@@ -47,7 +47,7 @@ def test_graphs_are_one_listing_of_a_hundred_columns(folder, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:5]] == list("0123")
     assert max(map(len, lines)) <= 100
-    assert lines[-1] == "the merge found nothing odd"
+    assert lines[-1] == "the merge has no findings"
     assert (
         run_command_line(
             ["order", str(folder.parent), "--graph", "7", "--iteration", "1", "--json"]
@@ -75,7 +75,7 @@ def test_findings_decide_the_exit_code(folder, capsys):
     """One sentence each, kind first; a rank that none is about has none."""
     write(folder, make_order_file_name(0), [entry(0, 0)])
     assert run_command_line(["order", str(folder.parent), "--findings"]) == 0
-    assert capsys.readouterr().out == "the merge found nothing odd\n"
+    assert capsys.readouterr().out == "the merge has no findings\n"
     (folder / FINDINGS_FILE).write_text(format_finding_line(LATE))
     assert run_command_line(["order", str(folder.parent), "--findings"]) == 1
     assert capsys.readouterr().out == "late: iteration 1: 3 events of rank 1 came late\n"
@@ -93,9 +93,9 @@ def test_one_of_several_jobs(folder, capsys):
         (found,) = json.loads(capsys.readouterr().out)["entries"]
         assert found["iteration"] == iteration
     assert run_command_line(["order", str(folder.parent), "--job", "second"]) == 0
-    assert "orders of other jobs stand in execution_order_graph_0.csv" in capsys.readouterr().out
+    assert "orders of other jobs are in execution_order_graph_0.csv" in capsys.readouterr().out
     assert run_command_line(["order", str(folder.parent), "--job", "third"]) == 1
-    assert "nothing of job 'third'" in capsys.readouterr().err
+    assert "no order of job 'third'" in capsys.readouterr().err
 
 
 def test_lines_and_the_events_in_them_are_counted(folder, capsys):

@@ -75,10 +75,10 @@ def test_nothing_found(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     code, out, err = told(capsys, "overflow", tmp_path / "empty")
     assert (code, out, err.count("\n")) == (1, "", 1)
-    assert f"{tmp_path / 'empty'}: no file is here" in err
+    assert f"{tmp_path / 'empty'}: the folder contains no file" in err
     (tmp_path / "empty" / "notes.txt").write_text("x")
     code, out, _ = told(capsys, "overflow", tmp_path / "empty")
-    assert (code, out) == (0, f"{tmp_path / 'empty'}: no Opdebug file here\n")
+    assert (code, out) == (0, f"{tmp_path / 'empty'}: no Opdebug file found\n")
 
 
 def test_a_file_alone(dump, capsys):
@@ -154,25 +154,25 @@ def test_several_sections_and_operators(dump, capsys):
     ]
 
 
-def test_threads(socket_folder, capsys):
-    """Context and thread count where the record says them.
+def test_threads(tmp_path, capsys):
+    """Context and thread of a record select the operators, where the record has them.
 
-    The path is short: in a line of 100 cells the names of the operators give way to it.
+    The names of the operators fit in the 100 cells of a line that does not go to a terminal.
     """
     words = (1, 7, 12, 0, 3, 4, 0, 0, 0, 0, 0x20)
-    put(socket_folder, f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(new(0, *words)))
+    put(tmp_path, f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(new(0, *words)))
     for thread in (4, 5):
-        put(socket_folder, f"Conv2D.slice{thread}.12.7.{STAMP}.4.3.{thread}.0")
-    put(socket_folder, f"Conv2D.plain.12.{STAMP}")
-    put(socket_folder, f"Conv2D.unknown.12.65535.{STAMP}.4.65535.65535.0")
-    _, out, _ = told(capsys, "overflow", socket_folder)
+        put(tmp_path, f"Conv2D.slice{thread}.12.7.{STAMP}.4.3.{thread}.0")
+    put(tmp_path, f"Conv2D.plain.12.{STAMP}")
+    put(tmp_path, f"Conv2D.unknown.12.65535.{STAMP}.4.65535.65535.0")
+    _, out, _ = told(capsys, "overflow", tmp_path)
     assert "slice4" in out
     assert "plain" in out  # an older name, which says neither stream nor thread
     assert "unknown" in out
     assert "slice5" not in out
     words = (1, 7, 12, 0, 65535, 65535, 0, 0, 0, 0, 0x20)
-    put(socket_folder, f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(new(0, *words)))
-    _, out, _ = told(capsys, "overflow", socket_folder, "--json")
+    put(tmp_path, f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(new(0, *words)))
+    _, out, _ = told(capsys, "overflow", tmp_path, "--json")
     (hit,) = json.loads(out)["records"][0]["overflows"]
     assert [o["op_name"] for o in hit["operators"]] == [
         *("plain", "slice4", "slice5", "unknown"),
@@ -237,11 +237,11 @@ def test_damage_is_one_line_each(dump, capsys):
         f"{cut}: damaged: according to its header, output 0 of 2048 bytes ends at byte {size}, "
         f"the file has {size - 1}",
         f"{empty}: empty: 0 bytes, the length of the header alone takes 8",
-        f"{none}: no output in it, and so no overflow record",
+        f"{none}: the file has no output, and so no overflow record",
         f"{small}: overflow record of 99 bytes, 2048 expected",
         f"{text}: the JSON has none of DHA Atomic Add, L2 Atomic Add, AI Core, acc_list",
         f"{later}: overflow record of version 9 and unit 0; known: 0 and 1, 0 to 3",
-        f"{large}: more than 1048576 bytes, which no overflow record has",
+        f"{large}: more than 1048576 bytes, too large for an overflow record",
     ]
     for path in (empty, text):
         code, out, err = told(capsys, "overflow", path)
@@ -271,7 +271,7 @@ def test_links_and_depth(dump, tmp_path, capsys):
     code, out, err = told(capsys, "overflow", dump)
     assert code == 1
     assert "2 overflow records, 1 with" in out
-    assert err.endswith(f"{deepest}: deeper than 30 folders, not looked into\n")
+    assert err.endswith(f"{deepest}: more than 30 folders deep, not searched further\n")
 
 
 @pytest.mark.parametrize("name", ["Opdebug.Node_OpDebug.6.6.6", "a.json"])
@@ -279,7 +279,9 @@ def test_a_pipe(tmp_path, capsys, name):
     """Nobody waits for one that nobody writes to."""
     os.mkfifo(tmp_path / name)
     code, _, err = told(capsys, "overflow", tmp_path / name)
-    assert (code, err) == (1, f"{tmp_path / name}: not a regular file\n")
+    assert (code, err.count("\n")) == (1, 1)
+    assert err.startswith(f"{tmp_path / name}: ")
+    assert err.endswith("regular file\n")
 
 
 def test_write(dump, tmp_path, capsys):

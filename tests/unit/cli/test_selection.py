@@ -108,18 +108,18 @@ def test_a_job_that_is_not_there(command, root, capsys):
     paths = {"diff": [root, root], "find-source": [root, "net.py:7"]}.get(command, [root])
     code, out, err = told(capsys, command, *paths, "--job", "third")
     assert (code, out, err.count("\n")) == (1, "", 1)
-    assert "nothing of job 'third'" in err
+    assert "job 'third'" in err
     if command != "order":
-        assert "there is 'first', 'second'" in err
+        assert "known: 'first', 'second'" in err
 
 
 @pytest.mark.parametrize("command", READERS)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--op", "["], "'[' is no glob: a [ has no ] behind it"),
-        (["--op", "fc[0-9"], "is no glob"),
-        (["--op-regex", "["], "is no expression"),
+        (["--op", "["], "'[' is not a glob: a [ has no ] after it"),
+        (["--op", "fc[0-9"], "is not a glob"),
+        (["--op-regex", "["], "is not a regular expression"),
         (["--iteration", "3-1"], "'3-1' runs backwards"),
         (["--iteration", "0||2"], "is an empty segment"),
         (["--iteration", "0,2"], 'allowed: "all"'),
@@ -153,4 +153,4 @@ def test_operators_without_a_file_are_told_apart_from_those_left_out(root, capsy
     line = (root, "net.py:7", "--graph", "1")
     assert "2 operators without a file" in told(capsys, "find-source", *line)[1]
     out = told(capsys, "find-source", *line, "--side", "input")[1]
-    assert "2 operators without such a file" in out
+    assert "2 operators without a matching file" in out

@@ -50,7 +50,7 @@ def test_the_table(tree, capsys):
     assert " ".join(where) == "rank 0, iteration 3, net Net, graph 0"
     assert " ".join(titles) == "operator tensor dtype min max mean l2norm nan inf"
     assert " ".join(row) == "fc0/Linear-op0 input 0 float32 1 6 - 9.53939 - -"
-    assert "figures of 1 tensor: 1 from statistic.csv files" in out
+    assert "statistics of 1 tensor: 1 from statistic.csv files" in out
     assert out.splitlines()[-1] == "all of them are finite"
 
 
@@ -58,7 +58,9 @@ def test_sources_are_said(grown, capsys):
     """How many figures came from tables, and how many were computed."""
     code, out, _ = told(capsys, "stats", grown.root)
     assert code == 0
-    assert "figures of 12 tensors: 8 from statistic.csv files, 4 computed from the tensors" in out
+    assert (
+        "statistics of 12 tensors: 8 from statistic.csv files, 4 computed from the tensors" in out
+    )
     assert all(len(line) <= 100 for line in out.splitlines()[:-3])
 
 
@@ -86,7 +88,7 @@ def test_a_limit_does_not_hide_the_first(grown, capsys):
     assert "... and more" in out
     _, out, _ = told(capsys, "stats", grown.root, "--limit", "1")
     assert "finite" not in out
-    assert "figures of 1 tensor:" in out
+    assert "statistics of 1 tensor:" in out
     assert "... and more" in out
 
 
@@ -111,7 +113,7 @@ def test_a_sorted_table_says_where(grown, capsys):
     titles, row, *_ = cells(out)
     assert titles[:3] == ["rank", "iteration", "operator"]
     assert row[:3] == ["0", "1", "fc1/Linear-op0"]
-    assert "figures of 12 tensors" in out
+    assert "statistics of 12 tensors" in out
     assert "5 tensors not finite" in out
 
 
@@ -135,7 +137,7 @@ def test_what_nobody_can_tell_is_said(tree, capsys):
     tree.complete(0, 0, world_size=1)
     code, out, _ = told(capsys, "stats", tree.root, "--nonfinite")
     assert code == 0
-    assert "of 1 tensor the columns do not say whether finite" in out
+    assert "1 tensor may not be finite: the columns of the table do not show it" in out
     assert "all of them" not in out
 
 
@@ -153,10 +155,10 @@ def test_nothing_to_show_is_said(grown, tmp_path, capsys):
     """A filter that left nothing names what there is; no tree is exit code 1."""
     code, out, _ = told(capsys, "stats", grown.root, "--op", "nix")
     assert code == 0
-    assert "no tensor matches: here are rank 0-1" in out
+    assert "no tensor matches; the tree has rank 0-1" in out
     (tmp_path / "empty").mkdir()
     code, out, err = told(capsys, "stats", tmp_path / "empty")
-    assert (code, out, "no rank folder here" in err) == (1, "", True)
+    assert (code, out, "not a dump tree" in err) == (1, "", True)
 
 
 def test_without_rows_there_is_no_blank_line(grown, capsys):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankdump._cli.command_group import run_command_line
-from rankdump._cli.listing import describe_entries, format_overview
+from rankdump._cli.tree_contents import describe_entries, format_overview
 from rankdump._core.record import TensorSide
 from rankdump.reader import walk
 
@@ -123,7 +123,7 @@ def test_ls_says_what_there_is_when_nothing_matches(grown, capsys):
     """An empty answer names what could be asked for; it is no failure."""
     code, out, _ = told(capsys, "ls", grown.root, "--rank", "7")
     assert code == 0
-    assert "no tensor matches: here are rank 0-1, graph 0, iteration 0-1, 2 operators: " in out
+    assert "no tensor matches; the tree has rank 0-1, graph 0, iteration 0-1, 2 operators: " in out
     assert "layers.fc0/Linear-op0" in out
 
 
@@ -148,7 +148,7 @@ def test_ls_of_figures_alone_points_to_stats(tree, capsys):
     taken = table.stat().st_size
     assert code == 0
     assert "no tensor files" in out
-    assert f"figures in 1 statistic.csv file, {taken} B on disk: rankdump stats" in out
+    assert f"statistics in 1 statistic.csv file, {taken} B on disk: see rankdump stats" in out
     assert json.loads(told(capsys, "ls", tree.root, "--json")[1])["table_bytes"] == taken
 
 
@@ -169,7 +169,7 @@ def test_ls_names_what_is_missing(grown, capsys):
     grown.complete(1, 1, world_size=4)
     code, out, _ = told(capsys, "ls", grown.root)
     assert code == 0
-    assert "rank 2-3: no folder, of a world of 4" in out
+    assert "rank 2-3: no folder, in a job with world size 4" in out
     assert "rank 0: iteration 2 has tensors but no manifest" in out
     assert "incomplete" in out
 
@@ -268,7 +268,10 @@ def test_status_of_a_tree_of_figures_without_manifests(tmp_path, capsys):
     (folder / "torch_api_dump_info.pkl").write_text("")
     code, out, _ = told(capsys, "status", tmp_path)
     assert (code, "session" in out) == (0, False)
-    assert "no manifest, and no iteration with tensors: rankdump ls says what is here" in out
+    assert (
+        "the tree has no manifest and no iteration with tensors: rankdump ls lists what it contains"
+        in out
+    )
 
 
 @pytest.mark.parametrize(
@@ -278,14 +281,14 @@ def test_status_of_a_tree_of_figures_without_manifests(tmp_path, capsys):
         (["ls", "/nowhere/at/all"], "does not exist"),
         (["ls", ".", "--iteration", "0,2"], 'allowed: "all"'),
         (["ls", ".", "--side", "left"], "input"),
-        (["ls", ".", "--op-regex", "["], "is no expression"),
+        (["ls", ".", "--op-regex", "["], "is not a regular expression"),
         (["stats", ".", "--sort", "colour"], "l2norm"),
         (["stats", "/nowhere/at/all"], "does not exist"),
         (["find-source", "."], "Missing argument"),
         (["show"], "Missing argument"),
-        (["status", "--json", "--watch"], "do not go together"),
-        (["status", ".", "--agent", "unix:x"], "do not go together"),
-        (["status", "--job", "j", "--agent", "unix:x"], "do not go together"),
+        (["status", "--json", "--watch"], "cannot be combined"),
+        (["status", ".", "--agent", "unix:x"], "cannot be combined"),
+        (["status", "--job", "j", "--agent", "unix:x"], "cannot be combined"),
         (["run"], "Missing argument"),
         (["run", "--output", ".", "--", "true"], "give --config"),
         (["run", "--config", "/nowhere.json", "--", "true"], "/nowhere.json"),

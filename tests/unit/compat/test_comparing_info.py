@@ -46,7 +46,7 @@ def test_a_line_that_its_writer_did_not_finish_is_left_out_and_said(tmp_path):
     found = read_dump_info(path)
     assert len(found.tensors) == 1
     assert found.notes == (
-        f"{path}: its last line has no end: '[\"NN_Conv2d_0_forw'; it is left out",
+        f"{path}: its last line is incomplete: '[\"NN_Conv2d_0_forw'; it is left out",
     )
 
 

@@ -55,7 +55,9 @@ def test_so_is_the_folder_that_shared_memory_made(socket_folder: Path, umask: in
     path = socket_folder / "made" / "a.sock"
     before = os.umask(umask)
     try:
-        slabs = SlabFolder(path.parent / "slabs", group=-1, ring_bytes=1, cap=MemoryShares(1, 1, 1))
+        slabs = SlabFolder(
+            path.parent / "slabs", group=-1, ring_bytes=1, memory=MemoryShares(1, 1, 1)
+        )
         server = GrpcServer(f"unix:{path}", ())
         server.start()
     finally:

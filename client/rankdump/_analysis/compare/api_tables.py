@@ -38,13 +38,13 @@ _VALUE_TITLES = ("result of allclose", "ratio of allclose", "cosine similarity",
 _STATISTIC_TITLES = ("max, min, mean diffs",)
 _STATISTIC_NAMES = ("max", "min", "avg")
 SHAPES_DIFFER = "Shape is inconsistent"
-"""What stands for a result where shapes differ."""
+"""Result in the table where shapes differ."""
 FRAMEWORK_TITLES: Mapping[str, str] = {
     "mindtorch": "mindtorch",
     "mindspore": "mindspore",
     "torch": "pytorch",
 }
-"""What tables call a framework, by what its files begin with; of several the first counts."""
+"""Titles of frameworks by the prefix of their files; the first that matches counts."""
 _TITLE_BY_FOLDER = {ApiFileNames(name).folder: shown for name, shown in FRAMEWORK_TITLES.items()}
 
 
@@ -58,7 +58,7 @@ class ApiTable:
 
 @dataclass(frozen=True, slots=True)
 class ApiTableSet:
-    """What came of one step of one rank."""
+    """Tables of one step of one rank."""
 
     mapping: ApiTable
     forward: ApiTable | None = None
@@ -78,7 +78,7 @@ def list_value_titles(names: tuple[str, str]) -> tuple[str, ...]:
 
 
 def list_statistic_titles(names: tuple[str, str]) -> tuple[str, ...]:
-    """Return the titles of a table that compares figures."""
+    """Return the titles of a table that compares statistics."""
     return (*names, *_SHAPE_TITLES, *_STATISTIC_TITLES)
 
 
@@ -158,21 +158,25 @@ def _build_value_table(names: tuple[str, str], rows: Sequence[ComparisonRow]) ->
 
 
 def _build_statistic_table(names: tuple[str, str], rows: Sequence[ComparisonRow]) -> ApiTable:
-    def figures(row: ComparisonRow) -> str:
+    def format_differences(row: ComparisonRow) -> str:
         return ", ".join(
             f"{row.outcome.statistic_differences.get(name, math.nan):.5f}"
             for name in _STATISTIC_NAMES
         )
 
     lines = tuple(
-        (*_format_tensor_names(row), *_format_shapes(row, format_shape_list), figures(row))
+        (
+            *_format_tensor_names(row),
+            *_format_shapes(row, format_shape_list),
+            format_differences(row),
+        )
         for row in rows
     )
     return ApiTable(list_statistic_titles(names), lines)
 
 
 def format_shape_list(shape: tuple[int, ...]) -> str:
-    """Return a shape as tables of figures spell it: `[2, 3]`."""
+    """Return a shape as tables of statistics spell it: `[2, 3]`."""
     return str(list(shape))
 
 
@@ -217,7 +221,7 @@ def _format_shapes(row: ComparisonRow, spelt: Callable[[tuple[int, ...]], str]) 
 
 
 def _has_elements(row: ComparisonRow) -> bool:
-    """Tell whether elements of both sides were at hand."""
+    """Return whether the elements of both sides were available."""
     sides_ = (row.pair.a, row.pair.b)
     return row.outcome.measures is not None or all(
         side is not None and side.entry is not None for side in sides_

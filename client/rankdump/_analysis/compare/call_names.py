@@ -88,17 +88,20 @@ _OPERATOR_NAMES = {
 all, as `normalize_operator_type` spells them.
 
 These decide which calls may be paired at all, so they go further than the table of troubleshooter
-in `diff.flow.spelling`, which equates names in order to pair exactly what that tool pairs.
+in `compare.api_pairs`, which equates names in order to pair exactly what that tool pairs.
 """
 OPERATOR_SYNONYMS = {
     other: name for name, others in _OPERATOR_NAMES.items() for other in others.split()
 }
-"""What stands for a name, by that name."""
+"""The common name of each synonym."""
 _KIND_PREFIX = re.compile(
     rf"(?:{'|'.join(kind for kind in CALL_KINDS if kind != LAYER_KIND)}|Mint|Ops)_"
 )
 _CALL_NUMBER = re.compile(r"(?:-op[0-9]+(?:_[0-9]+)?|_[0-9]+)$")
 _PATH_COMPONENT = re.compile(r"[^/.]+")
+
+_NAME_SEPARATOR = re.compile(r"[/._]")
+_MAPPING_FORMS = "lines `name_a,name_b`, or a JSON object of such names"
 
 
 @lru_cache(maxsize=1 << 12)
@@ -143,7 +146,7 @@ def is_layer_mark(op_name: str) -> bool:
 def parse_module_path(op_name: str) -> tuple[str, ...]:
     """Return the path of an operator in its network, without types and numbers.
 
-    >>> scope("Default/network-Net/layer1-Sequential/0-Linear/Linear-op0")
+    >>> parse_module_path("Default/network-Net/layer1-Sequential/0-Linear/Linear-op0")
     ('layer1', '0')
     """
     if parse_call_name(op_name) is not None:
@@ -152,10 +155,6 @@ def parse_module_path(op_name: str) -> tuple[str, ...]:
     parts = _PATH_COMPONENT.findall(whole.rpartition("/")[0] or _CALL_NUMBER.sub("", whole))
     names = [part.rpartition("-")[0] or part for part in parts]
     return tuple(names[1:] if names and names[0] == "network" else names)
-
-
-_NAME_SEPARATOR = re.compile(r"[/._]")
-_MAPPING_FORMS = "lines `name_a,name_b`, or a JSON object of such names"
 
 
 class CallNameMapping:

@@ -40,11 +40,17 @@ from rankdump._analysis.compare.report import (
 )
 
 SERVE_IMPORT = f"from {__name__} import serve"
-"""How the process comes by what it does."""
+"""Code with which a worker process imports its main function."""
+
+ComparisonProgress: TypeAlias = Callable[[int, int], None]
+"""Takes the number of pairs compared and the total; called in the caller's thread."""
+_MIN_BYTES_PER_WORKER = 512 << 20
+_MIN_PAIRS_PER_WORKER = 4000
+"""Least work for another process: its start takes a core half as long."""
 
 
 class CompareWorker:
-    """One such process; starts with the object, which serves one thread."""
+    """A worker process; it starts with the object, which is for one thread."""
 
     def __init__(self) -> None:
         own, other = Pipe()
@@ -60,7 +66,7 @@ class CompareWorker:
         self._pipe: Connection[Any, Any] = own
 
     def wait_until_ready(self) -> bool:
-        """Wait until it can compare; return whether it came so far."""
+        """Wait until the process can compare; return whether it started."""
         try:
             return self._pipe.recv() is None
         except (EOFError, OSError):
@@ -81,11 +87,11 @@ class CompareWorker:
         return answer
 
     def kill(self) -> None:
-        """End it in the midst of its work; any thread may."""
+        """Kill the process in the middle of its work; safe to call from any thread."""
         self._process.kill()
 
     def close(self) -> None:
-        """Let it end, and wait for that."""
+        """Close the pipe, which ends the process, and wait for its end."""
         self._pipe.close()
         self._process.wait()
 
@@ -107,7 +113,7 @@ def serve(descriptor: int) -> None:
 
 
 class ComparePool:
-    """Compares groups once; `run` does it all."""
+    """Compares all groups, each once; `run` is called once."""
 
     def __init__(
         self,
@@ -118,25 +124,26 @@ class ComparePool:
         self._settings, self._done = settings, done
         self._waiting = deque(groups)
         self._lost: deque[PairGroup] = deque()
-        """Of a worker that died: they are tried again, but not in this process."""
+        """Groups of workers that died: they are tried again, but not in this process."""
         self._answers: SimpleQueue[GroupOutcomes | BaseException | None] = SimpleQueue()
-        """From the threads of workers; each ends with None."""
+        """Outcomes from the threads of the workers; each thread ends with None."""
         self._lock = Lock()
         self._workers: set[CompareWorker] = set()
         self._stopped = False
 
     def run(self, workers: int) -> None:
-        """Compare all groups with as many workers beside this process; `done` hears of each here.
+        """Compare all groups with as many workers beside this process; calls `done` in this thread.
 
         An interrupt ends the workers in the midst of what they do.
         """
         threads = [
-            Thread(target=self._lead, name=f"rankdump-diff-{number}") for number in range(workers)
+            Thread(target=self._run_workers, name=f"rankdump-diff-{number}")
+            for number in range(workers)
         ]
         for thread in threads:
             thread.start()
         try:
-            busy = self._work_here(len(threads))
+            busy = self._compare_in_this_process(len(threads))
             while busy:
                 busy -= self._take_answer()
             # What a worker that died had, where none could be started after it.
@@ -147,7 +154,7 @@ class ComparePool:
             for thread in threads:
                 thread.join()
 
-    def _work_here(self, busy: int) -> int:
+    def _compare_in_this_process(self, busy: int) -> int:
         """Compare groups for as long as any waits; return how many threads are still busy."""
         while (group := _pop_group(self._waiting)) is not None:
             self._done(compare_group(group, self._settings))
@@ -156,7 +163,7 @@ class ComparePool:
         return busy
 
     def _take_answer(self) -> bool:
-        """Wait for what a thread has to say; return whether that was its last word."""
+        """Take the next answer of a thread; return whether the thread has finished."""
         answer = self._answers.get()
         if isinstance(answer, BaseException):
             raise answer
@@ -171,29 +178,29 @@ class ComparePool:
             for worker in self._workers:
                 worker.kill()
 
-    def _lead(self) -> None:
-        """Keep one worker busy after the other."""
+    def _run_workers(self) -> None:
+        """Run one worker after another."""
         try:
-            while self._lead_one():
+            while self._run_worker():
                 pass
         except BaseException as error:
             self._answers.put(error)
         finally:
             self._answers.put(None)
 
-    def _lead_one(self) -> bool:
-        """Keep a worker busy until nothing waits or it died; return whether another follows."""
+    def _run_worker(self) -> bool:
+        """Run a worker until no group waits or it dies; return whether to start another."""
         with closing(CompareWorker()) as worker:
             with self._lock:
                 self._workers.add(worker)
                 stopped = self._stopped
             try:
-                return not stopped and worker.wait_until_ready() and self._died(worker)
+                return not stopped and worker.wait_until_ready() and self._feed_worker(worker)
             finally:
                 with self._lock:
                     self._workers.remove(worker)
 
-    def _died(self, worker: CompareWorker) -> bool:
+    def _feed_worker(self, worker: CompareWorker) -> bool:
         while (group := _pop_group(self._lost) or _pop_group(self._waiting)) is not None:
             answers = worker.compare(group, self._settings)
             if self._stopped:
@@ -214,14 +221,6 @@ def _pop_group(groups: deque[PairGroup]) -> PairGroup | None:
         return groups.popleft()
     except IndexError:
         return None
-
-
-ComparisonProgress: TypeAlias = Callable[[int, int], None]
-"""Hears how many pairs are done, and of how many; in the thread that asked."""
-
-_MIN_BYTES_PER_WORKER = 512 << 20
-_MIN_PAIRS_PER_WORKER = 4000
-"""What one more process must have to do: its start takes a core half as long."""
 
 
 def compare_pairs(
@@ -259,7 +258,7 @@ def compare_pairs(
 
 
 class _OutcomeCollector:
-    """Outcomes as they come."""
+    """Collects outcomes as they come."""
 
     def __init__(self, total: int, progress: ComparisonProgress | None) -> None:
         self.outcomes = [PairOutcome(TensorVerdict.UNKNOWN)] * total

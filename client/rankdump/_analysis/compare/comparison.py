@@ -12,9 +12,8 @@ from operator import attrgetter
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from rankdump._analysis.reader.dump import open_dump
 from rankdump._analysis.compare.call_names import read_name_mapping
-from rankdump._analysis.compare.call_pairing import check_pairing_rules
+from rankdump._analysis.compare.call_pairs import check_pairing_rules
 from rankdump._analysis.compare.compare_pool import compare_pairs
 from rankdump._analysis.compare.origin_search import (
     ComparedDumps,
@@ -29,8 +28,8 @@ from rankdump._analysis.compare.report import (
     DumpedProgram,
     ElementTolerances,
 )
-from rankdump._analysis.compare.tensor_pairing import pair_program_tensors, pair_programs
-from rankdump._analysis.reader.dump import Dump
+from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
+from rankdump._analysis.reader.dump import Dump, open_dump
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import Filters
 from rankdump._analysis.reader.tree_walk import collector_paused
@@ -83,7 +82,7 @@ def compare(
     bounds the local pool, and `dask` is the address of a scheduler whose workers see both trees.
     `progress` is told how many pairs of tensors are done, of how many.
 
-    ConfigError for a setting that is not allowed, DamagedError when there is nothing to compare.
+    ConfigError for a setting that is not allowed, CorruptedError when there is nothing to compare.
     What cannot be read later is a row of the report, or a note.
     """
     started = time.monotonic()
@@ -177,7 +176,7 @@ def _make_empty_error(dump: Dump, filters: Filters) -> Exception:
     if filters:
         asked = ", ".join(f"{name} {value!r}" for name, value in filters.items())
         return CorruptedError(f"{dump.root}: nothing to compare: no tensor has {asked}")
-    return CorruptedError(f"{dump.root}: nothing to compare: it holds no tensor")
+    return CorruptedError(f"{dump.root}: nothing to compare: the dump has no tensor")
 
 
 def _compare_programs(
@@ -195,7 +194,7 @@ def _compare_programs(
     programs = pair_programs(a.programs, b.programs, noted, **gone)
     notes += noted
     if not programs:
-        why = "; ".join(("no rank and iteration that both have", *noted))
+        why = "; ".join(("they have no rank and iteration in common", *noted))
         raise CorruptedError(f"{a.label} and {b.label}: nothing to compare: {why}")
     with collector_paused():
         pairs = [each for part in pair_program_tensors(programs, settings) for each in part]

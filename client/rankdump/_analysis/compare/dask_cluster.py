@@ -52,7 +52,7 @@ def compare_on_cluster(
     try:
         from distributed import Client
     except ImportError:
-        allowed = "after pip install 'rankdump[dask]', without which no cluster can be asked"
+        allowed = "an address once distributed is installed: pip install 'rankdump[dask]'"
         raise ConfigError("--dask", "", address, allowed) from None
     try:
         client = Client(address, timeout=_CONNECT_TIMEOUT_S, set_as_default=False)

@@ -16,11 +16,25 @@ from rankdump._analysis.compare.report_summary import OperatorSummary, max_absol
 ColumnCells: TypeAlias = "list[str] | list[int] | list[float]"
 PageColumns: TypeAlias = "Mapping[str, ColumnCells]"
 NameShortener: TypeAlias = "Callable[[str], str]"
-"""How a name is shortened for people."""
+"""Function that shortens a name for display."""
 
 NO_NUMBER = "no number"
 _RANK_SPREAD = 0.6
 """Width that the points of all ranks take at a position."""
+
+_MEASURE_TITLES = {
+    "mean abs": "mean_absolute",
+    "max rel": "max_relative",
+    "mean rel": "mean_relative",
+    "cosine": "cosine",
+    "rmse": "rmse",
+    "rel euclidean": "relative_euclidean",
+    "kl": "kl_divergence",
+    "close share": "close_share",
+    "unequal": "unequal",
+    "not finite a": "nonfinite_a",
+    "not finite b": "nonfinite_b",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +48,12 @@ class ErrorScale:
 
     @property
     def zero_level(self) -> int:
-        """Where 0 stands."""
+        """Level of an error of 0."""
         return self.low - 1
 
     @property
     def unknown_level(self) -> int:
-        """Where stands what has no number: other shapes, no partner, nothing finite."""
+        """Level of errors without a number: other shapes, no partner, nothing finite."""
         return self.high + 1
 
     @property
@@ -60,9 +74,9 @@ class ExecutionAxis:
     """The horizontal axis: iterations one after another, in each the positions of calls."""
 
     iteration_starts: Mapping[int, int]
-    """Where each iteration begins."""
+    """Position of the start of each iteration."""
     rank_offsets: Mapping[int, float]
-    """How far the points of each rank stand aside, so that none hides another's."""
+    """Offset of the points of each rank, so that none hides another's."""
 
     def get_x(self, row: ComparisonRow) -> float:
         """Return where a pair of calls stands."""
@@ -97,7 +111,7 @@ def build_row_columns(rows: Sequence[ComparisonRow], spelt: NameShortener) -> Pa
         **{name: [row.outcome.extra.get(name, math.nan) for row in rows] for name in extra},
         "type and shape": [report_text.format_dtype_and_shape(row) for row in rows],
         "matched by": [row.rule or report_text.NO_VALUE for row in rows],
-        "figures apart": [report_text.format_statistic_differences(row) for row in rows],
+        "statistic differences": [report_text.format_statistic_differences(row) for row in rows],
         "findings": [report_text.join_findings(row) for row in rows],
     }
 
@@ -157,21 +171,6 @@ def build_execution_axis(operators: Sequence[OperatorSummary]) -> ExecutionAxis:
     ranks = sorted({each.worst.rank for each in operators})
     step = _RANK_SPREAD / len(ranks) if ranks else 0.0
     return ExecutionAxis(begins, {rank: at * step for at, rank in enumerate(ranks)})
-
-
-_MEASURE_TITLES = {
-    "mean abs": "mean_absolute",
-    "max rel": "max_relative",
-    "mean rel": "mean_relative",
-    "cosine": "cosine",
-    "rmse": "rmse",
-    "rel euclidean": "relative_euclidean",
-    "kl": "kl_divergence",
-    "close share": "close_share",
-    "unequal": "unequal",
-    "not finite a": "nonfinite_a",
-    "not finite b": "nonfinite_b",
-}
 
 
 def _get_measure(row: ComparisonRow, name: str) -> float:

@@ -72,8 +72,9 @@ PAGE_TEMPLATE = (
 <section class="totals">{{ totals }}</section>
 <h2>Error by operator</h2>
 <p class="caption">The largest absolute error of each pair of calls, or of extremes and mean where
-only figures are known; a ring is where it starts. Circles agree, diamonds differ, stars hold NaN or
-infinity where the other side does not, triangles have no partner. A click on a rank hides it.</p>
+only statistics are known; a ring marks where it starts. Circles agree, diamonds differ, stars
+hold NaN or infinity where the other side does not, triangles have no partner. A click on a rank
+hides it.</p>
 {{ cut_operators }}
 {{ embed(roots.by_operator) }}
 <h2>How errors are distributed</h2>
@@ -146,7 +147,7 @@ def _render_lead(report: ComparisonReport) -> str:
     blocks += [f"<p>{escape(types)}</p>"] if types else []
     others = list_other_origins(report)
     if others:
-        blocks.append("<h3>Otherwise on these ranks alone</h3>")
+        blocks.append("<h3>Other origins on single ranks</h3>")
         blocks += [_render_origin(origin, report) for origin in others]
     return "\n".join(f"<div>{block}</div>" for block in blocks)
 
@@ -198,8 +199,8 @@ def _render_settings(report: ComparisonReport) -> str:
 def _render_cut(shown: int, total: int, noun: str) -> str:
     if shown == total:
         return ""
-    text = f"{shown:,} of {total:,} {noun} are shown, the first that disagree before all others"
-    return f"<p class=cut>{text}. --json has every one.</p>"
+    text = f"{shown:,} of {total:,} {noun} are shown; those that disagree come first"
+    return f"<p class=cut>{text}. --json has all of them.</p>"
 
 
 def _render_list(lines: Sequence[str]) -> str:
@@ -208,6 +209,3 @@ def _render_list(lines: Sequence[str]) -> str:
 
 def _render_lines(lines: Iterable[str]) -> str:
     return "".join(f"<p>{escape(line)}</p>" for line in lines)
-
-
-__all__ = ["render_page"]

@@ -88,7 +88,7 @@ RANK_COLOURS = (
 _COLUMN_WIDTHS = {
     "operator": 380,
     "findings": 420,
-    "figures apart": 260,
+    "statistic differences": 260,
     "type and shape": 180,
     "verdict": 100,
     "direction": 80,
@@ -111,6 +111,19 @@ view.filter.indices = kept;
 view.change.emit();
 """
 _VERDICT_CELL = """<span style="color: <%= ({colours})[value] %>">&#9632;</span> <%- value %>"""
+
+_HEIGHT, _HISTOGRAM_HEIGHT = 420, 280
+_BINS = 40
+_MAX_LEGEND_RANKS = 16
+_TOOLS = "pan,xwheel_zoom,box_zoom,reset,save"
+_HOVER_FIELDS = [
+    ("operator", "@operator"),
+    ("rank", "@rank, @when"),
+    ("worst", "@verdict at @place, @extents"),
+    ("error", "@error"),
+    ("cosine", "@cosine"),
+    ("close", "@close"),
+]
 
 
 def make_data_source(columns: PageColumns) -> ColumnDataSource:
@@ -175,20 +188,6 @@ def _choose_formatter(title: str, values: ColumnCells) -> CellFormatter:
 
 def _is_real(values: ColumnCells) -> bool:
     return bool(values) and isinstance(values[0], float)
-
-
-_HEIGHT, _HISTOGRAM_HEIGHT = 420, 280
-_BINS = 40
-_MAX_LEGEND_RANKS = 16
-_TOOLS = "pan,xwheel_zoom,box_zoom,reset,save"
-_HOVER_FIELDS = [
-    ("operator", "@operator"),
-    ("rank", "@rank, @when"),
-    ("worst", "@verdict at @place, @extents"),
-    ("error", "@error"),
-    ("cosine", "@cosine"),
-    ("close", "@close"),
-]
 
 
 def draw_operator_chart(

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from rankdump._analysis.compare import rank_origin as words
+from rankdump._analysis.compare import rank_origin
 from rankdump._analysis.compare.rank_origin import RankOrigin
 from rankdump._analysis.compare.report import ComparisonRow, DivergenceOrigin, SuspectCall
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
@@ -23,7 +23,7 @@ _COLLECTIVE_TYPE = re.compile(
     re.IGNORECASE,
 )
 _LAST_POSITION = 1 << 62
-"""Where parameters and their gradients stand: behind all calls of their iteration."""
+"""Position of parameters and their gradients: after all calls of their iteration."""
 
 RankCall: TypeAlias = "tuple[int, int, str]"
 """Rank, iteration and name of a call."""
@@ -43,7 +43,7 @@ class RankExchange:
 
 @dataclass(frozen=True, slots=True)
 class MergedCallOrder:
-    """What of the published order matters here."""
+    """Positions of calls and exchanges in the published order."""
 
     positions: Mapping[RankCall, int] = field(default_factory=dict[RankCall, int])
     """Position of calls in the order of all ranks."""
@@ -103,14 +103,17 @@ def _join_rank_origins(
     if len({_get_names(each) for each, _ in own}) > 1:
         ranks = ", ".join(str(each.likeliest_row.rank) for each, _ in own[:8])
         order = "the merged order" if merged.positions else "their own order"
-        why = f"it starts at different calls on ranks {ranks}; the first here is so by {order}"
+        why = (
+            f"it starts at different calls on ranks {ranks}; the first one listed is the "
+            f"earliest in {order}"
+        )
         return DivergenceOrigin(question.kind, question.side, False, tuple(s for _, s in own), why)
     sure = [pair for pair in own if not pair[0].ambiguity] or own[:1]
     first, suspect = sure[0]
     # "By at most" is said of all these ranks.
     _, widest = max(sure, key=lambda pair: pair[0].error_key)
     others = sorted(each.likeliest_row.rank for each, _ in own if each is not first)
-    reason = widest.reason + (words.describe_other_ranks(others) if others else "")
+    reason = widest.reason + (rank_origin.describe_other_ranks(others) if others else "")
     named = replace(suspect, reason=reason)
     return DivergenceOrigin(
         question.kind, question.side, not first.ambiguity, (named,), first.ambiguity

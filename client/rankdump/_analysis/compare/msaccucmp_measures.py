@@ -42,7 +42,7 @@ _BOOL_MEASURES = frozenset(("CosineSimilarity", "RelativeEuclideanDistance"))
 _EPS = float(np.finfo(np.float64).eps)
 _MIN_WEIGHT = float(np.finfo(np.float32).eps)
 _MIN_DEVIATION = 0.001
-"""What is smaller counts as 0."""
+"""Smaller values count as 0."""
 
 
 def compute_msaccucmp_measures(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> dict[str, float]:
@@ -74,7 +74,7 @@ def _widen(part: npt.NDArray[Any]) -> Float64Array:
 
 @dataclass(slots=True)
 class _SideSums:
-    """What the measures need to know of one side."""
+    """Sums over the elements of one side."""
 
     squares: float = 0.0
     total: float = 0.0

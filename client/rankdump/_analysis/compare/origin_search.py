@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from rankdump._analysis.compare import rank_origin as words
+from rankdump._analysis.compare import rank_origin
 from rankdump._analysis.compare.job_origin import (
     MergedCallOrder,
     RankCall,
@@ -50,6 +50,9 @@ from rankdump._core.selection import strip_scope_prefix
 from rankdump.errors import CorruptedError, UnsupportedError
 
 _CallStacks: TypeAlias = "Mapping[str, tuple[SourceLine, ...]]"
+
+_MAX_SEARCH_ROUNDS = 64
+"""Most steps back: each of them reads the inputs of one call of each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ def _add_sender(origin: DivergenceOrigin, rank: int | None) -> DivergenceOrigin:
     if rank is None:
         return origin
     first, *others = origin.suspects
-    told = replace(first, reason=first.reason + words.describe_sender_rank(rank))
+    told = replace(first, reason=first.reason + rank_origin.describe_sender_rank(rank))
     return replace(origin, suspects=(told, *others))
 
 
@@ -172,10 +175,6 @@ def _read_call_order(dump: Dump, wanted: IterationSelection) -> MergedCallOrder:
     return MergedCallOrder(places, meetings)
 
 
-_MAX_SEARCH_ROUNDS = 64
-"""Most steps back: each of them reads the inputs of one call of each rank."""
-
-
 def resolve_nonfinite_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     """Return the rows with what had to be known of both sides."""
     known = list(rows)
@@ -213,7 +212,7 @@ class _SameDigestRows:
             self._places[self._digest(at)].append(at)
 
     def set_finite(self, at: int, *, finite: bool) -> None:
-        """Say it of a tensor, and of all that are as it is and of which nothing is known."""
+        """Set it for a tensor, and for tensors of the same digest where it is not known."""
         digest = self._digest(at)
         for each in self._places[digest] if digest else [at]:
             row = self._rows[each]
@@ -235,7 +234,7 @@ def _is_finite_tensor(tensor: DumpedTensor | None) -> bool | None:
     if tensor is None or tensor.entry is None:
         return None
     try:
-        figures = statistics(load(tensor.entry))
+        computed = statistics(load(tensor.entry))
     except (CorruptedError, UnsupportedError):
         return None
-    return figures.nans + figures.infinities == 0
+    return computed.nans + computed.infinities == 0

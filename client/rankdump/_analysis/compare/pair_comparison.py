@@ -33,11 +33,22 @@ from rankdump.errors import RankdumpError
 
 _NONFINITE_COUNTS = ("nan count", "negative inf count", "positive inf count")
 
+_SAME_DIGEST = PairOutcome(TensorVerdict.EQUAL)
+"""By their digests."""
+PairGroup: TypeAlias = "list[tuple[int, TensorPair]]"
+"""Pairs, each with its place among all."""
+GroupOutcomes: TypeAlias = "list[tuple[int, PairOutcome]]"
+"""Their outcomes, with the same places."""
+_MAX_GROUP_BYTES = 32 << 20
+_MAX_GROUP_PAIRS = 256
+"""A group ends where it has either."""
+_WORKER_DIED = "the process that compared it died, possibly because memory ran out"
+
 
 def compare_statistics(
     a: Mapping[str, float], b: Mapping[str, float], tolerances: ElementTolerances
 ) -> tuple[TensorVerdict, Mapping[str, float]]:
-    """Return a verdict and the differences by name, of the figures that both have.
+    """Return a verdict and the differences by name, of the statistics that both have.
 
     One that is NaN on both sides says nothing: of NaN there may be one or many.
     """
@@ -67,7 +78,7 @@ def _differs_nonfinite(left: float, right: float) -> bool:
 
 
 def compute_statistics(array: npt.NDArray[Any]) -> dict[str, float]:
-    """Return the figures of elements that are there; none of complex ones."""
+    """Return the statistics of an array; none for complex elements."""
     if array.dtype.kind == "c":
         return {}
     with np.errstate(all="ignore"):
@@ -86,19 +97,19 @@ def compute_statistics(array: npt.NDArray[Any]) -> dict[str, float]:
 
 
 def has_nonfinite_statistics(tensor: DumpedTensor | None) -> bool | None:
-    """Return whether figures say that a tensor holds NaN or infinity; None when they cannot.
+    """Return whether statistics show that a tensor holds NaN or infinity; None if unknown.
 
     The counts tell, and so do both extremes: a NaN makes them NaN.
     """
     if tensor is None or tensor.dtype == "bool":
         return None if tensor is None else False
-    figures = tensor.statistics
-    if not figures:
+    known = tensor.statistics
+    if not known:
         return None
-    counts = [figures.get(name) for name in _NONFINITE_COUNTS]
+    counts = [known.get(name) for name in _NONFINITE_COUNTS]
     if None not in counts:
         return any(counts)
-    extremes = [figures[name] for name in ("max", "min") if name in figures]
+    extremes = [known[name] for name in ("max", "min") if name in known]
     if not all(map(math.isfinite, extremes)):
         return True
     return False if len(extremes) == 2 else None
@@ -107,10 +118,10 @@ def has_nonfinite_statistics(tensor: DumpedTensor | None) -> bool | None:
 def compare_pair_statistics(
     a: DumpedTensor, b: DumpedTensor, tolerances: ElementTolerances, findings: tuple[str, ...]
 ) -> PairOutcome:
-    """Return what the figures of two tensors say of them."""
+    """Return the outcome of a comparison by the statistics of two tensors."""
     verdict, differences = compare_statistics(a.statistics, b.statistics, tolerances)
     if verdict is TensorVerdict.UNKNOWN:
-        findings = (*findings, "neither elements nor figures are known on both sides")
+        findings = (*findings, "neither elements nor statistics are known on both sides")
     return PairOutcome(
         verdict,
         findings,
@@ -136,11 +147,9 @@ def compare_pair(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome:
         sizes = " and ".join(
             f"{weight:,}" for weight in (count_tensor_bytes(a), count_tensor_bytes(b))
         )
-        return PairOutcome(TensorVerdict.UNREADABLE, (f"no memory for the two: {sizes} bytes",))
-
-
-_SAME_DIGEST = PairOutcome(TensorVerdict.EQUAL)
-"""By their digests."""
+        return PairOutcome(
+            TensorVerdict.UNREADABLE, (f"not enough memory for both tensors: {sizes} bytes",)
+        )
 
 
 def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome | None:
@@ -228,7 +237,7 @@ def _describe_from_file(tensor: DumpedTensor, array: Opened) -> DumpedTensor:
 
 
 def _add_statistics(tensor: DumpedTensor) -> DumpedTensor:
-    """Return a tensor with figures of its elements, where it has elements."""
+    """Return a tensor with statistics of its elements, where it has elements."""
     if tensor.entry is None:
         return tensor
     array = load(tensor.entry)
@@ -302,17 +311,6 @@ def _list_nonfinite_findings(
 
 def _has_nonfinite_elements(array: npt.NDArray[Any]) -> bool:
     return array.dtype.kind in "fc" and not bool(np.isfinite(array).all())
-
-
-PairGroup: TypeAlias = "list[tuple[int, TensorPair]]"
-"""Pairs, each with its place among all."""
-GroupOutcomes: TypeAlias = "list[tuple[int, PairOutcome]]"
-"""Their outcomes, with the same places."""
-
-_MAX_GROUP_BYTES = 32 << 20
-_MAX_GROUP_PAIRS = 256
-"""A group ends where it has either."""
-_WORKER_DIED = "the process that compared it died, perhaps for want of memory"
 
 
 def group_pairs(placed: Iterable[tuple[int, TensorPair]]) -> Iterator[PairGroup]:

@@ -41,9 +41,9 @@ _STATISTIC_ITEMS = {title: item for item, title in STATISTIC_TITLES.items() if i
 def read_programs(dump: Dump, problems: list[str] | None = None) -> list[DumpedProgram]:
     """Return the programs of a dump, by rank and iteration; constants stand first.
 
-    A tensor that has a file and a row of figures is one tensor. A tree whose tables are damaged
-    is compared without figures when it has files; `problems` then says so, and without that list
-    DamagedError is raised.
+    A tensor that has a file and a row of statistics is one tensor. A tree whose tables are damaged
+    is compared without statistics when it has files; `problems` then says so, and without that list
+    CorruptedError is raised.
     """
     entries: defaultdict[_RankIteration, list[Entry]] = defaultdict(list)
     rows: defaultdict[_RankIteration, dict[_TensorPlace, Figures]] = defaultdict(dict)
@@ -61,7 +61,7 @@ def _read_statistics(dump: Dump, problems: list[str] | None) -> list[Figures]:
     except CorruptedError as error:
         if problems is None:
             raise
-        problems.append(f"figures are left out: {error}")
+        problems.append(f"statistics are ignored: {error}")
         return []
 
 
@@ -138,8 +138,8 @@ def _build_tensor(tensor: _NamedTensor, row: Figures | None, seen: int) -> Dumpe
     else:
         said = "", *_find_dtype_and_shape(tensor, row), ""
     entry = tensor if isinstance(tensor, Entry) else None
-    figures = _parse_statistics(row) if row is not None else NO_STATISTICS
-    return DumpedTensor(key.side, key.slot, *said, entry, figures, seen)
+    statistics = _parse_statistics(row) if row is not None else NO_STATISTICS
+    return DumpedTensor(key.side, key.slot, *said, entry, statistics, seen)
 
 
 def _find_dtype_and_shape(

@@ -33,10 +33,19 @@ from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
 _UNDECIDED_VERDICTS = (TensorVerdict.UNMATCHED, TensorVerdict.UNREADABLE, TensorVerdict.UNKNOWN)
 
+NO_INPUTS_REASON = "no inputs were dumped: a change between two calls looks like one in a call"
+NO_OUTPUTS_REASON = "no outputs were dumped: it started in this call or between it and the next one"
+LATER_INPUTS_REASON = "one of its inputs is bad as well, but was recorded later"
+_RankIteration: TypeAlias = "tuple[int, int]"
+_MAX_MASK_READERS = 2
+"""Most calls that are looked into to tell a mask from data that are not finite."""
+_MAX_UNMATCHED_CALLS = 8
+"""Most calls of one side alone that are named."""
+
 
 @dataclass(frozen=True, slots=True)
 class OriginQuestion:
-    """What is looked for, and in which dump."""
+    """Kind of origin that is searched for, and in which dump."""
 
     kind: OriginKind
     side: Literal["", "a", "b"] = ""
@@ -72,15 +81,10 @@ def get_seen_order(row: ComparisonRow, question: OriginQuestion) -> int:
     return tensor.seen_order if tensor is not None else 0
 
 
-NO_INPUTS_REASON = "no inputs were dumped: what comes between two calls cannot be told from a call"
-NO_OUTPUTS_REASON = "no outputs were dumped: it happened in this call or on the way to the next one"
-LATER_INPUTS_REASON = "an input of it is bad as well, though it was seen later"
-
-
 def describe_faulty_call(
     rows: Sequence[ComparisonRow], inside: ComparisonRow | None, question: OriginQuestion
 ) -> str:
-    """Say what a call did whose inputs are good; `inside` is where it showed first, if elsewhere.
+    """Describe a call with good inputs; `inside` is the call where it showed first, if another.
 
     The rows are those of the call.
     """
@@ -91,12 +95,15 @@ def describe_faulty_call(
     text = _describe_parameter_kind(output) + _describe_good_inputs(inputs, question)
     text += _describe_bad_tensor(output, question)
     if inside is not None and not inside.backward:
-        text += f"; it shows first in the inputs of {get_call_name(inside)}, and no call made it"
+        text += (
+            f"; it first shows in the inputs of {get_call_name(inside)}, and no "
+            "recorded call produced it"
+        )
     return text
 
 
 def describe_layer(row: ComparisonRow, before: ComparisonRow) -> str:
-    """Say which layer a call of a module's own API is: its mark stands right before it."""
+    """Name the layer that made a call: the mark of the layer stands right before it."""
     call, mark = parse_call_name(get_call_name(row)), parse_call_name(get_call_name(before))
     if call is None or mark is None or mark.kind != LAYER_KIND or call.kind != "NN":
         return ""
@@ -104,7 +111,7 @@ def describe_layer(row: ComparisonRow, before: ComparisonRow) -> str:
 
 
 def describe_outside_inputs(row: ComparisonRow, question: OriginQuestion) -> str:
-    """Say that a bad input was made by nothing that was dumped."""
+    """Describe a bad input that no dumped call produced."""
     return (
         f"its inputs {_describe_bad_inputs(question)}: they come from outside what was dumped: "
         f"{_describe_bad_tensor(row, question)}"
@@ -112,34 +119,34 @@ def describe_outside_inputs(row: ComparisonRow, question: OriginQuestion) -> str
 
 
 def describe_bad_tensors(rows: Sequence[ComparisonRow], question: OriginQuestion) -> str:
-    """Say what is bad of a call whose inputs and outputs both are."""
+    """Describe a call whose inputs and outputs are both bad."""
     wrong = [row for row in rows if is_bad_row(row, question)]
     return "; ".join(_describe_bad_tensor(row, question) for row in wrong[:2])
 
 
 def describe_preceding_call(row: ComparisonRow, following: ComparisonRow) -> str:
-    """Say that a call stands before the first that has bad inputs."""
-    return f"it stands right before {get_call_name(following)}, whose inputs are the first bad ones"
+    """Describe a call that ran right before the first one with bad inputs."""
+    return f"it ran right before {get_call_name(following)}, whose inputs are the first bad ones"
 
 
 def describe_unmatched_call(
     alone: ComparisonRow, row: ComparisonRow, question: OriginQuestion
 ) -> str:
-    """Say that only one side made a call, and what follows it."""
+    """Describe a call that only one side made, and the bad tensor after it."""
     which = "a" if alone.name_a else "b"
     return (
-        f"only {which} has this call; behind it {_describe_bad_tensor(row, question)} "
+        f"only {which} has this call; after it {_describe_bad_tensor(row, question)} "
         f"({get_call_name(row)})"
     )
 
 
 def describe_several_unmatched(count: int, row: ComparisonRow) -> str:
-    """Say that several calls are possible."""
+    """Describe why several calls are possible."""
     return f"{count} calls before {get_call_name(row)} have no partner"
 
 
 def describe_unknown_inputs(rows: Sequence[ComparisonRow], question: OriginQuestion) -> str:
-    """Say which inputs nobody could judge."""
+    """Name the inputs that could not be judged."""
     places = ", ".join(row.slot_name for row in rows[:3])
     if question.kind == "nonfinite":
         return f"whether {places} was finite is not known"
@@ -147,21 +154,21 @@ def describe_unknown_inputs(rows: Sequence[ComparisonRow], question: OriginQuest
 
 
 def describe_differing_parameter(row: ComparisonRow, *, after: bool) -> str:
-    """Say that a weight of the suspected call differs too."""
+    """Describe a weight of the suspected call that differs too."""
     when = " (read after the step)" if after else ""
     return f"; its parameter {row.name_a or row.name_b} differs too{_describe_amount(row)}{when}"
 
 
 def describe_other_ranks(ranks: Sequence[int]) -> str:
-    """Say on which other ranks it is the same."""
+    """Name the other ranks with the same origin."""
     noun = "rank" if len(ranks) == 1 else "ranks"
     shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"; the same on {noun} {shown}"
 
 
 def describe_sender_rank(rank: int) -> str:
-    """Say which rank it came from."""
-    return f"; it came from rank {rank}"
+    """Name the rank that sent the bad data."""
+    return f"; it was received from rank {rank}"
 
 
 def get_call_name(row: ComparisonRow) -> str:
@@ -219,10 +226,12 @@ def _describe_amount(row: ComparisonRow) -> str:
     measures = row.outcome.measures
     if measures is not None:
         return f" by at most {measures.max_absolute:.4g}"
-    figures = {name: value for name, value in row.outcome.statistic_differences.items() if value}
-    if figures:
-        name = max(figures, key=lambda each: abs(figures[each]))
-        return f" in its {name} by {figures[name]:.4g}"
+    differences = {
+        name: value for name, value in row.outcome.statistic_differences.items() if value
+    }
+    if differences:
+        name = max(differences, key=lambda each: abs(differences[each]))
+        return f" in its {name} by {differences[name]:.4g}"
     return ""
 
 
@@ -234,13 +243,6 @@ def _describe_nonfinite_count(row: ComparisonRow, question: OriginQuestion) -> s
     return f", {count} of {measures.count} elements"
 
 
-_RankIteration: TypeAlias = "tuple[int, int]"
-_MAX_MASK_READERS = 2
-"""Most calls that are looked into to tell a mask from data that are not finite."""
-_MAX_UNMATCHED_CALLS = 8
-"""Most calls of one side alone that are named."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class CallRows:
     """A pair of calls with the rows of its tensors; one is equal to itself alone."""
@@ -249,7 +251,7 @@ class CallRows:
 
     @property
     def first_row(self) -> ComparisonRow:
-        """Any of them: names and places are those of the pair."""
+        """The first row; names and positions are the same in all."""
         return self.rows[0]
 
     def rows_on_side(self, side: TensorSide) -> tuple[ComparisonRow, ...]:
@@ -259,11 +261,11 @@ class CallRows:
 
 @dataclass(frozen=True, slots=True)
 class RankOrigin:
-    """Where it starts on one rank."""
+    """Origin on one rank."""
 
     question: OriginQuestion
     calls: tuple[CallRows, ...]
-    """Who may have done it, the likeliest first."""
+    """Calls that may be the origin, the likeliest first."""
     reasons: tuple[str, ...]
     """Of each."""
     ambiguity: str = ""
@@ -280,7 +282,7 @@ class RankOrigin:
 
     @property
     def error_key(self) -> tuple[int, float]:
-        """How bad is what its reason speaks of: the verdict, then the error."""
+        """Severity of the tensor that the reason describes: the verdict, then the error."""
         wrong = [row for row in self.calls[0].rows if is_bad_row(row, self.question)]
         outputs = [row for row in wrong if _get_side(row) is TensorSide.OUTPUT]
         told = (outputs or wrong or self.calls[0].rows)[0]

@@ -16,10 +16,24 @@ from rankdump._analysis.reader.tree import Entry
 from rankdump._core.graph import SourceLine
 from rankdump._core.record import TensorSide
 
+NO_STATISTICS: Mapping[str, float] = {}
+"""Of a tensor of which none are known."""
+CONSTANTS_ITERATION = -1
+"""Iteration of the program that holds the constants of a rank: they belong to none."""
+PairingRule = Literal["exact", "mapping", "type", "sequence", ""]
+"""Which rule paired two calls; empty for a call that has no partner.
+
+`exact`: the same name. `mapping`: the user's file. `type`: the same type, in the same order.
+`sequence`: in the longest common subsequence.
+"""
+DTYPE_FINDING_PREFIX = "dtype "
+"""Start of a finding about the element types of the two sides."""
+OriginKind: TypeAlias = Literal["difference", "nonfinite"]
+
 
 @dataclass(frozen=True, slots=True)
 class ElementTolerances:
-    """When two elements count as equal: `abs(a - b) <= atol + rtol * abs(b)`, as numpy's isclose.
+    """Tolerances: two elements are close when `abs(a - b) <= atol + rtol * abs(b)`, as in numpy.
 
     `b` is the reference. Between bfloat16 and a wider type, the wider one is rounded to bfloat16
     first and `rtol` is at least 2**-8, half a unit of its last place.
@@ -32,7 +46,7 @@ class ElementTolerances:
 
 
 class TensorVerdict(str, Enum):
-    """What a comparison of two tensors came to; the value is the word in reports."""
+    """Verdict on two tensors; the value is the word in reports."""
 
     EQUAL = "equal"
     """The same bytes, or the same numbers."""
@@ -48,7 +62,7 @@ class TensorVerdict(str, Enum):
     UNREADABLE = "unreadable"
     """A file could not be read; the comparison goes on."""
     UNKNOWN = "unknown"
-    """There is nothing to compare: no elements, and no figures that both sides have."""
+    """There is nothing to compare: no elements, and no statistics that both sides have."""
 
     @property
     def agrees(self) -> bool:
@@ -58,7 +72,7 @@ class TensorVerdict(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class DifferenceMeasures:
-    """How far two tensors of one shape are apart; elements that are finite on both sides count.
+    """Differences of two tensors of one shape, over elements that are finite on both sides.
 
     Sums are in float64. `relative` divides by `abs(b)`, the reference, where that is not 0. NaN
     where a measure has no meaning: nothing finite, a norm of 0.
@@ -95,54 +109,20 @@ class DifferenceMeasures:
 
 @dataclass(frozen=True, slots=True)
 class PairOutcome:
-    """What comparing one pair of tensors came to."""
+    """Outcome of the comparison of one pair of tensors."""
 
     verdict: TensorVerdict
     findings: tuple[str, ...] = ()
     """One sentence each: dtypes differ, shapes differ, NaN at other places, a file is damaged."""
     measures: DifferenceMeasures | None = None
-    """None where the elements were not read: identical digests, figures only, no partner."""
+    """None where the elements were not read: identical digests, statistics only, no partner."""
     statistic_differences: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Differences of figures by name, where only figures are known."""
+    """Differences of statistics by name, where only statistics are known."""
     extra: Mapping[str, float] = field(default_factory=dict[str, float])
     """msaccucmp's measures by their names, when they were asked for."""
     nonfinite_a: bool | None = None
     """Whether side a holds NaN or infinity; None when unknown."""
     nonfinite_b: bool | None = None
-
-
-__all__ = [
-    "CONSTANTS_ITERATION",
-    "NO_STATISTICS",
-    "CallPair",
-    "ComparisonReport",
-    "ComparisonRow",
-    "ComparisonSettings",
-    "DifferenceMeasures",
-    "DivergenceOrigin",
-    "DumpedCall",
-    "DumpedProgram",
-    "DumpedTensor",
-    "ElementTolerances",
-    "OriginKind",
-    "PairOutcome",
-    "PairingRule",
-    "SuspectCall",
-    "TensorPair",
-    "TensorVerdict",
-]
-
-NO_STATISTICS: Mapping[str, float] = {}
-"""Of a tensor of which none are known."""
-CONSTANTS_ITERATION = -1
-"""Iteration of the program that holds the constants of a rank: they belong to none."""
-
-PairingRule = Literal["exact", "mapping", "type", "sequence", ""]
-"""Which rule paired two calls; empty for a call that has no partner.
-
-`exact`: the same name. `mapping`: the user's file. `type`: the same type, in the same order.
-`sequence`: in the longest common subsequence.
-"""
 
 
 class DumpedTensor(NamedTuple):
@@ -154,7 +134,7 @@ class DumpedTensor(NamedTuple):
     side: TensorSide
     slot: int
     argument: str
-    """Where in the call it stood, as the tree says it; empty when unknown."""
+    """Place in the arguments or results of the call; empty when unknown."""
     dtype: str
     """As the framework held it; the file may hold a wider type. Empty when only the file knows."""
     shape: tuple[int, ...] | None
@@ -162,9 +142,9 @@ class DumpedTensor(NamedTuple):
     digest: str = ""
     """xxh3-128 of the elements as the framework held them; empty when unknown."""
     entry: Entry | None = None
-    """Where the elements are; None when only figures are known."""
+    """File with the elements; None when only statistics are known."""
     statistics: Mapping[str, float] = NO_STATISTICS
-    """By the names of `contract.statistics`: `max`, `min`, `avg`, `l2norm`, `nan count`, ..."""
+    """By the names of `statistic_category`: `max`, `min`, `avg`, `l2norm`, `nan count`, ..."""
     seen_order: int = 0
     """Place among the tensors of its program, in the order in which they were seen."""
 
@@ -197,7 +177,7 @@ class DumpedCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DumpedProgram:
-    """What one rank ran in one iteration, in order."""
+    """Calls of one rank in one iteration, in order."""
 
     rank: int
     iteration: int
@@ -212,10 +192,6 @@ class CallPair:
     a: DumpedCall | None
     b: DumpedCall | None
     rule: PairingRule = ""
-
-
-DTYPE_FINDING_PREFIX = "dtype "
-"""What a finding begins with that says of which types the two sides are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +227,6 @@ class ComparisonRow(NamedTuple):
         return tensor.slot_name if tensor is not None else ""
 
 
-OriginKind: TypeAlias = Literal["difference", "nonfinite"]
-
-
 @dataclass(frozen=True, slots=True)
 class SuspectCall:
     """An operator where it may have started."""
@@ -273,13 +246,13 @@ class SuspectCall:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceOrigin:
-    """Where it starts: in the whole, or on one rank."""
+    """Origin of a difference or of non-finite values, in the whole job or on one rank."""
 
     kind: OriginKind
     side: Literal["", "a", "b"]
     """Of `nonfinite`: in which dump."""
     certain: bool
-    """Without this it is ambiguous, and any of the suspects may be meant."""
+    """False when the origin is ambiguous and may be any of the suspects."""
     suspects: tuple[SuspectCall, ...]
     """The first is the likeliest; exactly one where it is certain."""
     ambiguity: str = ""
@@ -288,7 +261,7 @@ class DivergenceOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSettings:
-    """How a comparison was asked for."""
+    """Settings of a comparison."""
 
     tolerances: ElementTolerances = field(default_factory=ElementTolerances)
     rules: tuple[PairingRule, ...] = ("exact", "type", "sequence")
@@ -304,7 +277,7 @@ class ComparisonReport:
     """A whole comparison."""
 
     a: str
-    """What was compared: paths as they were given, with rank and iteration where they were."""
+    """The path that was compared, as it was given, with rank and iteration if given."""
     b: str
     settings: ComparisonSettings
     rows: tuple[ComparisonRow, ...]
@@ -314,7 +287,7 @@ class ComparisonReport:
     rank_origins: tuple[DivergenceOrigin, ...] = ()
     """Of each rank, by rank and kind."""
     notes: tuple[str, ...] = ()
-    """What a reader has to know: ranks of one side only, files of no partner, damage."""
+    """Remarks for the reader: ranks of one side only, files without a partner, damage."""
     seconds: float = 0.0
 
     @property

@@ -174,7 +174,7 @@ def _summarize_operator(group: list[ComparisonRow]) -> OperatorSummary:
 
 
 def _find_largest_error(group: list[ComparisonRow], worst: ComparisonRow) -> float:
-    # Beside NaN an error of 0 would say that nothing is wrong.
+    # Beside NaN an error of 0 would say that no problem found.
     if not worst.outcome.verdict.agrees and math.isnan(get_row_error(worst)):
         return math.nan
     return max(_drop_nan(get_row_error(row) for row in group), default=math.nan)

@@ -23,7 +23,7 @@ NO_VALUE = "-"
 _NOT_COMPARED_REASONS = {
     TensorVerdict.UNMATCHED: "without a partner",
     TensorVerdict.UNREADABLE: "that could not be read",
-    TensorVerdict.UNKNOWN: "without elements or figures that both sides have",
+    TensorVerdict.UNKNOWN: "without elements or statistics that both sides have",
 }
 _NEARLY_ONE = 0.9999
 _COSINE_ROUNDING = 1e-12
@@ -50,10 +50,10 @@ def format_share(share: float) -> str:
 
 
 def describe_origin(origin: DivergenceOrigin) -> str:
-    """Return what starts, up to where the operator's name follows."""
+    """Return the start of a sentence about an origin, up to the operator's name."""
     subject = "the difference"
     if origin.kind == "nonfinite":
-        subject = f"what is not finite in {origin.side}"
+        subject = f"NaN or infinity in {origin.side}"
     if not origin.suspects:
         return f"where {subject} starts is not known: {origin.ambiguity}"
     if origin.certain:
@@ -179,7 +179,7 @@ def join_findings(row: ComparisonRow) -> str:
 
 
 def format_statistic_differences(row: ComparisonRow) -> str:
-    """Return by how much figures are apart: `max 0.25, min 0`."""
+    """Return by how much statistics differ: `max 0.25, min 0`."""
     return ", ".join(
         f"{item} {format_number(by)}" for item, by in row.outcome.statistic_differences.items()
     )

@@ -34,6 +34,32 @@ _NARROW_HALF_UNITS = {
 """Half a unit of the last place of each narrow type, relative: coarsest last."""
 _FLOAT_DTYPES = frozenset(("float16", "float32", "float64", *_NARROW_HALF_UNITS))
 
+FloatBlock: TypeAlias = "npt.NDArray[np.float64] | npt.NDArray[np.float32]"
+"""A block in the type that it is worked on in."""
+BLOCK_NUMBERS = 1 << 17
+"""Numbers worked on at a time.
+
+Of fewer, calling numpy takes as long as its work; of more, the buffers leave the cache.
+"""
+_ROW_NUMBERS = 1 << 9
+"""Numbers in one product of a row: what float32 adds up before float64 does.
+
+Of more than 8192, libraries for linear algebra start threads of their own.
+"""
+_LINE_BYTES = 64
+_WORKSPACE_BLOCKS = 11
+_BLOCK_DTYPES = (np.float32, np.float64)
+_ROWS_OF_ONES: dict[np.dtype[Any], npt.NDArray[Any]] = {
+    np.dtype(kind): np.ones((1, _ROW_NUMBERS, 1), kind) for kind in _BLOCK_DTYPES
+}
+_idle_workspaces: list[BlockWorkspace] = []
+"""As many as threads ever needed at once."""
+_MAX_EXACT_INTEGER = 1 << 53
+"""Up to here, every whole number is a float64."""
+_PROBE_WORDS = 64
+"""Words that are looked at before all."""
+_FLOAT32_DTYPES = frozenset((np.dtype(np.float32), np.dtype(np.float16)))
+
 
 def select_comparison_dtype(dtype_a: str, dtype_b: str) -> str:
     """Return the type on whose terms two are compared; empty for the terms of the elements.
@@ -86,30 +112,9 @@ def _list_float8_values(terms: str) -> tuple[npt.NDArray[np.float32], npt.NDArra
     return values.astype(np.float32), middles.astype(np.float32)
 
 
-FloatBlock: TypeAlias = "npt.NDArray[np.float64] | npt.NDArray[np.float32]"
-"""A block in the type that it is worked on in."""
-
-BLOCK_NUMBERS = 1 << 17
-"""Numbers worked on at a time.
-
-Of fewer, calling numpy takes as long as its work; of more, the buffers leave the cache.
-"""
-_ROW_NUMBERS = 1 << 9
-"""Numbers in one product of a row: what float32 adds up before float64 does.
-
-Of more than 8192, libraries for linear algebra start threads of their own.
-"""
-_LINE_BYTES = 64
-_WORKSPACE_BLOCKS = 11
-_BLOCK_DTYPES = (np.float32, np.float64)
-_ROWS_OF_ONES: dict[np.dtype[Any], npt.NDArray[Any]] = {
-    np.dtype(kind): np.ones((1, _ROW_NUMBERS, 1), kind) for kind in _BLOCK_DTYPES
-}
-
-
 @dataclass(frozen=True, slots=True)
 class BlockBuffers:
-    """What one block is worked on in."""
+    """Buffers in which one block is processed."""
 
     x: npt.NDArray[Any]
     y: npt.NDArray[Any]
@@ -180,29 +185,17 @@ def _sum_row_products(left: FloatBlock, right: FloatBlock) -> float:
     return float(np.add.reduce(np.matmul(left, right), axis=None, dtype=np.float64))
 
 
-_idle_workspaces: list[BlockWorkspace] = []
-"""As many as threads ever needed at once."""
-
-
 @contextmanager
 def borrow_workspace() -> Generator[BlockWorkspace, None, None]:
-    """Lend a room to one thread."""
+    """Lend a workspace to one thread."""
     try:
-        room = _idle_workspaces.pop()
+        workspace = _idle_workspaces.pop()
     except IndexError:
-        room = BlockWorkspace()
+        workspace = BlockWorkspace()
     try:
-        yield room
+        yield workspace
     finally:
-        _idle_workspaces.append(room)
-
-
-_MAX_EXACT_INTEGER = 1 << 53
-"""Up to here, every whole number is a float64."""
-
-_PROBE_WORDS = 64
-"""Words that are looked at before all."""
-_FLOAT32_DTYPES = frozenset((np.dtype(np.float32), np.dtype(np.float16)))
+        _idle_workspaces.append(workspace)
 
 
 class TensorElements(Protocol):
@@ -215,11 +208,11 @@ class TensorElements(Protocol):
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of elements."""
         ...
 
-    def part(self, at: int, count: int, room: memoryview) -> npt.NDArray[Any]:
-        """Return as many elements from `at` on, in memory of their own or in the room for them."""
+    def part(self, at: int, count: int, buffer: memoryview) -> npt.NDArray[Any]:
+        """Return as many elements from `at` on, in memory of their own or in the buffer."""
         ...
 
 
@@ -236,10 +229,10 @@ class InMemoryElements:
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of elements."""
         return self.flat.size
 
-    def part(self, at: int, count: int, room: memoryview) -> npt.NDArray[Any]:
+    def part(self, at: int, count: int, buffer: memoryview) -> npt.NDArray[Any]:
         """Return a view of as many elements from `at` on."""
         return self.flat[at : at + count]
 
@@ -278,22 +271,22 @@ class OperandPair:
         )
         return all(kind in "iu" for kind in kinds) and 8 in sizes
 
-    def convert_a(self, part: npt.NDArray[Any], room: FloatBlock) -> FloatBlock:
-        """Return the numbers of a part of side a: itself, or in the room for them."""
-        return self._numbers(part, self.rounded_dtype_a, room)
+    def convert_a(self, part: npt.NDArray[Any], buffer: FloatBlock) -> FloatBlock:
+        """Return the numbers of a part of side a: itself, or in the buffer."""
+        return self._numbers(part, self.rounded_dtype_a, buffer)
 
-    def convert_b(self, part: npt.NDArray[Any], room: FloatBlock) -> FloatBlock:
-        """Return the numbers of a part of side b: itself, or in the room for them."""
-        return self._numbers(part, self.rounded_dtype_b, room)
+    def convert_b(self, part: npt.NDArray[Any], buffer: FloatBlock) -> FloatBlock:
+        """Return the numbers of a part of side b: itself, or in the buffer."""
+        return self._numbers(part, self.rounded_dtype_b, buffer)
 
-    def _numbers(self, part: npt.NDArray[Any], terms: str, room: FloatBlock) -> FloatBlock:
-        if part.dtype == np.float16 and room.dtype == np.float32 and not terms:
-            return np.take(_list_float16_values(), part.view(np.uint16), out=room, mode="wrap")
-        if part.dtype == room.dtype and part.size == room.size and not terms:
+    def _numbers(self, part: npt.NDArray[Any], terms: str, buffer: FloatBlock) -> FloatBlock:
+        if part.dtype == np.float16 and buffer.dtype == np.float32 and not terms:
+            return np.take(_list_float16_values(), part.view(np.uint16), out=buffer, mode="wrap")
+        if part.dtype == buffer.dtype and part.size == buffer.size and not terms:
             return part
-        numbers = room.view(np.complex128) if self.width == 2 else room
+        numbers = buffer.view(np.complex128) if self.width == 2 else buffer
         numbers[...] = round_to_dtype(part, terms) if terms else part
-        return room
+        return buffer
 
     def subtract(
         self,

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankdump._analysis.compare.msaccucmp_measures import compute_msaccucmp_measures
 from rankdump._analysis.compare.report import DifferenceMeasures, ElementTolerances
 from rankdump._analysis.compare.tensor_blocks import (
     BLOCK_NUMBERS,
@@ -47,10 +46,15 @@ _UPPER_BOUND_FACTOR = 1 + 2.0**-20
 _MIN_FLOAT32_TOLERANCE = 2.0**-100
 """Least tolerance in float32: what underflows is nothing beside it."""
 
+_MAX_SQUARES_RATIO = 16.0
+"""Largest ratio of two sums of squares for the short formula."""
+_MIN_FLOAT32_MEAN_SQUARE = 2.0**-120
+"""Least mean square in float32: terms are off by 2**-149 at most where they underflow."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClosenessTest:
-    """When numbers are close, as numpy's isclose."""
+    """Test for closeness with the rule of numpy's isclose."""
 
     rtol: float
     atol: float
@@ -85,9 +89,9 @@ class ClosenessTest:
         sure = np.greater(d, bound)
         if np.count_nonzero(sure) == unequal:
             return unequal
-        return self._settle(x, y, marks, sure)
+        return self._decide_doubtful(x, y, marks, sure)
 
-    def _settle(
+    def _decide_doubtful(
         self, x: FloatBlock, y: FloatBlock, marks: npt.NDArray[np.bool_], sure: npt.NDArray[Any]
     ) -> int:
         doubtful = np.flatnonzero(marks != sure)
@@ -183,18 +187,12 @@ def _divide_or_nan(total: float, count: float) -> float:
     return total / count if count else math.nan
 
 
-_MAX_SQUARES_RATIO = 16.0
-"""How many times the larger of two sums of squares may be the smaller one."""
-_MIN_FLOAT32_MEAN_SQUARE = 2.0**-120
-"""Least mean square in float32: terms are off by 2**-149 at most where they underflow."""
-
-
 class BlockAccumulator:
     """Adds block after block of one pair to its sums."""
 
-    def __init__(self, room: BlockWorkspace, *, rtol: float, atol: float) -> None:
+    def __init__(self, workspace: BlockWorkspace, *, rtol: float, atol: float) -> None:
         self.sums = DifferenceSums()
-        self._room, self._closeness = room, ClosenessTest(rtol, atol)
+        self._workspace, self._closeness = workspace, ClosenessTest(rtol, atol)
         self._zeros = False
         """Whether the block before had zeros on side b; where one has, most have."""
 
@@ -216,7 +214,7 @@ class BlockAccumulator:
             squares = compute_dot_product(x, x)
         sums = self.sums
         sums.finite_count += x.size
-        marks = np.not_equal(x, 0, out=self._room.marks[: x.size])
+        marks = np.not_equal(x, 0, out=self._workspace.marks[: x.size])
         sums.nonzero_references += int(np.count_nonzero(marks))
         sums.squares_a += squares
         sums.squares_b += squares
@@ -282,14 +280,14 @@ class BlockAccumulator:
         return True
 
     def _add_entropy(self, x: FloatBlock, y: FloatBlock) -> None:
-        wide_x, wide_y, t, u = self._room.get_float64_buffers(x.size)
+        wide_x, wide_y, t, u = self._workspace.get_float64_buffers(x.size)
         np.copyto(wide_x, x)
         np.copyto(wide_y, y)
         if np.minimum.reduce(x) > 0:
             np.divide(wide_x, wide_y, out=t)
         else:
             # Where x is 0 the term is 0 whatever y is: with 1 in its place the logarithm is one.
-            np.copyto(u, np.equal(x, 0, out=self._room.marks[: x.size]))
+            np.copyto(u, np.equal(x, 0, out=self._workspace.marks[: x.size]))
             np.add(wide_x, u, out=t)
             np.add(wide_y, u, out=u)
             np.divide(t, u, out=t)
@@ -310,7 +308,7 @@ class BlockAccumulator:
         sums.absolute += compute_block_sum(d)
         largest = float(d[first])
         sums.max_absolute = max(sums.max_absolute, largest)
-        marks = self._room.marks[: d.size]
+        marks = self._workspace.marks[: d.size]
         unequal = self._closeness.mark_unequal(x, y, d, size, free, marks)
         if not unequal:
             return
@@ -329,7 +327,7 @@ class BlockAccumulator:
             np.divide(d, size, out=free)
             relative = compute_block_sum(free)
         if not math.isfinite(relative):
-            marks = np.not_equal(size, 0, out=self._room.marks[: d.size])
+            marks = np.not_equal(size, 0, out=self._workspace.marks[: d.size])
             referred = int(np.count_nonzero(marks))
             self._zeros = referred < d.size
             np.copyto(free, marks)
@@ -375,18 +373,9 @@ def _exceeds_float32(numbers: FloatBlock, *sums: float) -> bool:
     return numbers.dtype == np.float32 and not all(least <= each < math.inf for each in sums)
 
 
-__all__ = [
-    "MeasurementResult",
-    "TensorElements",
-    "compute_msaccucmp_measures",
-    "measure_difference",
-    "select_comparison_dtype",
-]
-
-
 @dataclass(frozen=True, slots=True)
 class MeasurementResult:
-    """What measuring two arrays found."""
+    """Result of measuring two tensors."""
 
     measures: DifferenceMeasures
     same_bytes: bool
@@ -418,9 +407,9 @@ def measure_difference(
     to_a, to_b = ("" if held == terms else terms for held in (dtype_a, dtype_b))
     pair = OperandPair(_wrap_elements(a), _wrap_elements(b), to_a, to_b)
     rtol = max(tolerances.rtol, get_half_unit(terms))
-    with borrow_workspace() as room, np.errstate(all="ignore"):
-        kernel = BlockAccumulator(room, rtol=rtol, atol=tolerances.atol)
-        same = _add_blocks(pair, kernel, room)
+    with borrow_workspace() as workspace, np.errstate(all="ignore"):
+        kernel = BlockAccumulator(workspace, rtol=rtol, atol=tolerances.atol)
+        same = _add_blocks(pair, kernel, workspace)
     sums, width = kernel.sums, pair.width
     first = sums.first_nonfinite_apart
     return MeasurementResult(
@@ -436,7 +425,7 @@ def _wrap_elements(given: npt.NDArray[Any] | TensorElements) -> TensorElements:
     return InMemoryElements(flatten_elements(given)) if isinstance(given, np.ndarray) else given
 
 
-def _add_blocks(pair: OperandPair, kernel: BlockAccumulator, room: BlockWorkspace) -> bool:
+def _add_blocks(pair: OperandPair, kernel: BlockAccumulator, workspace: BlockWorkspace) -> bool:
     """Add all blocks to the sums; return whether each had the same bytes on both sides."""
     size, step = pair.a.size, BLOCK_NUMBERS // pair.width
     kinds = (
@@ -446,13 +435,13 @@ def _add_blocks(pair: OperandPair, kernel: BlockAccumulator, room: BlockWorkspac
     for at in range(0, size, step):
         count = min(step, size - at)
         a, b = (
-            pair.a.part(at, count, room.file_buffer_a),
-            pair.b.part(at, count, room.file_buffer_b),
+            pair.a.part(at, count, workspace.file_buffer_a),
+            pair.b.part(at, count, workspace.file_buffer_b),
         )
         alike = pair.compares_bytes and has_same_bytes(a, b)
         same = same and alike
         for kind in kinds:
-            buffers = room.get_buffers(count * pair.width, kind)
+            buffers = workspace.get_buffers(count * pair.width, kind)
             x = pair.convert_a(a, buffers.x)
             if alike:
                 added = kernel.add_same(at * pair.width, x)

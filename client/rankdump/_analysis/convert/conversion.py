@@ -28,10 +28,15 @@ from rankdump._analysis.convert.tensor_file import is_selected, make_output_file
 from rankdump._binfile.bin_file import BinFile, BinPayload, open_bin_file
 from rankdump.errors import CorruptedError, EmptyFileError, PermanentError
 
+_BYTES_PER_PROCESS = 256 << 20
+_FILES_PER_PROCESS = 2000
+"""Least work for another process: its start takes half a second and more."""
+_PROCESS_DIED = "a conversion process died, possibly because memory ran out"
+
 
 @dataclass(slots=True)
 class _OutcomeBuilder:
-    """What is known of a file so far."""
+    """Outcome of a file while it is converted."""
 
     job: ConversionJob
     tensors: int = 0
@@ -61,54 +66,48 @@ class _OutcomeBuilder:
 
 def convert_file(job: ConversionJob, request: ConversionRequest) -> ConversionOutcome:
     """Convert one file; its folder is there."""
-    told = _OutcomeBuilder(job)
+    builder = _OutcomeBuilder(job)
     try:
         opened = open_bin_file(job.path)
     except EmptyFileError:
-        return told.make_outcome(empty=True)
+        return builder.make_outcome(empty=True)
     except (PermanentError, MemoryError) as error:
-        told.add_failure("", error)
-        return told.make_outcome()
+        builder.add_failure("", error)
+        return builder.make_outcome()
     held = [payload for payload in opened.payloads if is_selected(job.path.name, payload, request)]
     for payload in held:
-        _convert_payload(told, opened, payload, request)
+        _convert_payload(builder, opened, payload, request)
     if request.side and not held:
-        told.failures.append(
-            ConversionFailure(job.path, f"there is no {request.side} {request.index}")
+        builder.failures.append(
+            ConversionFailure(job.path, f"the file has no {request.side} {request.index}")
         )
-    return told.make_outcome()
+    return builder.make_outcome()
 
 
 def _convert_payload(
-    told: _OutcomeBuilder, opened: BinFile, payload: BinPayload, request: ConversionRequest
+    builder: _OutcomeBuilder, opened: BinFile, payload: BinPayload, request: ConversionRequest
 ) -> None:
-    job, where = told.job, f"{payload.kind} {payload.index}: "
+    job, where = builder.job, f"{payload.kind} {payload.index}: "
     try:
         result = make_output_file(job.path.name, payload, opened.read_payload(payload), request)
         name = tensor_file.shorten_name(result.name)
-        told.bytes_written += folders.write_output(job.folder, name, result.content_parts)
+        builder.bytes_written += folders.write_output(job.folder, name, result.content_parts)
     except (PermanentError, MemoryError, OSError) as error:
-        told.add_failure(where, error)
+        builder.add_failure(where, error)
         return
-    told.tensors += 1
+    builder.tensors += 1
     if name != result.name:
-        told.mapped.append(ShortenedName(job.folder, name, result.name))
+        builder.mapped.append(ShortenedName(job.folder, name, result.name))
     if result.warning:
-        told.warnings.append(ConversionFailure(job.path, where + result.warning))
+        builder.warnings.append(ConversionFailure(job.path, where + result.warning))
 
 
 def _describe_error(error: Exception, job: ConversionJob) -> str:
     if isinstance(error, MemoryError):
-        return "there is not enough memory for it"
+        return "not enough memory to convert it"
     if isinstance(error, OSError):
         return f"cannot be written: {error.strerror}"
     return str(error).removeprefix(f"{job.path}: ")
-
-
-_BYTES_PER_PROCESS = 256 << 20
-_FILES_PER_PROCESS = 2000
-"""What one more process must have to do: its start takes as long, half a second and more."""
-_PROCESS_DIED = "a process that converted died, perhaps for want of memory"
 
 
 def convert_files(
@@ -148,7 +147,7 @@ def _make_folders(
         try:
             folders.make_output_folder(root, folder)
         except OSError as error:
-            refusals[folder] = f"{folder}: cannot be made: {error.strerror}"
+            refusals[folder] = f"{folder}: cannot be created: {error.strerror}"
         except CorruptedError as error:
             refusals[folder] = str(error)
     ready = [job for job in jobs if job.folder not in refusals]
@@ -201,7 +200,7 @@ def _convert_in_pool(
 
 @contextmanager
 def _block_interrupts() -> Generator[None, None, None]:
-    """Let an interrupt wait: a pool that is half made, or half gone, never ends.
+    """Delay interrupts: a pool that is half started or half stopped would never end.
 
     Processes that start in here inherit it, and finish the file they have in hand.
     """

@@ -26,6 +26,10 @@ from rankdump._layout.file_name import is_numbered_name
 from rankdump._layout.tree_paths import MAPPING_FILE
 from rankdump.errors import CorruptedError
 
+FAILED_LIST_FILE = "convert_failed_file_list.txt"
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 @dataclass(frozen=True, slots=True)
 class ConversionSources:
@@ -55,14 +59,16 @@ def find_bin_files(source: Path, out: Path, *, recursive: bool = False) -> Conve
     every = sorted(_walk_files(source, out.resolve(), unreadable, recursive=recursive))
     for path in (path for path in every if not path.name.startswith(".")):
         if not path.is_file():
-            problems.append(ConversionFailure(path, "no regular file"))
+            problems.append(ConversionFailure(path, "not a regular file"))
             continue
         folder = out / path.parent.relative_to(source)
         job = _make_job(path, folder)
         place = folder / strip_packing_suffix(path.name)
         if place in jobs:
             other = jobs[place].path.name
-            problems.append(ConversionFailure(path, f"{other} becomes files of the same names"))
+            problems.append(
+                ConversionFailure(path, f"{other} is converted to files of the same names")
+            )
         else:
             jobs[place] = job
     hidden = tuple(path for path in every if path.name.startswith("."))
@@ -89,20 +95,15 @@ def _make_job(path: Path, folder: Path) -> ConversionJob:
         return ConversionJob(path, folder)
 
 
-FAILED_LIST_FILE = "convert_failed_file_list.txt"
-_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
 def escape_line(name: str) -> str:
     """Return a name with escapes in the place of what would end or redraw its line."""
     return _CONTROL_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape").decode(), name)
 
 
 def make_output_folder(root: Path, folder: Path) -> None:
-    """Make a folder of the output, with those above; DamagedError when a link leads out of it."""
+    """Make a folder of the output, with those above; CorruptedError when a link leads out of it."""
     if not folder.resolve().is_relative_to(root.resolve()):
-        raise CorruptedError(f"{folder}: a link leads out of {root}")
+        raise CorruptedError(f"{folder}: a symbolic link leads out of {root}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 

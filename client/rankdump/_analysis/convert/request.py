@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ConversionRequest:
-    """How to convert."""
+    """Parameters of a conversion."""
 
     target: str = ""
     """Format to convert to; empty: tensors stay as they lay on the device."""
@@ -52,7 +52,7 @@ class ShortenedName:
 
 @dataclass(frozen=True, slots=True)
 class ConversionOutcome:
-    """What came of one file."""
+    """Outcome of one file."""
 
     path: Path
     tensors: int = 0
@@ -65,7 +65,7 @@ class ConversionOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ConversionSummary:
-    """What came of all files."""
+    """Outcomes of all files."""
 
     outcomes: tuple[ConversionOutcome, ...]
 
@@ -86,7 +86,7 @@ class ConversionSummary:
 
     @property
     def failures(self) -> list[ConversionFailure]:
-        """What went wrong, by path."""
+        """Failures, by path."""
         return _sort_failures(found for outcome in self.outcomes for found in outcome.failures)
 
     @property
@@ -96,7 +96,7 @@ class ConversionSummary:
 
     @property
     def warnings(self) -> list[ConversionFailure]:
-        """What was converted and may surprise, by path."""
+        """Warnings about tensors that were converted, by path."""
         return _sort_failures(found for outcome in self.outcomes for found in outcome.warnings)
 
 

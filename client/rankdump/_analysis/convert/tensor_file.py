@@ -34,6 +34,8 @@ _TYPES_UNKNOWN_TO_NUMPY = {
 MAX_NAME_LENGTH = 255
 """msaccucmp shortens a name of this length, though a file could have it."""
 
+TensorArray: TypeAlias = npt.NDArray[Any]
+
 
 def strip_packing_suffix(file_name: str) -> str:
     """Return the name of a bin file without the suffix of its packing."""
@@ -94,9 +96,6 @@ def _join_extents(mark: str, shape: Sequence[int]) -> str:
     return mark.join(map(str, shape))
 
 
-TensorArray: TypeAlias = npt.NDArray[Any]
-
-
 @dataclass(frozen=True, slots=True)
 class OutputFile:
     """One file to write."""
@@ -152,7 +151,9 @@ def _convert_tensor(
     try:
         return convert_format(tensor, "ND", request.target, origin)
     except UnsupportedError as error:
-        raise UnsupportedError(f"{word.name} of shape {tensor.shape} is ND: {error}") from None
+        raise UnsupportedError(
+            f"{word.name} of shape {tensor.shape} is converted as ND: {error}"
+        ) from None
 
 
 def _original_shape(part: OpInput | OpOutput, request: ConversionRequest) -> tuple[int, ...]:
@@ -165,7 +166,8 @@ def _crop_warning(
     if not found.has_padding:
         return ""
     original = _original_shape(part, request)
-    return f"{original} is no part of {found.array.shape} in {request.target}: it is not cropped"
+    shape = f"{found.array.shape} in {request.target}"
+    return f"{shape} is not cropped: the original shape {original} does not fit"
 
 
 def _file_parts(tensor: TensorArray, kind: str) -> tuple[bytes | memoryview, ...]:

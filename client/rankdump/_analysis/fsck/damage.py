@@ -13,7 +13,7 @@ from rankdump._layout.dump_folders import DumpFolder
 
 
 class DamageKind(str, Enum):
-    """What is wrong with a file; the value is the word people read."""
+    """Kind of damage to a file; the value is the word in reports."""
 
     TORN = "torn"
     MISSING = "missing"
@@ -26,20 +26,21 @@ class DamageKind(str, Enum):
 
 
 DAMAGE_ADVICE: Mapping[DamageKind, str] = {
-    DamageKind.TORN: "do not trust it: take it from a copy of the tree, or dump the "
-    "iteration again",
-    DamageKind.MISSING: "take it from a copy of the tree, or dump the iteration again",
-    DamageKind.FOREIGN: "nothing of a dump: move it out of the tree",
-    DamageKind.DUPLICATE: "--repair removes what stands in its operator's file; else keep the one "
-    "that the manifest names",
-    DamageKind.LEFTOVER: "--repair removes it",
-    DamageKind.UNMANIFESTED: "nobody vouches for it: the iteration did not end, or its "
-    "manifest is gone",
-    DamageKind.UNBALANCED: "tensors of the iteration are lost and not counted: report it",
-    DamageKind.MANIFEST: "take it from a copy of the tree: its tensors can be read without it, "
-    "but not checked",
+    DamageKind.TORN: "the content is not reliable: restore the file from a copy of the tree, or "
+    "dump the iteration again",
+    DamageKind.MISSING: "restore the file from a copy of the tree, or dump the iteration again",
+    DamageKind.FOREIGN: "the file does not belong to a dump: move it out of the tree",
+    DamageKind.DUPLICATE: "--repair removes a tensor that its operator's file contains as well; "
+    "otherwise keep the file that the manifest names",
+    DamageKind.LEFTOVER: "--repair removes the file",
+    DamageKind.UNMANIFESTED: "no manifest confirms the content: the iteration did not complete, "
+    "or its manifest is missing",
+    DamageKind.UNBALANCED: "tensors of the iteration are lost and not counted: report this as a "
+    "bug",
+    DamageKind.MANIFEST: "restore the file from a copy of the tree: without it, the tensors can "
+    "be read but not checked",
 }
-"""What to do about each."""
+"""Advice for each kind of damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class FileDamage:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What became of a check."""
+    """Result of a check."""
 
     looked_at: int = 0
     """Files of the tree, by their names alone."""
@@ -71,9 +72,9 @@ class CheckReport:
     damages: tuple[FileDamage, ...] = ()
     mended: tuple[FileDamage, ...] = ()
     unchecked: tuple[str, ...] = ()
-    """What could not be checked, a sentence each."""
+    """Sentences about everything that could not be checked."""
     retired: tuple[str, ...] = ()
-    """What was removed on purpose and is not missing, a sentence each."""
+    """Sentences about iterations that were retired, and so are not missing."""
 
     @property
     def is_verifiable(self) -> bool:
@@ -125,7 +126,7 @@ class FileCheck:
     records: tuple[ManifestRecord, ...]
     """The tensors in it; of several names with the same bytes, those of one."""
     stored_bytes: int
-    """What manifests say of its size; 0 where it is a link to another's bytes."""
+    """Size by the manifests; 0 for a link to the bytes of another file."""
     size_bytes: int
     agent_wrote: bool
     """An agent wrote it, and how it writes is known to the byte."""
@@ -138,7 +139,7 @@ class FileCheck:
 
 @dataclass(frozen=True, slots=True)
 class FileCheckResult:
-    """What reading one file to its end has shown."""
+    """Result of the check of one file."""
 
     job: FileCheck
     damage_text: str = ""

@@ -36,11 +36,17 @@ from rankdump.errors import CorruptedError
 
 _OperatorPart = TypeVar("_OperatorPart", OpInput, OpOutput)
 
+_MAX_HEADER_BYTES = 4096
+_MAX_BIN_HEADER_BYTES = 16 << 20
+"""A header says something of every slot below the last one."""
+_MAX_FOREIGN_BYTES = 64 << 30
+_DESCR_FIELD = re.compile(rb"'descr': *'([^']{1,8})'")
+
 
 def check_bin_header(
     file: BinFile, records: Sequence[ManifestRecord], plain_bytes: int, *, ours: bool
 ) -> None:
-    """Raise DamagedError unless a header says what the manifest does.
+    """Raise CorruptedError unless a header says what the manifest does.
 
     Of one that an agent wrote nothing may be otherwise; of another's only what both speak of.
     """
@@ -52,18 +58,18 @@ def check_bin_header(
     for record in records:
         part = parts.get(record.member)
         if part is None and not (ours and not record.bytes_in):
-            raise CorruptedError(f"no {record.member or 'single tensor'} in it")
+            raise CorruptedError(f"the file has no {record.member or 'single tensor'}")
         shape = part.shape.dim if part is not None and part.shape else ()
         size = part.size if part is not None else 0
         if (shape, size) != (record.shape, record.bytes_in):
-            said = f"its manifest says {record.shape} and {record.bytes_in}"
-            raise CorruptedError(f"{record.member}: shape {shape} and {size} bytes, {said}")
+            expected = f"but its manifest has {record.shape} and {record.bytes_in}"
+            raise CorruptedError(f"{record.member}: shape {shape} and {size} bytes, {expected}")
     if ours:
         if file.header not in _expected_headers(records):
-            raise CorruptedError("its header is not the one that an agent writes of these tensors")
+            raise CorruptedError("its header is not the one that an agent writes for these tensors")
         end = max((each.end for each in file.payloads), default=plain_bytes)
         if end != plain_bytes:
-            raise CorruptedError(f"{plain_bytes - end} bytes stand behind its tensors")
+            raise CorruptedError(f"{plain_bytes - end} bytes follow its tensors")
 
 
 def _expected_headers(records: Sequence[ManifestRecord]) -> Iterator[DumpData]:
@@ -102,19 +108,12 @@ def _expected_part(
     )
 
 
-_MAX_HEADER_BYTES = 4096
-_MAX_BIN_HEADER_BYTES = 16 << 20
-"""A header says something of every slot below the last one."""
-_MAX_FOREIGN_BYTES = 64 << 30
-_DESCR_FIELD = re.compile(rb"'descr': *'([^']{1,8})'")
-
-
 def check_file(job: FileCheck, data: memoryview) -> FileCheckResult:
     """Return what the bytes of a file show."""
     name = job.paths[0]
     try:
         if job.stored_bytes not in (0, len(data)):
-            raise CorruptedError(f"{len(data)} bytes, its manifest says {job.stored_bytes}")
+            raise CorruptedError(f"{len(data)} bytes, but its manifest has {job.stored_bytes}")
         tensors = _check_npy if NPY_FILE_NAME.fullmatch(name) else _check_bin
         sure, undecided = tensors(job, name, data)
     except (CorruptedError, ValueError, TypeError, OverflowError) as error:
@@ -124,7 +123,7 @@ def check_file(job: FileCheck, data: memoryview) -> FileCheckResult:
 
 def _check_npy(job: FileCheck, name: str, data: memoryview) -> tuple[int, int]:
     if len(job.records) != 1:
-        raise CorruptedError(f"its manifest names {len(job.records)} tensors in it")
+        raise CorruptedError(f"its manifest names {len(job.records)} tensors for a file of one")
     (record,) = job.records
     limit = _stored_bytes(record) + _MAX_HEADER_BYTES
     plain = memoryview(select_codec(name).decode(data, limit_bytes=limit))
@@ -132,7 +131,7 @@ def _check_npy(job: FileCheck, name: str, data: memoryview) -> tuple[int, int]:
     offset = form.header.data_offset
     _check_form(form, bytes(plain[:offset]), record)
     if job.agent_wrote and form.data_end != len(plain):
-        raise CorruptedError(f"{len(plain) - form.data_end} bytes stand behind its elements")
+        raise CorruptedError(f"{len(plain) - form.data_end} bytes follow its elements")
     _check_packing(name, data, (plain[:offset], plain[offset:]))
     elements = plain[offset : form.data_end]
     held = (elements,) if form.bfloat16 else convert_from_stored(record.dtype, elements)
@@ -161,18 +160,18 @@ def _stored_bytes(record: ManifestRecord) -> int:
 
 def _check_form(form: NpyFileForm, head: bytes, record: ManifestRecord) -> None:
     if form.header.shape != record.shape:
-        raise CorruptedError(f"shape {form.header.shape}, its manifest says {record.shape}")
+        raise CorruptedError(f"shape {form.header.shape}, but its manifest has {record.shape}")
     element = ELEMENT_TYPES.get(record.dtype)
     due = np.dtype(element.descr if element else record.dtype)
     same = record.dtype == "bfloat16" if form.bfloat16 else np.dtype(form.header.descr) == due
     if not same:
-        raise CorruptedError(f"elements of {form.dtype}, its manifest says {record.dtype}")
+        raise CorruptedError(f"elements of {form.dtype}, but its manifest has {record.dtype}")
     found = _DESCR_FIELD.search(head)
     descr: str = found[1].decode("latin-1") if found is not None else ""
     # Of the spellings of a type that mean the same only one is ever written.
     usual = form.bfloat16 or (descr != "" and cast("str", np.dtype(descr).str) == descr)
     if not usual or all(head != write(descr, form) for write in _HEADER_WRITERS):
-        raise CorruptedError("its header is none that MindSpore, numpy or an agent writes")
+        raise CorruptedError("its header is not one that MindSpore, numpy or an agent writes")
 
 
 def _mindspore_header(descr: str, form: NpyFileForm) -> bytes:
@@ -197,7 +196,7 @@ _HEADER_WRITERS: tuple[Callable[[str, NpyFileForm], bytes], ...] = (
 
 
 def _check_packing(name: str, packed: memoryview, parts: Sequence[ByteBuffer]) -> None:
-    """Raise DamagedError where a frame gives what it should and one byte of it is wrong.
+    """Raise CorruptedError where a frame gives what it should and one byte of it is wrong.
 
     Some bits of a frame mean nothing, so neither its checksum nor the digest sees them. Packed
     again by the same release of zstd it would be the same; by another one, altogether different.
@@ -213,14 +212,15 @@ def _check_packing(name: str, packed: memoryview, parts: Sequence[ByteBuffer]) -
         if int(np.count_nonzero(odd)) == 1:
             where = int(np.argmax(odd))
             raise CorruptedError(
-                f"a byte of its packing, at {where}, was changed; its elements are whole"
+                f"one byte of its compressed form, at offset {where}, was changed; its "
+                "elements are intact"
             )
 
 
 def _check_digest(record: ManifestRecord, held: Sequence[memoryview]) -> tuple[int, int]:
-    """Return how many tensors are sure and how many undecided; DamagedError where it is another."""
+    """Return how many digests match and how many are unknown; CorruptedError for another one."""
     if not held:
-        raise CorruptedError(f"elements that no {record.dtype} has")
+        raise CorruptedError(f"some elements are not valid for {record.dtype}")
     if not record.digest:
         return 0, 1
     found = [xxhash.xxh3_128_hexdigest(each) for each in held]
@@ -229,7 +229,7 @@ def _check_digest(record: ManifestRecord, held: Sequence[memoryview]) -> tuple[i
     if len(held) > 1:
         return 0, 1
     raise CorruptedError(
-        f"{_member_prefix(record)}elements with digest {found[0]}, its manifest says "
+        f"{_member_prefix(record)}elements with digest {found[0]}, but its manifest has "
         f"{record.digest}"
     )
 

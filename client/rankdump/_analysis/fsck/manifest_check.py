@@ -37,6 +37,13 @@ _RETIRED_FILE_PATH = re.compile(
     rf"({RANK_FOLDER_PATTERN.pattern})/{re.escape(f'{METADATA_FOLDER}/{RETIRED_FILE}')}"
 )
 
+_RankIteration: TypeAlias = "tuple[int, int | None]"
+"""Rank and iteration; no iteration for constants, and where no folder says it."""
+_UNKNOWN_TYPE = name_element_type(0)
+"""Name in tables of CANN for an element type that CANN lacks."""
+_RowsByTime: TypeAlias = "dict[int, list[_RowFacts]]"
+"""By time stamp."""
+
 
 def is_manifest(seen: TreeItem) -> bool:
     """Return whether something stands where manifests do, and is called like one."""
@@ -85,7 +92,7 @@ def read_retired_places(
 def _read_manifest(root: Path, seen: TreeItem) -> StoredManifest:
     data = bytes(read_regular_file(root, seen.path))
     if not is_intact(data):
-        raise CorruptedError("its checksum is not that of its bytes")
+        raise CorruptedError("its checksum does not match its content")
     return StoredManifest(seen.path, Manifest.from_json(data))
 
 
@@ -100,7 +107,7 @@ def _check_manifest_names(
         rank = RANK_FOLDER_PATTERN.fullmatch(folder.partition("/")[0])
         due = f"{folder}/{make_manifest_name(status.iteration, status.session_id)}"
         if rank is None or int(rank[2]) != status.rank:
-            text = f"it is of rank {status.rank}"
+            text = f"the manifest belongs to rank {status.rank}"
             damages.append(FileDamage(DamageKind.MANIFEST, held.path, text))
         elif held.path == due:
             yield held
@@ -108,45 +115,34 @@ def _check_manifest_names(
             text = f"a second manifest of iteration {status.iteration}, beside {due}"
             damages.append(FileDamage(DamageKind.DUPLICATE, held.path, text))
         else:
-            damages.append(FileDamage(DamageKind.MANIFEST, held.path, f"it should be called {due}"))
+            damages.append(FileDamage(DamageKind.MANIFEST, held.path, f"its name should be {due}"))
 
 
 def _check_balance(held: StoredManifest) -> Iterator[FileDamage]:
     status, records = held.manifest.status, held.manifest.records
     if not status.complete:
-        yield FileDamage(DamageKind.MANIFEST, held.path, "of an iteration that is not complete")
+        yield FileDamage(DamageKind.MANIFEST, held.path, "the iteration is not complete")
     if not status.is_balanced:
         text = f"{status.expected} tensors expected, {status.accounted_tensors} accounted for"
         yield FileDamage(DamageKind.UNBALANCED, held.path, text)
     if len(records) != status.kept_tensors:
-        text = f"{status.kept_tensors} tensors kept, and {len(records)} named"
+        text = f"{status.kept_tensors} tensors stored, but {len(records)} named"
         yield FileDamage(DamageKind.UNBALANCED, held.path, text)
     places = Counter((record.path, record.member) for record in records if record.path)
     for (path, member), count in places.items():
         if count > 1:
-            text = f"it names {path} {member}".rstrip() + f" {count} times"
+            text = f"the manifest names {path} {member}".rstrip() + f" {count} times"
             yield FileDamage(DamageKind.DUPLICATE, held.path, text)
 
 
-_RankIteration: TypeAlias = "tuple[int, int | None]"
-"""Rank and iteration; no iteration for constants, and where no folder says it."""
-
-_UNKNOWN_TYPE = name_element_type(0)
-"""What tables of CANN say of a type that CANN has not."""
-
-
 class _RowFacts(NamedTuple):
-    """What a row says of its tensor, beside the figures."""
+    """Facts about a tensor in a row, without the statistics."""
 
     member: str
     name: str | None
     """None where the name of its table says it."""
     dtype: str
     shape: tuple[int, ...]
-
-
-_RowsByTime: TypeAlias = "dict[int, list[_RowFacts]]"
-"""By time stamp."""
 
 
 def check_tables(
@@ -184,7 +180,7 @@ def check_tables(
             yield from damages
             there = sum(_has_row(row, found) for row in rows)
         if len(rows) > there:
-            text = f"it names {len(rows)} rows of tables, which have {there}"
+            text = f"the manifest names {len(rows)} rows of tables, but the tables have {there}"
             yield FileDamage(DamageKind.MISSING, each.path, text)
 
 
@@ -209,7 +205,7 @@ def _operator_of_table(seen: TreeItem) -> FileName | None:
 def _read_text(root: Path, seen: TreeItem) -> str:
     data = bytes(read_regular_file(root, seen.path))
     if data and not data.endswith(b"\n"):
-        raise CorruptedError("its last line has no end")
+        raise CorruptedError("its last line is incomplete")
     return data.decode("utf-8", "backslashreplace")
 
 

@@ -20,16 +20,16 @@ from rankdump.errors import RejectedError
 
 _KERNEL_LOCKS = Path("/proc/locks")
 MIN_UNWRITTEN_AGE_S = 600.0
-"""Where the kernel cannot tell whether a file is being written, it is not when it is that old."""
+"""Age from which a file counts as finished where the kernel cannot tell."""
 _LOCKS_UNSUPPORTED = (
-    "whether an agent writes to the tree is not known: its disk has no locks (flock)"
+    "cannot tell whether an agent writes to the tree: its file system has no locks (flock)"
 )
 
 
 def repair_tree(root: Path, report: CheckReport) -> CheckReport:
     """Remove what is mendable of a report, and return what is left of it.
 
-    RefusedError while an agent has the tree; agents that come meanwhile wait. What somebody still
+    RejectedError while an agent has the tree; agents that come meanwhile wait. What somebody still
     writes stays.
     """
     with _lock_tree(root) as known:
@@ -42,7 +42,7 @@ def repair_tree(root: Path, report: CheckReport) -> CheckReport:
 
 
 def check_tree_unlocked(root: Path) -> None:
-    """Raise RefusedError while an agent has the tree: said before hours of reading, not after."""
+    """Raise RejectedError while an agent has the tree: said before hours of reading, not after."""
     with _lock_tree(root):
         pass
 
@@ -79,8 +79,11 @@ def _acquire_lock(root: Path, lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        said = f"an agent writes to it{_name_lock_holders(lock)}; --repair is for when it has left"
-        raise RejectedError(f"{root}: {said}") from None
+        text = (
+            f"an agent writes to the tree{_name_lock_holders(lock)}; run --repair after "
+            "the agent has stopped"
+        )
+        raise RejectedError(f"{root}: {text}") from None
     except OSError:
         return False
     return True

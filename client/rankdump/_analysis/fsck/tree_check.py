@@ -37,6 +37,11 @@ from rankdump.errors import CorruptedError
 MAX_MEMORY_BYTES = 512 << 20
 """In memory at once; a file that alone needs more is checked alone."""
 
+_NO_MANIFEST_SENTENCE = (
+    "no manifest: nothing says which files should be here, or what is in them; "
+    "rankdump ingest gives such a tree manifests"
+)
+
 
 def check_files(root: Path, jobs: Iterable[FileCheck], workers: int) -> Iterator[FileCheckResult]:
     """Yield what became of each file, as they come."""
@@ -76,22 +81,19 @@ def _memory_bytes(job: FileCheck) -> int:
     return 2 * job.size_bytes + 2 * job.plain_bytes
 
 
-_NO_MANIFEST_SENTENCE = (
-    "no manifest: nothing says which files should be here, or what is in them; "
-    "rankdump ingest gives such a tree manifests"
-)
-
-
 def check_tree(
-    root: Path, *, workers: int, tell: Callable[[int, int], None] = lambda done, total: None
+    root: Path,
+    *,
+    workers: int,
+    report_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CheckReport:
-    """Return what is wrong with a tree; `tell` hears how many files are done, and of how many.
+    """Return what is wrong with a tree; `report_progress` takes the files done and the total.
 
-    DamagedError when the root, or a folder in it, cannot be read, or nothing of a dump is there.
+    CorruptedError when the root, or a folder in it, cannot be read, or nothing of a dump is there.
     """
     everything = scan_tree(root)
     if not everything:
-        raise CorruptedError(f"{root}: nothing of a dump is here: expected {ROOT_FORMS}")
+        raise CorruptedError(f"{root}: not a dump tree: expected {ROOT_FORMS}")
     damages: list[FileDamage] = []
     manifests, hidden = read_stored_manifests(root, everything, damages)
     complete = {(each.manifest.status.rank, each.manifest.status.iteration) for each in manifests}
@@ -106,7 +108,7 @@ def check_tree(
     results: list[FileCheckResult] = []
     for result in check_files(root, jobs, workers):
         results.append(result)
-        tell(len(results), len(jobs))
+        report_progress(len(results), len(jobs))
     for result in results:
         if result.damage_text:
             damages += (
@@ -127,7 +129,10 @@ def check_tree(
 
 def _interrupted_removal(held: StoredManifest) -> FileDamage:
     iteration = held.manifest.status.iteration
-    text = f"the removal of iteration {iteration} was cut; the agent that began it goes on with it"
+    text = (
+        f"the removal of iteration {iteration} was interrupted; the agent that began it "
+        "will finish it"
+    )
     return FileDamage(DamageKind.LEFTOVER, held.path, text)
 
 

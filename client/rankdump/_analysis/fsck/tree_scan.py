@@ -44,13 +44,22 @@ from rankdump._layout.tree_paths import (
 from rankdump.errors import CorruptedError
 
 _METADATA_FOLDERS = (METADATA_FOLDER, EXECUTION_ORDER_FOLDER, GRAPH_FOLDER)
-"""What stands in the folder of a rank beside its tensors."""
+"""Folders of a rank that contain no tensors."""
+
+NPY_FILE_NAME = re.compile(r".*\.npy(?:\.zst)?", re.S)
+LEFTOVER_FILE_NAME = re.compile(r"\..+\.tmp", re.S)
+"""Name of a file while it is written."""
+_ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
+_API_TABLE_NAME = re.compile(
+    rf"({'|'.join(API_FRAMEWORKS)})_api_dump_(info\.(pkl|csv)|stack\.json)"
+)
+_ManifestAndRecord = tuple[StoredManifest, ManifestRecord]
 
 
 def scan_tree(root: Path) -> list[TreeItem]:
     """Return what stands in the folders of a tree, in the order of their names.
 
-    Of the root itself only what may belong to a dump: it may hold anything. DamagedError when a
+    Of the root itself only what may belong to a dump: it may hold anything. CorruptedError when a
     folder cannot be read.
     """
     return list(_scan_folder(root, "", ROOT_FOLDER))
@@ -69,17 +78,17 @@ def check_long_names(root: Path, everything: Sequence[TreeItem]) -> Iterator[Fil
         if folder is not None and folder.names is not NameScheme.NONE:
             names = read_long_names(root / seen.path)
             for name in find_absent_names(folder, names, folders[seen.folder_path]):
-                text = f"{seen.path} names it, and it is not there"
+                text = f"{seen.path} names it, but it does not exist"
                 yield FileDamage(DamageKind.MISSING, f"{seen.folder_path}/{name}", text)
 
 
 def read_regular_file(root: Path, path: str) -> memoryview:
-    """Return the bytes of a regular file; DamagedError when it is none, or cannot be read."""
+    """Return the bytes of a regular file; CorruptedError when it is none, or cannot be read."""
     try:
         opened = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(opened).st_mode):
-                raise CorruptedError("no regular file")
+                raise CorruptedError("not a regular file")
             with os.fdopen(opened, "rb", buffering=0, closefd=False) as file:
                 return memoryview(file.readall())
         finally:
@@ -151,16 +160,6 @@ def _read_folder_names(
     return read_long_names(root / where / MAPPING_FILE)
 
 
-NPY_FILE_NAME = re.compile(r".*\.npy(?:\.zst)?", re.S)
-LEFTOVER_FILE_NAME = re.compile(r"\..+\.tmp", re.S)
-"""What a file is called while it grows."""
-_ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
-_API_TABLE_NAME = re.compile(
-    rf"({'|'.join(API_FRAMEWORKS)})_api_dump_(info\.(pkl|csv)|stack\.json)"
-)
-_ManifestAndRecord = tuple[StoredManifest, ManifestRecord]
-
-
 def plan_file_checks(
     manifests: Iterable[StoredManifest], seen: dict[str, TreeItem], damages: list[FileDamage]
 ) -> list[FileCheck]:
@@ -171,13 +170,13 @@ def plan_file_checks(
             if record.path:
                 named[record.path].append((held, record))
     found: dict[object, FileCheck] = {}
-    for path, said in named.items():
+    for path, holders in named.items():
         file = seen.get(path)
         if file is None:
-            text = f"{said[0][0].path} names it, and it is not there"
+            text = f"{holders[0][0].path} names it, but it does not exist"
             damages.append(FileDamage(DamageKind.MISSING, path, text))
         elif file.is_regular:
-            job = _plan_file_check(path, file, said)
+            job = _plan_file_check(path, file, holders)
             # Only the header of a bin file says which operator it is of.
             named_in = NPY_FILE_NAME.fullmatch(path) is None
             due = tuple(_expected_content(record, named_in=named_in) for record in job.records)
@@ -187,9 +186,9 @@ def plan_file_checks(
     return list(found.values())
 
 
-def _plan_file_check(path: str, file: TreeItem, said: list[_ManifestAndRecord]) -> FileCheck:
+def _plan_file_check(path: str, file: TreeItem, holders: list[_ManifestAndRecord]) -> FileCheck:
     # Sent again in another session, a tensor has its old name: the newest word counts.
-    by_member = {record.member: (held, record) for held, record in said}
+    by_member = {record.member: (held, record) for held, record in holders}
     records = tuple(record for _, record in by_member.values())
     ours = all(held.manifest.session is not None for held, _ in by_member.values())
     stored = sum(record.bytes_stored for record in records)
@@ -225,10 +224,10 @@ def check_unlisted_files(
     files: list[TensorFile] = []
     for seen in everything:
         if seen.is_link or not seen.is_regular:
-            text = "a link, which was not followed" if seen.is_link else "no regular file"
+            text = "a link, which was not followed" if seen.is_link else "not a regular file"
             yield FileDamage(DamageKind.FOREIGN, seen.path, text)
         elif LEFTOVER_FILE_NAME.fullmatch(seen.name):
-            yield FileDamage(DamageKind.LEFTOVER, seen.path, "half-written", mendable=True)
+            yield FileDamage(DamageKind.LEFTOVER, seen.path, "a half-written file", mendable=True)
         elif held and seen.folder is not None:
             file = _tensor_file(seen, seen.folder)
             if file is not None and (known.records_of(file.relative) or file.relative not in going):
@@ -236,7 +235,7 @@ def check_unlisted_files(
             elif file is not None:
                 continue
             elif not _is_usual_file(seen, seen.folder):
-                yield FileDamage(DamageKind.FOREIGN, seen.path, "no file of a dump is called so")
+                yield FileDamage(DamageKind.FOREIGN, seen.path, "no file of a dump has such a name")
     yield from _check_unlisted_tensors(files, held, known, gone)
 
 
@@ -279,7 +278,7 @@ def _check_unlisted_tensors(
         member = f"{file.file_name.side.value}.{file.file_name.slot}"
         place = known.rank_of(file.folder), _iteration_of(file)
         if whole is not None and member in known.records_of(whole.relative):
-            text = f"{whole.relative} holds it already"
+            text = f"{whole.relative} contains the same tensor"
             yield FileDamage(DamageKind.DUPLICATE, file.relative, text, mendable=True)
         elif twin in there and known.records_of(twin):
             yield FileDamage(
@@ -291,7 +290,7 @@ def _check_unlisted_tensors(
             yield FileDamage(DamageKind.UNMANIFESTED, file.relative, "no manifest names it")
     for (rank, iteration, where), count in sorted(unended.items()):
         how = "is retired" if (rank, iteration) in gone else "has no manifest"
-        text = f"rank {rank}, iteration {iteration} {how}; {count} of its files are here"
+        text = f"rank {rank}, iteration {iteration} {how}; {count} of its files remain"
         yield FileDamage(DamageKind.UNMANIFESTED, where, text)
 
 

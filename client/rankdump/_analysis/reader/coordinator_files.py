@@ -34,12 +34,12 @@ from rankdump.errors import CorruptedError
 
 @dataclass(frozen=True, slots=True)
 class PublishedOrder:
-    """What one job's files say; the entries stay in the files until they are asked for."""
+    """Execution order of one job; its entries are read when they are iterated."""
 
     paths: tuple[Path, ...]
     """The order of each graph, lowest graph first."""
     findings: tuple[Finding, ...]
-    """What the merge found: mismatches, missing members, cycles."""
+    """Findings of the merge: mismatches, missing members, cycles."""
     others: tuple[str, ...] = ()
     """Names of the order files that other jobs left in the same tree."""
 
@@ -48,7 +48,7 @@ class PublishedOrder:
     ) -> Iterator[OrderEntry]:
         """Yield the entries of all graphs by position, reading no further than is asked for.
 
-        DamagedError names the file and line at fault.
+        CorruptedError names the file and line at fault.
         """
         paths = (path for path in self.paths if graph in (None, _graph_and_tag(path)[0]))
         parts = [_read_entries(path, iterations) for path in paths]
@@ -67,7 +67,7 @@ def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:
     tag = _job_tag(folder, job_id) if job_id else _graph_and_tag(latest)[1]
     own = [path for path in found if _graph_and_tag(path)[1] == tag]
     if not own:
-        raise CorruptedError(f"{folder}: nothing of job {job_id!r} has been published here")
+        raise CorruptedError(f"{folder}: no order of job {job_id!r} has been published")
     return PublishedOrder(
         paths=tuple(sorted(own, key=_graph_and_tag)),
         findings=_read_findings(folder / add_job_tag(FINDINGS_FILE, tag)),
@@ -78,7 +78,8 @@ def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:
 def _explain_missing_order(root: Path) -> str:
     """Return what to say of a tree without an order of all ranks: what it has instead."""
     why = (
-        f"{root / GLOBAL_ORDER_FOLDER / make_order_file_name(0)}: not there: no order "
+        f"{root / GLOBAL_ORDER_FOLDER / make_order_file_name(0)}: the file does not exist: "
+        "no order "
         "has been published"
     )
     own = sorted(
@@ -86,7 +87,7 @@ def _explain_missing_order(root: Path) -> str:
     )
     if own:
         first = own[0].relative_to(root)
-        return f"{why}; what each rank ran in a graph stands in {len(own)} files such as {first}"
+        return f"{why}; the execution order of each rank is in {len(own)} files such as {first}"
     if any(RANK_FOLDER_PATTERN.fullmatch(path.name) for path in root.glob("rank*")):
         return f"{why}; rankdump ls lists the tensors of each rank in the order it ran them"
     return why
@@ -109,7 +110,9 @@ def _read_entries(path: Path, iterations: IterationSelection | None) -> Iterator
     for number, line in _read_lines(path):
         if number == 1:
             if line != ORDER_HEADER:
-                raise CorruptedError(f"{path}, line 1: {line[:80]!r} is no header of an order")
+                raise CorruptedError(
+                    f"{path}, line 1: {line[:80]!r} is not the header of an order file"
+                )
             continue
         try:
             # Most of a long file is passed over: the second field is enough to know.
@@ -148,13 +151,15 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
 def read_hints(root: Path, job_id: str = "") -> tuple[TimeoutHint, ...]:
     """Return the hints of a job, of the one written last without an id.
 
-    DamagedError names the file and what is wrong with it, or that the job is not in it.
+    CorruptedError names the file and what is wrong with it, or that the job is not in it.
     """
     path = root / METADATA_FOLDER / HINTS_FILE
     try:
         hints = parse_hints(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CorruptedError(f"{path}: not there: no hints have been written") from None
+        raise CorruptedError(
+            f"{path}: the file does not exist: no hints have been written"
+        ) from None
     except OSError as error:
         raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, CorruptedError) as error:

@@ -23,7 +23,7 @@ from rankdump._analysis.reader.source_lines import (
     read_operators,
 )
 from rankdump._analysis.reader.statistic_tables import TableRecords, named, read_table_rows
-from rankdump._analysis.reader.tensor_loader import load as load_of_tensor_loader
+from rankdump._analysis.reader.tensor_loader import load as load_entry
 from rankdump._analysis.reader.tree import (
     Entries,
     Entry,
@@ -53,17 +53,17 @@ _MSPROBE_FILES = tuple(
     for folder in ("", "rank*/", "proc*/", "step*/rank*/", "step*/proc*/")
     for name in ("dump.json", "debug.json")
 )
-"""Where msprobe's file stands, from the folder of a rank, a step or of the whole dump."""
+"""Paths of msprobe's files below the folder of a rank, of a step or of the whole dump."""
 _UNSUPPORTED_REASON = (
-    "which is not read here: its tensors are .pt files, which only unpickling opens. "
-    "msprobe compare reads it; dump with rankdump.attach or rankdump.migrator to read it here"
+    "which rankdump does not read: its tensors are .pt files, which only unpickling opens. "
+    "Compare it with msprobe, or dump with rankdump.attach or rankdump.migrator"
 )
 _MAX_START_BYTES = 4096
 _MSPROBE_KEYS = (b'"task"', b'"level"')
 
 
 def check_ours(root: Path) -> None:
-    """Raise DamagedError that says what a folder is, where it is a dump of msprobe."""
+    """Raise CorruptedError that says what a folder is, where it is a dump of msprobe."""
     for pattern in _MSPROBE_FILES:
         for path in sorted(root.glob(pattern))[:1]:
             if _is_msprobe(path):
@@ -84,10 +84,10 @@ def _is_msprobe(path: Path) -> bool:
 
 
 def open_dump(path: str | PathLike[str]) -> Dump:
-    """Return the dump that stands in a folder; DamagedError when the folder holds none."""
+    """Return the dump that stands in a folder; CorruptedError when the folder holds none."""
     root = Path(fspath(path))
     if not root.is_dir():
-        raise CorruptedError(f"{root}: no such folder; expected one that holds {ROOT_FORMS}")
+        raise CorruptedError(f"{root}: no such folder; expected one that contains {ROOT_FORMS}")
     places = FolderIndex(root, sized=False)
     places.find_folders()
     if not (places.leaves or places.files or places.tables or places.info_files):
@@ -100,7 +100,7 @@ def open_dump(path: str | PathLike[str]) -> Dump:
 
 
 class _TreeCache:
-    """What has been read of a tree, for all dumps that are parts of one."""
+    """Cache of what was read from a tree, shared by all dumps that are parts of it."""
 
     def __init__(self, root: Path, job_id: str = "") -> None:
         self.root, self._job_id = root, job_id
@@ -140,7 +140,7 @@ class Dump:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What in the tree could not be read, or is not there although a manifest names it."""
+        """Sentences about files that could not be read, or that are missing by a manifest."""
         return self._tree.problems
 
     def where(self, **filters: Unpack[Filters]) -> Dump:
@@ -148,7 +148,7 @@ class Dump:
         return Dump(self._source, (*self._queries, selected(filters))) if filters else self
 
     def of_job(self, job_id: str) -> Dump:
-        """Return what one of several jobs dumped here; DamagedError says which there are."""
+        """Return what one of several jobs dumped here; CorruptedError says which there are."""
         if not find_other_sessions(self.root, job_id):
             return self
         return Dump(_TreeCache(self.root, job_id), self._queries)
@@ -211,16 +211,16 @@ class Dump:
         own tool does, so ask for the format that the operator speaks.
 
         A key may have raw names. Its time stamp picks one of several runs; when no file has it,
-        the newest is taken. DamagedError when there is no such tensor, or its file is damaged;
+        the newest is taken. CorruptedError when there is no such tensor, or its file is damaged;
         UnsupportedError for elements that are no numbers, and for a format there is no way to.
         """
         entry = tensor if isinstance(tensor, Entry) else self._entry(tensor)
-        return load_of_tensor_loader(entry, tensor_format=format)
+        return load_entry(entry, tensor_format=format)
 
     def statistics(self, **filters: Unpack[Filters]) -> list[Figures]:
         """Return the rows of the `statistic.csv` files, in their order.
 
-        DamagedError names the file and line that cannot be read.
+        CorruptedError names the file and line that cannot be read.
         """
         dump = self.where(**filters)
         if not self._tree.tables:

@@ -29,7 +29,7 @@ _MANIFEST_NAME = re.compile(rf"iteration_({NUMBER_PATTERN})\.(.*)\.json", re.S)
 
 
 class TreeManifests:
-    """What manifests say, found by the path of a file; remembers what nobody asked for."""
+    """Records of manifests by the path of a file; remembers which were never looked up."""
 
     def __init__(self, manifests: Iterable[Manifest] = ()) -> None:
         self._files: defaultdict[str, dict[str, StatusAndRecord]] = defaultdict(dict)
@@ -40,7 +40,7 @@ class TreeManifests:
             self.add(manifest)
 
     def add(self, manifest: Manifest) -> None:
-        """Remember what one more says."""
+        """Add the records of a manifest."""
         status = manifest.status
         self._devices[manifest.device].add(status.rank)
         parents: set[str] = set()
@@ -177,7 +177,8 @@ def retired_sentences(gone: Iterable[tuple[int, int]]) -> list[str]:
     for rank, iterations in by_rank.items():
         by_iterations[ranges(iterations)].append(rank)
     return [
-        f"rank {ranges(ranks)}: iteration {iterations} is retired: removed by age or for room"
+        f"rank {ranges(ranks)}: iteration {iterations} is retired: removed by age or to "
+        "free disk space"
         for iterations, ranks in sorted(by_iterations.items())
     ]
 
@@ -185,7 +186,7 @@ def retired_sentences(gone: Iterable[tuple[int, int]]) -> list[str]:
 def find_other_sessions(root: Path, job_id: str) -> frozenset[tuple[str, str]]:
     """Return the sessions of other jobs than one; nothing for no job, and for the only one.
 
-    A session has one job: the first of its manifests that can be read says which. DamagedError
+    A session has one job: the first of its manifests that can be read says which. CorruptedError
     says which jobs there are when this is none of them.
     """
     if not job_id:
@@ -201,8 +202,8 @@ def find_other_sessions(root: Path, job_id: str) -> frozenset[tuple[str, str]]:
     }
     there = sorted(set(jobs.values()))
     if job_id not in there:
-        known = f"there is {', '.join(map(repr, there))}" if there else "no manifest names a job"
-        raise CorruptedError(f"{root}: nothing of job {job_id!r} is here: {known}")
+        known = f"known: {', '.join(map(repr, there))}" if there else "no manifest names a job"
+        raise CorruptedError(f"{root}: the tree has no dump of job {job_id!r}; {known}")
     return frozenset(session for session, job in jobs.items() if job != job_id)
 
 

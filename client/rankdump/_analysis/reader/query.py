@@ -18,6 +18,15 @@ from rankdump._core.record import TensorKey, TensorSide, sanitize_name
 from rankdump._core.selection import parse_iterations
 from rankdump.errors import ConfigError
 
+_FILTER_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "rank": ((Integral,), "a number"),
+    "graph": ((Integral,), "a number"),
+    "iteration": ((Integral, str), 'a number, or text such as "0|2-3"'),
+    "operator": ((str, re.Pattern), "a glob, or an expression of re.compile"),
+    "op_type": ((str,), "a glob"),
+    "side": ((str,), '"input" or "output"'),
+}
+
 
 class Named(Protocol):
     """A tensor with a name: a file, or a row of a table."""
@@ -39,7 +48,7 @@ class Named(Protocol):
 
 
 class Filters(TypedDict, total=False):
-    """What `selected` takes; whatever is not given lets everything through."""
+    """Keyword filters; one that is not given selects everything."""
 
     rank: int
     graph: int
@@ -53,24 +62,14 @@ class Filters(TypedDict, total=False):
     """`input` or `output`."""
 
 
-_FILTER_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "rank": ((Integral,), "a number"),
-    "graph": ((Integral,), "a number"),
-    "iteration": ((Integral, str), 'a number, or text such as "0|2-3"'),
-    "operator": ((str, re.Pattern), "a glob, or an expression of re.compile"),
-    "op_type": ((str,), "a glob"),
-    "side": ((str,), '"input" or "output"'),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which tensors; None means every one."""
+    """Selection of tensors; None selects all."""
 
     rank: int | None = None
     graph: int | None = None
     iterations: IterationSelection | None = None
-    """With this set, constants are left out: they belong to no iteration."""
+    """When set, constants are left out: they belong to no iteration."""
     glob: str | None = None
     """Over the operator's whole name or its type."""
     pattern: re.Pattern[str] | None = None
@@ -81,7 +80,7 @@ class Query:
 
     @property
     def empty(self) -> bool:
-        """Whether it lets everything through."""
+        """Whether the query selects everything."""
         return self == Query()
 
     @property

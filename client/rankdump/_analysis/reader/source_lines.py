@@ -36,6 +36,12 @@ _FRAME_LINE = re.compile(
 _MAX_FRAME_CHARACTERS = 4096
 """Of a line with a place; where one ends is found by trying, which takes long in longer ones."""
 
+_GRAPH_FILE_NAME = re.compile(r".*_graph_([0-9]{1,9})\.ir")
+_FILE_AND_LINE = re.compile(r"(.+):([0-9]{1,9})")
+_OPERATOR_NUMBER = re.compile(r"-op[0-9]+(?:_[0-9]+)?$")
+_FramePredicate: TypeAlias = "Callable[[Frame, Frame | None], bool]"
+"""Whether a place is meant, given the one that it called."""
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -66,7 +72,7 @@ class IrOperator:
 
 
 def read_ir_operators(path: Path) -> Iterator[IrOperator]:
-    """Yield the operators of a file in its order; DamagedError when it cannot be read."""
+    """Yield the operators of a file in its order; CorruptedError when it cannot be read."""
     try:
         with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
             yield from parse_ir_operators(file)
@@ -101,15 +107,15 @@ def _parse_frame(found: re.Match[str]) -> Frame:
 
 
 def read_stack_operators(path: Path) -> Iterator[IrOperator]:
-    """Yield the calls of a stack file in their order; DamagedError when it is none."""
+    """Yield the calls of a stack file in their order; CorruptedError when it is none."""
     try:
         body: object = json.loads(path.read_bytes())
     except OSError as error:
         raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise CorruptedError(f"{path}: no stack file: {error}") from None
+        raise CorruptedError(f"{path}: not a stack file: {error}") from None
     if not isinstance(body, dict):
-        raise CorruptedError(f"{path}: no stack file: it holds no object")
+        raise CorruptedError(f"{path}: not a stack file: the content is not a JSON object")
     for key, lines in cast("dict[str, object]", body).items():
         op_name = parse_stack_key(key)
         if op_name:
@@ -130,13 +136,6 @@ def _parse_frames(lines: object) -> tuple[Frame, ...]:
     texts = cast("list[Any]", lines) if isinstance(lines, list) else []
     found = [parse_source_line(text) for text in reversed(texts) if isinstance(text, str)]
     return tuple(Frame(at.file, at.line, at.line, at.code) for at in found if at is not None)
-
-
-_GRAPH_FILE_NAME = re.compile(r".*_graph_([0-9]{1,9})\.ir")
-_FILE_AND_LINE = re.compile(r"(.+):([0-9]{1,9})")
-_OPERATOR_NUMBER = re.compile(r"-op[0-9]+(?:_[0-9]+)?$")
-_FramePredicate: TypeAlias = "Callable[[Frame, Frame | None], bool]"
-"""Whether a place is meant, given the one that it called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +186,7 @@ def graph_files(root: Path, ranks: tuple[int, ...]) -> list[GraphFile]:
 
 
 def read_operators(file: GraphFile) -> Iterator[IrOperator]:
-    """Yield the operators of a file with their stacks; DamagedError when it cannot be read."""
+    """Yield the operators of a file with their stacks; CorruptedError when it cannot be read."""
     yield from (
         read_stack_operators(file.path)
         if file.path.suffix == ".json"

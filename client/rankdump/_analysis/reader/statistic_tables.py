@@ -39,6 +39,17 @@ from rankdump.errors import CorruptedError
 _MSPROBE_STEP = 1
 """Step of every line of the real tool."""
 
+_STATISTIC_ITEMS = (*SUMMARY_ITEMS, "l2norm")
+RecordsByName: TypeAlias = "Mapping[tuple[int, int, str], list[StatusAndRecord]]"
+"""Records of the tensors of an API dump, by rank, iteration and name."""
+MAX_TABLE_BYTES = 4 << 30
+"""Most a packed table may unpack to."""
+_TITLE_SPELLINGS = {title.lower(): title for title in STATISTIC_TITLES.values()} | {
+    "l2norm": STATISTIC_TITLES["l2norm"],
+    "md5 value": STATISTIC_TITLES["md5"],
+}
+"""Columns that CANN and its tools spell otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlacedInfoLine:
@@ -52,7 +63,7 @@ class PlacedInfoLine:
 
 @dataclass(frozen=True, slots=True)
 class InfoFileContent:
-    """What an info file says."""
+    """Content of an info file."""
 
     lines: tuple[PlacedInfoLine, ...]
     damage: str = ""
@@ -64,14 +75,14 @@ class InfoFileContent:
 
     @property
     def statistic_items(self) -> frozenset[str]:
-        """Figures that the file has of any tensor: where another has none of them, it is NaN."""
+        """Statistics that the file has of any tensor: where another lacks one, it is NaN."""
         return frozenset(item for noted in self.lines for item in noted.line.statistics)
 
 
 def read_info(path: Path, *, stepped: bool) -> InfoFileContent:
     """Return what an info file says; with `stepped` it is known to have real steps.
 
-    A line that is torn or none of these ends it; DamagedError when it cannot be read at all.
+    A line that is torn or none of these ends it; CorruptedError when it cannot be read at all.
     """
     try:
         # Bytes that are no text are in no line of JSON: they end what is read of the file.
@@ -88,7 +99,7 @@ def read_info(path: Path, *, stepped: bool) -> InfoFileContent:
             found.append((number, parse_info_line(line, file=f"{path}, line {number}")))
         except CorruptedError as error:
             torn = number > len(ended)
-            damage = f"{path}: its last line has no end: {line[:60]!r}" if torn else str(error)
+            damage = f"{path}: its last line is incomplete: {line[:60]!r}" if torn else str(error)
             break
     stepped = stepped or any(line.step != _MSPROBE_STEP for _, line in found)
     lines = [line for _, line in found]
@@ -110,12 +121,6 @@ def _iterations_by_block(lines: Sequence[InfoLine]) -> list[int]:
     return iterations
 
 
-_STATISTIC_ITEMS = (*SUMMARY_ITEMS, "l2norm")
-
-RecordsByName: TypeAlias = "Mapping[tuple[int, int, str], list[StatusAndRecord]]"
-"""What manifests say of a tensor of an api dump, by rank, iteration and name."""
-
-
 def index_call_records(manifests: Iterable[Manifest]) -> RecordsByName:
     """Return what the manifests of an api dump say."""
     found: defaultdict[tuple[int, int, str], list[StatusAndRecord]] = defaultdict(list)
@@ -130,16 +135,16 @@ def index_call_records(manifests: Iterable[Manifest]) -> RecordsByName:
 
 
 def read_info_rows(table: Table, known: RecordsByName) -> Iterator[Figures]:
-    """Yield the rows of an info file; DamagedError, after all others, for a line that is none."""
+    """Yield the rows of an info file; CorruptedError, after all others, for a line that is none."""
     info = read_info(table.path, stepped=any(rank == table.rank for rank, _, _ in known))
     seen: Counter[tuple[int, int, str]] = Counter()
     given = info.statistic_items
     for noted in info.lines:
         where = table.rank, noted.iteration, noted.line.name
         every = known.get(where, [])
-        said = every[min(seen[where], len(every) - 1)] if every else None
+        known_record = every[min(seen[where], len(every) - 1)] if every else None
         seen[where] += 1
-        row = _info_row(noted, table, said, given)
+        row = _info_row(noted, table, known_record, given)
         if row is not None:
             yield row
     if info.damage:
@@ -147,7 +152,7 @@ def read_info_rows(table: Table, known: RecordsByName) -> Iterator[Figures]:
 
 
 def _info_row(
-    noted: PlacedInfoLine, table: Table, said: StatusAndRecord | None, given: frozenset[str]
+    noted: PlacedInfoLine, table: Table, known_record: StatusAndRecord | None, given: frozenset[str]
 ) -> Figures | None:
     line = noted.line
     file = api_tree.parse_api_file_name(f"{line.name}.npy")
@@ -170,7 +175,9 @@ def _info_row(
             net_name="",
             graph=0,
             iteration=noted.iteration,
-            timestamp_us=noted.line_number if said is None else said[1].timestamp_us,
+            timestamp_us=noted.line_number
+            if known_record is None
+            else known_record[1].timestamp_us,
             op_type=file.op_type,
             op_name=file.op_name,
             side=file.side,
@@ -182,12 +189,12 @@ def _info_row(
         data_bytes=math.prod(line.shape) * (element.item_bytes if element is not None else 0),
         values=values,
         relative=table.relative,
-        record=None if said is None else said[1],
+        record=None if known_record is None else known_record[1],
     )
 
 
 class InfoFilePlaces:
-    """When the tensors of files that no manifest names were dumped, by the info file beside."""
+    """Iteration and order of tensors that no manifest names, from the info file beside them."""
 
     def __init__(self, root: Path, *, stepped: bool) -> None:
         self._root, self._stepped = root, stepped
@@ -210,24 +217,14 @@ class InfoFilePlaces:
             if path.is_file():
                 try:
                     info = read_info(path, stepped=self._stepped)
-                except CorruptedError:  # said of the table itself
+                except CorruptedError:  # reported when the table itself is read
                     return {}
                 return {noted.line.name: noted for noted in info.lines}
         return {}
 
 
-MAX_TABLE_BYTES = 4 << 30
-"""Most a packed table may unpack to."""
-
-_TITLE_SPELLINGS = {title.lower(): title for title in STATISTIC_TITLES.values()} | {
-    "l2norm": STATISTIC_TITLES["l2norm"],
-    "md5 value": STATISTIC_TITLES["md5"],
-}
-"""Columns that CANN and its tools spell otherwise."""
-
-
 class TableRecords:
-    """What the manifests of a tree say of the rows of its tables.
+    """Records in the manifests of a tree for the rows of its tables.
 
     Only what those of one iteration say is held, and of tables that do not tell the iteration what
     all of a rank say, or of the tree where ranks are not told either.
@@ -277,7 +274,7 @@ class TableRecords:
 
 
 def read_table_rows(table: Table, known: TableRecords) -> Iterator[Figures]:
-    """Yield the rows of one table, in its order; DamagedError names the line at fault.
+    """Yield the rows of one table, in its order; CorruptedError names the line at fault.
 
     A last line without an end is such a line, after all others: it is torn, or being written.
     """
@@ -302,7 +299,7 @@ def _read_every_row(table: Table, known: TableRecords) -> Iterator[Figures]:
     for row in _parse_table(whole, table):
         yield _statistics_row(row, table, known)
     if torn:
-        raise CorruptedError(f"{table.path}: its last line has no end: {torn[:60]!r}")
+        raise CorruptedError(f"{table.path}: its last line is incomplete: {torn[:60]!r}")
 
 
 def _parse_table(text: str, table: Table) -> Iterable[statistic_tables.StatisticCsvRow]:
@@ -333,8 +330,10 @@ def _statistics_row(
 ) -> Figures:
     stamp, member = row.timestamp_us, f"{row.side.value}.{row.slot}"
     # Where every tensor has a time of its own, nothing else is said.
-    said = known.find_by_time(table, stamp, member) or known.find_by_time(table, stamp, "")
-    iteration = table.iteration if table.dated or said is None else said[0].iteration
+    known_record = known.find_by_time(table, stamp, member) or known.find_by_time(table, stamp, "")
+    iteration = (
+        table.iteration if table.dated or known_record is None else known_record[0].iteration
+    )
     return Figures(
         key=TensorKey(
             rank=table.rank,
@@ -355,7 +354,7 @@ def _statistics_row(
         data_bytes=row.data_bytes,
         values={_TITLE_SPELLINGS.get(title.lower(), title): text for title, text in row.values},
         relative=table.relative,
-        record=said[1] if said is not None else None,
+        record=known_record[1] if known_record is not None else None,
     )
 
 

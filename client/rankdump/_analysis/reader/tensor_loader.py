@@ -37,6 +37,16 @@ from rankdump.errors import CorruptedError, UnsupportedError
 _CANN_PREFIX = "DT_"
 _BY_NAME = {kind.name: kind for kind in DATA_TYPES.values()}
 
+_UNDEFINED_TYPE = 0
+_MAX_CACHED_DESCRIPTIONS = 1 << 14
+MAX_UNPACKED_BYTES = 64 << 30
+"""Most a file may unpack to when no manifest says how large it is."""
+_MAX_HEADER_BYTES = 4096
+_UNPACKED_SUFFIX = ".npy"
+_MAX_BLOCK_HEADER_BYTES = 4096
+"""Longer headers are not read in blocks; nobody writes them."""
+Opened: TypeAlias = "FileElements | npt.NDArray[Any]"
+
 
 def name_element_type(number: int) -> str:
     """Return the name of an element type: numpy's where there is one, else CANN's."""
@@ -50,12 +60,8 @@ def normalize_element_name(text: str) -> str:
     return name_element_type(known.number) if known else text
 
 
-_UNDEFINED_TYPE = 0
-_MAX_CACHED_DESCRIPTIONS = 1 << 14
-
-
 def described(path: Path) -> Iterator[tuple[TensorSide, int, Described]]:
-    """Yield the tensors that a file's header names; DamagedError when it cannot be read.
+    """Yield the tensors that a file's header names; CorruptedError when it cannot be read.
 
     Slots that were not dumped have a place and nothing in it.
     """
@@ -92,7 +98,7 @@ def _describe_tensor(
 def load_member(path: Path, member: str, record: ManifestRecord | None) -> npt.NDArray[Any]:
     """Return one tensor in the shape it had on the device.
 
-    DamagedError when it is not there or not what it should be, UnsupportedError for elements
+    CorruptedError when it is not there or not what it should be, UnsupportedError for elements
     that are no numbers.
     """
     from rankdump._binfile import bin_file
@@ -108,7 +114,7 @@ def load_member(path: Path, member: str, record: ManifestRecord | None) -> npt.N
                 raise UnsupportedError(f"{path}: {member}: {error}") from None
             except (CorruptedError, ValueError) as error:
                 raise CorruptedError(f"{path}: {member}: {error}") from None
-    raise CorruptedError(f"{path}: no {member} in it")
+    raise CorruptedError(f"{path}: the file has no tensor {member}")
 
 
 def _member_array(
@@ -129,7 +135,7 @@ def _member_array(
 
 
 def read_npy_array(data: bytes | memoryview) -> npt.NDArray[Any]:
-    """Return the array, read-only, bfloat16 as float32; DamagedError when it is none."""
+    """Return the array, read-only, bfloat16 as float32; CorruptedError when it is none."""
     form = read_npy_form(data)
     array = npy_format.view_array_behind_header(form.header, data[: form.data_end])
     if not form.bfloat16:
@@ -145,14 +151,9 @@ def _raw_bytes(raw: npt.NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(raw).view(np.uint8).reshape(-1).data
 
 
-MAX_UNPACKED_BYTES = 64 << 30
-"""Most a file may unpack to when no manifest says how large it is."""
-_MAX_HEADER_BYTES = 4096
-
-
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a listing says of a tensor."""
+    """Facts that a listing shows of a tensor."""
 
     dtype: str
     """Element type as the framework held it, where a manifest knows it."""
@@ -160,7 +161,7 @@ class Facts:
     bytes_in: int
     """Bytes of the elements as the framework held them."""
     tensor_format: str = ""
-    """How the elements lie in that shape, where a bin file says it."""
+    """Format of that shape, where a bin file states it."""
     original_shape: tuple[int, ...] = ()
     """Shape in the format that the operator itself speaks, where a bin file says it."""
 
@@ -171,7 +172,7 @@ def load(
     """Return a tensor as a read-only array, of a bin file in the shape it had on the device.
 
     With a format it is converted to that, its padding cropped where the original shape is known.
-    DamagedError when the file is not what it should be, UnsupportedError for elements that are no
+    CorruptedError when the file is not what it should be, UnsupportedError for elements that are no
     numbers, such as strings, and for a format that there is no way to.
     """
     record = entry.record
@@ -188,10 +189,10 @@ def load(
 
 
 def check_shape(entry: Entry, shape: tuple[int, ...]) -> None:
-    """Raise DamagedError unless a file has the shape that its manifest says, where there is one."""
+    """Raise CorruptedError when a manifest states another shape than the file has."""
     record = entry.record
     if record is not None and shape != record.shape:
-        raise CorruptedError(f"{entry.path}: shape {shape}, its manifest says {record.shape}")
+        raise CorruptedError(f"{entry.path}: shape {shape}, but its manifest has {record.shape}")
 
 
 def _convert_format(entry: Entry, tensor: npt.NDArray[Any], wanted: str) -> npt.NDArray[Any]:
@@ -266,11 +267,6 @@ def facts_of(entry: Entry | None, tensor: npt.NDArray[Any]) -> Facts:
     return Facts(str(tensor.dtype), tensor.shape, tensor.nbytes)
 
 
-_UNPACKED_SUFFIX = ".npy"
-_MAX_BLOCK_HEADER_BYTES = 4096
-"""Longer headers are not read in blocks; nobody writes them."""
-
-
 @dataclass(frozen=True, slots=True)
 class FileElements:
     """The elements of an open file, in C order."""
@@ -283,35 +279,34 @@ class FileElements:
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of elements."""
         return math.prod(self.shape)
 
-    def part(self, at: int, count: int, room: memoryview) -> npt.NDArray[Any]:
+    def part(self, at: int, count: int, buffer: memoryview) -> npt.NDArray[Any]:
         """Read as many elements from `at` on into memory for bytes, and return them there.
 
-        DamagedError where the file ends before.
+        CorruptedError where the file ends before.
         """
         item_bytes = self.dtype.itemsize
-        room = room[: count * item_bytes]
+        buffer = buffer[: count * item_bytes]
         offset = self.data_offset + at * item_bytes
         filled = 0
         try:
-            while filled < len(room):
-                found = os.preadv(self.descriptor, [room[filled:]], offset + filled)
+            while filled < len(buffer):
+                found = os.preadv(self.descriptor, [buffer[filled:]], offset + filled)
                 if not found:
-                    raise CorruptedError(f"{self.entry.path}: was cut while it was read")
+                    raise CorruptedError(
+                        f"{self.entry.path}: the file was truncated while it was read"
+                    )
                 filled += found
         except OSError as error:
             raise CorruptedError(f"{self.entry.path}: cannot be read: {error.strerror}") from None
-        return np.frombuffer(room, dtype=self.dtype)
-
-
-Opened: TypeAlias = "FileElements | npt.NDArray[Any]"
+        return np.frombuffer(buffer, dtype=self.dtype)
 
 
 @contextmanager
 def opened(entry: Entry) -> Generator[Opened, None, None]:
-    """Lend the elements of a tensor: its open file where they lie there as they are, else an array.
+    """Open the elements of a tensor: the file where it holds them unchanged, else an array.
 
     Raises what `load` raises.
     """

@@ -27,10 +27,13 @@ from rankdump.errors import CorruptedError, UnsupportedError
 _BLOCK_ELEMENTS = 1 << 20
 """Complex elements turned into moduli at a time."""
 
+_TensorPosition = tuple[int, str, int, str, int, str, str]
+_COUNT_ITEMS = ("nan count", "negative inf count", "positive inf count")
+
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Figures over every element, in float64; NaN and infinities take part, as they are.
+    """Statistics over every element, in float64; NaN and infinities take part, as they are.
 
     A complex element counts with its modulus, which `statistic.csv` never does.
     """
@@ -47,7 +50,7 @@ class Statistics:
 
 
 def statistics(tensor: npt.NDArray[Any]) -> Statistics:
-    """Return the figures; memory stays bounded whatever the tensor's size."""
+    """Return the statistics; memory stays bounded whatever the tensor's size."""
     flat = tensor.reshape(-1)
     found = _modulus_moments(flat) if flat.dtype.kind == "c" else compute_moments(flat)
     return Statistics(
@@ -73,7 +76,7 @@ def _modulus_moments(flat: npt.NDArray[Any]) -> ElementMoments:
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """One tensor in figures; None for a figure that its source does not have."""
+    """Statistics of one tensor; None for one that its source does not have."""
 
     key: TensorKey
     op_type: str
@@ -93,15 +96,11 @@ class Surveyed:
     nans: int | None = None
     infinities: int | None = None
     damage: str = ""
-    """Why there are no figures."""
-
-
-_TensorPosition = tuple[int, str, int, str, int, str, str]
-_COUNT_ITEMS = ("nan count", "negative inf count", "positive inf count")
+    """Reason why there are no statistics."""
 
 
 class Survey:
-    """An iterable over the figures of a tree; what could not be read stands in `problems`."""
+    """Iterable over the statistics of a tree; `problems` lists what could not be read."""
 
     def __init__(self, tree: Tree, query: Query, *, decide: bool = False) -> None:
         """With `decide`, a tensor whose row cannot tell whether it is finite is computed."""
@@ -188,18 +187,18 @@ def _survey_entry(entry: Entry) -> Surveyed:
         tensor = load(entry)
     except CorruptedError as error:
         return _empty_survey(entry, Facts("", (), 0), damage=str(error))
-    except UnsupportedError:  # there are no figures of strings
+    except UnsupportedError:  # strings have no statistics
         return _empty_survey(entry, facts(entry))
-    figures = statistics(tensor)
+    computed = statistics(tensor)
     return replace(
         _empty_survey(entry, facts_of(entry, tensor)),
-        finite=figures.nans + figures.infinities == 0,
-        maximum=figures.maximum,
-        minimum=figures.minimum,
-        mean=figures.mean,
-        l2norm=figures.l2norm,
-        nans=figures.nans,
-        infinities=figures.infinities,
+        finite=computed.nans + computed.infinities == 0,
+        maximum=computed.maximum,
+        minimum=computed.minimum,
+        mean=computed.mean,
+        l2norm=computed.l2norm,
+        nans=computed.nans,
+        infinities=computed.infinities,
     )
 
 

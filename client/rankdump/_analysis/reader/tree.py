@@ -27,10 +27,17 @@ from rankdump._core.record import TensorKey
 from rankdump._core.statistics import STATISTIC_TITLES
 from rankdump._layout.file_name import FileName
 
+NULL_TEXT = "null"
+"""Text that MindSpore up to 2.2 writes for a tensor without finite elements."""
+_NONFINITE_COUNT_ITEMS = ("nan count", "negative inf count", "positive inf count")
+_DIGEST_BYTES = 16
+_MAX_COLUMN_NUMBER = (1 << 64) - 1
+_ROWS_AT_A_TIME = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What the header of a bin file says of one of its tensors."""
+    """Description of one tensor in the header of a bin file."""
 
     op_name: str
     """Full scope name, raw."""
@@ -62,15 +69,15 @@ class Entry(NamedTuple):
     stored_bytes: int
     """Size of the file, or the share of a member in it."""
     record: ManifestRecord | None = None
-    """What the manifest says; None for a file that no manifest names."""
+    """Record in the manifest; None for a file that no manifest names."""
     member: str = ""
     """Which tensor of a bin file, `input.0`; empty where the file is the tensor."""
     described: Described | None = None
-    """What the header says; None where a manifest said enough to leave the file unopened."""
+    """Description in the header; None where a manifest made reading the header unnecessary."""
 
     @property
     def path(self) -> Path:
-        """Where the file stands."""
+        """Path of the file."""
         return self.root / self.relative
 
     @property
@@ -123,7 +130,7 @@ class Table:
     """0 for the table of a graph's constants, which belong to none."""
     constant: bool = False
     dated: bool = True
-    """Without this the folder does not say the iteration, but perhaps a manifest of each row."""
+    """False when the folder has no iteration; manifests may state it for each row."""
     operator: FileName | None = None
     """The operator whose table it is; None for those of a whole folder."""
     info: bool = False
@@ -144,7 +151,7 @@ class Table:
 
     @property
     def path(self) -> Path:
-        """Where the file stands."""
+        """Path of the file."""
         return self.root / self.relative
 
     @property
@@ -155,7 +162,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What a walk found."""
+    """Result of a walk."""
 
     root: Path
     ranks: tuple[int, ...]
@@ -163,19 +170,19 @@ class Tree:
     entries: Entries
     """Sorted by rank, iteration and time; the constants of a rank stand first."""
     manifests: tuple[Manifest, ...]
-    """Without their records: those of files are the entries'."""
+    """Manifests without their records, which are in the entries."""
     tables: tuple[Table, ...] = ()
     """Sorted by rank, iteration and time; those of constants stand first."""
     foreign: int = 0
     """Files among the tensors that are none; half-written hidden ones are not counted."""
     problems: tuple[str, ...] = ()
-    """What could not be read, or is not there although a manifest names it."""
+    """Sentences about files that could not be read, or that a manifest names and are missing."""
     by_device: bool = False
     """The ranks are the numbers of devices: no folder of a rank is there."""
     retired: frozenset[RetiredIteration] = frozenset()
-    """What was removed on purpose, of ranks that have a folder."""
+    """Retired iterations of ranks that have a folder."""
     whole: bool = True
-    """Without this only some ranks, graphs or iterations were asked for, and only those read."""
+    """False when only the selected ranks, graphs or iterations were read."""
     job_id: str = ""
     """Of this job only, of several; what its manifests do not name is left out of tables too."""
 
@@ -187,13 +194,8 @@ class Tree:
 
     @property
     def unit(self) -> str:
-        """What the numbers of `ranks` count."""
+        """Noun for the numbers in `ranks`."""
         return "device" if self.by_device else "rank"
-
-
-NULL_TEXT = "null"
-"""What releases up to 2.2 write where no finite element is left."""
-_NONFINITE_COUNT_ITEMS = ("nan count", "negative inf count", "positive inf count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +208,11 @@ class Figures:
     shape: tuple[int, ...]
     data_bytes: int
     values: Mapping[str, str]
-    """Text of each figure by the title of its column."""
+    """Text of each statistic by the title of its column."""
     relative: str
     """Path of the table below the root, with `/`."""
     record: ManifestRecord | None = None
-    """What the manifest says; None for a row that no manifest names."""
+    """Record in the manifest; None for a row that no manifest names."""
 
     @property
     def op_type(self) -> str:
@@ -223,7 +225,7 @@ class Figures:
         return self.record.op_name if self.record else self.key.op_name
 
     def number(self, item: str) -> float | None:
-        """Return a figure by its name in `statistic_category`; None when the row has none."""
+        """Return a statistic by its name in `statistic_category`; None when the row has none."""
         text = self.values.get(STATISTIC_TITLES[item], NULL_TEXT)
         try:
             return None if text == NULL_TEXT else float(text)
@@ -246,17 +248,12 @@ class Figures:
         return True if len(known) == len(extremes) else None
 
 
-_DIGEST_BYTES = 16
-_MAX_COLUMN_NUMBER = (1 << 64) - 1
-_ROWS_AT_A_TIME = 4096
-
-
 class PlaceInTime(NamedTuple):
-    """What a tensor belongs to; sorts as the program ran."""
+    """Rank and iteration of a tensor; sorts in execution order."""
 
     rank: int
     dated: bool
-    """Without this it is a constant."""
+    """False for constants."""
     iteration: int
 
 

@@ -43,18 +43,19 @@ from rankdump._layout.file_name import (
 from rankdump._layout.tree_paths import MAPPING_FILE
 from rankdump.errors import CorruptedError
 
+_MEMBER = re.compile(rf"(input|output)\.({NUMBER_PATTERN})")
+_ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
+"""Arguments of an operator, `{op_type}.{scope}.json` (MindSpore 2.3 Dump guide)."""
+
 
 def read_long_names(mapping: Path) -> LongFileNames:
-    """Return the long names of a folder; DamagedError when the file is there and unreadable."""
+    """Return the long names of a folder; CorruptedError when the file is there and unreadable."""
     try:
         return LongFileNames.parse(mapping.read_bytes())
     except FileNotFoundError:
         return LongFileNames()
     except OSError as error:
         raise CorruptedError(f"{mapping}: cannot be read: {error.strerror}") from None
-
-
-_MEMBER = re.compile(rf"(input|output)\.({NUMBER_PATTERN})")
 
 
 class TensorFile(NamedTuple):
@@ -64,7 +65,7 @@ class TensorFile(NamedTuple):
     relative: str
     """Path below the root."""
     file_name: FileName
-    """What the name says, the full one of a long name."""
+    """The parsed name; of a shortened name, the full one."""
     stored_bytes: int
     full_name: str = ""
     """The full name of a long one, else the name."""
@@ -194,10 +195,6 @@ def _key(
     return make_tensor_key(folder, says, side, slot, rank=status.rank, iteration=status.iteration)
 
 
-_ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
-"""Arguments of an operator: `{op_type}.{scope}.json` (mindspore-dump.md 2.9)."""
-
-
 class _FolderItem(NamedTuple):
     """A name in a folder, and what stands there: with neither, another thing, or nothing."""
 
@@ -217,13 +214,13 @@ class LeafFolder(NamedTuple):
 
 @dataclass(slots=True)
 class FolderIndex:
-    """What has been found so far."""
+    """Index of the folders of a tree and of the files in those that were entered."""
 
     root: Path
     queries: tuple[Query, ...] = ()
-    """What is asked for; folders with none of it are passed over."""
+    """Selections; folders that they exclude are not entered."""
     sized: bool = True
-    """Without this no file is looked at, and the sizes of all are 0."""
+    """When false, the sizes of files are not read and are 0."""
     leaves: list[LeafFolder] = field(default_factory=list[LeafFolder])
     files: list[TensorFile] = field(default_factory=list[TensorFile])
     """Of folders that were entered, like tables."""

@@ -45,7 +45,7 @@ def status_of(tree: Tree) -> StatusView:
 def _add_table_bytes(
     iterations: tuple[IterationStatus, ...], tables: tuple[Table, ...]
 ) -> tuple[IterationStatus, ...]:
-    """Return the iterations; those of figures alone take what their tables do.
+    """Return the iterations; those of statistics alone take the size of their tables.
 
     A table of all iterations of a rank counts with the last one.
     """
@@ -153,7 +153,7 @@ def _unfinished_sentences(tree: Tree) -> list[str]:
 def _missing_ranks(tree: Tree) -> list[str]:
     world_size = max((m.world_size for m in tree.manifests), default=0)
     missing = missing_ranges(tree.ranks, world_size)
-    return [f"rank {missing}: no folder, of a world of {world_size}"] if missing else []
+    return [f"rank {missing}: no folder, in a job with world size {world_size}"] if missing else []
 
 
 def _empty_ranks(tree: Tree) -> list[str]:
@@ -161,7 +161,7 @@ def _empty_ranks(tree: Tree) -> list[str]:
     known |= {table.rank for table in tree.tables}
     known |= {rank for rank, _ in tree.gone}
     empty = set(tree.ranks) - known - {manifest.status.rank for manifest in tree.manifests}
-    return [f"{tree.unit} {ranges(empty)}: a folder without tensors"] if empty else []
+    return [f"{tree.unit} {ranges(empty)}: the folder has no tensors"] if empty else []
 
 
 def _missing_iterations(tree: Tree) -> list[str]:

@@ -82,19 +82,19 @@ class _SizeCounter:
 
 
 class _UsageObserver:
-    """What is known of a tree while its manifests are read, one after the other."""
+    """Sums over the manifests and files of a tree, added one by one."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._block_bytes = root, os.statvfs(root).f_frsize
         self._ranks: defaultdict[int, dict[int, DumpSize]] = defaultdict(dict)
         """What an iteration took, by rank."""
-        self._tables = defaultdict[int, _SizeCounter](self._weighing)
+        self._tables = defaultdict[int, _SizeCounter](self._new_counter)
         self._folders: defaultdict[int, set[str]] = defaultdict(set)
-        self._once, self._grown = self._weighing(), self._weighing()
+        self._once, self._grown = self._new_counter(), self._new_counter()
 
     def add_manifest(self, manifest: Manifest, path: Path) -> None:
         """Count what a manifest says, and its file."""
-        status, own = manifest.status, self._weighing()
+        status, own = manifest.status, self._new_counter()
         for record in manifest.records:
             constant = _is_constant_folder(record.path.rpartition("/")[0])
             (self._once if constant else own).add_tensor(record)
@@ -126,7 +126,7 @@ class _UsageObserver:
                     self._once.add_file(path)
 
     def summarize(self) -> ObservedDump:
-        """Return what was seen; DamagedError where no iteration with tensors is complete."""
+        """Return what was seen; CorruptedError where no iteration with tensors is complete."""
         ranks = max(map(len, self._ranks.values()), default=0)
         whole = [
             sum_sizes((*of.values(), self._beside(iteration)))
@@ -147,17 +147,17 @@ class _UsageObserver:
         self._add_folders(iteration, tables)
         return tables.summarize(folders=len(self._folders[iteration]))
 
-    def _add_folders(self, iteration: int, weighing: _SizeCounter) -> None:
-        self._folders[iteration] |= {path for path in weighing.folders if _has_iteration(path)}
+    def _add_folders(self, iteration: int, counter: _SizeCounter) -> None:
+        self._folders[iteration] |= {path for path in counter.folders if _has_iteration(path)}
 
-    def _weighing(self) -> _SizeCounter:
+    def _new_counter(self) -> _SizeCounter:
         return _SizeCounter(self._root, self._block_bytes)
 
 
 def observe(root: Path) -> ObservedDump:
     """Return what one iteration of a tree takes, over all ranks that are in it.
 
-    Files that a manifest names are not looked at. DamagedError where no iteration of it is
+    Files that a manifest names are not looked at. CorruptedError where no iteration of it is
     complete.
     """
     places = FolderIndex(root, sized=False)

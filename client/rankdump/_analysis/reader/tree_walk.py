@@ -65,7 +65,7 @@ def collector_paused() -> Generator[None, None, None]:
 
 @dataclass(slots=True)
 class _WalkBatch:
-    """What has to be read together: folders, and the manifests that name what is in them."""
+    """Folders that are read together, and the manifests that name their files."""
 
     manifests: list[ManifestFileName] = field(default_factory=list[ManifestFileName])
     leaves: list[LeafFolder] = field(default_factory=list[LeafFolder])
@@ -79,7 +79,7 @@ def walk(root: Path, *queries: Query, balances_only: bool = False, job_id: str =
 
     Ranks, graphs and iterations that a query leaves out are not entered. With `balances_only`
     neither are iterations with files and a manifest: of these only their balances are read. With
-    `job_id` neither is what other jobs dumped; DamagedError when there is nothing of that one.
+    `job_id` neither is what other jobs dumped; CorruptedError when there is nothing of that one.
     """
     places = FolderIndex(root, queries)
     places.find_folders()
@@ -192,7 +192,7 @@ class _TreeReader:
         for manifest in read_manifests(batch.manifests, places.problems, balances_only=only):
             known.add(manifest)
             self.manifests.append(replace(manifest, records=(), session=None))
-        # Figures alone have a table, whose size no balance says.
+        # Statistics alone have a table, whose size no balance states.
         if any(only and (m.status.bytes_stored or m.status.linked) for m in self.manifests[heads:]):
             return []
         for leaf in batch.leaves:
@@ -204,7 +204,7 @@ class _TreeReader:
         absent, places.missing_files = places.missing_files, []
         # Manifests say what should be there: a dropped tensor has its row as well.
         if not self._stepped:
-            named = f"named by {MAPPING_FILE}, not there"
+            named = f"named by {MAPPING_FILE}, but missing"
             places.problems.extend(f"{path}: {named}" for path in absent)
         entries = read_entries(root, files, known, places.problems, stepped=self._stepped)
         constants.add_constants_of(known)
@@ -221,7 +221,7 @@ class _TreeReader:
             named = folder is None or self._places.selects_folder(folder)
             # Nobody writes a manifest of what stands in another iteration's folder.
             if named and not os.path.lexists(self._places.root / path):
-                yield f"{path}: named by a manifest, not there"
+                yield f"{path}: named by a manifest, but missing"
 
 
 def execution_sort_key(entry: Entry) -> tuple[int, bool, int, int, str, str, int]:
@@ -279,14 +279,14 @@ def _find_size_mismatches(entries: list[Entry], files: list[TensorFile]) -> Iter
         if due[file.relative] not in (0, file.stored_bytes):
             yield (
                 f"{file.relative}: {file.stored_bytes} bytes, "
-                f"its manifest says {due[file.relative]}"
+                f"but its manifest has {due[file.relative]}"
             )
 
 
 def locate(path: Path) -> tuple[Entry, ...]:
     """Return the tensors of one file; none when it does not stand in a tree's folders.
 
-    DamagedError when it does, and cannot be read.
+    CorruptedError when it does, and cannot be read.
     """
     full = path.absolute()
     if not full.is_file():

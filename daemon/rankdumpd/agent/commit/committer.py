@@ -37,7 +37,7 @@ RETRY_INTERVAL_S = 1.0
 MAX_COMMIT_TRIES = 3
 INTERNAL_ERROR = "internal_error"
 _MAX_NUMBER = (1 << 63) - 1
-"""Larger ones no column holds."""
+"""Largest integer that a column holds."""
 
 FinishedFrame: TypeAlias = "RecordOutcome | StatisticRowsResult | MetadataFrame"
 
@@ -49,20 +49,20 @@ class SessionBatch:
     """One session's part of a batch."""
 
     outcomes: list[RecordOutcome] = field(default_factory=list[RecordOutcome])
-    judged: list[StatisticRowsResult] = field(default_factory=list[StatisticRowsResult])
-    declared: list[MetadataFrame] = field(default_factory=list[MetadataFrame])
+    row_results: list[StatisticRowsResult] = field(default_factory=list[StatisticRowsResult])
+    metadata: list[MetadataFrame] = field(default_factory=list[MetadataFrame])
 
     @property
     def sequences(self) -> list[int]:
         """Numbers of its frames."""
-        return [f.frame_id.sequence for f in (*self.outcomes, *self.judged, *self.declared)]
+        return [f.frame_id.sequence for f in (*self.outcomes, *self.row_results, *self.metadata)]
 
 
 SessionBatches: TypeAlias = "dict[RankSession, SessionBatch]"
 
 
 class BatchCommitter:
-    """For one thread; waits while the ledger's disk refuses, until `stopping`."""
+    """Commits batches to the ledger from one thread; retries a failing disk until `stopping`."""
 
     def __init__(
         self,
@@ -74,24 +74,28 @@ class BatchCommitter:
         self._ledger, self._registry, self._stopping = ledger, registry, stopping
         self._meters = meters
         self.problem = ""
-        """Why nothing can be entered at present; empty when it can."""
+        """Why nothing can be committed at present; empty when it can."""
 
     def commit_frames(self, frames: Sequence[FinishedFrame]) -> Iterator[SessionBatches]:
-        """Enter frames and yield them, together or, where that fails, part by part.
+        """Commit frames and yield them: together, or part by part where that fails.
 
-        What cannot be entered by itself is counted as dropped; what cannot even be counted is left
-        to the rank to send again. UnavailableError when the ledger is no more.
+        A frame that cannot be committed alone is counted as dropped; if that fails as well, its
+        rank resends it. UnavailableError when the ledger is damaged.
         """
         try:
-            shares = self._shares(frames)
+            shares = self._group_by_session(frames)
             done = self._commit(shares)
         except UnavailableError:
             raise
         except Exception as error:
             if len(frames) == 1:
-                yield from self._by_itself(frames[0], error)
+                yield from self._commit_alone(frames[0], error)
                 return
-            _logger.warning("%d frames are entered in parts: %r", len(frames), error)
+            _logger.warning(
+                "%d frames cannot be committed together and are committed in parts: %r",
+                len(frames),
+                error,
+            )
             half = len(frames) // 2
             yield from self.commit_frames(frames[:half])
             yield from self.commit_frames(frames[half:])
@@ -99,19 +103,19 @@ class BatchCommitter:
             if done:
                 yield shares
 
-    def _by_itself(self, frame: FinishedFrame, error: Exception) -> Iterator[SessionBatches]:
-        ticket = frame.frame_id
-        session = self._registry.get(ticket.session_id)
+    def _commit_alone(self, frame: FinishedFrame, error: Exception) -> Iterator[SessionBatches]:
+        frame_id = frame.frame_id
+        session = self._registry.get(frame_id.session_id)
         _logger.error(
-            "frame %d of session %s",
-            ticket.sequence,
-            ticket.session_id,
+            "frame %d of session %s cannot be committed",
+            frame_id.sequence,
+            frame_id.session_id,
             exc_info=error,
-            extra={"session": ticket.session_id},
+            extra={"session": frame_id.session_id},
         )
         for attempt in [frame] * (MAX_COMMIT_TRIES - 1) + [_make_stand_in(frame)]:
             try:
-                shares = self._shares([attempt])
+                shares = self._group_by_session([attempt])
                 done = self._commit(shares)
             except UnavailableError:
                 raise
@@ -120,25 +124,25 @@ class BatchCommitter:
                 continue
             if attempt is not frame:
                 what = type(getattr(frame, "declaration", frame)).__name__
-                who = f"rank {session.request.rank}, frame {ticket.sequence} ({what})"
-                session.add_finding(f"{who}: not entered, counted as {INTERNAL_ERROR}: {error}")
+                who = f"rank {session.request.rank}, frame {frame_id.sequence} ({what})"
+                session.add_finding(f"{who}: not committed, counted as {INTERNAL_ERROR}: {error}")
             if done:
                 yield shares
             return
         session.release_frames(
-            [ticket.sequence], f"frame {ticket.sequence} was not settled: {error!r}"
+            [frame_id.sequence], f"frame {frame_id.sequence} was not committed: {error!r}"
         )
 
-    def _shares(self, frames: Sequence[FinishedFrame]) -> SessionBatches:
+    def _group_by_session(self, frames: Sequence[FinishedFrame]) -> SessionBatches:
         shares: defaultdict[str, SessionBatch] = defaultdict(SessionBatch)
         for item in frames:
             share = shares[item.frame_id.session_id]
             if isinstance(item, RecordOutcome):
                 share.outcomes.append(item)
             elif isinstance(item, StatisticRowsResult):
-                share.judged.append(item)
+                share.row_results.append(item)
             else:
-                share.declared.append(item)
+                share.metadata.append(item)
         return {self._registry.get(session_id): share for session_id, share in shares.items()}
 
     def _commit(self, shares: SessionBatches) -> bool:
@@ -147,15 +151,15 @@ class BatchCommitter:
             try:
                 self._ledger.commit(
                     [outcome for share in shares.values() for outcome in share.outcomes],
-                    [judged for share in shares.values() for judged in share.judged],
-                    [declared for share in shares.values() for declared in share.declared],
+                    [row_results for share in shares.values() for row_results in share.row_results],
+                    [metadata for share in shares.values() for metadata in share.metadata],
                     {s.request.session_id: s.watermark for s in shares},
                     synced=any(session.storage.synced for session in shares),
                 )
             except sqlite3.OperationalError as error:
                 self._meters.add("rankdump_agent_commit_errors_total")
                 if str(error) != self.problem:
-                    _logger.error("the ledger cannot be written, trying again: %s", error)
+                    _logger.error("the ledger cannot be written; retrying: %s", error)
                 self.problem = str(error)
                 if self._stopping.wait(RETRY_INTERVAL_S):
                     return False
@@ -170,97 +174,95 @@ class BatchCommitter:
 
 
 def _make_stand_in(frame: FinishedFrame) -> RecordOutcome | StatisticRowsResult:
-    """Return what stands for a frame that cannot be entered as it is: nothing of it is kept."""
+    """Return a drop that is committed in place of a frame that the ledger cannot hold."""
     if isinstance(frame, StatisticRowsResult):
         rows = replace(frame.rows, iteration=min(frame.rows.iteration, _MAX_NUMBER))
         return StatisticRowsResult(frame.frame_id, rows, {INTERNAL_ERROR: range(len(rows))}, b"")
     if isinstance(frame, RecordOutcome):
-        return _make_bare_outcome(frame.frame_id, frame.head.rank, frame.head.iteration)
-    return _make_bare_outcome(frame.frame_id, 0, getattr(frame.declaration, "iteration", 0))
+        return _make_empty_outcome(frame.frame_id, frame.head.rank, frame.head.iteration)
+    return _make_empty_outcome(frame.frame_id, 0, getattr(frame.declaration, "iteration", 0))
 
 
-def _make_bare_outcome(ticket: FrameId, rank: int, iteration: int) -> RecordOutcome:
+def _make_empty_outcome(frame_id: FrameId, rank: int, iteration: int) -> RecordOutcome:
     nothing = TensorKind(0, "", "", TensorSide.OUTPUT, 0, dtype="", shape=(), byte_count=0)
     head = RecordHead(nothing, min(iteration, _MAX_NUMBER), timestamp_us=0, rank=rank)
-    return make_drop_outcome(ticket, head, INTERNAL_ERROR)
+    return make_drop_outcome(frame_id, head, INTERNAL_ERROR)
 
 
 MAX_BATCH_FRAMES = 4096
 CHECK_INTERVAL_S = 1.0
-"""Between two looks for what is to be tried again, or may be forgotten."""
+"""Pause between two checks for retries and for rows that can be folded."""
 FRAME_COST_BYTES = 1024
-"""What a frame occupies besides its tensor."""
+"""Memory of a frame besides its tensor."""
 
 
 def compute_cost_bytes(item_bytes: int) -> int:
-    """Return what a frame with that many bytes occupies until it is committed."""
+    """Return the memory that a frame of this size occupies until it is committed."""
     return item_bytes + FRAME_COST_BYTES
 
 
 @dataclass(slots=True)
 class _FrameBatch:
-    """What is committed at once, and what it occupies."""
+    """Frames that are committed at once, and the memory they occupy."""
 
     frames: list[FinishedFrame] = field(default_factory=list["FinishedFrame"])
     cost: int = 0
 
 
 class FrameCommitter:
-    """Takes finished frames from any thread; nothing ends it but `stop`."""
+    """The committer thread: accepts finished frames from any thread until `stop`."""
 
     def __init__(
         self,
         ledger: AgentLedger,
         registry: SessionRegistry,
-        effects: PostCommitActions,
+        actions: PostCommitActions,
         budget: QueueBudget,
         *,
         meters: MetricCounters,
         usage: DumpUsage | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ledger, self._registry, self._effects = ledger, registry, effects
+        self._ledger, self._registry, self._actions = ledger, registry, actions
         self._budget, self._meters, self._clock = budget, meters, clock
         self._usage = usage or DumpUsage()
         self._done: queue.SimpleQueue[tuple[Sequence[FinishedFrame], int] | None] = (
             queue.SimpleQueue()
         )
         self._unfinished: deque[RankSession] = deque()
-        """Sessions with effects that take their time; each counts as a frame under way."""
+        """Sessions whose post-commit actions are not done; each counts as a frame in flight."""
         self._stopping = threading.Event()
-        self._settler = BatchCommitter(ledger, registry, self._stopping, meters)
-        self._looked_s = clock()
+        self._batch_committer = BatchCommitter(ledger, registry, self._stopping, meters)
+        self._checked_s = clock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the threads."""
         self._thread = threading.Thread(target=self._run, name="rankdumpd-committer")
         self._thread.start()
 
     def submit(self, frames: Sequence[FinishedFrame], cost: int) -> None:
-        """Hand over frames with what they occupy together; never waits."""
+        """Queue frames with the memory they occupy together; never waits."""
         self._done.put((frames, cost))
 
     def submit_outcomes(self, outcomes: Sequence[RecordOutcome]) -> None:
-        """Hand over records that were written or dropped; never waits."""
+        """Queue the outcomes of records; never waits."""
         self.submit(
             outcomes, sum(compute_cost_bytes(outcome.head.byte_count) for outcome in outcomes)
         )
 
     def findings(self) -> list[str]:
-        """Return why nothing is accounted for at present, a sentence; none when all is."""
-        problem = self._settler.problem or self._ledger.problem
+        """Return one sentence while frames cannot be committed, nothing otherwise."""
+        problem = self._batch_committer.problem or self._ledger.problem
         return [f"the ledger cannot be written, and ranks wait: {problem}"] if problem else []
 
     def fault(self) -> str:
-        """Say that the thread has died."""
+        """Return that the thread has died, or an empty text."""
         alive = self._thread is None or self._thread.is_alive()
-        return "" if alive else "the thread that commits is dead"
+        return "" if alive else "the committer thread has died"
 
     def stop(self, timeout_s: float = 60.0) -> bool:
-        """Commit what was submitted, give up where the disk refuses; return whether the thread has
-        ended by then.
-        """
+        """Commit what was submitted, without retries; return whether the thread ended in time."""
         self._stopping.set()
         if self._thread:
             self._done.put(None)
@@ -273,18 +275,18 @@ class FrameCommitter:
     def _run(self) -> None:
         running = True
         while running:
-            batch, running = self._batch(wait=not self._unfinished)
+            batch, running = self._next_batch(wait=not self._unfinished)
             if batch.frames:
-                self._settle(batch)
-            # What is left when the end comes is done by the next process.
+                self._commit_batch(batch)
+            # The next process does what is left at the end of this one.
             if running and self._unfinished:
                 self._unfinished.rotate(-1)
                 self._apply(self._unfinished[-1])
-            if running and self._clock() - self._looked_s >= CHECK_INTERVAL_S:
-                self._look()
-                self._looked_s = self._clock()
+            if running and self._clock() - self._checked_s >= CHECK_INTERVAL_S:
+                self._check()
+                self._checked_s = self._clock()
 
-    def _batch(self, *, wait: bool) -> tuple[_FrameBatch, bool]:
+    def _next_batch(self, *, wait: bool) -> tuple[_FrameBatch, bool]:
         batch = _FrameBatch()
         try:
             item = self._done.get(timeout=CHECK_INTERVAL_S) if wait else self._done.get_nowait()
@@ -299,30 +301,34 @@ class FrameCommitter:
             item = self._done.get()
         return batch, False
 
-    def _settle(self, batch: _FrameBatch) -> None:
+    def _commit_batch(self, batch: _FrameBatch) -> None:
         try:
-            for shares in self._settler.commit_frames(batch.frames):
+            for shares in self._batch_committer.commit_frames(batch.frames):
                 for session, share in shares.items():
-                    self._take_note(session, share)
+                    self._count_committed(session, share)
         except UnavailableError as error:
-            # This process is about to end; the next one hears of them again.
-            _logger.error("%d frames are left: %s", len(batch.frames), error)
+            # This process is about to end; ranks resend these frames to the next one.
+            _logger.error("%d frames are left uncommitted: %s", len(batch.frames), error)
         except Exception:
-            # A fault in one batch must not silence the acknowledgements of all others.
-            _logger.exception("a batch of %d frames was not settled", len(batch.frames))
+            # An error in one batch must not stop the acknowledgements of all others.
+            _logger.exception("a batch of %d frames was not committed", len(batch.frames))
         finally:
             self._budget.release(batch.cost, items=len(batch.frames))
 
-    def _take_note(self, session: RankSession, share: SessionBatch) -> None:
+    def _count_committed(self, session: RankSession, share: SessionBatch) -> None:
         try:
-            session.count_committed(share.outcomes, share.judged, share.declared)
+            session.count_committed(share.outcomes, share.row_results, share.metadata)
         except Exception as error:
             request = session.request
-            _logger.exception("session %s", request.session_id, extra=build_log_fields(request))
-            session.release_frames(share.sequences, f"its frames were not counted: {error!r}")
+            _logger.exception(
+                "committed frames of session %s were not counted",
+                request.session_id,
+                extra=build_log_fields(request),
+            )
+            session.release_frames(share.sequences, f"committed frames were not counted: {error!r}")
         else:
-            if share.outcomes or share.judged:
-                self._meters.add_all(count_frames(share.outcomes, share.judged))
+            if share.outcomes or share.row_results:
+                self._meters.add_all(count_frames(share.outcomes, share.row_results))
             stored = sum(outcome.bytes_stored for outcome in share.outcomes)
             root = str(session.storage.tree.root)
             self._usage.add(UsageChange(session.request.job_id, root, stored))
@@ -331,16 +337,16 @@ class FrameCommitter:
     def _apply(self, session: RankSession) -> None:
         done = True
         try:
-            done = self._effects.apply_due(session)
+            done = self._actions.apply_due(session)
         except Exception as error:
             request = session.request
             _logger.exception(
-                "session %s of rank %d",
+                "session %s of rank %d: metadata cannot be applied",
                 request.session_id,
                 request.rank,
                 extra=build_log_fields(request),
             )
-            session.add_finding(f"rank {request.rank}: a declaration had no effect: {error}")
+            session.add_finding(f"rank {request.rank}: a metadata frame was not applied: {error}")
         if done and session in self._unfinished:
             self._unfinished.remove(session)
             self._budget.release(0)
@@ -348,10 +354,10 @@ class FrameCommitter:
             self._unfinished.append(session)
             self._budget.count_unfinished()
 
-    def _look(self) -> None:
-        """Try again what failed; let the ledger forget, as long as nothing else is to be done."""
+    def _check(self) -> None:
+        """Retry what failed, and fold old rows of the ledger while nothing else is queued."""
         sessions = self._registry.list_sessions()
-        for session in self._effects.list_retries(sessions):
+        for session in self._actions.list_retries(sessions):
             self._apply(session)
         self._registry.release_trees()
         try:
@@ -363,4 +369,4 @@ class FrameCommitter:
             while self._done.empty() and not self._stopping.is_set() and self._ledger.fold_some():
                 pass
         except (sqlite3.Error, UnavailableError) as error:
-            _logger.warning("the ledger is not tidied: %s", error)
+            _logger.warning("the ledger cannot be compacted at present: %s", error)

@@ -33,7 +33,7 @@ from rankdumpd.server import state_files
 
 MAX_BATCH_OPERATORS = 256
 MAX_BATCH_BYTES = 64 << 20
-"""So much may stand twice on the disk, in an operator's file and in those of its tensors."""
+"""Most bytes that are on the disk twice: in an operator's file and in those of its tensors."""
 
 _logger = logging.getLogger(__name__)
 
@@ -50,16 +50,15 @@ class IterationJoin:
         usage: DumpUsage,
     ) -> None:
         self.declared, self.end = declared, end
-        self._left = _join_groups(ledger, session, declared.frame_id, end.iteration, usage)
+        self._groups = _join_groups(ledger, session, declared.frame_id, end.iteration, usage)
 
     def join_some(self) -> bool:
-        """Join some more; return whether that was all.
+        """Join the next operators; return whether all are joined.
 
-        OSError, of a disk that is full or ails, and sqlite3.Error leave it to another time. Where
-        the disk refuses for good, tensors stay in files of their own. So do those that came when
-        their operator had been joined already.
+        A passing OSError or sqlite3.Error is raised, to be retried. After a permanent OSError the
+        tensors stay in files of their own, as do those that arrive after their operator was joined.
         """
-        return next(self._left, True)
+        return next(self._groups, True)
 
 
 def _join_groups(
@@ -75,7 +74,7 @@ def _join_groups(
         shares: list[JoinedMember] = []
         done: list[OperatorMember] = []
         for members in operators:
-            # Done before: what a crash left of it is removed.
+            # Joined before a crash: the tensors' own files may be left.
             done += [member for member in members if member.joined]
             if not any(member.joined for member in members):
                 parts = _join_operator(joiner, session, members)
@@ -102,13 +101,13 @@ def _split_batches(
     operators: Iterable[list[OperatorMember]],
 ) -> Iterator[list[list[OperatorMember]]]:
     some: list[list[OperatorMember]] = []
-    room = MAX_BATCH_BYTES
+    left_bytes = MAX_BATCH_BYTES
     for members in operators:
         some.append(members)
-        room -= sum(member.bytes_stored for member in members)
-        if room <= 0 or len(some) >= MAX_BATCH_OPERATORS:
+        left_bytes -= sum(member.bytes_stored for member in members)
+        if left_bytes <= 0 or len(some) >= MAX_BATCH_OPERATORS:
             yield some
-            some, room = [], MAX_BATCH_BYTES
+            some, left_bytes = [], MAX_BATCH_BYTES
     if some:
         yield some
 
@@ -141,7 +140,7 @@ def _remove_own_files(
     except OSError as error:
         if state_files.is_transient(error):
             raise
-        _note_failure(session, "tensors stand in files of their own as well", error)
+        _note_failure(session, "files of joined tensors cannot be removed", error)
 
 
 def _note_failure(session: RankSession, what: str, error: OSError) -> None:
@@ -156,20 +155,20 @@ _StatisticRow = tuple[TensorKind, int, str]
 def iter_committed_rows(
     found: Iterable[StoredTableRow | StoredStatisticRows], session: RankSession
 ) -> Iterator[StatisticTableRow]:
-    """Yield the lines of tables, in the order of the frames."""
+    """Yield the rows of tables in the order of their frames."""
     for piece in found:
         if isinstance(piece, StoredTableRow):
             yield piece.row
         else:
             rows, of_row = reread_statistic_rows(piece.raw), session.storage.lines.format_statistics
-            for kind, timestamp_us, figures in _iter_kept(rows, piece):
-                yield of_row(kind, timestamp_us, figures, rows.iteration)
+            for kind, timestamp_us, statistics in _iter_kept(rows, piece):
+                yield of_row(kind, timestamp_us, statistics, rows.iteration)
 
 
 def make_manifest_records(
     kept: Iterable[StoredRecord | StoredStatisticRows], layout: Layout
 ) -> tuple[set[int], tuple[ManifestRecord, ...]]:
-    """Return the graphs of what is kept of an iteration, and its records."""
+    """Return the graphs and the manifest records of an iteration's stored tensors."""
     graphs: set[int] = set()
     records: list[ManifestRecord] = []
     for each in kept:
@@ -184,11 +183,11 @@ def make_manifest_records(
 
 
 def _iter_kept(rows: StatisticRows, frame: StoredStatisticRows) -> Iterator[_StatisticRow]:
-    all_of_them = zip(rows.kinds, rows.timestamps_us, rows.statistics, strict=True)
+    all_rows = zip(rows.kinds, rows.timestamps_us, rows.statistics, strict=True)
     if not frame.refused:
-        return all_of_them
+        return all_rows
     refused = {place for places in frame.refused.values() for place in places}
-    return (row for place, row in enumerate(all_of_them) if place not in refused)
+    return (row for place, row in enumerate(all_rows) if place not in refused)
 
 
 def _make_record(kind: TensorKind, timestamp_us: int, layout: Layout) -> ManifestRecord:
@@ -211,19 +210,19 @@ def write_iteration_files(
     ledger: AgentLedger,
     session: RankSession,
     status: IterationStatus,
-    ticket: FrameId,
+    frame_id: FrameId,
     *,
     repeated: bool,
 ) -> None:
-    """Write order files and manifest of an iteration that ended with a ticket's frame.
+    """Write the order files and the manifest of an iteration that ended with the given frame.
 
-    With `repeated` they may be there in part.
+    With `repeated` some of them may exist already.
     """
-    request, outlet, iteration = session.request, session.storage, status.iteration
+    request, storage, iteration = session.request, session.storage, status.iteration
     kept = ledger.kept(request.session_id, iteration)
-    kept_graphs, records = make_manifest_records(kept, outlet.layout)
-    tree, layout = outlet.tree, outlet.layout
-    if layout.api_files is None:  # there the info file has the order
+    kept_graphs, records = make_manifest_records(kept, storage.layout)
+    tree, layout = storage.tree, storage.layout
+    if layout.api_files is None:  # in an API tree the info file has the order
         graphs = session.program.graphs(iteration) | kept_graphs
         rank_files.write_program_order(tree, request.rank, session.program.unwritten(iteration))
         rank_files.append_iteration(tree, request.rank, graphs, iteration, repeated=repeated)
@@ -237,7 +236,7 @@ def write_iteration_files(
             pid=request.pid,
             framework=request.framework,
             device_target=request.device_target,
-            last_sequence=ticket.sequence,
+            last_sequence=frame_id.sequence,
             plan=request.plan_json.decode(errors="replace"),
         ),
     )

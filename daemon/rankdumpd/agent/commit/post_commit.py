@@ -10,8 +10,8 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
+from rankdump._core.backoff import RetrySchedule
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart, OperatorGraph
 from rankdump._core.plan import UNNAMED_MODEL
@@ -48,35 +48,7 @@ from rankdumpd.server.metrics import MetricCounters, SampleKey
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 30.0
-"""A disk that was full for an hour is noticed to have room again after so long at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class _RetryTime:
-    at_s: float
-    pause_s: float
-
-
-class Backoff:
-    """By name of what waits, when it is to be tried next."""
-
-    def __init__(self) -> None:
-        self._tries: dict[str, _RetryTime] = {}
-
-    def note_failure(self, name: str, *, now_s: float) -> None:
-        """Note that it failed, once more or for the first time."""
-        before = self._tries.get(name)
-        pause_s = min(2 * before.pause_s, LAST_RETRY_S) if before else FIRST_RETRY_S
-        self._tries[name] = _RetryTime(now_s + pause_s, pause_s)
-
-    def list_due(self, *, now_s: float) -> list[str]:
-        """Return what is to be tried now."""
-        return [name for name, each in self._tries.items() if each.at_s <= now_s]
-
-    def forget(self, name: str) -> bool:
-        """Forget what is done; return whether it had waited."""
-        return self._tries.pop(name, None) is not None
-
+"""Longest pause between two attempts of a session whose disk was full or failing."""
 
 _logger = logging.getLogger(__name__)
 
@@ -84,21 +56,21 @@ _logger = logging.getLogger(__name__)
 def handle_failure(
     session: RankSession, what: str, error: Exception, end: MetadataFrame | None = None
 ) -> None:
-    """Let the session wait, raising ExhaustedError, or say what is not to be had.
+    """Suspend the session and raise ExhaustedError for a passing error; log any other.
 
-    `end` is the declaration that was being applied, where it is the end of something.
+    `end` is the frame that was being applied, if it ends an iteration or the session.
     """
-    said = f"rank {session.request.rank}, {what}: {state_files.describe_error(error)}"
+    message = f"rank {session.request.rank}, {what}: {state_files.describe_error(error)}"
     if state_files.is_transient(error):
         session.pending.suspend(end)
-        raise ExhaustedError(f"{said}; it waits in the ledger and is tried again") from None
-    # Not marked as applied: the next start of the agent tries again.
-    _logger.error(said, exc_info=error, extra=build_log_fields(session.request))
-    session.add_finding(said)
+        raise ExhaustedError(f"{message}; the ledger keeps it and it is retried") from None
+    # Not marked as applied: the next start of the agent retries it.
+    _logger.error(message, exc_info=error, extra=build_log_fields(session.request))
+    session.add_finding(message)
 
 
 def apply_metadata(ledger: AgentLedger, session: RankSession, declared: MetadataFrame) -> None:
-    """Carry one out and enter that it is; ExhaustedError when it has to wait."""
+    """Apply a metadata frame and mark it as applied; ExhaustedError when it must be retried."""
     declaration = declared.declaration
     if isinstance(declaration, RankTimeouts):
         _apply_timeouts(ledger, session, declared.frame_id)
@@ -112,17 +84,17 @@ def apply_metadata(ledger: AgentLedger, session: RankSession, declared: Metadata
         _write_stacks(ledger, session, declared, declaration)
 
 
-def _apply_timeouts(ledger: AgentLedger, session: RankSession, ticket: FrameId) -> None:
+def _apply_timeouts(ledger: AgentLedger, session: RankSession, frame_id: FrameId) -> None:
     try:
-        ledger.mark_timeouts_applied(ticket)
+        ledger.mark_timeouts_applied(frame_id)
     except sqlite3.Error as error:
-        handle_failure(session, "timeouts not kept", error)
+        handle_failure(session, "timeouts not stored", error)
 
 
 def _write_graph(ledger: AgentLedger, session: RankSession, graph: OperatorGraph) -> None:
     tree, rank = session.storage.tree, session.request.rank
     try:
-        rank_files.write_graph(tree, rank, render_graph(graph, session.storage.stand.profile))
+        rank_files.write_graph(tree, rank, render_graph(graph, session.storage.context.profile))
         if graph.compiled:
             names = [node.name for node in graph.nodes]
             rank_files.write_program_order(tree, rank, {graph.number: names})
@@ -133,13 +105,13 @@ def _write_graph(ledger: AgentLedger, session: RankSession, graph: OperatorGraph
 
 
 def _write_arguments(
-    ledger: AgentLedger, session: RankSession, ticket: FrameId, arguments: KernelArguments
+    ledger: AgentLedger, session: RankSession, frame_id: FrameId, arguments: KernelArguments
 ) -> None:
-    rank, outlet = session.request.rank, session.storage
+    rank, storage = session.request.rank, session.storage
 
     def folder_of(graph: int) -> str:
-        return outlet.layout.make_folder(
-            outlet.stand,
+        return storage.layout.make_folder(
+            storage.context,
             rank=rank,
             net_name=session.plan.output.net_name or UNNAMED_MODEL,
             graph=graph,
@@ -149,16 +121,16 @@ def _write_arguments(
 
     try:
         unnameable = rank_files.write_arguments(
-            outlet.tree, arguments, folder_of=folder_of, mark=_make_mark(ticket)
+            storage.tree, arguments, folder_of=folder_of, mark=_make_mark(frame_id)
         )
-        ledger.mark_applied([ticket], session.program.written)
+        ledger.mark_applied([frame_id], session.program.written)
     except (OSError, sqlite3.Error) as error:
         handle_failure(session, f"iteration {arguments.iteration}: arguments not written", error)
         return
     for name in unnameable:
         session.add_finding(
-            f"rank {rank}: no file holds the arguments of {name!r}: "
-            f"its name would be over {MAX_NAME_BYTES} bytes"
+            f"rank {rank}: arguments of {name!r} not written: "
+            f"the file name would be over {MAX_NAME_BYTES} bytes"
         )
 
 
@@ -174,8 +146,8 @@ def _write_stacks(
         handle_failure(session, f"iteration {stacks.iteration}: stacks not written", error)
 
 
-def _make_mark(ticket: FrameId) -> str:
-    return f"{ticket.session_id}-{ticket.sequence}"
+def _make_mark(frame_id: FrameId) -> str:
+    return f"{frame_id.session_id}-{frame_id.sequence}"
 
 
 _RECORDS = "rankdump_agent_records_total"
@@ -183,34 +155,34 @@ _DROPPED = "rankdump_agent_dropped_records_total"
 
 
 def count_frames(
-    outcomes: Iterable[RecordOutcome], judged: Iterable[StatisticRowsResult]
+    outcomes: Iterable[RecordOutcome], row_results: Iterable[StatisticRowsResult]
 ) -> dict[SampleKey, float]:
-    """Return what records and rows of figures add, as they stand in the ledger."""
-    fates: Counter[RecordStatus] = Counter()
+    """Return the metric increments of committed records and rows of statistics."""
+    statuses: Counter[RecordStatus] = Counter()
     reasons: Counter[str] = Counter()
     received = stored = 0
     for outcome in outcomes:
-        fates[outcome.status] += 1
+        statuses[outcome.status] += 1
         received += outcome.head.byte_count
         stored += outcome.bytes_stored
         if outcome.reason:
             reasons[outcome.reason] += 1
-    for frame in judged:
-        fates[frame.status] += frame.kept
+    for frame in row_results:
+        statuses[frame.status] += frame.kept
         for reason, places in frame.refused.items():
-            fates[RecordStatus.DROPPED] += len(places)
+            statuses[RecordStatus.DROPPED] += len(places)
             reasons[reason] += len(places)
     found: dict[SampleKey, float] = {
         ("rankdump_agent_received_bytes_total", ()): received,
         ("rankdump_agent_stored_bytes_total", ()): stored,
     }
-    for fate, count in fates.items():
-        found[_RECORDS, (("fate", fate.value),)] = count
+    for status, count in statuses.items():
+        found[_RECORDS, (("fate", status.value),)] = count
     return found | _count_drops(reasons, "agent")
 
 
 def count_iteration_end(end: IterationEnd) -> dict[SampleKey, float]:
-    """Return what a rank says at the end of an iteration adds."""
+    """Return the metric increments of a rank's end of an iteration."""
     found: dict[SampleKey, float] = {
         ("rankdump_agent_iterations_total", ()): 1,
         ("rankdump_agent_stall_seconds_total", ()): end.stall_us / 1e6,
@@ -220,7 +192,7 @@ def count_iteration_end(end: IterationEnd) -> dict[SampleKey, float]:
 
 
 def _count_drops(reasons: Mapping[str, int], by: str) -> dict[SampleKey, float]:
-    """Return drops by the words there are: what a rank says may be any text."""
+    """Return drops by known reason: a rank may send any text as a reason."""
     found: dict[SampleKey, float] = {}
     for reason, count in reasons.items():
         key = _DROPPED, (("by", by), ("reason", normalize_reason(reason)))
@@ -229,11 +201,11 @@ def _count_drops(reasons: Mapping[str, int], by: str) -> dict[SampleKey, float]:
 
 
 READ_BATCH_FRAMES = 64
-"""Declarations that are read again at once: of a session that waited long there are many."""
+"""Metadata frames that are reread at once: a session that waited long has many."""
 
 
 class PostCommitActions:
-    """Applies due declarations, in order; called from one thread at a time."""
+    """Applies committed metadata frames in order; called from one thread at a time."""
 
     def __init__(
         self,
@@ -247,25 +219,25 @@ class PostCommitActions:
         self._ledger, self._reporter = ledger, reporter
         self._meters, self._clock = meters, clock
         self._usage = usage or DumpUsage()
-        self._again = Backoff()
+        self._retries = RetrySchedule(FIRST_RETRY_S, LAST_RETRY_S)
         self._joining: dict[str, IterationJoin] = {}
-        """By session: the iteration whose operators are being joined."""
+        """The iteration whose operators are being joined, by session."""
 
     def apply_due(self, session: RankSession) -> bool:
-        """Apply what the watermark has passed, then acknowledge it; return whether that was all.
+        """Apply the frames up to the watermark, then acknowledge; return whether all is done.
 
-        Joining operators may take long: a little of it is done at a time, and others go on.
+        Joining operators may take long, so each call joins some, and other sessions go on between.
         """
-        done = session.pending.is_suspended or self._go_on(session)
+        done = session.pending.is_suspended or self._apply_pending(session)
         if session.pending.is_suspended:
-            self._tell_ends(session)
+            self._report_ends(session)
         self._reporter.wake()
         session.acknowledge()
         return done
 
     def list_retries(self, sessions: Iterable[RankSession]) -> list[RankSession]:
-        """Return those of all sessions for which `apply_due` is due although nothing came."""
-        due = set(self._again.list_due(now_s=self._clock()))
+        """Return the sessions for which `apply_due` must be called although no frame arrived."""
+        due = set(self._retries.list_due(now_s=self._clock()))
         found: list[RankSession] = []
         for session in sessions:
             if session.pending.is_suspended and session.request.session_id in due:
@@ -275,55 +247,55 @@ class PostCommitActions:
                 found.append(session)
         return found
 
-    def _go_on(self, session: RankSession) -> bool:
+    def _apply_pending(self, session: RankSession) -> bool:
         try:
-            self._introduce(session)
+            self._write_metadata(session)
             self._tabulate(session)
             done = self._apply_some(session)
         except ExhaustedError as error:
-            self._wait(session, str(error))
+            self._postpone(session, str(error))
             return True
         if done and session.pending.is_complete:
-            session.pending.complaint = ""
-            if self._again.forget(session.request.session_id):
+            session.pending.problem = ""
+            if self._retries.forget(session.request.session_id):
                 request = session.request
                 _logger.warning(
-                    "rank %d: what waited is in the tree",
+                    "rank %d: deferred manifests and tables are written",
                     request.rank,
                     extra=build_log_fields(request),
                 )
         return done
 
-    def _wait(self, session: RankSession, why: str) -> None:
+    def _postpone(self, session: RankSession, why: str) -> None:
         session_id = session.request.session_id
-        self._again.note_failure(session_id, now_s=self._clock())
+        self._retries.postpone(session_id, now_s=self._clock())
         self._joining.pop(session_id, None)
         session.program = ProgramOrder(session.program.written)
         session.graphs = GraphAssembler()
         if session.storage.tables is not None:
             session.storage.tables.expect_existing_rows()
-        if why != session.pending.complaint:
+        if why != session.pending.problem:
             _logger.error(why, extra=build_log_fields(session.request))
-        session.pending.complaint = why
+        session.pending.problem = why
 
-    def _tell_ends(self, session: RankSession) -> None:
-        """Count and report iterations whose manifests have to wait, and take a goodbye."""
+    def _report_ends(self, session: RankSession) -> None:
+        """Count and report ends of iterations and of the session while their files are deferred."""
         while (declared := session.pending.pop_next(session.watermark)) is not None:
             declaration = declared.declaration
             if isinstance(declaration, IterationEnd):
-                status = self._ended(session, declared, declaration)
+                status = self._count_end(session, declared, declaration)
                 self._report_end(session, declared.frame_id, status)
             elif isinstance(declaration, SessionEnd):
                 session.close_by_rank(declaration)
                 self._reporter.session(session.status(), str(session.storage.tree.root))
 
-    def _introduce(self, session: RankSession) -> None:
+    def _write_metadata(self, session: RankSession) -> None:
         if session.has_metadata:
             return
         try:
             prepare_tree(session, session.request)
         except OSError as error:
-            handle_failure(session, "its metadata is not written", error)
+            handle_failure(session, "metadata not written", error)
         session.has_metadata = True
 
     def _apply_some(self, session: RankSession) -> bool:
@@ -340,14 +312,14 @@ class PostCommitActions:
             if declared is not None or after is None:
                 return declared
             try:
-                self._read_on(session, after)
+                self._read_more(session, after)
             except sqlite3.Error as error:
-                handle_failure(session, "what is due is not read", error)
+                handle_failure(session, "pending metadata frames not read from the ledger", error)
                 return None
 
-    def _read_on(self, session: RankSession, after: int) -> None:
+    def _read_more(self, session: RankSession, after: int) -> None:
         session_id, watermark = session.request.session_id, session.watermark
-        found = self._ledger.unapplied(session_id, after, up_to=watermark, most=READ_BATCH_FRAMES)
+        found = self._ledger.unapplied(session_id, after, up_to=watermark, limit=READ_BATCH_FRAMES)
         all_there = len(found) < READ_BATCH_FRAMES
         if all_there:
             found += self._ledger.unapplied(session_id, watermark)
@@ -355,7 +327,7 @@ class PostCommitActions:
         session.pending.add_from_ledger(again, all_there=all_there)
 
     def _join_some(self, session: RankSession) -> bool:
-        """Return whether no operators are left to be joined; their iteration ends then."""
+        """Join some operators; return whether none are left, and end their iteration then."""
         joining = self._joining.pop(session.request.session_id, None)
         if joining is None:
             return True
@@ -385,7 +357,7 @@ class PostCommitActions:
             apply_metadata(self._ledger, session, declared)
 
     def _tabulate(self, session: RankSession) -> None:
-        """Write the rows of all that is committed without a gap."""
+        """Write the table rows of all frames up to the watermark."""
         tables = session.storage.tables
         if tables is None:
             return
@@ -393,7 +365,7 @@ class PostCommitActions:
             while session.tabulated_to < session.watermark:
                 self._tabulate_some(session, tables, session.watermark)
         except (OSError, sqlite3.Error) as error:
-            handle_failure(session, "tables of figures: rows have to wait", error)
+            handle_failure(session, "tables of statistics: rows not written", error)
 
     def _tabulate_some(self, session: RankSession, tables: StatisticTables, up_to: int) -> None:
         session_id = session.request.session_id
@@ -412,33 +384,33 @@ class PostCommitActions:
         *,
         joined: bool = True,
     ) -> None:
-        ticket = declared.frame_id
-        status = self._ended(session, declared, end)
+        frame_id = declared.frame_id
+        status = self._count_end(session, declared, end)
         try:
-            # A manifest says that everything is there: without its rows it has to wait as they do.
-            if joined and _are_rows_written(session, ticket):
+            # A manifest says that an iteration is complete, so it waits for its rows.
+            if joined and _are_rows_written(session, frame_id):
                 repeated = session.pending.was_begun(declared)
-                write_iteration_files(self._ledger, session, status, ticket, repeated=repeated)
+                write_iteration_files(self._ledger, session, status, frame_id, repeated=repeated)
                 session.program.forget_iterations(end.iteration)
-                self._ledger.enter_iteration_end(ticket, end, session.program.written, status)
+                self._ledger.enter_iteration_end(frame_id, end, session.program.written, status)
                 return
         except (OSError, sqlite3.Error) as error:
             what = f"iteration {end.iteration}: no manifest written"
             handle_failure(session, what, error, declared)
-        self._report_end(session, ticket, status)
+        self._report_end(session, frame_id, status)
 
-    def _ended(
+    def _count_end(
         self, session: RankSession, declared: MetadataFrame, end: IterationEnd
     ) -> IterationStatus:
         if session.is_first_end(declared, end):
             self._meters.add_all(count_iteration_end(end))
         return session.end_iteration(declared, end)
 
-    def _report_end(self, session: RankSession, ticket: FrameId, status: IterationStatus) -> None:
+    def _report_end(self, session: RankSession, frame_id: FrameId, status: IterationStatus) -> None:
         try:
-            self._ledger.enter_waiting_iteration(ticket, status)
+            self._ledger.enter_waiting_iteration(frame_id, status)
         except sqlite3.Error as error:
-            # It is reported when its manifest is there.
+            # It is reported once its manifest is written.
             _logger.error(
                 "rank %d, iteration %d: not reported: %s",
                 status.rank,
@@ -453,10 +425,10 @@ class PostCommitActions:
             if _are_rows_written(session, declared.frame_id):
                 self._ledger.enter_session_end(declared.frame_id, end)
         except sqlite3.Error as error:
-            handle_failure(session, "its goodbye is not entered", error, declared)
+            handle_failure(session, "the end of the session is not recorded", error, declared)
         self._reporter.session(session.status(), str(session.storage.tree.root))
 
 
-def _are_rows_written(session: RankSession, ticket: FrameId) -> bool:
-    """Return whether every row before a declaration stands in its table."""
-    return session.storage.tables is None or session.tabulated_to >= ticket.sequence
+def _are_rows_written(session: RankSession, frame_id: FrameId) -> bool:
+    """Return whether every row before a frame is written to its table."""
+    return session.storage.tables is None or session.tabulated_to >= frame_id.sequence

@@ -21,8 +21,6 @@ from rankdumpd.agent.declarations import (
     make_unreadable_result,
     read_lost_tensors,
     read_metadata_frame,
-    reread_metadata_frame,
-    reread_statistic_rows,
 )
 from rankdumpd.agent.records import (
     FrameId,
@@ -42,92 +40,88 @@ _TOO_LONG = re.compile(rf"[^,]{{{MAX_STATISTIC_CHARACTERS + 1}}}")
 
 @dataclass(frozen=True, slots=True)
 class StatisticRules:
-    """What a session's plan says of figures that come in the place of elements."""
+    """What a session's plan says about statistics that are sent in place of elements."""
 
-    due: int
-    """How many there are of each tensor."""
+    statistic_count: int
+    """Statistics of each tensor."""
     elements: bool
-    """Records bring their elements."""
+    """Records contain their elements."""
     degrades: bool
-    """A tensor for which there was no room may bring figures all the same."""
+    """A tensor for which there was no space may be sent as statistics."""
 
 
 def check_record_size(sequence: int, head: RecordHead, first_bytes: int) -> None:
-    """Raise ProtocolError where a record brings more than it declares.
+    """Raise ProtocolError where a record contains more bytes than it declares.
 
-    Elements in the place of figures are no fault here: a tensor may have none, and one of them
-    must not cost the session. `admit` drops it by reason.
+    Elements in place of statistics are accepted here, because one such tensor must not end the
+    session: `admit` drops it with a reason.
     """
     if first_bytes > head.byte_count:
         raise ProtocolError(
-            f"record {sequence} brings {first_bytes} bytes, declares {head.byte_count}"
+            f"record {sequence} contains {first_bytes} bytes but declares {head.byte_count}"
         )
 
 
 def check_statistic_rows(sequence: int, rows: StatisticRows, rules: StatisticRules) -> None:
-    """Raise ProtocolError where figures are not those of the plan, or could harm a table."""
+    """Raise ProtocolError where statistics are not those of the plan, or could damage a table."""
     if rows.degraded and not rules.degrades:
-        raise ProtocolError(f"frame {sequence} is degraded: the plan's on_full allows none such")
-    if rules.elements and not rows.degraded:
-        raise ProtocolError(f"frame {sequence} brings figures: the plan keeps elements")
-    if rules.due > MAX_STATISTICS:
         raise ProtocolError(
-            f"frame {sequence}: the plan has {rules.due} figures, at most {MAX_STATISTICS} "
-            "are taken"
+            f"frame {sequence} is degraded, which the plan's on_full does not allow"
+        )
+    if rules.elements and not rows.degraded:
+        raise ProtocolError(f"frame {sequence} contains statistics, but the plan keeps elements")
+    if rules.statistic_count > MAX_STATISTICS:
+        raise ProtocolError(
+            f"frame {sequence}: the plan has {rules.statistic_count} statistics, "
+            f"at most {MAX_STATISTICS} are accepted"
         )
     for text in rows.statistics:
         count = text.count(",") + 1 if text else 0
-        if count != rules.due:
-            raise ProtocolError(f"frame {sequence} with {count} figures: the plan has {rules.due}")
+        if count != rules.statistic_count:
+            raise ProtocolError(
+                f"frame {sequence} contains {count} statistics, "
+                f"the plan has {rules.statistic_count}"
+            )
     _check_texts(sequence, rows.statistics)
 
 
 def _check_texts(sequence: int, texts: Sequence[str]) -> None:
-    # They become fields of a table: nothing in one may end it. All at once, because thousands
-    # come with every step.
+    # The texts become fields of a table, so none may contain a separator. They are checked all at
+    # once, because thousands arrive with every step.
     joined = ",".join(texts)
     if joined.isprintable() and '"' not in joined and not _TOO_LONG.search(joined):
         return
     for text in joined.split(","):
         if len(text) > MAX_STATISTIC_CHARACTERS or not text.isprintable() or '"' in text:
             raise ProtocolError(
-                f"frame {sequence} with figure {text[:MAX_STATISTIC_CHARACTERS]!r}: printable, no "
-                f"quote, at most {MAX_STATISTIC_CHARACTERS} characters"
+                f"frame {sequence} has the statistic {text[:MAX_STATISTIC_CHARACTERS]!r}: expected "
+                f"printable characters without quotes, at most {MAX_STATISTIC_CHARACTERS}"
             )
 
 
-__all__ = [
-    "CompletedFrame",
-    "FrameAssembler",
-    "read_lost_tensors",
-    "read_metadata_frame",
-    "reread_metadata_frame",
-    "reread_statistic_rows",
-]
-
 _MAPPED_BYTES = 1 << 20
-"""A larger record that comes in pieces has pages of its own: there are few of that size."""
+"""A chunked record above this size is assembled in mapped memory of its own."""
 
 CompletedFrame = ReceivedRecord | RecordOutcome | StatisticRowsResult | MetadataFrame
-"""What a frame completes: a record to keep, a refused one, rows of figures, a declaration."""
+"""What a frame completes: a record to keep, a drop, rows of statistics, or metadata."""
 
 
 @dataclass(slots=True)
 class _OpenRecord:
-    """The record whose chunks are coming in."""
+    """The record whose chunks are arriving."""
 
     sequence: int
     head: RecordHead
     filled: int = 0
     target: bytearray | mmap.mmap | None = None
-    """None while the bytes are thrown away."""
+    """None while the bytes are discarded."""
     reason: str = ""
     repeated: bool = False
     checksum: bytes = b""
 
 
 class FrameAssembler:
-    """Puts the frames of one stream together; not for several threads."""
+    """Assembles the frames of one stream; not for several threads."""
 
     def __init__(
         self,
@@ -136,7 +130,7 @@ class FrameAssembler:
         rank: int,
         net_name: str,
         highest_first: int,
-        figures: int,
+        statistic_count: int,
         elements: bool,
         degrades: bool,
         known: Callable[[int], bool],
@@ -144,11 +138,11 @@ class FrameAssembler:
     ) -> None:
         """Expect a first frame of at most `highest_first`; `admit` is asked before allocation.
 
-        `figures` is how many stand in the place of a tensor's elements. None may where the plan
-        keeps `elements`, unless it `degrades` tensors for which there is no room.
+        A tensor without its elements has `statistic_count` statistics. Such tensors are rejected
+        where the plan keeps `elements`, unless it `degrades` tensors for which there is no space.
         """
         self._session_id = session_id
-        self._rules = StatisticRules(figures, elements=elements, degrades=degrades)
+        self._rules = StatisticRules(statistic_count, elements=elements, degrades=degrades)
         self._rank, self._net_name = rank, net_name
         self._known, self._admit = known, admit
         self._highest_first = highest_first
@@ -157,22 +151,22 @@ class FrameAssembler:
 
     @property
     def last_sequence(self) -> int:
-        """Number of the last frame that came; 0 before the first."""
+        """Number of the last frame that arrived; 0 before the first."""
         return self._last
 
     @property
     def within_record(self) -> bool:
-        """Whether chunks of the last record have to come."""
+        """Whether chunks of the last record are missing."""
         return self._open is not None
 
     def feed(
         self, frame: agent_pb2.Frame, data: RecordElements | None = None, *, lost: str = ""
     ) -> CompletedFrame | None:
-        """Take one frame; return what it completes, None while a record is open or repeated.
+        """Accept one frame; return what it completes, or None within or for a repeated record.
 
-        ResendError when one before it is missing, ProtocolError when it cannot be read itself.
-        Elements come within the frame, or as `data` that stays readable until they are committed.
-        Those that never came are `lost` for that reason.
+        ResendError when a frame before it is missing, ProtocolError when it cannot be read.
+        Elements are in the frame, or in `data`, which stays readable until they are committed.
+        Elements that never arrived are `lost` for that reason.
         """
         body = frame.WhichOneof("body")
         if body == "chunk":
@@ -199,36 +193,40 @@ class FrameAssembler:
             )
 
     def cut_off(self, reason: str) -> RecordOutcome | None:
-        """Return the record that is open as dropped: the rest of it will never come."""
+        """Return the open record as dropped: the rest of it will never arrive."""
         record, self._open = self._open, None
         if record is None or record.repeated:
             return None
-        ticket = FrameId(self._session_id, record.sequence)
-        return make_drop_outcome(ticket, record.head, record.reason or reason)
+        frame_id = FrameId(self._session_id, record.sequence)
+        return make_drop_outcome(frame_id, record.head, record.reason or reason)
 
     def settle_unreadable(self, frame: agent_pb2.Frame) -> CompletedFrame | None:
-        """Give up the frame that `feed` could not read just now: it takes its number, no more.
+        """Return a result for the frame that `feed` could not read; it only uses up its number.
 
-        Tensors are counted as dropped; whatever else it said is not known.
+        Its tensors are counted as dropped; the rest of its content is lost.
         """
         if self._open:
             return self.cut_off(UNREADABLE)
         if self._known(frame.sequence):
             return None
-        ticket = FrameId(self._session_id, frame.sequence)
-        return make_unreadable_result(ticket, frame)
+        frame_id = FrameId(self._session_id, frame.sequence)
+        return make_unreadable_result(frame_id, frame)
 
     def _advance(self, sequence: int) -> bool:
-        """Go on to a frame; return whether it is new on this stream."""
+        """Advance to a frame; return whether it is new on this stream."""
         if not 1 <= sequence < NUMBER_LIMIT:
-            raise ProtocolError(f"frame number {sequence} is none from 1 to {NUMBER_LIMIT - 1}")
+            raise ProtocolError(f"frame number {sequence} is not between 1 and {NUMBER_LIMIT - 1}")
         if self._last and sequence <= self._last:
             return False
         self.finish()
         if not self._last and sequence > self._highest_first:
-            raise ResendError(f"first frame is {sequence}, at most {self._highest_first} is due")
+            raise ResendError(
+                f"the first frame is {sequence}, expected at most {self._highest_first}"
+            )
         if self._last and sequence != self._last + 1:
-            raise ResendError(f"frame {sequence} after {self._last}: numbers rise by one")
+            raise ResendError(
+                f"frame {sequence} follows frame {self._last}: expected consecutive numbers"
+            )
         self._last = sequence
         return True
 
@@ -237,8 +235,8 @@ class FrameAssembler:
     ) -> ReceivedRecord | RecordOutcome | None:
         head = session_messages.record_from_wire(message, rank=self._rank, net_name=self._net_name)
         check_record_size(sequence, head, len(data))
-        ticket = FrameId(self._session_id, sequence)
-        # A slab's entry that was given up may have lost its data's length with its data.
+        frame_id = FrameId(self._session_id, sequence)
+        # A slab entry whose copy failed may have lost the length of its data, too.
         whole = len(data) == head.byte_count or bool(lost and not data)
         if self._known(sequence):
             self._open = None if whole else _OpenRecord(sequence, head, len(data), repeated=True)
@@ -246,8 +244,8 @@ class FrameAssembler:
         answer = SelectionVerdict(False, lost) if lost and head.byte_count else self._admit(head)
         if whole:
             if answer.accepted:
-                return ReceivedRecord(ticket, head, data, message.checksum)
-            return make_drop_outcome(ticket, head, answer.reason)
+                return ReceivedRecord(frame_id, head, data, message.checksum)
+            return make_drop_outcome(frame_id, head, answer.reason)
         self._open = _OpenRecord(sequence, head, reason=answer.reason, checksum=message.checksum)
         if answer.accepted:
             self._allocate(self._open)
@@ -255,13 +253,13 @@ class FrameAssembler:
         return None
 
     def _lost(self, sequence: int, message: agent_pb2.Lost) -> StatisticRowsResult | None:
-        judged = read_lost_tensors(FrameId(self._session_id, sequence), message)
-        return None if self._known(sequence) else judged
+        result = read_lost_tensors(FrameId(self._session_id, sequence), message)
+        return None if self._known(sequence) else result
 
     def _allocate(self, record: _OpenRecord) -> None:
         size = record.head.byte_count
         try:
-            # What is only declared costs nothing: pages are taken as they are filled.
+            # Declared bytes cost nothing: pages are allocated as they are filled.
             record.target = mmap.mmap(-1, size) if size > _MAPPED_BYTES else bytearray(size)
         except (MemoryError, OverflowError, OSError, ValueError):
             record.reason = "no_memory"
@@ -282,12 +280,12 @@ class FrameAssembler:
         if record.filled < record.head.byte_count:
             return None
         self._open = None
-        ticket = FrameId(self._session_id, sequence)
+        frame_id = FrameId(self._session_id, sequence)
         if record.repeated:
             return None
         if record.target is None:
-            return make_drop_outcome(ticket, record.head, record.reason)
-        return ReceivedRecord(ticket, record.head, memoryview(record.target), record.checksum)
+            return make_drop_outcome(frame_id, record.head, record.reason)
+        return ReceivedRecord(frame_id, record.head, memoryview(record.target), record.checksum)
 
     def _fill(self, record: _OpenRecord, offset: int, data: RecordElements) -> None:
         end = offset + len(data)
@@ -306,5 +304,7 @@ def _select_data(sequence: int, within: bytes, beside: RecordElements | None) ->
     if beside is None:
         return memoryview(within)
     if within:
-        raise ProtocolError(f"frame {sequence} of a slab has {len(within)} bytes of data in itself")
+        raise ProtocolError(
+            f"frame {sequence} from a slab carries {len(within)} bytes of data itself"
+        )
     return beside

@@ -22,7 +22,7 @@ from rankdumpd.server.logs import build_log_fields
 
 
 class StreamMailbox:
-    """What one stream has to tell its rank; filled by many threads, emptied by one."""
+    """Answers that are due on one stream; filled by many threads, emptied by one."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -32,67 +32,67 @@ class StreamMailbox:
         self._last: int | None = None
         self._error: RankdumpError | None = None
         self.at_rest = False
-        """Whether all that came was taken in, to the end of a record; its reader says so."""
+        """Whether everything that arrived is handled, to the end of a record; set by the reader."""
 
     def acknowledge(self, sequence: int) -> None:
-        """Tell that everything up to this number is accounted for."""
+        """Acknowledge all frames up to this number."""
         with self._changed:
             self._acknowledged = max(self._acknowledged, sequence)
             self._changed.notify_all()
 
     def warn(self, text: str) -> None:
-        """Let the rank say this in its log."""
+        """Send a warning, which the rank logs."""
         with self._changed:
             self._warnings.append(text)
             self._changed.notify_all()
 
     def drain(self) -> None:
-        """Tell that the agent is about to stop."""
+        """Announce that the agent is about to stop."""
         with self._changed:
             self._draining = True
             self._changed.notify_all()
 
     def offer_slab(self) -> None:
-        """Tell that shared memory is there for who opens the session again."""
+        """Announce that a slab is ready for a rank that reopens the session."""
         with self._changed:
             self._slab_ready = True
             self._changed.notify_all()
 
     def end(self, reason: str) -> None:
-        """Break the stream off as something that may work later."""
+        """End the stream with a retryable error."""
         self.fail(UnavailableError(reason))
 
     def fail(self, error: RankdumpError) -> None:
-        """Break the stream off; the first error counts."""
+        """End the stream with an error; the first one counts."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
     def complete(self, last_sequence: int) -> None:
-        """Let the stream end once this number is acknowledged: nothing more comes in."""
+        """End the stream once this number is acknowledged: no more frames will arrive."""
         with self._changed:
             self._last = last_sequence
             self._changed.notify_all()
 
     def answers(self) -> Iterator[Acknowledgement]:
-        """Yield what there is to tell until the stream is complete; raise its error."""
-        told = Acknowledgement(0)
+        """Yield acknowledgements until the stream is complete; raise its error."""
+        sent = Acknowledgement(0)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda told=told: self._has_news(told))
+                self._changed.wait_for(lambda sent=sent: self._has_news(sent))
                 warnings, self._warnings = tuple(self._warnings), []
                 news = self._news(warnings)
                 error, complete = self._error, self._complete()
-            if news != told:
-                told = replace(news, warnings=())
+            if news != sent:
+                sent = replace(news, warnings=())
                 yield news
             elif error:
                 raise error
             elif complete:
                 return
 
-    def _has_news(self, told: Acknowledgement) -> bool:
-        news = self._news(tuple(self._warnings)) != told
+    def _has_news(self, sent: Acknowledgement) -> bool:
+        news = self._news(tuple(self._warnings)) != sent
         return news or self._error is not None or self._complete()
 
     def _news(self, warnings: tuple[str, ...]) -> Acknowledgement:
@@ -106,7 +106,7 @@ _logger = logging.getLogger(__name__)
 
 
 class PushStreamReader:
-    """Takes in what one stream brings or announces, and waits where there is no room for more."""
+    """Reads the frames and doorbells of one stream; blocks while the queue is full."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class PushStreamReader:
         self._intake, self._rings = intake, rings
 
     def read(self, requests: Iterator[agent_pb2.PushRequest]) -> None:
-        """Take frames until the rank closes its side or breaks a rule."""
+        """Read frames until the rank closes its side or violates the protocol."""
         try:
             self._read_slab(0)
             self._mailbox.at_rest = self._between_records()
@@ -131,20 +131,22 @@ class PushStreamReader:
                 elif request.HasField("doorbell"):
                     self._read_slab(request.doorbell.written)
                 else:
-                    raise ProtocolError("a stream's first message says hello, and no other")
+                    raise ProtocolError("only the first message of a stream may be a hello")
                 self._mailbox.at_rest = self._between_records()
             self._intake.finish()
             self._mailbox.complete(max(self._last_in_slab(), self._intake.last_sequence))
         except RankdumpError as error:
             self._mailbox.fail(error)
         except grpc.RpcError:
-            self._mailbox.end("the rank is gone")
+            self._mailbox.end("the rank disconnected")
         except Exception:
             request = self._session.request
             _logger.exception(
-                "stream of session %s", request.session_id, extra=build_log_fields(request)
+                "the stream of session %s failed",
+                request.session_id,
+                extra=build_log_fields(request),
             )
-            self._mailbox.end("the agent failed to take a frame")
+            self._mailbox.end("the agent failed to process a frame")
         finally:
             self._intake.release_budget()
 
@@ -163,7 +165,9 @@ class PushStreamReader:
             ring.read(announced)
         elif announced:
             session_id = self._session.request.session_id
-            raise ProtocolError(f"session {session_id!r} rings a bell without a slab")
+            raise ProtocolError(
+                f"session {session_id!r} sent a doorbell but has no shared-memory ring"
+            )
 
     def _between_records(self) -> bool:
         ring = self._rings.find_ring(self._session)
@@ -189,7 +193,7 @@ class OpenPushStreams:
         reader: PushStreamReader,
         requests: Iterator[agent_pb2.PushRequest],
     ) -> None:
-        """Begin to read a stream; one that comes late learns at once that the end is near."""
+        """Start to read a stream; while the agent drains, the stream is told so at once."""
         thread = threading.Thread(target=reader.read, args=(requests,), name="rankdumpd-reader")
         with self._changed:
             self._mailboxes.add(mailbox)
@@ -215,13 +219,13 @@ class OpenPushStreams:
             return len(self._mailboxes)
 
     def end(self, reason: str) -> None:
-        """Break off the streams that are left."""
+        """End the streams that are left."""
         with self._changed:
             for mailbox in self._mailboxes:
                 mailbox.end(reason)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until no thread reads any more, or no longer."""
+        """Wait until all reader threads have ended, up to a timeout."""
         deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))

@@ -5,26 +5,22 @@ nothing.
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 
 import grpc
 
 from rankdump._core.session_protocol import SessionGrant
 from rankdump._core.status import StatusView
 from rankdump._wire import session_messages, status_messages
-from rankdump._wire.channel import get_status_code
-from rankdump.errors import ProtocolError, RankdumpError, RetryableError
+from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader, StreamMailbox
 from rankdumpd.agent.session.openings import SessionOpenings, read_final_balance
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.session.registry import SessionRegistry
 from rankdumpd.agent.shm.ring_registry import RingRegistry
+from rankdumpd.server.error_status import abort_on_error
 from rankdumpd.server.metrics import MetricCounters
-
-_logger = logging.getLogger(__name__)
 
 MAX_DRAIN_S = 3600.0
 
@@ -32,7 +28,7 @@ SERVICE_NAME = agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name
 
 
 class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
-    """Answers ranks and people."""
+    """Serves ranks, and people who ask for status or control jobs."""
 
     def __init__(
         self,
@@ -44,36 +40,38 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         reader: Callable[[RankSession, StreamMailbox], PushStreamReader],
         changed: Callable[[RankSession], None],
         view: Callable[[], StatusView],
-        settle: Callable[[float], int],
+        wait_idle: Callable[[float], int],
         meters: MetricCounters,
         pin: Callable[[str, bool], None],
         redirect: Callable[[str], str] = lambda _peer: "",
     ) -> None:
-        """Call `changed` when a session's state may have; `settle` waits for all that arrived, and
-        `redirect` says where a peer is sent on to.
+        """Call `changed` when the state of a session may have changed.
+
+        `wait_idle` waits until what arrived is committed and reported; `redirect` returns the
+        address that a peer is redirected to, if any.
         """
         self._registry, self._streams, self._rings = registry, streams, rings
         self._openings = openings
         self._reader, self._changed = reader, changed
-        self._view, self._settle, self._pin = view, settle, pin
+        self._view, self._wait_idle, self._pin = view, wait_idle, pin
         self._redirect = redirect
         self._meters = meters
 
     def OpenSession(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.OpenSessionRequest, context: grpc.ServicerContext
     ) -> agent_pb2.OpenSessionResponse:
-        """Let a rank in, or say why not."""
+        """Open or resume the session of a rank, or reject it with a reason."""
         with abort_on_error(context, self._meters):
             if redirect := self._redirect(context.peer()):
-                sent_on = SessionGrant(b"", 0, 0, redirect=redirect)
-                return session_messages.session_grant_to_wire(sent_on)
-            wanted = session_messages.session_request_from_wire(request)
+                redirected = SessionGrant(b"", 0, 0, redirect=redirect)
+                return session_messages.session_grant_to_wire(redirected)
+            session_request = session_messages.session_request_from_wire(request)
             if request.HasField("left"):
                 self._openings.take_final_balance(
-                    wanted, read_final_balance(wanted, request.left.frames)
+                    session_request, read_final_balance(session_request, request.left.frames)
                 )
                 return agent_pb2.OpenSessionResponse(opening="the rank waits no longer")
-            grant = self._openings.open(wanted)
+            grant = self._openings.open(session_request)
             if grant.opening:
                 return session_messages.session_grant_to_wire(grant)
             session = self._registry.get(request.session_id)
@@ -84,9 +82,9 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     def Push(  # noqa: N802 - the name is the generated base class's
         self, request_iterator: Iterator[agent_pb2.PushRequest], context: grpc.ServicerContext
     ) -> Iterator[agent_pb2.PushResponse]:
-        """Take frames from a rank and acknowledge them for as long as its stream lives."""
+        """Receive frames from a rank and acknowledge them until its stream ends."""
         mailbox = StreamMailbox()
-        if not context.add_callback(lambda: mailbox.end("the rank is gone")):
+        if not context.add_callback(lambda: mailbox.end("the rank disconnected")):
             return
         with abort_on_error(context, self._meters):
             hello = _read_hello(request_iterator)
@@ -110,44 +108,32 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     def Status(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.AgentStatusRequest, context: grpc.ServicerContext
     ) -> agent_pb2.AgentStatusResponse:
-        """Say how everything stands."""
+        """Return the status of the agent."""
         return agent_pb2.AgentStatusResponse(view=status_messages.view_to_wire(self._view()))
 
     def Control(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.ControlRequest, context: grpc.ServicerContext
     ) -> agent_pb2.ControlResponse:
-        """Pin a job or let it go; or wait until everything received is in the tree and reported,
-        or the deadline strikes.
+        """Pin or unpin a job, or wait until everything received is written and reported, up to
+        a deadline.
         """
         with abort_on_error(context, self._meters):
             if request.HasField("pin"):
                 self._pin(request.pin.job_id, request.pin.pinned)
                 return agent_pb2.ControlResponse()
             if not request.HasField("drain"):
-                raise ProtocolError("control without an action")
-            left = self._settle(limit_drain_s(request.drain))
+                raise ProtocolError("the control request names no action")
+            left = self._wait_idle(limit_drain_s(request.drain))
             return agent_pb2.ControlResponse(drained=left == 0, queued_records=left)
 
 
 def limit_drain_s(drain: agent_pb2.Drain) -> float:
-    """Return how long a drain may take: who waits has a thread that others may need."""
+    """Return how long a drain may take: it occupies a thread of the server."""
     return min(drain.timeout_ms / 1000, MAX_DRAIN_S)
 
 
 def _read_hello(requests: Iterator[agent_pb2.PushRequest]) -> agent_pb2.Hello:
     first = next(requests, None)
     if first is None or not first.HasField("hello"):
-        raise ProtocolError("a stream's first message says hello")
+        raise ProtocolError("the first message of a stream must be a hello")
     return first.hello
-
-
-@contextmanager
-def abort_on_error(context: grpc.ServicerContext, meters: MetricCounters) -> Generator[None]:
-    """Turn an error of the block into the call's status, and count it."""
-    try:
-        yield
-    except RankdumpError as error:
-        level = logging.INFO if isinstance(error, RetryableError) else logging.WARNING
-        _logger.log(level, "a call ends with %s: %s", get_status_code(error).name, error)
-        meters.add("rankdump_refused_calls_total", code=get_status_code(error).name)
-        context.abort(get_status_code(error), str(error))

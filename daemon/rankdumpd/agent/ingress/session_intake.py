@@ -63,7 +63,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RecordWorkers:
-    """Threads that turn parcels into outcomes; nothing ends one but `stop`."""
+    """Threads that write received records; they run until `stop`."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class RecordWorkers:
         self._deadline_s = math.inf
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the threads."""
         self._threads = [
             threading.Thread(target=self._run, args=(batches,), name=f"rankdumpd-worker-{number}")
             for number, batches in enumerate(self._served)
@@ -88,13 +88,13 @@ class RecordWorkers:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, parcels: Sequence[ReceivedRecord]) -> None:
-        """Hand over a batch; never waits."""
-        (self._large if len(parcels) == 1 else self._small).put(parcels)
+    def submit(self, records: Sequence[ReceivedRecord]) -> None:
+        """Queue a batch; never waits."""
+        (self._large if len(records) == 1 else self._small).put(records)
 
     def fault(self) -> str:
-        """Say that a thread has died."""
-        return "" if all(t.is_alive() for t in self._threads) else "a thread that writes is dead"
+        """Return that a thread has died, or an empty text."""
+        return "" if all(t.is_alive() for t in self._threads) else "a writer thread has died"
 
     def stop(self, timeout_s: float = 60.0) -> bool:
         """Finish what was submitted, for so long, then leave the rest; return whether the threads
@@ -109,37 +109,42 @@ class RecordWorkers:
         return not self._threads
 
     def _run(self, batches: _BatchQueue) -> None:
-        while (parcels := batches.get()) is not None:
+        while (records := batches.get()) is not None:
             # What is left then was not acknowledged, and is sent to the next process.
             if time.monotonic() < self._deadline_s:
-                self._done([self._outcome(parcel) for parcel in parcels])
+                self._done([self._outcome(record) for record in records])
 
-    def _outcome(self, parcel: ReceivedRecord) -> RecordOutcome:
+    def _outcome(self, record: ReceivedRecord) -> RecordOutcome:
         try:
-            return self._process(parcel)
+            return self._process(record)
         except Exception:
-            ticket = parcel.frame_id
-            session_id = ticket.session_id
+            frame_id = record.frame_id
+            session_id = frame_id.session_id
             extra = {"session": session_id}
-            _logger.exception("record %d of session %s", ticket.sequence, session_id, extra=extra)
-            return make_drop_outcome(ticket, parcel.head, "internal_error")
+            _logger.exception(
+                "record %d of session %s cannot be written",
+                frame_id.sequence,
+                session_id,
+                extra=extra,
+            )
+            return make_drop_outcome(frame_id, record.head, "internal_error")
 
 
 MAX_GATHERED_FRAMES = 256
 MAX_GATHERED_BYTES = 1 << 20
-"""What a stream may hold beside the budget: it is taken from there when it is handed on."""
+"""Bytes that a stream may gather before they are charged to the budget."""
 
 
 MAX_UNREADABLE_TRIES = 3
-"""After so many a frame that cannot be read is given up."""
+"""Failures after which an unreadable frame is dropped."""
 MAX_GAPS = 10
-"""After so many a rank that leaves a number out is refused: it does not have it."""
+"""Failures after which a rank that skips a number is rejected: it does not have the frame."""
 
 
 class SessionIntake:
-    """Takes frames in their order, for one thread at a time; waits where there is no room.
+    """Accepts frames in order, for one thread at a time; blocks while the queue is full.
 
-    Frames that are small wait for others that come with them: `hand_on` ends that.
+    Small frames are gathered into batches until `flush`.
     """
 
     def __init__(
@@ -149,48 +154,48 @@ class SessionIntake:
         budget: QueueBudget,
         workers: RecordWorkers,
         committer: FrameCommitter,
-        room: Callable[[], ResourceUsage],
-        tries: FailureCounter,
+        look_up_usage: Callable[[], ResourceUsage],
+        failures: FailureCounter,
     ) -> None:
         self._session = session
         self._budget, self._workers, self._committer = budget, workers, committer
         self._admission = RecordAdmission(session.plan, session.request.device)
-        self._look_up_room = room
-        self._room: ResourceUsage | None = None
-        self._tries = tries
+        self._look_up_usage = look_up_usage
+        self._usage: ResourceUsage | None = None
+        self._failures = failures
         self._growing = False
-        """Whether the budget has given room for a record that is not whole yet."""
+        """Whether the budget is charged for a record that is not complete yet."""
         self._piece_bytes = 0
-        """How much of a record the present frame brings."""
+        """Bytes of a record that the present frame contains."""
         self._gathered: list[ReceivedRecord | FinishedFrame] = []
         self._gathered_cost = 0
-        outlet = session.storage
+        storage = session.storage
         self._assembler = FrameAssembler(
             session.request.session_id,
             rank=session.request.rank,
             net_name=session.plan.output.net_name,
             highest_first=session.watermark + 1,
-            figures=outlet.statistic_count,
-            elements=outlet.elements,
-            degrades=outlet.degrades,
+            statistic_count=storage.statistic_count,
+            elements=storage.elements,
+            degrades=storage.degrades,
             known=session.is_known,
             admit=self._admit,
         )
 
     @property
     def last_sequence(self) -> int:
-        """Number of the last frame that came; 0 before the first."""
+        """Number of the last frame that arrived; 0 before the first."""
         return self._assembler.last_sequence
 
     @property
     def within_record(self) -> bool:
-        """Whether more of the last record has to come."""
+        """Whether a part of the last record is missing."""
         return self._assembler.within_record
 
     def handle_frame(
         self, frame: agent_pb2.Frame, data: RecordElements | None = None, *, lost: str = ""
     ) -> None:
-        """Take a frame whose data may stand elsewhere; `lost` says why that data never came.
+        """Accept a frame, whose data may be passed separately; `lost` is why that data is missing.
 
         ResendError when a frame is missing, or for the first few times that one cannot be read.
         """
@@ -200,53 +205,57 @@ class SessionIntake:
         try:
             item = self._assembler.feed(frame, data, lost=lost)
         except ResendError as error:
-            raise self._gap(error) from None
+            raise self._count_gap(error) from None
         except RetryableError:
             raise
         except Exception as error:
-            item = self._unreadable(frame, error)
+            item = self._handle_unreadable(frame, error)
         self._gather(item)
 
     def cut_off(self, reason: str) -> None:
-        """Count the record whose rest will never come."""
+        """Drop the open record, whose rest will never arrive."""
         self._gather(self._assembler.cut_off(reason))
         self.flush()
 
     def finish(self) -> None:
-        """Accept that nothing more comes; ResendError within a record."""
+        """Accept the end of the stream; ResendError within a record."""
         try:
             self._assembler.finish()
         except ResendError as error:
-            raise self._gap(error) from None
+            raise self._count_gap(error) from None
 
     def flush(self) -> None:
-        """Hand on what was gathered: nothing more comes with it."""
+        """Hand on the gathered frames."""
         gathered, cost = self._gathered, self._gathered_cost
-        self._gathered, self._gathered_cost, self._room = [], 0, None
+        self._gathered, self._gathered_cost, self._usage = [], 0, None
         if gathered:
             self._budget.acquire(cost, items=len(gathered))
             self._claim(gathered)
 
     def release_budget(self) -> None:
-        """Free the room of a record that did not come to its end."""
+        """Release the budget of a record that was not completed."""
         if self._growing:
             self._budget.abandon(self)
             self._growing = False
 
-    def _gap(self, error: ResendError) -> ResendError | ProtocolError:
+    def _count_gap(self, error: ResendError) -> ResendError | ProtocolError:
         session_id, due = self._session.request.session_id, self._assembler.last_sequence + 1
-        tries = self._tries.count_failure(session_id, f"gap before {due}")
-        return error if tries < MAX_GAPS else ProtocolError(f"{error}, for the {tries}th time")
+        failures = self._failures.count_failure(session_id, f"gap before {due}")
+        return (
+            error if failures < MAX_GAPS else ProtocolError(f"{error} ({failures} times in a row)")
+        )
 
-    def _unreadable(self, frame: agent_pb2.Frame, error: Exception) -> CompletedFrame | None:
-        """Give a frame up that failed too often; else let it be sent again."""
+    def _handle_unreadable(self, frame: agent_pb2.Frame, error: Exception) -> CompletedFrame | None:
+        """Drop a frame that failed too often; otherwise ask for it again by a ResendError."""
         request, number = self._session.request, frame.sequence
         if not number or number != self._assembler.last_sequence:
             raise error
         if not isinstance(error, ProtocolError):
-            _logger.error("session %s, frame %d", request.session_id, number, exc_info=error)
-        tries = self._tries.count_failure(request.session_id, f"frame {number}")
-        if tries < MAX_UNREADABLE_TRIES:
+            _logger.error(
+                "session %s: frame %d cannot be read", request.session_id, number, exc_info=error
+            )
+        failures = self._failures.count_failure(request.session_id, f"frame {number}")
+        if failures < MAX_UNREADABLE_TRIES:
             raise ResendError(f"frame {number} cannot be read: {error}") from None
         self._session.add_finding(f"rank {request.rank}: a frame could not be read: {error}")
         return self._assembler.settle_unreadable(frame)
@@ -255,18 +264,18 @@ class SessionIntake:
         large = head.byte_count > SMALL_RECORD_BYTES
         if large:
             self.flush()
-        answer = self._admission.check_record(head, self._present_room())
+        answer = self._admission.check_record(head, self._current_usage())
         if answer.reason in SPACE_REASONS and self._is_there(head):
             answer = ACCEPTED_VERDICT
         if answer.accepted and large:
-            # What is only declared takes no room from others.
+            # Bytes that are only declared are not charged.
             self._budget.begin(self, compute_cost_bytes(min(self._piece_bytes, head.byte_count)))
             self._growing = True
         return answer
 
     def _is_there(self, head: RecordHead) -> bool:
-        """Return whether a killed process may have written it: then it takes no room, and a drop
-        would leave a file that nobody knows.
+        """Return whether a killed process may have written the file: then it needs no space, and
+        a drop would leave a file that no row names.
         """
         return self._session.restored and self._session.storage.writer.has(head)
 
@@ -279,24 +288,26 @@ class SessionIntake:
             self._claim([item])
             return
         self.release_budget()
-        frame = item if isinstance(item, ReceivedRecord) else self._judged(item)
+        frame = item if isinstance(item, ReceivedRecord) else self._check_rows(item)
         self._gathered.append(frame)
         self._gathered_cost += _compute_cost(frame)
         full = self._gathered_cost > MAX_GATHERED_BYTES
         if full or len(self._gathered) >= MAX_GATHERED_FRAMES:
             self.flush()
 
-    def _judged(self, item: RecordOutcome | StatisticRowsResult | MetadataFrame) -> FinishedFrame:
+    def _check_rows(
+        self, item: RecordOutcome | StatisticRowsResult | MetadataFrame
+    ) -> FinishedFrame:
         if not isinstance(item, MetadataFrame) or not isinstance(item.declaration, StatisticRows):
             return item
-        refused = self._admission.check_rows(item.declaration, self._present_room())
+        refused = self._admission.check_rows(item.declaration, self._current_usage())
         return StatisticRowsResult(item.frame_id, item.declaration, refused, item.raw)
 
-    def _present_room(self) -> ResourceUsage:
-        # Asked once for all that comes together: that little more under way changes nothing.
-        if self._room is None:
-            self._room = self._look_up_room()
-        return self._room
+    def _current_usage(self) -> ResourceUsage:
+        # Looked up once for a batch: the few bytes in flight make no difference.
+        if self._usage is None:
+            self._usage = self._look_up_usage()
+        return self._usage
 
     def _claim(self, items: Sequence[ReceivedRecord | FinishedFrame]) -> None:
         claimed = self._session.claim_frames({item.frame_id.sequence for item in items})
@@ -304,10 +315,10 @@ class SessionIntake:
             left = [item for item in items if item.frame_id.sequence not in claimed]
             self._budget.release(sum(map(_compute_cost, left)), items=len(left))
             items = [item for item in items if item.frame_id.sequence in claimed]
-        parcels = [item for item in items if isinstance(item, ReceivedRecord)]
+        records = [item for item in items if isinstance(item, ReceivedRecord)]
         done = [item for item in items if not isinstance(item, ReceivedRecord)]
-        if parcels:
-            self._workers.submit(parcels)
+        if records:
+            self._workers.submit(records)
         if done:
             self._committer.submit(done, sum(map(_compute_cost, done)))
 

@@ -59,23 +59,23 @@ class AgentLedger(LedgerReader):
     def __init__(
         self, state_dir: Path, *, report_bytes: int = 0, now_us: Callable[[], int] = _read_clock_us
     ) -> None:
-        """Log what a coordinator is to be told, up to that much; 0 when there is none.
+        """Keep a report log of up to `report_bytes`; 0 without a coordinator.
 
         ConfigError when the folder cannot hold a ledger, ExhaustedError when it has no space,
-        DamagedError when what it has is none.
+        CorruptedError when its file is not a ledger.
         """
         self._synced: bool | None = None
-        self._left: set[str] = set()
+        self._departed: set[str] = set()
         self.problem = ""
         """Why the last transaction failed; empty when it did not."""
-        self._taken_back: Callable[[], None] = lambda: None
+        self._on_rollback: Callable[[], None] = lambda: None
         self._guard = lock_ledger_folder(state_dir)
         self.path = path = state_dir / "ledger.sqlite"
         """The file."""
         try:
             super().__init__(open_ledger_file(path), str(path), now_us)
-            self.log = ReportLog(path, self._transaction, most_bytes=report_bytes)
-            self._taken_back = self.log.forget_counts
+            self.log = ReportLog(path, self._transaction, max_bytes=report_bytes)
+            self._on_rollback = self.log.forget_counts
             self.retention = RetiredIterations(path, self._select, self._transaction, now_us)
             with self._transaction() as base:
                 retention.note_closed_sessions(base, now_us())
@@ -89,7 +89,7 @@ class AgentLedger(LedgerReader):
             raise make_folder_error(state_dir, error) from None
 
     def close(self) -> None:
-        """Let another process have the file; may be repeated."""
+        """Close the file, so that another process can open it; may be called again."""
         with self._lock:
             if self._guard >= 0:
                 self.log.close()
@@ -115,7 +115,7 @@ class AgentLedger(LedgerReader):
                 row,
             )
             base.execute("DELETE FROM away WHERE session_id = ?", (request.session_id,))
-        self._left.discard(request.session_id)
+        self._departed.discard(request.session_id)
 
     def withdraw(self, session_id: str) -> None:
         """Forget a session of which nothing ever came."""
@@ -125,7 +125,7 @@ class AgentLedger(LedgerReader):
     def commit(
         self,
         outcomes: Iterable[RecordOutcome],
-        judged: Iterable[StatisticRowsResult],
+        row_results: Iterable[StatisticRowsResult],
         declared: Collection[MetadataFrame],
         watermarks: Mapping[str, int],
         *,
@@ -136,7 +136,7 @@ class AgentLedger(LedgerReader):
             insert_records(base, [rows.make_record_row(outcome) for outcome in outcomes])
             base.executemany(
                 "INSERT OR IGNORE INTO figures VALUES (?, ?, ?, ?, ?, ?, ?)",
-                map(rows.make_statistics_row, judged),
+                map(rows.make_statistics_row, row_results),
             )
             self.log.enter_declared(base, declared)
             base.executemany(
@@ -158,51 +158,51 @@ class AgentLedger(LedgerReader):
             )
 
     def enter_iteration_end(
-        self, ticket: FrameId, end: IterationEnd, graphs: Iterable[int], status: IterationStatus
+        self, frame_id: FrameId, end: IterationEnd, graphs: Iterable[int], status: IterationStatus
     ) -> None:
         """Remember that an iteration's manifest is in the tree, and log its balance.
 
         Its events are not needed again but for the coordinator.
         """
         with self._transaction() as base:
-            base.execute(database.CLEAR_APPLIED_EVENTS, (ticket.session_id, ticket.sequence))
+            base.execute(database.CLEAR_APPLIED_EVENTS, (frame_id.session_id, frame_id.sequence))
             base.execute(
                 "INSERT OR IGNORE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*rows.make_end_row(ticket, end), self._now_us()),
+                (*rows.make_end_row(frame_id, end), self._now_us()),
             )
-            self.log.enter_balance(base, ticket, status)
-            _enter_ordered_graphs(base, ticket, graphs)
+            self.log.enter_balance(base, frame_id, status)
+            _enter_ordered_graphs(base, frame_id, graphs)
 
-    def enter_waiting_iteration(self, ticket: FrameId, status: IterationStatus) -> None:
+    def enter_waiting_iteration(self, frame_id: FrameId, status: IterationStatus) -> None:
         """Log the balance of an iteration whose manifest could not be written yet."""
         with self._transaction() as base:
-            self.log.enter_balance(base, ticket, status)
+            self.log.enter_balance(base, frame_id, status)
 
-    def mark_timeouts_applied(self, ticket: FrameId) -> None:
+    def mark_timeouts_applied(self, frame_id: FrameId) -> None:
         """Remember that timeouts took effect; they stay until others come."""
         with self._transaction() as base:
             base.execute(
                 "UPDATE declarations SET applied = 1 WHERE session_id = ? AND sequence = ?",
-                (ticket.session_id, ticket.sequence),
+                (frame_id.session_id, frame_id.sequence),
             )
 
-    def mark_applied(self, tickets: Iterable[FrameId], ordered: Iterable[int]) -> None:
+    def mark_applied(self, frame_ids: Iterable[FrameId], ordered: Iterable[int]) -> None:
         """Remember that declarations of a session have taken effect and are not needed again."""
         with self._transaction() as base:
-            for ticket in tickets:
+            for frame_id in frame_ids:
                 base.execute(
                     "UPDATE declarations SET applied = 1, body = x''"
                     " WHERE session_id = ? AND sequence = ?",
-                    (ticket.session_id, ticket.sequence),
+                    (frame_id.session_id, frame_id.sequence),
                 )
-                _enter_ordered_graphs(base, ticket, ordered)
+                _enter_ordered_graphs(base, frame_id, ordered)
 
-    def enter_session_end(self, ticket: FrameId, end: SessionEnd) -> None:
-        """Remember that a session said goodbye."""
+    def enter_session_end(self, frame_id: FrameId, end: SessionEnd) -> None:
+        """Remember that the rank ended its session."""
         with self._transaction() as base:
             base.execute(
                 "UPDATE declarations SET applied = 1 WHERE session_id = ? AND sequence = ?",
-                (ticket.session_id, ticket.sequence),
+                (frame_id.session_id, frame_id.sequence),
             )
             base.execute(
                 "UPDATE sessions SET state = ?, iterations_seen = ?, notes = ?"
@@ -211,10 +211,10 @@ class AgentLedger(LedgerReader):
                     SessionState.CLOSED.value,
                     end.iterations_seen,
                     json.dumps(end.notes),
-                    ticket.session_id,
+                    frame_id.session_id,
                 ),
             )
-            base.execute(_INSERT_AWAY, (ticket.session_id, self._now_us()))
+            base.execute(_INSERT_AWAY, (frame_id.session_id, self._now_us()))
 
     def probe(self) -> None:
         """Write something that changes nothing, to see whether that is possible again."""
@@ -223,11 +223,11 @@ class AgentLedger(LedgerReader):
 
     def note_departed_sessions(self, session_ids: Iterable[str]) -> None:
         """Note since when sessions are over, or their ranks gone."""
-        new = set(session_ids) - self._left
+        new = set(session_ids) - self._departed
         if new:
             with self._transaction() as base:
                 base.executemany(_INSERT_AWAY, [(each, self._now_us()) for each in new])
-            self._left |= new
+            self._departed |= new
 
     def fold_some(self) -> bool:
         """Fold some rows of sessions that are over for a day; return whether there may be more."""
@@ -257,7 +257,7 @@ class AgentLedger(LedgerReader):
                 # A power loss may take the last commits of NORMAL with it, never of FULL.
                 self._base.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
                 self._synced = synced
-            with self._whole():
+            with self._noticing_damage():
                 try:
                     self._base.execute("BEGIN IMMEDIATE")
                     yield self._base
@@ -266,7 +266,7 @@ class AgentLedger(LedgerReader):
                 except BaseException as error:
                     if isinstance(error, sqlite3.OperationalError):
                         self.problem = str(error)
-                    self._take_back()
+                    self._roll_back()
                     raise
 
     @contextmanager
@@ -277,14 +277,16 @@ class AgentLedger(LedgerReader):
         except sqlite3.Error as error:
             raise UnavailableError(f"the ledger cannot be written at present: {error}") from None
 
-    def _take_back(self) -> None:
-        self._taken_back()
+    def _roll_back(self) -> None:
+        self._on_rollback()
         if self._base.in_transaction:
             self._base.execute("ROLLBACK")
 
 
-def _enter_ordered_graphs(base: sqlite3.Connection, ticket: FrameId, graphs: Iterable[int]) -> None:
+def _enter_ordered_graphs(
+    base: sqlite3.Connection, frame_id: FrameId, graphs: Iterable[int]
+) -> None:
     base.execute(
         "UPDATE sessions SET graphs = ? WHERE session_id = ?",
-        (json.dumps(sorted(graphs)), ticket.session_id),
+        (json.dumps(sorted(graphs)), frame_id.session_id),
     )

@@ -5,8 +5,10 @@ from older ones, and the longer statements.
 from __future__ import annotations
 
 import sqlite3
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from rankdump.errors import RankdumpError
 from rankdumpd.server import state_files
@@ -189,6 +191,26 @@ def open_ledger_file(path: Path) -> sqlite3.Connection:
         base.executescript(SCHEMA)
 
     return state_files.open_database(path, _SETTING_KEY, prepare)
+
+
+def open_ledger_for_reading(path: Path) -> sqlite3.Connection:
+    """Return a second connection, so that long reads do not hold up commits."""
+    base = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=ro",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    base.text_factory = TEXT_FACTORY
+    return base
+
+
+class LedgerTransaction(Protocol):
+    """Begins a transaction of the ledger; a synced one survives a power loss."""
+
+    def __call__(self, *, synced: bool = ...) -> AbstractContextManager[sqlite3.Connection]:
+        """Return the connection; the block's end commits, an exception rolls back."""
+        ...
 
 
 def make_folder_error(state_dir: Path, error: Exception) -> RankdumpError:

@@ -39,17 +39,17 @@ class LedgerReader:
         self._base, self._name, self._now_us = base, name, now_us
         self._lock = threading.Lock()
         self.damage = ""
-        """Why nothing in the file is to be believed any more."""
+        """Why the file is damaged; empty when it is not."""
         self.on_damage: Callable[[], None] = lambda: None
         """Called when that is found, in any thread."""
 
     def check(self) -> None:
-        """DamagedError when the file is not to be believed any more."""
+        """Raise CorruptedError when the file was found to be damaged."""
         if self.damage:
             raise CorruptedError(self.damage)
 
     def find(self, session_id: str) -> LedgerSessionRow | None:
-        """Return what is known of a session; DamagedError when that cannot be read."""
+        """Return what is known of a session; CorruptedError when that cannot be read."""
         found = self._select(
             f"SELECT {rows.SESSION_COLUMNS} FROM sessions WHERE session_id = ?", session_id
         )
@@ -86,7 +86,7 @@ class LedgerReader:
         return [rows.read_number(sequence) for (sequence,) in found]
 
     def unapplied(
-        self, session_id: str, after: int = 0, *, up_to: int = _MAX_SEQUENCE, most: int = -1
+        self, session_id: str, after: int = 0, *, up_to: int = _MAX_SEQUENCE, limit: int = -1
     ) -> list[bytes]:
         """Return the declarations that have not taken effect for good, in order."""
         found = self._select(
@@ -96,7 +96,7 @@ class LedgerReader:
             session_id,
             after,
             up_to,
-            most,
+            limit,
         )
         return [body for (body,) in found]
 
@@ -114,9 +114,9 @@ class LedgerReader:
             session_id,
         )
         counts = [OutcomeCountRow(row[0], RecordStatus(row[1]), *row[2:]) for row in found]
-        return [*counts, *self._refused(session_id)]
+        return [*counts, *self._rejected(session_id)]
 
-    def _refused(self, session_id: str) -> list[OutcomeCountRow]:
+    def _rejected(self, session_id: str) -> list[OutcomeCountRow]:
         refused: Counter[tuple[int, str]] = Counter()
         for iteration, text in self._select(
             "SELECT iteration, refused FROM figures WHERE session_id = ? AND refused <> '{}'",
@@ -191,7 +191,7 @@ class LedgerReader:
         )
         found: list[StoredTableRow | StoredStatisticRows] = []
         count = 0
-        with self._lock, self._whole():
+        with self._lock, self._noticing_damage():
             # Not all at once: rows that had to wait for their disk may be more than memory holds.
             for sequence, table, text, kept, body, refused in self._base.execute(
                 query, (session_id, after, up_to)
@@ -210,11 +210,11 @@ class LedgerReader:
         return rows.read_number(sequence or 0)
 
     def _select(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
-        with self._lock, self._whole():
+        with self._lock, self._noticing_damage():
             return self._base.execute(query, values).fetchall()
 
     @contextmanager
-    def _whole(self) -> Generator[None]:
+    def _noticing_damage(self) -> Generator[None]:
         """Notice that the file is not what SQLite wrote; UnavailableError then."""
         try:
             yield

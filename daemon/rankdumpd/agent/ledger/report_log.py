@@ -10,16 +10,15 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rankdump._core.events import EventColumns
 from rankdump._core.status import IterationStatus, SessionStatus
 from rankdump._core.timeouts import RankTimeouts
 from rankdumpd.agent.ledger import database
-from rankdumpd.agent.ledger.database import TEXT_FACTORY
+from rankdumpd.agent.ledger.database import LedgerTransaction, open_ledger_for_reading
 from rankdumpd.agent.ledger.rows import ReportItem, ReportItemKind
 from rankdumpd.agent.records import FrameId, MetadataFrame
 
@@ -60,39 +59,29 @@ _ITEM_BYTES = 128
 """What an item occupies besides its body."""
 
 
-class _LogTransaction(Protocol):
-    def __call__(self, *, synced: bool = ...) -> AbstractContextManager[sqlite3.Connection]: ...
-
-
 class ReportLog:
     """The items of one ledger; safe to use from several threads.
 
     What is entered together with frames takes the ledger's transaction, so it is entered once.
     """
 
-    def __init__(self, path: Path, transaction: _LogTransaction, *, most_bytes: int) -> None:
+    def __init__(self, path: Path, transaction: LedgerTransaction, *, max_bytes: int) -> None:
         """Keep at most that much; 0 when nobody is to be told anything."""
         self._transaction = transaction
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._held_bytes: int | None = None
         # Of its own: reading megabytes must not keep frames from being committed.
         self._reading = threading.Lock()
-        self._base = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        self._base.text_factory = TEXT_FACTORY
+        self._base = open_ledger_for_reading(path)
         self.newest = 0
         """Number of the last item that this process entered, or tried to."""
         with transaction(synced=True) as base:
             base.execute(database.INSERT_REPORTING)
-            if most_bytes:
+            if max_bytes:
                 leave_number_gap(base)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._reading:
             self._base.close()
 
@@ -111,18 +100,18 @@ class ReportLog:
                 self._enter_frame(base, ReportItemKind.TIMEOUTS, each)
 
     def enter_balance(
-        self, base: sqlite3.Connection, ticket: FrameId, status: IterationStatus
+        self, base: sqlite3.Connection, frame_id: FrameId, status: IterationStatus
     ) -> None:
         """Enter the balance of an iteration, behind all of its events."""
         body = asdict(status) | {"dropped": dict(status.dropped)}
-        self._enter(base, ReportItemKind.BALANCE, ticket, json.dumps(body).encode())
+        self._enter(base, ReportItemKind.BALANCE, frame_id, json.dumps(body).encode())
 
     def enter_session(self, status: SessionStatus, root: str) -> None:
         """Enter how a session stands and where its tree is.
 
         Of several that wait the first remains, for it must come before the events, and the last.
         """
-        ticket = FrameId(status.session_id, 0)
+        frame_id = FrameId(status.session_id, 0)
         body = json.dumps({"root": root, "status": asdict(status)}).encode()
         with self._transaction() as base:
             base.execute(
@@ -131,7 +120,7 @@ class ReportLog:
                 (status.session_id,),
             )
             self._held_bytes = None
-            self._enter(base, ReportItemKind.SESSION, ticket, body)
+            self._enter(base, ReportItemKind.SESSION, frame_id, body)
 
     def reenter_timeouts(self, session_id: str) -> None:
         """Enter a session's newest timeouts anew, for a coordinator that forgot them."""
@@ -155,9 +144,9 @@ class ReportLog:
             return move_items_after(base, number)
 
     def give_up(self, first: int, last: int) -> None:
-        """Forget items that cannot be told, and count them."""
+        """Drop items that the coordinator rejects, and count them."""
         with self._transaction() as base:
-            self._lose(base, first, last)
+            self._give_up(base, first, last)
 
     def items(self, after: int) -> list[ReportItem]:
         """Return the next items behind a number, some at a time; empty when there are none."""
@@ -177,14 +166,14 @@ class ReportLog:
         return sorted(items, key=lambda item: item.number)
 
     def waiting(self, after: int) -> tuple[int, int]:
-        """Return how many items stand behind a number, and how many events they hold."""
+        """Return how many items follow a number, and how many events they hold."""
         count, events = self._row(
             "SELECT COUNT(*), COALESCE(SUM(events), 0) FROM log WHERE number > ?", after
         )
         return count, events
 
     def last(self) -> int:
-        """Return the number of the last item; 0 when none stands there."""
+        """Return the number of the last item; 0 when the log is empty."""
         return self._row("SELECT COALESCE(MAX(number), 0) FROM log")[0]
 
     def lost(self) -> tuple[int, int]:
@@ -212,39 +201,39 @@ class ReportLog:
         *,
         events: int = 0,
     ) -> None:
-        if not self._most_bytes:
+        if not self._max_bytes:
             return
-        ticket = declared.frame_id
-        where = (ticket.session_id, ticket.sequence)
+        frame_id = declared.frame_id
+        where = (frame_id.session_id, frame_id.sequence)
         query = "SELECT 1 FROM declarations WHERE session_id = ? AND sequence = ?"
         if not base.execute(query, where).fetchone():
-            self._enter(base, kind, ticket, b"", events=events, kept_bytes=len(declared.raw))
+            self._enter(base, kind, frame_id, b"", events=events, kept_bytes=len(declared.raw))
 
     def _enter(
         self,
         base: sqlite3.Connection,
         kind: ReportItemKind,
-        ticket: FrameId,
+        frame_id: FrameId,
         body: bytes,
         *,
         events: int = 0,
         kept_bytes: int = 0,
     ) -> None:
-        if not self._most_bytes:
+        if not self._max_bytes:
             return
         size = _ITEM_BYTES + len(body) + kept_bytes
         held = self._make_room(base, size)
         done = base.execute(
             "INSERT INTO log (session_id, sequence, kind, events, bytes, body)"
             " VALUES (?, ?, ?, ?, ?, ?)",
-            (ticket.session_id, ticket.sequence, kind.value, events, size, body),
+            (frame_id.session_id, frame_id.sequence, kind.value, events, size, body),
         )
         self._held_bytes = held + size
         self.newest = done.lastrowid or 0
 
     def _make_room(self, base: sqlite3.Connection, size: int) -> int:
         """Drop the oldest events, then the oldest balances; return what is held then."""
-        while (held := self._held(base)) + size > self._most_bytes:
+        while (held := self._held(base)) + size > self._max_bytes:
             oldest = (
                 number
                 for kind in (ReportItemKind.EVENTS, ReportItemKind.BALANCE)
@@ -256,7 +245,7 @@ class ReportLog:
             number = next(oldest, 0)
             if not number:
                 break
-            self._lose(base, number, number)
+            self._give_up(base, number, number)
         return held
 
     def _held(self, base: sqlite3.Connection) -> int:
@@ -265,7 +254,7 @@ class ReportLog:
             self._held_bytes = int(held)
         return self._held_bytes
 
-    def _lose(self, base: sqlite3.Connection, first: int, last: int) -> None:
+    def _give_up(self, base: sqlite3.Connection, first: int, last: int) -> None:
         base.execute(
             "UPDATE reporting SET (lost_events, lost_states) ="
             " (SELECT lost_events + COALESCE(SUM(events), 0),"

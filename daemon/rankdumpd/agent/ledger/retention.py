@@ -13,13 +13,12 @@ import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from rankdump._core.status import SessionState
 from rankdumpd.agent.ledger import database
-from rankdumpd.agent.ledger.database import TEXT_FACTORY
+from rankdumpd.agent.ledger.database import LedgerTransaction, open_ledger_for_reading
 from rankdumpd.agent.ledger.rows import EndedIteration, IterationRemoval
 from rankdumpd.agent.records import UsageChange
 
@@ -91,10 +90,6 @@ _COLUMNS = "session_id, iteration, bytes, began_us, status"
 _UNFINISHED = f"SELECT {_COLUMNS} FROM retired WHERE NOT done"
 
 
-class _RetentionTransaction(Protocol):
-    def __call__(self, *, synced: bool = ...) -> AbstractContextManager[sqlite3.Connection]: ...
-
-
 class _RowQuery(Protocol):
     def __call__(self, query: str, *values: str | int) -> list[tuple[Any, ...]]: ...
 
@@ -106,26 +101,20 @@ class RetiredIterations:
         self,
         path: Path,
         select: _RowQuery,
-        transaction: _RetentionTransaction,
+        transaction: LedgerTransaction,
         now_us: Callable[[], int],
     ) -> None:
-        self._whole_select, self._transaction, self._now_us = select, transaction, now_us
+        self._ledger_select, self._transaction, self._now_us = select, transaction, now_us
         # Of its own: looking for what is old must not keep frames from being committed.
         self._reading = threading.Lock()
-        self._base = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        self._base.text_factory = TEXT_FACTORY
+        self._base = open_ledger_for_reading(path)
         with transaction() as base:
             # Of those that ended before anybody noted when, nobody knows it better.
             base.execute("UPDATE iterations SET ended_us = ? WHERE ended_us = 0", (now_us(),))
         self._pins = frozenset(job_id for (job_id,) in select("SELECT job_id FROM pins"))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._reading:
             self._base.close()
 
@@ -146,12 +135,12 @@ class RetiredIterations:
 
     def list_usage(self) -> list[UsageChange]:
         """Return what the tensors of each session take in their tree."""
-        found = self._whole_select(_STORED_BYTES)
+        found = self._ledger_select(_STORED_BYTES)
         return [UsageChange(job_id, str(Path(root)), size) for job_id, root, size in found]
 
     def counts(self) -> dict[str, int]:
         """Return how many iterations of ranks were removed, by job."""
-        return dict(cast("list[tuple[str, int]]", self._whole_select(_RETIRED)))
+        return dict(cast("list[tuple[str, int]]", self._ledger_select(_RETIRED)))
 
     def oldest(self) -> list[EndedIteration]:
         """Return iterations that may be removed, those that ended first in front."""

@@ -60,7 +60,7 @@ class StoredTableRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredStatisticRows:
-    """Rows of figures as the ledger gives them back."""
+    """Rows of statistics as the ledger returns them."""
 
     sequence: int
     raw: bytes
@@ -116,7 +116,7 @@ class ReportItemKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReportItem:
-    """Something the coordinator is told, under a number that it keeps for ever."""
+    """An item for the coordinator, under a permanent number."""
 
     number: int
     kind: ReportItemKind
@@ -168,14 +168,14 @@ _LIMIT = 1 << 63
 
 
 def read_number(value: object) -> int:
-    """Return what stands in a column of numbers; DamagedError when it is none."""
+    """Return the number in a column; CorruptedError when it is not a valid number."""
     if not isinstance(value, int) or not 0 <= value < _LIMIT:
-        raise CorruptedError(f"ledger with {value!r:.40} in the place of a number")
+        raise CorruptedError(f"the ledger has {value!r:.40} in the place of a number")
     return value
 
 
 def read_session_row(row: tuple[Any, ...]) -> LedgerSessionRow:
-    """Return a session from the columns of SESSION_COLUMNS; DamagedError when it is none."""
+    """Return a session from the columns of SESSION_COLUMNS; CorruptedError if it is invalid."""
     request, plan, state, watermark, seen, notes, graphs, secret_hash = row
     try:
         about, secret = json.loads(request), bytes.fromhex(secret_hash)
@@ -188,7 +188,7 @@ def read_session_row(row: tuple[Any, ...]) -> LedgerSessionRow:
             ordered_graphs=tuple(map(read_number, json.loads(graphs))),
         )
     except (ValueError, TypeError, RecursionError) as error:
-        raise CorruptedError(f"ledger with a session that is none: {error}") from None
+        raise CorruptedError(f"the ledger has a session that cannot be read: {error}") from None
 
 
 def make_record_row(outcome: RecordOutcome) -> tuple[str | int, ...]:
@@ -265,31 +265,31 @@ def parse_row_place(path: str, mapped_from: str = "") -> FilePlace:
 
 
 def read_stored_rows(row: tuple[Any, ...]) -> StoredStatisticRows:
-    """Return rows of figures from the columns of FRAME_COLUMNS."""
+    """Return rows of statistics from the columns of FRAME_COLUMNS."""
     sequence, raw, refused = row
     return StoredStatisticRows(sequence, raw, json.loads(refused))
 
 
-def make_statistics_row(judged: StatisticRowsResult) -> tuple[str | int | bytes, ...]:
-    """Return the columns of a frame of figures."""
-    ticket = judged.frame_id
-    refused = {reason: list(places) for reason, places in judged.refused.items()}
+def make_statistics_row(result: StatisticRowsResult) -> tuple[str | int | bytes, ...]:
+    """Return the columns of a frame of statistics."""
+    frame_id = result.frame_id
+    refused = {reason: list(places) for reason, places in result.refused.items()}
     return (
-        ticket.session_id,
-        ticket.sequence,
-        judged.rows.iteration,
-        judged.status.value,
-        judged.kept,
+        frame_id.session_id,
+        frame_id.sequence,
+        result.rows.iteration,
+        result.status.value,
+        result.kept,
         json.dumps(refused),
-        judged.raw,
+        result.raw,
     )
 
 
-def make_end_row(ticket: FrameId, end: IterationEnd) -> tuple[str | int, ...]:
+def make_end_row(frame_id: FrameId, end: IterationEnd) -> tuple[str | int, ...]:
     """Return the columns of the end of an iteration."""
     return (
-        ticket.session_id,
-        ticket.sequence,
+        frame_id.session_id,
+        frame_id.sequence,
         end.iteration,
         end.expected,
         json.dumps(dict(end.dropped)),
@@ -314,9 +314,9 @@ _DECLARATION_KINDS: dict[type, str] = {
 
 def make_metadata_row(declared: MetadataFrame) -> tuple[str | int | bytes, ...]:
     """Return a declaration's columns but the last, `applied`."""
-    ticket = declared.frame_id
+    frame_id = declared.frame_id
     kind = _DECLARATION_KINDS[type(declared.declaration)]
-    return (ticket.session_id, ticket.sequence, kind, declared.raw)
+    return (frame_id.session_id, frame_id.sequence, kind, declared.raw)
 
 
 @lru_cache(maxsize=1024)

@@ -18,12 +18,12 @@ from rankdump._core.session_protocol import RecordHead
 from rankdump._core.units import format_bytes
 
 WARNING_RATIO = 0.8
-"""Of a limit, from which on people hear of it."""
+"""Fraction of a limit above which a warning is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourcePolicy:
-    """The limits of one agent; 0 is none."""
+    """The limits of one agent; 0 means no limit."""
 
     max_record_bytes: int
     keep_free_bytes: int = 0
@@ -36,7 +36,7 @@ class ResourcePolicy:
     retain_s: float = 0.0
     """Iterations are removed when they are older."""
     retain_bytes: int = 0
-    """They are while dumps take more together."""
+    """Iterations are removed while all dumps together are larger."""
 
     @property
     def retains_all(self) -> bool:
@@ -46,7 +46,7 @@ class ResourcePolicy:
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """What a disk says of itself; all zero when it never said anything."""
+    """Space of a disk; all zero when it was never read."""
 
     free_bytes: int = 0
     """For processes without privileges."""
@@ -64,55 +64,55 @@ class ResourceUsage:
     space: DiskSpace = field(default_factory=DiskSpace)
     queued_records: int = 0
     queued_bytes: int = 0
-    """Under way: they will be on the disk before the next one is."""
+    """Bytes in flight, which will be on the disk before the next record."""
     used_bytes: int = 0
-    """What dumps of this agent take."""
+    """Size of all dumps of this agent."""
     job_bytes: int = 0
-    """What the dump of the job takes."""
+    """Size of the dump of the job."""
 
 
 def compute_floor_bytes(policy: ResourcePolicy, space: DiskSpace) -> int:
-    """Return what stays free of a disk: the larger of both settings."""
+    """Return the bytes that stay free on a disk: the larger of both settings."""
     return max(policy.keep_free_bytes, int(policy.keep_free_ratio * space.total_bytes))
 
 
 def compute_floor_inodes(policy: ResourcePolicy, space: DiskSpace) -> int:
-    """Return how many files more a disk has to be able to hold."""
+    """Return the number of inodes that stay free on a disk."""
     return int(policy.keep_free_inodes_ratio * space.total_inodes)
 
 
-def find_limit_reason(room: ResourceUsage, byte_count: int) -> str:
-    """Return why a tensor of that size is not taken; empty when there is room for it.
+def find_limit_reason(usage: ResourceUsage, byte_count: int) -> str:
+    """Return why a tensor of this size is dropped; empty when there is space for it.
 
-    A disk that never said anything refuses nothing: who writes to it will see.
+    A disk whose space is unknown drops nothing: the write itself will fail.
     """
-    policy, space, coming = room.policy, room.space, room.queued_bytes + byte_count
+    policy, space, coming = usage.policy, usage.space, usage.queued_bytes + byte_count
     if byte_count > policy.max_record_bytes:
         return "record_too_large"
     if space.total_bytes and space.free_bytes - coming < compute_floor_bytes(policy, space):
         return "disk_low"
     if space.total_inodes:
-        left = space.free_inodes - room.queued_records - 1
+        left = space.free_inodes - usage.queued_records - 1
         if left < compute_floor_inodes(policy, space):
             return "inodes_low"
-    if policy.disk_bytes and room.used_bytes + coming > policy.disk_bytes:
+    if policy.disk_bytes and usage.used_bytes + coming > policy.disk_bytes:
         return "disk_cap"
-    if policy.job_bytes and room.job_bytes + coming > policy.job_bytes:
+    if policy.job_bytes and usage.job_bytes + coming > policy.job_bytes:
         return "job_quota"
     return ""
 
 
 def find_retirement_cause(policy: ResourcePolicy, age_s: float, used_bytes: int) -> str:
-    """Return why an iteration is removed that ended so long ago, `age` or `size`; else nothing."""
+    """Return why an iteration of this age is removed, `age` or `size`; empty when it stays."""
     if policy.retain_s and age_s > policy.retain_s:
         return "age"
     return "size" if policy.retain_bytes and used_bytes > policy.retain_bytes else ""
 
 
 def list_disk_warnings(policy: ResourcePolicy, root: str, space: DiskSpace) -> Iterator[str]:
-    """Say when a disk comes near its floors, or is below them, with the numbers."""
+    """Yield a warning for each floor that a disk is near or below, with the numbers."""
     free, total, floor = space.free_bytes, space.total_bytes, compute_floor_bytes(policy, space)
-    # A disk that only an absolute floor guards may well be full for the most part.
+    # With an absolute floor alone a disk may be mostly full without a warning.
     limit = total - floor if policy.keep_free_ratio else 0
     near = _is_near(total - free, limit) if limit else free * (1 - WARNING_RATIO) <= floor
     if total and near:
@@ -129,13 +129,13 @@ def list_disk_warnings(policy: ResourcePolicy, root: str, space: DiskSpace) -> I
 
 
 def list_cap_warnings(policy: ResourcePolicy, used_bytes: int) -> Iterator[str]:
-    """Say when all dumps together come near what they may take."""
+    """Yield a warning when all dumps together are near their limit."""
     if policy.disk_bytes and _is_near(used_bytes, policy.disk_bytes):
         yield f"dumps take {_format_share(used_bytes, policy.disk_bytes)} (agent.disk_bytes)"
 
 
 def list_job_warnings(policy: ResourcePolicy, job_id: str, job_bytes: int) -> Iterator[str]:
-    """Say when the dump of a job comes near what it may take."""
+    """Yield a warning when the dump of a job is near its limit."""
     if policy.job_bytes and _is_near(job_bytes, policy.job_bytes):
         taken = _format_share(job_bytes, policy.job_bytes)
         yield f"the dump of job {job_id} takes {taken} (agent.job_bytes)"
@@ -146,7 +146,7 @@ def _is_near(used: int, limit: int) -> bool:
 
 
 def _describe_floor(left: int, floor: int) -> str:
-    return "tensors are refused below" if left >= floor else "tensors are refused, it is below"
+    return "tensors are dropped below" if left >= floor else "tensors are dropped while it is below"
 
 
 def _format_floor_key(policy: ResourcePolicy, floor: int) -> str:
@@ -156,49 +156,48 @@ def _format_floor_key(policy: ResourcePolicy, floor: int) -> str:
 
 
 def _format_share(used: int, limit: int) -> str:
-    return f"{format_bytes(used)} of the {format_bytes(limit)} that it may"
+    return f"{format_bytes(used)} of the {format_bytes(limit)} allowed"
 
 
 MAX_REMEMBERED_BYTES = 4 << 20
 """Of one session: ten thousand names of the usual length, or fewer that are longer."""
 _ANSWER_BYTES = 192
-"""What an answer takes besides the texts that it is about."""
+"""Memory of a remembered reason besides its texts."""
 _INPUT = TensorSide.INPUT
 
 
 class RecordAdmission:
-    """What one rank's plan, and the room there is, say of its tensors; each reason is a word that
-    is counted.
+    """Decides by one rank's plan and the resource usage which of its tensors are accepted.
 
-    It remembers what it said of an operator, a side and an element type: the same ones come with
-    every step. For one thread at a time.
+    The reason for an operator, a side and an element type is remembered, because the same ones
+    come with every step. For one thread at a time.
     """
 
     def __init__(self, plan: DumpPlan, device: int) -> None:
         self._plan = plan
-        self._device_taken = selection.decide_device(plan, device).accepted
+        self._device_accepted = selection.decide_device(plan, device).accepted
         self._iteration: tuple[int, bool, str] = (-1, False, "")
         lists = plan.selection.operator_lists
-        # Else what is said of an operator is the same for all of its slots, and for all models.
+        # Otherwise the reason is the same for all slots of an operator, and for all models.
         self._by_tensor = bool(plan.selection.models) or any(each.has_exclusions for each in lists)
-        self._remembered: dict[tuple[object, ...], str] = {}
-        self._remembered_bytes = 0
+        self._reasons: dict[tuple[object, ...], str] = {}
+        self._reasons_bytes = 0
 
-    def check_record(self, head: RecordHead, room: ResourceUsage) -> SelectionVerdict:
-        """Decide on a record that brings its elements."""
+    def check_record(self, head: RecordHead, usage: ResourceUsage) -> SelectionVerdict:
+        """Decide on a record that contains its elements."""
         reason = (
             self._iteration_reason(head.iteration, head.switched_on)
             or self._kind_reason(head.kind, head.kind.model, False)
-            or find_limit_reason(room, head.byte_count)
+            or find_limit_reason(usage, head.byte_count)
         )
         return SelectionVerdict(False, reason) if reason else ACCEPTED_VERDICT
 
-    def check_rows(self, rows: StatisticRows, room: ResourceUsage) -> Mapping[str, Sequence[int]]:
-        """Return the places of the rows of figures that are not taken, by reason."""
+    def check_rows(self, rows: StatisticRows, usage: ResourceUsage) -> Mapping[str, Sequence[int]]:
+        """Return the indexes of rejected rows of statistics, by reason."""
         common = self._iteration_reason(rows.iteration, rows.switched_on)
         if common:
             return {common: range(len(rows))} if rows.kinds else {}
-        low, net_name = find_limit_reason(room, 0), self._plan.output.net_name
+        low, net_name = find_limit_reason(usage, 0), self._plan.output.net_name
         refused: defaultdict[str, list[int]] = defaultdict(list)
         for place, kind in enumerate(rows.kinds):
             model = net_name or kind.model or UNNAMED_MODEL
@@ -213,29 +212,31 @@ class RecordAdmission:
         return self._iteration[2]
 
     def _find_reason(self, iteration: int, switched_on: bool) -> str:
-        if not self._device_taken:
+        if not self._device_accepted:
             return "device_excluded"
         if not switched_on and not selection.decide_iteration(self._plan, iteration).accepted:
             return "iteration_excluded"
         return ""
 
-    def _kind_reason(self, kind: TensorKind, model: str, figures: bool) -> str:
-        asked = (kind.op_name, kind.side is _INPUT, kind.dtype, figures)
+    def _kind_reason(self, kind: TensorKind, model: str, is_statistics: bool) -> str:
+        key = (kind.op_name, kind.side is _INPUT, kind.dtype, is_statistics)
         if self._by_tensor:
-            asked = (*asked, model, kind.op_type, kind.slot)
-        reason = self._remembered.get(asked)
+            key = (*key, model, kind.op_type, kind.slot)
+        reason = self._reasons.get(key)
         if reason is None:
-            reason = self._selection_reason(kind, model) or self._type_reason(kind.dtype, figures)
-            self._remember(asked, reason)
+            reason = self._selection_reason(kind, model) or self._type_reason(
+                kind.dtype, is_statistics
+            )
+            self._keep_reason(key, reason)
         return reason
 
-    def _remember(self, asked: tuple[object, ...], reason: str) -> None:
-        size = _ANSWER_BYTES + sum(sys.getsizeof(each) for each in asked if isinstance(each, str))
-        if self._remembered_bytes + size > MAX_REMEMBERED_BYTES:
-            self._remembered.clear()
-            self._remembered_bytes = 0
-        self._remembered[asked] = reason
-        self._remembered_bytes += size
+    def _keep_reason(self, key: tuple[object, ...], reason: str) -> None:
+        size = _ANSWER_BYTES + sum(sys.getsizeof(each) for each in key if isinstance(each, str))
+        if self._reasons_bytes + size > MAX_REMEMBERED_BYTES:
+            self._reasons.clear()
+            self._reasons_bytes = 0
+        self._reasons[key] = reason
+        self._reasons_bytes += size
 
     def _selection_reason(self, kind: TensorKind, model: str) -> str:
         name, side, watched = kind.op_name, kind.side, self._plan.selection.watched
@@ -250,11 +251,11 @@ class RecordAdmission:
         verdict = selection.decide_exclusion(operators, kind.op_type, name, side, kind.slot)
         return "" if verdict.accepted else "tensor_excluded"
 
-    def _type_reason(self, dtype: str, figures: bool) -> str:
+    def _type_reason(self, dtype: str, is_statistics: bool) -> str:
         if dtype not in ELEMENT_TYPES:
             return "unsupported_dtype"
         content = self._plan.content
-        if figures:
+        if is_statistics:
             known = not content.statistics or statistics.has_statistics(dtype)
             return "" if known else "no_statistics"
         return "no_statistics" if content.saved == "statistic" else ""

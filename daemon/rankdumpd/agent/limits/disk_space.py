@@ -18,9 +18,9 @@ from rankdumpd.agent.limits.admission import DiskSpace
 
 SAMPLE_INTERVAL_S = 1.0
 SAMPLE_TIMEOUT_S = 0.1
-"""What a disk is waited for; one that takes longer is left to its thread."""
+"""Longest time that a caller waits for a disk; a slower one is left to its thread."""
 SILENCE_TIMEOUT_S = 5.0
-"""People hear of a disk that says nothing for so long."""
+"""Time after which a disk that does not answer becomes a finding."""
 _MAX_ROOTS = 4096
 
 _logger = logging.getLogger(__name__)
@@ -34,13 +34,13 @@ class _DiskSample:
     """The last good one."""
     taken_s: float | None = None
     asked_s: float | None = None
-    """Since when a thread waits for an answer; None when none does."""
+    """Since when a thread waits for the disk; None when none does."""
     answered: threading.Event = field(default_factory=threading.Event)
     problem: str = ""
 
 
 def read_disk_space(root: Path) -> DiskSpace:
-    """Return the space of a root's disk, or of what it will stand on; OSError."""
+    """Return the space of a root's disk, which need not exist yet; OSError when that fails."""
     while not root.exists() and root != root.parent:
         root = root.parent
     found = os.statvfs(root)
@@ -51,7 +51,7 @@ def read_disk_space(root: Path) -> DiskSpace:
 class DiskGauge:
     """Space by root; safe to use from several threads.
 
-    A disk that hangs holds up nobody: the last good sample stays, and grows old.
+    A disk that hangs blocks no caller: the last good sample stays in use.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class DiskGauge:
         self._disks: dict[str, _DiskSample] = {}
 
     def space(self, root: Path) -> DiskSpace:
-        """Return what the disk said, if it can be as of the last second."""
+        """Return the disk's space, at most a second old unless the disk hangs."""
         name, now = str(root), self._clock()
         with self._lock:
             disk = self._known(name)
@@ -80,11 +80,11 @@ class DiskGauge:
         return disk.space
 
     def findings(self) -> list[str]:
-        """Return which disks do not say how much room there is, and for how long."""
+        """Return which disks do not report their free space, and for how long."""
         now = self._clock()
         with self._lock:
             disks = list(self._disks.items())
-        return [said for name, disk in disks if (said := _describe_silence(name, disk, now))]
+        return [finding for name, disk in disks if (finding := _describe_silence(name, disk, now))]
 
     def _known(self, name: str) -> _DiskSample:
         if name not in self._disks:
@@ -94,7 +94,7 @@ class DiskGauge:
         return self._disks[name]
 
     def _ask(self, root: Path, disk: _DiskSample) -> None:
-        # A thread each: who waits for one disk must not keep others from being asked.
+        # One thread for each disk: a disk that hangs must not delay the others.
         threading.Thread(
             target=self._sample, args=(root, disk), name="rankdumpd-disk", daemon=True
         ).start()
@@ -107,32 +107,34 @@ class DiskGauge:
             problem = error.strerror or str(error)
             if problem != disk.problem:
                 about = {"root": str(root)}
-                _logger.warning("cannot look up the room under %s: %s", root, error, extra=about)
+                _logger.warning(
+                    "cannot determine the free space under %s: %s", root, error, extra=about
+                )
         with self._lock:
             disk.space = space or disk.space
-            # An error is not asked again at once either.
+            # After an error the disk is not asked again at once, either.
             disk.taken_s, disk.asked_s, disk.problem = self._clock(), None, problem
         disk.answered.set()
 
 
 def _describe_silence(name: str, disk: _DiskSample, now: float) -> str:
     free_bytes, known = disk.space.free_bytes, disk.space.total_bytes
-    before = f"{free_bytes} bytes were free when it last did" if known else "it never did"
+    before = f"{free_bytes} bytes were free at its last report" if known else "it never did"
     if disk.asked_s is not None and now - disk.asked_s >= SILENCE_TIMEOUT_S:
         silent_s = now - disk.asked_s
-        return f"disk of {name} does not say how much is free for {silent_s:.0f} s: {before}"
+        return f"disk of {name} has not reported its free space for {silent_s:.0f} s: {before}"
     if disk.problem:
-        return f"disk of {name} does not say how much is free ({disk.problem}): {before}"
+        return f"disk of {name} does not report its free space ({disk.problem}): {before}"
     return ""
 
 
 LOW_SPACE_BYTES = 256 << 20
 _LOW_SPACE_DIVISOR = 10
-"""Of a small disk, one of so many."""
+"""A small disk is low below its total size divided by this."""
 
 
 class LedgerSpace:
-    """Looks at the state folder at most once a second; never waits for long."""
+    """Space of the state folder, read at most once a second; never waits for long."""
 
     def __init__(
         self, folder: Path, look_up: Callable[[Path], DiskSpace] = read_disk_space
@@ -142,14 +144,14 @@ class LedgerSpace:
         self._used_bytes = 0
 
     def status(self) -> LedgerStatus:
-        """Return how much there is; all zero where the disk never said anything."""
+        """Return the present space; all zero when it was never read."""
         space = self._gauge.space(self._folder)
         return LedgerStatus(
             str(self._folder), self._used_bytes, space.free_bytes, space.total_bytes
         )
 
     def findings(self) -> list[str]:
-        """Return that the disk is nearly full, or silent."""
+        """Return whether the disk is nearly full or does not answer, as sentences."""
         return [*list_ledger_warnings(self.status()), *self._gauge.findings()]
 
     def _measure(self, folder: Path) -> DiskSpace:
@@ -160,13 +162,13 @@ class LedgerSpace:
 
 
 def list_ledger_warnings(ledger: LedgerStatus) -> list[str]:
-    """Return a sentence when little is left: ranks wait while the ledger cannot grow."""
+    """Return a sentence when little space is left: ranks wait while the ledger cannot grow."""
     near = min(LOW_SPACE_BYTES, ledger.total_bytes // _LOW_SPACE_DIVISOR)
     if ledger.free_bytes >= near:
         return []
     return [
         f"state folder {ledger.folder}: {format_bytes(ledger.free_bytes)} free of "
         f"{format_bytes(ledger.total_bytes)}, the ledger takes "
-        f"{format_bytes(ledger.used_bytes)}; when it is full "
-        f"ranks wait (agent.state_dir)"
+        f"{format_bytes(ledger.used_bytes)}; "
+        f"ranks wait when the disk is full (agent.state_dir)"
     ]

@@ -20,12 +20,12 @@ from rankdumpd.settings import AgentSettings
 
 
 class ResourceLimits:
-    """Knows what is used of each limit; safe to use from several threads, and never waits."""
+    """The use of each limit; safe to use from several threads, and never waits."""
 
     def __init__(
         self,
         policy: ResourcePolicy,
-        cap: MemoryShares,
+        memory_shares: MemoryShares,
         budget: QueueBudget,
         usage: DumpUsage,
         slabs: SlabFolder,
@@ -34,7 +34,7 @@ class ResourceLimits:
     ) -> None:
         self.policy = policy
         """May be replaced by another at any time."""
-        self._cap, self._budget, self._usage = cap, budget, usage
+        self._memory_shares, self._budget, self._usage = memory_shares, budget, usage
         self._slabs = slabs
         self._disk = disk or DiskGauge()
 
@@ -50,7 +50,7 @@ class ResourceLimits:
         )
 
     def load_of(self, sessions: Iterable[RankSession]) -> AgentLoad:
-        """Return what is under way, and the room on the fullest disk of some sessions."""
+        """Return what is in flight, and the space on the fullest disk of some sessions."""
         spaces = [self._disk.space(root) for root in _list_roots(sessions)]
         fullest = min(spaces, key=lambda space: space.free_bytes, default=rules.DiskSpace())
         return AgentLoad(
@@ -59,7 +59,7 @@ class ResourceLimits:
 
     @property
     def queue(self) -> tuple[int, int]:
-        """Bytes that were taken in and are not committed, and how many they may be."""
+        """Bytes that are received and not committed, and their limit."""
         return self._budget.used_bytes, self._budget.limit_bytes
 
     def disks_of(self, sessions: Iterable[RankSession]) -> tuple[DiskStatus, ...]:
@@ -70,7 +70,7 @@ class ResourceLimits:
         return tuple(self._disk_status(root, count) for root, count in unfinished.items())
 
     def jobs(self, pinned: Iterable[str]) -> tuple[JobUsage, ...]:
-        """Return every job that takes room here, or is pinned."""
+        """Return every job with a dump here, or with a pin."""
         kept = set(pinned)
         known = {job_id: (taken, retired) for job_id, taken, retired in self._usage.jobs()}
         return tuple(
@@ -87,18 +87,18 @@ class ResourceLimits:
         """Return what queue, slabs and sessions take."""
         held = self._slabs.held_bytes + live_sessions * SESSION_BYTES
         used = self._budget.used_bytes + held
-        return MemoryStatus(used, self._cap.total_bytes)
+        return MemoryStatus(used, self._memory_shares.total_bytes)
 
     def findings(self, sessions: Iterable[RankSession]) -> list[str]:
         """Return the limits that are near or reached, a sentence each, and silent disks."""
-        near = [said for root in _list_roots(sessions) for said in self._of_disk(root)]
+        near = [finding for root in _list_roots(sessions) for finding in self._of_disk(root)]
         near += rules.list_cap_warnings(self.policy, self._usage.total)
         for job_id, taken, _ in self._usage.jobs():
             near += rules.list_job_warnings(self.policy, job_id, taken)
         return [*near, *self._disk.findings()]
 
     def warnings(self, session: RankSession) -> list[str]:
-        """Return what a rank is to hear at once: the limits at which its tensors are refused."""
+        """Return warnings for a rank: the limits because of which its tensors are dropped."""
         if not rules.find_limit_reason(self.usage_of(session), 0):
             return []
         root, job_id = session.storage.tree.root, session.request.job_id

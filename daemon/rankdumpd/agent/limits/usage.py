@@ -20,27 +20,27 @@ class QueueBudget:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        """Most of them."""
+        """Largest number of bytes in use."""
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()
         self._used_bytes = 0
         self._items = 0
         self._growing: dict[object, int] = {}
-        """What those occupy that are not whole yet, the eldest first."""
+        """Bytes of incomplete frames by owner, the oldest first."""
         self._closed = False
 
     @property
     def used_bytes(self) -> int:
-        """Bytes under way."""
+        """Bytes in flight."""
         return self._used_bytes
 
     @property
     def items(self) -> int:
-        """Frames under way."""
+        """Frames in flight."""
         return self._items
 
     def acquire(self, cost_bytes: int, *, items: int = 1) -> None:
-        """Wait until there is room, then occupy it; UnavailableError once closed."""
+        """Wait until the bytes fit, then charge them; UnavailableError once closed."""
         place = object()
         with self._changed:
             self._waiting.append(place)
@@ -55,15 +55,15 @@ class QueueBudget:
                 self._changed.notify_all()
 
     def begin(self, owner: object, cost_bytes: int) -> None:
-        """Occupy room for the beginning of a frame; the rest is asked for as it comes."""
+        """Charge the beginning of a frame; the rest is charged as it arrives."""
         with self._changed:
             self.acquire(cost_bytes)
             self._growing[owner] = cost_bytes
 
     def grow(self, owner: object, more_bytes: int) -> None:
-        """Wait until there is room for more of a frame that was begun, then occupy it.
+        """Wait until more bytes of a begun frame fit, then charge them.
 
-        When nothing that is whole is under way, no room will come: the eldest passes then.
+        When only incomplete frames are in flight, nothing would be released: the oldest passes.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._may_grow(owner, more_bytes))
@@ -73,38 +73,38 @@ class QueueBudget:
             self._growing[owner] += more_bytes
 
     def end(self, owner: object, cost_bytes: int) -> None:
-        """Let a frame that is whole now occupy just this, until it is given back."""
+        """Set the final cost of a frame that is complete now."""
         with self._changed:
             self._used_bytes += cost_bytes - self._growing.pop(owner)
             self._changed.notify_all()
 
     def abandon(self, owner: object) -> None:
-        """Free what was occupied for a frame that never will be whole."""
+        """Release the bytes of a frame that will never be complete."""
         with self._changed:
             self._used_bytes -= self._growing.pop(owner)
             self._items -= 1
             self._changed.notify_all()
 
     def count_unfinished(self) -> None:
-        """Count one more frame that occupies nothing: more of it is to be done."""
+        """Count one more frame without bytes: its post-commit actions are not done."""
         with self._changed:
             self._items += 1
 
     def release(self, cost_bytes: int, *, items: int = 1) -> None:
-        """Free what was taken."""
+        """Release bytes and frames."""
         with self._changed:
             self._used_bytes -= cost_bytes
             self._items -= items
             self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float) -> int:
-        """Wait until nothing is under way; return the frames that still are."""
+        """Wait until nothing is in flight; return the frames that still are."""
         with self._changed:
             self._changed.wait_for(lambda: self._items == 0, timeout_s)
             return self._items
 
     def close(self) -> None:
-        """Turn away everyone who waits, now and later."""
+        """Fail all waiting calls, now and later."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -136,7 +136,7 @@ class DumpUsage:
 
     @property
     def total(self) -> int:
-        """What all take."""
+        """Bytes of all trees."""
         return max(0, self._total)
 
     def restore(self, taken: Iterable[UsageChange], retired: Mapping[str, int]) -> None:
@@ -146,7 +146,7 @@ class DumpUsage:
         self._retired.update(retired)
 
     def add(self, taken: UsageChange) -> None:
-        """Count what tensors take more; less where it is negative."""
+        """Add a change in bytes, which may be negative."""
         if taken.byte_count:
             with self._lock:
                 self._total += taken.byte_count
@@ -159,15 +159,15 @@ class DumpUsage:
             self._retired[job_id] += 1
 
     def job_bytes(self, job_id: str) -> int:
-        """Return what the dump of a job takes."""
+        """Return the size of a job's dump."""
         return max(0, self._jobs[job_id])
 
     def root_bytes(self, root: str) -> int:
-        """Return what is in a tree."""
+        """Return the size of a tree."""
         return max(0, self._roots[root])
 
     def jobs(self) -> list[tuple[str, int, int]]:
-        """Return what each job takes that takes anything, and how many iterations it lost."""
+        """Return each job with its size and the number of its removed iterations."""
         with self._lock:
             return [
                 (job_id, taken, self._retired[job_id])

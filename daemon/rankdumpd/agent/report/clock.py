@@ -1,8 +1,8 @@
-"""Offset of the coordinator's clock from this host's, estimated from the times that answers took.
+"""Offset of the coordinator's clock from this host's, estimated from round-trip times.
 Pure.
 
-Nothing is assumed of the way: the true offset lies anywhere between what the fastest way there
-and the fastest way back allow. Samples that age are trusted less, for clocks drift apart.
+Nothing is assumed about the path: the true offset lies anywhere between the bounds that the
+fastest request and the fastest response give. Older samples count less, because clocks drift.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from rankdump._core.status import ClockEstimate
 MAX_SAMPLES = 64
 MAX_AGE_US = 300_000_000
 DRIFT_PPM = 100
-"""How fast two clocks may drift apart that are not set."""
+"""Fastest drift between two clocks that are not set."""
 STEP_US = 1_000
 STEP_PPM = 500
-"""What a clock may differ from the monotonic one before it counts as set: adjusting stays below."""
+"""Deviation from the monotonic clock above which a clock counts as set; slewing stays below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,31 +30,29 @@ class ClockInstant:
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """A question and its answer."""
+    """One request to the coordinator and its response."""
 
     sent: ClockInstant
     received_us: int
-    """On the coordinator's clock, as the next one."""
+    """On the coordinator's clock, as is `answered_us`."""
     answered_us: int
     back: ClockInstant
 
     @property
     def delay_us(self) -> int:
-        """Return how long it was on the way, there and back; less than nothing where that is less
-        than what the clocks drifted apart meanwhile.
-        """
+        """Return the round-trip time without the coordinator's part; drift may make it negative."""
         took_us = self.back.monotonic_us - self.sent.monotonic_us
         return took_us - (self.answered_us - self.received_us)
 
     @property
     def offset_us(self) -> int:
-        """Return the middle of what the offset may be."""
+        """Return the midpoint of the possible offsets."""
         there = self.received_us - self.sent.wall_us
         return (there + self.answered_us - self.back.wall_us) // 2
 
     def error_us(self, now: ClockInstant) -> int:
-        """Return by how much the offset may be wrong now."""
-        # Clocks drift while a question is on its way, too.
+        """Return the largest error of the offset at this moment."""
+        # Clocks drift during the request, too.
         age_us = max(0, now.monotonic_us - self.sent.monotonic_us)
         # One more for what the divisions cut off.
         return (self.delay_us + 1) // 2 + _drift_us(age_us) + 1
@@ -62,14 +60,14 @@ class ClockSample:
 
 @dataclass(frozen=True, slots=True)
 class ClockWindow:
-    """The samples that count, and how often this host's clock was set meanwhile."""
+    """The samples in use, and how often this host's clock has been set."""
 
     samples: tuple[ClockSample, ...] = ()
     steps: int = 0
     last: ClockInstant | None = None
 
     def at(self, now: ClockInstant) -> ClockWindow:
-        """Return the window at a later moment; empty when the clock was set until then."""
+        """Return the window at a later moment; empty when the clock was set in between."""
         if self.last is not None and _is_stepped(self.last, now):
             return ClockWindow(steps=self.steps + 1, last=now)
         oldest_us = now.monotonic_us - MAX_AGE_US
@@ -77,7 +75,7 @@ class ClockWindow:
         return replace(self, samples=young, last=now)
 
     def with_sample(self, sample: ClockSample) -> ClockWindow:
-        """Return the window with one more; one that makes no sense changes nothing."""
+        """Return the window with one more sample; an implausible one changes nothing."""
         window = self.at(sample.sent)
         across = window.at(sample.back)
         if across.steps != window.steps or sample.answered_us < sample.received_us:
@@ -93,7 +91,7 @@ class ClockWindow:
         return replace(across, samples=(*across.samples, sample)[-MAX_SAMPLES:])
 
     def estimate(self, now: ClockInstant) -> ClockEstimate:
-        """Return the offset that is wrong by least."""
+        """Return the offset with the smallest error."""
         if not self.samples:
             return ClockEstimate(steps=self.steps)
         best = min(self.samples, key=lambda sample: sample.error_us(now))

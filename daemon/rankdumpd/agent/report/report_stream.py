@@ -1,8 +1,8 @@
 """One report stream to the coordinator: a greeting, then the items of the report log in order, with
 each text sent once a stream.
 
-gRPC takes requests on a thread of its own, which reads the log; the reporter's takes the
-answers.
+gRPC consumes requests on a thread of its own, which reads the log; the reporter thread handles
+the answers.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from rankdumpd.agent.ledger.rows import ReportItem, ReportItemKind
 from rankdumpd.agent.report.clock import ClockInstant
 
 MAX_TEXTS = 65_536
-"""Beyond it the table starts anew, before the next message."""
+"""A larger table is cleared before the next message."""
 _INDEX = "<u4"
 
 
 class StreamTextTable:
-    """The table of one stream; the empty text stands at 0 from the start."""
+    """The text table of one stream; index 0 is always the empty text."""
 
     def __init__(self) -> None:
         self._indexes = {"": 0}
-        self._said = 1
+        self._sent = 1
 
     def added(self) -> coordinator_pb2.Texts | None:
-        """Return what the other side does not know yet; call it once a message."""
-        texts = list(self._indexes)[self._said :] if self._said < len(self._indexes) else []
-        first, self._said = self._said, len(self._indexes)
+        """Return the texts that the coordinator does not have; called once for each message."""
+        texts = list(self._indexes)[self._sent :] if self._sent < len(self._indexes) else []
+        first, self._sent = self._sent, len(self._indexes)
         return coordinator_pb2.Texts(first=first, texts=texts) if texts else None
 
     def renew(self) -> None:
-        """Start anew if there are too many; what `added` returns next says so."""
+        """Clear the table if it is too large; the next `added` starts at index 0 again."""
         if len(self._indexes) > MAX_TEXTS:
-            self._indexes, self._said = {"": 0}, 0
+            self._indexes, self._sent = {"": 0}, 0
 
     def point(self, columns: events_pb2.EventColumns) -> None:
-        """Let a batch with names of its own point into the table instead."""
+        """Replace a batch's own names by indexes into the table."""
         places = self._places(columns.names)
         calls = len(columns.calls) // 4
         for field, count in (("name", columns.count), ("group", calls), ("dtype", calls)):
@@ -70,13 +70,13 @@ def _map_indexes(data: bytes, count: int, places: npt.NDArray[Any]) -> bytes:
 
 
 class ReportMessages:
-    """Makes the messages of one stream; a batch of events says only names that are new in it."""
+    """Builds the messages of one stream; each holds only the names that are new in the stream."""
 
     def __init__(self) -> None:
         self._texts = StreamTextTable()
 
     def of(self, items: Sequence[ReportItem]) -> coordinator_pb2.ReportRequest:
-        """Return the message of some items, in their order; without any it only asks for news."""
+        """Return the message of some items in their order; without items it is a heartbeat."""
         request = coordinator_pb2.ReportRequest()
         if items:
             self._texts.renew()
@@ -124,7 +124,7 @@ _ADD_FUNCTIONS = {
 
 
 class ReportItemLog(Protocol):
-    """Numbered items, as far as the reporter knows them."""
+    """The report log, as the reporter uses it."""
 
     @property
     def newest(self) -> int:
@@ -140,29 +140,27 @@ class ReportItemLog(Protocol):
         ...
 
     def begin_after(self, number: int) -> int:
-        """See to it that no item has a number that the coordinator knows as another's; return how
-        many got another one.
-        """
+        """Renumber items behind a number that the coordinator has seen; return how many changed."""
         ...
 
     def acknowledged_to(self) -> int:
-        """Return up to which number items were ever forgotten like that."""
+        """Return the highest number that was ever acknowledged."""
         ...
 
     def give_up(self, first: int, last: int) -> None:
-        """Forget items that cannot be told, and count them."""
+        """Drop items that the coordinator rejects, and count them."""
         ...
 
     def items(self, after: int) -> list[ReportItem]:
-        """Return the next items behind a number, some at a time."""
+        """Return the next items after a number, a bounded batch."""
         ...
 
     def waiting(self, after: int) -> tuple[int, int]:
-        """Return how many items stand behind a number, and how many events they hold."""
+        """Return how many items follow a number, and how many events they hold."""
         ...
 
     def last(self) -> int:
-        """Return the number of the last item; 0 when none stands there."""
+        """Return the number of the last item; 0 when the log is empty."""
         ...
 
     def lost(self) -> tuple[int, int]:
@@ -175,29 +173,29 @@ class ReportItemLog(Protocol):
 
 
 def _read_clocks() -> ClockInstant:
-    # Side by side: what passes between the two readings counts as a jump of the clock.
+    # Read back to back: the time between the two readings looks like a jump of the clock.
     return ClockInstant(time.time_ns() // 1000, time.monotonic_ns() // 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class ReporterTimes:
-    """How long the reporter waits for what, and its clocks."""
+    """Timeouts and intervals of the reporter, and its clocks."""
 
     heartbeat_s: float = 1.0
     first_retry_s: float = 0.1
     last_retry_s: float = 5.0
     answer_s: float = 60.0
-    """A coordinator that answers nothing for so long is given up."""
-    knock_s: float = 5.0
-    """How long a coordinator that has nothing to take may need to say that it is there."""
+    """The stream is cancelled when the coordinator does not answer for so long."""
+    probe_s: float = 5.0
+    """Timeout of the call that checks whether an idle coordinator is reachable."""
     clock_s: float = 0.5
-    """An answer that takes longer would say nothing about clocks."""
+    """A slower answer would be useless for estimating the clock."""
     now: Callable[[], ClockInstant] = _read_clocks
 
 
 MAX_UNANSWERED = 8
 MAX_REQUEST_ITEMS = 1_000
-# A message of this much stays well under what a server takes.
+# Messages of this size stay well under the server's limit.
 MAX_REQUEST_EVENTS = 20_000
 MAX_REQUEST_BYTES = 2 << 20
 MIN_FORGOTTEN_ITEMS = 64
@@ -209,7 +207,7 @@ _Span = tuple[int, int]
 
 
 class ReportStream:
-    """What was said and answered on one stream."""
+    """State of one report stream: items sent, answers received."""
 
     def __init__(
         self,
@@ -218,55 +216,57 @@ class ReportStream:
         *,
         times: ReporterTimes,
         careful_to: int,
-        prepared: Callable[[_Request, int | None], None],
-        overdue: Callable[[], None],
+        complete: Callable[[_Request, int | None], None],
+        on_overdue: Callable[[], None],
     ) -> None:
         """Send items up to `careful_to` one by one.
 
-        `prepared` says the rest of each message, and is told up to which number the log is told
-        with it; None before the coordinator has answered.
+        `complete` fills in the rest of each message; its argument is the number up to which items
+        are sent with it, or None before the coordinator has answered.
         """
         self._log, self._changed, self._times = log, changed, times
         self._careful_to = careful_to
-        self._prepared, self._overdue = prepared, overdue
+        self._complete, self._on_overdue = complete, on_overdue
         self.received = 0
         self.unread: _Span | None = None
-        """Items among which is one that is damaged in the ledger."""
+        """First and last number of items of which one cannot be read from the ledger."""
         self._acknowledged = self._forgotten = 0
         self._known = 0
         self._greeted = self._over = False
         self._messages = ReportMessages()
         self._composing = threading.Lock()
         self._read: deque[ReportItem] = deque()
-        self._read_to = self._told_to = 0
+        self._read_to = self._sent_to = 0
         self._news = True
         self._unanswered: deque[_Span] = deque()
-        self._heard_us = times.now().monotonic_us
+        self._answered_us = times.now().monotonic_us
 
     def requests(self) -> Iterator[_Request]:
-        """Yield what is to be sent, as answers make room for it, and nothing behind an item that
-        cannot be read.
-        """
-        request = self._said(())
+        """Yield requests as answers allow; ends before an item that cannot be read."""
+        request = self._make_request(())
         while request is not None:
             yield request
             request = self._next()
 
     def handle_answer(self, answer: coordinator_pb2.ReportResponse) -> None:
-        """Take the answer to the oldest request without one."""
-        # A power loss, or a folder that was put back, may have taken numbers from the log that the
-        # coordinator has heard: nothing else may get them.
-        again = 0 if self._greeted else self._log.begin_after(_find_highest(answer))
+        """Handle the answer to the oldest unanswered request."""
+        # After a power loss or a restored folder the log may miss numbers that the coordinator has
+        # received: no other item may get them.
+        renumbered = 0 if self._greeted else self._log.begin_after(_find_highest(answer))
         with self._changed:
-            self._heard_us = self._times.now().monotonic_us
+            self._answered_us = self._times.now().monotonic_us
             if self._unanswered:
                 self._unanswered.popleft()
             self._acknowledged = max(self._acknowledged, answer.acknowledged_sequence)
             self.received = max(self.received, answer.received_sequence, self._acknowledged)
             if not self._greeted:
                 self._greeted = True
-                if again:
-                    _logger.warning("%d items are told again, behind %d", again, self.received)
+                if renumbered:
+                    _logger.warning(
+                        "%d items are renumbered behind %d and reported again",
+                        renumbered,
+                        self.received,
+                    )
                     self._acknowledged = self.received
                 self._read_to, self._known = self._acknowledged, self.received
             quiet = not self._unanswered
@@ -290,8 +290,8 @@ class ReportStream:
             pass
 
     def unanswered(self) -> list[_Span]:
-        """Return the first and last number of every message with items that has no answer; of one
-        that could not even be made, only those.
+        """Return the first and last number of each unanswered message with items, or only those
+        of the message that could not be built.
         """
         if self.unread:
             return [self.unread]
@@ -305,12 +305,12 @@ class ReportStream:
                     self._changed.wait_for(self._may_go_on, self._times.heartbeat_s)
                     if self._over:
                         return None
-                    room = self._has_room()
-                    silent_us = self._times.now().monotonic_us - self._heard_us
-                if room:
-                    return self._said(self._gathered())
+                    may_send = self._has_room()
+                    silent_us = self._times.now().monotonic_us - self._answered_us
+                if may_send:
+                    return self._make_request(self._collect_items())
                 if silent_us > self._times.answer_s * 1e6:
-                    self._overdue()
+                    self._on_overdue()
 
     def _may_go_on(self) -> bool:
         return self._over or (self._has_room() and (self._news or bool(self._read)))
@@ -319,27 +319,27 @@ class ReportStream:
         careful = bool(self._unanswered) and 0 < self._unanswered[-1][0] <= self._careful_to
         return self._greeted and len(self._unanswered) < (1 if careful else MAX_UNANSWERED)
 
-    def _said(self, items: tuple[ReportItem, ...]) -> _Request | None:
+    def _make_request(self, items: tuple[ReportItem, ...]) -> _Request | None:
         span = (items[0].number, items[-1].number) if items else (0, 0)
         try:
             request = self._messages.of(items)
         except Exception:
-            # Whatever it is: the same item would fail the next stream as well.
-            _logger.debug("items %d to %d", *span, exc_info=True)
+            # Any error: the same item would fail on the next stream as well.
+            _logger.debug("items %d to %d cannot be encoded", *span, exc_info=True)
             self.unread = span
             return None
         if items:
-            self._told_to = span[1]
-        self._prepared(request, max(self._told_to, self.received) if self._greeted else None)
+            self._sent_to = span[1]
+        self._complete(request, max(self._sent_to, self.received) if self._greeted else None)
         with self._changed:
             if not self._unanswered:
-                self._heard_us = self._times.now().monotonic_us
+                self._answered_us = self._times.now().monotonic_us
             self._unanswered.append(span)
         return request
 
-    def _gathered(self) -> tuple[ReportItem, ...]:
+    def _collect_items(self) -> tuple[ReportItem, ...]:
         if not self._read:
-            # First: what is entered while this reads is looked for again.
+            # Reset before reading, so that items entered meanwhile are looked for again.
             self._news = False
             self._read.extend(self._log.items(self._read_to))
             if self._read:
@@ -353,18 +353,17 @@ class ReportStream:
             if found and (
                 events > MAX_REQUEST_EVENTS
                 or size > MAX_REQUEST_BYTES
-                or self._parts(found[-1], item)
+                or self._must_separate(found[-1], item)
             ):
                 break
             found.append(self._read.popleft())
         return tuple(found)
 
-    def _parts(self, earlier: ReportItem, later: ReportItem) -> bool:
+    def _must_separate(self, earlier: ReportItem, later: ReportItem) -> bool:
         """Return whether two items must not share a message.
 
-        What has arrived before is told again, and a message that held something new besides would
-        not be known as a repetition. Those of a message follow each other: only the last number is
-        said.
+        Items that arrived before are resent, and a message that also held new ones would not be
+        recognized as a repetition. Numbers in a message are consecutive: only the last is sent.
         """
         careful = earlier.number <= self._careful_to
         gap = earlier.number + 1 < later.number

@@ -1,5 +1,5 @@
 """The reporter thread: sends the report log to the coordinator, tracks outages, quiet ranks and the
-coordinator's clock. It holds up nobody; without an address it reports nothing.
+coordinator's clock. It never blocks the agent; without an address it reports nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from rankdump._core.backoff import RetryBackoff
 from rankdump._core.status import AgentLoad, ClockEstimate, SessionStatus
 from rankdump._wire import status_messages
 from rankdump._wire.channel import TlsCredentials, explain_unavailable, make_error, open_channel
@@ -34,73 +35,74 @@ from rankdumpd.server import machine
 from rankdumpd.server.logs import build_log_fields
 
 WARN_AFTER_S = 2.0
-"""A coordinator that is started together with its agents may be away for so long."""
+"""Grace period for a coordinator that is started together with its agents."""
 LAST_TRY_TIMEOUT_S = 2.0
-"""What a stop gives a coordinator that does not answer, to take what is left after all."""
+"""Timeout of the last attempt to reach a coordinator that does not answer, at a stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOutage:
-    """That nothing is delivered."""
+    """A period in which no report is delivered."""
 
     since_s: float
     """Of the first attempt that failed, in seconds since the epoch."""
     reason: str
     refused: bool
-    """Whether the coordinator answers and wants nothing of this agent, or files are at fault."""
+    """Whether the coordinator rejects this agent, or local files are invalid."""
 
     def is_worth_logging(self, now_s: float) -> bool:
-        """Return whether people should know of it by now."""
+        """Return whether the outage has lasted long enough to be logged."""
         return self.refused or now_s - self.since_s >= WARN_AFTER_S
 
 
 def describe_outage(address: str, outage: CoordinatorOutage, *, items: int, events: int) -> str:
-    """Say what is not delivered, since when and why."""
+    """Return a sentence: what is not delivered, since when and why."""
     since = datetime.datetime.fromtimestamp(outage.since_s).strftime("%Y-%m-%d %H:%M:%S")
     waits = f"messages waiting: {items:,}, with events: {events:,}"
-    wait = waits if items else "nothing waits for it yet"
-    verb = "refuses this agent" if outage.refused else "cannot be reached"
+    wait = waits if items else "no messages are waiting"
+    verb = "has rejected this agent" if outage.refused else "has been unreachable"
     return f"coordinator {address} {verb} since {since}: {outage.reason}; {wait}"
 
 
 def is_hopeless(outage: CoordinatorOutage | None, *, now_s: float, tried: bool) -> bool:
-    """Return whether to wait on for a coordinator is of no use; `tried` since the wait began."""
+    """Return whether waiting longer is useless; `tried` says whether an attempt was made since."""
     return outage is not None and tried and outage.is_worth_logging(now_s)
 
 
 REPORT_DELAY_US = 2_000_000
-"""A rank tells what it began at most so long after: open calls after a second, twice a second."""
+"""Longest delay after which a rank reports a call that it has entered and not left."""
 
 
 class QuietRankTracker:
-    """For one thread at a time; the clock is an argument."""
+    """Finds ranks without frames in flight; for one thread at a time, the clock is an argument."""
 
     def __init__(self, quiet: Callable[[], Iterable[QuietRank]]) -> None:
         self._quiet = quiet
-        self._before: frozenset[QuietRank] = frozenset()
-        self._found: tuple[QuietRank, ...] = ()
+        self._previous: frozenset[QuietRank] = frozenset()
+        self._confirmed: tuple[QuietRank, ...] = ()
         self._until_us = self._newest = 0
 
     def begin(self) -> None:
-        """Begin a stream: what was found for an earlier one may come too late now."""
-        self._before, self._found = frozenset(), ()
+        """Begin a stream: results for an earlier one may be outdated."""
+        self._previous, self._confirmed = frozenset(), ()
 
     def update(self, *, now_us: int, newest: Callable[[], int]) -> None:
-        """See who is quiet, and since the last look; `newest` returns the last number of the log.
+        """Find the ranks that were quiet at this check and the one before.
 
-        One look would not do: the next frame may be about to come.
+        One check would not do, because the next frame may be about to arrive. `newest` returns the
+        last number of the log.
         """
         quiet = frozenset(self._quiet())
-        self._found = tuple(quiet & self._before)
-        # Behind the look: what quiet ranks have sent stands in the log by now.
-        self._before, self._newest = quiet, newest()
+        self._confirmed = tuple(quiet & self._previous)
+        # After the check, so the log holds everything that quiet ranks have sent.
+        self._previous, self._newest = quiet, newest()
         self._until_us = now_us - REPORT_DELAY_US
 
     def pop_quiet_ranks(self, number: int) -> tuple[tuple[QuietRank, ...], int]:
-        """Return who is known up to when, now that the log is told up to a number; each once."""
+        """Return the quiet ranks, each once, and until when; none before the log is sent so far."""
         if number < self._newest:
             return (), 0
-        found, self._found = self._found, ()
+        found, self._confirmed = self._confirmed, ()
         return found, self._until_us
 
 
@@ -108,7 +110,7 @@ FIRST_SAMPLES = 8
 
 
 class ClockEstimator:
-    """The estimate of a reporter, over all of its connections; for one thread at a time."""
+    """Estimates the clock offset over all connections of a reporter; for one thread at a time."""
 
     def __init__(self, times: ReporterTimes) -> None:
         self._times = times
@@ -116,12 +118,12 @@ class ClockEstimator:
         self._asked: ClockInstant | None = None
 
     def reconnected(self) -> None:
-        """Note that another coordinator may be there: what was known of its clock is void."""
+        """Discard samples: after a reconnect another coordinator may answer."""
         self._window = ClockWindow(steps=self._window.steps, last=self._window.last)
         self._asked = None
 
     def keep_up(self, stub: coordinator_pb2_grpc.CoordinatorServiceStub) -> bool:
-        """Ask if it is time to; return whether it was."""
+        """Take a sample if one is due; return whether it was."""
         now = self._times.now()
         known, self._window = self._window, self._window.at(now)
         if self._asked is None or self._window.steps != known.steps:
@@ -133,7 +135,7 @@ class ClockEstimator:
         return True
 
     def estimate(self) -> ClockEstimate:
-        """Return what is known now."""
+        """Return the present estimate."""
         return self._window.estimate(self._times.now())
 
     def _ask(self, stub: coordinator_pb2_grpc.CoordinatorServiceStub, count: int) -> None:
@@ -142,7 +144,7 @@ class ClockEstimator:
             try:
                 answer = stub.Clock(coordinator_pb2.ClockRequest(), timeout=self._times.clock_s)
             except grpc.RpcError:
-                # Reports do not depend on it.
+                # Reports do not depend on the clock.
                 return
             back = self._times.now()
             sample = ClockSample(sent, answer.received_us, answer.sent_us, back)
@@ -155,7 +157,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CoordinatorReporter:
-    """Tells what stands in the log until the coordinator has it; without an address, nothing."""
+    """Sends the items of the log until the coordinator has them; without an address, nothing."""
 
     def __init__(
         self,
@@ -164,61 +166,61 @@ class CoordinatorReporter:
         *,
         load: Callable[[], AgentLoad],
         warn: Callable[[str, str], None],
-        tell_again: Callable[[], None],
+        on_forgotten: Callable[[], None],
         quiet: Callable[[], Iterable[QuietRank]] = tuple,
         credentials: TlsCredentials | None = None,
         times: ReporterTimes | None = None,
     ) -> None:
-        """Call `warn` with a job and a text, `tell_again` when the coordinator forgot sessions.
+        """Call `warn` with a job and a text, `on_forgotten` when the coordinator forgot sessions.
 
-        `quiet` returns the ranks of which nothing is under way.
+        `quiet` returns the ranks without frames in flight.
         """
         self._address, self._log = address, log
-        self._load, self._warn, self._tell_again = load, warn, tell_again
+        self._load, self._warn, self._on_forgotten = load, warn, on_forgotten
         self._credentials = credentials
         self._agent_id = log.agent_id()
         self._host_id = machine.read_host_id()
         self._times = times or ReporterTimes()
-        self._timing = ClockEstimator(self._times)
-        self._hearing = QuietRankTracker(quiet)
+        self._clock = ClockEstimator(self._times)
+        self._quiet_ranks = QuietRankTracker(quiet)
         self._changed = threading.Condition()
-        self._conversation: ReportStream | None = None
+        self._stream: ReportStream | None = None
         self._call: grpc.Call | None = None
         self._received = self._careful_to = self._woken_to = 0
         self._warnings: dict[tuple[str, str], None] = {}
-        self._figures = (0, 0)
+        self._event_counts = (0, 0)
         self._unentered = 0
         self._outage: CoordinatorOutage | None = None
         self._failures = 0
-        self._again = False
-        """Try now: somebody waits for it."""
-        self._said = ""
+        self._retry_now = False
+        """Retry at once: `flush` waits for it."""
+        self._logged = ""
         self._stopping = False
         self._thread: threading.Thread | None = None
 
     def findings(self) -> list[str]:
-        """Return what the coordinator does not take at present, and what was given up so."""
+        """Return what is not delivered at present, and what was dropped."""
         events, states = self._log.lost()
         lost = {"events": events, "states": states + self._unentered}
         outage = self._outage
         waits = outage is not None and outage.is_worth_logging(self._now_s())
         return [
-            *([self._undelivered(outage)] if outage and waits else []),
+            *([self._describe_outage(outage)] if outage and waits else []),
             *(f"{n} {what} never reached the coordinator" for what, n in lost.items() if n),
         ]
 
     def events(self) -> tuple[int, int]:
-        """Return how many events wait to be told, and how many were given up."""
+        """Return how many events wait to be sent, and how many were dropped."""
         return self._log.waiting(self._received)[1], self._log.lost()[0]
 
     def session(self, status: SessionStatus, root: str) -> None:
-        """Report how a session stands, and where its tree is."""
+        """Report the status of a session and the root of its tree."""
         if not self._address:
             return
         try:
             self._log.enter_session(status, root)
         except sqlite3.Error as error:
-            # The rank is not to blame, and the next state of the session says it again.
+            # Not an error of the rank; the next status of the session is reported again.
             self._unentered += 1
             _logger.error(
                 "session %s is not reported: %s",
@@ -229,57 +231,59 @@ class CoordinatorReporter:
         self.wake()
 
     def warnings(self, job_id: str) -> list[str]:
-        """Return what the ranks of a job should say in their logs."""
+        """Return the warnings that the ranks of a job should log."""
         with self._changed:
             return [text for job, text in self._warnings if job == job_id]
 
     def wake(self) -> None:
-        """Look into the log if something was entered."""
+        """Wake the reporter if an item was entered in the log."""
         if self._address and self._log.newest != self._woken_to:
             self._woken_to = self._log.newest
             with self._changed:
-                if self._conversation:
-                    self._conversation.wake()
+                if self._stream:
+                    self._stream.wake()
                 self._changed.notify_all()
 
     def start(self) -> None:
-        """Begin to report."""
+        """Start the reporter thread."""
         if self._address:
             self._thread = threading.Thread(target=self._run, name="rankdumpd-reporter")
             self._thread.start()
 
     def fault(self) -> str:
-        """Say that the thread has died."""
+        """Return that the thread has died, or an empty text."""
         thread = self._thread
         alive = thread is None or thread.is_alive()
-        return "" if alive else "the thread that reports to the coordinator is dead"
+        return "" if alive else "the reporter thread has died"
 
     def flush(self, timeout_s: float) -> int:
-        """Wait until everything has arrived; return the items that have not.
+        """Wait until all items are delivered; return how many are not.
 
-        A coordinator that does not answer is tried once more, and not waited for.
+        A coordinator that does not answer gets one more attempt, and is not waited for.
         """
         if not self._address:
             return 0
         with self._changed:
-            failures, self._again = self._failures, True
+            failures, self._retry_now = self._failures, True
             self._changed.notify_all()
             if self._outage:
                 timeout_s = min(timeout_s, LAST_TRY_TIMEOUT_S)
-            self._changed.wait_for(lambda: self._flushed(failures), timeout_s)
-            return self._left()
+            self._changed.wait_for(lambda: self._is_flushed(failures), timeout_s)
+            return self._count_waiting()
 
     def leave(self, folder: str) -> None:
-        """Say what stays in the ledger for the next agent of its folder."""
-        items = self._left() if self._address else 0
+        """Log which items stay in the ledger for the next agent."""
+        items = self._count_waiting() if self._address else 0
         if items:
             outage = self._outage
             waits = f"messages waiting: {items:,}"
-            said = self._undelivered(outage) if outage else waits
-            _logger.warning("%s; they stay in %s until an agent starts there again", said, folder)
+            message = self._describe_outage(outage) if outage else waits
+            _logger.warning(
+                "%s; they stay in %s until an agent starts there again", message, folder
+            )
 
     def stop(self) -> None:
-        """End at once; may be repeated."""
+        """Stop the thread at once; may be called again."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -289,50 +293,51 @@ class CoordinatorReporter:
             self._thread.join()
             self._thread = None
 
-    def _left(self) -> int:
+    def _count_waiting(self) -> int:
         return self._log.waiting(self._received)[0]
 
-    def _flushed(self, failures: int) -> bool:
+    def _is_flushed(self, failures: int) -> bool:
         tried = self._failures > failures
-        return self._left() == 0 or is_hopeless(self._outage, now_s=self._now_s(), tried=tried)
+        return self._count_waiting() == 0 or is_hopeless(
+            self._outage, now_s=self._now_s(), tried=tried
+        )
 
     def _now_s(self) -> float:
         return self._times.now().wall_us / 1e6
 
-    def _undelivered(self, outage: CoordinatorOutage) -> str:
+    def _describe_outage(self, outage: CoordinatorOutage) -> str:
         items, events = self._log.waiting(self._received)
         return describe_outage(self._address, outage, items=items, events=events)
 
     def _run(self) -> None:
-        retry_s = self._times.first_retry_s
+        backoff = RetryBackoff(self._times.first_retry_s, self._times.last_retry_s)
         while not self._stopping:
             received, careful_to = self._received, self._careful_to
             try:
-                self._knock()
-                self._converse()
+                self._wait_for_reports()
+                self._report()
             except (grpc.RpcError, RankdumpError) as failure:
-                self._judge(failure)
+                self._handle_failure(failure)
             except Exception:
-                _logger.exception("a report to %s failed", self._address)
-            went_on = (self._received, self._careful_to) != (received, careful_to)
-            retry_s = (
-                self._times.first_retry_s if went_on else min(2 * retry_s, self._times.last_retry_s)
-            )
+                _logger.exception("a report to coordinator %s failed", self._address)
+            if (self._received, self._careful_to) != (received, careful_to):
+                backoff.reset()
+            pause_s = backoff.next_pause_s()
             with self._changed:
                 self._failures += 1
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._stopping or self._again, retry_s)
-                self._again = False
+                self._changed.wait_for(lambda: self._stopping or self._retry_now, pause_s)
+                self._retry_now = False
 
-    def _knock(self) -> None:
-        """See that the coordinator is there, and wait until there is something to tell."""
+    def _wait_for_reports(self) -> None:
+        """Check that the coordinator is reachable, and wait until there is something to report."""
         with self._changed:
-            if self._received or self._left():
+            if self._received or self._count_waiting():
                 return
         with open_channel(self._address, self._credentials) as channel:
             stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
             asked = coordinator_pb2.ClockRequest()
-            self._call = call = stub.Clock.future(asked, timeout=self._times.knock_s)
+            self._call = call = stub.Clock.future(asked, timeout=self._times.probe_s)
             with self._changed:
                 if self._stopping:
                     call.cancel()
@@ -342,61 +347,63 @@ class CoordinatorReporter:
                 return
         with self._changed:
             self._call = None
-            self._reached()
-            self._changed.wait_for(lambda: self._stopping or self._left() > 0)
+            self._note_reachable()
+            self._changed.wait_for(lambda: self._stopping or self._count_waiting() > 0)
 
-    def _converse(self) -> None:
+    def _report(self) -> None:
         if self._stopping:
             return
         with open_channel(self._address, self._credentials) as channel:
             stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
-            conversation = ReportStream(
+            stream = ReportStream(
                 self._log,
                 self._changed,
                 times=self._times,
                 careful_to=self._careful_to,
-                prepared=lambda request, told: self._prepare(request, told, stub),
-                overdue=self._break_off,
+                complete=lambda request, sent_to: self._complete_request(request, sent_to, stub),
+                on_overdue=self._break_off,
             )
-            self._timing.reconnected()
-            self._hearing.begin()
-            answers = stub.Report(conversation.requests())
+            self._clock.reconnected()
+            self._quiet_ranks.begin()
+            answers = stub.Report(stream.requests())
             with self._changed:
-                self._conversation, self._call = conversation, answers
+                self._stream, self._call = stream, answers
                 if self._stopping:
                     answers.cancel()
             try:
                 for number, answer in enumerate(answers):
-                    self._take(conversation, answer, greeting=number == 0)
-                if conversation.unread:
-                    first, last = conversation.unread
-                    raise CorruptedError(f"items {first} to {last} of the log cannot be read")
+                    self._handle_answer(stream, answer, greeting=number == 0)
+                if stream.unread:
+                    first, last = stream.unread
+                    raise CorruptedError(
+                        f"items {first} to {last} of the report log cannot be read"
+                    )
             finally:
                 with self._changed:
                     self._call = None
                 answers.cancel()
-                conversation.end()
+                stream.end()
 
     def _break_off(self) -> None:
         with self._changed:
             if self._call:
                 self._call.cancel()
 
-    def _take(
+    def _handle_answer(
         self,
-        conversation: ReportStream,
+        stream: ReportStream,
         answer: coordinator_pb2.ReportResponse,
         *,
         greeting: bool,
     ) -> None:
         if greeting and answer.acknowledged_sequence < self._log.acknowledged_to():
-            self._tell_again()
-        conversation.handle_answer(answer)
+            self._on_forgotten()
+        stream.handle_answer(answer)
         with self._changed:
-            self._received = conversation.received
-            self._reached()
-            given = dict.fromkeys((each.job_id, each.text) for each in answer.warnings)
-            new = [each for each in given if each not in self._warnings]
+            self._received = stream.received
+            self._note_reachable()
+            received = dict.fromkeys((each.job_id, each.text) for each in answer.warnings)
+            new = [each for each in received if each not in self._warnings]
             self._warnings.update(dict.fromkeys(new))
             for earliest in list(self._warnings)[: len(self._warnings) - MAX_WARNINGS]:
                 del self._warnings[earliest]
@@ -404,58 +411,58 @@ class CoordinatorReporter:
         for job_id, text in new:
             self._warn(job_id, text)
 
-    def _reached(self) -> None:
+    def _note_reachable(self) -> None:
         outage, self._outage = self._outage, None
-        if self._said and outage:
+        if self._logged and outage:
             away_s = self._now_s() - outage.since_s
-            _logger.info("coordinator %s takes reports again, after %.0f s", self._address, away_s)
-        self._said = ""
+            _logger.info("coordinator %s accepts reports again after %.0f s", self._address, away_s)
+        self._logged = ""
 
-    def _prepare(
+    def _complete_request(
         self,
         request: coordinator_pb2.ReportRequest,
-        told: int | None,
+        sent_to: int | None,
         stub: coordinator_pb2_grpc.CoordinatorServiceStub,
     ) -> None:
-        """Say who reports, and how this host stands; what costs something, once a second."""
-        if told is not None:
-            if self._timing.keep_up(stub):
-                self._figures = (self._log.waiting(self._received)[1], self._log.lost()[0])
-                self._hearing.update(now_us=self._times.now().wall_us, newest=self._log.last)
-            heard, until_us = self._hearing.pop_quiet_ranks(told)
-            for each in heard:
+        """Fill in identity and status of this host; the expensive parts once a second."""
+        if sent_to is not None:
+            if self._clock.keep_up(stub):
+                self._event_counts = (self._log.waiting(self._received)[1], self._log.lost()[0])
+                self._quiet_ranks.update(now_us=self._times.now().wall_us, newest=self._log.last)
+            quiet_ranks, until_us = self._quiet_ranks.pop_quiet_ranks(sent_to)
+            for each in quiet_ranks:
                 about = {"job_id": each.job_id, "rank": each.rank, "session_id": each.session_id}
                 request.heard.add(until_us=until_us, **about)
         request.agent_id = self._agent_id
         request.host, request.host_id = socket.gethostname(), self._host_id
         request.load.CopyFrom(status_messages.load_to_wire(self._load()))
-        clock = copy_fields(self._timing.estimate(), ClockEstimate)
+        clock = copy_fields(self._clock.estimate(), ClockEstimate)
         request.clock.CopyFrom(coordinator_pb2.ClockEstimate(**clock))
-        request.held_events, request.lost_events = self._figures
+        request.held_events, request.lost_events = self._event_counts
 
-    def _judge(self, failure: grpc.RpcError | RankdumpError) -> None:
-        """Give up the item that is refused or damaged: it would fail the same way for ever."""
+    def _handle_failure(self, failure: grpc.RpcError | RankdumpError) -> None:
+        """Drop the item that is rejected or damaged: it would fail the same way every time."""
         error = make_error(failure) if isinstance(failure, grpc.RpcError) else failure
         if isinstance(error, UnavailableError):
             error = explain_unavailable(error, self._address, self._credentials)
-        spans = self._conversation.unanswered() if self._conversation else []
-        # A certificate that is not believed says nothing about the item.
+        spans = self._stream.unanswered() if self._stream else []
+        # An untrusted certificate says nothing about the item.
         passes = isinstance(error, UnavailableError | ForbiddenError | ConfigError)
         refused = not passes and bool(spans)
         if not refused:
-            self._note(error)
+            self._note_outage(error)
             return
-        if str(error) != self._said and not self._stopping:
-            self._said = str(error)
+        if str(error) != self._logged and not self._stopping:
+            self._logged = str(error)
             _logger.error("coordinator %s: %s", self._address, error)
         first, last = spans[0]
         if len(spans) == 1 and first == last:
             self._log.give_up(first, last)
-        # Which one of several it was shows when each comes alone.
+        # With several items the one at fault is found by sending each alone.
         self._careful_to = max(self._careful_to, spans[-1][1])
 
-    def _note(self, error: RankdumpError) -> None:
-        """Remember that nothing is delivered, and say so when that is news."""
+    def _note_outage(self, error: RankdumpError) -> None:
+        """Remember the outage, and log it when it is new."""
         now_s, before = self._now_s(), self._outage
         outage = CoordinatorOutage(
             since_s=before.since_s if before else now_s,
@@ -463,6 +470,6 @@ class CoordinatorReporter:
             refused=not isinstance(error, RetryableError),
         )
         self._outage = outage
-        if outage.reason != self._said and outage.is_worth_logging(now_s) and not self._stopping:
-            self._said = outage.reason
-            _logger.warning("%s", self._undelivered(outage))
+        if outage.reason != self._logged and outage.is_worth_logging(now_s) and not self._stopping:
+            self._logged = outage.reason
+            _logger.warning("%s", self._describe_outage(outage))

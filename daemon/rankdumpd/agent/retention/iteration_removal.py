@@ -35,7 +35,7 @@ class IterationPart:
     tree: DumpTree
     lock: TreeLock
     layout: Layout
-    stand: TreeContext
+    context: TreeContext
     retired: RetiredIteration
 
     @property
@@ -57,7 +57,7 @@ class IterationPart:
 def list_tensor_files(part: IterationPart) -> list[str]:
     """Return the paths of its tensors' files; none when its manifest is gone.
 
-    OSError and DamagedError when the manifest cannot be read.
+    OSError and CorruptedError when the manifest cannot be read.
     """
     for name in (part.manifest, part.hidden):
         with suppress(FileNotFoundError):
@@ -128,7 +128,7 @@ def _make_pattern(part: IterationPart) -> tuple[list[str | None], int]:
 
     def way(net_name: str, graph: int, iteration: int) -> list[str]:
         folder = part.layout.make_folder(
-            part.stand,
+            part.context,
             rank=rank,
             net_name=net_name,
             graph=graph,

@@ -55,13 +55,13 @@ class RetentionManager:
         usage: DumpUsage,
         policy: Callable[[], ResourcePolicy],
         *,
-        told: AuditCallback = no_op,
+        audit: AuditCallback = no_op,
         meters: MetricCounters | None = None,
         now_us: Callable[[], int] = _read_clock_us,
     ) -> None:
-        """`told` hears what was removed; `now_us` is since the epoch."""
+        """`audit` hears what was removed; `now_us` is since the epoch."""
         self._ledger, self._registry, self._usage = ledger, registry, usage
-        self._policy, self._told, self._now_us = policy, told, now_us
+        self._policy, self._audit, self._now_us = policy, audit, now_us
         self._meters = meters or MetricCounters()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -88,7 +88,7 @@ class RetentionManager:
         """Finish what was begun, then remove what is due; return how many iterations that were."""
         problems: list[str] = []
         for left in self._ledger.retention.unfinished():
-            self._tried(partial(self._finish, left), problems)
+            self._try_step(partial(self._finish, left), problems)
         removed = 0
         policy = self._policy()
         for ended in self._ledger.retention.oldest() if not policy.retains_all else ():
@@ -97,11 +97,11 @@ class RetentionManager:
             if not why or self._stopping.is_set():
                 break
             retire = partial(self._retire, ended, why)
-            removed += bool(self._tried(retire, problems))
-        self._say("; ".join(dict.fromkeys(problems)))
+            removed += bool(self._try_step(retire, problems))
+        self._note_problem("; ".join(dict.fromkeys(problems)))
         return removed
 
-    def _tried(self, step: Callable[[], bool], problems: list[str]) -> bool:
+    def _try_step(self, step: Callable[[], bool], problems: list[str]) -> bool:
         """Take a step; one that fails is tried again later and keeps no other from being taken."""
         try:
             return step()
@@ -109,7 +109,7 @@ class RetentionManager:
             problems.append(str(error))
             return False
 
-    def _say(self, problem: str) -> None:
+    def _note_problem(self, problem: str) -> None:
         if problem and problem != self._problem:
             _logger.error("old iterations are not removed: %s", problem)
         self._problem = problem
@@ -120,7 +120,7 @@ class RetentionManager:
                 while self.remove_due() and not self._stopping.is_set():
                     pass
             except (sqlite3.Error, RankdumpError) as error:
-                self._say(str(error))
+                self._note_problem(str(error))
             self._stopping.wait(CHECK_INTERVAL_S)
 
     def _retire(self, ended: EndedIteration, why: str) -> bool:
@@ -154,8 +154,8 @@ class RetentionManager:
         self._usage.count_retired(part.retired.job_id)
         self._meters.add("rankdump_agent_retired_iterations_total")
         root = str(part.tree.root)
-        self._told("retired", {**about, "session": begun.session_id, "root": root})
-        _logger.info("rank %d: iteration %d is removed", part.retired.rank, begun.iteration)
+        self._audit("retired", {**about, "session": begun.session_id, "root": root})
+        _logger.info("rank %d: iteration %d was removed", part.retired.rank, begun.iteration)
         return True
 
     def _part(self, session_id: str, iteration: int, at_us: int, why: str) -> IterationPart:
@@ -163,9 +163,9 @@ class RetentionManager:
         if row is None:
             raise CorruptedError(f"session {session_id!r} is not in the ledger")
         request = row.request
-        outlet = make_session_storage(request, registry.read_checked_plan(request))
+        storage = make_session_storage(request, registry.read_checked_plan(request))
         retired = RetiredIteration(request.job_id, session_id, request.rank, iteration, at_us, why)
-        return IterationPart(outlet.tree, outlet.lock, outlet.layout, outlet.stand, retired)
+        return IterationPart(storage.tree, storage.lock, storage.layout, storage.context, retired)
 
     def _shared(self, part: IterationPart) -> bool:
         """Return whether a rank of another job may write to the folders of this one."""

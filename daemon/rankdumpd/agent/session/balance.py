@@ -48,14 +48,14 @@ class IterationTally:
         self.bytes_in += bytes_in
         self.bytes_stored += bytes_stored
 
-    def count_rows(self, judged: StatisticRowsResult) -> None:
-        """Add rows of figures: they bring no bytes, and no file stores them."""
-        self._keep(judged.status, judged.kept)
-        for reason, places in judged.refused.items():
+    def count_rows(self, result: StatisticRowsResult) -> None:
+        """Add rows of statistics: they have no bytes, and no tensor file."""
+        self._keep(result.status, result.kept)
+        for reason, places in result.refused.items():
             self._drop(reason, len(places))
 
     def end(self, end: IterationEnd) -> None:
-        """Add what the rank itself declares at the end of the iteration."""
+        """Add the counts that the rank sends at the end of the iteration."""
         self.expected += end.expected
         for reason, count in end.dropped.items():
             self._drop(reason, count)
@@ -104,7 +104,7 @@ class SessionTallies:
         self._tallies: defaultdict[int, IterationTally] = defaultdict(IterationTally)
 
     def restore(self, counts: Iterable[OutcomeCountRow], ends: Iterable[IterationEndRow]) -> None:
-        """Take up what the ledger remembers."""
+        """Restore the counts from the ledger."""
         for row in counts:
             self._tallies[row.iteration].count(
                 row.status,
@@ -116,7 +116,7 @@ class SessionTallies:
         for end in ends:
             self._tallies[end.iteration].end(_make_end(end))
 
-    def add(self, outcomes: Iterable[RecordOutcome], judged: Iterable[StatisticRowsResult]) -> None:
+    def add(self, outcomes: Iterable[RecordOutcome], result: Iterable[StatisticRowsResult]) -> None:
         """Add records and rows of figures that stand in the ledger now."""
         for outcome in outcomes:
             self._tallies[outcome.head.iteration].count(
@@ -125,11 +125,11 @@ class SessionTallies:
                 bytes_in=outcome.head.byte_count,
                 bytes_stored=outcome.bytes_stored,
             )
-        for frame in judged:
+        for frame in result:
             self._tallies[frame.rows.iteration].count_rows(frame)
 
     def adjust_stored_bytes(self, iteration: int, more_bytes: int) -> None:
-        """Add what kept tensors take more room than they did, or less."""
+        """Add the change in size of stored tensors."""
         self._tallies[iteration].bytes_stored += more_bytes
 
     def is_first_end(self, end: IterationEnd, sequence: int) -> bool:
@@ -157,7 +157,7 @@ def list_balance_findings(
     if session.state is not SessionState.OPEN:
         found += [
             f"rank {status.rank} ended within iteration {status.iteration}, "
-            f"with {status.kept_tensors} {'tensor' if status.kept_tensors == 1 else 'tensors'} in the tree"
+            f"with {_format_tensors(status.kept_tensors)} in the tree"
             for status in iterations
             if not status.complete
         ]
@@ -170,8 +170,12 @@ def list_balance_findings(
     return found
 
 
+def _format_tensors(count: int) -> str:
+    return f"{count} {'tensor' if count == 1 else 'tensors'}"
+
+
 def _limit_count(total: int) -> int:
-    """Return a sum of what a rank said as a message and a column can hold it."""
+    """Return a sum of numbers from a rank, limited to what a message and a column can hold."""
     return min(total, _MAX_COUNT)
 
 

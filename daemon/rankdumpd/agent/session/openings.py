@@ -31,7 +31,7 @@ NEVER_OPEN_NOTE = "its session was not open when it ended: nothing of it is in t
 
 @dataclass(frozen=True, slots=True)
 class FinalBalance:
-    """Frames that wait for a session, and what they say."""
+    """Frames that a rank left for its session, and the counts in them."""
 
     frames: tuple[agent_pb2.Frame, ...]
     session: SessionStatus
@@ -44,12 +44,12 @@ class FinalBalance:
 
 
 def read_final_balance(request: SessionRequest, frames: Iterable[agent_pb2.Frame]) -> FinalBalance:
-    """Read what a rank left; ProtocolError when it is anything else than that."""
+    """Read the final balance of a rank; ProtocolError when a frame is not part of one."""
     plan, frames = registry.read_checked_plan(request), tuple(frames)
-    tallies, farewell = SessionTallies(), SessionEnd(0)
+    tallies, session_end = SessionTallies(), SessionEnd(0)
     for number, frame in enumerate(frames, 1):
         if frame.sequence != number:
-            raise ProtocolError(f"frame {frame.sequence} where {number} is due")
+            raise ProtocolError(f"frame {frame.sequence} where frame {number} was expected")
         if frame.HasField("lost"):
             lost = read_lost_tensors(FrameId(request.session_id, number), frame.lost)
             tallies.add((), (lost,))
@@ -58,12 +58,12 @@ def read_final_balance(request: SessionRequest, frames: Iterable[agent_pb2.Frame
         if isinstance(declaration, IterationEnd):
             tallies.end(request, declaration, number)
         elif isinstance(declaration, SessionEnd):
-            farewell = SessionEnd(
+            session_end = SessionEnd(
                 declaration.iterations_seen, (*declaration.notes, NEVER_OPEN_NOTE)
             )
         else:
-            raise ProtocolError(f"frame {number} is none that a rank without a session leaves")
-    status = make_session_status(request, plan, SessionState.CLOSED, farewell)
+            raise ProtocolError(f"frame {number} is not allowed in the final balance of a rank")
+    status = make_session_status(request, plan, SessionState.CLOSED, session_end)
     return FinalBalance(frames, status, tuple(tallies.statuses(request)))
 
 
@@ -72,7 +72,7 @@ ANSWER_TIMEOUT_S = 5.0
 RESULT_RETENTION_S = 120.0
 """Time for which an opening that is over waits for its rank."""
 FINDING_RETENTION_S = 86400.0
-"""Time for which people hear of one that failed when its rank had given up."""
+"""Time for which a failed opening whose rank gave up is a finding."""
 MAX_OPENINGS = 4096
 
 _logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _SessionOpening:
-    """One that goes on, or that is over and was not asked for since."""
+    """An opening in progress, or a finished one whose result was not fetched."""
 
     request: SessionRequest
     since_s: float
@@ -89,8 +89,8 @@ class _SessionOpening:
     grant: SessionGrant | None = None
     error: Exception | None = None
     late: bool = False
-    """Whether a rank heard that it takes long."""
-    left: FinalBalance | None = None
+    """Whether a rank was answered that the opening takes long."""
+    balance: FinalBalance | None = None
 
 
 class SessionOpenings:
@@ -99,72 +99,75 @@ class SessionOpenings:
     def __init__(
         self,
         open_one: Callable[[SessionRequest], SessionGrant],
-        take_left: Callable[[str, FinalBalance], None],
+        accept_balance: Callable[[str, FinalBalance], None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`take_left` gives a session that is open what its rank left."""
-        self._open_one, self._take_left, self._clock = open_one, take_left, clock
+        """`accept_balance` gives a session that is open what its rank left."""
+        self._open_one, self._accept_balance, self._clock = open_one, accept_balance, clock
         self._lock = threading.Lock()
         self._openings: dict[str, _SessionOpening] = {}
 
     def open(self, request: SessionRequest) -> SessionGrant:
-        """Let a rank in or back in, or say that this goes on; raises what `open_one` does."""
+        """Return the grant, or that the opening is in progress; raises what `open_one` raises."""
         while True:
-            opening = self._begun(request)
+            opening = self._begin(request)
             if not opening.done.wait(ANSWER_TIMEOUT_S):
-                return self._takes_long(opening)
+                return self._note_slow(opening)
             with self._lock:
                 if self._openings.get(request.session_id) is opening:
                     del self._openings[request.session_id]
-            # One that another process asked for tells this one nothing.
+            # The result of another process's request does not apply to this one.
             if opening.request == request:
                 return _get_result(opening)
 
-    def take_final_balance(self, request: SessionRequest, left: FinalBalance) -> None:
-        """Take note that a rank waits no longer; what it left is taken when its session is open."""
+    def take_final_balance(self, request: SessionRequest, balance: FinalBalance) -> None:
+        """Note that a rank gave up; its final balance is applied when its session is open."""
         _logger.error(
             "rank %d gave up (process %d on host %s): its session was not open when it ended, and "
             "%d tensors are lost",
             request.rank,
             request.pid,
             request.host,
-            left.lost,
+            balance.lost,
             extra=build_log_fields(request),
         )
-        opening = self._begun(request, left)
+        opening = self._begin(request, balance)
         if opening.request != request:
             _logger.warning(
-                "session %s is another's: what was left is not taken", request.session_id
+                "session %s belongs to another process: the final balance is discarded",
+                request.session_id,
             )
 
     def statuses(self) -> tuple[tuple[SessionStatus, ...], tuple[IterationStatus, ...]]:
         """Return the sessions that are not open yet and the balances that their ranks left."""
         with self._lock:
-            left = [opening.left for opening in self._openings.values() if opening.left]
-        iterations = tuple(status for each in left for status in each.iterations)
-        return tuple(each.session for each in left), iterations
+            balance = [opening.balance for opening in self._openings.values() if opening.balance]
+        iterations = tuple(status for each in balance for status in each.iterations)
+        return tuple(each.session for each in balance), iterations
 
     def findings(self) -> list[str]:
-        """Return whose session takes long to be opened, or was not open in time."""
+        """Return the sessions that take long to open, or were not open in time."""
         now_s = self._clock()
         with self._lock:
             openings = list(self._openings.values())
-        return [_describe_opening(each, now_s) for each in openings if each.late or each.left]
+        return [_describe_opening(each, now_s) for each in openings if each.late or each.balance]
 
-    def _begun(self, request: SessionRequest, left: FinalBalance | None = None) -> _SessionOpening:
+    def _begin(
+        self, request: SessionRequest, balance: FinalBalance | None = None
+    ) -> _SessionOpening:
         with self._lock:
             self._forget()
             opening = self._openings.get(request.session_id)
-            # What is over takes nothing any more: once more, for what was left.
-            begins = opening is None or (left is not None and opening.done.is_set())
+            # A finished opening accepts no balance, so another one is begun for it.
+            begins = opening is None or (balance is not None and opening.done.is_set())
             if opening is None or begins:
                 if len(self._openings) >= MAX_OPENINGS:
                     raise ExhaustedError(f"{MAX_OPENINGS} sessions are being opened already")
                 opening = _SessionOpening(request, self._clock())
                 self._openings[request.session_id] = opening
             if opening.request == request:
-                opening.left = left or opening.left
+                opening.balance = balance or opening.balance
         if begins:
             threading.Thread(
                 target=self._run, args=(opening,), name="rankdumpd-opening", daemon=True
@@ -177,16 +180,16 @@ class SessionOpenings:
         except RankdumpError as error:
             opening.error = error
         except Exception as error:  # told to whoever asks, if anybody still does
-            _logger.exception("opening of session %s", opening.request.session_id)
+            _logger.exception("opening session %s failed", opening.request.session_id)
             opening.error = error
         request, took_s = opening.request, self._clock() - opening.since_s
         with self._lock:
             opening.over_s = self._clock()
-            left, late = opening.left, opening.late
-            if left and not opening.error:
+            balance, late = opening.balance, opening.late
+            if balance and not opening.error:
                 self._openings.pop(request.session_id, None)
             opening.done.set()
-        if late or left:
+        if late or balance:
             outcome = f"failed: {opening.error}" if opening.error else "is open"
             _logger.warning(
                 "rank %d: its session %s, after %.0f s",
@@ -195,18 +198,18 @@ class SessionOpenings:
                 took_s,
                 extra=build_log_fields(request),
             )
-        if left and not opening.error:
+        if balance and not opening.error:
             try:
-                self._take_left(request.session_id, left)
+                self._accept_balance(request.session_id, balance)
             except RankdumpError as error:
                 _logger.error(
-                    "rank %d: what it left: %s",
+                    "rank %d: its final balance was not accepted: %s",
                     request.rank,
                     error,
                     extra=build_log_fields(request),
                 )
 
-    def _takes_long(self, opening: _SessionOpening) -> SessionGrant:
+    def _note_slow(self, opening: _SessionOpening) -> SessionGrant:
         request, since_s = opening.request, self._clock() - opening.since_s
         with self._lock:
             first, opening.late = not opening.late, True
@@ -221,7 +224,7 @@ class SessionOpenings:
     def _forget(self) -> None:
         now_s = self._clock()
         for who, opening in list(self._openings.items()):
-            kept_s = FINDING_RETENTION_S if opening.left else RESULT_RETENTION_S
+            kept_s = FINDING_RETENTION_S if opening.balance else RESULT_RETENTION_S
             if opening.done.is_set() and now_s - opening.over_s > kept_s:
                 del self._openings[who]
 
@@ -236,12 +239,12 @@ def _get_result(opening: _SessionOpening) -> SessionGrant:
 def _describe_opening(opening: _SessionOpening, now_s: float) -> str:
     request = opening.request
     who = f"rank {request.rank} (process {request.pid} on host {request.host})"
-    if opening.left:
+    if opening.balance:
         if opening.error:
             why = f"its session could not be opened: {opening.error}"
         else:
             why = f"its session has been opening for {now_s - opening.since_s:.0f} s"
-        return f"{who} gave up: {why}; {opening.left.lost} tensors are lost"
+        return f"{who} gave up: {why}; {opening.balance.lost} tensors are lost"
     if opening.done.is_set():
         return f"{who} has not asked again since its session was opened late"
     return f"{who}: its session has been opening for {now_s - opening.since_s:.0f} s"

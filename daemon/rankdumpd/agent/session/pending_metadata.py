@@ -18,60 +18,60 @@ from rankdumpd.agent.records import MetadataFrame
 
 
 class PendingMetadata:
-    """One thread takes out, any may ask.
+    """Frames that one thread takes out; any thread may read the state.
 
-    While the session waits for its disk only ends are kept, to be told of: declarations stand in
-    the ledger, and are read from there again, some at a time.
+    While the session is suspended only ends are kept, to be reported: all frames are in the
+    ledger and are reread from there in batches.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._items: dict[int, MetadataFrame] = {}
-        self._begun_to = self._read_to = self._told_to = 0
+        self._begun_to = self._read_to = self._reported_to = 0
         self._behind = False
         self.is_suspended = False
-        """An effect failed and is tried again later: until then nothing takes effect."""
-        self.complaint = ""
-        """Why something of the session waits for its disk, for people."""
+        """A frame could not be applied and is retried later; until then none is applied."""
+        self.problem = ""
+        """Why frames of the session are deferred, as a finding."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the ledger has none that is not here."""
+        """Whether every pending frame of the ledger is here."""
         return not self.is_suspended and not self._behind
 
     @property
     def read_to(self) -> int | None:
-        """Number up to which they were read again; None when none are left to be read."""
+        """Number up to which frames were reread; None when none are left in the ledger."""
         return self._read_to if self._behind else None
 
     @property
     def session_ends(self) -> list[int]:
-        """Numbers of the goodbyes that stand here; none while they wait like all else."""
+        """Numbers of the session ends that are pending; none while the session is suspended."""
         with self._lock:
             items = () if self.is_suspended else self._items.items()
             return [at for at, item in items if isinstance(item.declaration, SessionEnd)]
 
     def restore(self, items: Iterable[MetadataFrame]) -> None:
-        """Take what the ledger had when this process began."""
+        """Begin with the frames that an earlier process left in the ledger."""
         with self._lock:
             self._items = {item.frame_id.sequence: item for item in items}
             self._begun_to = max(self._items, default=0)
 
     def add(self, items: Collection[MetadataFrame]) -> None:
-        """Take what has just been committed."""
+        """Add frames that have just been committed."""
         if not self.is_complete:
             items = [item for item in items if self.is_suspended and _is_end(item)]
         with self._lock:
             self._items.update((item.frame_id.sequence, item) for item in items)
 
     def pop_next(self, watermark: int) -> MetadataFrame | None:
-        """Take out the first that the watermark has passed; while all wait, each end once."""
+        """Remove and return the first frame up to the watermark; while suspended, each end once."""
         with self._lock:
             first = min(self._items, default=None)
             if first is None or first > watermark:
                 return None
             if self.is_suspended:
-                self._told_to = first
+                self._reported_to = first
             else:
                 self._begun_to = max(self._begun_to, first)
             return self._items.pop(first)
@@ -81,29 +81,31 @@ class PendingMetadata:
         return item.frame_id.sequence <= self._begun_to
 
     def suspend(self, failed: MetadataFrame | None) -> None:
-        """Wait from now on; what failed is the first to be tried again."""
+        """Suspend the session; the failed frame is the first to be retried."""
         with self._lock:
             kept = [*self._items.values(), *([failed] if failed else [])]
             ends = {item.frame_id.sequence: item for item in kept if _is_end(item)}
-            self._items = {number: end for number, end in ends.items() if number > self._told_to}
+            self._items = {
+                number: end for number, end in ends.items() if number > self._reported_to
+            }
             self.is_suspended, self._behind = True, False
 
     def resume(self) -> None:
-        """Begin again with what the ledger has."""
+        """Resume with the frames in the ledger."""
         with self._lock:
             self._items, self._read_to = {}, 0
             self.is_suspended, self._behind = False, True
 
     def add_from_ledger(self, items: Collection[MetadataFrame], *, all_there: bool) -> None:
-        """Take what the ledger has next."""
+        """Add the next frames from the ledger."""
         with self._lock:
             self._items.update((item.frame_id.sequence, item) for item in items)
             self._read_to = max(self._items, default=self._read_to)
             self._behind = not all_there
 
-    def complaints(self) -> list[str]:
-        """Return why something waits, a sentence; nothing when nothing does."""
-        return [self.complaint] if self.complaint else []
+    def problems(self) -> list[str]:
+        """Return why frames are deferred, one sentence or none."""
+        return [self.problem] if self.problem else []
 
 
 def _is_end(item: MetadataFrame) -> bool:
@@ -163,6 +165,6 @@ class ProgramOrder:
 def _order_names(pieces: list[_EventPiece]) -> list[str]:
     positions = np.concatenate([positions for positions, _ in pieces])
     names = [name for _, some in pieces for name in some]
-    # What was told of while it was open is told again when it is complete: the last word counts.
+    # A call is sent while it is open and again when it is complete: the last one counts.
     _, last = np.unique(positions[::-1], return_index=True)
     return [names[len(names) - 1 - index] for index in last.tolist()]

@@ -27,46 +27,46 @@ from rankdumpd.agent.storage.session_storage import make_session_storage
 
 
 class SessionListener(Protocol):
-    """The stream of a session, as far as its session knows it."""
+    """The stream of a session, as the session uses it."""
 
     @property
     def at_rest(self) -> bool:
-        """Whether all that came was taken in, to the end of a record."""
+        """Whether everything that arrived is handled, to the end of a record."""
         ...
 
     def acknowledge(self, sequence: int) -> None:
-        """Tell the rank that everything up to this number is accounted for."""
+        """Acknowledge all frames up to this number."""
         ...
 
     def warn(self, text: str) -> None:
-        """Let the rank say this in its log."""
+        """Send a warning, which the rank logs."""
         ...
 
     def offer_slab(self) -> None:
-        """Tell the rank that its shared memory is there now."""
+        """Announce that the slab is ready."""
         ...
 
     def end(self, reason: str) -> None:
-        """Break the stream off; the rank may come back."""
+        """End the stream; the rank may reconnect."""
         ...
 
 
 class SessionRing(Protocol):
-    """The slab of a session, as far as its session knows it."""
+    """The ring of a session, as the session uses it."""
 
     def acknowledge(self, sequence: int) -> None:
-        """Release what is safe now that everything up to this number is."""
+        """Release the entries of frames up to this number."""
         ...
 
     def abandon(self, reason: str) -> None:
-        """Let the rank go on without it, and send again what is not acknowledged."""
+        """Stop using the ring; the rank resends what is not acknowledged."""
         ...
 
 
 def make_session_status(
-    request: SessionRequest, plan: DumpPlan, state: SessionState, farewell: SessionEnd
+    request: SessionRequest, plan: DumpPlan, state: SessionState, end: SessionEnd
 ) -> SessionStatus:
-    """Return who a session is and how it stands; `farewell` is empty until it says goodbye."""
+    """Return who a session is and how it stands; `end` is empty until it says goodbye."""
     return SessionStatus(
         request.job_id,
         request.session_id,
@@ -77,8 +77,8 @@ def make_session_status(
         request.pid,
         state=state,
         excluded=selection.decide_device(plan, request.device).reason,
-        iterations_seen=farewell.iterations_seen,
-        notes=farewell.notes,
+        iterations_seen=end.iterations_seen,
+        notes=end.notes,
         framework=request.framework,
         device_target=request.device_target,
         selected=plan.selection.iterations.text,
@@ -86,7 +86,7 @@ def make_session_status(
 
 
 class CommitProgress:
-    """A watermark, and the numbers beyond it that came early."""
+    """A watermark, and the committed numbers above it."""
 
     def __init__(self, watermark: int = 0, beyond: Iterable[int] = ()) -> None:
         self._watermark = watermark
@@ -95,14 +95,14 @@ class CommitProgress:
 
     @property
     def watermark(self) -> int:
-        """Everything up to this number is accounted for."""
+        """Every frame up to this number is committed."""
         return self._watermark
 
     def __contains__(self, sequence: int) -> bool:
         return sequence <= self._watermark or sequence in self._beyond
 
     def add(self, sequences: Iterable[int]) -> None:
-        """Account for these numbers, in any order, again or not."""
+        """Mark numbers as committed, in any order; repetitions change nothing."""
         self._beyond.update(number for number in sequences if number > self._watermark)
         self._rise()
 
@@ -119,11 +119,11 @@ class RankSession:
         self.plan = plan
         self.storage = make_session_storage(request, plan)
         self.has_metadata = True
-        """What describes its rank is in the tree, or cannot be."""
+        """Whether the metadata of the rank is in the tree, or cannot be written."""
         self.restored = False
-        """An earlier process may have written what it did not come to enter."""
+        """Whether an earlier process may have written files without committing them."""
         self.tabulated_to = 0
-        """Rows of every frame up to this number stand in their tables."""
+        """Rows of every frame up to this number are written to their tables."""
         self.pending = PendingMetadata()
         self.graphs = GraphAssembler()
         self.program = ProgramOrder()
@@ -132,18 +132,18 @@ class RankSession:
         self.excluded = selection.decide_device(plan, request.device).reason
         self._lock = threading.Lock()
         self._expected = True
-        self._farewell: SessionEnd | None = None
+        self._end: SessionEnd | None = None
         self._progress = CommitProgress()
         self._acknowledged = 0
-        self._under_way: set[int] = set()
+        self._in_flight: set[int] = set()
         self._tallies = SessionTallies()
-        self._troubles: dict[str, None] = {}
+        self._findings: dict[str, None] = {}
         self._warnings: dict[str, None] = {}
         self._listener: SessionListener | None = None
         self._ring: SessionRing | None = None
         self._slab_waits = False
-        self._gone = False
-        """Its process has ended, and all it left was taken in."""
+        self._process_ended = False
+        """Whether its process has ended, and all it left was handled."""
 
     def restore(
         self,
@@ -155,13 +155,13 @@ class RankSession:
         due: Iterable[MetadataFrame],
         tabulated_to: int,
     ) -> None:
-        """Become what the ledger remembers; before anybody else knows this session."""
+        """Restore the state from the ledger, before any other thread knows this session."""
         self._expected, self.restored = False, True
         self.tabulated_to = tabulated_to
         if self.storage.tables is not None:
             self.storage.tables.expect_existing_rows()
         if row.state is SessionState.CLOSED:
-            self._farewell = SessionEnd(row.iterations_seen, row.notes)
+            self._end = SessionEnd(row.iterations_seen, row.notes)
         self.program = ProgramOrder(row.ordered_graphs)
         self._progress = CommitProgress(row.watermark, beyond)
         self._acknowledged = self._progress.watermark
@@ -186,16 +186,16 @@ class RankSession:
     @property
     def idle(self) -> bool:
         """Whether no stream is connected and no frame under way."""
-        return self._listener is None and not self._under_way
+        return self._listener is None and not self._in_flight
 
     @property
     def closed(self) -> bool:
-        """Whether it said goodbye, and nothing came after that."""
-        return self._farewell is not None
+        """Whether its rank ended it, and no frame followed."""
+        return self._end is not None
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it is left to be done, as far as this process knows."""
+        """Whether no work of the session is left."""
         done = self._ring is None and self.pending.is_complete
         return self.idle and done and self.status().state is not SessionState.OPEN
 
@@ -206,8 +206,8 @@ class RankSession:
         A rank that may come back, or that said goodbye, is not quiet.
         """
         with self._lock:
-            listener, busy = self._listener, bool(self._under_way) or self.closed
-            rest = self._gone if listener is None else listener.at_rest
+            listener, busy = self._listener, bool(self._in_flight) or self.closed
+            rest = self._process_ended if listener is None else listener.at_rest
             if busy or not rest:
                 return None
             request = self.request
@@ -218,21 +218,21 @@ class RankSession:
 
         Asked without the lock, for every frame: `claim` has the last word.
         """
-        return sequence in self._progress or sequence in self._under_way
+        return sequence in self._progress or sequence in self._in_flight
 
     def claim_frames(self, sequences: set[int]) -> set[int]:
-        """Take responsibility for frames that arrived whole; return those that nobody has."""
+        """Claim frames that arrived whole; return those that were not claimed before."""
         with self._lock:
             new = {number for number in sequences if not self.is_known(number)}
             if new:
-                self._under_way.update(new)
-                self._farewell = None
+                self._in_flight.update(new)
+                self._end = None
             return new
 
     def release_frames(self, sequences: Iterable[int], reason: str) -> None:
-        """Give frames up that could not be settled: the rank is to send them again."""
+        """Release frames that could not be committed: the rank resends them."""
         with self._lock:
-            self._under_way.difference_update(sequences)
+            self._in_flight.difference_update(sequences)
             listener, ring = self._listener, self._ring
         if ring:
             ring.abandon(reason)
@@ -242,19 +242,19 @@ class RankSession:
     def count_committed(
         self,
         outcomes: Collection[RecordOutcome],
-        judged: Collection[StatisticRowsResult],
+        row_results: Collection[StatisticRowsResult],
         declared: Collection[MetadataFrame],
     ) -> None:
-        """Count frames that stand in the ledger now."""
+        """Count frames that are committed now."""
         with self._lock:
-            self._tallies.add(outcomes, judged)
-            settled = [each.frame_id.sequence for each in (*outcomes, *judged, *declared)]
+            self._tallies.add(outcomes, row_results)
+            settled = [each.frame_id.sequence for each in (*outcomes, *row_results, *declared)]
             self.pending.add(declared)
             self._progress.add(settled)
-            self._under_way.difference_update(settled)
+            self._in_flight.difference_update(settled)
 
     def adjust_stored_bytes(self, iteration: int, more_bytes: int) -> None:
-        """Count that kept tensors take another room than they did."""
+        """Count a change in size of stored tensors."""
         with self._lock:
             self._tallies.adjust_stored_bytes(iteration, more_bytes)
 
@@ -271,17 +271,17 @@ class RankSession:
     def close_by_rank(self, end: SessionEnd) -> None:
         """Close the session: the rank has nothing more to send."""
         with self._lock:
-            self._farewell = end
+            self._end = end
 
     def add_finding(self, sentence: str) -> bool:
-        """Remember what people should know of this session; return whether that is new."""
+        """Remember a finding about this session; return whether it is new."""
         with self._lock:
-            new = sentence not in self._troubles
-            self._troubles.setdefault(sentence)
+            new = sentence not in self._findings
+            self._findings.setdefault(sentence)
             return new
 
     def warn(self, text: str) -> None:
-        """Let the rank say something in its log; the same text once."""
+        """Send a warning that the rank logs; each text once."""
         with self._lock:
             listener = None if text in self._warnings else self._listener
             self._warnings[text] = None
@@ -289,49 +289,49 @@ class RankSession:
             listener.warn(text)
 
     def acknowledge(self) -> None:
-        """Tell the rank how far its frames are safe.
+        """Acknowledge committed frames.
 
-        A goodbye is acknowledged when all before it has taken effect, or waits for its disk;
-        anything else need not wait for the end of an iteration, which the ledger has.
+        The end of the session is acknowledged when all before it is applied or deferred; other
+        frames need not wait for the end of an iteration, because they are in the ledger.
         """
         with self._lock:
             before = [at - 1 for at in self.pending.session_ends]
             safe = min([self._progress.watermark, *before])
             self._acknowledged = max(self._acknowledged, safe)
             listener, ring = self._listener, self._ring
-        # Before the rank hears of it: it looks for room then.
+        # Before the rank is notified, because it then looks for free space.
         if ring:
             ring.acknowledge(self._acknowledged)
         if listener:
             listener.acknowledge(self._acknowledged)
 
     def attach_ring(self, ring: SessionRing | None) -> None:
-        """Let a slab hear of what is acknowledged; None for no slab."""
+        """Set the ring that is released as frames are acknowledged; None for no ring."""
         with self._lock:
             self._ring, self._slab_waits = ring, False
 
     def offer_slab(self) -> None:
-        """Let the rank know, now or when it comes, that its slab was made meanwhile."""
+        """Announce the slab to the rank, now or when it connects."""
         with self._lock:
             self._slab_waits, listener = True, self._listener
         if listener:
             listener.offer_slab()
 
     def reopen(self, request: SessionRequest) -> None:
-        """Let the same rank come back, with a new token."""
+        """Resume the session for the same rank, with a new token."""
         with self._lock:
             self.request = dataclasses.replace(request, plan_json=self.request.plan_json)
             self.token = secrets.token_bytes(16)
-            self._expected, self._gone = True, False
+            self._expected, self._process_ended = True, False
 
     def connect(self, listener: SessionListener) -> None:
-        """Make a stream the only one of this session; an earlier one is ended."""
+        """Attach the stream of this session; an earlier one is ended."""
         with self._lock:
             earlier, self._listener = self._listener, listener
             warnings, slab_waits = list(self._warnings), self._slab_waits
         if earlier:
             earlier.end("the session is connected by another stream")
-        # Nobody knows whether they got through before the last stream broke.
+        # They may not have arrived before the last stream broke.
         for text in warnings:
             listener.warn(text)
         if slab_waits:
@@ -339,7 +339,7 @@ class RankSession:
         listener.acknowledge(self._acknowledged)
 
     def disconnect(self, listener: SessionListener) -> bool:
-        """Note that a stream is gone; return whether it was the one that counts."""
+        """Note that a stream has ended; return whether it was the attached one."""
         with self._lock:
             if self._listener is not listener:
                 return False
@@ -349,16 +349,16 @@ class RankSession:
 
     def mark_lost(self) -> None:
         """Note that its process is gone."""
-        self._expected, self._gone = False, True
+        self._expected, self._process_ended = False, True
 
     def status(self) -> SessionStatus:
-        """Return who this is and how it stands."""
+        """Return the identity and the state of the session."""
         with self._lock:
-            farewell = self._farewell or SessionEnd(0)
-            return make_session_status(self.request, self.plan, self._state(), farewell)
+            end = self._end or SessionEnd(0)
+            return make_session_status(self.request, self.plan, self._state(), end)
 
     def _state(self) -> SessionState:
-        if self._farewell:
+        if self._end:
             return SessionState.CLOSED
         if self._listener or self._expected:
             return SessionState.OPEN
@@ -370,24 +370,24 @@ class RankSession:
             return self._tallies.statuses(self.request)
 
     def findings(self) -> list[str]:
-        """Return what people should know of this session."""
+        """Return the findings about this session."""
         return [
-            *self._troubles,
-            *self.pending.complaints(),
+            *self._findings,
+            *self.pending.problems(),
             *balance.list_balance_findings(self.status(), self.iterations()),
         ]
 
 
 def prepare_tree(session: RankSession, request: SessionRequest) -> None:
-    """Hold the tree, and write a rank's metadata where it is not there.
+    """Lock the tree, and write the metadata of a rank if it is missing.
 
     May be repeated after an OSError.
     """
-    outlet = session.storage
-    outlet.lock.acquire()
-    if outlet.layout.api_files is not None:
-        outlet.tree.make(
-            f"{outlet.layout.rank_folder(request.rank)}/{outlet.layout.api_files.folder}"
+    storage = session.storage
+    storage.lock.acquire()
+    if storage.layout.api_files is not None:
+        storage.tree.make(
+            f"{storage.layout.rank_folder(request.rank)}/{storage.layout.api_files.folder}"
         )
     else:
-        rank_files.write_rank_metadata(outlet.tree, request, session.plan, outlet.stand.profile)
+        rank_files.write_rank_metadata(storage.tree, request, session.plan, storage.context.profile)

@@ -54,9 +54,11 @@ _OWNER_MAY_ENTER = 0o300
 
 
 def read_checked_plan(request: SessionRequest) -> DumpPlan:
-    """Return the plan of a session that may be served; say what is wrong with any other."""
+    """Return the plan of a session that can be served; raise what is wrong with any other."""
     if not _SESSION_ID.fullmatch(request.session_id):
-        raise ProtocolError(f"session id {request.session_id!r}: letters, digits, _ and - only")
+        raise ProtocolError(
+            f"session id {request.session_id!r} is invalid: expected letters, digits, _ and -"
+        )
     plan = plan_from_json(request.plan_json)
     fault = _find_fault(plan)
     if fault:
@@ -65,28 +67,29 @@ def read_checked_plan(request: SessionRequest) -> DumpPlan:
 
 
 def seal_request(request: SessionRequest) -> SessionRequest:
-    """Return an introduction that has the SHA-256 of its secret in the secret's place.
+    """Return the request with the SHA-256 of its secret in place of the secret.
 
-    Nothing behind the door knows the secret itself. A client that has none keeps none.
+    The secret itself is kept nowhere in the agent. A request without a secret stays without one.
     """
     secret = hashlib.sha256(request.secret).digest() if request.secret else b""
     return dataclasses.replace(request, secret=secret)
 
 
 def check_holder(known: SessionRequest, request: SessionRequest) -> None:
-    """Raise ForbiddenError where who resumes a session is not who opened it; both are sealed.
+    """Raise ForbiddenError when a session is resumed by another process; both requests are sealed.
 
-    One that was opened without a secret, by an older client or in front of an older agent, goes
-    to whoever resumes it, and is theirs from then on.
+    A session that was opened without a secret, by an older client or on an older agent, belongs
+    to the first process that resumes it.
     """
     if known.secret and not hmac.compare_digest(known.secret, request.secret):
         raise ForbiddenError(
-            f"session {request.session_id!r} was opened by another process: its secret is not known"
+            f"session {request.session_id!r} was opened by another process: "
+            "its secret does not match"
         )
 
 
 def check_same_rank(known: SessionRequest, request: SessionRequest) -> None:
-    """Raise RefusedError where who resumes a session is another rank than it was opened for."""
+    """Raise RejectedError when a session is resumed for another rank than it was opened for."""
     for name in ("job_id", "rank", "world_size", "device", "plan_json"):
         if getattr(known, name) != getattr(request, name):
             raise RejectedError(f"session {request.session_id!r} was opened with another {name}")
@@ -95,13 +98,13 @@ def check_same_rank(known: SessionRequest, request: SessionRequest) -> None:
 def _find_fault(plan: DumpPlan) -> str:
     output = plan.output
     if output.codec not in CODECS:
-        return f"codec {output.codec!r} is none of {', '.join(CODECS)}"
+        return f"codec {output.codec!r} is not one of {', '.join(CODECS)}"
     if output.layout not in LAYOUTS:
-        return f"layout {output.layout!r} is none of {', '.join(LAYOUTS)}"
+        return f"layout {output.layout!r} is not one of {', '.join(LAYOUTS)}"
     if LAYOUTS[output.layout].has_time_folder and not output.started:
-        return f"layout {output.layout!r} without the time when the session began"
+        return f"layout {output.layout!r} needs the start time of the session"
     if output.profile not in PROFILES:
-        return f"profile {output.profile!r} is none of {', '.join(PROFILES)}"
+        return f"profile {output.profile!r} is not one of {', '.join(PROFILES)}"
     if output.folder_mode & _OWNER_MAY_ENTER != _OWNER_MAY_ENTER:
         return f"folder_mode {output.folder_mode:#o} keeps the agent itself from writing"
     return _find_contradiction(plan)
@@ -116,16 +119,16 @@ def _find_contradiction(plan: DumpPlan) -> str:
         what = "bin files" if output.file_format == "bin" else "tables of operators"
         return f"layout {output.layout!r} has no {what}"
     if output.file_format == "bin" and content.saved == "full":
-        return "file_format 'bin' with saved_data 'full': only npy files have figures beside them"
+        return "file_format 'bin' with saved_data 'full': only npy files can have statistics"
     if by_operator and content.saved == "full":
-        return "a table in the place of each operator's file, with saved_data 'full'"
+        return "tables in the place of operators' files cannot be combined with saved_data 'full'"
     if LAYOUTS[output.layout].api_files is not None and content.saved == "tensor":
-        return f"layout {output.layout!r} with saved_data 'tensor': its tensors all have a line"
+        return f"layout {output.layout!r} does not support saved_data 'tensor': it has statistics"
     return ""
 
 
 class SessionRestorer:
-    """Finds sessions of an earlier process."""
+    """Restores sessions of an earlier process from the ledger."""
 
     def __init__(
         self, ledger: AgentLedger, read_declared: Callable[[bytes, str], MetadataFrame]
@@ -133,12 +136,13 @@ class SessionRestorer:
         self._ledger, self._read_declared = ledger, read_declared
 
     def find(self, session_id: str) -> RankSession | None:
-        """Return a session as the ledger has it; DamagedError when that is none, UnavailableError
-        while a disk fails.
+        """Return a session as the ledger has it.
+
+        CorruptedError when its rows are damaged, UnavailableError while a disk fails.
         """
         try:
             row = self._ledger.find(session_id)
-            session = self._restored(row) if row else None
+            session = self._restore(row) if row else None
             if session:
                 _check_reportable(session)
             return session
@@ -149,7 +153,7 @@ class SessionRestorer:
                 raise UnavailableError(f"session {session_id!r}: {error}") from error
             raise CorruptedError(f"the ledger is damaged: {error!r}") from error
 
-    def _restored(self, row: LedgerSessionRow) -> RankSession:
+    def _restore(self, row: LedgerSessionRow) -> RankSession:
         session_id = row.request.session_id
         session = RankSession(row.request, read_checked_plan(row.request))
         session.restore(
@@ -160,16 +164,14 @@ class SessionRestorer:
             due=[
                 self._read_declared(raw, session_id) for raw in self._ledger.unapplied(session_id)
             ],
-            # The end of an iteration takes effect after all rows before it.
+            # The end of an iteration is applied after all rows before it.
             tabulated_to=self._ledger.last_end(session_id),
         )
         return session
 
 
 def _check_reportable(session: RankSession) -> None:
-    """Raise what is wrong with a session of which nobody could be told: that one is refused, for
-    else nobody would be told of any.
-    """
+    """Raise what is wrong with a session that cannot be reported: it would fail every report."""
     session_request_to_wire(session.request)
     view_to_wire(StatusView((session.status(),), tuple(session.iterations())))
 
@@ -180,35 +182,35 @@ _logger = logging.getLogger(__name__)
 
 
 class RejectedSessions:
-    """Remembers which, and why."""
+    """Sessions that are rejected because their rows are damaged, and why."""
 
     def __init__(self) -> None:
-        self._said: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
 
     def add(self, session_id: str, error: Exception) -> None:
-        """Give a session up, and say so in the log."""
-        said = make_printable(
-            f"session {session_id!r} cannot be taken up again: {error}", _MAX_CAUSE_CHARACTERS
+        """Reject a session from now on, and log it."""
+        message = make_printable(
+            f"session {session_id!r} cannot be resumed: {error}", _MAX_CAUSE_CHARACTERS
         )
-        _logger.error(said, extra={"session": session_id})
-        self._said[session_id] = said
+        _logger.error(message, extra={"session": session_id})
+        self._reasons[session_id] = message
 
     def check(self, session_id: str) -> None:
-        """Raise RefusedError for a session that was given up."""
-        if session_id in self._said:
-            raise RejectedError(f"{self._said[session_id]}; one that begins anew is let in")
+        """Raise RejectedError for a session that was given up."""
+        if session_id in self._reasons:
+            raise RejectedError(f"{self._reasons[session_id]}; a new session is accepted")
 
     def findings(self) -> list[str]:
         """Return a sentence for each."""
-        return [f"{said}; its rank is refused" for said in self._said.values()]
+        return [f"{message}; its rank is rejected" for message in self._reasons.values()]
 
 
 CONNECT_TIMEOUT_S = 60.0
-"""A rank connects at once; who has not by then never will."""
+"""Longest time between opening a session and connecting its stream."""
 
 
 class PendingSessions:
-    """Remembers who is due, and since when."""
+    """Sessions that are open and not connected yet, and since when."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -222,11 +224,11 @@ class PendingSessions:
         self._since_s[session_id] = self._clock()
 
     def leave(self, session_id: str) -> None:
-        """Expect it no more."""
+        """Stop expecting a stream of this session."""
         self._since_s.pop(session_id, None)
 
     def take_overdue(self) -> list[str]:
-        """Return those that did not come, and expect them no more."""
+        """Remove and return the sessions that did not connect in time."""
         now_s = self._clock()
         overdue = [
             who for who, since_s in self._since_s.items() if now_s - since_s > CONNECT_TIMEOUT_S
@@ -238,81 +240,81 @@ class PendingSessions:
 
 MAX_CLOSED_SESSIONS = 1024
 MAX_ABSENT_RANKS = 64
-"""Ranks that never came, of which people hear."""
+"""Ranks that never connected and are reported as findings."""
 
 
 class SessionRegistry:
-    """Knows every session that is open or was lately; safe to use from several threads."""
+    """Every session that is open or was lately; safe to use from several threads."""
 
     def __init__(
         self,
         ledger: AgentLedger,
         *,
         max_record_bytes: int,
-        room: Callable[[int], str],
+        capacity_fault: Callable[[int], str],
         read_declared: Callable[[bytes, str], MetadataFrame],
         meters: MetricCounters,
         max_sessions: int = 4096,
         roots: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Ask `room` with the sessions that are here why there is none for another.
+        """Restrict trees to folders below `roots`, if any are given.
 
-        `roots` are the folders that trees may be in, any when there are none.
+        `capacity_fault` returns why no session can be added to that many; empty when one can.
         """
         self._ledger = ledger
-        self._remembered = SessionRestorer(ledger, read_declared)
-        self._room = room
+        self._restorer = SessionRestorer(ledger, read_declared)
+        self._capacity_fault = capacity_fault
         self._max_record_bytes = max_record_bytes
         self._max_sessions, self._roots = max_sessions, roots
-        self._lobby = PendingSessions(clock)
+        self._pending = PendingSessions(clock)
         self._meters = meters
         self._lock = threading.RLock()
         self._sessions: dict[str, RankSession] = {}
-        self._given_up = RejectedSessions()
+        self._rejected = RejectedSessions()
         self._absent: deque[str] = deque(maxlen=MAX_ABSENT_RANKS)
         self._draining = False
 
     def recover(self) -> list[RankSession]:
-        """Take up what an earlier process left unfinished; return those sessions.
+        """Restore the sessions that an earlier process left unfinished, and return them.
 
-        One of which the ledger is damaged keeps no other out.
+        A session with damaged rows does not affect any other.
         """
         for session_id in self._ledger.unfinished():
             try:
-                session = self._remembered.find(session_id)
+                session = self._restorer.find(session_id)
                 if session is None:
-                    raise CorruptedError("the ledger does not find it by its name")
-                # What is due waits, too, while somebody mends the tree.
+                    raise CorruptedError("the ledger does not find the session by its id")
+                # While the tree is being repaired, pending frames wait as well.
                 session.has_metadata = session.storage.lock.reacquire()
                 self._sessions[session_id] = session
             except (sqlite3.Error, RetryableError) as error:
-                # It is looked for again when its rank comes back.
-                _logger.error("session %s is not taken up at present: %s", session_id, error)
+                # It is looked for again when its rank reconnects.
+                _logger.error("session %s cannot be resumed at present: %s", session_id, error)
             except RankdumpError as error:
                 self.give_up(session_id, error)
         return self.list_sessions()
 
     def give_up(self, session_id: str, error: Exception) -> None:
-        """Refuse a session's rank from now on: what the ledger has of it is not to be used."""
+        """Reject a session from now on: its rows in the ledger cannot be used."""
         with self._lock:
             self._sessions.pop(session_id, None)
-            self._given_up.add(session_id, error)
+            self._rejected.add(session_id, error)
 
     def findings(self) -> list[str]:
-        """Return which sessions were given up, and which ranks never came; a sentence each."""
+        """Return the rejected sessions and the ranks that never connected, a sentence each."""
         with self._lock:
             self._expire()
-            return [*self._given_up.findings(), *self._absent]
+            return [*self._rejected.findings(), *self._absent]
 
     def open(self, request: SessionRequest) -> SessionGrant:
-        """Let a rank in or back in; RefusedError and UnavailableError say why not."""
+        """Open or resume the session of a rank; RejectedError and UnavailableError say why not."""
         plan, request = read_checked_plan(request), seal_request(request)
         with self._lock:
-            session = self._let_in(request, plan)
+            session = self._check_admission(request, plan)
         try:
-            # Without the lock: a disk that is busy holds up nobody else.
-            # Before anything is made: what turns records into files looks at the tree at once.
+            # Without the lock, so that a busy disk does not block other ranks. The root is checked
+            # first, because the session's storage looks at the tree at once.
             trees.check_root(plan.output.root, self._roots, resolve=os.path.realpath)
             session = session or RankSession(request, plan)
             _prepare_tree(session, request)
@@ -321,11 +323,11 @@ class SessionRegistry:
                 self._ledger.open_session(request)
                 session.reopen(request)
                 self._sessions[request.session_id] = session
-                self._lobby.enter(request.session_id)
+                self._pending.enter(request.session_id)
                 self._forget_closed()
         except BaseException:
             with self._lock:
-                self._lobby.leave(request.session_id)
+                self._pending.leave(request.session_id)
             raise
         self._meters.add("rankdump_agent_opened_sessions_total")
         return SessionGrant(
@@ -336,18 +338,18 @@ class SessionRegistry:
         )
 
     def connect(self, session_id: str, token: bytes, listener: SessionListener) -> RankSession:
-        """Give a session its stream; ForbiddenError when the caller is not its rank."""
+        """Connect the stream of a session; ForbiddenError when the caller is not its rank."""
         with self._lock:
             session = self._sessions.get(session_id)
             if session is None:
-                raise UnavailableError(f"session {session_id!r} is not open here: open it again")
-            if not secrets.compare_digest(session.token, token):
-                raise ForbiddenError(
-                    f"session {session_id!r}: the token is not the one it was given"
+                raise UnavailableError(
+                    f"session {session_id!r} is not open on this agent: open it again"
                 )
-            self._check_alone(session.request)
+            if not secrets.compare_digest(session.token, token):
+                raise ForbiddenError(f"session {session_id!r}: its token does not match")
+            self._check_single_process(session.request)
             _lock_tree(session)
-            self._lobby.leave(session_id)
+            self._pending.leave(session_id)
             session.connect(listener)
             return session
 
@@ -357,86 +359,86 @@ class SessionRegistry:
             return sum(session.live for session in self._sessions.values())
 
     def get(self, session_id: str) -> RankSession:
-        """Return a session that is known to be there."""
+        """Return a session that is known to exist."""
         return self._sessions[session_id]
 
     def list_sessions(self) -> list[RankSession]:
-        """Return all sessions, in the order in which they came."""
+        """Return all sessions in the order in which they were opened."""
         with self._lock:
             self._expire()
             return list(self._sessions.values())
 
     def release_trees(self) -> None:
-        """Hold no longer the trees of sessions that have said goodbye and are done with."""
+        """Release the tree locks of sessions that are closed and over."""
         with self._lock:
             for session in self._sessions.values():
                 if session.closed and session.over:
                     session.storage.lock.release()
 
     def close(self) -> None:
-        """Hold no tree any more."""
+        """Release all tree locks."""
         for session in self.list_sessions():
             session.storage.lock.release()
 
     def refuse_sessions(self) -> None:
-        """Let nobody in from now on."""
+        """Reject new sessions from now on."""
         with self._lock:
             self._draining = True
 
-    def _let_in(self, request: SessionRequest, plan: DumpPlan) -> RankSession | None:
-        """Return the session of a rank that may come, where it is known; raise why it may not."""
+    def _check_admission(self, request: SessionRequest, plan: DumpPlan) -> RankSession | None:
+        """Return the known session of a rank that is admitted, or None; raise why it is not."""
         self._check_open()
         session = self._find(request.session_id)
         if session:
             check_holder(session.request, request)
             check_same_rank(session.request, request)
         self._check_tree(request, plan.output.root)
-        self._check_alone(request)
-        self._check_room(request)
-        self._lobby.enter(request.session_id)
+        self._check_single_process(request)
+        self._check_capacity(request)
+        self._pending.enter(request.session_id)
         return session
 
     def _check_open(self) -> None:
         if self._draining:
-            raise UnavailableError("the agent is stopping and takes no new sessions")
+            raise UnavailableError("the agent is stopping and accepts no new sessions")
 
     def _find(self, session_id: str) -> RankSession | None:
-        self._given_up.check(session_id)
-        return self._sessions.get(session_id) or self._remembered.find(session_id)
+        self._rejected.check(session_id)
+        return self._sessions.get(session_id) or self._restorer.find(session_id)
 
     def _check_tree(self, request: SessionRequest, root: str) -> None:
-        """Raise RefusedError where another rank of the job dumps into another tree."""
+        """Raise RejectedError when another rank of the job dumps into another tree."""
         for other in self._sessions.values():
             theirs = other.plan.output.root
             if other.live and other.request.job_id == request.job_id and theirs != root:
                 raise RejectedError(
                     f"job {request.job_id!r} dumps into {theirs}, and this rank's plan names "
-                    f"{root}: two jobs have one id; RANKDUMP_JOB_ID gives each an id of its own"
+                    f"{root}: two jobs have the same id; set RANKDUMP_JOB_ID to give each its own"
                 )
 
-    def _check_alone(self, request: SessionRequest) -> None:
+    def _check_single_process(self, request: SessionRequest) -> None:
         for other in self._sessions.values():
             theirs = other.request
             same = (theirs.job_id, theirs.rank) == (request.job_id, request.rank)
             if same and theirs.session_id != request.session_id and other.live:
                 raise RejectedError(
-                    f"rank {request.rank} of job {request.job_id!r} is process {theirs.pid} "
-                    f"on host {theirs.host!r} already, and connected"
+                    f"rank {request.rank} of job {request.job_id!r} is already "
+                    f"connected as process {theirs.pid} on host {theirs.host!r}"
                 )
 
-    def _check_room(self, request: SessionRequest) -> None:
+    def _check_capacity(self, request: SessionRequest) -> None:
         self._expire()
         live = {session_id for session_id, session in self._sessions.items() if session.live}
-        others = len(live.union(self._lobby) - {request.session_id})
-        fault = self._room(others)
+        others = len(live.union(self._pending) - {request.session_id})
+        fault = self._capacity_fault(others)
         if others >= self._max_sessions:
             fault = f"{others} sessions are open, and agent.max_sessions is {self._max_sessions}"
         if fault:
             raise ExhaustedError(f"rank {request.rank} of job {request.job_id!r}: {fault}")
 
     def _expire(self) -> None:
-        """Expect those no more that opened a session and never came; of most nothing is left."""
-        for session_id in self._lobby.take_overdue():
+        """Remove sessions that were opened and never connected, if nothing of them is left."""
+        for session_id in self._pending.take_overdue():
             session = self._sessions.get(session_id)
             if session is None or session.live:
                 continue
@@ -448,14 +450,14 @@ class SessionRegistry:
             try:
                 self._ledger.withdraw(session_id)
             except sqlite3.Error as error:
-                # Its row is one too many, and nobody else's trouble.
+                # A superfluous row does no harm.
                 _logger.warning("session %s stays in the ledger: %s", session_id, error)
 
     def _note_absent(self, request: SessionRequest) -> None:
         who = f"rank {request.rank} (process {request.pid} on host {request.host})"
-        said = f"{who} opened its session and never came: nothing of it is in the tree"
-        _logger.warning(said, extra=build_log_fields(request))
-        self._absent.append(said)
+        message = f"{who} opened its session and never connected: nothing of it is in the tree"
+        _logger.warning(message, extra=build_log_fields(request))
+        self._absent.append(message)
 
     def _forget_closed(self) -> None:
         closed = [session_id for session_id, session in self._sessions.items() if session.over]
@@ -464,31 +466,31 @@ class SessionRegistry:
 
 
 def _lock_tree(session: RankSession) -> None:
-    """Hold the tree of a session that may have let go of it since it was opened."""
+    """Lock the tree of a session that may have released it since it was opened."""
     try:
         session.storage.lock.acquire()
     except BlockingIOError as error:
         raise UnavailableError(f"session {session.request.session_id!r}: {error}") from None
     except OSError:
-        return  # without room its records are counted as dropped
+        return  # without space its records are counted as dropped
 
 
 def _prepare_tree(session: RankSession, request: SessionRequest) -> None:
     try:
         prepare_tree(session, request)
     except OSError as error:
-        said = f"output root {session.plan.output.root!r} cannot be written"
+        message = f"output root {session.plan.output.root!r} cannot be written"
         if not state_files.is_transient(error):
-            raise RejectedError(f"{said}: {error}") from None
+            raise RejectedError(f"{message}: {error}") from None
         if not state_files.is_no_space(error):
             _logger.warning(
                 "rank %d: %s at present: %s",
                 request.rank,
-                said,
+                message,
                 error,
                 extra=build_log_fields(request),
             )
-            raise UnavailableError(f"{said} at present: {error}") from None
-        # Room may come back while the job runs; until then its records are counted as dropped.
+            raise UnavailableError(f"{message} at present: {error}") from None
+        # Space may be freed while the job runs; until then its records are counted as dropped.
         session.has_metadata = False
-        session.pending.complaint = f"rank {request.rank}: no room for its metadata: {error}"
+        session.pending.problem = f"rank {request.rank}: no space for its metadata: {error}"

@@ -22,7 +22,7 @@ from rankdumpd.agent.shm.slab_file import SlabFile
 
 @dataclass(frozen=True, slots=True)
 class _ReadEntry:
-    """An entry that was read."""
+    """A ring entry that was read."""
 
     sequence: int
     end: int
@@ -34,25 +34,25 @@ class ReleaseQueue:
 
     def __init__(self, acknowledged: int) -> None:
         self._acknowledged = acknowledged
-        self._taken: deque[_ReadEntry] = deque()
+        self._entries: deque[_ReadEntry] = deque()
 
     def add(self, sequence: int, end: int, *, copied: bool) -> None:
-        """Note an entry up to a position; one that was copied waits for no acknowledgement."""
-        self._taken.append(_ReadEntry(sequence, end, copied))
+        """Note an entry that ends at a position; a copied one needs no acknowledgement."""
+        self._entries.append(_ReadEntry(sequence, end, copied))
 
     def acknowledge(self, sequence: int) -> None:
-        """Note that everything up to a number is safe."""
+        """Note that all frames up to a number are acknowledged."""
         self._acknowledged = max(self._acknowledged, sequence)
 
     def pop(self) -> int:
-        """Return the position up to which nothing is needed any more, once; 0 without news."""
+        """Return the position up to which entries can be released, once; 0 when it is unchanged."""
         position = 0
-        while self._taken and self._over(self._taken[0]):
-            position = self._taken.popleft().end
+        while self._entries and self._is_released(self._entries[0]):
+            position = self._entries.popleft().end
         return position
 
-    def _over(self, taken: _ReadEntry) -> bool:
-        return taken.copied or taken.sequence <= self._acknowledged
+    def _is_released(self, entry: _ReadEntry) -> bool:
+        return entry.copied or entry.sequence <= self._acknowledged
 
 
 COPY_FAILED = "copy_failed"
@@ -62,43 +62,43 @@ _logger = logging.getLogger(__name__)
 
 
 class FrameIntake(Protocol):
-    """Takes the frames of one session in, as far as its ring knows it."""
+    """The intake of one session, as its ring uses it."""
 
     @property
     def last_sequence(self) -> int:
-        """Number of the last frame that came; 0 before the first."""
+        """Number of the last frame that arrived; 0 before the first."""
         ...
 
     @property
     def within_record(self) -> bool:
-        """Whether more of the last record has to come."""
+        """Whether a part of the last record is missing."""
         ...
 
     def handle_frame(
         self, frame: agent_pb2.Frame, data: RecordElements | None = None, *, lost: str = ""
     ) -> None:
-        """Take a frame whose data may stand elsewhere; `lost` says why that data never came."""
+        """Accept a frame; its data may be passed separately, or be `lost` for a reason."""
         ...
 
     def flush(self) -> None:
-        """Hand on what was gathered: nothing more comes with it."""
+        """Hand on the gathered frames."""
         ...
 
     def cut_off(self, reason: str) -> None:
-        """Count the record whose rest will never come."""
+        """Drop the open record, whose rest will never arrive."""
         ...
 
     def release_budget(self) -> None:
-        """Free the room of a record that did not come to its end."""
+        """Release the budget of a record that was not completed."""
         ...
 
 
 class RingReader:
-    """One slab of a session, across its streams; a fault in it is final.
+    """One slab of a session, across its streams; an error in it is final.
 
-    A record's data stays in the slab until it is committed; what is written is a copy. Pieces of a
-    larger one are released at once: it need not fit. A record whose frame is not the one that was
-    sealed costs itself and no other; anything else that is damaged, its rank has to say again.
+    The data of a record stays in the slab until the record is committed. Chunks of a larger record
+    are released at once, because it need not fit. A record with a corrupted frame is dropped
+    alone; after any other corruption the rank resends on its stream.
     """
 
     def __init__(
@@ -107,20 +107,20 @@ class RingReader:
         intake: FrameIntake,
         *,
         acknowledged: int,
-        trouble: Callable[[str], object],
+        add_finding: Callable[[str], object],
     ) -> None:
-        """Begin where the slab is released to; DamagedError when it is none.
+        """Begin at the release position of the slab; CorruptedError when it is no slab.
 
-        `trouble` hears of what people should know.
+        `add_finding` is called with findings for people.
         """
         self.slab = slab
         self._reader = SlabReader(slab)
-        self._intake, self._trouble = intake, trouble
+        self._intake, self._add_finding = intake, add_finding
         self._releases = ReleaseQueue(acknowledged)
         self._fault: RankdumpError | None = None
-        self._given_up = 0
-        """Number of the record in pieces of which one was damaged."""
-        # Held while there is no room for more, so the way to make room must not need it.
+        self._abandoned_record = 0
+        """Number of the chunked record of which a chunk was corrupted."""
+        # Held while the queue is full, so releasing entries must not need it.
         self._reading = threading.Lock()
         self._releasing = threading.Lock()
 
@@ -131,7 +131,7 @@ class RingReader:
 
     @property
     def unused(self) -> bool:
-        """Whether a rank can begin with it as if it were new."""
+        """Whether a rank can use it like a new one."""
         try:
             return self._fault is None and not self.begun
         except CorruptedError:
@@ -139,51 +139,51 @@ class RingReader:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the rank that uses it can go on with it.
+        """Whether the rank that uses it can continue with it.
 
-        Not within a record in pieces: those released are gone, and the rank begins it again.
+        Not within a chunked record: its released chunks are gone, and the rank resends all of it.
         """
         broken = self._fault is not None or self._intake.within_record
         return not broken and self.slab.in_use()
 
     @property
     def within_record(self) -> bool:
-        """Whether more of the last record has to come."""
+        """Whether a part of the last record is missing."""
         return self._intake.within_record
 
     @property
     def last_sequence(self) -> int:
-        """Number of the last frame that was taken in; 0 before the first."""
+        """Number of the last frame that was handled; 0 before the first."""
         return self._intake.last_sequence
 
     def read(self, announced: int) -> None:
-        """Take in what was announced, 0 for all there is; raise what is wrong with it."""
+        """Read up to the announced position, 0 for everything; raise what is wrong with it."""
         if announced > self._reader.written:
             raise ProtocolError(
-                f"a bell announces {announced} bytes of a slab written to {self._reader.written}"
+                f"a doorbell announces {announced} bytes, the slab has {self._reader.written}"
             )
         with self._reading:
             self._take(self._reader.read_entries(announced or None), lost=COPY_FAILED)
 
     def read_remains(self) -> None:
-        """Take in what a rank that is gone has left; what it was within is a counted drop."""
+        """Read what an exited rank left; a record that it had not finished is dropped."""
         with self._reading:
             self._take(self._reader.read_entries(), lost=COPY_FAILED)
             self._take(self._reader.read_remaining_entries(), lost=TORN)
             self._intake.cut_off(TORN)
 
     def acknowledge(self, sequence: int) -> None:
-        """Release what is safe now that everything up to this number is."""
+        """Release the entries of frames up to this number."""
         with self._releasing:
             self._releases.acknowledge(sequence)
             self._release()
 
     def abandon(self, reason: str) -> None:
-        """Take nothing more from it: the rank is to send again what is not acknowledged."""
+        """Read nothing more: the rank resends what is not acknowledged."""
         self._fault = UnavailableError(f"slab {self.slab.path}: {reason}")
 
     def give_up(self) -> None:
-        """Free what is occupied for a record that will never be whole."""
+        """Release the budget of a record that will never be complete."""
         with self._reading:
             self._intake.release_budget()
 
@@ -194,7 +194,7 @@ class RingReader:
             self.slab.check()
             self._take_all(entries, lost)
         except UnavailableError:
-            # This process is stopping: the next one reads it again.
+            # This process is stopping; the next one rereads the ring.
             raise
         except RankdumpError as error:
             self._fault = error
@@ -212,7 +212,7 @@ class RingReader:
     def _take_one(self, entry: SlabEntry, lost: str) -> None:
         frame = self._stand_in(entry) if entry.is_corrupted else _parse_frame(entry)
         pieced = frame.HasField("chunk")
-        if not pieced or frame.sequence != self._given_up:
+        if not pieced or frame.sequence != self._abandoned_record:
             if entry.digest and frame.HasField("record"):
                 frame.record.checksum = entry.digest
             lost = CORRUPTED if entry.is_corrupted else lost
@@ -225,30 +225,30 @@ class RingReader:
                 self._release()
 
     def _data(self, entry: SlabEntry) -> RecordElements:
-        # What is small is there already; for what is large there may be no room yet.
+        # Small data is read at once; for large data the queue may be full.
         if entry.data_bytes <= SMALL_RECORD_BYTES:
             return self._reader.read_data(entry)
         return self.slab.elements_at(entry.data_at, entry.data_bytes)
 
     def _stand_in(self, entry: SlabEntry) -> agent_pb2.Frame:
-        """Return what is taken for a frame that cannot be read: a record that is lost.
+        """Return a lost record in place of a corrupted frame.
 
-        DamagedError where the rank did not say that it was one.
+        CorruptedError when the entry is not marked as a record.
         """
         number = entry.sequence
-        _logger.error("slab %s: frame %d was damaged", self.slab.path, number)
-        self._trouble("frames were damaged in its slab")
+        _logger.error("slab %s: frame %d is corrupted", self.slab.path, number)
+        self._add_finding("frames in its slab were corrupted")
         if self._intake.within_record and number == self._intake.last_sequence:
             self._intake.cut_off(CORRUPTED)
-            self._given_up = number
+            self._abandoned_record = number
         elif entry.mark:
-            self._given_up = number
+            self._abandoned_record = number
             lost = agent_pb2.Lost(iteration=entry.mark - 1, tensors=1, reason=CORRUPTED)
             return agent_pb2.Frame(sequence=number, lost=lost)
-        if number == self._given_up:
+        if number == self._abandoned_record:
             return agent_pb2.Frame(sequence=number, chunk=agent_pb2.Chunk())
         raise CorruptedError(
-            f"slab entry before {entry.end_position}: frame {number}, no record, was damaged"
+            f"slab entry before {entry.end_position}: frame {number} is corrupted and no record"
         )
 
     def _release(self) -> None:
@@ -258,7 +258,7 @@ class RingReader:
         try:
             self._reader.release(position)
         except ValueError as error:
-            # The rank wrote over the agent's own number.
+            # The rank overwrote the agent's own field.
             self._fault = ProtocolError(f"slab {self.slab.path}: {error}")
 
 

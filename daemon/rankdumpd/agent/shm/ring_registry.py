@@ -21,7 +21,7 @@ from rankdumpd.server.logs import build_log_fields
 
 CHECK_INTERVAL_S = 0.25
 SLAB_TIMEOUT_S = 2.0
-"""Longest an answer waits for a slab; what is ready later is asked for again."""
+"""Longest time an answer waits for a slab; a slab that is ready later is offered then."""
 _JOIN_TIMEOUT_S = 1.0
 LOCK_TIMEOUT_S = 30.0
 """Time a rank has to lock a slab it was granted."""
@@ -37,13 +37,13 @@ class _SessionRingEntry:
     ring: RingReader
     since_s: float
     mapped: bool = False
-    """Whether a rank was ever seen to use it."""
+    """Whether a rank has ever used it."""
     read: bool = False
-    """Whether all that a rank that is gone left was taken in."""
+    """Whether everything that an exited rank left was read."""
 
     @property
     def unused(self) -> bool:
-        """Whether no rank ever touched it: an answer that named it may not have come through."""
+        """Whether no rank ever used it: the answer that named it may not have arrived."""
         return not self.mapped and self.ring.unused
 
 
@@ -57,7 +57,7 @@ class _ExpectedSlab:
 
 
 class RingRegistry:
-    """One ring at most for each session; a thread looks after those whose rank is away."""
+    """At most one ring for each session; a thread reads the rings of ranks that have exited."""
 
     def __init__(
         self,
@@ -72,36 +72,37 @@ class RingRegistry:
         self._live_sessions, self._changed = live_sessions, changed
         self._clock = clock
         self._lock = threading.Lock()
-        self._held: dict[str, _SessionRingEntry] = {}
+        self._rings: dict[str, _SessionRingEntry] = {}
         self._maker = SlabMaker(slabs.remove)
-        self._to_come: dict[str, _ExpectedSlab] = {}
+        self._expected: dict[str, _ExpectedSlab] = {}
         self._stopping = threading.Event()
-        self._ticking = threading.Lock()
+        self._checking = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def find_ring(self, session: RankSession) -> RingReader | None:
         """Return a session's ring."""
-        held = self._held.get(session.request.session_id)
-        return held.ring if held else None
+        entry = self._rings.get(session.request.session_id)
+        return entry.ring if entry else None
 
     def grant(self, session: RankSession) -> SlabPlace | None:
-        """Return the slab that a session can go on with, or a new one; None when it has to do
-        without, or when none is ready yet: its stream hears when one is.
+        """Return the slab that a session can continue with, or a new one.
+
+        None when it gets none, or when none is ready yet: its stream is notified when one is.
         """
         request = session.request
-        held = self._held.get(request.session_id)
-        if held and request.wants_slab and (held.ring.may_go_on or held.unused):
-            return held.ring.slab.place
-        if held:
-            self._drop(held)
+        entry = self._rings.get(request.session_id)
+        if entry and request.wants_slab and (entry.ring.may_go_on or entry.unused):
+            return entry.ring.slab.place
+        if entry:
+            self._drop(entry)
         if not request.wants_slab or not self._slabs.offered:
             return None
         slab = self._new_slab(session)
         if slab is not None:
-            self._hold(session, slab)
-        # An earlier call, which its rank may have given up, may have taken it.
-        held = self._held.get(request.session_id)
-        return held.ring.slab.place if held else None
+            self._add_ring(session, slab)
+        # An earlier call, which its rank may have cancelled, may have received it.
+        entry = self._rings.get(request.session_id)
+        return entry.ring.slab.place if entry else None
 
     def _new_slab(self, session: RankSession) -> SlabFile | None:
         request = session.request
@@ -114,7 +115,7 @@ class RingRegistry:
                     sessions=self._live_sessions() + 1,
                     secret_hash=request.secret.hex(),
                 ),
-                patience_s=SLAB_TIMEOUT_S,
+                timeout_s=SLAB_TIMEOUT_S,
                 late=lambda fault: (
                     _note_stream_only(session, fault) if fault else session.offer_slab()
                 ),
@@ -124,41 +125,41 @@ class RingRegistry:
             return None
         if slab is None:
             with self._lock:
-                self._to_come[request.session_id] = _ExpectedSlab(session, self._clock())
+                self._expected[request.session_id] = _ExpectedSlab(session, self._clock())
         return slab
 
     def restore_rings(self, sessions: Iterable[RankSession]) -> None:
-        """Find the slabs that an earlier process left to these sessions."""
+        """Find the slabs of these sessions that an earlier process left."""
         for session in sessions:
             slab = None
             try:
                 request = session.request
                 slab = self._slabs.find(request.session_id, secret_hash=request.secret.hex())
                 if slab:
-                    self._hold(session, slab)
+                    self._add_ring(session, slab)
             except RankdumpError as error:
                 _note_lost_slab(session, error)
                 if slab:
                     self._slabs.remove(session.request.session_id, slab)
 
     def drop_unused(self, session: RankSession) -> None:
-        """Take back a slab that a rank got and, as its frames on the stream show, cannot map."""
-        held = self._held.get(session.request.session_id)
-        if held and not held.ring.slab.in_use():
-            self._drop(held)
+        """Remove a slab that its rank cannot map, as its frames on the stream show."""
+        entry = self._rings.get(session.request.session_id)
+        if entry and not entry.ring.slab.in_use():
+            self._drop(entry)
 
     def start(self) -> None:
-        """Begin to look after them."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="rankdumpd-rings")
         self._thread.start()
 
     def fault(self) -> str:
-        """Say that the thread has died."""
+        """Return that the thread has died, or an empty text."""
         alive = self._thread is None or self._thread.is_alive()
-        return "" if alive else "the thread that looks after slabs is dead"
+        return "" if alive else "the shared-memory thread has died"
 
     def stop(self) -> None:
-        """End the thread; may be repeated."""
+        """Stop the thread; may be called again."""
         self._stopping.set()
         if self._thread:
             self._thread.join()
@@ -167,35 +168,37 @@ class RingRegistry:
         self._maker.join(_JOIN_TIMEOUT_S)
 
     def drop_closed(self, session: RankSession) -> None:
-        """Take away the slab of a session whose stream is over, if it said goodbye."""
+        """Remove the slab of a closed session whose stream has ended."""
         if session.closed and session.idle:
             self._maker.drop(session.request.session_id)
-            held = self._held.get(session.request.session_id)
-            if held:
-                self._drop(held)
+            entry = self._rings.get(session.request.session_id)
+            if entry:
+                self._drop(entry)
 
     def close(self) -> None:
-        """Leave to the next process what may still be needed."""
+        """Close all slabs; those that may still be needed stay for the next process."""
         for session_id in self._maker.sessions():
             self._maker.drop(session_id)
-        for held in list(self._held.values()):
-            self.drop_closed(held.session)
-            held.ring.slab.close()
+        for entry in list(self._rings.values()):
+            self.drop_closed(entry.session)
+            entry.ring.slab.close()
         self._slabs.leave()
 
     def check_rings(self) -> None:
-        """Read what ranks that are gone left, and take away what is not needed any more."""
-        with self._ticking:
+        """Read what exited ranks left, and remove slabs that are not needed any more."""
+        with self._checking:
             self._drop_unwanted()
-            for held in list(self._held.values()):
+            for entry in list(self._rings.values()):
                 try:
-                    self._look_at(held)
+                    self._check_entry(entry)
                 except UnavailableError:
                     return
                 except Exception:
-                    request = held.session.request
+                    request = entry.session.request
                     _logger.exception(
-                        "slab of session %s", request.session_id, extra=build_log_fields(request)
+                        "checking the slab of session %s failed",
+                        request.session_id,
+                        extra=build_log_fields(request),
                     )
 
     def _run(self) -> None:
@@ -203,80 +206,87 @@ class RingRegistry:
             self.check_rings()
 
     def _drop_unwanted(self) -> None:
-        """Take away slabs that were made for ranks that do not come back for them."""
-        now_s, to_come = self._clock(), list(self._to_come.items())
+        """Remove slabs that were made for ranks that did not fetch them."""
+        now_s, expected = self._clock(), list(self._expected.items())
         making = set(self._maker.sessions())
-        for session_id, coming in to_come:
-            session = coming.session
+        for session_id, each in expected:
+            session = each.session
             if session.status().state is SessionState.OPEN:
-                coming.expected_s = now_s
-            elif session.closed or now_s - coming.expected_s > LOCK_TIMEOUT_S:
+                each.expected_s = now_s
+            elif session.closed or now_s - each.expected_s > LOCK_TIMEOUT_S:
                 self._maker.drop(session_id)
             if session_id not in making:
                 with self._lock:
-                    self._to_come.pop(session_id, None)
+                    self._expected.pop(session_id, None)
 
-    def _look_at(self, held: _SessionRingEntry) -> None:
-        session = held.session
-        if self._held.get(session.request.session_id) is not held:
+    def _check_entry(self, entry: _SessionRingEntry) -> None:
+        session = entry.session
+        if self._rings.get(session.request.session_id) is not entry:
             return
-        in_use = held.ring.slab.in_use()
-        held.mapped = held.mapped or in_use or held.ring.begun
+        in_use = entry.ring.slab.in_use()
+        entry.mapped = entry.mapped or in_use or entry.ring.begun
         if session.live:
             return
-        if not held.read and not session.closed and not in_use and self._was_used(held):
-            self._read_remains(held)
-        if session.idle and (held.read or session.closed):
-            self._drop(held)
+        if not entry.read and not session.closed and not in_use and self._was_used(entry):
+            self._read_remains(entry)
+        if session.idle and (entry.read or session.closed):
+            self._drop(entry)
 
-    def _was_used(self, held: _SessionRingEntry) -> bool:
-        return held.mapped or self._clock() - held.since_s > LOCK_TIMEOUT_S
+    def _was_used(self, entry: _SessionRingEntry) -> bool:
+        return entry.mapped or self._clock() - entry.since_s > LOCK_TIMEOUT_S
 
-    def _read_remains(self, held: _SessionRingEntry) -> None:
-        session = held.session
+    def _read_remains(self, entry: _SessionRingEntry) -> None:
+        session = entry.session
         request = session.request
         _logger.info(
-            "rank %d is gone: reading the rest of its slab",
+            "rank %d has exited: reading the rest of its slab",
             request.rank,
             extra=build_log_fields(request),
         )
         try:
-            held.ring.read_remains()
+            entry.ring.read_remains()
         except UnavailableError:
             raise
         except RankdumpError as error:
             _note_lost_slab(session, error)
-        held.read = True
+        entry.read = True
         session.mark_lost()
         self._changed(session)
 
-    def _hold(self, session: RankSession, slab: SlabFile) -> None:
+    def _add_ring(self, session: RankSession, slab: SlabFile) -> None:
         ring = RingReader(
             slab,
             self._intake(session),
             acknowledged=session.acknowledged,
-            trouble=lambda said: session.add_finding(f"rank {session.request.rank}: {said}"),
+            add_finding=lambda finding: session.add_finding(
+                f"rank {session.request.rank}: {finding}"
+            ),
         )
         with self._lock:
-            self._held[session.request.session_id] = _SessionRingEntry(session, ring, self._clock())
+            self._rings[session.request.session_id] = _SessionRingEntry(
+                session, ring, self._clock()
+            )
         session.attach_ring(ring)
 
-    def _drop(self, held: _SessionRingEntry) -> None:
-        session_id = held.session.request.session_id
+    def _drop(self, entry: _SessionRingEntry) -> None:
+        session_id = entry.session.request.session_id
         with self._lock:
-            if self._held.get(session_id) is not held:
+            if self._rings.get(session_id) is not entry:
                 return
-            del self._held[session_id]
-        held.session.attach_ring(None)
-        held.ring.give_up()
-        self._slabs.remove(session_id, held.ring.slab)
+            del self._rings[session_id]
+        entry.session.attach_ring(None)
+        entry.ring.give_up()
+        self._slabs.remove(session_id, entry.ring.slab)
 
 
 def _note_stream_only(session: RankSession, fault: str) -> None:
-    session.add_finding(f"rank {session.request.rank}: its frames travel on the stream: {fault}")
+    session.add_finding(
+        f"rank {session.request.rank}: its frames are sent on the stream "
+        f"instead of shared memory: {fault}"
+    )
 
 
 def _note_lost_slab(session: RankSession, error: RankdumpError) -> None:
-    sentence = f"rank {session.request.rank}: what it left in its slab is lost: {error}"
+    sentence = f"rank {session.request.rank}: the rest of its slab is lost: {error}"
     _logger.warning(sentence, extra=build_log_fields(session.request))
     session.add_finding(sentence)

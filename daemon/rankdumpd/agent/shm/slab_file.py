@@ -36,7 +36,7 @@ _NUMBER = struct.Struct("=Q")
 
 
 class SlabFile:
-    """An open slab, as its reader sees it; elements outlive its removal."""
+    """An open slab for reading; its elements outlive its removal."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         """Own the descriptor of an open file."""
@@ -51,25 +51,25 @@ class SlabFile:
         return SlabPlace(str(self.path), self.length)
 
     def check(self) -> None:
-        """DamagedError when the file is not as long as it was made, or was left."""
+        """Raise CorruptedError when the file has changed its size, or is closed."""
         found = os.fstat(self._opened).st_size
         if found != self.length:
-            raise CorruptedError(f"slab {self.path} of {self.length} bytes has {found} now")
+            raise CorruptedError(f"slab {self.path} of {self.length} bytes now has {found}")
 
     def read(self, offset: int, length: int) -> memoryview:
-        """Return a copy of some of it; DamagedError when it is not there."""
+        """Return a copy of a range; CorruptedError when the file is too short."""
         return read_bytes_at(self._opened, offset, length)
 
     def elements_at(self, offset: int, length: int) -> DeferredElements:
-        """Return some of it that is copied later, by whoever needs it."""
+        """Return a range that is copied later."""
         if self._file is None:
-            raise self._given_up()
+            raise self._make_closed_error()
         return DeferredElements(self._file, offset, length)
 
     def read_number(self, offset: int) -> int:
         """Return a number that the rank may be changing."""
         first = None
-        # Nobody promises that a copy of eight bytes is made at one blow.
+        # A copy of eight bytes is not guaranteed to be atomic.
         while (again := bytes(self.read(offset, _NUMBER.size))) != first:
             first = again
         return _NUMBER.unpack(again)[0]
@@ -88,11 +88,11 @@ class SlabFile:
         return _FLOCK.unpack(answer)[0] != fcntl.F_UNLCK
 
     def close(self) -> None:
-        """Leave the file to the next process; may be repeated."""
+        """Close the file, which stays for the next process; may be called again."""
         self._file = None
 
     def remove(self) -> None:
-        """Take the file away; its memory goes when no elements in it are needed any more."""
+        """Remove the file; its memory is freed when no elements in it are needed any more."""
         if self._file is None:
             return
         mine = os.fstat(self._file.number)
@@ -108,11 +108,11 @@ class SlabFile:
     @property
     def _opened(self) -> int:
         if self._file is None:
-            raise self._given_up()
+            raise self._make_closed_error()
         return self._file.number
 
-    def _given_up(self) -> CorruptedError:
-        return CorruptedError(f"slab {self.path} was given up")
+    def _make_closed_error(self) -> CorruptedError:
+        return CorruptedError(f"slab {self.path} is closed")
 
 
 def make_slab(
@@ -159,22 +159,22 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _PendingSlab:
-    """One slab, and what became of it."""
+    """A slab that is being made, and its result."""
 
     late: Callable[[str], None]
     done: threading.Event = field(default_factory=threading.Event)
     slab: SlabFile | None = None
     fault: str = ""
     waiting: int = 0
-    """How many wait for it now."""
+    """Callers that wait for it now."""
     wanted: bool = True
 
 
 class SlabMaker:
-    """One slab at most for each session; safe to use from several threads."""
+    """Makes at most one slab for each session; safe to use from several threads."""
 
     def __init__(self, remove: Callable[[str, SlabFile], None]) -> None:
-        """`remove` takes away a session's slab that nobody wants any more."""
+        """`remove` is called for the slab of a session that is not wanted any more."""
         self._remove = remove
         self._lock = threading.Lock()
         self._slabs: dict[str, _PendingSlab] = {}
@@ -189,12 +189,13 @@ class SlabMaker:
         session_id: str,
         make: Callable[[], SlabFile],
         *,
-        patience_s: float,
+        timeout_s: float,
         late: Callable[[str], None],
     ) -> SlabFile | None:
-        """Return a session's slab, which is `take`n then; None when it is not ready in time.
+        """Return the slab of a session, once; None when it is not ready in time.
 
-        `late` hears once that it is ready, or what is wrong. ExhaustedError when it cannot be made.
+        `late` is called once when it is ready after that, with an error text or an empty one.
+        ExhaustedError when it cannot be made.
         """
         with self._lock:
             pending = self._slabs.get(session_id)
@@ -206,7 +207,7 @@ class SlabMaker:
                 ).start()
             pending.late, pending.wanted = late, True
             pending.waiting += 1
-        pending.done.wait(patience_s)
+        pending.done.wait(timeout_s)
         with self._lock:
             pending.waiting -= 1
             if not pending.done.is_set() or self._slabs.get(session_id) is not pending:
@@ -217,7 +218,7 @@ class SlabMaker:
         return pending.slab
 
     def drop(self, session_id: str) -> None:
-        """Take a slab away that nobody wants any more, as soon as it is made."""
+        """Remove a slab that is not wanted any more, as soon as it is made."""
         with self._lock:
             pending = self._slabs.get(session_id)
             if pending is None:
@@ -229,7 +230,7 @@ class SlabMaker:
             self._remove(session_id, pending.slab)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until none is being made any more, or no longer."""
+        """Wait until no slab is being made, up to a timeout for each."""
         with self._lock:
             slabs = list(self._slabs.values())
         for pending in slabs:
@@ -240,15 +241,15 @@ class SlabMaker:
             pending.slab = make()
         except ExhaustedError as error:
             pending.fault = str(error)
-        except Exception as error:  # who waits must hear of it
-            _logger.exception("slab of session %s", session_id)
+        except Exception as error:  # reported to the callers that wait
+            _logger.exception("making the slab of session %s failed", session_id)
             pending.fault = f"internal error: {error}"
         with self._lock:
             pending.done.set()
             if not pending.wanted or (pending.fault and not pending.waiting):
                 del self._slabs[session_id]
             if pending.wanted and not pending.waiting:
-                # Under the lock: whoever asks next must not overtake it.
+                # Under the lock, so that the next caller does not overtake it.
                 pending.late(pending.fault)
         if not pending.wanted and pending.slab is not None:
             self._remove(session_id, pending.slab)

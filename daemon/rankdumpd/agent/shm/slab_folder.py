@@ -16,6 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankdump._core.log_once import LogOnce
 from rankdump._shm.slab_format import compute_slab_bytes
 from rankdump.errors import ConfigError, CorruptedError, ExhaustedError
 from rankdumpd.agent.records import FileDescriptor
@@ -40,7 +41,7 @@ def find_slab_folder(runtime_dir: str, socket: Path | None) -> Path | None:
     folder = Path(runtime_dir) if runtime_dir else socket.parent
     if not is_in_memory(folder, _MOUNTS.read_text()):
         _logger.warning(
-            "shared memory in %s will be written to a disk: agent.runtime_dir may name a folder "
+            "shared memory in %s will be written to a disk: set agent.runtime_dir to a folder "
             "on tmpfs",
             folder,
         )
@@ -88,7 +89,7 @@ def _unescape(text: str) -> str:
 
 
 SESSION_BYTES = 8 << 20
-"""What a session may hold besides its slab: one message of the largest size."""
+"""Memory of a session besides its slab: one message of the largest size."""
 _MIN_SESSIONS = 16
 
 
@@ -98,16 +99,16 @@ class MemoryShares:
 
     total_bytes: int
     queue_bytes: int
-    """Of the queue, or of the largest record, which passes it alone."""
+    """Bytes of the queue, or of the largest record, which passes it alone."""
     record_bytes: int
-    """Of the largest record that fits."""
+    """Bytes of the largest record that fits."""
 
     def session_fault(self, *, slab_bytes: int, sessions: int) -> str:
-        """Return why one more session cannot be let in beside these; empty when it can."""
+        """Return why one more session does not fit beside these; empty when it does."""
         return self._fault("a session", SESSION_BYTES, slab_bytes, sessions)
 
     def slab_fault(self, wanted_bytes: int, *, slab_bytes: int, sessions: int) -> str:
-        """Return why there is no room for another slab beside these; empty when there is."""
+        """Return why one more slab does not fit beside these; empty when it does."""
         return self._fault("a slab", wanted_bytes, slab_bytes, sessions)
 
     def _fault(self, what: str, wanted_bytes: int, slab_bytes: int, sessions: int) -> str:
@@ -136,27 +137,27 @@ def share_memory(
 
 
 SLAB_FOLDER_MODE = 0o710
-"""The group may enter and not look around: names of slabs are known to their ranks alone."""
+"""The group may enter and not list: names of slabs are known to their ranks alone."""
 _ENTER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SlabFolder:
-    """Makes slabs and takes them away; safe to use from several threads."""
+    """Makes and removes slabs; safe to use from several threads."""
 
     def __init__(
-        self, folder: Path | None, *, group: int, ring_bytes: int, cap: MemoryShares
+        self, folder: Path | None, *, group: int, ring_bytes: int, memory: MemoryShares
     ) -> None:
-        """Make none without a folder, or with rings of no bytes.
+        """Make no slabs without a folder, or with rings of 0 bytes.
 
-        ConfigError when another agent has its slabs there: each would take the other's away.
+        ConfigError when another agent has its slabs there: each would remove the other's.
         """
         self._folder = folder if ring_bytes else None
-        self._group, self._ring_bytes, self._cap = group, ring_bytes, cap
+        self._group, self._ring_bytes, self._memory = group, ring_bytes, memory
         self._lock = threading.Lock()
-        self._held: dict[str, int] = {}
-        self._said: set[str] = set()
+        self._lengths: dict[str, int] = {}
+        self._warnings = LogOnce(_logger)
         self._stopping = threading.Event()
-        self._guard = self._own()
+        self._lock_file = self._lock_folder()
 
     @property
     def offered(self) -> bool:
@@ -167,20 +168,20 @@ class SlabFolder:
     def held_bytes(self) -> int:
         """Bytes of all slabs."""
         with self._lock:
-            return sum(self._held.values())
+            return sum(self._lengths.values())
 
     def make(
         self, session_id: str, *, wanted_bytes: int, sessions: int, secret_hash: str = ""
     ) -> SlabFile:
-        """Make a session's slab, in the place of an earlier one; ExhaustedError says why not."""
+        """Make a session's slab, in place of an earlier one; ExhaustedError when it cannot."""
         path = self._path(session_id, secret_hash)
         length = compute_slab_bytes(min(wanted_bytes, self._ring_bytes))
         with self._lock:
-            others = sum(self._held.values()) - self._held.get(session_id, 0)
-            fault = self._cap.slab_fault(length, slab_bytes=others, sessions=sessions)
+            others = sum(self._lengths.values()) - self._lengths.get(session_id, 0)
+            fault = self._memory.slab_fault(length, slab_bytes=others, sessions=sessions)
             if fault:
-                raise self._none("full", fault)
-            self._held[session_id] = length
+                raise self._make_error("full", fault)
+            self._lengths[session_id] = length
         try:
             self._make_folder(path.parent)
             return make_slab(path, length, group=self._group, stopping=self._stopping.is_set)
@@ -188,11 +189,11 @@ class SlabFolder:
             self._forget(session_id)
             if self._stopping.is_set():
                 raise ExhaustedError("the agent is stopping") from None
-            why = f"no slab of {length} bytes in {path.parent}: {error}"
-            raise self._none("folder", why) from None
+            why = f"a slab of {length} bytes cannot be made in {path.parent}: {error}"
+            raise self._make_error("folder", why) from None
 
     def find(self, session_id: str, *, secret_hash: str = "") -> SlabFile | None:
-        """Return the slab that an earlier process left to a session; DamagedError if it is none."""
+        """Return the slab of a session from an earlier process; CorruptedError if it is invalid."""
         if self._folder is None:
             return None
         path = self._path(session_id, secret_hash)
@@ -203,16 +204,16 @@ class SlabFolder:
             raise CorruptedError(f"slab {path} cannot be opened: {error}") from None
         if slab is not None:
             with self._lock:
-                self._held[session_id] = slab.length
+                self._lengths[session_id] = slab.length
         return slab
 
     def remove(self, session_id: str, slab: SlabFile) -> None:
-        """Take a slab away."""
+        """Remove a slab."""
         slab.remove()
         self._forget(session_id)
 
     def remove_strays(self, needed: Collection[str]) -> None:
-        """Take away what earlier processes left and no session and no process needs."""
+        """Remove slabs of earlier processes that no session and no process needs."""
         if self._folder is None or not self._folder.is_dir():
             return
         for path in self._folder.glob(f"*{SLAB_SUFFIX}"):
@@ -223,38 +224,36 @@ class SlabFolder:
             _remove_file(path)
 
     def stop(self) -> None:
-        """Finish none of those that are being made."""
+        """Abandon the slabs that are being made."""
         self._stopping.set()
 
     def leave(self) -> None:
-        """Leave the folder to the next process, or take it away if nothing is left in it."""
+        """Unlock the folder, and remove it if it is empty."""
         if self._folder is not None and not self.held_bytes:
-            # Where it is not there, or not empty: what stands there is not ours to remove.
+            # It may not exist, or hold files of others.
             with contextlib.suppress(OSError):
                 self._folder.rmdir()
-        self._guard = None
+        self._lock_file = None
 
-    def _own(self) -> FileDescriptor | None:
-        """Lock the folder itself; None where there is no such lock, or no such folder: the first
-        that wants a slab will hear why.
-        """
+    def _lock_folder(self) -> FileDescriptor | None:
+        """Lock the folder; None where that is impossible: making the first slab reports why."""
         while self._folder is not None:
             try:
                 self._make_folder(self._folder)
-                guard = FileDescriptor(os.open(self._folder, _ENTER_FLAGS))
-                fcntl.flock(guard.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file = FileDescriptor(os.open(self._folder, _ENTER_FLAGS))
+                fcntl.flock(lock_file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 allowed = "a folder in which no other agent has its slabs"
                 where = str(self._folder.parent)
                 raise ConfigError("settings", "agent.runtime_dir", where, allowed) from None
             except FileNotFoundError:
-                # An agent that ended took it away at this moment.
+                # An agent that ended removed it at this moment.
                 continue
             except OSError:
                 return None
             # The same, a moment later.
-            if os.fstat(guard.number).st_nlink:
-                return guard
+            if os.fstat(lock_file.number).st_nlink:
+                return lock_file
         return None
 
     def _path(self, session_id: str, secret_hash: str) -> Path:
@@ -263,9 +262,9 @@ class SlabFolder:
         return self._folder / make_slab_name(session_id, secret_hash)
 
     def _make_folder(self, folder: Path) -> None:
-        # The socket's folder, before there is a socket.
+        # The folder of the socket, which may not exist yet.
         make_group_folder(folder.parent, self._group)
-        # Another session may be just as far.
+        # Another session may make it at the same time.
         folder.mkdir(parents=True, mode=SLAB_FOLDER_MODE, exist_ok=True)
         facts = folder.lstat()
         if facts.st_uid not in (0, os.geteuid()):
@@ -276,13 +275,12 @@ class SlabFolder:
 
     def _forget(self, session_id: str) -> None:
         with self._lock:
-            self._held.pop(session_id, None)
+            self._lengths.pop(session_id, None)
 
-    def _none(self, kind: str, why: str) -> ExhaustedError:
-        # Every session hears of it; the log once.
-        if kind not in self._said:
-            self._said.add(kind)
-            _logger.warning("frames of some ranks travel on their streams: %s", why)
+    def _make_error(self, kind: str, why: str) -> ExhaustedError:
+        """Return the error for one session; the log gets one line for each kind."""
+        message = f"some ranks send frames on their streams instead of shared memory: {why}"
+        self._warnings.log(logging.WARNING, message, about=kind)
         return ExhaustedError(why)
 
 
@@ -290,7 +288,7 @@ def _remove_file(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        # It costs memory, but keeps nobody from working.
+        # It costs memory, and does no other harm.
         _logger.warning("%s cannot be removed: %s", path, error)
 
 

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
 
+from rankdump._core.bounded_cache import remember
 from rankdumpd.agent.records import FileDescriptor
 
 MAX_OPEN_FOLDERS = 256
@@ -41,8 +42,8 @@ class _OpenFolder(NamedTuple):
 class OpenFolderCache:
     """The folders that a process entered last; safe to use from several threads."""
 
-    def __init__(self, most: int = MAX_OPEN_FOLDERS) -> None:
-        self._most = most
+    def __init__(self, max_folders: int = MAX_OPEN_FOLDERS) -> None:
+        self._max_folders = max_folders
         self._lock = threading.Lock()
         self._held: OrderedDict[tuple[str, str], _OpenFolder] = OrderedDict()
 
@@ -70,7 +71,7 @@ class OpenFolderCache:
         with self._lock:
             self._held[root, folder] = _OpenFolder(opened, (facts.st_dev, facts.st_ino))
             self._held.move_to_end((root, folder))
-            if len(self._held) > self._most:
+            if len(self._held) > self._max_folders:
                 self._held.popitem(last=False)
 
 
@@ -85,7 +86,7 @@ class TreeFolders:
     ) -> None:
         """Folders that are made get this mode, whatever the process masks."""
         self._root, self._mode, self._synced, self._held = str(root), mode, synced, held
-        self._safe: set[str] = set()
+        self._synced_folders: dict[str, None] = {}
 
     def open(self, folder: str, *, make: bool = False) -> FileDescriptor:
         """Return a folder, which stays open while anybody has it; FileNotFoundError, if it is not
@@ -93,7 +94,7 @@ class TreeFolders:
 
         In a synced tree its name and those above it survive a power loss from now on.
         """
-        if not self._synced or folder in self._safe:
+        if not self._synced or folder in self._synced_folders:
             found = self._held.find(self._root, folder)
             if found is not None:
                 return found
@@ -110,17 +111,12 @@ class TreeFolders:
                 sync_folder(parent)
         self._held.hold(self._root, folder, opened)
         if self._synced:
-            self._note_safe(folder)
+            remember(self._synced_folders, folder, None, _MAX_SYNCED)
         return opened
-
-    def _note_safe(self, folder: str) -> None:
-        if len(self._safe) >= _MAX_SYNCED:
-            self._safe.clear()
-        self._safe.add(folder)
 
     def _open_below(self, parent: FileDescriptor, name: str, make: bool) -> FileDescriptor:
         if name in ("", ".", ".."):
-            raise OutsideRootError(errno.EXDEV, f"no folder of {self._root}", name)
+            raise OutsideRootError(errno.EXDEV, f"not a folder below {self._root}", name)
         try:
             return self._enter(name, parent.number)
         except FileNotFoundError:
@@ -136,8 +132,8 @@ class TreeFolders:
             opened = FileDescriptor(os.open(name, _ENTER_FLAGS | follow, dir_fd=parent))
         except NotADirectoryError:
             if parent is not None and _is_link(name, parent):
-                said = f"a link stands in the place of a folder below {self._root}"
-                raise OutsideRootError(errno.EXDEV, said, name) from None
+                message = f"a symbolic link is in the place of a folder below {self._root}"
+                raise OutsideRootError(errno.EXDEV, message, name) from None
             raise
         facts = os.fstat(opened.number)
         unfinished = stat.S_IMODE(facts.st_mode) & ~stat.S_ISGID == _UNFINISHED_MODE

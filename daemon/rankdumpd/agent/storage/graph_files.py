@@ -275,9 +275,9 @@ class GraphAssembler:
 
     def __init__(self) -> None:
         self._waiting: dict[int, OperatorGraph] = {}
-        self._tickets: dict[int, list[FrameId]] = {}
+        self._frame_ids: dict[int, list[FrameId]] = {}
 
-    def add_part(self, ticket: FrameId, part: GraphPart) -> OperatorGraph | None:
+    def add_part(self, frame_id: FrameId, part: GraphPart) -> OperatorGraph | None:
         """Keep a part; return the graph with all of its nodes when it was the last.
 
         A first part begins the graph anew: it is described again once it has grown.
@@ -285,13 +285,13 @@ class GraphAssembler:
         number = part.graph.number
         begun = None if part.first else self._waiting.get(number)
         graph = join_graphs(begun, part.graph) if begun else part.graph
-        self._tickets.setdefault(number, []).append(ticket)
+        self._frame_ids.setdefault(number, []).append(frame_id)
         self._waiting[number] = graph
         return self._waiting.pop(number) if part.last else None
 
     def forget_graph(self, number: int) -> list[FrameId]:
         """Forget the parts of a graph that is in the tree; return their tickets."""
-        return self._tickets.pop(number, [])
+        return self._frame_ids.pop(number, [])
 
 
 def join_graphs(graph: OperatorGraph, more: OperatorGraph) -> OperatorGraph:

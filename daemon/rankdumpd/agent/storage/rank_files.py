@@ -159,7 +159,8 @@ def write_arguments(
 
     `make_iteration_folder` gives the folder of a graph's tensors.
 
-    Source: mindspore-dump.md 2.9. No name there is ever mapped to a shorter one.
+    Source: MindSpore 2.3 Dump guide, `save_kernel_args`. These names are never mapped to shorter
+    ones.
     """
     too_long: list[str] = []
     for each in arguments.operators:
@@ -207,20 +208,20 @@ class CallStackFile:
         After an OSError none of them is there.
         """
         keys = [make_stack_key(self._framework, name) for name in stacks.calls]
-        had = self._had(set(keys), again=again)
+        known = self._find_known(set(keys), again=again)
         entries: list[str] = []
         for key, place in zip(keys, stacks.stacks, strict=True):
-            if key not in had:
-                had.add(key)
+            if key not in known:
+                known.add(key)
                 entries.append(format_stack_entry(key, stacks.texts[place]))
         if entries:
             data = ",\n".join(entries).encode()
             self._tree.change(
                 self._place.folder, self._place.name, lambda file: self._extend(file, data)
             )
-        self._modules = {key for key in had if is_module_key(key)}
+        self._modules = {key for key in known if is_module_key(key)}
 
-    def _had(self, keys: set[str], *, again: bool) -> set[str]:
+    def _find_known(self, keys: set[str], *, again: bool) -> set[str]:
         """Return the keys of modules that are there, and those of `keys` where that can be."""
         if self._modules is not None and not again:
             return set(self._modules)

@@ -99,7 +99,11 @@ def _make_part(kind: type[_Part], tensor: BinTensor, layout: Layout) -> _Part:
 
 
 def examine_record(
-    parcel: ReceivedRecord, data: memoryview, items: tuple[str, ...] | None, *, exact: bool = False
+    received: ReceivedRecord,
+    data: memoryview,
+    items: tuple[str, ...] | None,
+    *,
+    exact: bool = False,
 ) -> ExaminedRecord:
     """Return what a parcel's elements say: their digest, and the figures that `items` names.
 
@@ -107,13 +111,16 @@ def examine_record(
     """
     digest = xxhash.xxh3_128_hexdigest(data)
     return ExaminedRecord(
-        parcel.frame_id, parcel.head, digest, _compute_statistics(parcel.head, data, items, exact)
+        received.frame_id,
+        received.head,
+        digest,
+        _compute_statistics(received.head, data, items, exact),
     )
 
 
-def is_corrupted(parcel: ReceivedRecord, record: ExaminedRecord) -> bool:
+def is_corrupted(received: ReceivedRecord, record: ExaminedRecord) -> bool:
     """Return whether the elements are not those that the rank sent; `record` is they, examined."""
-    return bool(parcel.checksum) and parcel.checksum.hex() != record.digest
+    return bool(received.checksum) and received.checksum.hex() != record.digest
 
 
 def encode_npy(record: ExaminedRecord, data: memoryview, codec: FileCodec) -> EncodedRecord:
@@ -145,7 +152,7 @@ def encode_bin(
 def _compute_statistics(
     head: RecordHead, data: memoryview, items: tuple[str, ...] | None, exact: bool
 ) -> tuple[str, ...] | None:
-    # MindSpore writes no row for a tensor without elements or with complex ones (3.5).
+    # MindSpore 2.3 writes no row for a tensor without elements, nor for complex ones.
     if items is None or not head.byte_count or not statistics.has_statistics(head.kind.dtype):
         return None
     return statistics.compute_statistic_texts(items, head.kind.dtype, data, exact=exact)

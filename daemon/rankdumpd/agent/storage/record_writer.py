@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from rankdump._codec.file_codec import CODECS, select_codec
+from rankdump._core.log_once import LogOnce
 from rankdump._core.record import TensorKey
 from rankdump._core.session_protocol import RecordHead
 from rankdump._layout.tree_layouts import Layout
@@ -57,15 +58,14 @@ class RecordWriter:
         names: MappingFiles,
         *,
         layout: Layout,
-        stand: TreeContext,
+        context: TreeContext,
         lines: TableFormat,
         device_target: str,
     ) -> None:
         self._tree, self._names = tree, names
-        self._layout, self._stand, self._device_target = layout, stand, device_target
+        self._layout, self._context, self._device_target = layout, context, device_target
         self._lines = lines
-        self._lock = threading.Lock()
-        self._logged: set[str] = set()
+        self._log = LogOnce(_logger)
 
     def write(self, encoded: EncodedRecord) -> RecordOutcome:
         """Return the record stored under its place, or dropped with the disk's reason."""
@@ -79,13 +79,15 @@ class RecordWriter:
             stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=False)
         except FileExistsError as error:
             if not self._is_there(place, encoded):
-                self._log_once(logging.ERROR, "gives two tensors one name", error, record)
+                self._log_once(logging.ERROR, "has two tensors with one file name", error, record)
                 return make_drop_outcome(record.frame_id, record.head, NAME_TAKEN)
             stamp = None
         except OSError as error:
             if not self._is_there(place, encoded):
                 reason = find_write_reason(error)
-                self._log_once(logging.ERROR, f"drops records, reason {reason}", error, record)
+                self._log_once(
+                    logging.ERROR, f"drops records for the reason {reason}", error, record
+                )
                 return make_drop_outcome(record.frame_id, record.head, reason)
             stamp = None
         return RecordOutcome(
@@ -102,9 +104,9 @@ class RecordWriter:
 
     def has(self, head: RecordHead) -> bool:
         """Return whether something in the tree has the name of a record, in any form of it."""
-        key, stand = self._key(head), self._stand
+        key, context = self._key(head), self._context
         places = [
-            kind(key, stand, suffix)
+            kind(key, context, suffix)
             for kind in (self._layout.place_tensor, self._layout.place_member)
             for suffix in _SUFFIXES
         ]
@@ -116,7 +118,7 @@ class RecordWriter:
     def link(self, record: ExaminedRecord, original: OriginalFile) -> RecordOutcome | None:
         """Return the record linked to a file with its bytes; None where the disk will not."""
         key = self._key(record.head)
-        place = self._layout.place_tensor(key, self._stand, select_codec(original.path).suffix)
+        place = self._layout.place_tensor(key, self._context, select_codec(original.path).suffix)
         if place.path == original.path:
             return None  # sent again: its own file is no other's
         try:
@@ -125,7 +127,9 @@ class RecordWriter:
         except FileExistsError:
             return None
         except OSError as error:
-            self._log_once(logging.INFO, "writes copies where it cannot link", error, record)
+            self._log_once(
+                logging.INFO, "writes copies because files cannot be linked", error, record
+            )
             return None
         return RecordOutcome(
             record.frame_id,
@@ -139,14 +143,14 @@ class RecordWriter:
 
     def _key(self, head: RecordHead) -> TensorKey:
         """Return a record's key with what its names say of the tensor beside."""
-        element = self._stand.profile.make_element_token(head.kind.dtype, self._device_target)
+        element = self._context.profile.make_element_token(head.kind.dtype, self._device_target)
         tensor_format = self._layout.tensor_format(head.kind.shape)
         argument = head.kind.argument if self._layout.api_files is not None else ""
         return head.key._replace(element=element, tensor_format=tensor_format, argument=argument)
 
     def _place(self, key: TensorKey, encoded: EncodedRecord) -> FilePlace:
         kind = self._layout.place_member if encoded.head_bytes else self._layout.place_tensor
-        return kind(key, self._stand, encoded.suffix)
+        return kind(key, self._context, encoded.suffix)
 
     def _membership(
         self, key: TensorKey, encoded: EncodedRecord | None = None
@@ -156,7 +160,7 @@ class RecordWriter:
         member = format_member(key.side, key.slot)
         if encoded is None or not encoded.head_bytes:
             return OperatorMembership(member)
-        whole = self._layout.place_operator(key, self._stand, encoded.suffix)
+        whole = self._layout.place_operator(key, self._context, encoded.suffix)
         return OperatorMembership(member, whole, encoded.head_bytes)
 
     def _is_there(self, place: FilePlace, encoded: EncodedRecord) -> bool:
@@ -166,15 +170,10 @@ class RecordWriter:
         except OSError:
             return False
 
-    def _log_once(self, level: int, said: str, error: OSError, record: ExaminedRecord) -> None:
-        with self._lock:
-            if said in self._logged:
-                return
-            self._logged.add(said)
+    def _log_once(self, level: int, what: str, error: OSError, record: ExaminedRecord) -> None:
         session_id = record.frame_id.session_id
-        _logger.log(
-            level, "session %s %s: %s", session_id, said, error, extra={"session": session_id}
-        )
+        message = f"session {session_id} {what}: {error}"
+        self._log.log(level, message, about=what, extra={"session": session_id})
 
 
 def _make_mark(record: ExaminedRecord) -> str:
@@ -198,11 +197,11 @@ _LOCK_COUNT = 1024
 class DuplicateIndex:
     """Files that others may be linked to, of all trees; safe to use from several threads."""
 
-    def __init__(self, most: int = MAX_ORIGINALS) -> None:
-        self._most = most
+    def __init__(self, max_files: int = MAX_ORIGINALS) -> None:
+        self._max_files = max_files
         self._known: OrderedDict[str, OriginalFile] = OrderedDict()
         self._lock = threading.Lock()
-        self._turns = [threading.Lock() for _ in range(_LOCK_COUNT)]
+        self._key_locks = [threading.Lock() for _ in range(_LOCK_COUNT)]
 
     def __len__(self) -> int:
         return len(self._known)
@@ -224,7 +223,7 @@ class DuplicateIndex:
         key = f"{record.digest} {record.head.kind.dtype} {record.head.kind.shape} {kind}"
         # An input often follows the output it equals at once. Whoever waits here does so no
         # longer than packing the same bytes again would take.
-        with self._turns[hash(key) % _LOCK_COUNT]:
+        with self._key_locks[hash(key) % _LOCK_COUNT]:
             original = self._find(key)
             outcome = link(original) if original else None
             if outcome is None:
@@ -244,5 +243,5 @@ class DuplicateIndex:
         with self._lock:
             self._known[key] = original
             self._known.move_to_end(key)
-            if len(self._known) > self._most:
+            if len(self._known) > self._max_files:
                 self._known.popitem(last=False)

@@ -33,7 +33,7 @@ from rankdumpd.agent.storage.record_formats import (
 from rankdumpd.agent.storage.record_writer import DuplicateIndex, RecordWriter
 from rankdumpd.agent.storage.statistic_tables import StatisticTables, TableFormat, make_table_format
 from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
-from rankdumpd.agent.storage.tree_lock import TreeLock, claim_stand
+from rankdumpd.agent.storage.tree_lock import TreeLock, claim_tree_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class SessionStorage:
     """What turns records of one session into files."""
 
     layout: Layout
-    stand: TreeContext
+    context: TreeContext
     codec: FileCodec
     tree: DumpTree
     lock: TreeLock
@@ -79,20 +79,20 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
         growing_mode=output.file_mode | stat.S_IWUSR if layout.api_files is not None else None,
         synced=synced,
     )
-    stand = TreeContext(output.root, request.device, output.started, PROFILES[output.profile])
+    context = TreeContext(output.root, request.device, output.started, PROFILES[output.profile])
     if layout.has_time_folder:
-        stand = claim_stand(tree, stand, job_id=request.job_id, rank=request.rank)
-    lines = make_table_format(plan, layout, stand, request.rank)
+        context = claim_tree_context(tree, context, job_id=request.job_id, rank=request.rank)
+    lines = make_table_format(plan, layout, context, request.rank)
     names = MappingFiles(tree)
     target = request.device_target
     return SessionStorage(
         layout=layout,
-        stand=stand,
+        context=context,
         codec=codec,
         tree=tree,
         lock=TreeLock(tree),
         writer=RecordWriter(
-            tree, names, layout=layout, stand=stand, lines=lines, device_target=target
+            tree, names, layout=layout, context=context, lines=lines, device_target=target
         ),
         joiner=BinFileJoiner(tree, names, codec, layout) if output.file_format == "bin" else None,
         tables=_make_tables(tree, names, lines) if content.has_tables or degrades else None,
@@ -118,25 +118,25 @@ def _make_stack_file(tree: DumpTree, layout: Layout, rank: int) -> CallStackFile
 
 
 def store_record(
-    parcel: ReceivedRecord, outlet: SessionStorage, originals: DuplicateIndex
+    received: ReceivedRecord, storage: SessionStorage, originals: DuplicateIndex
 ) -> RecordOutcome:
     """Return what became of a tensor of the session that has this outlet."""
     try:
-        data = load_elements(parcel.data)
+        data = load_elements(received.data)
     except CorruptedError:
-        return make_drop_outcome(parcel.frame_id, parcel.head, CORRUPTED)
+        return make_drop_outcome(received.frame_id, received.head, CORRUPTED)
     record = examine_record(
-        parcel, data, outlet.statistic_names, exact=outlet.layout.api_files is not None
+        received, data, storage.statistic_names, exact=storage.layout.api_files is not None
     )
-    if is_corrupted(parcel, record):
-        return make_drop_outcome(parcel.frame_id, parcel.head, CORRUPTED)
-    if outlet.joiner:
-        if parcel.head.kind.slot >= MAX_SLOTS:
-            return make_drop_outcome(parcel.frame_id, parcel.head, "slot_too_high")
-        return outlet.writer.write(encode_bin(record, data, outlet.codec, outlet.layout))
+    if is_corrupted(received, record):
+        return make_drop_outcome(received.frame_id, received.head, CORRUPTED)
+    if storage.joiner:
+        if received.head.kind.slot >= MAX_SLOTS:
+            return make_drop_outcome(received.frame_id, received.head, "slot_too_high")
+        return storage.writer.write(encode_bin(record, data, storage.codec, storage.layout))
     return originals.link_or_write(
         record,
-        f"{outlet.codec.name} {outlet.tree.kind}",
-        link=lambda original: outlet.writer.link(record, original),
-        write=lambda: outlet.writer.write(encode_npy(record, data, outlet.codec)),
+        f"{storage.codec.name} {storage.tree.kind}",
+        link=lambda original: storage.writer.link(record, original),
+        write=lambda: storage.writer.write(encode_npy(record, data, storage.codec)),
     )

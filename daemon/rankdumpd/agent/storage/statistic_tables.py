@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import dropwhile, groupby
 from typing import Protocol
 
+from rankdump._core.bounded_cache import remember
 from rankdump._core.plan import UNNAMED_MODEL, DumpPlan
 from rankdump._core.record import TensorKey, TensorKind, TensorSide
 from rankdump._layout import api_files, api_tree, statistic_tables
@@ -48,17 +49,19 @@ class TableFormat(Protocol):
         ...
 
 
-def make_table_format(plan: DumpPlan, layout: Layout, stand: TreeContext, rank: int) -> TableFormat:
+def make_table_format(
+    plan: DumpPlan, layout: Layout, context: TreeContext, rank: int
+) -> TableFormat:
     """Return the tables that a plan asks for, whether or not it has figures."""
     content = plan.content
     if layout.api_files is not None:
         table = FilePlace(layout.rank_folder(rank), layout.api_files.info_file)
         return InfoFileFormat(content.statistics, layout.api_files, table)
-    about = _SessionFacts(rank, plan.output.net_name, layout, stand)
+    about = _SessionFacts(rank, plan.output.net_name, layout, context)
     if content.tables == "operator":
         return OperatorTableFormat(content.statistics, about)
     return FolderTableFormat(
-        statistic_tables.select_table_items(content.statistics, stand.profile), about
+        statistic_tables.select_table_items(content.statistics, context.profile), about
     )
 
 
@@ -69,7 +72,7 @@ class _SessionFacts:
     rank: int
     net_name: str
     layout: Layout
-    stand: TreeContext
+    context: TreeContext
 
     def model(self, kind: TensorKind) -> str:
         """Return the name of a tensor's model."""
@@ -96,7 +99,7 @@ class FolderTableFormat:
         if record.statistics is None:
             return None
         text = statistic_tables.format_statistic_line(
-            record.head, record.statistics, self.about.stand.profile
+            record.head, record.statistics, self.about.context.profile
         )
         return StatisticTableRow(FilePlace(place.folder, STATISTIC_FILE), text)
 
@@ -109,7 +112,7 @@ class FolderTableFormat:
             kind,
             timestamp_us,
             figures,
-            about.stand.profile,
+            about.context.profile,
             unknown_id=about.layout.unknown_id,
         )
         return StatisticTableRow(self._table(kind, iteration), text)
@@ -120,16 +123,15 @@ class FolderTableFormat:
         table = self._tables.get(where)
         if table is None:
             folder = about.layout.make_folder(
-                about.stand,
+                about.context,
                 rank=about.rank,
                 net_name=where[0],
                 graph=kind.graph,
                 iteration=iteration,
                 constant=kind.constant,
             )
-            if len(self._tables) >= _MAX_FOLDERS:
-                self._tables.clear()
-            table = self._tables[where] = FilePlace(folder, STATISTIC_FILE)
+            table = FilePlace(folder, STATISTIC_FILE)
+            remember(self._tables, where, table, _MAX_FOLDERS)
         return table
 
 
@@ -169,7 +171,7 @@ class OperatorTableFormat:
             stream=layout.unknown_id,
             constant=kind.constant,
         )
-        table = layout.place_operator(key, about.stand, statistic_tables.OPERATOR_TABLE_SUFFIX)
+        table = layout.place_operator(key, about.context, statistic_tables.OPERATOR_TABLE_SUFFIX)
         text = statistic_tables.format_operator_line(
             kind, layout.tensor_format(kind.shape), figures
         )
@@ -239,14 +241,14 @@ class StatisticTables:
         """Whether rows may be there before they are added."""
         self._open: dict[str, str] = {}
         """Name of the file by the path that its rows say."""
-        self._there: dict[str, Counter[str]] = {}
+        self._existing: dict[str, Counter[str]] = {}
         """Lines by that path that may be rows which are yet to be added again."""
 
     def expect_existing_rows(self) -> None:
         """Expect from now on that rows are there before they are added."""
         self.looks_back = True
         self._open.clear()
-        self._there.clear()
+        self._existing.clear()
 
     def add(self, rows: Iterable[StatisticTableRow]) -> list[str]:
         """Append rows; return a sentence where they stand beside another job's table.
@@ -258,7 +260,7 @@ class StatisticTables:
             for table, some in groupby(rows, key=lambda row: row.table)
         ]
         return [
-            f"{usual} of another job has other columns: rows stand in {name} beside it"
+            f"{usual} of another job has other columns: rows are written to {name} beside it"
             for usual, name in dict.fromkeys(pairs)
             if name != usual
         ]
@@ -266,39 +268,39 @@ class StatisticTables:
     def _append(self, table: FilePlace, lines: list[str]) -> str:
         # Forgotten while it is written: what a failing disk leaves has to be read again.
         name, head = self._open.pop(table.path, ""), list[str]()
-        there = self._there.pop(table.path, Counter[str]())
+        existing = self._existing.pop(table.path, Counter[str]())
         if not name:
             self._names.write_mapping(table)
-            name, began, there = self._found(table, lines[0])
+            name, began, existing = self._find_file(table, lines[0])
             head = [self._header] if self._header and not began else []
-        new = [line for line in lines if not _take_line(there, line)] if there else lines
+        new = [line for line in lines if not _take_line(existing, line)] if existing else lines
         if head or new:
             self._tree.append_lines(table.folder, name, (*head, *new))
         if len(self._open) >= _MAX_OPEN_TABLES:
             self._open.clear()
-            self._there.clear()
+            self._existing.clear()
         self._open[table.path] = name
-        if there:
-            self._there[table.path] = there
+        if existing:
+            self._existing[table.path] = existing
         return name
 
-    def _found(self, table: FilePlace, first: str) -> tuple[str, bool, Counter[str]]:
+    def _find_file(self, table: FilePlace, first: str) -> tuple[str, bool, Counter[str]]:
         """Return the file of these rows, whether it has any line, and those to check."""
         name = table.name
         began = next(self._tree.each_line(table.folder, name), None)
         if self._header and began not in (None, self._header):
             name = statistic_tables.make_second_table_name(self._header, name)
             began = next(self._tree.each_line(table.folder, name), None)
-        there = Counter[str]()
+        existing = Counter[str]()
         if began is not None and self.looks_back:
             lines = self._tree.each_line(table.folder, name)
-            there.update(dropwhile(lambda line: line != first, lines))
-        return name, began is not None, there
+            existing.update(dropwhile(lambda line: line != first, lines))
+        return name, began is not None, existing
 
 
-def _take_line(there: Counter[str], line: str) -> bool:
+def _take_line(existing: Counter[str], line: str) -> bool:
     """Return whether a line is there, and count it as found."""
-    if not there[line]:
+    if not existing[line]:
         return False
-    there[line] -= 1
+    existing[line] -= 1
     return True

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rankdump._codec.zstd_frames import ByteBuffer
+from rankdump._core.bounded_cache import remember
 from rankdump._layout.tree_paths import MAPPING_FILE, FilePlace
 from rankdumpd.agent.records import FileDescriptor, FileStamp, FileTail, OriginalFile
 from rankdumpd.agent.storage.folders import LIST_FLAGS, TreeFolders, sync_folder
@@ -485,7 +486,7 @@ class DumpTree(TreeFileWriter):
     def _let_write(self, name: str, where: FileDescriptor) -> None:
         file = FileDescriptor(os.open(name, _LOOK_FLAGS, dir_fd=where.number))
         if not stat.S_ISREG(os.fstat(file.number).st_mode):
-            raise PermissionError(errno.EACCES, "no file that may be written", name)
+            raise PermissionError(errno.EACCES, "not a regular file", name)
         # By this name because a descriptor that only looks has no other way to it.
         os.chmod(f"/proc/self/fd/{file.number}", self._growing_mode | stat.S_IRUSR | stat.S_IWUSR)
 
@@ -507,12 +508,11 @@ class MappingFiles:
             return
         # Under the lock as a whole: two tensors of a name must not both add its line.
         with self._lock:
-            if place.folder not in self._mapped:
-                if len(self._mapped) >= _MAX_MAPPED_FOLDERS:
-                    self._mapped.clear()
+            names = self._mapped.get(place.folder)
+            if names is None:
                 lines = self._tree.lines(place.folder, MAPPING_FILE)
-                self._mapped[place.folder] = {line.partition(",")[0] for line in lines}
-            names = self._mapped[place.folder]
+                names = {line.partition(",")[0] for line in lines}
+                remember(self._mapped, place.folder, names, _MAX_MAPPED_FOLDERS)
             if place.name not in names:
                 line = f"{place.name},{place.mapped_from}"
                 self._tree.append_lines(place.folder, MAPPING_FILE, (line,))

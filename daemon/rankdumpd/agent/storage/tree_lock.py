@@ -18,19 +18,18 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from weakref import WeakValueDictionary
 
+from rankdump._core.log_once import LogOnce
 from rankdump._core.tree_root import STATE_FOLDER, TREE_LOCK_FILE
 from rankdump._layout.tree_paths import TreeContext
 from rankdumpd.agent.records import FileDescriptor
 from rankdumpd.agent.storage.tree import DumpTree
 from rankdumpd.server import state_files
 
-_MAX_WARNED_ROOTS = 1024
-
 _logger = logging.getLogger(__name__)
 _guard = threading.Lock()
 _locks_by_root: WeakValueDictionary[str, FileDescriptor] = WeakValueDictionary()
 """By root: one descriptor for all sessions of a tree, closed when the last lets go."""
-_warned_roots: set[str] = set()
+_warnings = LogOnce(_logger)
 
 
 class TreeLock:
@@ -76,8 +75,8 @@ def _lock_tree(tree: DumpTree, *, make: bool) -> FileDescriptor | None:
         held = tree.to_lock(STATE_FOLDER, TREE_LOCK_FILE, make=make)
         fcntl.flock(held.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        said = "the tree is being mended (rankdump fsck --repair)"
-        raise BlockingIOError(errno.EAGAIN, said, root) from None
+        message = "the tree is being repaired (rankdump fsck --repair)"
+        raise BlockingIOError(errno.EAGAIN, message, root) from None
     except FileNotFoundError:
         if make:
             raise
@@ -85,37 +84,32 @@ def _lock_tree(tree: DumpTree, *, make: bool) -> FileDescriptor | None:
     except OSError as error:
         if state_files.is_transient(error):
             raise
-        _warn_once(root, error)
+        message = "file locks are not supported here; writing without the tree lock"
+        _warnings.log(logging.WARNING, f"{root}: {message}: {error}", about=root)
         return None
     with _guard:
         _locks_by_root[root] = held
     return held
 
 
-def _warn_once(root: str, error: OSError) -> None:
-    with _guard:
-        known = root in _warned_roots
-        if len(_warned_roots) >= _MAX_WARNED_ROOTS:
-            _warned_roots.clear()
-        _warned_roots.add(root)
-    if not known:
-        _logger.warning("%s: written to without a lock, which nobody could see: %s", root, error)
-
-
 _TIME_FORMAT = "%Y%m%d%H%M%S"
 _MAX_SECONDS = 4096
 
 
-def claim_stand(tree: DumpTree, stand: TreeContext, *, job_id: str, rank: int) -> TreeContext:
+def claim_tree_context(
+    tree: DumpTree, context: TreeContext, *, job_id: str, rank: int
+) -> TreeContext:
     """Return a stand that no other rank or job has; the same again for the same rank."""
     try:
-        began = datetime.strptime(stand.started, _TIME_FORMAT)
+        began = datetime.strptime(context.started, _TIME_FORMAT)
         for seconds in range(_MAX_SECONDS):
             started = (began + timedelta(seconds=seconds)).strftime(_TIME_FORMAT)
-            if tree.claim(STATE_FOLDER, f"{started}.{stand.device}", f"rank {rank} of {job_id!r}"):
-                return replace(stand, started=started)
+            if tree.claim(
+                STATE_FOLDER, f"{started}.{context.device}", f"rank {rank} of {job_id!r}"
+            ):
+                return replace(context, started=started)
     except (ValueError, OverflowError, OSError) as error:
         # A disk that cannot be written is said where the session is let in.
         who = {"job": job_id, "rank": rank}
         _logger.warning("rank %d of job %r: no folder claimed: %s", rank, job_id, error, extra=who)
-    return stand
+    return context

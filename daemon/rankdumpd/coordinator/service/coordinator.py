@@ -7,8 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -17,9 +16,8 @@ import grpc
 from rankdump._core import tree_root
 from rankdump._core.events import Finding
 from rankdump._core.status import MetricSample, OrderEntry
-from rankdump._wire.channel import get_status_code
 from rankdump._wire.status_messages import timeout_hint_to_wire, view_to_wire
-from rankdump.errors import RankdumpError, RejectedError
+from rankdump.errors import RejectedError
 from rankdump.wire.v1 import coordinator_pb2
 from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.v1.coordinator_pb2_grpc import (
@@ -40,6 +38,7 @@ from rankdumpd.coordinator.service.fleet_status import (
 )
 from rankdumpd.coordinator.service.publication import HintUpdater, IterationPublisher
 from rankdumpd.coordinator.state.state_file import CoordinatorState
+from rankdumpd.server.error_status import abort_on_error
 from rankdumpd.server.lifecycle import Component
 from rankdumpd.server.metrics import COORDINATOR_PREFIX, MetricCounters
 from rankdumpd.server.state_files import RequiredFiles
@@ -86,7 +85,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     ) -> Iterator[pb.ReportResponse]:
         """Take one report after the other, and answer each once it is taken."""
         reader, agent_id = ReportReader(), ""
-        with _map_errors(context, self._meters):
+        with abort_on_error(context, self._meters):
             try:
                 for message in request_iterator:
                     report = reader.read(message)
@@ -109,7 +108,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         self, request: pb.CoordinatorStatusRequest, context: grpc.ServicerContext
     ) -> pb.CoordinatorStatusResponse:
         """Return the whole picture of one job, or of all."""
-        with _map_errors(context, self._meters):
+        with abort_on_error(context, self._meters):
             fleet = self._desk.fleet()
             view = build_status_view(fleet, select_jobs(fleet, request.job_id), self._desk.problem)
             return pb.CoordinatorStatusResponse(view=view_to_wire(view))
@@ -118,7 +117,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         self, request: pb.OrderRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.OrderResponse]:
         """Stream the order of a job in pages, and its findings; or the findings alone."""
-        with _map_errors(context, self._meters):
+        with abort_on_error(context, self._meters):
             fleet = self._desk.fleet()
             if not fleet.latest:
                 raise RejectedError("no job has reported yet")
@@ -133,7 +132,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         self, request: pb.HintsRequest, context: grpc.ServicerContext
     ) -> pb.HintsResponse:
         """Return the hints of one job, or of all."""
-        with _map_errors(context, self._meters):
+        with abort_on_error(context, self._meters):
             jobs = select_jobs(self._desk.fleet(), request.job_id)
             hints = (timeout_hint_to_wire(hint) for job in jobs for hint in job.hints)
             return pb.HintsResponse(hints=hints)
@@ -145,18 +144,6 @@ def _build_report_response(answer: ReportAnswer) -> pb.ReportResponse:
         received_sequence=answer.received,
         warnings=[pb.JobWarning(job_id=job_id, text=text) for job_id, text in answer.warnings],
     )
-
-
-@contextmanager
-def _map_errors(
-    context: grpc.ServicerContext, meters: MetricCounters
-) -> Generator[None, None, None]:
-    """End the call with the code that stands for an error, and count it."""
-    try:
-        yield
-    except RankdumpError as error:
-        meters.add("rankdump_refused_calls_total", code=get_status_code(error).name)
-        context.abort(get_status_code(error), str(error))
 
 
 _logger = logging.getLogger(__name__)

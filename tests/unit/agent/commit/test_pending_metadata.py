@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rankdump._core.session_protocol import CallStacks, IterationEnd, SessionEnd
-from rankdumpd.agent.commit.post_commit import FIRST_RETRY_S, LAST_RETRY_S, Backoff
 from rankdumpd.agent.records import FrameId, MetadataFrame
 from rankdumpd.agent.session.pending_metadata import PendingMetadata
 
@@ -60,19 +59,3 @@ def test_what_is_read_again_is_known_to_have_begun_only_as_far_as_it_had():
     assert taken(due) == [1, 2, 3, 4]
     assert due.is_complete
     assert due.read_to is None
-
-
-def test_the_pause_grows_to_its_end_and_is_forgotten_with_what_waited():
-    again, now_s = Backoff(), 0.0
-    pauses: list[float] = []
-    for _ in range(8):
-        again.note_failure("s", now_s=now_s)
-        begun_s = now_s
-        while not again.list_due(now_s=now_s):
-            now_s += 0.5
-        pauses.append(now_s - begun_s)
-    assert pauses[:4] == [FIRST_RETRY_S, 2 * FIRST_RETRY_S, 4 * FIRST_RETRY_S, 8 * FIRST_RETRY_S]
-    assert pauses[-1] == LAST_RETRY_S
-    assert again.forget("s")
-    assert not again.forget("s")
-    assert again.list_due(now_s=1e9) == []

@@ -110,7 +110,7 @@ def assembler(
         rank=0,
         net_name="Net",
         highest_first=highest_first,
-        figures=figures or degrades or 0,
+        statistic_count=figures or degrades or 0,
         elements=figures is None,
         degrades=degrades is not None,
         known=lambda sequence: sequence in known,
@@ -139,7 +139,7 @@ def test_cuts_do_not_matter(cuts):
         ([record(2)], "first frame is 2"),
         ([record(0)], "frame number 0"),
         ([record(1), record(1 << 63)], "frame number 9223372036854775808"),
-        ([record(1), record(3)], "frame 3 after 1"),
+        ([record(1), record(3)], "frame 3 follows frame 1"),
         ([record(1, DATA[:3]), record(2)], "ended at byte 3 of 16"),
         ([record(1, DATA[:3]), end(2)], "ended at byte 3 of 16"),
         ([record(1, DATA[:3]), chunk(1, 4, DATA[4:])], "bytes 4 to 16 after 3"),
@@ -148,7 +148,7 @@ def test_cuts_do_not_matter(cuts):
         ([record(1, DATA[:3]), chunk(1, (1 << 64) - 1, DATA)], "after 3 of 16"),
         ([record(1, DATA[:3]), chunk(2, 3, DATA[3:])], "chunk of record 2"),
         ([chunk(1, 0, DATA)], "chunk of record 1"),
-        ([record(1, DATA + b"x")], "brings 17 bytes, declares 16"),
+        ([record(1, DATA + b"x")], "contains 17 bytes but declares 16"),
         ([record(1, byte_count=17)], "17 bytes for float32 of shape [4]"),
         ([record(1, b"", shape=[1 << 31, 1 << 31], byte_count=0)], "0 bytes for float32"),
         ([record(1, b"", shape=[1 << 63, 0], byte_count=0)], "over"),
@@ -357,11 +357,11 @@ def test_repeated_frames_are_neither_admitted_nor_given_out():
 @pytest.mark.parametrize(
     ("frame", "says"),
     [
-        (figures(1, "1"), "1 figures: the plan has 2"),
-        (figures(1, ""), "0 figures: the plan has 2"),
-        (figures(1, "1,2", "1,2,3"), "3 figures: the plan has 2"),
-        (figures(1, "1,2", "1," + "2" * 65), "at most 64 characters"),
-        (figures(1, '1,"'), "no quote"),
+        (figures(1, "1"), "1 statistics, the plan has 2"),
+        (figures(1, ""), "0 statistics, the plan has 2"),
+        (figures(1, "1,2", "1,2,3"), "3 statistics, the plan has 2"),
+        (figures(1, "1,2", "1," + "2" * 65), "quotes, at most 64"),
+        (figures(1, '1,"'), "without quotes"),
         (figures(1, "1,2\n"), "printable"),
         (figures(1, "1,2\u2028"), "printable"),
         (figures(1, "1,2", timestamps_us=[1, 2]), "columns of statistics have [1, 2] rows"),
@@ -402,7 +402,7 @@ def test_rows_of_figures_arrive_whole():
 def test_a_plan_without_figures_has_rows_without():
     """A table may have its fixed columns alone."""
     assert isinstance(assembler(figures=0).feed(figures(1, "", "")), MetadataFrame)
-    with pytest.raises(ProtocolError, match="1 figures: the plan has 0"):
+    with pytest.raises(ProtocolError, match="1 statistics, the plan has 0"):
         assembler(figures=0).feed(figures(1, "1"))
 
 
@@ -490,7 +490,7 @@ class TestSlab:
 
     def test_elements_stand_in_one_place(self):
         """A frame of a slab that brings bytes of its own is at fault."""
-        with pytest.raises(ProtocolError, match="data in itself"):
+        with pytest.raises(ProtocolError, match="bytes of data itself"):
             assembler().feed(record(1), memoryview(DATA))
 
 

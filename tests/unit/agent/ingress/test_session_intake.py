@@ -53,7 +53,11 @@ class House:
     def renew(self) -> None:
         """Go on with another stream."""
         self.intake = SessionIntake(
-            self.session, budget=self.budget, room=self._room, tries=self.tries, **self._rooms
+            self.session,
+            budget=self.budget,
+            look_up_usage=self._room,
+            failures=self.tries,
+            **self._rooms,
         )
 
     def _room(self) -> ResourceUsage:
@@ -207,7 +211,7 @@ def test_a_number_that_never_comes_is_refused_in_the_end(house):
         with pytest.raises(ResendError):
             take(house, record(1), record(3))
         house.renew()
-    with pytest.raises(ProtocolError, match="for the 10th time"):
+    with pytest.raises(ProtocolError, match="10 times in a row"):
         take(house, record(1), record(3))
 
 

@@ -21,7 +21,10 @@ def test_people_hear_of_it_before_ranks_wait(free_mib, total_mib, near):
     said = list_ledger_warnings(LedgerStatus("/state", 5 * MIB, free_mib * MIB, total_mib * MIB))
     assert bool(said) == near
     if near:
-        assert "the ledger takes 5.00 MiB; when it is full ranks wait (agent.state_dir)" in said[0]
+        assert (
+            "the ledger takes 5.00 MiB; ranks wait when the disk is full (agent.state_dir)"
+            in said[0]
+        )
 
 
 def test_the_database_and_what_belongs_to_it_count(tmp_path: Path):
@@ -39,4 +42,4 @@ def test_a_disk_that_fails_is_said(tmp_path: Path):
     room = LedgerSpace(tmp_path, broken)
     assert room.status() == LedgerStatus(str(tmp_path))
     (said,) = room.findings()
-    assert "does not say how much is free (Input/output error)" in said
+    assert "does not report its free space (Input/output error)" in said

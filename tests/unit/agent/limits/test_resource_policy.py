@@ -58,19 +58,19 @@ def test_people_hear_of_a_limit_before_it_bites():
     assert not list(admission.list_disk_warnings(USUAL, "/x", DISK))
     (near,) = admission.list_disk_warnings(USUAL, "/x", replace(DISK, free_bytes=28 * GIB))
     assert near == (
-        "disk of /x: 28.0 GiB (28%) free of 100.0 GiB; tensors are refused below 10.0 GiB "
+        "disk of /x: 28.0 GiB (28%) free of 100.0 GiB; tensors are dropped below 10.0 GiB "
         "(agent.keep_free_ratio is 10%)"
     )
     (low,) = admission.list_disk_warnings(USUAL, "/x", replace(DISK, free_bytes=8 * GIB))
     assert "8%" in low
-    assert "tensors are refused, it is below 10.0 GiB" in low
+    assert "tensors are dropped while it is below 10.0 GiB" in low
     absolute = ResourcePolicy(1, keep_free_bytes=GIB)
     assert not list(admission.list_disk_warnings(absolute, "/x", replace(DISK, free_bytes=6 * GIB)))
     (tight,) = admission.list_disk_warnings(absolute, "/x", replace(DISK, free_bytes=5 * GIB))
-    assert "tensors are refused below 1.00 GiB (agent.keep_free_bytes)" in tight
+    assert "tensors are dropped below 1.00 GiB (agent.keep_free_bytes)" in tight
     assert not list(admission.list_disk_warnings(absolute, "/x", replace(DISK, free_inodes=1)))
     (few,) = admission.list_disk_warnings(USUAL, "/x", replace(DISK, free_inodes=99))
-    assert "room for 99 more files of 10000; tensors are refused, it is below 100" in few
+    assert "room for 99 more files of 10000; tensors are dropped while it is below 100" in few
     capped = replace(USUAL, disk_bytes=10 * GIB, job_bytes=5 * GIB)
     assert not list(admission.list_cap_warnings(capped, 7 * GIB))
     assert "8.00 GiB of the 10.0 GiB" in next(admission.list_cap_warnings(capped, 8 * GIB))
@@ -127,8 +127,8 @@ class TestGauge:
                 assert gauge.space(Path("/x")).free_bytes == 1
             (said,) = gauge.findings()
             assert said == (
-                "disk of /x does not say how much is free for 7 s: "
-                "1 bytes were free when it last did"
+                "disk of /x has not reported its free space for 7 s: "
+                "1 bytes were free at its last report"
             )
         finally:
             stalled.released.set()

@@ -20,12 +20,12 @@ REFUSED = CoordinatorOutage(SINCE_S, "the certificate of 'n' is revoked", refuse
 
 def test_one_sentence_says_what_is_not_delivered_since_when_and_why():
     assert describe_outage("c:7421", AWAY, items=1042, events=120_000) == (
-        "coordinator c:7421 cannot be reached since 2026-11-20 09:14:03: connection refused; "
+        "coordinator c:7421 has been unreachable since 2026-11-20 09:14:03: connection refused; "
         "messages waiting: 1,042, with events: 120,000"
     )
     assert describe_outage("c:7421", REFUSED, items=0, events=0) == (
-        "coordinator c:7421 refuses this agent since 2026-11-20 09:14:03: the certificate of 'n' "
-        "is revoked; nothing waits for it yet"
+        "coordinator c:7421 has rejected this agent since 2026-11-20 09:14:03: the "
+        "certificate of 'n' is revoked; no messages are waiting"
     )
 
 

@@ -14,9 +14,9 @@ from rankdumpd.agent.session import registry
 @pytest.mark.parametrize(
     ("fields", "output", "says"),
     [
-        ({}, {"codec": "lzma"}, "codec 'lzma' is none of none, zstd"),
+        ({}, {"codec": "lzma"}, "codec 'lzma' is not one of none, zstd"),
         ({}, {"layout": "acl"}, "layout 'acl'"),
-        ({}, {"profile": "ms3"}, "profile 'ms3' is none of ms2.3, ms2.4, ms2.0"),
+        ({}, {"profile": "ms3"}, "profile 'ms3' is not one of ms2.3, ms2.4, ms2.0"),
         ({}, {"folder_mode": 0o500}, "folder_mode 0o500"),
         ({}, {"net_name": "a/b"}, "net_name"),
         ({}, {"root": "relative"}, "relative"),

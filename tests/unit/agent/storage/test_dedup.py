@@ -116,7 +116,7 @@ def test_a_dropped_tensor_is_no_original(record):
 
 def test_the_longest_unused_is_forgotten(record):
     """Memory has an end; what is linked to stays."""
-    originals = DuplicateIndex(most=2)
+    originals = DuplicateIndex(max_files=2)
     disk = Disk(originals)
     for digest in "abac":
         disk(record(digest))

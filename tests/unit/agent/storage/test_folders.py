@@ -125,7 +125,7 @@ def test_the_root_may_be_reached_through_a_link(tmp_path):
 
 
 def test_descriptors_are_few_and_close_with_their_last_user(tmp_path):
-    held = OpenFolderCache(most=3)
+    held = OpenFolderCache(max_folders=3)
     some = TreeFolders(tmp_path, mode=0o750, synced=False, held=held)
     before = descriptors()
     mine = some.open("a/b", make=True)

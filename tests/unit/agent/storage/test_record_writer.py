@@ -47,7 +47,7 @@ def writer_of(
         tree,
         MappingFiles(tree),
         layout=LAYOUTS[layout],
-        stand=stand,
+        context=stand,
         lines=lines,
         device_target=device_target,
     )

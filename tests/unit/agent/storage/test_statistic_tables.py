@@ -95,7 +95,7 @@ def test_table_with_other_columns_gets_one_beside_it(tmp_path):
     name = statistic_tables.make_second_table_name(HEADER)
     told = tables(tmp_path).add([ROWS[1], other])
     assert told == [
-        f"statistic.csv of another job has other columns: rows stand in {name} beside it"
+        f"statistic.csv of another job has other columns: rows are written to {name} beside it"
     ]
     tables(tmp_path).add(ROWS[1:3])
     assert lines(tmp_path) == ["Op Type,L2Norm Value", ROWS[0].text]

@@ -142,9 +142,7 @@ def test_only_so_much_is_drawn_and_that_is_said():
     assert len(verdicts) == 110
     assert verdicts.count("different") == 100
     said = " ".join(Elements(small).data)
-    assert (
-        "110 of 240 pairs of tensors are shown, the first that disagree before all others" in said
-    )
+    assert "110 of 240 pairs of tensors are shown; those that disagree come first" in said
     assert "110 of 120 operators are shown" in said
 
 

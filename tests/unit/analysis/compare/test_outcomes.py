@@ -163,7 +163,7 @@ def test_no_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "measure_difference", full)
     found = verdict(tmp_path, ONES, ONES * 2)
     assert found.verdict is TensorVerdict.UNREADABLE
-    assert found.findings[0].startswith("no memory for the two: ")
+    assert found.findings[0].startswith("not enough memory for both tensors: ")
 
 
 def test_figures_alone():
@@ -187,7 +187,7 @@ def test_nothing_known():
     for a, b in ((blank, blank), (figures(), figures()), (figures(max=1.0), figures(avg=1.0))):
         found = compare_pair(TensorPair(a, b), ComparisonSettings())
         assert found.verdict is TensorVerdict.UNKNOWN
-        assert found.findings == ("neither elements nor figures are known on both sides",)
+        assert found.findings == ("neither elements nor statistics are known on both sides",)
 
 
 def test_elements_beside_figures(tmp_path):

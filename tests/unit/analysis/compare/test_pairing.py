@@ -15,7 +15,7 @@ from rankdump._analysis.compare.call_names import (
     parse_module_path,
     read_name_mapping,
 )
-from rankdump._analysis.compare.call_pairing import check_pairing_rules, pair_calls
+from rankdump._analysis.compare.call_pairs import check_pairing_rules, pair_calls
 from rankdump._analysis.compare.report import ComparisonSettings
 from rankdump.errors import ConfigError
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump._analysis.compare import call_pairing as module
-from rankdump._analysis.compare.call_pairing import find_common_subsequence
+from rankdump._analysis.compare import call_pairs as module
+from rankdump._analysis.compare.call_pairs import find_common_subsequence
 
 TOKENS = st.lists(st.sampled_from("abcd"), max_size=24)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.diff_programs import call, tensor
 
 from rankdump._analysis.compare.report import CallPair, DumpedCall, DumpedTensor
-from rankdump._analysis.compare.tensor_pairing import pair_call_tensors
+from rankdump._analysis.compare.tensor_pairs import pair_call_tensors
 from rankdump._core.record import TensorSide
 
 

@@ -130,5 +130,5 @@ def test_a_damaged_table_costs_figures_and_is_said(tmp_path):
     (program,) = read_programs(dump, problems)
     assert len(program.calls[0].tensors) == 2
     assert [text for text in problems if "statistic.csv" in text]
-    with pytest.raises(CorruptedError, match="no end"):
+    with pytest.raises(CorruptedError, match="is incomplete"):
         read_programs(dump)

@@ -19,7 +19,7 @@ from rankdump._analysis.compare.report import (
     DumpedProgram,
     TensorVerdict,
 )
-from rankdump._analysis.compare.tensor_pairing import pair_programs
+from rankdump._analysis.compare.tensor_pairs import pair_programs
 from rankdump._core.record import TensorSide
 from rankdump.errors import ConfigError, CorruptedError
 
@@ -282,7 +282,7 @@ def test_nothing_to_compare_is_one_line(one, tmp_path):
     with pytest.raises(CorruptedError, match="no tensor has operator 'nope'"):
         rankdump.compare(one, one, operator="nope")
     other = grown(tmp_path / "other", ranks=(2, 3))
-    with pytest.raises(CorruptedError, match="no rank and iteration that both have"):
+    with pytest.raises(CorruptedError, match="they have no rank and iteration in common"):
         rankdump.compare(one, other)
     with pytest.raises(CorruptedError, match="no such folder"):
         rankdump.compare(one, tmp_path / "nowhere")

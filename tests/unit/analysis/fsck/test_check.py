@@ -162,7 +162,7 @@ def test_tables(tmp_path):
     (damage,) = check_tree(tmp_path, workers=1).damages
     assert (damage.kind, damage.text) == (
         DamageKind.MISSING,
-        "it names 3 rows of tables, which have 2",
+        "the manifest names 3 rows of tables, but the tables have 2",
     )
 
 
@@ -188,8 +188,8 @@ def test_without_manifests_nothing_counts_as_checked(tmp_path, capsys):
     *_, why, last = capsys.readouterr().out.splitlines()
     assert why.startswith("no manifest: nothing says which files should be here")
     assert "no tensor was checked" in last
-    assert f"of {report.looked_at} files only the names were looked at" in last
-    assert "nothing is wrong" not in last
+    assert f"only the names of {report.looked_at} files were checked" in last
+    assert "no problem found" not in last
     assert run_command_line(["fsck", str(tmp_path), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["clean"] is False
 
@@ -200,7 +200,7 @@ def test_a_folder_without_a_dump_is_an_error(tmp_path, capsys):
         assert run_command_line(["fsck", str(tmp_path)]) == 1
         captured = capsys.readouterr()
         assert (captured.out, captured.err.count("\n")) == ("", 1)
-        assert f"{tmp_path}: nothing of a dump is here" in captured.err
+        assert f"{tmp_path}: not a dump tree" in captured.err
         (tmp_path / "notes.txt").write_text("x")
 
 

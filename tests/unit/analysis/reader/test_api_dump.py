@@ -119,10 +119,10 @@ def test_a_file_without_a_line_comes_last(tmp_path):
         "Torch_a_0_backward",
         "Torch_a_1_forward",
     ]
-    with pytest.raises(CorruptedError, match="its last line has no end"):
+    with pytest.raises(CorruptedError, match="its last line is incomplete"):
         dump.statistics()
     (root / "rank0/torch_api_dump_stack.json").write_text("{")
-    with pytest.raises(CorruptedError, match="no stack file"):
+    with pytest.raises(CorruptedError, match="not a stack file"):
         _ = dump.sources
 
 

@@ -46,8 +46,8 @@ def test_missing_and_empty_ranks_are_named(tree):
     (tree.root / "rank_2" / ".dump_metadata").mkdir(parents=True)
     said = findings(walk(tree.root))
     assert said == (
-        "rank 0,3-7: no folder, of a world of 8",
-        "rank 2: a folder without tensors",
+        "rank 0,3-7: no folder, in a job with world size 8",
+        "rank 2: the folder has no tensors",
     )
     assert not damaged(walk(tree.root))
 

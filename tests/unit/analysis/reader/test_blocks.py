@@ -64,7 +64,7 @@ def test_a_file_that_is_cut_meanwhile(tmp_path):
         assert isinstance(found, FileElements)
         os.truncate(entry.path, entry.path.stat().st_size - 8)
         assert found.part(0, 98, memoryview(bytearray(400))).sum() == 98
-        with pytest.raises(CorruptedError, match="cut while it was read"):
+        with pytest.raises(CorruptedError, match="truncated while it was read"):
             found.part(90, 10, memoryview(bytearray(400)))
 
 

@@ -72,7 +72,7 @@ def test_long_names_of_files_that_were_joined_are_not_missed(tmp_path, layout):
     assert check_tree(tmp_path, workers=1).damages == ()
     short.unlink()
     (problem,) = walk(tmp_path).problems
-    assert problem == f"{short.relative_to(tmp_path)}: named by mapping.csv, not there"
+    assert problem == f"{short.relative_to(tmp_path)}: named by mapping.csv, but missing"
     (damage,) = check_tree(tmp_path, workers=1).damages
     assert damage.path == str(short.relative_to(tmp_path))
 
@@ -205,7 +205,7 @@ def test_devices_are_ranks_where_there_are_none(tmp_path):
     assert (found.ranks, found.unit) == ((0, 1, 2), "device")
     said = findings(found)
     assert "device 0: iteration 1 is missing, other devices have it" in said
-    assert "device 2: a folder without tensors" in said
+    assert "device 2: the folder has no tensors" in said
     assert not any("rank" in each for each in said)
     assert repr(reader.open(tmp_path)).endswith("3 tensors of 3 devices>")
     assert len(status(tmp_path).iterations) == 3
@@ -240,7 +240,7 @@ def test_status_of_our_own_tree(tmp_path):
     tree.complete(0, world_size=4)
     found = walk(tmp_path)
     assert not damaged(found)
-    assert findings(found) == ("rank 0-2: no folder, of a world of 4",)
+    assert findings(found) == ("rank 0-2: no folder, in a job with world size 4",)
     (iteration,) = status(tmp_path).iterations
     assert (iteration.rank, iteration.stored, iteration.complete) == (3, 2, True)
 
@@ -272,7 +272,7 @@ def test_a_cut_payload_is_found_by_its_size_or_its_loading(tmp_path):
             load(entry)
     tree.complete(0)
     (problem,) = walk(tmp_path).problems
-    assert f"{len(whole) - 3} bytes, its manifest says {len(whole)}" in problem
+    assert f"{len(whole) - 3} bytes, but its manifest has {len(whole)}" in problem
 
 
 @pytest.mark.parametrize("member", ["", "x", "input", "input.-1", "input.0.0", "space.0"])
@@ -288,7 +288,7 @@ def test_a_manifest_that_lies_about_a_member(tmp_path, member):
     tree.records[0] = [tree.records[0][0]._replace(member="input.7")]
     tree.complete(0)
     (entry,) = walk(tmp_path).entries
-    with pytest.raises(CorruptedError, match=r"no input\.7 in it"):
+    with pytest.raises(CorruptedError, match=r"the file has no tensor input\.7"):
         load(entry)
 
 

@@ -172,7 +172,7 @@ def test_sources_are_the_recorded_stacks(tmp_path):
 
 def test_what_is_no_tree_is_said_in_one_line(tmp_path):
     """The path, what was expected, and the folder that was probably meant."""
-    with pytest.raises(CorruptedError, match="no such folder; expected one that holds rank_0"):
+    with pytest.raises(CorruptedError, match="no such folder; expected one that contains rank_0"):
         reader.open(tmp_path / "nowhere")
     with pytest.raises(CorruptedError, match="not a dump tree: no folder rank_0"):
         reader.open(tmp_path)

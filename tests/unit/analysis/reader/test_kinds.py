@@ -136,7 +136,7 @@ def test_null_is_no_number(tree):
 
 @pytest.mark.parametrize(
     ("tail", "words"),
-    [("A,Default", "its last line has no end: 'A,Default'"), ("A,Default\n", "line 3: ")],
+    [("A,Default", "its last line is incomplete: 'A,Default'"), ("A,Default\n", "line 3: ")],
 )
 def test_a_torn_table_names_its_line(tree, tail, words):
     """Damage is one sentence with file and line; the rows before a torn end are read."""

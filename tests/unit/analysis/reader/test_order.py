@@ -65,7 +65,7 @@ def test_the_latest_job_counts_unless_one_is_named(tmp_path):
     assert tuple(first.entries()) == ENTRIES
     assert first.findings == (FINDING,)
     assert first.others == ("execution_order_graph_0.j2.csv",)
-    with pytest.raises(CorruptedError, match="nothing of job 'j3'"):
+    with pytest.raises(CorruptedError, match="no order of job 'j3'"):
         read_order(tmp_path, job_id="j3")
 
 
@@ -81,7 +81,9 @@ def test_what_is_no_file_is_no_order(tmp_path):
 
 def test_no_order_is_said(tmp_path):
     """A tree without an order is an error with the path, not an empty order."""
-    with pytest.raises(CorruptedError, match=r"execution_order_graph_0\.csv: not there"):
+    with pytest.raises(
+        CorruptedError, match=r"execution_order_graph_0\.csv: the file does not exist"
+    ):
         read_order(tmp_path)
 
 
@@ -113,7 +115,7 @@ def test_other_columns_and_bad_findings_are_damage(tmp_path):
         read_order(tmp_path)
     (tmp_path / GLOBAL_ORDER_FOLDER / "findings.jsonl").unlink()
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(CorruptedError, match="no header"):
+    with pytest.raises(CorruptedError, match="not the header"):
         list(read_order(tmp_path).entries())
 
 

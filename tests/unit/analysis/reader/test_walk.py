@@ -84,7 +84,7 @@ def test_a_long_name_without_its_file_is_said_once(tree, capsys, complete):
     gone.unlink()
     (problem,) = walk(tree.root).problems
     by = "a manifest" if complete else "mapping.csv"
-    assert problem == f"{gone.relative_to(tree.root)}: named by {by}, not there"
+    assert problem == f"{gone.relative_to(tree.root)}: named by {by}, but missing"
     assert run_command_line(["ls", str(tree.root)]) == 1
     said = capsys.readouterr()
     assert (said.out + said.err).count(problem) == 1
@@ -123,7 +123,7 @@ def test_damage_is_named_and_the_walk_goes_on(tree):
     assert len(found.entries) == 2
     assert len(found.problems) == 2
     assert any("iteration_1" in problem for problem in found.problems)
-    assert any(gone.name in problem and "not there" in problem for problem in found.problems)
+    assert any(gone.name in problem and "but missing" in problem for problem in found.problems)
 
 
 def test_a_file_of_another_size_is_damage_without_opening_it(tree):
@@ -135,7 +135,7 @@ def test_a_file_of_another_size_is_damage_without_opening_it(tree):
     path.write_bytes(path.read_bytes()[:-1])
     (problem,) = walk(tree.root).problems
     assert path.name in problem
-    assert f"its manifest says {whole.stat().st_size}" in problem
+    assert f"its manifest has {whole.stat().st_size}" in problem
 
 
 def test_no_tree_is_a_problem_not_a_crash(tmp_path: Path):

@@ -29,7 +29,85 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
+from rankdump._core.bounded_cache import remember
+
 TensorShape: TypeAlias = tuple[int, ...]
+
+_KIND_RANKS: Mapping[str, int] = {"nn": 0, "functional": 1, "tensor": 2}
+_OTHER_KIND_RANK = 3
+_TOOL_EPSILON = 1e-6
+_MAX_EXACT_FLOAT = 1 << 53
+_ListPart: TypeAlias = tuple[int, int, int, int]
+"""Begin and end in a, begin and end in b."""
+_NAME_COST_DIVISOR = 20
+"""Names cost a twentieth of a joint left out: they only choose among joints that are alike."""
+_CUT, _PASS, _SKIP_A, _SKIP_B = range(4)
+_MAX_CACHED_SHARES = 1 << 14
+_MAX_CACHED_ROWS = 1 << 8
+_TORCH_FRAMEWORKS = ("pytorch", "mindtorch")
+_TORCH_FUNCTION_NAMES = """
+    abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr all amax amin angle any
+    arange arccos arccosh arcsin arcsinh arctan arctanh argmax argmin argsort asin asinh atan
+    atan2 atanh atleast_1d atleast_2d atleast_3d baddbmm bartlett_window bernoulli bincount
+    bitwise_and bitwise_or bitwise_xor blackman_window block_diag bmm broadcast_to bucketize
+    cat cdist ceil cholesky cholesky_solve chunk clamp clip column_stack combinations conj
+    copysign cos cosh count_nonzero cross cummax cummin cumprod cumsum deg2rad diag diag_embed
+    diagflat diagonal diff digamma dist div divide dstack einsum erf erfc erfinv exp exp2 expm1
+    eye flatten flip fliplr flipud float_power floor floor_divide fmax fmod frac full full_like
+    gcd ge geqrf ger greater greater_equal gt hamming_window hann_window heaviside histc hstack
+    hypot i0 igamma igammac imag index_select inner inverse is_complex is_floating_point
+    is_nonzero is_tensor isclose isfinite isinf isnan isneginf isposinf isreal kaiser_window
+    kron lcm ldexp le lerp less less_equal linspace log log10 log1p log2 logaddexp logaddexp2
+    logcumsumexp logdet logical_and logical_not logical_or logical_xor logit logspace logsumexp
+    lt lu_solve lu_unpack masked_select matmul max maximum mean median meshgrid min minimum mm
+    moveaxis movedim msort mul multinomial multiply mv mvlgamma nan_to_num nansum narrow ne neg
+    negative nextafter nonzero normal not_equal numel ones ones_like orgqr ormqr outer polar
+    polygamma pow prod rad2deg rand rand_like randint randint_like randn randn_like randperm
+    range ravel real reciprocal remainder renorm repeat_interleave reshape roll rot90 round
+    row_stack rsqrt scatter searchsorted sgn sigmoid sign signbit sin sinc sinh slogdet sort
+    split sqrt square squeeze stack std std_mean subtract sum svd swapaxes swapdims t tan tanh
+    tensor_split tile topk trace trapz tril tril_indices triu_indices true_divide trunc unbind
+    unique unique_consecutive unsqueeze vander var var_mean view_as_real vstack where xlogy
+    zeros zeros_like
+"""
+_TORCH_FUNCTIONS = frozenset(_TORCH_FUNCTION_NAMES.split())
+"""Functions that are `torch.` in torch, and `ops.` under the same name in MindSpore."""
+_MINDSPORE_NAMES: Mapping[str, str] = {
+    "torch_dot": "functional_tensor_dot",
+    "torch_eq": "functional_equal",
+    "torch_gather": "functional_gather_elements",
+    "torch_poisson": "functional_random_poisson",
+    "torch_scatter_add": "functional_tensor_scatter_elements",
+    "torch_sub": "functional_subtract",
+    "torch_transpose": "functional_swapaxes",
+    "nn_Bilinear": "nn_BiDense",
+    "nn_CeLU": "nn_CELU",
+    "nn_ConvTranspose1d": "nn_Conv1dTranspose",
+    "nn_ConvTranspose2d": "nn_Conv2dTranspose",
+    "nn_ConvTranspose3d": "nn_Conv3dTranspose",
+    "nn_Hardshrink": "nn_HShrink",
+    "nn_Hardsigmoid": "nn_Hsigmoid",
+    "nn_Hardswish": "nn_Hswish",
+    "nn_Linear": "nn_Dense",
+    "nn_LocalResponseNorm": "nn_LRN",
+    "nn_ModuleList": "nn_CellList",
+    "nn_Sequential": "nn_SequentialCell",
+    "nn_Softshrink": "nn_SoftShrink",
+    "functional_bilinear": "functional_bidense",
+    "functional_linear": "functional_dense",
+    "tensor_cauchy_": "tensor_cauchy",
+    "tensor_dim": "tensor_ndimension",
+    "tensor_eq": "tensor_equal",
+    "tensor_expand": "tensor_broadcast_to",
+    "tensor_fill_diagonal_": "tensor_fill_diagonal",
+    "tensor_gather": "tensor_gather_elements",
+    "tensor_numpy": "tensor_asnumpy",
+    "tensor_repeat": "tensor_tile",
+    "tensor_scatter_": "functional_tensor_scatter_elements",
+    "tensor_size": "tensor_shape",
+    "tensor_sub": "tensor_subtract",
+    "tensor_transpose": "tensor_swapaxes",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +124,7 @@ class FlowCall:
 
     @property
     def pairing_key(self) -> tuple[str, tuple[TensorShape, ...], tuple[TensorShape, ...]]:
-        """What two calls have in common that may stand for each other."""
+        """Name and shapes, equal for calls that may be paired."""
         return self.unified_name, self.inputs, self.outputs
 
 
@@ -59,15 +137,6 @@ class CallSpan:
 
     a: range
     b: range
-
-
-_KIND_RANKS: Mapping[str, int] = {"nn": 0, "functional": 1, "tensor": 2}
-_OTHER_KIND_RANK = 3
-_TOOL_EPSILON = 1e-6
-_MAX_EXACT_FLOAT = 1 << 53
-
-_ListPart: TypeAlias = tuple[int, int, int, int]
-"""Begin and end in a, begin and end in b."""
 
 
 def find_anchors(a: Sequence[FlowCall], b: Sequence[FlowCall]) -> list[tuple[int, int]]:
@@ -132,16 +201,9 @@ def _split_part(part: _ListPart, pairs: Sequence[tuple[int, int]]) -> list[_List
     return [(a, a_end, b, b_end) for a, b, a_end, b_end in parts if a < a_end and b < b_end]
 
 
-_NAME_COST_DIVISOR = 20
-"""Names cost a twentieth of a joint left out: they only choose among joints that are alike."""
-_CUT, _PASS, _SKIP_A, _SKIP_B = range(4)
-_MAX_CACHED_SHARES = 1 << 14
-_MAX_CACHED_ROWS = 1 << 8
-
-
 @dataclass(frozen=True, slots=True)
 class _CallJoint:
-    """What lies at one place between calls."""
+    """The place between two calls, with the tensors that pass it."""
 
     before: str
     """Names of the calls around it; empty at both ends."""
@@ -179,13 +241,13 @@ def _compute_moves(a: Sequence[_CallJoint], b: Sequence[_CallJoint]) -> list[byt
     moves: list[bytearray] = []
     above = [float(place) for place in range(len(b) + 1)]
     for number, one in enumerate(a, 1):
-        if len(known) >= _MAX_CACHED_ROWS:
-            known.clear()
-        if one not in known:
-            known[one] = [_compute_joint_cost(one, other) for other in b]
+        costs = known.get(one)
+        if costs is None:
+            costs = [_compute_joint_cost(one, other) for other in b]
+            remember(known, one, costs, _MAX_CACHED_ROWS)
         cost = float(number)
         row, ways = [cost], bytearray()
-        for pairing, corner, top in zip(known[one], above, above[1:], strict=False):
+        for pairing, corner, top in zip(costs, above, above[1:], strict=False):
             diagonal, skip_a, skip_b = corner + pairing, top + 1, cost + 1
             if diagonal <= skip_a and diagonal <= skip_b:
                 cost = diagonal
@@ -264,80 +326,12 @@ def _pair_between_anchors(
             yield span
 
 
-_TORCH_FRAMEWORKS = ("pytorch", "mindtorch")
-
-_TORCH_FUNCTION_NAMES = """
-    abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr all amax amin angle any
-    arange arccos arccosh arcsin arcsinh arctan arctanh argmax argmin argsort asin asinh atan
-    atan2 atanh atleast_1d atleast_2d atleast_3d baddbmm bartlett_window bernoulli bincount
-    bitwise_and bitwise_or bitwise_xor blackman_window block_diag bmm broadcast_to bucketize
-    cat cdist ceil cholesky cholesky_solve chunk clamp clip column_stack combinations conj
-    copysign cos cosh count_nonzero cross cummax cummin cumprod cumsum deg2rad diag diag_embed
-    diagflat diagonal diff digamma dist div divide dstack einsum erf erfc erfinv exp exp2 expm1
-    eye flatten flip fliplr flipud float_power floor floor_divide fmax fmod frac full full_like
-    gcd ge geqrf ger greater greater_equal gt hamming_window hann_window heaviside histc hstack
-    hypot i0 igamma igammac imag index_select inner inverse is_complex is_floating_point
-    is_nonzero is_tensor isclose isfinite isinf isnan isneginf isposinf isreal kaiser_window
-    kron lcm ldexp le lerp less less_equal linspace log log10 log1p log2 logaddexp logaddexp2
-    logcumsumexp logdet logical_and logical_not logical_or logical_xor logit logspace logsumexp
-    lt lu_solve lu_unpack masked_select matmul max maximum mean median meshgrid min minimum mm
-    moveaxis movedim msort mul multinomial multiply mv mvlgamma nan_to_num nansum narrow ne neg
-    negative nextafter nonzero normal not_equal numel ones ones_like orgqr ormqr outer polar
-    polygamma pow prod rad2deg rand rand_like randint randint_like randn randn_like randperm
-    range ravel real reciprocal remainder renorm repeat_interleave reshape roll rot90 round
-    row_stack rsqrt scatter searchsorted sgn sigmoid sign signbit sin sinc sinh slogdet sort
-    split sqrt square squeeze stack std std_mean subtract sum svd swapaxes swapdims t tan tanh
-    tensor_split tile topk trace trapz tril tril_indices triu_indices true_divide trunc unbind
-    unique unique_consecutive unsqueeze vander var var_mean view_as_real vstack where xlogy
-    zeros zeros_like
-"""
-_TORCH_FUNCTIONS = frozenset(_TORCH_FUNCTION_NAMES.split())
-"""Functions that are `torch.` in torch, and `ops.` under the same name in MindSpore."""
-
-_MINDSPORE_NAMES: Mapping[str, str] = {
-    "torch_dot": "functional_tensor_dot",
-    "torch_eq": "functional_equal",
-    "torch_gather": "functional_gather_elements",
-    "torch_poisson": "functional_random_poisson",
-    "torch_scatter_add": "functional_tensor_scatter_elements",
-    "torch_sub": "functional_subtract",
-    "torch_transpose": "functional_swapaxes",
-    "nn_Bilinear": "nn_BiDense",
-    "nn_CeLU": "nn_CELU",
-    "nn_ConvTranspose1d": "nn_Conv1dTranspose",
-    "nn_ConvTranspose2d": "nn_Conv2dTranspose",
-    "nn_ConvTranspose3d": "nn_Conv3dTranspose",
-    "nn_Hardshrink": "nn_HShrink",
-    "nn_Hardsigmoid": "nn_Hsigmoid",
-    "nn_Hardswish": "nn_Hswish",
-    "nn_Linear": "nn_Dense",
-    "nn_LocalResponseNorm": "nn_LRN",
-    "nn_ModuleList": "nn_CellList",
-    "nn_Sequential": "nn_SequentialCell",
-    "nn_Softshrink": "nn_SoftShrink",
-    "functional_bilinear": "functional_bidense",
-    "functional_linear": "functional_dense",
-    "tensor_cauchy_": "tensor_cauchy",
-    "tensor_dim": "tensor_ndimension",
-    "tensor_eq": "tensor_equal",
-    "tensor_expand": "tensor_broadcast_to",
-    "tensor_fill_diagonal_": "tensor_fill_diagonal",
-    "tensor_gather": "tensor_gather_elements",
-    "tensor_numpy": "tensor_asnumpy",
-    "tensor_repeat": "tensor_tile",
-    "tensor_scatter_": "functional_tensor_scatter_elements",
-    "tensor_size": "tensor_shape",
-    "tensor_sub": "tensor_subtract",
-    "tensor_transpose": "tensor_swapaxes",
-}
-
-
 def unify_api_name(framework: str, kind: str, api: str) -> str:
     """Return what a framework's API is called everywhere.
 
-    >>> shared_name("pytorch", "NN", "Linear"), shared_name("mindspore", "NN", "Dense")
+    >>> unify_api_name("pytorch", "NN", "Linear"), unify_api_name("mindspore", "NN", "Dense")
     ('nn_Dense', 'nn_Dense')
-    >>> shared_name("pytorch", "Torch", "matmul")
+    >>> unify_api_name("pytorch", "Torch", "matmul")
     'functional_matmul'
     """
     name = f"{kind.lower()}_{api}"
@@ -388,13 +382,3 @@ def _compute_alignment_costs(a: Sequence[TensorShape], b: Sequence[TensorShape])
                 row.append(min(costs[-1][place + 1], row[place]) + 1)
         costs.append(row)
     return costs
-
-
-__all__ = [
-    "CallSpan",
-    "FlowCall",
-    "TensorShape",
-    "align_shapes",
-    "pair_api_calls",
-    "unify_api_name",
-]

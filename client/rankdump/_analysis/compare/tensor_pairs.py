@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from rankdump._analysis.compare.call_names import is_layer_mark, normalize_shape
-from rankdump._analysis.compare.call_pairing import pair_calls
+from rankdump._analysis.compare.call_pairs import pair_calls
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
     CallPair,
@@ -20,6 +20,10 @@ from rankdump._analysis.compare.report import (
     TensorPair,
 )
 from rankdump._layout.api_tree import parse_place
+
+RankIteration: TypeAlias = "tuple[int, int]"
+"""Rank and iteration."""
+_MAX_LISTED_NUMBERS = 8
 
 
 def pair_call_tensors(paired: CallPair) -> list[TensorPair]:
@@ -89,13 +93,8 @@ def _get_shape_key(tensor: DumpedTensor, known: bool) -> Hashable:
     return normalize_shape(tensor.shape)
 
 
-RankIteration: TypeAlias = "tuple[int, int]"
-"""Rank and iteration."""
-_MAX_LISTED_NUMBERS = 8
-
-
 class _NumberedSide(NamedTuple):
-    """What one of the two dumps has: ranks, or iterations of a rank."""
+    """Ranks of one of the two dumps, or iterations of a rank."""
 
     name: str
     numbers: list[int]

@@ -42,10 +42,15 @@ from rankdump.errors import ConfigError
 
 UnpairedSegment: TypeAlias = "tuple[list[DumpedCall], list[DumpedCall]]"
 
+_MAX_TABLE_CELLS = 1 << 22
+"""Tables of up to that size are kept whole: half a megabyte."""
+PAIRING_RULES: tuple[PairingRule, ...] = tuple(rule for rule in get_args(PairingRule) if rule)
+"""Allowed values in `ComparisonSettings.rules`."""
+
 
 @dataclass(slots=True)
 class PairingState:
-    """What has been decided so far."""
+    """Pairs of calls found so far."""
 
     a: DumpedProgram
     b: DumpedProgram
@@ -149,10 +154,6 @@ def _find_longest_rise(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]
     return found[::-1]
 
 
-_MAX_TABLE_CELLS = 1 << 22
-"""Tables of up to that size are kept whole: half a megabyte."""
-
-
 def find_common_subsequence(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
     """Return the places of a longest common subsequence, in each list rising."""
     numbers: dict[Hashable, int] = {}
@@ -232,10 +233,6 @@ def _trace_whole_table(a: list[int], b: list[int]) -> list[tuple[int, int]]:
             j -= 1
             found.append((i, j))
     return found[::-1]
-
-
-PAIRING_RULES: tuple[PairingRule, ...] = tuple(rule for rule in get_args(PairingRule) if rule)
-"""What `Settings.rules` may hold."""
 
 
 def pair_calls(a: DumpedProgram, b: DumpedProgram, settings: ComparisonSettings) -> list[CallPair]:
@@ -372,6 +369,3 @@ def _pair_by_sequence(pairing: PairingState) -> None:
             tokens = [key(call) for call in left_a], [key(call) for call in left_b]
             for at_a, at_b in find_common_subsequence(*tokens):
                 pairing.add_pair(left_a[at_a], left_b[at_b], "sequence")
-
-
-__all__ = ["check_pairing_rules", "pair_calls"]

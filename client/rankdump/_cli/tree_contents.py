@@ -126,7 +126,7 @@ def read_tree(
 ) -> Tree:
     """Return what of a folder is asked for, or of what a job dumped, as `reader.walk` reads it.
 
-    DamagedError where it is no tree, or that job is not in it.
+    CorruptedError where it is no tree, or that job is not in it.
     """
     tree = reader.walk(root, query, balances_only=balances_only, job_id=job_id)
     if not (tree.entries or tree.tables or tree.manifests):
@@ -139,7 +139,7 @@ def read_tree(
 def explain_no_tree(tree: Tree) -> str:
     """Return one sentence for a folder that holds no tree."""
     why = "".join(f"; {problem}" for problem in tree.problems)
-    return f"{tree.root}: no rank folder here, nor another tree: expected {ROOT_FORMS}{why}"
+    return f"{tree.root}: not a dump tree: expected {ROOT_FORMS}{why}"
 
 
 def name_tables(tree: Tree) -> str:
@@ -158,7 +158,7 @@ def explain_no_match(held: Sequence[Named]) -> str:
         ", ..." * (len(operators) > _MAX_OPERATORS_NAMED)
     )
     return (
-        f"no tensor matches: here are rank {ranges(tensor.key.rank for tensor in held)}, "
+        f"no tensor matches; the tree has rank {ranges(tensor.key.rank for tensor in held)}, "
         f"graph {ranges(tensor.key.graph for tensor in held)}, iteration {iterations or '-'}, "
         f"{format_count(len(operators), 'operator')}: {named}"
     )
@@ -230,8 +230,8 @@ def _digest_cells(entry: Entry, marks: Mapping[TensorContent, str] | None) -> li
 
 
 def format_operator(op_type: str, op_name: str) -> str:
-    """Return an operator's label with its type, which most names end in."""
+    """Return the name of an operator, with its type unless the name contains it."""
     name = format_scope_name(op_name)
     # A name that no manifest knows has `_` where the scope had its `/`.
-    said = name.rpartition("/")[2].startswith(op_type) or f"_{op_type}-" in name
-    return name if said else f"{op_type} {name}"
+    has_type = name.rpartition("/")[2].startswith(op_type) or f"_{op_type}-" in name
+    return name if has_type else f"{op_type} {name}"
