@@ -352,7 +352,7 @@ def data_twice(side: SlabSide, frames) -> None:
         (scribbled, "no entry at 0"),
         (truncated, "now has 4096"),
         (garbage, "slab entry before"),
-        (read_too_little, "damaged slab, written to"),
+        (read_too_little, "damaged slab: written to"),
         (numbered_with_a_gap, "expected at most 1"),
         (data_twice, "bytes of data itself"),
     ],

@@ -221,7 +221,7 @@ def test_a_crash_between_effect_and_ledger(make_agent, make_rank, record, frames
             agent_pb2.CallStacks(calls=["a" * 70_000], stacks=[0], texts=[agent_pb2.CallStack()]),
             "70000 characters",
         ),
-        (agent_pb2.CallStacks(iteration=1 << 63), "has the number"),
+        (agent_pb2.CallStacks(iteration=1 << 63), "the number"),
     ],
 )
 def test_hostile_stacks_stop_at_the_door(make_agent, make_rank, stack, sentence):
