@@ -1,21 +1,21 @@
-"""rankdump: what every operator of every rank read and wrote, collected outside training.
+"""rankdump: dumps the inputs and outputs of every operator of every rank of a training job.
 
-A training script needs two lines. The plan comes from the file that RANKDUMP_CONFIG, else
-MINDSPORE_DUMP_CONFIG, names; without one, both lines cost nothing.
+A training script needs two lines. RANKDUMP_CONFIG, or else MINDSPORE_DUMP_CONFIG, names the
+configuration file; without either, both lines cost nothing.
 
     session = rankdump.attach(model)
     for i, batch in enumerate(batches):
         session.step(i)
 
-What was written is read back with `rankdump.open(path)`, and two dumps are compared with
-`rankdump.compare(a, b)`.
+`rankdump.open(path)` reads a dump, and `rankdump.compare(a, b)` compares two of them.
+`rankdump.errors` has the exceptions.
 """
 
 import importlib
 import os
 from typing import TYPE_CHECKING
 
-# Read when gRPC is loaded: its own lines, as on each fork, are no news for whoever runs the script.
+# gRPC reads this when it is loaded: its log lines, as on each fork, do not concern the user.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 __version__ = "0.1.0"
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rankdump._session import set_dump as set_dump
     from rankdump._session import step as step
 
-    # The public name is the one that `h5py` and others of its kind have.
+    # `open`, as in h5py and similar libraries.
     from rankdump.reader import open as open  # noqa: A004
 else:
     _MODULE_OF_NAME = {"compare": "_analysis.compare.comparison", "open": "reader"}
@@ -54,7 +54,7 @@ else:
     _MODULES = ("acl", "migrator", "tf")
 
     def __getattr__(name: str) -> object:
-        """Load what somebody asks for: reading a tree needs nothing of a session, nor gRPC."""
+        """Load a public name on first use: readers of trees need neither sessions nor gRPC."""
         if name in _MODULES:
             return importlib.import_module(f"{__name__}.{name}")
         if name not in __all__:

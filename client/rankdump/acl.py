@@ -1,13 +1,13 @@
-"""Dumps that a script sets up as with CANN: `aclmdlInitDump`, `aclmdlSetDump`, and the end.
+"""Dumps that a script controls with the calls of CANN: init, set and finalize.
 
     rankdump.acl.init_dump()
     rankdump.acl.set_dump("acl.json")
-    rankdump.attach(model)          # only models attached from here on are dumped
+    rankdump.attach(model)          # only models attached after set_dump are dumped
     model(batch)                    # each call is an iteration
     rankdump.acl.finalize_dump()
 
-No call raises. Each returns a number that CANN has documented for the case, 0 when all is well;
-what was wrong is logged.
+No call raises. Each returns the error code that CANN documents for the case, 0 for success; the
+reason of a failure is logged.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _process = AclDumpLifecycle()
 
 
 def init_dump() -> int:
-    """Begin: from now on `set_dump` may be called."""
+    """Initialise dumping; must be called before `set_dump`."""
     return _process.init_dump()
 
 
 def set_dump(path: object) -> int:
-    """Dump models that are attached from now on as the `acl.json` at `path` says.
+    """Dump the models that are attached after this call as configured in the `acl.json` at `path`.
 
-    Another call replaces the file for models attached after that one.
+    A later call replaces the configuration for models attached after it.
     """
     return _process.set_dump(path)
 
 
 def finalize_dump() -> int:
-    """End all dumps: models are as they were before, and what was dumped is delivered."""
+    """End all dumps: deliver the data that was dumped, and remove all hooks from the models."""
     return _process.finalize_dump()

@@ -1,27 +1,43 @@
-"""Errors that rankdump raises, and nothing else. Imports nothing of rankdump.
+"""Errors that rankdump raises. Imports nothing of rankdump.
 
     RankdumpError
     |-- PermanentError      the same input fails the same way again
     |   |-- ConfigError     a configuration has a value that is not allowed
     |   |-- RejectedError   the other side understood the request and rejected it
-    |   |   `-- ForbiddenError  the caller may not do this
-    |   |-- UnsupportedError  a tensor whose bytes no format here can hold
-    |   |-- ProtocolError   a message that contradicts itself or its predecessors
-    |   `-- CorruptedError  a file is not what its name or its checksum says
-    |       `-- EmptyFileError  the file is empty
-    `-- RetryableError      the same input may pass later
-        |-- ResendError     frames did not arrive as they were sent
-        |-- UnavailableError  nobody answers, or the other side is about to stop
-        `-- ExhaustedError  no space: memory, disk, descriptors
+    |   |   `-- ForbiddenError  the caller is not authorised for the request
+    |   |-- UnsupportedError  no file format here can hold the elements of a tensor
+    |   |-- ProtocolError   a message contradicts itself or an earlier one
+    |   `-- CorruptedError  the content of a file does not match its format or checksum
+    |       `-- EmptyFileError  a file that must have content is empty
+    `-- RetryableError      the same input may succeed later
+        |-- ResendError     frames are missing or damaged and must be sent again
+        |-- UnavailableError  the other side does not answer or is shutting down
+        `-- ExhaustedError  memory, disk space or file descriptors are used up
 
 A message names what failed, which one, and the number or value at fault.
 """
 
 from __future__ import annotations
 
+__all__ = [
+    "ConfigError",
+    "CorruptedError",
+    "EmptyFileError",
+    "ExhaustedError",
+    "ForbiddenError",
+    "PermanentError",
+    "ProtocolError",
+    "RankdumpError",
+    "RejectedError",
+    "ResendError",
+    "RetryableError",
+    "UnavailableError",
+    "UnsupportedError",
+]
+
 
 class RankdumpError(Exception):
-    """Root of the tree above."""
+    """Base class of all errors that rankdump raises."""
 
 
 class PermanentError(RankdumpError):
@@ -29,10 +45,10 @@ class PermanentError(RankdumpError):
 
 
 class ConfigError(PermanentError):
-    """A configuration says something it may not: one line with file, key, value and what is legal.
+    """A configuration has a value that is not allowed: file, key, value and allowed values.
 
     >>> str(ConfigError("a.json", "input_output", 7, "0, 1 or 2"))
-    "a.json: input_output: 7 is not allowed; allowed: 0, 1 or 2"
+    'a.json: input_output: 7 is not allowed; allowed: 0, 1 or 2'
     """
 
     def __init__(self, file: str, key: str, value: object, allowed: str) -> None:
@@ -40,51 +56,51 @@ class ConfigError(PermanentError):
         self.file, self.key, self.value, self.allowed = file, key, value, allowed
 
     def __str__(self) -> str:
-        """Return the one line a user reads."""
+        """Return one line for the user."""
         where = f"{self.file}: {self.key}" if self.key else self.file
         shown = "missing" if self.value is MISSING_VALUE else f"{self.value!r} is not allowed"
         return f"{where}: {shown}; allowed: {self.allowed}"
 
 
 MISSING_VALUE = object()
-"""Stands for a value that is not there at all, where None could be one."""
+"""Marks a missing value, where None could be a value."""
 
 
 class RejectedError(PermanentError):
-    """The other side understood the request and said no."""
+    """The other side understood the request and rejected it."""
 
 
 class ForbiddenError(RejectedError):
-    """It is not for this caller: the certificate, the token or the role is not the right one."""
+    """The certificate, token or role of the caller does not authorise the request."""
 
 
 class UnsupportedError(PermanentError):
-    """A tensor whose bytes no format here can hold."""
+    """No file format of rankdump can hold the elements of a tensor."""
 
 
 class ProtocolError(PermanentError):
-    """A message contradicts itself or its predecessors."""
+    """A message contradicts itself or an earlier one."""
 
 
 class CorruptedError(PermanentError):
-    """A file is not what its name or its checksum says."""
+    """The content of a file does not match its format or its checksum."""
 
 
 class EmptyFileError(CorruptedError):
-    """There is nothing in a file that should hold something."""
+    """A file that must have content is empty."""
 
 
 class RetryableError(RankdumpError):
-    """The same input may pass later."""
+    """The same input may succeed later."""
 
 
 class ResendError(RetryableError):
-    """Frames did not come as they were sent: one is missing, or cannot be read."""
+    """Frames are missing or damaged and must be sent again."""
 
 
 class UnavailableError(RetryableError):
-    """Nobody answers, or they are about to stop."""
+    """The other side does not answer, or is shutting down."""
 
 
 class ExhaustedError(RetryableError):
-    """No space is left: memory, disk or descriptors."""
+    """Memory, disk space or file descriptors are used up."""

@@ -1,4 +1,4 @@
-"""Dumps and compares the calls of an API, in the words of troubleshooter's `migrator`.
+"""Dumps and compares API calls with the interface of troubleshooter's `migrator`.
 
     from rankdump import migrator
 
@@ -7,8 +7,8 @@
     train(net)
     migrator.api_dump_stop()
 
-Calls are counted from `api_dump_init` on; every rank of a job writes a folder of its own. What a
-script does wrong is raised where it does it, everything else is logged, and training goes on.
+Calls are counted from `api_dump_init` on; every rank of a job writes a folder of its own. Wrong
+arguments raise an error; every other failure is logged, and training continues.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def api_dump_init(
     codec: str = "none",
     release: str = "1.0.17",
 ) -> None:
-    """Count the calls of a model's program from now on, and let its dropouts drop nothing.
+    """Count the API calls of a model's program from now on, and turn off dropout.
 
-    `retain_backward` also dumps gradients of what calls returned, `compare_statedict` writes the
-    model's state now. `codec` packs the files, `release` says whose info file is written: `1.0.17`
-    or `1.0.18`. TypeError or ValueError for what is not allowed.
+    `retain_backward` also dumps the gradients of results; `compare_statedict` writes the model's
+    state immediately. `codec` compresses the files. `release` selects the format of the info file:
+    that of troubleshooter `1.0.17` or `1.0.18`. TypeError or ValueError for wrong arguments.
     """
     root = str(Path(output_path).absolute())
     setting = ApiDumpSetting(root, retain_backward, compare_statedict, codec, release)
@@ -57,13 +57,13 @@ def api_dump_start(
 ) -> None:
     """Dump from now on.
 
-    `mode` is `all`, `list` (names as `NN_Conv2d_0` in `scope`), `range` (the first and the last) or
-    `api_list` (parts of names); `dump_type` is `all`, `statistics`, `npy` or `stack`. `filter_data`
-    leaves out what is no tensor of floating point with a shape, `filter_stack` what is not the
-    user's in a stack. `statistic_category` chooses figures of release 1.0.18: `max`, `min`, `avg`,
-    `l2norm`, `md5`.
+    `mode` is `all`, `list` (`scope` has names such as `NN_Conv2d_0`), `range` (the first and the
+    last name) or `api_list` (parts of names). `dump_type` is `all`, `statistics`, `npy` or `stack`.
+    `filter_data` omits everything but floating-point tensors with at least one dimension,
+    `filter_stack` omits stack frames of libraries. `statistic_category` selects the statistics of
+    release 1.0.18: `max`, `min`, `avg`, `l2norm`, `md5`.
 
-    ValueError or TypeError for what is not allowed, RuntimeError before `api_dump_init`.
+    ValueError or TypeError for wrong arguments, RuntimeError before `api_dump_init`.
     """
     request = make_dump_request(
         mode,
@@ -77,7 +77,7 @@ def api_dump_start(
 
 
 def api_dump_stop() -> None:
-    """Dump nothing until the next start; what was dumped is in its folder when this returns.
+    """Stop dumping; when this returns, all data that was dumped is in its folder.
 
     RuntimeError before `api_dump_init`.
     """
@@ -85,5 +85,5 @@ def api_dump_stop() -> None:
 
 
 def step(number: int | None = None) -> None:
-    """Begin a step, by default the next one: from now on the script says where steps begin."""
+    """Begin a step, by default the next one; from now on steps are no longer detected."""
     _process.step(number)

@@ -1,8 +1,8 @@
-"""`DumpConfig` as TF Adapter has it, as the plan of a session.
+"""`DumpConfig` of TF Adapter, accepted as the configuration of a session.
 
     session = rankdump.Session(rankdump.tf.DumpConfig(enable_dump=True, dump_path="/data/dump"))
 
-Needs no TensorFlow.
+TensorFlow need not be installed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from rankdump._config.config_file import make_dump_config_plan
 from rankdump._core.plan import DumpPlan
 
+__all__ = ["DumpConfig"]
+
 
 @dataclass(frozen=True, slots=True)
 class DumpConfig:
-    """What to dump. As in TF Adapter, nothing is checked before it is used.
+    """What to dump. As in TF Adapter, values are checked only when a session is created.
 
     >>> DumpConfig().plan().enabled
     False
@@ -25,21 +27,21 @@ class DumpConfig:
     enable_dump: bool = False
     """Dump the tensors of operators."""
     dump_path: str | None = None
-    """A folder that exists; needed when anything is enabled."""
+    """An existing folder; required when a dump is enabled."""
     dump_step: str | None = None
-    """Iterations, as `0|5|10|50-100`; None for all."""
+    """Iterations, such as `0|5|10|50-100`; None for all."""
     dump_mode: str = "output"
     """`input`, `output` or `all`."""
     enable_dump_debug: bool = False
-    """Dump operators with an overflow, instead."""
+    """Dump only the operators in which an overflow occurred."""
     dump_debug_mode: str = "all"
-    """`aicore_overflow`, `atomic_overflow` or `all`: one and the same here."""
+    """`aicore_overflow`, `atomic_overflow` or `all`; rankdump makes no difference between them."""
     dump_data: str = "tensor"
-    """`tensor`, or `stats` for figures about them."""
+    """`tensor` for elements, or `stats` for statistics."""
     dump_layer: str | None = None
-    """Names of operators with blanks between them; None for all."""
+    """Names of operators, separated by spaces; None for all."""
 
     def plan(self) -> DumpPlan:
-        """Return the plan it means; ConfigError says what is wrong with it."""
+        """Return the dump plan; ConfigError for a value that is not allowed."""
         fields = dataclasses.fields(self)
         return make_dump_config_plan({field.name: getattr(self, field.name) for field in fields})

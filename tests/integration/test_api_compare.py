@@ -87,8 +87,8 @@ def test_real_steps_pair_by_their_numbers(tmp_path, capsys):
     b = write_dump(tmp_path / "b", steps(2, 3, 4), ours=True)
     api_dump_compare(a, b, tmp_path / "out")
     said = capsys.readouterr().out
-    assert "steps of one side only are left out: 1, 4" in said
-    assert "step 0: 2 of origin_path, 2 of target_path" in said
+    assert "steps that only one dump has are omitted: 1, 4" in said
+    assert "step 0 compares step 2 of origin_path with step 2 of target_path" in said
     assert len(list((tmp_path / "out").iterdir())) == 6
     table = rows(tmp_path / "out" / "ts_api_forward_compare_0.csv")
     assert [row[0] for row in table][::2] == [f"NN_Conv2d_{n}_forward_input.0" for n in (4, 5)]
@@ -101,7 +101,7 @@ def test_recomputed_calls_pair_with_their_like_and_are_left_out_without(tmp_path
     a = write_dump(tmp_path / "a", plain, ours=True)
     b = write_dump(tmp_path / "b", repeated, ours=True)
     api_dump_compare(a, b, tmp_path / "one")
-    assert "1 recomputed calls of target_path alone are left out" in capsys.readouterr().out
+    assert "1 recomputed calls that only target_path has are omitted" in capsys.readouterr().out
     assert len(rows(tmp_path / "one" / "ts_api_forward_compare_0.csv")) == 2
     api_dump_compare(b, b, tmp_path / "both")
     assert rows(tmp_path / "both" / "ts_api_mapping_0.csv") == [
@@ -117,7 +117,7 @@ def test_every_rank_that_both_have(tmp_path, capsys):
         write_dump(tmp_path / "b", NET, rank=rank)
     api_dump_compare(tmp_path / "a", tmp_path / "b", tmp_path / "out")
     said = capsys.readouterr().out
-    assert "ranks of one side only are left out: 2" in said
+    assert "ranks that only one dump has are omitted: 2" in said
     assert "(step 0, rank 1)" in said
     names = {path.name for path in (tmp_path / "out").glob("ts_api_mapping*")}
     assert names == {"ts_api_mapping_0.csv", "ts_api_mapping_rank1_0.csv"}
@@ -129,7 +129,7 @@ def test_one_rank_of_each_is_compared_whatever_its_number(tmp_path):
     api_dump_compare(a, b, tmp_path / "out")
     assert (tmp_path / "out" / "ts_api_mapping_0.csv").exists()
     write_dump(tmp_path / "b", NET, rank=4)
-    with pytest.raises(ValueError, match="origin_path has 0, target_path 3, 4"):
+    with pytest.raises(ValueError, match="origin_path has 0, target_path has 3, 4"):
         api_dump_compare(a, b)
 
 
@@ -155,7 +155,7 @@ def test_figures_where_one_side_has_no_elements_and_calls_where_it_has_no_figure
     }
     c = write_dump(tmp_path / "c", NET, npy=False, figures=False)
     api_dump_compare(a, c, tmp_path / "out")
-    assert "one side has no figures either: only calls are paired" in capsys.readouterr().out
+    assert "has no statistics either: only calls are paired" in capsys.readouterr().out
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["ts_api_mapping_0.csv"]
 
 
@@ -178,7 +178,7 @@ def test_a_damaged_tensor_is_a_row_and_a_line(tmp_path, capsys):
     api_dump_compare(a, write_dump(tmp_path / "b", NET), tmp_path / "out")
     said = capsys.readouterr().out
     assert str(path) in said
-    assert "1 npy files that it does not list are left out" in said
+    assert "1 npy files that are not listed in it are omitted" in said
     found = rows(tmp_path / "out" / "ts_api_forward_compare_0.csv")
     assert [row[4] for row in found] == ["True", "unreadable", "True", "True"]
 

@@ -148,7 +148,7 @@ def test_a_fork_has_no_share(socket_folder: Path):
 
 def test_one_that_cannot_start_says_why(socket_folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANKDUMPD_AGENT__QUEUE_BYTES", "many")
-    with pytest.raises(UnavailableError, match=r"ended before it served.*QUEUE_BYTES"):
+    with pytest.raises(UnavailableError, match=r"ended before it was ready.*QUEUE_BYTES"):
         DaemonLease("job", root=socket_folder)
     (kept,) = socket_folder.glob("*/*")
     assert "QUEUE_BYTES" in kept.read_text()

@@ -122,8 +122,8 @@ def test_a_plain_script_brings_an_agent_along(job, begin):
     assert kept(tree) == [(0, 0, 1), (0, 1, 1)]
     (line,) = err.splitlines()
     assert re.fullmatch(
-        r"rankdump: no agent runs on this host: started one for this job at "
-        rf"unix:{job.temp}/rankdump-of-\S+/agent.sock, which ends with the job",
+        r"rankdump: no agent runs on this host: started an agent for this job at "
+        rf"unix:{job.temp}/rankdump-of-\S+/agent.sock; it ends with the job",
         line,
     )
 
@@ -173,8 +173,8 @@ def test_without_the_extra_one_line_says_how_much_is_missing(job):
     *_, line = err.splitlines()
     assert line == (
         "rankdump: 2 tensors were not dumped: 2 not_taken_by_agent; no agent runs on this host, "
-        "and none can be started, for click is not installed; "
-        "pip install 'rankdump[daemon]' brings it"
+        "and no daemon can be started, because click is not installed; "
+        "pip install 'rankdump[daemon]' installs it"
     )
 
 
@@ -196,7 +196,7 @@ def test_ranks_of_plain_torchrun_share_an_agent(job):
     config = configuration(job.folder, tree)
     port = ["--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     _, err = job.run(RANKS, *TORCHRUN, *port, RANKDUMP_CONFIG=str(config))
-    assert err.count("started one for this job") == 1
+    assert err.count("started an agent for this job") == 1
     counts = kept(tree)
     assert [row[:2] for row in counts] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert all(row[2] for row in counts)

@@ -154,14 +154,14 @@ def test_a_command_that_cannot_start(config, start, command, code, socket_folder
 
 
 def test_a_daemon_that_cannot_start_is_code_three(config, start, tmp_path):
-    """Its last words are shown, its log is kept, and the job never starts."""
+    """The last line of its log is shown, the log is kept, and the job never starts."""
     marker = tmp_path / "started"
     process = start(config, "touch", marker, RANKDUMPD_AGENT__QUEUE_BYTES="many")
     code, _, err = ended(process)
     assert code == 3
     assert "QUEUE_BYTES" in err
     assert not marker.exists()
-    (log,) = re.findall("its log: (.*)", err)
+    (log,) = re.findall("log file of the daemon: (.*)", err)
     assert "QUEUE_BYTES" in Path(log).read_text()
 
 

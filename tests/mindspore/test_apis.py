@@ -165,7 +165,7 @@ def test_compiled_code_runs_and_is_not_looked_into(apis: Told) -> None:
         "Functional_relu_0_forward_output",
     ]
     (warning,) = told["warnings"]
-    assert "calls of the API inside it are not dumped" in warning
+    assert "API calls inside it are not dumped" in warning
 
 
 def test_in_graph_mode_nothing_is_seen_and_that_is_said(apis: Told) -> None:

@@ -1,8 +1,9 @@
 """Runs CANN's own msaccucmp.py where there is no CANN: its arguments are this script's.
 
 Everything is msaccucmp's but one step: a closed library turns a file's header into JSON there. Here
-the published description of the message does, as a table of fields (ascend-formats.md 1.1), and
-nothing of rankdump. Runs under the Python of a virtual environment that has mindstudio-probe.
+a table of fields does, made from the published description of the message (CANN 8 operator dump
+documentation), and nothing of rankdump. Runs under the Python of a virtual environment that has
+mindstudio-probe.
 """
 
 # pyright: basic, reportMissingImports=false, reportArgumentType=false

@@ -84,7 +84,7 @@ def test_too_much_under_way_goes_in_the_order_of_the_job():
     """Memory of the device is the job's: what waits aside is bounded, and comes back."""
     runtime = Played()
     tensor = torch.zeros(100, dtype=torch.uint8)
-    copier = CudaCopier(runtime, most_bytes=250)
+    copier = CudaCopier(runtime, max_bytes=250)
     transfers = [copier.begin(tensor, into(tensor)) for _ in range(3)]
     assert runtime.asked == ["aside", "aside", "in order"]
     for event in runtime.pending:
@@ -98,7 +98,7 @@ def test_too_much_under_way_goes_in_the_order_of_the_job():
 def test_a_device_that_fails_gives_its_share_back():
     runtime = Played()
     tensor = torch.zeros(100, dtype=torch.uint8)
-    copier = CudaCopier(runtime, most_bytes=100)
+    copier = CudaCopier(runtime, max_bytes=100)
     transfer = copier.begin(tensor, into(tensor))
     runtime.pending[0].fails = True
     with pytest.raises(RuntimeError, match="illegal memory access"):

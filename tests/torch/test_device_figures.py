@@ -190,7 +190,7 @@ def test_only_its_own_kind() -> None:
             return []
 
     figures = start_statistics(torch.ones(1), ("max",), "high")
-    with pytest.raises(ProtocolError, match="Foreign is of another kind"):
+    with pytest.raises(ProtocolError, match="are a Foreign, not DeviceStatistics"):
         figures.read([figures, Foreign()])
 
 

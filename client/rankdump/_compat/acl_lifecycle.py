@@ -64,7 +64,7 @@ class _AclCallError(Exception):
 def _return_code(
     call: Callable[Concatenate[AclDumpLifecycle, _CallP], None],
 ) -> Callable[Concatenate[AclDumpLifecycle, _CallP], int]:
-    """Turn how a call ends into its number, and say once what was wrong."""
+    """Return the error code of a call, and log the reason of a failure."""
 
     @wraps(call)
     def numbered(self: AclDumpLifecycle, /, *args: _CallP.args, **kwargs: _CallP.kwargs) -> int:
@@ -83,7 +83,7 @@ def _return_code(
 
 
 class AclDumpLifecycle:
-    """What a process has set up; its calls may come from any thread."""
+    """State of the dump calls of a process; safe to use from several threads."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class AclDumpLifecycle:
         self.lock = threading.RLock()
         self._environ = os.environ if environ is None else environ
         self._clock = clock
-        self._begun = False
+        self._initialised = False
         self._dumps: list[_AclDump] = []
         self._sessions = 0
         self._models: list[str] = []
@@ -105,32 +105,32 @@ class AclDumpLifecycle:
     @_return_code
     def init_dump(self) -> None:
         """Begin."""
-        if self._begun:
+        if self._initialised:
             raise _AclCallError(INITIALISED_TWICE, "init_dump was called already")
-        self._begun = True
+        self._initialised = True
 
     @_return_code
     def set_dump(self, path: object) -> None:
         """Use a file for the models that are attached from now on."""
-        if not self._begun:
+        if not self._initialised:
             raise _AclCallError(NOT_INITIALISED, "init_dump was not called")
         if not isinstance(path, (str, Path)) or not str(path):
-            raise _AclCallError(NO_PATH, f"path {path!r} is not allowed; a file is")
-        dump = self._read(Path(path))
+            raise _AclCallError(NO_PATH, f"path {path!r} is not allowed; allowed: path of a file")
+        dump = self._read_configuration(Path(path))
         if dump.identity.rank == 0:
             for warning in dump.plan.warnings:
                 _logger.warning("rankdump: %s", warning)
         if self._dumps and self._dumps[-1].session is None:
             self._dumps.pop()  # nothing was attached to it
         self._dumps.append(dump)
-        default_session.replace_default_session(self._session)
+        default_session.replace_default_session(self._get_session)
 
     @_return_code
     def finalize_dump(self) -> None:
         """End everything."""
-        if not self._begun:
+        if not self._initialised:
             raise _AclCallError(NOT_INITIALISED, "init_dump was not called")
-        self._begun = False
+        self._initialised = False
         default_session.replace_default_session(None)
         dumps, self._dumps = self._dumps, []
         # Each is closed whatever the one before ended in.
@@ -138,12 +138,12 @@ class AclDumpLifecycle:
         if errors:
             raise errors[0]
         if any(dump.session.refused for dump in dumps if dump.session):
-            raise _AclCallError(INTERNAL, "the agent refused this rank")
+            raise _AclCallError(INTERNAL, "the agent rejected this rank")
         undelivered = sum(dump.session.undelivered for dump in dumps if dump.session)
         if undelivered:
             raise _AclCallError(INTERNAL, f"{undelivered} tensors did not reach an agent")
 
-    def _read(self, path: Path) -> _AclDump:
+    def _read_configuration(self, path: Path) -> _AclDump:
         file, notes = str(path), ConfigNotes()
         source = _read_or_fail(UNREADABLE_FILE, lambda: config_file.read_config_file(path))
         body = _read_or_fail(
@@ -160,17 +160,17 @@ class AclDumpLifecycle:
             raise _AclCallError(INTERNAL, f"nothing can be dumped: {agent.missing}")
         return _AclDump(plan, source, identify_rank(self._environ, plan.output.root), agent)
 
-    def _session(self) -> Session:
+    def _get_session(self) -> Session:
         """Return the session of what was set last."""
         with self.lock:
             if not self._dumps:
                 return Session()
             dump = self._dumps[-1]
             if dump.session is None or (dump.session.closed and dump.plan.enabled):
-                dump.session = self._opened(dump)
+                dump.session = self._make_session(dump)
             return dump.session
 
-    def _opened(self, dump: _AclDump) -> Session:
+    def _make_session(self, dump: _AclDump) -> Session:
         if not dump.plan.enabled:
             return Session()
         number = self._sessions + default_session.is_environment_session_active()
@@ -180,7 +180,7 @@ class AclDumpLifecycle:
             # A rank has one session of a job at a time, and orders are told apart by their jobs.
             identity = replace(identity, job_id=f"{identity.job_id}-{number + 1}")
         session = CallSession(
-            self._timed(dump.plan),
+            self._add_start_time(dump.plan),
             config_source=dump.source,
             identity=identity,
             agent=dump.agent,
@@ -190,7 +190,7 @@ class AclDumpLifecycle:
         session.models = self._models
         return session
 
-    def _timed(self, plan: DumpPlan) -> DumpPlan:
+    def _add_start_time(self, plan: DumpPlan) -> DumpPlan:
         """Return the plan with a folder of the time that no other session of this process has."""
         first = not self._last_s
         self._last_s = now_s = max(int(self._clock()), self._last_s + 1)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from rankdump._analysis.compare.api_tables import ApiTableSet, write_api_tables
 from rankdump._analysis.compare.report import ElementTolerances
-from rankdump._compat import tensor_pairs
 from rankdump._compat.comparison_tables import (
     ApiComparisonSettings,
     ComparedRank,
@@ -31,6 +30,7 @@ from rankdump._compat.tensor_pairs import (
     group_counted_steps,
     guess_steps,
     pair_steps,
+    read_dump_info,
 )
 
 _ONLY_METHOD = "recursion"
@@ -54,10 +54,10 @@ def api_dump_compare(
     and the files of other ranks than 0 have their number in the name. The framework of each side
     follows from its files. Elements are close when `abs(a - b) <= atol + rtol * abs(b)`, b the
     target's. `ignore_unmatched` leaves rows without a partner out, `ignore_backward` the
-    gradients. The last parameter exists for the sake of scripts that name the tool's default.
+    gradients. The last parameter accepts the default of troubleshooter only.
 
-    ValueError for a path without a dump and for a parameter out of its range, DamagedError for an
-    info file that is none, ExhaustedError when a file cannot be written.
+    ValueError for a path without a dump and for a parameter out of its range, CorruptedError for a
+    damaged info file, ExhaustedError when a file cannot be written.
     """
     _check_tolerances(rtol, atol, convinced_match_method)
     origin, target = (
@@ -92,24 +92,24 @@ def _pair_ranks(
         return list(zip(origin.values(), target.values(), strict=True))
     if not common:
         raise ValueError(
-            f"no rank is in both: origin_path has {_format_ranks(origin)}, target_path "
-            f"{_format_ranks(target)}"
+            f"the dumps have no rank in common: origin_path has {_format_ranks(origin)}, "
+            f"target_path has {_format_ranks(target)}"
         )
     alone = sorted(origin.keys() ^ target.keys())
     if alone:
-        _print_line(f"ranks of one side only are left out: {_format_ranks(alone)}")
+        _print_line(f"ranks that only one dump has are omitted: {_format_ranks(alone)}")
     return [(origin[rank], target[rank]) for rank in common]
 
 
 def _read_info(dump: ApiRankDump) -> ApiDumpInfo:
-    """Read one rank's info file, and say what of it is left out."""
-    found = tensor_pairs.read_dump_info(dump.info, counted=dump.counted)
+    """Read one rank's info file, and print what is omitted from it."""
+    found = read_dump_info(dump.info, counted=dump.counted)
     for note in found.notes:
         _print_line(note)
     listed = {tensor.name for tensor in found.tensors}
-    strangers = sum(name not in listed for name in dump.files)
-    if strangers:
-        _print_line(f"{dump.info}: {strangers} npy files that it does not list are left out")
+    unlisted = sum(name not in listed for name in dump.files)
+    if unlisted:
+        _print_line(f"{dump.info}: {unlisted} npy files that are not listed in it are omitted")
     return found
 
 
@@ -128,9 +128,9 @@ def _compare_ranks(
     )
     counted = info_a.counted and info_b.counted
     steps_of = group_counted_steps if counted else guess_steps
-    steps, said = pair_steps(*(steps_of(found.tensors, dump.framework) for dump, found in both))
-    if said or not steps:
-        _print_line(said or "one side or both have no forward calls: nothing is compared")
+    steps, note = pair_steps(*(steps_of(found.tensors, dump.framework) for dump, found in both))
+    if note or not steps:
+        _print_line(note or "nothing is compared: at least one dump has no forward calls")
     repeats_a, repeats_b = (_find_repeats(dump, found, counted) for dump, found in both)
     for number, (one, other) in enumerate(steps):
         repeats = (repeats_a.get(one.number), repeats_b.get(other.number))
@@ -146,14 +146,14 @@ def _compare_ranks(
 def _select_comparison(
     a: ApiRankDump, b: ApiRankDump, info_a: ApiDumpInfo, info_b: ApiDumpInfo
 ) -> str:
-    """Return what is compared: elements where both sides have files, else figures."""
+    """Return what is compared: elements where both sides have files, else statistics."""
     if a.files and b.files:
         return "elements"
-    _print_line("there are no npy files on both sides: figures of the info files are compared")
+    _print_line("at least one dump has no npy files: the statistics of the info files are compared")
     if info_a.has_no_statistics or info_b.has_no_statistics:
-        _print_line("one side has no figures either: only calls are paired")
+        _print_line("at least one dump has no statistics either: only calls are paired")
         return "nothing"
-    return "figures"
+    return "statistics"
 
 
 def _find_repeats(
@@ -175,7 +175,7 @@ def _pair_repeats(
         return [(one, other)]
     for side, step in (("origin_path", one), ("target_path", other)):
         if step is not None:
-            _print_line(f"{len(step.calls)} recomputed calls of {side} alone are left out")
+            _print_line(f"{len(step.calls)} recomputed calls that only {side} has are omitted")
     return []
 
 
@@ -183,7 +183,9 @@ def _print_tables(tables: ApiTableSet, step: int, real: tuple[int | None, int | 
     """Print the tables of a step."""
     where = f"(step {step}, rank {tables.rank})" if tables.rank else f"(step {step})"
     if any(number not in (None, step) for number in real):
-        _print_line(f"step {step}: {real[0]} of origin_path, {real[1]} of target_path")
+        _print_line(
+            f"step {step} compares step {real[0]} of origin_path with step {real[1]} of target_path"
+        )
     for title, table in (
         ("The APIs mapping results of the two frameworks", tables.mapping),
         ("The forward comparison results", tables.forward),
@@ -199,6 +201,3 @@ def _print_line(line: str) -> None:
 
 def _format_ranks(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, ranks))
-
-
-__all__ = ["api_dump_compare"]

@@ -1,6 +1,6 @@
 """Life cycle of a dump that is set up with troubleshooter's calls: init, then start and stop, and
-the count of a model's steps. Mistakes of a script are raised where it makes them; our own
-failures are logged, and training goes on.
+the count of a model's steps. Wrong calls of a script raise an error; internal failures are logged,
+and training continues.
 
 A step ends with an optimizer's: it is over when the model is called again. Several optimizers of
 one step count once, and so do several forward passes before it (accumulation, closures). A call
@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 
 from rankdump._compat import dump_files
 from rankdump._compat.dump_request import (
@@ -35,11 +34,12 @@ from rankdump._compat.dump_window import (
     make_api_options,
     make_window_identity,
 )
+from rankdump._core.log_once import LogOnce
 from rankdump._core.rank_identity import RankIdentity, identify_rank
 from rankdump._session import default_session
 from rankdump._session.agent_finder import AgentFinder, default_agent_finder
 from rankdump._session.framework_adapters import (
-    API_MODEL_TYPES,
+    MODEL_TYPES,
     ApiFramework,
     ApiIterationHook,
     ModelStepWatch,
@@ -47,6 +47,8 @@ from rankdump._session.framework_adapters import (
 )
 from rankdump._session.rank_session import never_raises
 from rankdump.errors import RankdumpError
+
+_logger = logging.getLogger("rankdump")
 
 
 class StepCounter:
@@ -59,8 +61,8 @@ class StepCounter:
         """How the model was called in it; empty before the first call."""
         self._trained = False
         self._optimized = False
-        self._told = False
-        self._lock = Lock()
+        self._set_by_script = False
+        self._lock = threading.Lock()
 
     @property
     def upcoming_step(self) -> int:
@@ -68,12 +70,12 @@ class StepCounter:
         return self.number + self._optimized
 
     def note_call(self, manner: str, *, trains: bool, optimized: Callable[[], bool]) -> bool:
-        """Take a call of the model; return whether a step begins with it.
+        """Count a call of the model; return whether a step begins with it.
 
-        `optimized` says whether there is an optimizer whose step may still come.
+        `optimized` returns whether there is an optimizer whose step is still expected.
         """
         with self._lock:
-            if self._told:
+            if self._set_by_script:
                 return False
             goes_on = not self._manner or (
                 not self._optimized
@@ -88,21 +90,18 @@ class StepCounter:
             return not goes_on
 
     def note_optimizer_step(self) -> None:
-        """Take the end of an optimizer's step."""
+        """Count the end of an optimizer's step."""
         with self._lock:
             # Before any call it is none of this model's steps.
             self._optimized = self._optimized or bool(self._manner)
 
     def set_step(self, number: int | None = None) -> int:
-        """Take the script's own word, by default for the next step; nothing is counted any more."""
+        """Set the number of the step, by default the next one; calls are no longer counted."""
         with self._lock:
-            following = self.number + 1 if self._told or self._manner else self.number
-            self._told, self._optimized = True, False
+            following = self.number + 1 if self._set_by_script or self._manner else self.number
+            self._set_by_script, self._optimized = True, False
             self.number = following if number is None else number
             return self.number
-
-
-_logger = logging.getLogger("rankdump")
 
 
 @dataclass(slots=True)
@@ -142,58 +141,56 @@ class ApiDumpController:
         self._scope: ApiCallScope = EveryCallScope()
         self._window: DumpWindow | None = None
         self._windows = 0
-        self._said: set[str] = set()
+        self._log_once = LogOnce(_logger)
 
     def init(self, net: object, setting: ApiDumpSetting) -> None:
         """Count the calls of a model from now on; TypeError for one of no known framework."""
         framework = self._framework_of(net)
         if framework is None:
-            raise TypeError(
-                f"api_dump_init: net {net!r} is not allowed; allowed: {API_MODEL_TYPES}"
-            )
+            raise TypeError(f"api_dump_init: net {net!r} is not allowed; allowed: {MODEL_TYPES}")
         with self._lock:
             self._observe(net, setting, framework)
 
     def start(self, request: ApiDumpRequest) -> None:
         """Dump from now on; RuntimeError without `init`, ValueError for a plan that cannot be."""
         with self._lock:
-            observed = self._known("api_dump_start")
+            observed = self._get_observed("api_dump_start")
             make_dump_plan(observed.setting, request, observed.framework.NAME)
-            self._open(observed, request)
+            self._open_window(observed, request)
 
     def stop(self) -> None:
         """Dump nothing until `start`, and have in the tree what was dumped."""
         with self._lock:
-            observed = self._known("api_dump_stop")
-            self._close(observed)
+            observed = self._get_observed("api_dump_stop")
+            self._close_window(observed)
 
     def step(self, number: int | None = None) -> None:
         """Begin a step, by default the next one: from now on the script says where they begin."""
         with self._lock:
             if self._observed is not None:
-                self._begin(self._observed.steps.set_step(number))
+                self._begin_step(self._observed.steps.set_step(number))
 
-    # -- what is heard of the model
+    # -- notifications of the model
 
     @never_raises
     def called(self, manner: str, *, trains: bool) -> None:
-        """Hear that the model is called."""
+        """Count a call of the model."""
         observed = self._observed
         if observed is None:
             return
         with self._lock:
             if observed.steps.note_call(manner, trains=trains, optimized=observed.watch.optimized):
-                self._begin(observed.steps.number)
+                self._begin_step(observed.steps.number)
 
     @never_raises
     def stepped(self) -> None:
-        """Hear that an optimizer of the model is done with its step."""
+        """Count the step of an optimizer of the model."""
         if self._observed is not None:
             self._observed.steps.note_optimizer_step()
 
-    # -- how it is done
+    # -- implementation
 
-    def _known(self, call: str) -> _ObservedModel:
+    def _get_observed(self, call: str) -> _ObservedModel:
         if self._observed is None:
             raise RuntimeError(f"{call}: api_dump_init was not called; call it first")
         return self._observed
@@ -201,30 +198,30 @@ class ApiDumpController:
     @never_raises
     def _observe(self, net: object, setting: ApiDumpSetting, framework: ApiFramework) -> None:
         earlier, self._observed = self._observed, None
-        self._end()
+        self._end_window()
         if earlier is not None:
             earlier.detach()
         dropouts = framework.without_dropout(net)
         layers = f"{dropouts} {'layer' if dropouts == 1 else 'layers'} of the model"
-        self._say(f"dropout is off from now on, in {layers} and where it is called as a function")
+        self._log(f"dropout is turned off from now on, in {layers} and in functional calls")
         hook = framework.api_hook(net, NullRecorder(), graph=0, options=COUNTING_OPTIONS)
         hook.iteration_begins(0, False)
         watch = framework.watch_steps(net, self)
         self._observed = _ObservedModel(setting, framework, hook, watch, StepCounter())
         default_session.set_step_listener(self.step)
         if setting.compare_statedict:
-            rank = self._identity(setting).rank
+            rank = self._identify(setting).rank
             framework.save_state(net, dump_files.make_rank_folder(setting.output_path, rank))
 
     @never_raises
-    def _open(self, observed: _ObservedModel, request: ApiDumpRequest) -> None:
-        self._end()
+    def _open_window(self, observed: _ObservedModel, request: ApiDumpRequest) -> None:
+        self._end_window()
         if request != self._request or observed.is_fresh:
             self._request, self._scope = request, make_call_scope(request.mode, request.scope)
         try:
-            going = self._going(observed, request)
-            if observed.is_fresh and not going.agent.missing:
-                root, rank = observed.setting.output_path, going.identity.rank
+            destination = self._make_destination(observed, request)
+            if observed.is_fresh and not destination.agent.missing:
+                root, rank = observed.setting.output_path, destination.identity.rank
                 dump_files.clear_rank_folder(root, rank, observed.framework.NAME)
                 observed.is_fresh = False
         except (RankdumpError, OSError) as error:
@@ -232,14 +229,16 @@ class ApiDumpController:
             return
         kept = observed.setting.retain_backward
         options = make_api_options(request, self._scope, retain_backward=kept)
-        self._window = DumpWindow(going, observed.hook, options)
+        self._window = DumpWindow(destination, observed.hook, options)
         self._windows += 1
-        if not going.agent.missing:
-            self._say(f"API dump goes to {self._folder(observed)}")
+        if not destination.agent.missing:
+            self._log(f"API dump is written to {self._find_folder(observed)}")
 
-    def _going(self, observed: _ObservedModel, request: ApiDumpRequest) -> DumpDestination:
+    def _make_destination(
+        self, observed: _ObservedModel, request: ApiDumpRequest
+    ) -> DumpDestination:
         plan = make_dump_plan(observed.setting, request, observed.framework.NAME)
-        identity = self._identity(observed.setting)
+        identity = self._identify(observed.setting)
         address = self._agents.find(self._environ)
         return DumpDestination(
             plan,
@@ -249,41 +248,42 @@ class ApiDumpController:
         )
 
     @never_raises
-    def _close(self, observed: _ObservedModel) -> None:
+    def _close_window(self, observed: _ObservedModel) -> None:
         window = self._window
-        self._end()
+        self._end_window()
         if window is None:
-            self._say("API dump stopped; it did not run")
+            self._log("api_dump_stop: no API dump was running")
             return
         for sentence in self._scope.list_missing():
-            self._say(f"API dump: {sentence}")
+            self._log(f"API dump: {sentence}")
         if window.undelivered:
-            self._say("API dump stopped", about="stopped")
+            self._log("API dump stopped", about="stopped")
         elif window.selected_calls or window.selected_marks:
-            text = f"API dump stopped: {window.selected_calls} calls in {self._folder(observed)}"
-            self._say(text, about="stopped")
+            count, folder = window.selected_calls, self._find_folder(observed)
+            text = f"API dump stopped: {count} calls were dumped to {folder}"
+            self._log(text, about="stopped")
         else:
-            why = "no call of an API came" if self._request.mode == "all" else "no call is in scope"
-            self._say(f"API dump stopped, nothing was dumped: {why}")
+            every = self._request.mode == "all"
+            why = "no API call was made" if every else "no call is in scope"
+            self._log(f"API dump stopped and nothing was dumped: {why}")
 
-    def _begin(self, number: int) -> None:
+    def _begin_step(self, number: int) -> None:
         if self._window is not None:
             self._window.begin_step(number)
 
-    def _end(self) -> None:
+    def _end_window(self) -> None:
         window, self._window = self._window, None
         if window is not None:
             window.close()
 
-    def _folder(self, observed: _ObservedModel) -> Path:
-        rank = self._identity(observed.setting).rank
+    def _find_folder(self, observed: _ObservedModel) -> Path:
+        rank = self._identify(observed.setting).rank
         return dump_files.find_rank_folder(observed.setting.output_path, rank)
 
-    def _identity(self, setting: ApiDumpSetting) -> RankIdentity:
+    def _identify(self, setting: ApiDumpSetting) -> RankIdentity:
         return identify_rank(self._environ, tree=str(setting.output_path))
 
-    def _say(self, text: str, *, about: str = "") -> None:
+    def _log(self, text: str, *, about: str = "") -> None:
         # A loop that starts and stops in every step must not fill the log of the job.
-        known = (about or text) in self._said
-        self._said.add(about or text)
-        _logger.log(logging.INFO if known else logging.WARNING, "rankdump: %s", text)
+        level = logging.WARNING if self._log_once.is_new(about or text) else logging.INFO
+        _logger.log(level, "rankdump: %s", text)

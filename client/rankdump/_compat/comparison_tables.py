@@ -41,7 +41,7 @@ _MAX_ZERO_NORM = float(np.finfo(float).eps)
 
 @dataclass(frozen=True, slots=True)
 class ElementDifferences:
-    """What a row of elements says."""
+    """Result of the comparison of two tensors."""
 
     result: str = str(False)
     close_share: float = 0.0
@@ -88,7 +88,7 @@ def compare_elements(
 
 
 def format_statistic_differences(a: tuple[float, ...], b: tuple[float, ...]) -> str:
-    """Return the last cell of a row of figures: how far each is apart."""
+    """Return the last cell of a row of statistics: their absolute differences."""
     return ", ".join(_format_number(abs(one - other)) for one, other in zip(a, b, strict=True))
 
 
@@ -97,7 +97,7 @@ def truncate_number(number: float, places: int) -> float:
 
     Of a float32 it is scaled as one, as numpy 2 does it for the tool.
 
-    >>> cut(0.29999999, 5), cut(-1.5, 0)
+    >>> truncate_number(0.29999999, 5), truncate_number(-1.5, 0)
     (0.29999, -1.0)
     """
     factor = 10**places
@@ -173,7 +173,7 @@ class ApiComparisonSettings:
     ignore_unmatched: bool
     ignore_backward: bool
     by: str = "elements"
-    """`elements`, `figures`, or `nothing` when there are neither: only calls are paired then."""
+    """`elements`, `statistics`, or `nothing` when neither is there: only calls are paired then."""
 
 
 def make_step_tables(
@@ -199,14 +199,14 @@ def make_step_tables(
             )
     if settings.ignore_backward:
         found["backward"] = []
-    made: dict[CallDirection, ApiTable | None] = {}
+    tables: dict[CallDirection, ApiTable | None] = {}
     problems: list[str] = []
     for direction, rows in found.items():
         table, damaged = _make_table(names, rows, a, b, settings)
-        made[direction] = table
+        tables[direction] = table
         problems.extend(damaged)
     mapping = ApiTable(names, tuple(mapped))
-    return ApiTableSet(mapping, made["forward"], made["backward"], rank), problems
+    return ApiTableSet(mapping, tables["forward"], tables["backward"], rank), problems
 
 
 def _format_calls(step: ApiDumpStep, calls: range) -> str:
@@ -225,7 +225,7 @@ def _make_table(
         rows = [pair for pair in rows if pair[0] and pair[1]]
     if not rows or settings.by == "nothing":
         return None, []
-    if settings.by == "figures":
+    if settings.by == "statistics":
         return ApiTable(list_statistic_titles(names), tuple(map(_make_statistics_row, rows))), []
 
     def row(pair: TensorPair) -> _ElementRow:

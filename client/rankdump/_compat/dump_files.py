@@ -110,7 +110,7 @@ class ApiRankDump:
     info: Path
     """One JSON array a line, one line a tensor."""
     files: Mapping[str, Path]
-    """npy files by the names of their tensors; empty when only figures were dumped."""
+    """npy files by the names of their tensors; empty when only statistics were dumped."""
     counted: bool
     """Whether it was written with manifests, so that its steps are real ones."""
 

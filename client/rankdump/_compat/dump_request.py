@@ -22,7 +22,7 @@ DUMP_TYPES = ("all", "statistics", "npy", "stack")
 STATISTIC_CATEGORIES = ("max", "min", "avg", "l2norm", "md5")
 API_DUMP_DIALECT = "api_dump"
 _STATISTICS_BY_RELEASE = {"1.0.17": ("max", "min", "avg"), "1.0.18": ("max", "min", "l2norm")}
-"""What each release computes unless it is told."""
+"""Statistics that each release computes by default."""
 TOOL_RELEASES = tuple(_STATISTICS_BY_RELEASE)
 _NUMBERED_NAME = re.compile(r".+_[0-9]+")
 _FILE_MODE, _FOLDER_MODE = 0o400, 0o700
@@ -50,7 +50,7 @@ class ApiDumpRequest:
     filter_data: bool = True
     filter_stack: bool = True
     statistic_category: tuple[str, ...] = ()
-    """Figures; empty for those of the release."""
+    """Statistics to compute; empty for those of the release."""
 
     @property
     def keeps_elements(self) -> bool:
@@ -88,15 +88,15 @@ def make_dump_request(
 
 
 def make_dump_plan(setting: ApiDumpSetting, request: ApiDumpRequest, framework: str) -> DumpPlan:
-    """Return what a session is to do; ValueError for figures that the release does not write."""
+    """Return the plan of a session; ValueError for statistics that the release does not write."""
     if request.statistic_category and setting.release == TOOL_RELEASES[0]:
         raise ValueError(
             "api_dump_start: statistic_category needs "
             f"api_dump_init(release={TOOL_RELEASES[1]!r}): "
             f"the info file of {setting.release} has max, min and mean"
         )
-    figured = request.dump_type in ("all", "statistics")
-    figures = request.statistic_category or _STATISTICS_BY_RELEASE[setting.release]
+    has_statistics = request.dump_type in ("all", "statistics")
+    statistics = request.statistic_category or _STATISTICS_BY_RELEASE[setting.release]
     layout = f"api-{framework}"
     return DumpPlan(
         OutputSettings(
@@ -108,7 +108,7 @@ def make_dump_plan(setting: ApiDumpSetting, request: ApiDumpRequest, framework: 
         ),
         content=ContentSettings(
             saved="full" if request.keeps_elements else "statistic",
-            statistics=figures if figured else (),
+            statistics=statistics if has_statistics else (),
         ),
         dialect=API_DUMP_DIALECT,
     )
@@ -120,13 +120,13 @@ def _check_scope(mode: str, scope: object) -> tuple[str, ...]:
             raise ValueError(f"api_dump_start: scope {scope!r} is not allowed with mode 'all'")
         return ()
     if not isinstance(scope, (list, tuple)):
-        raise TypeError(f"api_dump_start: scope {scope!r} is not allowed; a list of names is")
+        raise TypeError(f"api_dump_start: scope {scope!r} is not allowed; allowed: a list of names")
     names = tuple(cast("Sequence[object]", scope))
     texts = tuple(name for name in names if isinstance(name, str) and name)
     if len(texts) != len(names):
-        raise TypeError(f"api_dump_start: scope {scope!r} is not allowed; a list of names is")
+        raise TypeError(f"api_dump_start: scope {scope!r} is not allowed; allowed: a list of names")
     if mode == "range" and len(texts) != 2:
-        raise ValueError(f"api_dump_start: scope {scope!r} is not allowed; [start, end] is")
+        raise ValueError(f"api_dump_start: scope {scope!r} is not allowed; allowed: [start, end]")
     if not texts:
         raise ValueError(f"api_dump_start: scope [] is not allowed with mode {mode!r}")
     wrong = (
@@ -135,7 +135,7 @@ def _check_scope(mode: str, scope: object) -> tuple[str, ...]:
     if wrong:
         raise ValueError(
             f"api_dump_start: scope: {wrong[0]!r} is not allowed with mode {mode!r}; "
-            f"names as Type_Name_ID are, such as NN_Conv2d_0"
+            f"allowed: names of the form Type_Name_ID, such as NN_Conv2d_0"
         )
     return texts
 
@@ -145,8 +145,8 @@ def _check_categories(given: object) -> tuple[str, ...]:
         return ()
     if not isinstance(given, (list, tuple)) or not given:
         raise TypeError(
-            f"api_dump_start: statistic_category {given!r} is not allowed; a list of "
-            f"{', '.join(STATISTIC_CATEGORIES)} is"
+            f"api_dump_start: statistic_category {given!r} is not allowed; allowed: a list of "
+            f"{', '.join(STATISTIC_CATEGORIES)}"
         )
     asked = cast("Sequence[object]", given)
     return tuple(
@@ -164,7 +164,7 @@ def _check_choice(name: str, value: object, allowed: Sequence[str]) -> str:
 
 def _check_bool(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{name}: {value!r} is not allowed; True and False are")
+        raise TypeError(f"{name}: {value!r} is not allowed; allowed: True, False")
     return value
 
 
@@ -176,7 +176,7 @@ class ApiCallScope(Protocol):
         ...
 
     def list_missing(self) -> tuple[str, ...]:
-        """Return what is asked for and has not come so far, a sentence each."""
+        """Return a sentence for each requested call that was not made so far."""
         ...
 
 
@@ -209,7 +209,7 @@ class ListedCallScope:
 
     def list_missing(self) -> tuple[str, ...]:
         """Return each name that no call had."""
-        return tuple(f"there was no call {name}" for name in self._waiting)
+        return tuple(f"no call was named {name}" for name in self._waiting)
 
 
 class CallRangeScope:
@@ -235,11 +235,14 @@ class CallRangeScope:
         """Return which of its ends did not come, or came in the wrong order."""
         found: list[str] = []
         if not self._begun:
-            found.append(f"the range's first call {self._first} did not come")
+            found.append(f"the first call of the range, {self._first}, was not made")
         if self._early:
-            found.append(f"the range's last call {self._last} came before its first {self._first}")
+            found.append(
+                f"the last call of the range, {self._last}, was made before the first, "
+                f"{self._first}"
+            )
         elif not self._over:
-            found.append(f"the range's last call {self._last} did not come")
+            found.append(f"the last call of the range, {self._last}, was not made")
         return tuple(found)
 
 
@@ -260,7 +263,7 @@ class NamePartScope:
 
     def list_missing(self) -> tuple[str, ...]:
         """Return each text that was in no name."""
-        return tuple(f"no call's name contains {text!r}" for text in self._waiting.values())
+        return tuple(f"no name of a call contains {text!r}" for text in self._waiting.values())
 
 
 def make_call_scope(mode: str, scope: Sequence[str]) -> ApiCallScope:

@@ -35,14 +35,14 @@ class NullRecorder:
     wants_arguments = False
 
     def begin_call(self, graph: int, op_name: str) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
         """Return that nothing is kept."""
         return False
 
     def observe(self, observation: TensorObservation) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def count_loss(
         self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
@@ -50,41 +50,41 @@ class NullRecorder:
         """Count nothing."""
 
     def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def set_marks(self, graph: int, names: frozenset[str]) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def describe(self, graph: int, node: GraphNode) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def record_arguments(
         self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]
     ) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def record_call_stack(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def start_event(
         self, *, graph: int, name: str, collective: CollectiveCall | None = None
     ) -> StartedEvent:
-        """Return an event that nobody counts."""
+        """Return an event that is not recorded."""
         return StartedEvent(0, 0, graph, name, collective, 0)
 
     def finish_event(
         self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
     ) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def record_group_timeout(self, timeout: GroupTimeout) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def warn_once(self, message: str) -> None:
-        """Say nothing: what is wrong is said when a dump runs."""
+        """Write no warning: warnings are written while a dump runs."""
 
 
 COUNTING_OPTIONS = ApiOptions()
@@ -93,7 +93,7 @@ COUNTING_OPTIONS = ApiOptions()
 
 @dataclass(frozen=True, slots=True)
 class DumpDestination:
-    """Whose dump it is, and where it goes."""
+    """Plan, rank and agent of a dump."""
 
     plan: DumpPlan
     identity: RankIdentity
@@ -113,7 +113,9 @@ def make_window_identity(identity: RankIdentity, number: int) -> RankIdentity:
 class DumpWindow:
     """One session, from now until `close`; the hook is its owner's and only lent to it."""
 
-    def __init__(self, going: DumpDestination, hook: ApiIterationHook, options: ApiOptions) -> None:
+    def __init__(
+        self, destination: DumpDestination, hook: ApiIterationHook, options: ApiOptions
+    ) -> None:
         self.selected_calls = 0
         """Calls that the scope selected so far."""
         self.selected_marks = 0
@@ -125,11 +127,13 @@ class DumpWindow:
             filter_data=options.filter_data,
             filter_stack=options.filter_stack,
             layers_once=options.layers_once,
-            scope=self._holds,
+            scope=self._select_call,
         )
-        self._session = Session(going.plan, identity=going.identity, agent=going.agent)
-        self._session.step(going.step)
-        self._session.observe(self._lend, "")
+        self._session = Session(
+            destination.plan, identity=destination.identity, agent=destination.agent
+        )
+        self._session.step(destination.step)
+        self._session.observe(self._lend_hook, "")
 
     @property
     def undelivered(self) -> int:
@@ -144,21 +148,21 @@ class DumpWindow:
         """End it; what was dumped is in the tree then."""
         self._session.close()
 
-    def _holds(self, call: ApiCall) -> bool:
-        held = self._scope(call)
+    def _select_call(self, call: ApiCall) -> bool:
+        selected = self._scope(call)
         if call.kind == LAYER_KIND:
-            self.selected_marks += held
+            self.selected_marks += selected
         else:
-            self.selected_calls += held
-        return held
+            self.selected_calls += selected
+        return selected
 
-    def _lend(self, recorder: Recorder, *, graph: int) -> IterationHook:
+    def _lend_hook(self, recorder: Recorder, *, graph: int) -> IterationHook:
         self._hook.record_with(recorder, self._options)
         return _LentHook(self._hook)
 
 
 class _LentHook:
-    """A hook that goes on counting when the session lets go of it."""
+    """Hook of a session that continues to count calls after the session has detached it."""
 
     def __init__(self, hook: ApiIterationHook) -> None:
         self._hook = hook

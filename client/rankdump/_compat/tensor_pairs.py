@@ -64,24 +64,24 @@ class ApiDumpInfo:
 
     @property
     def has_no_statistics(self) -> bool:
-        """Whether no tensor has any figure."""
-        return all(math.isnan(figure) for tensor in self.tensors for figure in tensor.statistics)
+        """Whether no tensor has any statistic."""
+        return all(math.isnan(number) for tensor in self.tensors for number in tensor.statistics)
 
 
 def read_dump_info(path: Path, *, counted: bool = False) -> ApiDumpInfo:
     """Return what an info file lists; with `counted` its steps are known to be real ones.
 
-    A last line that its writer could not finish is left out; DamagedError names any other that is
-    none.
+    An incomplete last line is omitted; CorruptedError names any other damaged line.
     """
     info = read_info(path, stepped=counted)
     if info.damage and not info.is_torn:
         raise CorruptedError(info.damage)
-    notes = [f"{info.damage}; it is left out"] if info.is_torn else []
+    notes = [f"{info.damage}; the line is omitted"] if info.is_torn else []
     pairs = [(noted.line, _make_info_tensor(noted.line)) for noted in info.lines]
     foreign = [line.name for line, tensor in pairs if tensor is None]
     if foreign:
-        notes.append(f"{path}: {len(foreign)} names of no API left out, such as {foreign[0]!r}")
+        count, example = len(foreign), foreign[0]
+        notes.append(f"{path}: {count} names of no API call are omitted, such as {example!r}")
     tensors = tuple(tensor for _, tensor in pairs if tensor is not None)
     return ApiDumpInfo(tensors, info.has_steps, tuple(notes))
 
@@ -91,8 +91,8 @@ def _make_info_tensor(line: InfoLine) -> ApiInfoTensor | None:
     if found is None:
         return None
     largest, smallest, mean = (line.statistics.get(item, math.nan) for item in SUMMARY_ITEMS)
-    figures = (largest, smallest, mean)
-    return ApiInfoTensor(line.name, *found, line.step, line.recomputed, line.shape, figures)
+    statistics = (largest, smallest, mean)
+    return ApiInfoTensor(line.name, *found, line.step, line.recomputed, line.shape, statistics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,9 @@ def pair_steps(
     common = [number for number in numbered_a if number in numbered_b]
     if common:
         alone = sorted(set(numbered_a) ^ set(numbered_b))
-        said = f"steps of one side only are left out: {', '.join(map(str, alone))}" if alone else ""
-        return [(numbered_a[number], numbered_b[number]) for number in common], said
+        note = f"steps that only one dump has are omitted: {', '.join(map(str, alone))}"
+        pairs = [(numbered_a[number], numbered_b[number]) for number in common]
+        return pairs, note if alone else ""
     pairs = [(one, other) for one, other in zip_longest(a, b) if one and other]
     if len(a) == len(b):
         return pairs, ""

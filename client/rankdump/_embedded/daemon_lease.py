@@ -50,8 +50,10 @@ def format_daemon_address(folder: DaemonFolder) -> str:
     return f"unix:{folder.socket}"
 
 
-def start_daemon(folder: DaemonFolder, leash: int, *, merges: bool) -> subprocess.Popen[bytes]:
-    """Start a daemon; it drains and ends when the file `leash`, a descriptor, ends.
+def start_daemon(
+    folder: DaemonFolder, liveness_fd: int, *, merges: bool
+) -> subprocess.Popen[bytes]:
+    """Start a daemon; it drains and ends at the end of the file that `liveness_fd` reads.
 
     Without `merges` it is an agent alone: it sees the ranks of one host, and the job has more.
     """
@@ -64,7 +66,7 @@ def start_daemon(folder: DaemonFolder, leash: int, *, merges: bool) -> subproces
             command,
             cwd=folder.path,
             env=_DISK_SETTINGS | os.environ,
-            stdin=leash,
+            stdin=liveness_fd,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -80,8 +82,10 @@ def wait_for_daemon(folder: DaemonFolder, alive: Callable[[], bool], *, timeout_
         if time.monotonic() > deadline:
             return False
         time.sleep(POLL_S)
-    words = read_last_log_line(folder)
-    raise UnavailableError(f"the embedded daemon ended before it served; its last words: {words}")
+    line = read_last_log_line(folder)
+    raise UnavailableError(
+        f"the embedded daemon ended before it was ready; its last log line: {line}"
+    )
 
 
 def stop_daemon(process: subprocess.Popen[bytes]) -> int:
@@ -99,7 +103,7 @@ def stop_daemon(process: subprocess.Popen[bytes]) -> int:
 
 
 def read_last_log_line(folder: DaemonFolder) -> str:
-    """Return the last line of a daemon's log; `none` when it said nothing."""
+    """Return the last line of a daemon's log; `none` when the log is empty."""
     text = folder.log.read_text(errors="replace") if folder.log.exists() else ""
     return text.strip().rpartition("\n")[2] or "none"
 
@@ -118,8 +122,8 @@ def check_daemon_installed() -> None:
     missing = [name for name in _REQUIRED_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise UnavailableError(
-            f"none can be started, for {', '.join(missing)} is not installed; "
-            f"pip install 'rankdump[daemon]' brings it"
+            f"no daemon can be started, because {', '.join(missing)} is not installed; "
+            f"pip install 'rankdump[daemon]' installs it"
         )
 
 
@@ -164,19 +168,19 @@ class DaemonLease:
         """
         check_daemon_installed()
         root = root or Path(select_temp_root())
-        self._users = self._leash = -1
+        self._users = self._liveness_fd = -1
         self._merges, self._process = merges, None
         _remove_leftovers(root)
         name = _UNSAFE_CHARACTER.sub("_", job_id)[-_MAX_NAME_CHARACTERS:]
         self._folder = DaemonFolder(root / f"{_FOLDER_PREFIX}-{os.getuid()}-{name}")
         try:
-            self._enter()
+            self._join()
             os.register_at_fork(after_in_child=self._forget)
-            self.serves = self._wait(start_timeout_s)
+            self.serves = self._wait_until_ready(start_timeout_s)
             """Whether the daemon serves already."""
         except UnavailableError as error:
             self.close()
-            log = f"; its log: {self.log}" if self.log.exists() else ""
+            log = f"; log file of the daemon: {self.log}" if self.log.exists() else ""
             raise UnavailableError(f"{error}{log}") from None
         except OSError as error:
             self.close()
@@ -190,7 +194,7 @@ class DaemonLease:
 
     @property
     def log(self) -> Path:
-        """What the daemon says."""
+        """Log file of the daemon."""
         return self._folder.log
 
     @property
@@ -204,12 +208,12 @@ class DaemonLease:
         return self._folder.has_daemon
 
     def close(self, *, keep_log: bool = False) -> str:
-        """Need the daemon no longer; whoever is the last waits until it has written everything.
+        """Release the daemon; the last user waits until it has written everything.
 
         Return how the daemon failed; its log stays then. Empty when nothing went wrong.
         """
         fault = ""
-        if self._leash >= 0:
+        if self._liveness_fd >= 0:
             with contextlib.suppress(OSError), self._folder.hold_lock():
                 if self._folder.is_only_user(self._users):
                     fault = self._end_daemon()
@@ -217,39 +221,41 @@ class DaemonLease:
         self._forget()
         return fault
 
-    def _enter(self) -> None:
+    def _join(self) -> None:
         for _ in range(_MAX_ATTEMPTS):
             self._folder.make()
             with contextlib.suppress(FileNotFoundError), self._folder.hold_lock():
                 self._users = self._folder.register_user()
-                self._leash = self._folder.open_liveness_fifo()
-                if self._leash < 0:
+                self._liveness_fd = self._folder.open_liveness_fifo()
+                if self._liveness_fd < 0:
                     self._start()
                 return
-        raise UnavailableError(f"the embedded daemon's folder comes and goes: {self._folder.path}")
+        raise UnavailableError(
+            f"the folder of the embedded daemon is removed again and again: {self._folder.path}"
+        )
 
     def _start(self) -> None:
-        """Start a daemon and hold its standard input; the door is held."""
+        """Start a daemon and keep its standard input open; the folder's lock must be held."""
         fifo = self._folder.liveness_fifo
         if not fifo.exists():
             os.mkfifo(fifo, 0o600)
         reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            self._leash = self._folder.open_liveness_fifo()
+            self._liveness_fd = self._folder.open_liveness_fifo()
             os.set_blocking(reader, True)
             self._process = start_daemon(self._folder, reader, merges=self._merges)
         finally:
             os.close(reader)
 
-    def _wait(self, timeout_s: float) -> bool:
+    def _wait_until_ready(self, timeout_s: float) -> bool:
         """Return whether the daemon serves; one that was about to end is followed by another."""
         if self._process is None:
             with contextlib.suppress(UnavailableError):
                 return wait_for_daemon(self._folder, lambda: self.alive, timeout_s=START_TIMEOUT_S)
             with self._folder.hold_lock():
-                os.close(self._leash)
-                self._leash = self._folder.open_liveness_fifo()
-                if self._leash < 0:
+                os.close(self._liveness_fd)
+                self._liveness_fd = self._folder.open_liveness_fifo()
+                if self._liveness_fd < 0:
                     self._start()
         process = self._process
         alive = (lambda: process.poll() is None) if process else (lambda: self.alive)
@@ -258,22 +264,23 @@ class DaemonLease:
     def _end_daemon(self) -> str:
         """Wait for the end of a daemon that nobody else holds; return how it failed, if it did."""
         if self._process is not None:
-            # Before the leash is let go: that asks for a stop as well, and two are an order.
+            # Before the descriptor is closed: that requests a stop too, and two requests force one.
             code = stop_daemon(self._process)
             how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
         else:
-            ended_early, leash, self._leash = not self.alive, self._leash, -1
-            os.close(leash)
+            ended_early, liveness_fd, self._liveness_fd = not self.alive, self._liveness_fd, -1
+            os.close(liveness_fd)
             code = int(ended_early or not _wait_for_end(self._folder))
-            how = "ended too early" if ended_early else f"does not end after {STOP_TIMEOUT_S:.0f} s"
-        return (
-            f"the daemon {how}; its last words: {read_last_log_line(self._folder)}" if code else ""
-        )
+            late = f"has not ended after {STOP_TIMEOUT_S:.0f} s"
+            how = "ended before the job" if ended_early else late
+        if not code:
+            return ""
+        return f"the embedded daemon {how}; its last log line: {read_last_log_line(self._folder)}"
 
     def _forget(self) -> None:
         # Also in a fork: its parent's share does not last as long as the fork.
-        users, self._users, leash, self._leash = self._users, -1, self._leash, -1
-        for descriptor in (users, leash):
+        users, self._users, liveness_fd, self._liveness_fd = self._users, -1, self._liveness_fd, -1
+        for descriptor in (users, liveness_fd):
             if descriptor >= 0:
                 os.close(descriptor)
         process: subprocess.Popen[bytes] | None

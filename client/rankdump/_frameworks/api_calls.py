@@ -13,15 +13,17 @@ import itertools
 import linecache
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
+from rankdump._core.bounded_cache import remember
 from rankdump._core.record import TensorSide
 from rankdump._frameworks.operator_names import list_parts, list_result_leaves
 from rankdump._layout.api_tree import LAYER_KIND, ApiCall, ApiPlace
@@ -33,7 +35,7 @@ _UNSAFE_CHARACTER = re.compile(r"[:\s\0]")
 _MAX_WORD_CHARACTERS = 255
 """Characters of a word that are kept."""
 _OUT_PREFIX_CHARACTERS = len("out.")
-"""Begins the places of `hook.leaves_of_result`."""
+"""Prefix of the places of `list_result_leaves`."""
 
 
 def select_every_call(call: ApiCall) -> bool:
@@ -58,18 +60,51 @@ class ApiOptions:
 
 
 class StepListener(Protocol):
-    """Hears of what steps are told by; from any thread, and before anything of it is observed."""
+    """Receives model calls and optimizer steps, from any thread, before they are observed."""
 
     def called(self, manner: str, *, trains: bool) -> None:
-        """Hear that the model is called, not inside another of its calls, nor to recompute.
+        """Receive an outermost call of the model that is not a recomputation.
 
         `manner` is the same for calls of one kind; `trains` when gradients can come of it.
         """
         ...
 
     def stepped(self) -> None:
-        """Hear that an optimizer of the model is done with its step, or was made to skip it."""
+        """Receive the end of an optimizer's step, or of a step that was skipped."""
         ...
+
+
+_MAX_SEARCHING_CALLS = 64
+"""Calls of a model after which no optimizer is searched for, if none has made a step."""
+
+
+class ApiStepWatch(ABC):
+    """Reports the calls of one model and the steps of its optimizers to a listener."""
+
+    def __init__(self, model: Any, listener: StepListener) -> None:
+        self._model = model
+        self._listener = listener
+        self._calls = 0
+        self._optimizer_found = False
+
+    def optimized(self) -> bool:
+        """Return whether there is an optimizer whose steps can be waited for."""
+        if not self._optimizer_found and self._calls < _MAX_SEARCHING_CALLS:
+            self._optimizer_found = self._search_optimizer()
+        return self._optimizer_found
+
+    @abstractmethod
+    def _search_optimizer(self) -> bool:
+        """Return whether the process has an optimizer."""
+
+    def _report_call(self, *, trains: bool) -> None:
+        self._calls += 1
+        manner = f"{'training' if self._model.training else 'evaluation'}, gradients {trains}"
+        self._listener.called(manner, trains=trains)
+
+    def _report_step(self) -> None:
+        self._optimizer_found = True
+        self._listener.stepped()
 
 
 class ApiCallCounter:
@@ -90,16 +125,16 @@ class ApiCallCounter:
 def make_layer_mark(path: str) -> ApiCall:
     """Return the mark of a module, by its path with dots.
 
-    >>> layer_call("blocks.0.conv").name
+    >>> make_layer_mark("blocks.0.conv").name
     'LAYER_blocks_0_conv_forward'
     """
     return ApiCall(LAYER_KIND, path.replace(".", "_"), 0)
 
 
 def format_layer_name(path: str) -> str:
-    """Return the same with the dots, which its stack keeps.
+    """Return the name of a module's mark with the dots of its path, as the stack file has it.
 
-    >>> layer_name("blocks.0.conv")
+    >>> format_layer_name("blocks.0.conv")
     'LAYER_blocks.0.conv_forward'
     """
     return ApiCall(LAYER_KIND, path, 0).name
@@ -154,8 +189,8 @@ def _collect_leaves(found: list[ApiLeaf], at: int, word: str, value: object) -> 
         return
     for inner, leaf in enumerate(list_result_leaves(value)):
         path, under = f"{number}.{inner}", leaf.argument[_OUT_PREFIX_CHARACTERS:]
-        said = f"{word or number}.{under}"
-        found.append(ApiLeaf(len(found), path, "" if said == path else said, leaf.value))
+        spelled = f"{word or number}.{under}"
+        found.append(ApiLeaf(len(found), path, "" if spelled == path else spelled, leaf.value))
 
 
 # Places repeat from call to call, names of calls never do. Keys of dictionaries may be anything.
@@ -165,7 +200,7 @@ def format_api_argument(
 ) -> str:
     """Return what the observation of a leaf carries: `input.0`, `output`, `input.1:int`.
 
-    >>> argument_of(Side.INPUT, "1", "dim", "int", True)
+    >>> format_api_argument(TensorSide.INPUT, "1", "dim", "int", True)
     'input.1:=dim:int:recompute'
     """
     return ApiPlace(
@@ -218,19 +253,17 @@ class CallStackCache:
         place = tuple(key)
         known = self._stacks.get(place)
         if known is None:
-            if len(self._stacks) >= _MAX_CACHED_ITEMS:
-                self._stacks.clear()
-            known = self._stacks[place] = self._read(frame)
+            return remember(self._stacks, place, self._read_frames(frame), _MAX_CACHED_ITEMS)
         return known
 
     def clear(self) -> None:
-        """Know nothing any more."""
+        """Forget all stacks."""
         # All that is known by the identity of a code object goes with the object.
         self._stacks.clear()
         self._lines.clear()
         self._shown.clear()
 
-    def _read(self, frame: FrameType | None) -> tuple[str, ...]:
+    def _read_frames(self, frame: FrameType | None) -> tuple[str, ...]:
         frames: list[FrameType] = []
         while frame is not None and len(frames) < _MAX_FRAMES:
             frames.append(frame)
@@ -238,17 +271,17 @@ class CallStackCache:
         # All of them are part of the key, shown or not, and stay alive with it.
         if len(self._shown) + len(frames) > _MAX_CACHED_ITEMS:
             self.clear()
-        shown = [each for each in frames if self._shows(each.f_code)]
-        return tuple(map(self._line, shown[:MAX_STACK_LINES]))
+        shown = [each for each in frames if self._is_shown(each.f_code)]
+        return tuple(map(self._format_line, shown[:MAX_STACK_LINES]))
 
-    def _shows(self, code: CodeType) -> bool:
+    def _is_shown(self, code: CodeType) -> bool:
         known = self._shown.get(id(code))
         if known is None:
             shown = not code.co_filename.startswith(self._hidden)
             known = self._shown[id(code)] = (code, shown)
         return known[1]
 
-    def _line(self, frame: FrameType) -> str:
+    def _format_line(self, frame: FrameType) -> str:
         code = frame.f_code
         place = (id(code), frame.f_lasti)
         known = self._lines.get(place)

@@ -131,7 +131,7 @@ class ArraySource:
 def _find_types(kind: np.dtype[Any], name: str) -> tuple[ElementType, np.dtype[np.generic]]:
     """Return an array's element type, and how it lies in a file."""
     if kind.hasobject:
-        raise UnsupportedError(f"array of Python objects ({kind})")
+        raise UnsupportedError(f"an array of Python objects ({kind}) cannot be stored")
     # Types of extension packages, such as bfloat16, carry their common name.
     little = cast("np.dtype[np.generic]", kind.newbyteorder("<"))
     return get_element_type(name or f"{kind.name}"), little
@@ -151,7 +151,7 @@ def check_array_place(side: object, slot: object, graph: object) -> str:
     if side in _SIDE_NAMES and slot in _ALLOWED_NUMBERS and graph in _ALLOWED_NUMBERS:
         return ""
     allowed = f"{' or '.join(_SIDE_NAMES)}, and whole numbers from 0 to {_ALLOWED_NUMBERS[-1]}"
-    return f"side {side!r}, slot {slot!r}, graph {graph!r}; allowed: {allowed}"
+    return f"side {side!r}, slot {slot!r}, graph {graph!r} is not allowed; allowed: {allowed}"
 
 
 def make_graph_nodes(names: Sequence[str], op_types: Sequence[str] | None) -> list[GraphNode] | str:
@@ -161,7 +161,7 @@ def make_graph_nodes(names: Sequence[str], op_types: Sequence[str] | None) -> li
     """
     kinds = [extract_op_type(name) for name in names] if op_types is None else op_types
     if len(kinds) != len(names):
-        return f"{len(kinds)} op_types for {len(names)} names; allowed: as many"
+        return f"{len(kinds)} op_types for {len(names)} names; allowed: one for each name"
     return [GraphNode(name, kind) for name, kind in zip(names, kinds, strict=True)]
 
 
@@ -196,17 +196,17 @@ class ArrayOperatorRecorder:
         """`source_of` returns what reads an array, or the reason why nothing can."""
         self._recorder = recorder
         self._source_of = source_of
-        self._open: dict[int, _OpenArrayOperator] = {}
+        self._operators: dict[int, _OpenArrayOperator] = {}
         self._constants: dict[tuple[int, str], TensorObservation] = {}
 
     def record_array(
         self, op_type: str, op_name: str, side: TensorSide, slot: int, array: Any, graph: int
     ) -> None:
         """Hand over one array; one that no file can hold is lost."""
-        operator = self._operator(graph, op_type, op_name)
+        operator = self._open_operator(graph, op_type, op_name)
         place = (graph, op_type, op_name, side, slot)
         wanted = self._recorder.is_wanted(graph, op_name, side)
-        source = self._source(place, array, wanted=wanted)
+        source = self._make_source(place, array, wanted=wanted)
         if source is None:
             return
         if side is TensorSide.INPUT:
@@ -221,7 +221,7 @@ class ArrayOperatorRecorder:
         """Hand over a constant, in the first armed iteration from now on."""
         place = (graph, PARAMETER_TYPE, name, TensorSide.OUTPUT, 0)
         wanted = self._recorder.is_wanted(graph, name, TensorSide.OUTPUT)
-        source = self._source(place, array, wanted=wanted)
+        source = self._make_source(place, array, wanted=wanted)
         if source is not None:
             found = TensorObservation(*place, "constant", source, state=True, constant=True)
             self._constants[graph, name] = found
@@ -237,24 +237,24 @@ class ArrayOperatorRecorder:
 
     def end_operators(self, *, raised: bool = False) -> None:
         """End the open operators of every thread; the calling thread's own may have raised."""
-        for thread in list(self._open):
-            self._finish(thread, raised=raised and thread == threading.get_ident())
+        for thread in list(self._operators):
+            self._finish_operator(thread, raised=raised and thread == threading.get_ident())
 
-    def _operator(self, graph: int, op_type: str, name: str) -> _OpenArrayOperator:
+    def _open_operator(self, graph: int, op_type: str, name: str) -> _OpenArrayOperator:
         thread = threading.get_ident()
-        current = self._open.get(thread)
+        current = self._operators.get(thread)
         if current is None or (current.graph, current.name) != (graph, name):
-            self._finish(thread)
+            self._finish_operator(thread)
             lines = capture_source_lines() if self._recorder.is_describing else ()
             if not _is_weight(op_type, name):
                 self._recorder.begin_call(graph, name)
             begun = self._recorder.start_event(graph=graph, name=name)
             current = _OpenArrayOperator(graph, op_type, name, begun, lines)
-            self._open[thread] = current
+            self._operators[thread] = current
         return current
 
-    def _finish(self, thread: int, *, raised: bool = False) -> None:
-        operator = self._open.pop(thread, None)
+    def _finish_operator(self, thread: int, *, raised: bool = False) -> None:
+        operator = self._operators.pop(thread, None)
         if operator is None:
             return
         self._recorder.finish_event(operator.begun)
@@ -262,7 +262,7 @@ class ArrayOperatorRecorder:
             self._recorder.describe(operator.graph, operator.node)
         self._recorder.end_call(operator.graph, operator.name, raised=raised)
 
-    def _source(
+    def _make_source(
         self, place: tuple[int, str, str, TensorSide, int], array: Any, *, wanted: bool
     ) -> TensorSource | None:
         """Return what reads an array; where it cannot be read, count it if it was wanted."""
@@ -272,7 +272,7 @@ class ArrayOperatorRecorder:
                 return source
             reason = source
         except (UnsupportedError, TypeError, ValueError) as error:
-            _logger.debug("array of %s refused: %s", place[2], error)
+            _logger.debug("an array of operator %s cannot be stored: %s", place[2], error)
             reason = UNSUPPORTED_DTYPE
         except Exception as error:  # the script's own object decides how numpy views it
             self._recorder.warn_once(f"numpy cannot view an array: {error}")

@@ -1,5 +1,5 @@
-"""Base class of the observers of a model, which counts failures of our own, and the lines of the
-user's program that run now. Knows no framework and never raises into the job.
+"""Base class of the observers of a model, the current stack of the user's program, and the checks
+of `set_dump`: what the adapters of all frameworks share. Observers never raise into the job.
 """
 
 from __future__ import annotations
@@ -8,20 +8,30 @@ import inspect
 import linecache
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rankdump._core.graph import SourceLine
 from rankdump._core.record import TensorSide
-from rankdump._core.recorder_protocol import Recorder, StartedEvent
+from rankdump._core.recorder_protocol import (
+    Recorder,
+    StartedEvent,
+    TensorObservation,
+    TensorSource,
+)
+from rankdump._frameworks.operator_names import PARAMETER_TYPE
 
 _logger = logging.getLogger(__name__)
 
 HOOK_FAILED = "hook_failed"
-"""Reason of a tensor lost through an error of our own."""
+"""Reason for the loss of a tensor after an internal error of rankdump."""
+BACKWARD_SIDE = {TensorSide.INPUT: TensorSide.OUTPUT, TensorSide.OUTPUT: TensorSide.INPUT}
+"""Side of a backward operator by the side of its forward: it reads gradients of outputs."""
 
 
 class ModelObserver:
-    """What the parts of an adapter share: the recorder, and the number of the graph."""
+    """Recorder and graph number of one attached model."""
 
     def __init__(self, recorder: Recorder, graph: int) -> None:
         self.recorder = recorder
@@ -48,10 +58,80 @@ class ModelObserver:
         """Say that one call of an operator is over."""
         self.recorder.end_call(self.graph, op_name, raised=raised)
 
+    def record_tensor(
+        self,
+        op_type: str,
+        op_name: str,
+        side: TensorSide,
+        slot: int,
+        argument: str,
+        read: Callable[[Any], TensorSource | str],
+        value: object,
+        *,
+        state: bool = False,
+        constant: bool = False,
+    ) -> None:
+        """Record the source that `read` returns for a value; count a loss where it is a reason."""
+        place = (self.graph, op_type, op_name, side, slot)
+        try:
+            source = read(value)
+            if isinstance(source, str):
+                self.recorder.count_loss(*place, source)
+                return
+            self.recorder.observe(TensorObservation(*place, argument, source, state, constant))
+        except Exception as error:
+            self.recorder.count_loss(*place, HOOK_FAILED)
+            self.report_failure(error)
+
+    def record_parameter(
+        self,
+        name: str,
+        argument: str,
+        read: Callable[[Any], TensorSource | str],
+        tensor: object,
+        *,
+        state: bool = False,
+        constant: bool = False,
+    ) -> None:
+        """Record a parameter, buffer or gradient as the one output of an operator of its name."""
+        if self.is_selected(name, TensorSide.OUTPUT):
+            self.record_tensor(
+                PARAMETER_TYPE,
+                name,
+                TensorSide.OUTPUT,
+                0,
+                argument,
+                read,
+                tensor,
+                state=state,
+                constant=constant,
+            )
+            self.end_call(name)
+
     def report_failure(self, error: Exception) -> None:
         """Report that a hook could not do its work."""
-        _logger.debug("hook failed", exc_info=error)
-        self.recorder.warn_once(f"a hook failed: {type(error).__name__}: {error}")
+        _logger.debug("a hook of rankdump failed", exc_info=error)
+        kind = type(error).__name__
+        self.recorder.warn_once(f"a hook of rankdump failed, data may be missing: {kind}: {error}")
+
+
+def format_type(value: object) -> str:
+    """Return the full name of a value's class."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def make_mark_target_error(target: object, allowed: str) -> ValueError:
+    """Return the error for a target of `set_dump` that is not a model."""
+    return ValueError(
+        f"set_dump: target of type {format_type(target)} is not allowed; allowed: {allowed}"
+    )
+
+
+def check_mark_state(enabled: object) -> bool:
+    """Return the parameter `enabled` of `set_dump`; ValueError when it is not a bool."""
+    if not isinstance(enabled, bool):
+        raise ValueError(f"set_dump: enabled={enabled!r} is not allowed; allowed: True, False")
+    return enabled
 
 
 MAX_SOURCE_LINES = 30

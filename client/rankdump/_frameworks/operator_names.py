@@ -21,7 +21,7 @@ MAX_DEPTH = 32
 
 @dataclass(frozen=True, slots=True)
 class OperatorScope:
-    """Where an operator stands in the network, before the number of its call."""
+    """Position of an operator in the network, without the number of its call."""
 
     path: str
     """`network-Net/conv1-Conv2d`."""
@@ -49,13 +49,13 @@ class OperatorScope:
 
 
 class OperatorCallNames(NamedTuple):
-    """How one call of an operator is called."""
+    """Names of one call of an operator."""
 
     forward: str
     recomputation: str
-    """As which it is repeated within the backward."""
+    """Name of its recomputation within the backward."""
     gradient: str
-    """As which its backward runs."""
+    """Name of its backward."""
 
 
 # The same in every iteration; a loop without steps must not be remembered for ever.
@@ -68,7 +68,7 @@ def _make_names(path: str, op_type: str, number: int) -> OperatorCallNames:
 def make_scope(parts: Sequence[tuple[str, str]]) -> OperatorScope:
     """Return the scope of a module from the (name, class) pairs leading to it, root first.
 
-    >>> scope_of([("", "Net"), ("conv1", "Conv2d")]).forward(0)
+    >>> make_scope([("", "Net"), ("conv1", "Conv2d")]).forward_name(0)
     'Default/network-Net/conv1-Conv2d/Conv2d-op0'
     """
     named = [("network", parts[0][1]), *parts[1:]]

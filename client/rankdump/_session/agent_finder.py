@@ -1,5 +1,5 @@
-"""Finder of the agent that takes the dumps of a process: the one that RANKDUMP_AGENT names, this
-host's own, or one that its job brings along. gRPC is loaded only for the last.
+"""Finder of the agent that receives the dumps of a process: the one that RANKDUMP_AGENT names, the
+one of this host, or an embedded one that the job starts. gRPC is loaded only for the last.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _logger = logging.getLogger("rankdump")
 AGENT_VARIABLE = "RANKDUMP_AGENT"
 _CONNECT_TIMEOUT_S = 0.5
 _START_TIMEOUT_S = 5.0
-"""Longest a job waits at its start for a daemon that it brings along; tensors wait for it then."""
+"""Time that a job waits at its start for an embedded daemon; after that, tensors are buffered."""
 
 LeaseFactory = Callable[[str, bool], "DaemonLease"]
 """Finds or starts the daemon of a job by its id, which merges its order or not."""
@@ -33,11 +33,11 @@ LeaseFactory = Callable[[str, bool], "DaemonLease"]
 
 @dataclass(frozen=True, slots=True)
 class AgentAddress:
-    """Where an agent answers, or may answer one day."""
+    """Address of an agent that runs, or may be started later."""
 
     address: str
     missing: str = ""
-    """Why there is none now; empty where there may be one."""
+    """Reason why no agent runs there now; empty where one may run."""
 
 
 class AgentFinder:
@@ -50,26 +50,26 @@ class AgentFinder:
     def __init__(
         self,
         lease: LeaseFactory | None = None,
-        why_not: Callable[[str], str] | None = None,
+        explain_missing: Callable[[str], str] | None = None,
     ) -> None:
-        """`why_not` says why no agent answers at an address; empty when one does."""
+        """`explain_missing` returns why no agent runs at an address; empty when one does."""
         self._make_lease = lease or _make_lease
-        self._why_not = why_not or explain_missing_agent
+        self._explain_missing = explain_missing or explain_missing_agent
         self._lock = threading.Lock()
         self._lease: DaemonLease | None = None
         os.register_at_fork(after_in_child=self._forget)
 
     def find(self, environ: Mapping[str, str], *, embedded: bool = True) -> AgentAddress:
-        """Return the agent that RANKDUMP_AGENT names, this host's, or one that is brought along.
+        """Return the agent that RANKDUMP_AGENT names, that of this host, or an embedded one.
 
-        None is brought along where `embedded` is False. What is missing may come yet.
+        No agent is started where `embedded` is False. A missing agent may be started later.
         """
         if environ.get(AGENT_VARIABLE):
             return AgentAddress(environ[AGENT_VARIABLE])
         with self._lock:
             if self._lease is not None:
                 return AgentAddress(self._lease.address)
-            reason = self._why_not(DEFAULT_AGENT_ADDRESS)
+            reason = self._explain_missing(DEFAULT_AGENT_ADDRESS)
             if not reason:
                 return AgentAddress(DEFAULT_AGENT_ADDRESS)
             if not embedded:
@@ -77,12 +77,12 @@ class AgentFinder:
                     DEFAULT_AGENT_ADDRESS, f"{reason}, and rankdump.embedded is false"
                 )
             try:
-                self._lease = self._bring(environ, reason)
+                self._lease = self._start_lease(environ, reason)
             except UnavailableError as error:
                 return AgentAddress(DEFAULT_AGENT_ADDRESS, f"{reason}, and {error}")
             return AgentAddress(self._lease.address)
 
-    def _bring(self, environ: Mapping[str, str], reason: str) -> DaemonLease:
+    def _start_lease(self, environ: Mapping[str, str], reason: str) -> DaemonLease:
         # The trees of a process may differ; its daemon is one.
         identity = identify_rank(environ, tree="")
         lease = self._make_lease(identity.job_id, not identity.spans_hosts)
@@ -90,7 +90,7 @@ class AgentFinder:
         atexit.register(_close_lease, lease)
         if lease.started_it:
             _logger.warning(
-                "rankdump: %s: started one for this job at %s, which ends with the job%s",
+                "rankdump: %s: started an agent for this job at %s; it ends with the job%s",
                 reason,
                 lease.address,
                 _NOT_MERGED_NOTE if identity.spans_hosts else "",
@@ -103,20 +103,20 @@ class AgentFinder:
 
 
 _NOT_MERGED_NOTE = (
-    "; the order of all ranks is not merged, for they may run on several hosts: that needs an "
-    "agent on each of them and a coordinator"
+    "; the execution orders of the ranks are not merged, because the job may span several hosts: "
+    "run an agent on each host, and a coordinator"
 )
 
 
 def explain_missing_agent(address: str) -> str:
     """Return why no agent accepts connections on a Unix socket; empty when one does."""
     path = address.removeprefix("unix:")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
-        knock.settimeout(_CONNECT_TIMEOUT_S)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_CONNECT_TIMEOUT_S)
         try:
-            knock.connect(path)
+            probe.connect(path)
         except PermissionError:
-            return f"this user may not use the agent of this host at {path}"
+            return f"this user is not permitted to use the agent of this host at {path}"
         except OSError:
             return "no agent runs on this host"
     return ""
@@ -132,7 +132,7 @@ def _make_lease(job_id: str, merges: bool) -> DaemonLease:
 def _close_lease(lease: DaemonLease) -> None:
     fault = lease.close()
     if fault:
-        _logger.error("rankdump: %s; its log: %s", fault, lease.log)
+        _logger.error("rankdump: %s; log file of the daemon: %s", fault, lease.log)
 
 
 default_agent_finder = AgentFinder()

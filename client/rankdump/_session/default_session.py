@@ -29,24 +29,24 @@ class CallSession(Session):
 
     def __init__(self, plan: DumpPlan | PlanSource | None = None, **about: Any) -> None:
         self._outermost: OutermostCallWatch | None = None
-        self._told = not (isinstance(plan, DumpPlan) and plan.dialect == "acl")
+        self._has_explicit_steps = not (isinstance(plan, DumpPlan) and plan.dialect == "acl")
         self._iteration = 0
         super().__init__(plan, **about)
 
     @never_raises
     def attach(self, model: Any, name: str = "") -> None:
         """Observe a model's operators, and count its calls."""
-        if self.active and not self._told:
+        if self.active and not self._has_explicit_steps:
             self._watch(model)
         super().attach(model, name)
 
     def step(self, iteration: int | None = None) -> None:
         """Begin an iteration, by default the next one: from now on calls are not counted."""
-        self._told = True
+        self._has_explicit_steps = True
         super().step(iteration)
 
     def close(self) -> None:
-        """Leave the models alone, and deliver what waits."""
+        """Remove the hooks from the models, and deliver buffered data."""
         if self._outermost is not None:
             self._outermost.remove()
         super().close()
@@ -54,12 +54,12 @@ class CallSession(Session):
     def _watch(self, model: Any) -> None:
         if self._outermost is None:
             self._called: set[int] = set()
-            self._outermost = make_outermost_watch(model, self._begins)
+            self._outermost = make_outermost_watch(model, self._begin_call)
         if self._outermost is not None:
             self._outermost.watch(model)
 
-    def _begins(self, number: int) -> None:
-        if self._told or not self.active:
+    def _begin_call(self, number: int) -> None:
+        if self._has_explicit_steps or not self.active:
             return
         if number in self._called:
             self._called.clear()
@@ -106,7 +106,7 @@ def dump_stop() -> None:
 
 
 def limit(name: str, seconds: float) -> None:
-    """Say how long communication may wait where no variable says it; 0 for without end."""
+    """Set the timeout of communication that no variable sets; 0 for no limit."""
     _get_session().limit(name, seconds)
 
 
@@ -126,7 +126,7 @@ def replace_default_session(source: Callable[[], Session] | None) -> None:
 
 
 def set_step_listener(begins: Callable[[int | None], None]) -> None:
-    """Tell somebody else too where the script itself begins an iteration."""
+    """Notify a listener of every iteration that the script begins."""
     global _step_listener
     _step_listener = begins
 

@@ -11,45 +11,47 @@ from typing import Any, Protocol
 from rankdump._core.recorder_protocol import IterationHook, Recorder, TensorSource
 from rankdump._frameworks.api_calls import ApiOptions, StepListener
 from rankdump._frameworks.arrays import ArraySource
+from rankdump._frameworks.model_observer import format_type, make_mark_target_error
 
-_SUPPORTED_MODEL_TYPES = "torch.nn.Module, mindspore.nn.Cell"
+MODEL_TYPES = "torch.nn.Module, mindspore.nn.Cell"
+"""Models that can be observed."""
 
 
 def make_hook(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | None:
-    """Return what observes a model; None, which is said once, for one of no known framework."""
+    """Return the hook that observes a model; None, with one warning, for an unknown framework."""
     if is_mindspore_cell(model):
         from rankdump._frameworks import mindspore
 
         return mindspore.MindSporeCellHook(model, recorder, graph=graph)
     if not is_torch_module(model):
         recorder.warn_once(
-            f"cannot attach to {_format_type(model)}; known: {_SUPPORTED_MODEL_TYPES}"
+            f"cannot attach to an object of type {format_type(model)}; allowed: {MODEL_TYPES}"
         )
         return None
-    from rankdump._frameworks import torch as adapter
+    from rankdump._frameworks import torch
 
-    return adapter.attach_model(model, recorder, graph=graph)
+    return torch.attach_model(model, recorder, graph=graph)
 
 
 def find_model_name(model: Any) -> str:
-    """Return what a model is called where nobody says it: its class, wrappers left out."""
+    """Return the default name of a model: its class, without wrappers."""
     if not is_torch_module(model):
         return type(model).__name__
-    from rankdump._frameworks import torch as adapter
+    from rankdump._frameworks import torch
 
-    return adapter.find_class_name(model)
+    return torch.find_class_name(model)
 
 
 class HookFactory(Protocol):
     """Makes what observes a model."""
 
     def __call__(self, recorder: Recorder, *, graph: int) -> IterationHook | None:
-        """Return the hook; None when there is nothing to observe, which was said."""
+        """Return the hook; None, after a warning, when there is nothing to observe."""
         ...
 
 
 class OutermostCallWatch(Protocol):
-    """Tells of the calls of models that are not inside another call."""
+    """Reports the calls of models that are not inside another call."""
 
     def watch(self, model: Any) -> None:
         """Watch a model too."""
@@ -71,9 +73,9 @@ def make_outermost_watch(model: Any, begins: Callable[[int], None]) -> Outermost
         return mindspore.MindSporeOutermostWatch(begins)
     if not is_torch_module(model):
         return None
-    from rankdump._frameworks import torch as adapter
+    from rankdump._frameworks import torch
 
-    return adapter.TorchOutermostWatch(begins)
+    return torch.TorchOutermostWatch(begins)
 
 
 def mark_model(target: object, enabled: object) -> None:
@@ -87,15 +89,10 @@ def mark_model(target: object, enabled: object) -> None:
         mindspore.set_dump(target, enabled)
         return
     if not is_torch_module(target):
-        allowed = "is not allowed; a mindspore.nn.Cell or torch.nn.Module is"
-        raise ValueError(f"set_dump: target of type {_format_type(target)} {allowed}")
-    from rankdump._frameworks import torch as adapter
+        raise make_mark_target_error(target, MODEL_TYPES)
+    from rankdump._frameworks import torch
 
-    adapter.set_dump(target, enabled)
-
-
-def _format_type(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    torch.set_dump(target, enabled)
 
 
 def make_array_source(array: Any) -> TensorSource | str:
@@ -106,9 +103,9 @@ def make_array_source(array: Any) -> TensorSource | str:
     if any(
         kind.__name__ == "Tensor" and kind.__module__ == "torch" for kind in type(array).__mro__
     ):
-        from rankdump._frameworks.torch.tensors import make_torch_source as source_of_tensor
+        from rankdump._frameworks.torch.tensors import make_torch_source
 
-        return source_of_tensor(array)
+        return make_torch_source(array)
     return ArraySource(array)
 
 
@@ -127,10 +124,6 @@ def _has_base_in(value: object, module: str) -> bool:
     return any(base.__module__ == module for base in type(value).__mro__)
 
 
-API_MODEL_TYPES = "torch.nn.Module, mindspore.nn.Cell"
-"""Models whose calls can be dumped."""
-
-
 class ApiIterationHook(IterationHook, Protocol):
     """Counts the calls of an API from when it was made, and hands over what they read and wrote."""
 
@@ -140,7 +133,7 @@ class ApiIterationHook(IterationHook, Protocol):
 
 
 class ModelStepWatch(Protocol):
-    """Tells a listener, until it is removed."""
+    """Reports calls and steps of a model to a listener until it is removed."""
 
     def optimized(self) -> bool:
         """Return whether there is an optimizer whose steps can be waited for."""
@@ -152,7 +145,7 @@ class ModelStepWatch(Protocol):
 
 
 class ApiFramework(Protocol):
-    """One framework: a module `migrating` of its adapter."""
+    """Functions of a framework for API dumps: a module `api_framework` of its adapter."""
 
     @property
     def NAME(self) -> str:  # noqa: N802 - a module has it as a constant
@@ -166,7 +159,7 @@ class ApiFramework(Protocol):
         ...
 
     def without_dropout(self, model: Any) -> int:
-        """Let no dropout of the model drop anything; return how many there are."""
+        """Turn off the dropout layers of a model; return how many there are."""
         ...
 
     def save_state(self, model: Any, folder: Path) -> None:
@@ -181,11 +174,11 @@ class ApiFramework(Protocol):
 def find_api_framework(model: Any) -> ApiFramework | None:
     """Return what belongs to the framework of a model; None for one of no known framework."""
     if is_torch_module(model):
-        from rankdump._frameworks.torch import api_framework as torch_side
+        from rankdump._frameworks.torch import api_framework
 
-        return torch_side
+        return api_framework
     if is_mindspore_cell(model):
-        from rankdump._frameworks.mindspore import api_framework as mindspore_side
+        from rankdump._frameworks.mindspore import api_framework
 
-        return mindspore_side
+        return api_framework
     return None

@@ -51,8 +51,8 @@ def describe_native_conflict(own: DumpTarget, native: DumpTarget, *, mindspore_l
         return ""
     return (
         f"MindSpore reads {NATIVE_VARIABLE} itself and dumps to {native.root}, so rankdump dumps "
-        f"nothing in this job. `rankdump ingest {native.root} --into TREE --follow` takes "
-        f"MindSpore's dump over; to have rankdump's instead, name the file in RANKDUMP_CONFIG and "
+        f"nothing in this job. `rankdump ingest {native.root} --into TREE --follow` imports "
+        f"MindSpore's dump; to dump with rankdump instead, name the file in RANKDUMP_CONFIG and "
         f"unset {NATIVE_VARIABLE}"
     )
 
@@ -133,7 +133,7 @@ def load_session_config(environ: Mapping[str, str]) -> SessionConfig | None:
 def _is_left_to_mindspore(
     path: Path, plan: DumpPlan, identity: RankIdentity, environ: Mapping[str, str]
 ) -> bool:
-    """Return whether MindSpore writes the dump by itself, which is said once a job."""
+    """Return whether MindSpore writes the dump itself; rank 0 logs a warning about it."""
     conflict = find_native_conflict(path, plan.output.root, environ) if plan.enabled else ""
     if conflict and identity.rank == 0:
         _logger.warning("rankdump: %s", conflict)
@@ -160,7 +160,7 @@ class PlanSource(Protocol):
     """Somebody else's configuration object, such as `rankdump.tf.DumpConfig`."""
 
     def plan(self) -> DumpPlan:
-        """Return the plan it means; ConfigError says what is wrong with it."""
+        """Return the dump plan; ConfigError for a value that is not allowed."""
         ...
 
 

@@ -47,17 +47,17 @@ class SessionHooks:
         self._hooks: list[IterationHook] = []
 
     def add(self, hook: IterationHook, iteration: int, armed: bool) -> None:
-        """Tell one more, from the iteration on that runs now."""
+        """Add a hook, and notify it of the running iteration."""
         self._hooks.append(hook)
         hook.iteration_begins(iteration, armed)
 
     def begin(self, iteration: int, armed: bool) -> None:
-        """Say that an iteration begins, or that it is dumped from now on, or no longer."""
+        """Notify the hooks that an iteration begins, or that dumping is switched within it."""
         for hook in self._hooks:
             hook.iteration_begins(iteration, armed)
 
     def end(self, iteration: int, armed: bool) -> None:
-        """Say that an iteration is over."""
+        """Notify the hooks that an iteration has ended."""
         for hook in self._hooks:
             hook.iteration_ends(iteration, armed)
 
@@ -73,7 +73,7 @@ _P = ParamSpec("_P")
 
 
 def never_raises(method: Callable[_P, None]) -> Callable[_P, None]:
-    """Log what goes wrong inside; only a strict plan's loss passes."""
+    """Log exceptions of a method; only the ExhaustedError of a strict plan is raised."""
 
     @wraps(method)
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -120,22 +120,22 @@ class Session:
         self._hooks = SessionHooks()
         self.models: list[str] = []
         """Names of the models so far; the number of one is its place."""
-        self._begun = False  # by the script, rather than by default
-        self._first = 0 if plan is None else plan.selection.initial_iteration
+        self._begun_by_script = False  # by the script, rather than by default
+        self._initial_iteration = 0 if plan is None else plan.selection.initial_iteration
         self._strict = plan is not None and plan.delivery.strict
-        self._losses_told = 0
-        self._alone = False
+        self._reported_losses = 0
+        self._is_only_rank = False
         self.closed = False
         """Whether `close` was called."""
         self.undelivered = 0
         """Tensors that had not reached an agent when it was closed."""
         self.refused = False
-        """Whether the agent had refused this rank when it was closed."""
+        """Whether the agent had rejected this rank when it was closed."""
         if plan is not None:
             who, text = identity or identify_rank(environ, plan.output.root), plan_to_json(plan)
-            self._alone = who.world_size == 1
-            introduced = make_session_request(who, plan_json=text, config_source=config_source)
-            self._start(plan, introduced, agent, environ)
+            self._is_only_rank = who.world_size == 1
+            request = make_session_request(who, plan_json=text, config_source=config_source)
+            self._start(plan, request, agent, environ)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Session:
@@ -144,13 +144,13 @@ class Session:
         With neither it is off. So it is with one that cannot be used: the reason is logged once.
         """
         environ = os.environ if environ is None else environ
-        asked = load_session_config_or_log(environ)
-        if asked is None:
+        config = load_session_config_or_log(environ)
+        if config is None:
             return cls()
         return cls(
-            asked.plan,
-            config_source=asked.source,
-            identity=asked.identity,
+            config.plan,
+            config_source=config.source,
+            identity=config.identity,
             environ=environ,
         )
 
@@ -165,21 +165,23 @@ class Session:
         pipeline = self._pipeline
         if pipeline is None:
             return
-        if self._alone:
-            self._check_group(pipeline)
-        given = None if iteration is None else self._first + int(iteration)
+        if self._is_only_rank:
+            self._check_process_group(pipeline)
+        given = None if iteration is None else self._initial_iteration + int(iteration)
         following = pipeline.iteration + 1 if given is None else given
         if following < 0:
-            pipeline.recorder.warn_once(f"step({iteration}) is not allowed; a number from 0 is")
+            pipeline.recorder.warn_once(
+                f"step({iteration}) is not allowed; allowed: a number from 0 on"
+            )
             return
         if following == pipeline.iteration:
-            self._begun = True
+            self._begun_by_script = True
             return
-        self._end_iteration(pipeline, ran=self._begun or given is None)
+        self._end_iteration(pipeline, ran=self._begun_by_script or given is None)
         pipeline.begin_iteration(following)
-        self._begun = given is not None
-        self._tell_hooks(pipeline)
-        self._tell_losses(pipeline)
+        self._begun_by_script = given is not None
+        self._notify_hooks(pipeline)
+        self._raise_losses(pipeline)
 
     @never_raises
     def dump(
@@ -198,13 +200,15 @@ class Session:
         if fault:
             pipeline.recorder.warn_once(f"dump of {op_name}: {fault}")
         else:
-            self._calls.record_array(op_type, op_name, TensorSide(side), slot, array, graph)
+            self._array_operators.record_array(
+                op_type, op_name, TensorSide(side), slot, array, graph
+            )
 
     @never_raises
     def constant(self, name: str, array: Any, *, graph: int = 0) -> None:
         """Dump an array that never changes, once for its graph: in the first iteration dumped."""
         if self._pipeline is not None:
-            self._calls.record_constant(name, array, graph)
+            self._array_operators.record_constant(name, array, graph)
 
     @never_raises
     def graph(
@@ -251,16 +255,16 @@ class Session:
     @never_raises
     def dump_start(self) -> None:
         """Dump from now on, whatever iterations the plan names; devices and operators stay."""
-        self._switch(True)
+        self._set_dumping(True)
 
     @never_raises
     def dump_stop(self) -> None:
         """Dump nothing until `dump_start` is called."""
-        self._switch(False)
+        self._set_dumping(False)
 
     @never_raises
     def limit(self, name: str, seconds: float) -> None:
-        """Say how long communication may wait where no variable says it; 0 for without end."""
+        """Set the timeout of communication that no variable sets; 0 for no limit."""
         if self._pipeline is not None:
             self._pipeline.limit(name, seconds)
 
@@ -276,14 +280,14 @@ class Session:
         if pipeline is None:
             return
         atexit.unregister(self._close_at_exit)
-        self._calls.end_operators(raised=raised)
+        self._array_operators.end_operators(raised=raised)
         if ended:
-            self._end_iteration(pipeline, ran=self._begun)
+            self._end_iteration(pipeline, ran=self._begun_by_script)
         self._hooks.detach()
         pipeline.close()
         self.undelivered, self.refused = pipeline.undelivered, pipeline.refused
         if not raised:  # an error on its way is the script's own, and stays that
-            self._tell_losses(pipeline)
+            self._raise_losses(pipeline)
 
     def __enter__(self) -> Session:
         return self
@@ -313,7 +317,7 @@ class Session:
             read_credentials(environ),
             missing=agent.missing,
         )
-        self._calls = ArrayOperatorRecorder(self._pipeline.recorder, make_array_source)
+        self._array_operators = ArrayOperatorRecorder(self._pipeline.recorder, make_array_source)
         self._pipeline.start()
         atexit.register(self._close_at_exit)
 
@@ -326,40 +330,40 @@ class Session:
             _logger.error("rankdump: %s", error)
 
     def _end_iteration(self, pipeline: DumpPipeline, *, ran: bool) -> None:
-        self._calls.end_operators()
+        self._array_operators.end_operators()
         self._hooks.end(pipeline.iteration, pipeline.armed)
         pipeline.end_iteration(ran=ran)
 
-    def _check_group(self, pipeline: DumpPipeline) -> None:
-        """Say that a session which took its process for the only rank began too early."""
+    def _check_process_group(self, pipeline: DumpPipeline) -> None:
+        """Warn if the session began before the process group and so assumed a single rank."""
         rank, size = find_process_group() or (0, 1)
         if size > 1:
-            self._alone = False
+            self._is_only_rank = False
             pipeline.recorder.warn_once(
                 f"this process is rank {rank} of {size} in torch.distributed, but its session "
-                f"began before init_process_group and takes it for the only rank of a job; open "
+                f"began before init_process_group and treats it as the only rank of its job; open "
                 f"the session after init_process_group, or set RANK and WORLD_SIZE"
             )
 
-    def _switch(self, on: bool) -> None:
+    def _set_dumping(self, on: bool) -> None:
         pipeline = self._pipeline
         if pipeline is None:
             return
         before = pipeline.armed
         if not on:
-            self._calls.end_operators()
+            self._array_operators.end_operators()
         pipeline.set_dumping(on)
         if pipeline.armed is not before:
-            self._tell_hooks(pipeline)
+            self._notify_hooks(pipeline)
 
-    def _tell_hooks(self, pipeline: DumpPipeline) -> None:
+    def _notify_hooks(self, pipeline: DumpPipeline) -> None:
         self._hooks.begin(pipeline.iteration, pipeline.armed)
-        self._calls.record_waiting_constants()
+        self._array_operators.record_waiting_constants()
 
-    def _tell_losses(self, pipeline: DumpPipeline) -> None:
-        if self._strict and pipeline.lost_tensors > self._losses_told:
-            lost, self._losses_told = (
-                pipeline.lost_tensors - self._losses_told,
+    def _raise_losses(self, pipeline: DumpPipeline) -> None:
+        if self._strict and pipeline.lost_tensors > self._reported_losses:
+            lost, self._reported_losses = (
+                pipeline.lost_tensors - self._reported_losses,
                 pipeline.lost_tensors,
             )
             raise ExhaustedError(f"{lost} tensors were lost and the plan is strict")

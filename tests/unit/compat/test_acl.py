@@ -53,7 +53,7 @@ def current() -> rankdump.Session:
 
 
 def test_the_codes_are_those_of_the_reference():
-    """ascend-formats.md 4.4."""
+    """Error codes of the AscendCL API reference, CANN 8."""
     assert (acl.OK, acl.NO_PATH, acl.INITIALISED_TWICE) == (0, 100000, 100002)
     assert (acl.UNREADABLE_FILE, acl.UNPARSABLE, acl.BAD_CONFIGURATION) == (100003, 100006, 100009)
     assert (acl.NOT_INITIALISED, acl.INTERNAL) == (100045, 500000)
@@ -137,7 +137,7 @@ def test_a_refused_rank_is_an_error(cycle: AclDumpLifecycle, running: Running, w
     session.step()
     session.dump("Add", "Default/Add-op0", "output", 0, np.ones(3, np.float32))
     assert cycle.finalize_dump() == acl.INTERNAL
-    assert "finalize_dump returns 500000: the agent refused this rank" in caplog.text
+    assert "finalize_dump returns 500000: the agent rejected this rank" in caplog.text
 
 
 def test_a_bad_file_leaves_the_one_before(cycle: AclDumpLifecycle, write, tmp_path):

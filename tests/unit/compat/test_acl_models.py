@@ -246,7 +246,7 @@ def test_copies_of_a_model_do_not_count(cycle, running, tmp_path):
 def test_a_model_of_no_framework_is_said(cycle, tmp_path, caplog):
     cycle.set_dump(write(tmp_path, **EVERY))
     rankdump.attach("no model")
-    assert "cannot attach to builtins.str" in caplog.text
+    assert "cannot attach to an object of type builtins.str" in caplog.text
 
 
 @pytest.mark.parametrize("compiled", ["before", "after", "in place, before", "in place, after"])

@@ -46,7 +46,7 @@ def test_a_line_that_its_writer_did_not_finish_is_left_out_and_said(tmp_path):
     found = read_dump_info(path)
     assert len(found.tensors) == 1
     assert found.notes == (
-        f"{path}: its last line is incomplete: '[\"NN_Conv2d_0_forw'; it is left out",
+        f"{path}: its last line is incomplete: '[\"NN_Conv2d_0_forw'; the line is omitted",
     )
 
 
@@ -138,7 +138,7 @@ def test_steps_pair_by_number_where_both_counted_else_by_order():
 
     pairs, said = pair_steps(steps(3, 4, 5), steps(4, 5, 6))
     assert [one.number for one, _ in pairs] == [other.number for _, other in pairs] == [4, 5]
-    assert said == "steps of one side only are left out: 3, 6"
+    assert said == "steps that only one dump has are omitted: 3, 6"
     pairs, said = pair_steps(steps(0, 1), steps(7, 8))
     assert [(one.number, other.number) for one, other in pairs] == [(0, 7), (1, 8)]
     assert not said

@@ -148,7 +148,7 @@ def test_a_dump_of_two_steps(begun: Begin, framework: Framework, running: Runnin
     assert (plan.output.layout, plan.content.saved) == ("api-torch", "full")
     said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert [text.split(":")[1].split()[0] for text in said] == ["dropout", "API", "API"]
-    assert "goes to" in said[1]
+    assert "is written to" in said[1]
     assert "3 calls" in said[2]
 
 
@@ -198,9 +198,9 @@ def test_a_range_goes_on_in_the_next_window(begun: Begin, framework, running):
     [
         (
             ApiDumpRequest(mode="list", scope=("NN_ReLU_7",)),
-            ["no call NN_ReLU_7", "no call is in scope"],
+            ["no call was named NN_ReLU_7", "no call is in scope"],
         ),
-        (ApiDumpRequest(mode="range", scope=("NN_Conv2d_0", "NN_x_1")), ["NN_x_1 did not come"]),
+        (ApiDumpRequest(mode="range", scope=("NN_Conv2d_0", "NN_x_1")), ["NN_x_1, was not made"]),
         (
             ApiDumpRequest(mode="api_list", scope=("gelu",)),
             ["contains 'gelu'", "no call is in scope"],

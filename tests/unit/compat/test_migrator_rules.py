@@ -40,12 +40,12 @@ def calls(stems: Sequence[str]) -> list[ApiCall]:
     [
         ("all", (), RUN, []),
         ("list", ("NN_Conv2d_1", "Torch_matmul_0"), ["Torch_matmul_0", "NN_Conv2d_1"], []),
-        ("list", ("NN_Conv2d_1", "NN_conv2d_0"), ["NN_Conv2d_1"], ["no call NN_conv2d_0"]),
+        ("list", ("NN_Conv2d_1", "NN_conv2d_0"), ["NN_Conv2d_1"], ["named NN_conv2d_0"]),
         ("range", ("NN_Conv2d_0", "Torch_matmul_0"), RUN[1:4], []),
         ("range", ("Torch_matmul_0", "Torch_matmul_0"), ["Torch_matmul_0"], []),
-        ("range", ("Torch_matmul_0", "NN_Relu_9"), RUN[3:], ["NN_Relu_9 did not come"]),
-        ("range", ("Torch_matmul_0", "NN_Conv2d_0"), RUN[3:], ["came before its first"]),
-        ("range", ("NN_Relu_9", "NN_Relu_10"), [], ["NN_Relu_9 did", "NN_Relu_10 did"]),
+        ("range", ("Torch_matmul_0", "NN_Relu_9"), RUN[3:], ["NN_Relu_9, was not made"]),
+        ("range", ("Torch_matmul_0", "NN_Conv2d_0"), RUN[3:], ["made before the first"]),
+        ("range", ("NN_Relu_9", "NN_Relu_10"), [], ["NN_Relu_9, was", "NN_Relu_10, was"]),
         ("api_list", ("RELU", "conv", "gelu"), [RUN[1], RUN[2], RUN[4]], ["'gelu'"]),
     ],
 )

@@ -97,7 +97,7 @@ def test_what_became_of_shared_memory(voice, caplog):
 
 def test_the_sum_of_what_was_lost_says_why_there_is_no_agent(caplog):
     """One line says how much was not dumped and what to install."""
-    missing = "none can be started, for click is not installed"
+    missing = "no daemon can be started, because click is not installed"
     voice = SessionLogger(request_of(RankIdentity()), "unix:/a", 1 << 20, missing=missing)
     voice.log_link_change(LinkState.ABSENT, "no such file", closing=False)
     voice.warn_losses({"not_taken_by_agent": 3}, 0)

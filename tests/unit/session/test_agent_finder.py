@@ -59,7 +59,7 @@ def test_one_is_brought_along_once_and_said(monkeypatch, caplog):
         assert rig.finder.find({"RANKDUMP_JOB_ID": "a"}) == AgentAddress("unix:/brought")
     assert rig.asked == [("a", True)]
     assert caplog.messages == [
-        f"rankdump: {ABSENT}: started one for this job at unix:/brought, which ends with the job"
+        f"rankdump: {ABSENT}: started an agent for this job at unix:/brought; it ends with the job"
     ]
     assert len(rig.at_exit) == 1
 
@@ -77,7 +77,7 @@ def test_ranks_on_several_hosts_get_no_order_and_are_told(monkeypatch, caplog):
     environ = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANKDUMP_JOB_ID": "a"}
     rig.finder.find(environ)
     assert rig.asked == [("a", False)]
-    assert "the order of all ranks is not merged" in caplog.text
+    assert "the execution orders of the ranks are not merged" in caplog.text
 
 
 def test_none_is_brought_along_where_that_is_forbidden(monkeypatch):
@@ -89,11 +89,11 @@ def test_none_is_brought_along_where_that_is_forbidden(monkeypatch):
 
 def test_one_that_cannot_be_started_is_missing(monkeypatch):
     def refuse(job_id: str, merges: bool) -> Share:
-        raise UnavailableError("none can be started")
+        raise UnavailableError("no daemon can be started")
 
     rig = Rig(monkeypatch)
     finder = AgentFinder(refuse, lambda address: ABSENT)  # pyright: ignore[reportArgumentType]
-    assert finder.find({}).missing == f"{ABSENT}, and none can be started"
+    assert finder.find({}).missing == f"{ABSENT}, and no daemon can be started"
     assert rig.at_exit == []
 
 
@@ -114,4 +114,4 @@ def test_an_agent_of_others_is_said(monkeypatch, socket_folder: Path):
         raise PermissionError(13, os.strerror(13))
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    assert "this user may not use the agent of this host" in explain_missing_agent("unix:/a")
+    assert "not permitted to use the agent of this host" in explain_missing_agent("unix:/a")

@@ -23,6 +23,7 @@ from rankdump._frameworks.api_calls import (
     ApiCallCounter,
     ApiLeaf,
     ApiOptions,
+    ApiStepWatch,
     CallStackCache,
     StepListener,
     find_scalar_type,
@@ -57,9 +58,13 @@ from rankdump._frameworks.mindspore.tensors import (
     MindSporeObserver,
     is_float_data,
     is_tensor,
-    make_tensor_reader,
+    make_mindspore_source,
 )
 from rankdump._layout.api_tree import ApiCall
+
+_logger = logging.getLogger("rankdump")
+
+NAME = "mindspore"
 
 
 @dataclass(slots=True, eq=False)
@@ -89,101 +94,113 @@ class MindSporeApiRecorder:
         )
 
     def begin_call(
-        self, calling: OpenMindSporeApiCall, args: Sequence[object], kwargs: Mapping[str, object]
+        self, open_call: OpenMindSporeApiCall, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
         """Record the begin of a call, and its arguments as they are now."""
-        observer, name = self.observer, calling.call.name
-        if not calling.recomputed:
+        observer, name = self.observer, open_call.call.name
+        if not open_call.recomputed:
             observer.recorder.begin_call(observer.graph, name)
-        self._called(name)
-        calling.begun = observer.start_event(name)
-        self._leaves(calling, TensorSide.INPUT, list_input_leaves(args, kwargs))
+        self._record_stack(name)
+        open_call.begun = observer.start_event(name)
+        self._record_leaves(open_call, TensorSide.INPUT, list_input_leaves(args, kwargs))
 
-    def end_call(self, calling: OpenMindSporeApiCall, result: object, raised: bool) -> None:
+    def end_call(self, open_call: OpenMindSporeApiCall, result: object, raised: bool) -> None:
         """Record what a call returned, and wait for its gradients."""
         try:
             if not raised:
                 leaves = list_output_leaves(result)
-                self._leaves(calling, TensorSide.OUTPUT, leaves)
-                self._wait(calling, leaves)
+                self._record_leaves(open_call, TensorSide.OUTPUT, leaves)
+                self._watch_gradients(open_call, leaves)
         finally:
-            if calling.begun is not None:
-                self.observer.recorder.finish_event(calling.begun)
-            self.observer.end_call(calling.call.name, raised=raised)
+            if open_call.begun is not None:
+                self.observer.recorder.finish_event(open_call.begun)
+            self.observer.end_call(open_call.call.name, raised=raised)
 
     def record_layer_mark(self, call: ApiCall, path: str) -> None:
         """Record that a cell was called, by its path with dots."""
         self.observer.record_event(call.name)
-        self._called(format_layer_name(path))
-        self._lone(call, 0, LAYER_MARK_PLACE.argument, _make_mark_source)
+        self._record_stack(format_layer_name(path))
+        self._record_single_tensor(
+            call, 0, LAYER_MARK_PLACE.argument, ArraySource, make_layer_value()
+        )
 
-    def _arrived(
-        self, calling: OpenMindSporeApiCall, slot: int, argument: str, gradient: Any
+    def _record_gradient(
+        self, open_call: OpenMindSporeApiCall, slot: int, argument: str, gradient: Any
     ) -> None:
         """Record a gradient; those of a recomputed call once, as its forward's."""
-        if not self.observer.armed or argument in calling.arrived_places:
+        if not self.observer.armed or argument in open_call.arrived_places:
             return
-        calling.arrived_places.add(argument)
-        self.observer.record_event(calling.gradient.name)
-        self._lone(calling.gradient, slot, argument, make_tensor_reader(gradient))
+        open_call.arrived_places.add(argument)
+        self.observer.record_event(open_call.gradient.name)
+        self._record_single_tensor(
+            open_call.gradient, slot, argument, make_mindspore_source, gradient
+        )
 
-    def _lone(
-        self, call: ApiCall, slot: int, argument: str, read: Callable[[], TensorSource | str]
+    def _record_single_tensor(
+        self,
+        call: ApiCall,
+        slot: int,
+        argument: str,
+        read: Callable[[Any], TensorSource | str],
+        value: object,
     ) -> None:
         """Record the one tensor of a mark, or of a backward."""
         if self.observer.is_selected(call.name, TensorSide.INPUT):
             self.observer.record_tensor(
-                call.op_type, call.name, TensorSide.INPUT, slot, argument, read
+                call.op_type, call.name, TensorSide.INPUT, slot, argument, read, value
             )
         self.observer.end_call(call.name)
 
-    def _leaves(
-        self, calling: OpenMindSporeApiCall, side: TensorSide, leaves: Sequence[ApiLeaf]
+    def _record_leaves(
+        self, open_call: OpenMindSporeApiCall, side: TensorSide, leaves: Sequence[ApiLeaf]
     ) -> None:
         """Hand over the tensors and numbers of one side that the options let pass."""
-        call = calling.call
+        call = open_call.call
         if not self.observer.is_selected(call.name, side):
             return
         for leaf in leaves:
-            if not self._passes(leaf.value):
+            if not self._is_recorded(leaf.value):
                 continue
             scalar = find_scalar_type(leaf.value)
-            argument = format_api_argument(side, leaf.path, leaf.word, scalar, calling.recomputed)
-            read = _make_number_reader(leaf.value) if scalar else make_tensor_reader(leaf.value)
-            self.observer.record_tensor(call.op_type, call.name, side, leaf.slot, argument, read)
+            argument = format_api_argument(side, leaf.path, leaf.word, scalar, open_call.recomputed)
+            self.observer.record_tensor(
+                call.op_type,
+                call.name,
+                side,
+                leaf.slot,
+                argument,
+                ArraySource if scalar else make_mindspore_source,
+                leaf.value,
+            )
 
-    def _passes(self, value: object) -> bool:
+    def _is_recorded(self, value: object) -> bool:
         if is_tensor(value):
             return not self.options.filter_data or is_float_data(value)
         return not self.options.filter_data and bool(find_scalar_type(value))
 
-    def _wait(self, calling: OpenMindSporeApiCall, leaves: Sequence[ApiLeaf]) -> None:
+    def _watch_gradients(self, open_call: OpenMindSporeApiCall, leaves: Sequence[ApiLeaf]) -> None:
         if not self.options.retain_backward:
             return
         for leaf in leaves:
-            if is_tensor(leaf.value) and self._passes(leaf.value):
-                self._gradients.watch_gradient(leaf.value, self._arrival(calling, leaf))
+            if is_tensor(leaf.value) and self._is_recorded(leaf.value):
+                self._gradients.watch_gradient(
+                    leaf.value, self._make_gradient_callback(open_call, leaf)
+                )
 
-    def _arrival(self, calling: OpenMindSporeApiCall, leaf: ApiLeaf) -> Callable[[Any], None]:
+    def _make_gradient_callback(
+        self, open_call: OpenMindSporeApiCall, leaf: ApiLeaf
+    ) -> Callable[[Any], None]:
         """Return what takes a gradient; it holds no tensor of the forward."""
         slot, argument = leaf.slot, format_api_argument(TensorSide.INPUT, leaf.path, leaf.word)
 
         def take(gradient: Any) -> None:
-            self.observer.run_shielded(self._arrived, calling, slot, argument, gradient)
+            self.observer.run_shielded(self._record_gradient, open_call, slot, argument, gradient)
 
         return take
 
-    def _called(self, name: str) -> None:
+    def _record_stack(self, name: str) -> None:
         stack = self._stacks.read_stack(inspect.currentframe())
         self.observer.recorder.record_call_stack(self.observer.graph, name, stack)
-
-
-def _make_number_reader(value: Any) -> Callable[[], TensorSource]:
-    return lambda: ArraySource(value)
-
-
-def _make_mark_source() -> TensorSource:
-    return ArraySource(make_layer_value())
 
 
 class MindSporeApiHook(MindSporeCallListener):
@@ -230,7 +247,7 @@ class MindSporeApiHook(MindSporeCallListener):
         call = ApiCall(api.kind, api.name, self._numbers.next_number(f"{api.kind}_{api.name}"))
         if not self._record.observer.armed:
             return None
-        return self._record.observer.run_shielded(self._begin, call, args, kwargs)
+        return self._record.observer.run_shielded(self._begin_call, call, args, kwargs)
 
     def call_ends(self, token: object, result: object, *, raised: bool) -> None:
         """Record what a selected call returned."""
@@ -247,13 +264,13 @@ class MindSporeApiHook(MindSporeCallListener):
         if not self.is_api_call(cell):
             return path
         # A layer's mark stands before its own tensors, that of a container behind all inside it.
-        self._record.observer.run_shielded(self._mark, path)
+        self._record.observer.run_shielded(self._record_mark, path)
         return self.call_begins(MindSporeApi("NN", type(cell).__name__), args, kwargs)
 
     def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
         """End the call of a layer; mark one of a cell that contains others."""
         if isinstance(token, str):
-            self._record.observer.run_shielded(self._mark, token)
+            self._record.observer.run_shielded(self._record_mark, token)
         self.call_ends(token, result, raised=raised)
 
     def is_api_call(self, cell: Any) -> bool:
@@ -276,25 +293,25 @@ class MindSporeApiHook(MindSporeCallListener):
         # The cells are kept: their identities must not become another's.
         self._paths = {id(cell): (path, cell) for path, cell in iterate_cells(self._model)}
 
-    def _begin(
+    def _begin_call(
         self, call: ApiCall, args: PositionalArguments, kwargs: KeywordArguments
     ) -> OpenMindSporeApiCall | None:
-        calling = self._calling(call)
+        open_call = self._make_open_call(call)
         if not self._record.options.scope(call):
             return None
-        self._record.begin_call(calling, args, kwargs)
-        return calling
+        self._record.begin_call(open_call, args, kwargs)
+        return open_call
 
-    def _calling(self, call: ApiCall) -> OpenMindSporeApiCall:
+    def _make_open_call(self, call: ApiCall) -> OpenMindSporeApiCall:
         gradient = ApiCall(call.kind, call.api, call.number, "backward")
-        calling = OpenMindSporeApiCall(call, gradient, recomputed=self._regions.is_recomputing)
+        open_call = OpenMindSporeApiCall(call, gradient, recomputed=self._regions.is_recomputing)
         origin = self._regions.take_repeated_call(lambda known: known.call.op_type == call.op_type)
         if origin is not None:
-            calling.gradient, calling.arrived_places = origin.gradient, origin.arrived_places
-        self._regions.add_call(origin or calling)
-        return calling
+            open_call.gradient, open_call.arrived_places = origin.gradient, origin.arrived_places
+        self._regions.add_call(origin or open_call)
+        return open_call
 
-    def _mark(self, path: str) -> None:
+    def _record_mark(self, path: str) -> None:
         """Record that a cell was called; the model itself and cells beside it get no mark."""
         if not path or not self._record.observer.armed or self._regions.is_recomputing:
             return
@@ -306,53 +323,36 @@ class MindSporeApiHook(MindSporeCallListener):
         self._record.record_layer_mark(call, path)
 
 
-_logger = logging.getLogger("rankdump")
-
-NAME = "mindspore"
-_MAX_SEARCHING_CALLS = 64
-"""Calls of a model without an optimizer's step after which none is looked for any more."""
-
-
-class MindSporeStepWatch:
-    """Tells a listener of the steps of one model, until it is removed."""
+class MindSporeStepWatch(ApiStepWatch):
+    """Reports the steps of one MindSpore model until it is removed."""
 
     def __init__(self, model: Any, listener: StepListener) -> None:
-        self._model = model
-        self._listener = listener
-        self._calls = 0
-        self._found = False
-        self._outermost = MindSporeOutermostWatch(self._called)
+        super().__init__(model, listener)
+        self._outermost = MindSporeOutermostWatch(self._model_called)
         self._outermost.watch(model)
-        self._ends = _StepEndListener(self)
-        CALL_INTERCEPTION.add_listener(self._ends)
-
-    def optimized(self) -> bool:
-        """Return whether there is an optimizer whose steps can be waited for."""
-        if not self._found and self._calls < _MAX_SEARCHING_CALLS:
-            self._found = has_optimizers()
-        return self._found
+        self._end_listener = _StepEndListener(self)
+        CALL_INTERCEPTION.add_listener(self._end_listener)
 
     def remove(self) -> None:
         """Leave MindSpore as it was before."""
         self._outermost.remove()
-        CALL_INTERCEPTION.remove_listener(self._ends)
+        CALL_INTERCEPTION.remove_listener(self._end_listener)
 
     def stepped(self, optimizer: Any) -> None:
-        """Tell of the step of an optimizer that holds a parameter of the model."""
+        """Report the step of an optimizer that holds a parameter of the model."""
         own = {id(parameter) for parameter in self._model.get_parameters()}
         if any(id(parameter) in own for parameter in optimizer.parameters):
-            self._found = True
-            self._listener.stepped()
+            self._report_step()
 
-    def _called(self, number: int) -> None:
-        self._calls += 1
-        trains = is_recording_gradients()
-        manner = f"{'training' if self._model.training else 'evaluation'}, gradients {trains}"
-        self._listener.called(manner, trains=trains)
+    def _search_optimizer(self) -> bool:
+        return has_optimizers()
+
+    def _model_called(self, number: int) -> None:
+        self._report_call(trains=is_recording_gradients())
 
 
 class _StepEndListener(MindSporeCallListener):
-    """Hears optimizers, and cells that run one or leave it out, as a loss scaler may."""
+    """Receives optimizers' steps, and cells that run one or skip it, as a loss scaler may."""
 
     def __init__(self, watch: MindSporeStepWatch) -> None:
         self._watch = watch
@@ -381,7 +381,7 @@ def api_hook(
 
 
 def without_dropout(model: Any) -> int:
-    """Let no dropout of the model drop anything; return how many there are."""
+    """Turn off the dropout layers of a model; return how many there are."""
     found = [cell for _, cell in iterate_cells(model) if _is_dropout(cell)]
     for cell in found:
         # Each class asks one or two of them.
@@ -393,7 +393,10 @@ def without_dropout(model: Any) -> int:
 
 def save_state(model: Any, folder: Path) -> None:
     """Write nothing: only the state of torch's own kinds of model is compared."""
-    _logger.warning("rankdump: compare_statedict is for torch; of MindSpore no state is saved")
+    _logger.warning(
+        "rankdump: compare_statedict is supported for torch only; the state of this MindSpore "
+        "model is not saved"
+    )
 
 
 def watch_steps(model: Any, listener: StepListener) -> MindSporeStepWatch:

@@ -16,15 +16,18 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from rankdump._core.record import TensorSide
 from rankdump._frameworks.mindspore.framework import Parameter, is_recording_gradients
 from rankdump._frameworks.mindspore.interception import (
     CALL_INTERCEPTION,
     GRADIENT_HOOKS,
     GradientHook,
 )
-from rankdump._frameworks.mindspore.tensors import MindSporeObserver, is_tensor, make_tensor_reader
-from rankdump._frameworks.operator_names import PARAMETER_TYPE, make_gradient_name
+from rankdump._frameworks.mindspore.tensors import (
+    MindSporeObserver,
+    is_tensor,
+    make_mindspore_source,
+)
+from rankdump._frameworks.operator_names import make_gradient_name
 
 
 class MindSporeGradientObserver:
@@ -83,7 +86,7 @@ class MindSporeParameterObserver:
         self.stop()
         for parameter in self._model.trainable_params():
             name = self._names[id(parameter)] = make_gradient_name(parameter.name)
-            self._hooks.append(hook_tensor(parameter, self._arrival(name)))
+            self._hooks.append(hook_tensor(parameter, self._make_gradient_callback(name)))
 
     def stop(self) -> None:
         """Wait for gradients no more."""
@@ -97,31 +100,25 @@ class MindSporeParameterObserver:
         for parameter, gradient in gradients:
             name = self._names.get(id(parameter))
             if name is not None and name not in self._recorded and is_tensor(gradient):
-                self._arrived(name, gradient)
+                self._record_gradient(name, gradient)
 
     def record_all(self) -> None:
         """Hand over all parameters as they stand."""
         for parameter in self._model.get_parameters():
-            self._lone(parameter.name, "parameter", parameter, state=True)
+            self._observer.record_parameter(
+                parameter.name, "parameter", make_mindspore_source, parameter, state=True
+            )
 
-    def _arrival(self, name: str) -> Callable[[Any], None]:
+    def _make_gradient_callback(self, name: str) -> Callable[[Any], None]:
         def take(gradient: Any) -> None:
-            self._observer.run_shielded(self._arrived, name, gradient)
+            self._observer.run_shielded(self._record_gradient, name, gradient)
 
         return take
 
-    def _arrived(self, name: str, gradient: Any) -> None:
+    def _record_gradient(self, name: str, gradient: Any) -> None:
         if self._observer.armed:
             self._recorded.add(name)
-            self._lone(name, "grad", gradient, state=False)
-
-    def _lone(self, name: str, argument: str, tensor: Any, *, state: bool) -> None:
-        if self._observer.is_selected(name, TensorSide.OUTPUT):
-            read = make_tensor_reader(tensor)
-            self._observer.record_tensor(
-                PARAMETER_TYPE, name, TensorSide.OUTPUT, 0, argument, read, state=state
-            )
-            self._observer.end_call(name)
+            self._observer.record_parameter(name, "grad", make_mindspore_source, gradient)
 
 
 _CallT = TypeVar("_CallT")

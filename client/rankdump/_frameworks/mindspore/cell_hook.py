@@ -50,10 +50,15 @@ from rankdump._frameworks.mindspore.interception import (
 from rankdump._frameworks.mindspore.tensors import (
     MindSporeObserver,
     is_tensor,
-    make_tensor_reader,
+    make_mindspore_source,
     read_tensor_type,
 )
-from rankdump._frameworks.model_observer import capture_source_lines
+from rankdump._frameworks.model_observer import (
+    BACKWARD_SIDE,
+    capture_source_lines,
+    check_mark_state,
+    make_mark_target_error,
+)
 from rankdump._frameworks.operator_names import (
     CallLeaf,
     OperatorCallNames,
@@ -96,18 +101,15 @@ def set_dump(cell: object, enabled: object = True) -> None:
     """Mark a cell and all cells inside it, or take their marks away; the last call counts.
 
     It takes effect with the next call of one of them. ValueError for anything but a cell and a
-    bool, as in MindSpore (mindspore-dump.md 1.12).
+    bool, as in MindSpore (API reference of mindspore.set_dump).
     """
     if not isinstance(cell, Cell):
-        kind = f"{type(cell).__module__}.{type(cell).__qualname__}"
-        raise ValueError(f"set_dump: target of type {kind} is not allowed; a mindspore.nn.Cell is")
-    if not isinstance(enabled, bool):
-        raise ValueError(f"set_dump: enabled={enabled!r} is not allowed; True and False are")
-    cell_marks.set_mark(cell, enabled)
+        raise make_mark_target_error(cell, "mindspore.nn.Cell")
+    cell_marks.set_mark(cell, check_mark_state(enabled))
 
 
 class CellMarkReporter:
-    """Keeps one model's recorder up to date."""
+    """Reports the marked cells of one model to its recorder."""
 
     def __init__(self, model: Any, observer: MindSporeObserver) -> None:
         self._model = model
@@ -116,7 +118,7 @@ class CellMarkReporter:
         self._changes = -1
 
     def report_marks(self, operators: dict[int, CellOperator]) -> None:
-        """Say which operators of the model are marked, and which parameters."""
+        """Report which operators and parameters of the model are marked."""
         self._changes = cell_marks.changes
         self._marked = {
             number: cell_marks.is_marked(each.cell) for number, each in operators.items()
@@ -130,16 +132,12 @@ class CellMarkReporter:
         self._observer.recorder.set_marks(self._observer.graph, frozenset(names))
 
     def report_changed_marks(self, operators: dict[int, CellOperator], cell: Any = None) -> None:
-        """Say it again if a mark was set since: of MindSpore's own, on this cell."""
+        """Report the marks again if one was set since, or MindSpore's mark on this cell changed."""
         known = self._marked.get(id(cell))
         if self._changes != cell_marks.changes or (
             known is not None and cell_marks.is_marked(cell) != known
         ):
             self.report_marks(operators)
-
-
-# Seen from the backward, what the forward wrote is read and what it read is written.
-_BACKWARD_SIDE = {TensorSide.INPUT: TensorSide.OUTPUT, TensorSide.OUTPUT: TensorSide.INPUT}
 
 
 @dataclass(slots=True, eq=False)
@@ -171,30 +169,30 @@ class MindSporeCellHook(MindSporeCallListener):
         self._observer = MindSporeObserver(recorder, graph)
         self._gradients = MindSporeGradientObserver()
         self._parameters = MindSporeParameterObserver(model, self._observer)
-        self._marking = CellMarkReporter(model, self._observer)
-        self._boundary = CompiledCallFinder(model)
+        self._mark_reporter = CellMarkReporter(model, self._observer)
+        self._compiled_calls = CompiledCallFinder(model)
         self._regions: RecomputedRegions[MindSporeCellCall] = RecomputedRegions()
         self._operators: dict[int, CellOperator] = {}
         self._numbers: dict[OperatorScope, int] = {}
         self._iteration = -1
         self._listening = False
-        self._saw_other_code = False
+        self._ran_compiled_code = False
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
         """Listen in an armed iteration, and in no other; calls are numbered anew in each."""
         if iteration != self._iteration:
             self._iteration = iteration
             self._numbers = {}
-            self._saw_other_code = False
+            self._ran_compiled_code = False
             self._parameters.restart()
         self._observer.run_shielded(self._arm if armed else self._disarm)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
         """Hand over parameters."""
         if armed:
-            self._observer.run_shielded(self._marking.report_changed_marks, self._operators)
+            self._observer.run_shielded(self._mark_reporter.report_changed_marks, self._operators)
             self._observer.run_shielded(self._parameters.record_all)
-            if self._saw_other_code and not self._numbers:
+            if self._ran_compiled_code and not self._numbers:
                 self._observer.recorder.warn_once(COMPILED_WARNING)
         self._observer.run_shielded(self._gradients.remove_hooks)
         self._regions.clear()
@@ -210,14 +208,16 @@ class MindSporeCellHook(MindSporeCallListener):
         operator = self._operators.get(id(cell))
         if operator is None or not self._observer.armed:
             return None
-        return self._observer.run_shielded(self._begin, operator, list_call_leaves(args, kwargs))
+        return self._observer.run_shielded(
+            self._begin_cell, operator, list_call_leaves(args, kwargs)
+        )
 
     def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
         """End the call of a cell, or of compiled code."""
         if isinstance(token, _OpenCellCall):
-            self._observer.run_shielded(self._end, token, list_result_leaves(result), raised)
+            self._observer.run_shielded(self._end_call, token, list_result_leaves(result), raised)
             if token.compiled is not None and not raised:
-                self._observer.run_shielded(self._take_returned, token.compiled, result)
+                self._observer.run_shielded(self._record_returned_gradients, token.compiled, result)
 
     def compiled_begins(
         self, call: CompiledCall, args: PositionalArguments, kwargs: KeywordArguments
@@ -235,7 +235,7 @@ class MindSporeCellHook(MindSporeCallListener):
         """Take the gradients that no hook has seen, as an optimizer is given them."""
         if self._observer.armed:
             given = args[0] if args else kwargs.get("gradients")
-            self._observer.run_shielded(self._take_given, optimizer, given)
+            self._observer.run_shielded(self._record_given_gradients, optimizer, given)
 
     def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
         """Take the begin of a recomputed region."""
@@ -243,8 +243,8 @@ class MindSporeCellHook(MindSporeCallListener):
 
     def _arm(self) -> None:
         self._operators = find_cell_operators(self._model)
-        self._boundary.clear()
-        self._marking.report_marks(self._operators)
+        self._compiled_calls.clear()
+        self._mark_reporter.report_marks(self._operators)
         self._parameters.start()
         if not self._listening:
             self._listening = True
@@ -255,16 +255,16 @@ class MindSporeCellHook(MindSporeCallListener):
             self._listening = False
             CALL_INTERCEPTION.remove_listener(self)
         self._operators = {}
-        self._boundary.clear()
+        self._compiled_calls.clear()
         self._parameters.stop()
         self._gradients.remove_hooks()
         self._regions.clear()
 
-    def _begin(self, operator: CellOperator, leaves: Sequence[CallLeaf]) -> _OpenCellCall:
-        self._marking.report_changed_marks(self._operators, operator.cell)
+    def _begin_cell(self, operator: CellOperator, leaves: Sequence[CallLeaf]) -> _OpenCellCall:
+        self._mark_reporter.report_changed_marks(self._operators, operator.cell)
         recorder = self._observer.recorder
         wanted = recorder.wants_arguments or recorder.is_describing
-        return self._open(
+        return self._open_call(
             operator.scope, leaves, read_cell_arguments(operator.cell) if wanted else {}
         )
 
@@ -272,24 +272,24 @@ class MindSporeCellHook(MindSporeCallListener):
         self, call: CompiledCall, leaves: Sequence[CallLeaf]
     ) -> _OpenCellCall | None:
         own = id(call.program) in self._operators
-        scope = self._boundary.find_scope(call, self._operators)
-        self._saw_other_code = True
+        scope = self._compiled_calls.find_scope(call, self._operators)
+        self._ran_compiled_code = True
         if own or scope is not None:
             self._observer.recorder.warn_once(COMPILED_WARNING)
         if scope is None:
             return None
         if self._observer.recorder.wants_arguments:
             self._observer.recorder.warn_once(NO_ARGUMENTS_WARNING)
-        opened = self._open(scope, leaves, None)
+        opened = self._open_call(scope, leaves, None)
         opened.compiled = call
         return opened
 
-    def _open(
+    def _open_call(
         self, scope: OperatorScope, leaves: Sequence[CallLeaf], arguments: dict[str, str] | None
     ) -> _OpenCellCall:
         observer = self._observer
         origin = self._regions.take_repeated_call(lambda known: known.scope == scope)
-        call = origin or self._numbered(scope)
+        call = origin or self._number_call(scope)
         self._regions.add_call(call)
         name = call.names.forward if origin is None else call.names.recomputation
         if origin is None:
@@ -301,33 +301,33 @@ class MindSporeCellHook(MindSporeCallListener):
             if observer.recorder.is_describing
             else ()
         )
-        self._tensors(scope.op_type, name, TensorSide.INPUT, leaves)
-        self._wait(call, TensorSide.INPUT, leaves)
+        self._record_tensors(scope.op_type, name, TensorSide.INPUT, leaves)
+        self._watch_gradients(call, TensorSide.INPUT, leaves)
         return _OpenCellCall(
             call, name, observer.start_event(name), len(leaves), source, arguments or {}
         )
 
-    def _numbered(self, scope: OperatorScope) -> MindSporeCellCall:
+    def _number_call(self, scope: OperatorScope) -> MindSporeCellCall:
         number = self._numbers.get(scope, 0)
         self._numbers[scope] = number + 1
         return MindSporeCellCall(scope, scope.call_names(number))
 
-    def _take_returned(self, call: CompiledCall, result: object) -> None:
+    def _record_returned_gradients(self, call: CompiledCall, result: object) -> None:
         self._parameters.record_returned_gradients(match_returned_gradients(call, result))
 
-    def _take_given(self, optimizer: Any, given: object) -> None:
+    def _record_given_gradients(self, optimizer: Any, given: object) -> None:
         gradients = cast("Sequence[object]", given) if isinstance(given, (tuple, list)) else ()
         if len(gradients) == len(optimizer.parameters):
             self._parameters.record_returned_gradients(
                 zip(optimizer.parameters, gradients, strict=True)
             )
 
-    def _end(self, opened: _OpenCellCall, leaves: Sequence[CallLeaf], raised: bool) -> None:
+    def _end_call(self, opened: _OpenCellCall, leaves: Sequence[CallLeaf], raised: bool) -> None:
         observer, call = self._observer, opened.call
         try:
             if not raised:
-                self._tensors(call.scope.op_type, opened.name, TensorSide.OUTPUT, leaves)
-                self._wait(call, TensorSide.OUTPUT, leaves)
+                self._record_tensors(call.scope.op_type, opened.name, TensorSide.OUTPUT, leaves)
+                self._watch_gradients(call, TensorSide.OUTPUT, leaves)
         finally:
             observer.recorder.finish_event(opened.begun)
             if observer.recorder.is_describing:
@@ -345,34 +345,45 @@ class MindSporeCellHook(MindSporeCallListener):
         )
         self._observer.recorder.describe(self._observer.graph, node)
 
-    def _tensors(
+    def _record_tensors(
         self, op_type: str, name: str, side: TensorSide, leaves: Sequence[CallLeaf]
     ) -> None:
         if not self._observer.is_selected(name, side):
             return
         for leaf in leaves:
             if is_tensor(leaf.value):
-                read = make_tensor_reader(leaf.value)
-                self._observer.record_tensor(op_type, name, side, leaf.slot, leaf.argument, read)
+                self._observer.record_tensor(
+                    op_type,
+                    name,
+                    side,
+                    leaf.slot,
+                    leaf.argument,
+                    make_mindspore_source,
+                    leaf.value,
+                )
 
-    def _wait(self, call: MindSporeCellCall, side: TensorSide, leaves: Sequence[CallLeaf]) -> None:
+    def _watch_gradients(
+        self, call: MindSporeCellCall, side: TensorSide, leaves: Sequence[CallLeaf]
+    ) -> None:
         for leaf in leaves:
             if is_tensor(leaf.value):
-                self._gradients.watch_gradient(leaf.value, self._arrival(call, side, leaf))
+                self._gradients.watch_gradient(
+                    leaf.value, self._make_gradient_callback(call, side, leaf)
+                )
 
-    def _arrival(
+    def _make_gradient_callback(
         self, call: MindSporeCellCall, side: TensorSide, leaf: CallLeaf
     ) -> Callable[[Any], None]:
         slot, argument = leaf.slot, leaf.argument
 
         def take(gradient: Any) -> None:
             self._observer.run_shielded(
-                self._arrived, call, side, CallLeaf(slot, argument, gradient)
+                self._record_gradient, call, side, CallLeaf(slot, argument, gradient)
             )
 
         return take
 
-    def _arrived(self, call: MindSporeCellCall, side: TensorSide, leaf: CallLeaf) -> None:
+    def _record_gradient(self, call: MindSporeCellCall, side: TensorSide, leaf: CallLeaf) -> None:
         """Hand over a gradient; those of a recomputed call once, as its forward's."""
         place = (side, leaf.slot)
         if not self._observer.armed or place in call.arrived_slots:
@@ -381,7 +392,7 @@ class MindSporeCellHook(MindSporeCallListener):
         if not call.arrived_slots:
             self._observer.record_event(name)
         call.arrived_slots.add(place)
-        self._tensors(call.scope.op_type, name, _BACKWARD_SIDE[side], [leaf])
+        self._record_tensors(call.scope.op_type, name, BACKWARD_SIDE[side], [leaf])
         self._observer.end_call(name)
 
 
@@ -396,7 +407,7 @@ class MindSporeOutermostWatch(MindSporeCallListener):
 
     def __init__(self, begins: Callable[[int], None]) -> None:
         """`begins` is given the number of the model, before anything of its call is observed."""
-        self._begins = begins
+        self._model_called = begins
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._thread = _CallDepth()
         CALL_INTERCEPTION.add_listener(self, first=True)
@@ -412,14 +423,14 @@ class MindSporeOutermostWatch(MindSporeCallListener):
     def cell_begins(
         self, cell: Any, args: PositionalArguments, kwargs: KeywordArguments, *, inside: bool
     ) -> object:
-        """Tell of an outermost call; one that repeats a forward is none."""
+        """Report an outermost call; a recomputation does not count as one."""
         known = self._numbers.get(id(cell))
         thread = self._thread
         if known is None or thread.repeating:
             return None
         thread.depth += 1
         if thread.depth == 1:
-            self._begins(known[0])
+            self._model_called(known[0])
         return known
 
     def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
@@ -432,7 +443,7 @@ class MindSporeOutermostWatch(MindSporeCallListener):
         if not again:
             return bool
         self._thread.repeating += 1
-        return self._repeated
+        return self._end_repetition
 
-    def _repeated(self) -> None:
+    def _end_repetition(self) -> None:
         self._thread.repeating -= 1

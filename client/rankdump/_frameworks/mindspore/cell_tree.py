@@ -108,7 +108,7 @@ def _is_plain(value: object, depth: int = 2) -> bool:
 
 
 _NATIVE_DUMP_HINT = (
-    "For these let MindSpore dump by itself: name a data_dump.json with another path in "
+    "To dump them, use MindSpore's own dump: name a data_dump.json with another path in "
     "MINDSPORE_DUMP_CONFIG, and run `rankdump ingest THAT_PATH --into TREE --follow`"
 )
 COMPILED_WARNING = (
@@ -118,12 +118,12 @@ COMPILED_WARNING = (
 )
 """Warning of a dump of cells when it meets compiled code."""
 NO_ARGUMENTS_WARNING = (
-    "save_kernel_args: a compiled call has no arguments of its own, and those of the cells inside "
-    "it are not written"
+    "save_kernel_args: for a compiled call no arguments are written, neither its own nor those of "
+    "the cells inside it"
 )
 """Warning of a dump with arguments when it meets compiled code."""
 COMPILED_APIS_WARNING = (
-    "MindSpore runs compiled code (graph mode or jit): calls of the API inside it are not dumped. "
+    "MindSpore runs compiled code (graph mode or jit): API calls inside it are not dumped. "
     f"{_NATIVE_DUMP_HINT}"
 )
 """Warning of a dump of API calls when it meets compiled code."""
@@ -202,18 +202,18 @@ class CompiledCallFinder:
         `operators` are the model's cells by identity. The call of such a cell is observed as that,
         and has None as well.
         """
-        if id(call.program) in operators or not self._runs(call.program, operators):
+        if id(call.program) in operators or not self._runs_model(call.program, operators):
             return None
-        made_of = find_derivation(call.program)
-        if made_of is not None:
-            return OperatorScope(self._path(made_of.program, operators), made_of.kind)
+        derived = find_derivation(call.program)
+        if derived is not None:
+            return OperatorScope(self._find_path(derived.program, operators), derived.kind)
         if isinstance(call.program, Cell):
             return make_scope([("", type(call.program).__name__)])
         return OperatorScope(
-            self._path(call.program, operators), _format_program_name(call.program)
+            self._find_path(call.program, operators), _format_program_name(call.program)
         )
 
-    def _path(self, program: Any, operators: Mapping[int, CellOperator]) -> str:
+    def _find_path(self, program: Any, operators: Mapping[int, CellOperator]) -> str:
         """Return where a function, method or cell stands."""
         cell = getattr(program, "__self__", program)
         if not isinstance(cell, Cell):
@@ -225,16 +225,18 @@ class CompiledCallFinder:
             else operator.scope.path
         )
 
-    def _runs(self, program: Any, operators: Mapping[int, CellOperator]) -> bool:
+    def _runs_model(self, program: Any, operators: Mapping[int, CellOperator]) -> bool:
         # A method is made anew each time that it is asked for.
         place = (id(getattr(program, "__func__", program)), id(getattr(program, "__self__", None)))
         known = self._known.get(place)
         if known is None:
-            reached = any(self._holds(cell, operators) for cell in _iterate_named_cells(program))
+            reached = any(
+                self._contains_model(cell, operators) for cell in _iterate_named_cells(program)
+            )
             known = self._known[place] = (program, reached)
         return known[1]
 
-    def _holds(self, cell: Any, operators: Mapping[int, CellOperator]) -> bool:
+    def _contains_model(self, cell: Any, operators: Mapping[int, CellOperator]) -> bool:
         if id(cell) in operators:
             return True
         return any(inside is self._model for _, inside in cell.cells_and_names())

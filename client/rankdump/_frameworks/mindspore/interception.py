@@ -46,7 +46,7 @@ KeywordArguments = Mapping[str, object]
 
 
 class MindSporeCallListener:
-    """Is told of calls, on the thread that makes them; passes over what it does not redefine.
+    """Receives calls, on the thread that makes them; methods that are not redefined do nothing.
 
     No method may raise.
     """
@@ -129,20 +129,20 @@ class GradientHookRegistry:
                 remove_hook(number)
 
     def suspend(self, tensors: Iterable[Any]) -> RemovedHooks:
-        """Take the hooks off all parameters and off these tensors, until `put_back`."""
+        """Remove the hooks of all parameters and of these tensors until `restore`."""
         with self._lock:
             found = [(parameter, hook) for hook, parameter in self._parameters.items()]
             found += [(each, hook) for each in tensors for hook in list_hooks(each)]
-            return [(tensor, hook) for tensor, hook in found if self._taken_off(hook)]
+            return [(tensor, hook) for tensor, hook in found if self._detach_hook(hook)]
 
-    def restore(self, taken: RemovedHooks) -> None:
+    def restore(self, removed: RemovedHooks) -> None:
         """Put hooks back, except those that were removed meanwhile."""
         with self._lock:
-            for tensor, hook in taken:
+            for tensor, hook in removed:
                 if hook in self._numbers:
                     self._numbers[hook] = add_hook(tensor, hook)
 
-    def _taken_off(self, hook: GradientHook) -> bool:
+    def _detach_hook(self, hook: GradientHook) -> bool:
         """Take a hook off; return False for one of the job's own, and for one that is off."""
         number = self._numbers.get(hook)
         if number is None:
@@ -181,7 +181,7 @@ class CallInterception:
         self._pauses = 0
 
     def add_listener(self, listener: MindSporeCallListener, *, first: bool = False) -> None:
-        """Tell a listener of calls from now on; one that begins iterations before all others."""
+        """Report calls to a listener from now on; with `first`, before all other listeners."""
         with self._lock:
             known = self._listeners
             self._listeners = (listener, *known) if first else (*known, listener)
@@ -192,7 +192,7 @@ class CallInterception:
                     self._calls.install()
 
     def remove_listener(self, listener: MindSporeCallListener) -> None:
-        """Tell a listener no more; with the last one everything is put back as it was."""
+        """Stop reporting to a listener; removing the last one restores all attributes."""
         with self._lock:
             self._listeners = tuple(known for known in self._listeners if known is not listener)
             if not self._listeners and self._calls is not None and self._compilers is not None:
@@ -235,26 +235,29 @@ class CallInterception:
         if self._thread.depth:
             return function(*args, **kwargs)
         with self.suppress_calls():
-            opened = [(one, one.call_begins(api, args, kwargs)) for one in self._listeners]
+            opened = [
+                (listener, listener.call_begins(api, args, kwargs)) for listener in self._listeners
+            ]
             result, raised = None, True
             try:
                 result = function(*args, **kwargs)
                 raised = False
             finally:
-                for one, token in reversed(opened):
-                    one.call_ends(token, result, raised=raised)
+                for listener, token in reversed(opened):
+                    listener.call_ends(token, result, raised=raised)
             return result
 
     def call_cell(self, function: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
         """Call a cell, and tell of it."""
         if is_optimizer(cell):
-            return self._optimize(function, cell, args, kwargs)
+            return self._call_optimizer(function, cell, args, kwargs)
         inside = self._thread.depth > 0
         compiled = is_graph_mode()
-        closed = compiled or any(one.is_api_call(cell) for one in self._listeners)
+        closed = compiled or any(listener.is_api_call(cell) for listener in self._listeners)
         with self.suppress_calls():
             opened = [
-                (one, one.cell_begins(cell, args, kwargs, inside=inside)) for one in self._listeners
+                (listener, listener.cell_begins(cell, args, kwargs, inside=inside))
+                for listener in self._listeners
             ]
             if compiled and not inside:
                 opened += self._begin_compiled(CompiledCall(cell), args, kwargs)
@@ -315,36 +318,42 @@ class CallInterception:
     ) -> Any:
         """Run a region that is recomputed; one of a cell that is an API is part of its call."""
         method_of = find_recomputed_cell(args[0])
-        if method_of is not None and any(one.is_api_call(method_of) for one in self._listeners):
+        if method_of is not None and any(
+            listener.is_api_call(method_of) for listener in self._listeners
+        ):
             with self.suppress_calls():
                 return function(*args, **kwargs)
-        ends = [one.region_begins(args[0], again=again) for one in self._listeners]
+        ends = [listener.region_begins(args[0], again=again) for listener in self._listeners]
         try:
             return function(*args, **kwargs)
         finally:
             for end in reversed(ends):
                 end()
 
-    def _optimize(self, function: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
+    def _call_optimizer(
+        self, function: Callable[..., Any], cell: Any, args: Any, kwargs: Any
+    ) -> Any:
         with self.suppress_calls():
-            for one in self._listeners:
-                one.optimizer_begins(cell, args, kwargs)
+            for listener in self._listeners:
+                listener.optimizer_begins(cell, args, kwargs)
             result = function(cell, *args, **kwargs)
-            for one in self._listeners:
-                one.optimizer_ends(cell)
+            for listener in self._listeners:
+                listener.optimizer_ends(cell)
         return result
 
     def _begin_compiled(
         self, call: CompiledCall, args: PositionalArguments, kwargs: KeywordArguments
     ) -> list[tuple[MindSporeCallListener, object]]:
-        return [(one, one.compiled_begins(call, args, kwargs)) for one in self._listeners]
+        return [
+            (listener, listener.compiled_begins(call, args, kwargs)) for listener in self._listeners
+        ]
 
 
 def _end_calls(
     opened: list[tuple[MindSporeCallListener, object]], result: object, *, raised: bool
 ) -> None:
-    for one, token in reversed(opened):
-        one.cell_ends(token, result, raised=raised)
+    for listener, token in reversed(opened):
+        listener.cell_ends(token, result, raised=raised)
 
 
 def _suspend_hooks(args: PositionalArguments, kwargs: KeywordArguments) -> RemovedHooks:
@@ -352,7 +361,7 @@ def _suspend_hooks(args: PositionalArguments, kwargs: KeywordArguments) -> Remov
         tensors = [leaf.value for leaf in list_call_leaves(args, kwargs) if is_tensor(leaf.value)]
         return GRADIENT_HOOKS.suspend(tensors)
     except Exception as error:  # the job goes on, if need be without our hooks
-        _logger.debug("hooks stay on while code is compiled", exc_info=error)
+        _logger.debug("hooks could not be removed before a compilation", exc_info=error)
         return []
 
 

@@ -17,11 +17,9 @@ import numpy as np
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.graph import TensorType
 from rankdump._core.plan import StatisticPrecision
-from rankdump._core.record import TensorSide
-from rankdump._core.recorder_protocol import TensorObservation, TensorSource
 from rankdump._frameworks.arrays import ArraySource
 from rankdump._frameworks.mindspore.framework import Tensor, read_dtype
-from rankdump._frameworks.model_observer import HOOK_FAILED, ModelObserver
+from rankdump._frameworks.model_observer import ModelObserver
 
 OPERATOR_FAILED = "operator_failed"
 """Reason of a tensor that was never made."""
@@ -139,30 +137,7 @@ _ResultT = TypeVar("_ResultT")
 
 
 class MindSporeObserver(ModelObserver):
-    """What the parts of the adapter share: the recorder, and the number of the graph."""
-
-    def record_tensor(
-        self,
-        op_type: str,
-        op_name: str,
-        side: TensorSide,
-        slot: int,
-        argument: str,
-        read: Callable[[], TensorSource | str],
-        *,
-        state: bool = False,
-    ) -> None:
-        """Hand over what `read` gives, or count it as lost for the reason it gives."""
-        place = (self.graph, op_type, op_name, side, slot)
-        try:
-            source = read()
-            if isinstance(source, str):
-                self.recorder.count_loss(*place, source)
-                return
-            self.recorder.observe(TensorObservation(*place, argument, source, state))
-        except Exception as error:
-            self.recorder.count_loss(*place, HOOK_FAILED)
-            self.report_failure(error)
+    """Observer of one attached MindSpore model, which reports errors of its hooks."""
 
     def run_shielded(self, body: Callable[..., _ResultT], *args: Any) -> _ResultT | None:
         """Run a hook's body; None after an error, which is reported. Interrupts pass through."""
@@ -171,8 +146,3 @@ class MindSporeObserver(ModelObserver):
         except Exception as error:
             self.report_failure(error)
             return None
-
-
-def make_tensor_reader(tensor: Any) -> Callable[[], TensorSource | str]:
-    """Return what reads a tensor when it is asked to."""
-    return lambda: make_mindspore_source(tensor)

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rankdump._core.recorder_protocol import Recorder
-from rankdump._frameworks.api_calls import ApiOptions, StepListener
+from rankdump._frameworks.api_calls import ApiOptions, ApiStepWatch, StepListener
 from rankdump._frameworks.torch.apis.api_hook import TorchApiHook
 from rankdump._frameworks.torch.apis.function_patches import without_dropout
 from rankdump._frameworks.torch.internals import find_backward_step
@@ -32,72 +32,66 @@ from rankdump._frameworks.torch.module_hooks import TorchOutermostWatch
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
+__all__ = ["NAME", "api_hook", "save_state", "watch_steps", "without_dropout"]
 
-_MAX_SEARCHING_CALLS = 64
-"""Calls of a model without an optimizer's step after which none is looked for any more."""
+NAME = "torch"
+_STATE_FILE = "pt_net.pth"
 
 
-class TorchStepWatch:
-    """Tells a listener of one model, until it is removed."""
+class TorchStepWatch(ApiStepWatch):
+    """Reports the steps of one torch model until it is removed."""
 
     def __init__(self, model: Module, listener: StepListener) -> None:
-        self._model = model
-        self._listener = listener
-        self._calls = 0
-        self._found = False
-        self._judged: dict[int, tuple[ref[Optimizer], bool]] = {}
+        super().__init__(model, listener)
+        self._known_optimizers: dict[int, tuple[ref[Optimizer], bool]] = {}
         """Whether the steps of an optimizer count, by its identity."""
-        self._owned = False
+        self._has_own_optimizer = False
         """The model's own optimizer was seen."""
-        self._outermost = TorchOutermostWatch(self._called)
+        self._outermost = TorchOutermostWatch(self._model_called)
         self._outermost.watch(model)
-        self._handle = register_optimizer_step_post_hook(self._stepped)
-        self._scaler = _ScalerStepPatch(self._scaled)
-
-    def optimized(self) -> bool:
-        """Return whether there is an optimizer whose steps can be waited for."""
-        if not self._found and self._calls < _MAX_SEARCHING_CALLS:
-            self._found = any(True for _ in _iterate_optimizers())
-        return self._found
+        self._handle = register_optimizer_step_post_hook(self._after_step)
+        self._scaler_patch = _ScalerStepPatch(self._note_step)
 
     def remove(self) -> None:
         """Leave the model and torch as they were."""
         self._outermost.remove()
         self._handle.remove()
-        self._scaler.remove()
+        self._scaler_patch.remove()
 
-    def _called(self, number: int) -> None:
+    def _model_called(self, number: int) -> None:
         if find_backward_step() is not None:  # a checkpoint is recomputed
             return
-        self._calls += 1
-        trains = torch.is_grad_enabled() and any(p.requires_grad for p in self._model.parameters())
-        manner = f"{'training' if self._model.training else 'evaluation'}, gradients {trains}"
-        self._listener.called(manner, trains=trains)
+        parameters = self._model.parameters()
+        self._report_call(
+            trains=torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
+        )
 
-    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._scaled(optimizer)
+    def _search_optimizer(self) -> bool:
+        return any(True for _ in _iterate_optimizers())
 
-    def _scaled(self, optimizer: Optimizer) -> None:
-        known, counts = self._judged.get(id(optimizer), (None, False))
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._note_step(optimizer)
+
+    def _note_step(self, optimizer: Optimizer) -> None:
+        known, counts = self._known_optimizers.get(id(optimizer), (None, False))
         if known is None or known() is not optimizer:
-            counts = self._counts(optimizer)
+            counts = self._is_counted(optimizer)
         if counts:
-            self._found = True
-            self._listener.stepped()
+            self._report_step()
 
-    def _counts(self, optimizer: Optimizer) -> bool:
+    def _is_counted(self, optimizer: Optimizer) -> bool:
         """Find out whether steps of an optimizer count: it takes a look at all objects there are.
 
         They count until the model's own optimizer comes; from then on only that one's do.
         """
         own = {id(parameter) for parameter in self._model.parameters()}
         shares = _shares_parameter(optimizer, own)
-        if shares and not self._owned:
-            self._owned = True
-            self._judged.clear()
+        if shares and not self._has_own_optimizer:
+            self._has_own_optimizer = True
+            self._known_optimizers.clear()
         counts = shares or not any(_shares_parameter(each, own) for each in _iterate_optimizers())
-        alive = {at: each for at, each in self._judged.items() if each[0]() is not None}
-        self._judged = {**alive, id(optimizer): (ref(optimizer), counts)}
+        alive = {at: each for at, each in self._known_optimizers.items() if each[0]() is not None}
+        self._known_optimizers = {**alive, id(optimizer): (ref(optimizer), counts)}
         return counts
 
 
@@ -135,16 +129,6 @@ def _shares_parameter(optimizer: Optimizer, own: set[int]) -> bool:
     return any(id(each) in own for group in optimizer.param_groups for each in group["params"])
 
 
-# torch's stubs leave the hooks of its classes untyped.
-# pyright: reportUnknownMemberType=false
-
-
-__all__ = ["NAME", "api_hook", "save_state", "watch_steps", "without_dropout"]
-
-NAME = "torch"
-_STATE = "pt_net.pth"
-
-
 def api_hook(model: Module, recorder: Recorder, *, graph: int, options: ApiOptions) -> TorchApiHook:
     """Return what observes the calls of a model's program, and counts them from now on."""
     return TorchApiHook(model, recorder, graph, options)
@@ -152,8 +136,8 @@ def api_hook(model: Module, recorder: Recorder, *, graph: int, options: ApiOptio
 
 def save_state(model: Module, folder: Path) -> None:
     """Write `pt_net.pth`, the model's `state_dict`, in the place of an earlier one."""
-    path = folder / _STATE
-    hidden = folder / f".{_STATE}.{os.getpid()}"
+    path = folder / _STATE_FILE
+    hidden = folder / f".{_STATE_FILE}.{os.getpid()}"
     try:
         with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "wb") as file:
             torch.save(model.state_dict(), file)

@@ -55,21 +55,21 @@ class WorkWatcher:
     def install(self) -> None:
         """Replace the method."""
         original: Callable[..., Any] = _work_class.wait
-        waits = self
+        watcher = self
 
         @wraps(original)
         def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
             try:
                 return original(work, *args, **kwargs)
             finally:
-                waits.end_wait(work)
+                watcher.end_wait(work)
 
         # What stands in the class binds; `original`, read from it, does not.
         self._replaced = (vars(_work_class)["wait"], wait)
         _work_class.wait = wait
 
     def remove(self) -> None:
-        """Put the method back; works still under way end when they are let go."""
+        """Restore the method; works still running end when they are released."""
         if self._replaced is not None and vars(_work_class)["wait"] is self._replaced[1]:
             _work_class.wait = self._replaced[0]
         self._replaced = None
@@ -81,9 +81,9 @@ class WorkWatcher:
         elif not pending.begun:
             # Nobody records it; only its number mattered, unless the end is to tell it.
             if pending.sequence is None:
-                self._wait_for(work, pending)
+                self._add_pending(work, pending)
         elif not _finish_by_future(work, pending):
-            self._wait_for(work, pending)
+            self._add_pending(work, pending)
 
     def end_wait(self, work: dist.Work) -> None:
         """Note that a wait for the work has returned."""
@@ -96,11 +96,11 @@ class WorkWatcher:
             sender = None
         collective_recorder.end(pending, sender)
 
-    def _wait_for(self, work: dist.Work, pending: PendingCollective) -> None:
+    def _add_pending(self, work: dist.Work, pending: PendingCollective) -> None:
         self._pending[id(work)] = pending
-        weakref.finalize(work, self._let_go, id(work)).atexit = False
+        weakref.finalize(work, self._end_released, id(work)).atexit = False
 
-    def _let_go(self, identity: int) -> None:
+    def _end_released(self, identity: int) -> None:
         collective_recorder.end(self._pending.pop(identity, None))
 
 
@@ -182,15 +182,15 @@ class ProcessGroupPatch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._replaced: dict[str, tuple[object, object]] = {}
-        self._waits = WorkWatcher()
+        self._work_watcher = WorkWatcher()
 
     def add_recorder(self, recorder: Recorder, graph: int) -> None:
-        """Tell a recorder of collectives from now on."""
+        """Report collectives to a recorder from now on."""
         collective_recorder.add_listener(recorder, graph)
         self.install_methods()
 
     def remove_recorder(self, recorder: Recorder, graph: int) -> None:
-        """Tell it no longer; the last one to go puts the methods back."""
+        """Stop reporting to a recorder; removing the last one restores the methods."""
         collective_recorder.remove_listener(recorder, graph)
         with self._lock:
             if not collective_recorder.has_listeners:
@@ -203,12 +203,12 @@ class ProcessGroupPatch:
         with self._lock:
             if self._replaced:
                 return
-            self._waits.install()
+            self._work_watcher.install()
             for name, method in COLLECTIVE_METHODS.items():
                 # What stands in the class binds; what reading it gives is callable, but does not.
                 original = vars(dist.ProcessGroup).get(name)
                 if original is not None:
-                    ours = self._observed(getattr(dist.ProcessGroup, name), method)
+                    ours = self._wrap_method(getattr(dist.ProcessGroup, name), method)
                     self._replaced[name] = (original, ours)
                     setattr(dist.ProcessGroup, name, ours)
 
@@ -218,9 +218,9 @@ class ProcessGroupPatch:
             if vars(dist.ProcessGroup).get(name) is ours:
                 setattr(dist.ProcessGroup, name, original)
         self._replaced.clear()
-        self._waits.remove()
+        self._work_watcher.remove()
 
-    def _observed(
+    def _wrap_method(
         self, original: Callable[..., Any], method: CollectiveMethod
     ) -> Callable[..., Any]:
         @wraps(original)
@@ -243,7 +243,7 @@ class ProcessGroupPatch:
         if pending is None:
             return
         try:
-            self._waits.watch_work(work, pending)
+            self._work_watcher.watch_work(work, pending)
         except Exception as error:
             collective_recorder.report_failure(error)
             collective_recorder.end(pending)
@@ -285,42 +285,44 @@ process_group_patch = ProcessGroupPatch()
 
 
 class CollectiveSubscription:
-    """On every rank alike, armed or not, until `stop`: all must count the same collectives."""
+    """Subscription of one model, armed or not: all ranks must count the same collectives."""
 
     def __init__(self, model: Module, observer: TorchObserver) -> None:
         self._observer = observer
-        self._on = False
-        self._around: ref[Module] | None = None
+        self._is_subscribed = False
+        self._outer_ddp: ref[Module] | None = None
         if dist.is_available():
-            run_shielded(self._start, observer.report_failure, model)
+            run_shielded(self._subscribe, observer.report_failure, model)
 
     def refresh_methods(self) -> None:
         """Look again where collectives are to be listened for."""
-        if self._on:
+        if self._is_subscribed:
             run_shielded(process_group_patch.install_methods, self._observer.report_failure)
 
     def find_outer_ddp(self) -> None:
         """Find a wrapper that was put around the model later: it is known only while it runs."""
-        around = find_running_ddp() if self._on else None
-        if around is not None and (self._around is None or self._around() is not around):
-            self._around = ref(around)
-            observe_buckets(around)
+        outer_ddp = find_running_ddp() if self._is_subscribed else None
+        if outer_ddp is not None and (
+            self._outer_ddp is None or self._outer_ddp() is not outer_ddp
+        ):
+            self._outer_ddp = ref(outer_ddp)
+            observe_buckets(outer_ddp)
 
     def set_recorder(self, recorder: Recorder) -> None:
         """Hand over to this recorder from now on, as the observer does."""
         observer, before = self._observer, self._observer.recorder
         observer.recorder = recorder
-        if self._on:
+        if self._is_subscribed:
             process_group_patch.remove_recorder(before, observer.graph)
             process_group_patch.add_recorder(recorder, observer.graph)
 
     def unsubscribe(self) -> None:
-        """Hear no more."""
-        if self._on:
-            self._on = False
+        """Stop reporting collectives."""
+        if self._is_subscribed:
+            self._is_subscribed = False
             process_group_patch.remove_recorder(self._observer.recorder, self._observer.graph)
 
-    def _start(self, model: Module) -> None:
+    def _subscribe(self, model: Module) -> None:
         process_group_patch.add_recorder(self._observer.recorder, self._observer.graph)
-        self._on = True
+        self._is_subscribed = True
         observe_buckets(model)

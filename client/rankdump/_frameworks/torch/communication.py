@@ -21,8 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankdump._core.events import EventKind
-from rankdump._core.events import ProcessGroup as Group
+from rankdump._core.events import EventKind, ProcessGroup
 from rankdump._core.recorder_protocol import CollectiveCall, Recorder, StartedEvent
 from rankdump._core.timeouts import GroupTimeout
 from rankdump._frameworks.torch.tensors import find_dtype_name
@@ -57,7 +56,7 @@ class CollectiveRequest:
     """A collective or message that is about to start."""
 
     kind: EventKind
-    group: Group
+    group: ProcessGroup
     rank: int
     """This process's global rank."""
     element_count: int = 0
@@ -104,19 +103,19 @@ class PendingCollective:
 
 
 class CollectiveRecorder:
-    """The recorders that want to know, and the numbers so far."""
+    """Reports collectives to all recorders that listen, and numbers them."""
 
     def __init__(self) -> None:
         self._sequences = CollectiveCounter()
         self._listeners: list[tuple[Recorder, int]] = []
-        self._inside = threading.local()
+        self._nesting = threading.local()
 
     def add_listener(self, recorder: Recorder, graph: int) -> None:
-        """Tell this recorder, too; one that several models share is told once."""
+        """Add a recorder; one that several models share gets each event once."""
         self._listeners = [*self._listeners, (recorder, graph)]
 
     def remove_listener(self, recorder: Recorder, graph: int) -> None:
-        """Take back one `listen`."""
+        """Undo one `add_listener`."""
         remaining = list(self._listeners)
         if (recorder, graph) in remaining:
             remaining.remove((recorder, graph))
@@ -130,16 +129,16 @@ class CollectiveRecorder:
     @property
     def is_nested(self) -> bool:
         """Whether this thread is inside a call that is already counted."""
-        return getattr(self._inside, "depth", 0) > 0
+        return getattr(self._nesting, "depth", 0) > 0
 
     @contextmanager
     def suppress_nested(self) -> Generator[None]:
         """Count no call that this one makes in its turn."""
-        self._inside.depth = getattr(self._inside, "depth", 0) + 1
+        self._nesting.depth = getattr(self._nesting, "depth", 0) + 1
         try:
             yield
         finally:
-            self._inside.depth -= 1
+            self._nesting.depth -= 1
 
     def begin(self, request: CollectiveRequest) -> PendingCollective:
         """Number a request, and start its event with every recorder that is armed."""
@@ -149,7 +148,9 @@ class CollectiveRecorder:
             number = None
         else:
             number = _next_message_number(self._sequences, request, request.peer)
-        return PendingCollective(request, number, self._tell(request, number), self._sequences)
+        return PendingCollective(
+            request, number, self._start_events(request, number), self._sequences
+        )
 
     def end(self, pending: PendingCollective | None, peer: int | None = None) -> None:
         """Record the end of a request, if it was begun; never raises."""
@@ -160,21 +161,21 @@ class CollectiveRecorder:
             self.report_failure(error)
 
     def warn_once(self, message: str) -> None:
-        """Say something to every recorder."""
+        """Write a warning with every recorder."""
         for recorder, _ in self._listeners:
             recorder.warn_once(message)
 
     def report_failure(self, error: Exception) -> None:
         """Report that a collective could not be recorded."""
-        self.warn_once(f"a collective is not recorded: {type(error).__name__}: {error}")
+        self.warn_once(f"a collective could not be recorded: {type(error).__name__}: {error}")
 
-    def _tell(
+    def _start_events(
         self, request: CollectiveRequest, number: int | None
     ) -> list[tuple[Recorder, StartedEvent]]:
         """Start the event with every recorder that is armed, once with each."""
-        told: dict[int, tuple[Recorder, StartedEvent]] = {}
+        started: dict[int, tuple[Recorder, StartedEvent]] = {}
         for recorder, graph in self._listeners:
-            if not recorder.armed or id(recorder) in told:
+            if not recorder.armed or id(recorder) in started:
                 continue
             if request.timeout is not None:
                 recorder.record_group_timeout(request.timeout)
@@ -183,13 +184,13 @@ class CollectiveRecorder:
                 _make_collective(request, request.peer, number),
             )
             begun = recorder.start_event(graph=graph, name=name, collective=what)
-            told[id(recorder)] = (recorder, begun)
-        return list(told.values())
+            started[id(recorder)] = (recorder, begun)
+        return list(started.values())
 
 
-def describe_group(group: dist.ProcessGroup) -> Group:
-    """Return a communicator as the contract knows it."""
-    return Group(str(group.group_name), tuple(dist.get_process_group_ranks(group)))
+def describe_group(group: dist.ProcessGroup) -> ProcessGroup:
+    """Return the name and the global ranks of a process group of torch."""
+    return ProcessGroup(str(group.group_name), tuple(dist.get_process_group_ranks(group)))
 
 
 def count_elements(tensors: Iterable[Tensor]) -> tuple[int, str]:

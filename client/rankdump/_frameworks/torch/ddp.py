@@ -39,7 +39,7 @@ BucketHook: TypeAlias = "Callable[[Any, GradBucket], Future[Tensor]]"
 
 ROUNDING_WARNING = (
     "gradient buckets of DistributedDataParallel are not recorded: with gradient_as_bucket_view "
-    "and a world size that is no power of two, a hook would round differently"
+    "and a world size that is not a power of two, a hook would round differently"
 )
 OCCUPIED_WARNING = (
     "gradient buckets of DistributedDataParallel are not recorded: a built-in communication hook "
@@ -53,8 +53,8 @@ class GradientBuckets:
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = weakref.ref(ddp)
         self._group: Any = ddp.process_group
-        self._theirs: tuple[BucketHook, object] | None = None
-        self._joining: dist.Work | None = None
+        self._user_hook: tuple[BucketHook, object] | None = None
+        self._joining_work: dist.Work | None = None
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -67,23 +67,23 @@ class GradientBuckets:
     @property
     def is_delegated(self) -> bool:
         """Whether a hook of the user's reduces."""
-        return self._theirs is not None
+        return self._user_hook is not None
 
     def delegate_to_user(self, hook: BucketHook, state: object) -> None:
         """Leave the reduction to the user's hook."""
-        self._theirs = (hook, state)
+        self._user_hook = (hook, state)
 
     def set_joining_work(self, work: dist.Work, static: bool) -> None:
         """Divide by the number of ranks that this work sums, or by the size of the world."""
-        self._joining = None if static else work
+        self._joining_work = None if static else work
 
     def reduce_bucket(self, bucket: GradBucket) -> Future[Tensor]:
         """Average a bucket over the group, and record that it happened."""
-        if self._theirs is not None:
-            hook, state = self._theirs
+        if self._user_hook is not None:
+            hook, state = self._user_hook
             return hook(state, bucket)
         group, buffer = self.group, bucket.buffer()
-        divisor = self._divisor(group)
+        divisor = self._find_divisor(group)
         # DDP multiplies while it copies gradients into a bucket, and divides a sparse one.
         buffer.div_(divisor) if buffer.is_sparse else buffer.mul_(1.0 / divisor)
         pending = _begin_bucket(group, bucket.index(), buffer)
@@ -100,10 +100,10 @@ class GradientBuckets:
 
         return future.then(done)
 
-    def _divisor(self, group: dist.ProcessGroup) -> int:
-        if self._joining is None:
+    def _find_divisor(self, group: dist.ProcessGroup) -> int:
+        if self._joining_work is None:
             return group.size()
-        return int(self._joining.get_future().wait()[0].item())
+        return int(self._joining_work.get_future().wait()[0].item())
 
 
 _registered_buckets: weakref.WeakKeyDictionary[Any, GradientBuckets] = weakref.WeakKeyDictionary()

@@ -44,14 +44,14 @@ class CudaEvent(Protocol):
 
 
 class CudaRuntime(Protocol):
-    """What is asked of CUDA."""
+    """Functions of CUDA that copies need."""
 
     def register(self, address: int, byte_count: int) -> bool:
         """Pin host memory; return whether that worked."""
         ...
 
     def unregister(self, address: int) -> None:
-        """Let pinned memory go."""
+        """Release pinned host memory."""
         ...
 
     def copy(self, tensor: Tensor, target: Tensor) -> CudaEvent:
@@ -67,54 +67,54 @@ class TorchCudaRuntime:
     """CUDA as torch offers it."""
 
     def __init__(self) -> None:
-        self._sides: dict[int, Any] = {}
+        self._side_streams: dict[int, Any] = {}
 
     def register(self, address: int, byte_count: int) -> bool:
         """Pin host memory; return whether that worked."""
         return int(_load_cudart().cudaHostRegister(address, byte_count, _REGISTER_PORTABLE)) == 0
 
     def unregister(self, address: int) -> None:
-        """Let pinned memory go."""
+        """Release pinned host memory."""
         _load_cudart().cudaHostUnregister(address)
 
     def copy(self, tensor: Tensor, target: Tensor) -> CudaEvent:
         """Begin to copy in the order of the job's stream; return what marks the end."""
         target.copy_(tensor, non_blocking=True)
-        return self._mark(torch.cuda.current_stream(tensor.device))
+        return self._record_event(torch.cuda.current_stream(tensor.device))
 
     def copy_aside(self, tensor: Tensor, target: Tensor) -> CudaEvent:
         """Begin to copy the tensor as it is now, beside the job's stream."""
         now = tensor.clone(memory_format=torch.contiguous_format)
-        side = self._side(tensor.device)
+        side = self._get_side_stream(tensor.device)
         side.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(side):
             target.copy_(now, non_blocking=True)
         # The allocator may lend the memory out again only when the side stream is done with it.
         now.record_stream(side)
-        return self._mark(side)
+        return self._record_event(side)
 
-    def _side(self, device: torch.device) -> Any:
+    def _get_side_stream(self, device: torch.device) -> Any:
         index = device.index or 0
-        if index not in self._sides:
-            self._sides[index] = torch.cuda.Stream(device)
-        return self._sides[index]
+        if index not in self._side_streams:
+            self._side_streams[index] = torch.cuda.Stream(device)
+        return self._side_streams[index]
 
-    def _mark(self, stream: Any) -> CudaEvent:
+    def _record_event(self, stream: Any) -> CudaEvent:
         event = torch.cuda.Event()
         event.record(stream)
         return cast("CudaEvent", event)
 
 
 class CudaCopier:
-    """Begins copies of one process, and knows how much of it is under way."""
+    """Starts the copies of one process and counts their bytes in flight."""
 
-    def __init__(self, runtime: CudaRuntime, most_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
-        self._runtime, self._most_bytes = runtime, most_bytes
+    def __init__(self, runtime: CudaRuntime, max_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
+        self._runtime, self._max_bytes = runtime, max_bytes
         self._lock = threading.Lock()
-        self._under_way_bytes = 0
+        self._in_flight_bytes = 0
 
     def pin(self, memory: memoryview) -> Callable[[], None] | None:
-        """Pin host memory; None when it cannot be, else what lets it go."""
+        """Pin host memory; return the function that unpins it, None when it cannot be pinned."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         if not self._runtime.register(address, memory.nbytes):
             return None
@@ -124,22 +124,22 @@ class CudaCopier:
         """Begin to write the tensor's elements as they are now."""
         size = target.nbytes
         with self._lock:
-            aside = self._under_way_bytes + size <= self._most_bytes
+            aside = self._in_flight_bytes + size <= self._max_bytes
             held = size if aside else 0
-            self._under_way_bytes += held
+            self._in_flight_bytes += held
         copy = self._runtime.copy_aside if aside else self._runtime.copy
         try:
             with disable_observation():
                 flat = torch.frombuffer(target, dtype=torch.uint8)
                 event = copy(tensor.detach(), flat.view(tensor.dtype).view(tensor.shape))
         except BaseException:
-            self._ended(held)
+            self._release(held)
             raise
-        return CudaTransfer(event, lambda: self._ended(held))
+        return CudaTransfer(event, lambda: self._release(held))
 
-    def _ended(self, byte_count: int) -> None:
+    def _release(self, byte_count: int) -> None:
         with self._lock:
-            self._under_way_bytes -= byte_count
+            self._in_flight_bytes -= byte_count
 
 
 class CudaTransfer:
@@ -147,7 +147,7 @@ class CudaTransfer:
 
     def __init__(self, event: CudaEvent, ended: Callable[[], None]) -> None:
         self._event = event
-        self._ended: Callable[[], None] | None = ended
+        self._release: Callable[[], None] | None = ended
 
     def done(self) -> bool:
         """Return whether the elements are there; raise when they never will be."""
@@ -156,9 +156,9 @@ class CudaTransfer:
             over = self._event.query()
             return over
         finally:
-            if over and self._ended is not None:
-                self._ended()
-                self._ended = None
+            if over and self._release is not None:
+                self._release()
+                self._release = None
 
 
 class CudaTensor:
@@ -197,7 +197,7 @@ _COPIER = CudaCopier(TorchCudaRuntime())
 StatisticKind = Literal["number", "truth", "null"]
 
 NULL_STATISTIC = "null"
-"""Stands where no figure can be computed (mindspore-dump.md 3.7)."""
+"""Value of a statistic that cannot be computed (MindSpore 2.3 Dump guide, statistic.csv)."""
 
 _BLOCK_ELEMENTS = 1 << 24
 """Integers converted at a time for their norm: what is taken from the accelerator is bounded."""
@@ -210,7 +210,7 @@ _COMPARABLE_DTYPES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceStatistics:
-    """The figures of one tensor, still on its device."""
+    """Statistics of one tensor, still on its device."""
 
     row: Tensor
     """One number for each item that is not null."""
@@ -225,12 +225,13 @@ class DeviceStatistics:
         by_device: dict[torch.device, list[tuple[int, DeviceStatistics]]] = {}
         for index, other in enumerate(others):
             if not isinstance(other, DeviceStatistics):
-                raise ProtocolError(f"figures {index}: {type(other).__name__} is of another kind")
+                kind = type(other).__name__
+                raise ProtocolError(f"statistics {index} are a {kind}, not DeviceStatistics")
             by_device.setdefault(other.row.device, []).append((index, other))
         for device, found in by_device.items():
-            numbers = iter(_fetch_numbers(device, [figures for _, figures in found]))
+            numbers = iter(_fetch_numbers(device, [statistics for _, statistics in found]))
             texts.update(
-                (index, _format_numbers(figures.kinds, numbers)) for index, figures in found
+                (index, _format_numbers(statistics.kinds, numbers)) for index, statistics in found
             )
         return [texts[index] for index in range(len(others))]
 
@@ -293,12 +294,12 @@ class _StatisticsComputation:
             return None
 
     def _max(self) -> Tensor:
-        return self._both()[1]
+        return self._find_extremes()[1]
 
     def _min(self) -> Tensor:
-        return self._both()[0]
+        return self._find_extremes()[0]
 
-    def _both(self) -> tuple[Tensor, Tensor]:
+    def _find_extremes(self) -> tuple[Tensor, Tensor]:
         if self._extremes is None:
             low, high = torch.aminmax(self._elements)
             self._extremes = (low, high)
@@ -348,13 +349,13 @@ def _format_number(kind: StatisticKind, value: float) -> str:
     return str(bool(value)) if kind == "truth" else format_statistic_number(value)
 
 
-def _fetch_numbers(device: torch.device, figures: Sequence[DeviceStatistics]) -> list[float]:
+def _fetch_numbers(device: torch.device, statistics: Sequence[DeviceStatistics]) -> list[float]:
     """Return all numbers of these figures, which lie on one device."""
     with disable_observation():
         now = _find_current_stream(device)
-        for stream in {each.stream for each in figures} - {now, None}:
+        for stream in {each.stream for each in statistics} - {now, None}:
             now.wait_stream(stream)
-        joined = torch.cat([each.row for each in figures]).cpu()
+        joined = torch.cat([each.row for each in statistics]).cpu()
     return cast("list[float]", joined.tolist())
 
 

@@ -64,7 +64,7 @@ class TensorProducers:
 
         That is another one when the tensor was only handed through.
         """
-        known = self._known(tensor)
+        known = self._find_known(tensor)
         if known is not None and known.version == _read_version(tensor):
             return known.maker
         self._by_identity[id(tensor)] = _KnownTensor(
@@ -77,21 +77,21 @@ class TensorProducers:
 
     def find_makers(self, tensor: Tensor) -> tuple[str, ...]:
         """Return who made a tensor; nobody for one from outside."""
-        known = self._known(tensor)
+        known = self._find_known(tensor)
         if known is not None and known.version == _read_version(tensor):
             return (known.maker,)
-        behind = self._behind(tensor.grad_fn)
+        behind = self._search_graph(tensor.grad_fn)
         if behind:
             return behind
         base = find_base(tensor)
-        known = known or (None if base is None else self._known(base))
+        known = known or (None if base is None else self._find_known(base))
         return () if known is None else (known.maker,)
 
-    def _known(self, tensor: Tensor) -> _KnownTensor | None:
+    def _find_known(self, tensor: Tensor) -> _KnownTensor | None:
         known = self._by_identity.get(id(tensor))
         return known if known is not None and known.tensor() is tensor else None
 
-    def _behind(self, start: Any) -> tuple[str, ...]:
+    def _search_graph(self, start: Any) -> tuple[str, ...]:
         """Return the nearest known makers in autograd's graph."""
         found: dict[str, None] = {}
         waiting, seen = deque([start]), {None}
@@ -100,17 +100,17 @@ class TensorProducers:
             if node in seen:
                 continue
             seen.add(node)
-            maker = self._of_node(node)
+            maker = self._find_node_maker(node)
             if maker is not None:
                 found[maker] = None
             else:
                 waiting.extend(following for following, _ in node.next_functions)
         return tuple(found)
 
-    def _of_node(self, node: Any) -> str | None:
+    def _find_node_maker(self, node: Any) -> str | None:
         leaf = None if node.next_functions else getattr(node, "variable", None)
         if isinstance(leaf, Tensor):
-            known = self._known(leaf)
+            known = self._find_known(leaf)
             return None if known is None else known.maker
         return self._by_node.get((threading.get_ident(), read_node_number(node)))
 
@@ -201,7 +201,7 @@ class GraphDescriber:
         call: TorchOperatorCall,
         name: str,
         module: Module,
-        sketch: NodeDraft,
+        draft: NodeDraft,
         results: Sequence[CallLeaf],
     ) -> None:
         """Describe a call; of one that raised there are no results."""
@@ -214,10 +214,10 @@ class GraphDescriber:
         node = GraphNode(
             name=name,
             op_type=call.scope.op_type,
-            inputs=sketch.inputs,
+            inputs=draft.inputs,
             outputs=_find_tensor_types(tensors),
             attributes=read_module_arguments(module),
-            source=sketch.source,
+            source=draft.source,
         )
         self._observer.recorder.describe(self._observer.graph, node)
 

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import IterationHook, Recorder, StartedEvent
+from rankdump._frameworks.model_observer import BACKWARD_SIDE
 from rankdump._frameworks.operator_names import CallLeaf, list_call_leaves, list_result_leaves
 from rankdump._frameworks.torch.collectives import CollectiveSubscription
 from rankdump._frameworks.torch.graph_description import GraphDescriber, NodeDraft
@@ -55,10 +56,6 @@ from rankdump._frameworks.torch.recomputation import BackwardStep, ForwardCallLo
 
 # torch's stubs leave hooks and handles untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-
-
-# Seen from the backward, what the forward wrote is read and what it read is written.
-_BACKWARD_SIDE = {TensorSide.INPUT: TensorSide.OUTPUT, TensorSide.OUTPUT: TensorSide.INPUT}
 
 
 class ModuleGradientObserver:
@@ -106,7 +103,7 @@ class ModuleGradientObserver:
             observer.record_event(name)
             if self._describer.is_active:
                 run_shielded(self._describer.describe_gradient, self.report_failure, call)
-        observer.record_tensors(call.scope.op_type, name, _BACKWARD_SIDE[side], [leaf])
+        observer.record_tensors(call.scope.op_type, name, BACKWARD_SIDE[side], [leaf])
         if call.arrivals.is_complete:
             observer.end_call(name)
 
@@ -212,16 +209,16 @@ class ModuleCallObserver:
     def __init__(
         self,
         observer: TorchObserver,
-        numbering: ForwardCallLog,
+        call_log: ForwardCallLog,
         gradients: ModuleGradientObserver,
         describer: GraphDescriber,
-        marking: ModuleMarkReporter,
+        mark_reporter: ModuleMarkReporter,
     ) -> None:
         self._observer = observer
-        self._numbering = numbering
+        self._call_log = call_log
         self._gradients = gradients
         self._describer = describer
-        self._marking = marking
+        self._mark_reporter = mark_reporter
         self._stack = _OpenCallStack()
         self._generation = 0
 
@@ -239,7 +236,7 @@ class ModuleCallObserver:
         """Open a call and hand over its arguments."""
         if not self._observer.armed:
             return
-        self._marking.report_changed_marks()
+        self._mark_reporter.report_changed_marks()
         frames = self._frames()
         if frames and _is_inside_boundary(frames[-1].operator, operator):
             frames.append(
@@ -249,32 +246,32 @@ class ModuleCallObserver:
             )
             return
         leaves = list_call_leaves(args, kwargs)
-        call, again = self._numbered(operator, leaves)
+        call, again = self._number_call(operator, leaves)
         frame = OpenModuleCall(operator, call, again, find_handled_error())
         frames.append(frame)
         graph = self._observer.graph
         try:
             if not again:
                 self._observer.recorder.begin_call(graph, frame.name)
-            self._read(frame, call, leaves)
+            self._record_inputs(frame, call, leaves)
         finally:
             frame.begun = self._observer.recorder.start_event(graph=graph, name=frame.name)
 
     def leave(self, operator: ModuleOperator, result: object) -> None:
         """Close a call and hand over its results; those of a call that raised are None."""
-        closing = self._closed(operator)
+        closing = self._close_frames(operator)
         if not closing:
             return
         for frame in reversed(closing[1:]):
-            self._settle(frame, [], raised=False)
+            self._end_frame(frame, [], raised=False)
         frame = closing[0]
-        raised = self._raised(frame)
+        raised = self._has_raised(frame)
         leaves: list[CallLeaf] = []
         try:
             leaves = list_result_leaves(result)
-            self._written(frame, leaves)
+            self._record_outputs(frame, leaves)
         finally:
-            self._settle(frame, leaves, raised=raised)
+            self._end_frame(frame, leaves, raised=raised)
 
     def report_failure(self, error: Exception) -> None:
         """Report that a hook could not do its work."""
@@ -283,17 +280,17 @@ class ModuleCallObserver:
     def _frames(self) -> list[OpenModuleCall]:
         stack = self._stack
         if stack.generation != self._generation:
-            self._finish(stack.frames)
+            self._finish_events(stack.frames)
             stack.frames.clear()
             stack.generation = self._generation
         return stack.frames
 
-    def _read(
+    def _record_inputs(
         self, frame: OpenModuleCall, call: TorchOperatorCall, leaves: Sequence[CallLeaf]
     ) -> None:
         recorder, op_type = self._observer.recorder, call.scope.op_type
         if self._describer.is_active:
-            run_shielded(self._sketch, self.report_failure, frame, call, leaves)
+            run_shielded(self._begin_description, self.report_failure, frame, call, leaves)
         if recorder.wants_arguments and not frame.is_recomputation:
             values = read_module_arguments(frame.operator.module)
             recorder.record_arguments(self._observer.graph, op_type, frame.name, values)
@@ -302,7 +299,7 @@ class ModuleCallObserver:
             call, TensorSide.INPUT, leaves, again=frame.is_recomputation
         )
 
-    def _written(self, frame: OpenModuleCall, leaves: Sequence[CallLeaf]) -> None:
+    def _record_outputs(self, frame: OpenModuleCall, leaves: Sequence[CallLeaf]) -> None:
         if frame.call is not None:
             op_type = frame.call.scope.op_type
             self._observer.record_tensors(op_type, frame.name, TensorSide.OUTPUT, leaves)
@@ -310,23 +307,25 @@ class ModuleCallObserver:
                 frame.call, TensorSide.OUTPUT, leaves, again=frame.is_recomputation
             )
 
-    def _sketch(
+    def _begin_description(
         self, frame: OpenModuleCall, call: TorchOperatorCall, leaves: Sequence[CallLeaf]
     ) -> None:
         frame.node_draft = self._describer.begin_call(call, frame.operator.module, leaves)
 
-    def _settle(self, frame: OpenModuleCall, leaves: Sequence[CallLeaf], *, raised: bool) -> None:
+    def _end_frame(
+        self, frame: OpenModuleCall, leaves: Sequence[CallLeaf], *, raised: bool
+    ) -> None:
         """Say that a call is over."""
-        call, sketch = frame.call, frame.node_draft
+        call, draft = frame.call, frame.node_draft
         if call is None:
             return
-        if sketch is not None:
+        if draft is not None:
             module = frame.operator.module
             ended = self._describer.end_call
-            run_shielded(ended, self.report_failure, call, frame.name, module, sketch, leaves)
+            run_shielded(ended, self.report_failure, call, frame.name, module, draft, leaves)
         self._observer.end_call(frame.name, raised=raised)
 
-    def _raised(self, frame: OpenModuleCall) -> bool:
+    def _has_raised(self, frame: OpenModuleCall) -> bool:
         """Return whether a call raised an error of its own; tell the call around it."""
         error = find_raised_error(frame.prior_error)
         if error is None:
@@ -339,7 +338,7 @@ class ModuleCallObserver:
             )
         return own
 
-    def _closed(self, operator: ModuleOperator) -> list[OpenModuleCall]:
+    def _close_frames(self, operator: ModuleOperator) -> list[OpenModuleCall]:
         """Take the operator's innermost call, and with it those inside that never returned."""
         frames = self._frames()
         at = len(frames) - 1
@@ -349,27 +348,25 @@ class ModuleCallObserver:
             return []
         closing = frames[at:]
         del frames[at:]
-        self._finish(closing)
+        self._finish_events(closing)
         return closing
 
-    def _finish(self, frames: Sequence[OpenModuleCall]) -> None:
+    def _finish_events(self, frames: Sequence[OpenModuleCall]) -> None:
         for frame in reversed(frames):
             if frame.begun is not None:
                 self._observer.recorder.finish_event(frame.begun)
 
-    def _numbered(
+    def _number_call(
         self, operator: ModuleOperator, leaves: Sequence[CallLeaf]
     ) -> tuple[TorchOperatorCall, bool]:
         tensors = (leaf.value for leaf in leaves if isinstance(leaf.value, Tensor))
         first = next(tensors, None)
         step = find_backward_step()
         if step is not None:
-            repeated = self._numbering.find_repeated_call(
-                operator.scope, first, BackwardStep(*step)
-            )
+            repeated = self._call_log.find_repeated_call(operator.scope, first, BackwardStep(*step))
             if repeated is not None:
                 return repeated, True
-        return self._numbering.add_forward_call(operator.scope, first), False
+        return self._call_log.add_forward_call(operator.scope, first), False
 
 
 def _is_inside_boundary(outer: ModuleOperator, inner: ModuleOperator) -> bool:
@@ -387,18 +384,18 @@ class TorchModelHook:
     def __init__(self, model: Module, recorder: Recorder, graph: int) -> None:
         self._model = model
         self._observer = TorchObserver(recorder, graph)
-        self._numbering = ForwardCallLog()
+        self._call_log = ForwardCallLog()
         self._describer = GraphDescriber(self._observer)
         self._gradients = ModuleGradientObserver(self._observer, self._describer)
-        self._marking = ModuleMarkReporter(model, self._observer)
+        self._mark_reporter = ModuleMarkReporter(model, self._observer)
         self._calls = ModuleCallObserver(
-            self._observer, self._numbering, self._gradients, self._describer, self._marking
+            self._observer, self._call_log, self._gradients, self._describer, self._mark_reporter
         )
         self._parameters = TorchParameterObserver(model, self._observer)
         self._installed: ModuleHooks | None = None
         self._structure: list[object] | None = None
         self._iteration = -1
-        self._listening = CollectiveSubscription(model, self._observer)
+        self._collectives = CollectiveSubscription(model, self._observer)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
         """Install the hooks for an armed iteration, remove them for any other.
@@ -407,15 +404,15 @@ class TorchModelHook:
         """
         if iteration != self._iteration:
             self._iteration = iteration
-            self._numbering.restart()
+            self._call_log.restart()
             self._parameters.restart()
-        self._listening.refresh_methods()
+        self._collectives.refresh_methods()
         run_shielded(self._arm if armed else self._disarm, self._observer.report_failure)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
         """Hand over parameters, buffers, and gradients that no optimizer used."""
         if armed:
-            run_shielded(self._marking.report_changed_marks, self._observer.report_failure)
+            run_shielded(self._mark_reporter.report_changed_marks, self._observer.report_failure)
             run_shielded(self._parameters.record_all, self._observer.report_failure)
             # Those that only the iteration gave a shape.
             run_shielded(self._describe_parameters, self._observer.report_failure)
@@ -425,8 +422,8 @@ class TorchModelHook:
     def detach(self) -> None:
         """Leave the model as it was before."""
         run_shielded(self._disarm, self._observer.report_failure)
-        self._numbering.restart()
-        self._listening.unsubscribe()
+        self._call_log.restart()
+        self._collectives.unsubscribe()
 
     def _arm(self) -> None:
         self._calls.restart()
@@ -439,13 +436,13 @@ class TorchModelHook:
             # Hooks that stand for a compiled region are part of it.
             self._structure = read_structure(self._model)
         else:
-            self._marking.report_changed_marks()
+            self._mark_reporter.report_changed_marks()
         self._describe_parameters()
 
     def _install(self, tree: ModuleTree) -> None:
         for note in tree.notes:
             self._observer.recorder.warn_once(note)
-        self._marking.report_marks(tree)
+        self._mark_reporter.report_marks(tree)
         if self._installed is None or not self._installed.tree.same_as(tree):
             self._uninstall()
             self._installed = ModuleHooks(tree, self._calls)

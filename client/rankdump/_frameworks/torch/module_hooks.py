@@ -30,7 +30,7 @@ from rankdump._frameworks.torch.observer import exclude_from_compilation, run_sh
 
 
 class ModuleCallListener(Protocol):
-    """What hears of every call of a module."""
+    """Receives every call of a module."""
 
     def enter(
         self, operator: ModuleOperator, args: Sequence[object], kwargs: Mapping[str, object]
@@ -53,41 +53,41 @@ class ModuleHooks:
     def __init__(self, tree: ModuleTree, calls: ModuleCallListener) -> None:
         self.tree = tree
         self._handles: list[RemovableHandle] = []
-        self._befores: list[_OperatorPreHook] = []
-        self._bounded: list[tuple[Module, _BoundaryCall, Callable[..., Any] | None]] = []
+        self._pre_hooks: list[_OperatorPreHook] = []
+        self._boundaries: list[tuple[Module, _BoundaryCall, Callable[..., Any] | None]] = []
         for operator in tree.operators:
             if operator.in_place:
-                self._bound(operator, calls)
+                self._add_boundary(operator, calls)
             else:
-                self._hook(operator, calls)
+                self._add_hooks(operator, calls)
 
     def remove(self) -> None:
         """Leave the modules as they were."""
         for handle in self._handles:
             handle.remove()
-        for before in self._befores:
+        for before in self._pre_hooks:
             before.installed = False
-        for module, boundary, before in self._bounded:
+        for module, boundary, before in self._boundaries:
             if find_compiled_call(module) is boundary:
                 set_compiled_call(module, before)
         self._handles.clear()
-        self._befores.clear()
-        self._bounded.clear()
+        self._pre_hooks.clear()
+        self._boundaries.clear()
 
-    def _hook(self, operator: ModuleOperator, calls: ModuleCallListener) -> None:
+    def _add_hooks(self, operator: ModuleOperator, calls: ModuleCallListener) -> None:
         module = operator.module
-        self._befores.append(_OperatorPreHook(operator, calls))
-        before = module.register_forward_pre_hook(self._befores[-1], with_kwargs=True)
+        self._pre_hooks.append(_OperatorPreHook(operator, calls))
+        before = module.register_forward_pre_hook(self._pre_hooks[-1], with_kwargs=True)
         after = module.register_forward_hook(
             _OperatorPostHook(operator, calls), with_kwargs=True, always_call=True
         )
         self._handles += (before, after)
 
-    def _bound(self, operator: ModuleOperator, calls: ModuleCallListener) -> None:
+    def _add_boundary(self, operator: ModuleOperator, calls: ModuleCallListener) -> None:
         before = find_compiled_call(operator.module)
         boundary = _BoundaryCall(operator, calls, before or find_plain_call(operator.module))
         set_compiled_call(operator.module, boundary)
-        self._bounded.append((operator.module, boundary, before))
+        self._boundaries.append((operator.module, boundary, before))
 
 
 class _OperatorHook:
@@ -163,7 +163,7 @@ class TorchOutermostWatch:
 
     def __init__(self, begins: Callable[[int], None]) -> None:
         """`begins` is given the number of the model, before anything of its call is observed."""
-        self._begins = begins
+        self._model_called = begins
         self._handles: list[RemovableHandle] = []
         self._watched = 0
         self._open = threading.local()
@@ -188,7 +188,7 @@ class TorchOutermostWatch:
         depth = self._depth
         self._open.depth = depth + 1
         if depth == 0:
-            self._begins(number)
+            self._model_called(number)
         return depth == 0
 
     def leave(self) -> None:

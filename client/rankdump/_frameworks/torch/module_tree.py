@@ -167,16 +167,18 @@ class _ModuleWalk:
         inner = _find_wrapped(module)
         if inner is not None:
             if _find_wrapper_kind(module) == _OPTIMIZED_MODULE:
-                self._bound(ModuleOperator(module, make_scope(parts), boundary=True))
+                self._add_boundary(ModuleOperator(module, make_scope(parts), boundary=True))
             self.visit(inner, name, above)
             return
         self.operators.append(ModuleOperator(module, make_scope(parts)))
         if find_compiled_call(module) is not None:
-            self._bound(ModuleOperator(module, make_scope(parts), boundary=True, in_place=True))
+            self._add_boundary(
+                ModuleOperator(module, make_scope(parts), boundary=True, in_place=True)
+            )
         for child_name, child in module.named_children():
             self.visit(child, child_name, parts)
 
-    def _bound(self, boundary: ModuleOperator) -> None:
+    def _add_boundary(self, boundary: ModuleOperator) -> None:
         self.operators.append(boundary)
         self.notes.add(COMPILED_WARNING)
 

@@ -18,15 +18,14 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from rankdump._core.record import TensorSide
-from rankdump._core.recorder_protocol import TensorObservation
-from rankdump._frameworks.model_observer import HOOK_FAILED, ModelObserver
-from rankdump._frameworks.operator_names import PARAMETER_TYPE, CallLeaf
+from rankdump._frameworks.model_observer import ModelObserver
+from rankdump._frameworks.operator_names import CallLeaf
 from rankdump._frameworks.torch.internals import disable_function_modes, skip_compilation
 from rankdump._frameworks.torch.tensors import make_torch_source
 
 
 class TorchObserver(ModelObserver):
-    """What the parts of the adapter share: the recorder, and the number of the graph."""
+    """Observer of one attached torch model."""
 
     def record_tensors(
         self, op_type: str, op_name: str, side: TensorSide, leaves: Iterable[CallLeaf]
@@ -36,60 +35,21 @@ class TorchObserver(ModelObserver):
             return
         for leaf in leaves:
             if isinstance(leaf.value, Tensor):
-                self._tensor(op_type, op_name, side, leaf, leaf.value)
+                self.record_tensor(
+                    op_type, op_name, side, leaf.slot, leaf.argument, make_torch_source, leaf.value
+                )
 
     def record_state(
         self, name: str, argument: str, tensor: Tensor, *, constant: bool = False
     ) -> None:
-        """Hand over a parameter or buffer as it stands."""
-        self._lone(name, CallLeaf(0, argument, tensor), tensor, state=True, constant=constant)
+        """Record a parameter or buffer with its current value."""
+        self.record_parameter(
+            name, argument, make_torch_source, tensor, state=True, constant=constant
+        )
 
     def record_gradient(self, name: str, tensor: Tensor) -> None:
-        """Hand over the gradient of a parameter: an operator by itself, which wrote it."""
-        self._lone(name, CallLeaf(0, "grad", tensor), tensor)
-
-    def _lone(
-        self,
-        name: str,
-        leaf: CallLeaf,
-        tensor: Tensor,
-        *,
-        state: bool = False,
-        constant: bool = False,
-    ) -> None:
-        if self.is_selected(name, TensorSide.OUTPUT):
-            self._tensor(
-                PARAMETER_TYPE,
-                name,
-                TensorSide.OUTPUT,
-                leaf,
-                tensor,
-                state=state,
-                constant=constant,
-            )
-            self.end_call(name)
-
-    def _tensor(
-        self,
-        op_type: str,
-        op_name: str,
-        side: TensorSide,
-        leaf: CallLeaf,
-        tensor: Tensor,
-        *,
-        state: bool = False,
-        constant: bool = False,
-    ) -> None:
-        place = (self.graph, op_type, op_name, side, leaf.slot)
-        try:
-            source = make_torch_source(tensor)
-            if isinstance(source, str):
-                self.recorder.count_loss(*place, source)
-                return
-            self.recorder.observe(TensorObservation(*place, leaf.argument, source, state, constant))
-        except Exception as error:
-            self.recorder.count_loss(*place, HOOK_FAILED)
-            self.report_failure(error)
+        """Record the gradient of a parameter as the output of an operator of its own."""
+        self.record_parameter(name, "grad", make_torch_source, tensor)
 
 
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])

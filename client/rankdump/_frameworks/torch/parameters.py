@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from rankdump._core.record import TensorSide
+from rankdump._frameworks.model_observer import check_mark_state, make_mark_target_error
 from rankdump._frameworks.operator_names import make_gradient_name
 from rankdump._frameworks.torch.internals import is_tracing, read_structure
 from rankdump._frameworks.torch.module_tree import (
@@ -84,7 +85,7 @@ class TorchParameterObserver:
     def record_all(self) -> None:
         """Hand over what an ended iteration left: gradients not yet seen, then all the rest."""
         for _, gradient, parameter in self._named:
-            self._gradient(gradient, parameter)
+            self._record_gradient(gradient, parameter)
         for name, _, parameter in self._named:
             self._observer.record_state(name, "parameter", parameter)
         self._refresh(read_structure(self._model))
@@ -92,7 +93,7 @@ class TorchParameterObserver:
             if place.persistent:
                 self._observer.record_state(place.name, "buffer", place.buffer)
             else:
-                self._constant(place.name, place.buffer)
+                self._record_constant(place.name, place.buffer)
 
     def _refresh(self, structure: list[object] | None) -> None:
         """Walk through the modules, unless they are what they were."""
@@ -108,24 +109,24 @@ class TorchParameterObserver:
     @exclude_from_compilation
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not is_tracing():
-            run_shielded(self._step_begins, self._observer.report_failure, optimizer)
+            run_shielded(self._record_step_gradients, self._observer.report_failure, optimizer)
 
-    def _step_begins(self, optimizer: Optimizer) -> None:
+    def _record_step_gradients(self, optimizer: Optimizer) -> None:
         if not self._observer.armed:
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 name = self._gradients.get(id(parameter))
                 if name is not None:
-                    self._gradient(name, parameter)
+                    self._record_gradient(name, parameter)
 
-    def _gradient(self, name: str, parameter: Tensor) -> None:
+    def _record_gradient(self, name: str, parameter: Tensor) -> None:
         gradient = parameter.grad
         if gradient is not None and name not in self._recorded:
             self._recorded.add(name)
             self._observer.record_gradient(name, gradient)
 
-    def _constant(self, name: str, buffer: Tensor) -> None:
+    def _record_constant(self, name: str, buffer: Tensor) -> None:
         if name not in self._constants and self._observer.is_selected(name, TensorSide.OUTPUT):
             self._constants.add(name)
             self._observer.record_state(name, "buffer", buffer, constant=True)
@@ -152,10 +153,10 @@ class ModuleMarks:
         """Return the scopes of a model's marked operators, and the names of their own tensors."""
         if not any(self._by_module.values()):
             return frozenset()
-        scopes = (each.scope.path for each in tree.operators if self._marked(each.module))
-        return frozenset((*scopes, *iterate_chosen_names(model, self._marked)))
+        scopes = (each.scope.path for each in tree.operators if self._is_marked(each.module))
+        return frozenset((*scopes, *iterate_chosen_names(model, self._is_marked)))
 
-    def _marked(self, module: Module) -> bool:
+    def _is_marked(self, module: Module) -> bool:
         return self._by_module.get(module, False)
 
 
@@ -167,32 +168,29 @@ def set_dump(module: object, enabled: object = True) -> None:
     """Mark a module and all modules inside it, or take their marks away; the last call counts.
 
     It takes effect with the next operator that is called. ValueError for anything but a module
-    and a bool, as in MindSpore (mindspore-dump.md 1.12).
+    and a bool, as in MindSpore (API reference of mindspore.set_dump).
     """
     if not isinstance(module, Module):
-        kind = f"{type(module).__module__}.{type(module).__qualname__}"
-        raise ValueError(f"set_dump: target of type {kind} is not allowed; a torch.nn.Module is")
-    if not isinstance(enabled, bool):
-        raise ValueError(f"set_dump: enabled={enabled!r} is not allowed; True and False are")
-    module_marks.set_mark(module, enabled)
+        raise make_mark_target_error(module, "torch.nn.Module")
+    module_marks.set_mark(module, check_mark_state(enabled))
 
 
 class ModuleMarkReporter:
-    """Keeps one model's recorder up to date."""
+    """Reports the marked modules of one model to its recorder."""
 
     def __init__(self, model: Module, observer: TorchObserver) -> None:
         self._model = model
         self._observer = observer
-        self._told = 0
+        self._reported_changes = 0
 
     def report_marks(self, tree: ModuleTree) -> None:
-        """Say which operators of the model are marked."""
-        self._told = module_marks.changes
+        """Report which operators of the model are marked."""
+        self._reported_changes = module_marks.changes
         self._observer.recorder.set_marks(
             self._observer.graph, module_marks.list_marked_names(self._model, tree)
         )
 
     def report_changed_marks(self) -> None:
-        """Say it again if a mark was set since."""
-        if self._told != module_marks.changes:
+        """Report the marks again if one was set since."""
+        if self._reported_changes != module_marks.changes:
             self.report_marks(build_module_tree(self._model))

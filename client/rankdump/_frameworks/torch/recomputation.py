@@ -187,7 +187,7 @@ class ForwardCallLog:
         self._position = 0
         self._last_repeated: dict[int, tuple[BackwardStep, int]] = {}
         self._watchers: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
-        self._fresh = itertools.count(1)
+        self._watcher_numbers = itertools.count(1)
 
     def restart(self) -> None:
         """Forget all calls: an iteration begins."""
@@ -204,7 +204,7 @@ class ForwardCallLog:
             calls = self._by_scope.setdefault(scope, [])
             self._position += 1
             call = TorchOperatorCall(
-                scope, len(calls), self._position, self._surroundings(), fingerprint
+                scope, len(calls), self._position, self._read_context(), fingerprint
             )
             calls.append(call)
             self._by_thread.setdefault(call.context.thread, []).append(call)
@@ -226,14 +226,14 @@ class ForwardCallLog:
             # The backward of an accelerator runs in threads of its own: any call may be meant.
             if thread in self._by_thread:
                 calls = [call for call in calls if call.context.thread == thread]
-            after = self._behind(thread, step)
+            after = self._find_position(thread, step)
             call, _ = choose_repeated_call(calls, after=after, same_data=same_data)
             if call is not None:
                 call.repeat_count += 1
                 self._last_repeated[thread] = (step, call.position)
         return call
 
-    def _behind(self, thread: int, step: BackwardStep) -> int | None:
+    def _find_position(self, thread: int, step: BackwardStep) -> int | None:
         """Return the position behind which the repeated region goes on, if that is known."""
         before = self._last_repeated.get(thread)
         if before is not None and before[0] == step:
@@ -244,10 +244,10 @@ class ForwardCallLog:
         start = find_region_start(self._by_thread[next(iter(threads))], step)
         return None if start is None else start - 1
 
-    def _surroundings(self) -> ForwardContext:
+    def _read_context(self) -> ForwardContext:
         hook = find_saving_hook()
         watcher = 0
         if hook is not None:
-            watcher = self._watchers.setdefault(hook, next(self._fresh))
+            watcher = self._watchers.setdefault(hook, next(self._watcher_numbers))
         grad = torch.is_grad_enabled()
         return ForwardContext(threading.get_ident(), read_next_node_number(), watcher, grad)

@@ -114,7 +114,11 @@ class TorchTensor:
         with disable_function_modes():
             size = self.byte_count
             if target.nbytes != size or target.readonly:
-                raise ProtocolError(f"tensor of {size} bytes into a target of {target.nbytes}")
+                target_kind = "read-only" if target.readonly else "writable"
+                raise ProtocolError(
+                    f"cannot copy a tensor of {size} bytes into a target of {target.nbytes} "
+                    f"{target_kind} bytes"
+                )
             if not size:
                 return
             if size <= MAX_SMALL_BYTES and is_packed(self.tensor):
@@ -161,9 +165,9 @@ class TorchTensor:
             data = copy_small_tensor(self.tensor)
         if data is not None:
             return data
-        room = bytearray(self.byte_count)
-        self.copy_into(memoryview(room))
-        return bytes(room)
+        buffer = bytearray(self.byte_count)
+        self.copy_into(memoryview(buffer))
+        return bytes(buffer)
 
     def make_head_source(self, count: int) -> TorchTensor:
         """Return the first elements in C order, as a tensor of one dimension.
@@ -216,8 +220,8 @@ class TorchTensor:
         return device_tensors.start_statistics(self.tensor, items, precision)
 
     def _memory(self) -> memoryview:
-        room = (ctypes.c_char * self.byte_count).from_address(self.tensor.data_ptr())
-        return memoryview(room).cast("B")
+        buffer = (ctypes.c_char * self.byte_count).from_address(self.tensor.data_ptr())
+        return memoryview(buffer).cast("B")
 
 
 def make_torch_source(tensor: Tensor) -> TorchTensor | str:
@@ -228,7 +232,7 @@ def make_torch_source(tensor: Tensor) -> TorchTensor | str:
 
 
 def find_dtype_name(tensor: Tensor) -> str:
-    """Return the element type as in `contract.dtypes`."""
+    """Return the name of the element type as in `_core.element_types`."""
     return _DTYPE_NAMES.get(tensor.dtype) or _format_dtype(tensor.dtype)
 
 

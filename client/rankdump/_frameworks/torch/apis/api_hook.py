@@ -36,10 +36,10 @@ from rankdump._frameworks.torch.observer import (
 
 
 class PausableObserver(Protocol):
-    """What can be deaf for a while, in one thread."""
+    """An observer that can be paused in one thread."""
 
     def pause(self) -> None:
-        """Hear nothing in this thread until it goes on."""
+        """Stop observing in this thread until `resume`."""
         ...
 
     def resume(self) -> None:
@@ -53,8 +53,8 @@ class OptimizerPause:
     def __init__(self, calls: PausableObserver) -> None:
         self._calls = calls
         self._handles = (
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
         )
 
     def remove(self) -> None:
@@ -63,13 +63,13 @@ class OptimizerPause:
             handle.remove()
 
     @exclude_from_compilation
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # The optimizer itself is the first argument, a closure the next one.
         if not is_tracing() and len(args) < 2 and not kwargs:
             self._calls.pause()
 
     @exclude_from_compilation
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not is_tracing():
             self._calls.resume()
 
@@ -88,12 +88,12 @@ class TorchApiHook:
         self._model = model
         self._observer = TorchObserver(recorder, graph)
         self._sites = CallSites(filtered=options.filter_stack)
-        self._records = TorchApiRecorder(self._observer, options, self._sites)
-        self._listening = CollectiveSubscription(model, self._observer)
+        self._recorder = TorchApiRecorder(self._observer, options, self._sites)
+        self._collectives = CollectiveSubscription(model, self._observer)
         self._calls = TorchApiCallObserver(
-            self._observer, self._sites, self._records, self._listening.find_outer_ddp
+            self._observer, self._sites, self._recorder, self._collectives.find_outer_ddp
         )
-        self._steps = OptimizerPause(self._calls)
+        self._optimizer_pause = OptimizerPause(self._calls)
         self._operators = OperatorPatch()
         self._installed: ModuleHooks | None = None
         self._structure: list[object] | None = None
@@ -102,32 +102,32 @@ class TorchApiHook:
 
     def record_with(self, recorder: Recorder, options: ApiOptions) -> None:
         """Hand over to this recorder from now on, as these options say; numbers go on."""
-        self._listening.set_recorder(recorder)
+        self._collectives.set_recorder(recorder)
         self._sites.set_filter(options.filter_stack)
-        self._records.set_options(options)
+        self._recorder.set_options(options)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
         """Look at the model again; an iteration may be armed and disarmed several times."""
         if iteration != self._iteration:
             self._iteration = iteration
-            self._records.restart()
-        self._listening.refresh_methods()
+            self._recorder.restart()
+        self._collectives.refresh_methods()
         self._refresh()
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
         """Leave the tensors of the iteration."""
-        run_shielded(self._records.remove_hooks, self._observer.report_failure)
+        run_shielded(self._recorder.remove_hooks, self._observer.report_failure)
 
     def detach(self) -> None:
         """Leave the model and torch as they were before."""
         self._calls.mode.retire()
-        self._steps.remove()
+        self._optimizer_pause.remove()
         self._operators.remove()
         self._uninstall()
-        self._records.restart()
-        self._records.remove_hooks()
+        self._recorder.restart()
+        self._recorder.remove_hooks()
         self._sites.clear()
-        self._listening.unsubscribe()
+        self._collectives.unsubscribe()
 
     def _refresh(self) -> None:
         try:

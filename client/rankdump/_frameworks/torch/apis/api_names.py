@@ -70,7 +70,7 @@ class TorchApi(NamedTuple):
     name: str
     op_type: str
     """Both: `Tensor_permute`."""
-    opens: bool = False
+    is_composite: bool = False
     """It is no call, but calls are made in it."""
 
 
@@ -80,7 +80,7 @@ def make_torch_api(kind: str, name: str) -> TorchApi:
     return TorchApi(kind, name, f"{kind}_{name}")
 
 
-_BACKWARD_API = TorchApi("", "backward", "", opens=True)
+_BACKWARD_API = TorchApi("", "backward", "", is_composite=True)
 """What runs autograd, which may make calls again."""
 
 
@@ -93,14 +93,14 @@ class TorchApiCatalogue(dict[Hashable, "TorchApi | None"]):
 
     def __missing__(self, function: Callable[..., Any]) -> TorchApi | None:
         """Return what a callable is called that was not met before."""
-        found = self[function] = self._named(function)
+        found = self[function] = self._find_api(function)
         return found
 
-    def _named(self, function: Callable[..., Any]) -> TorchApi | None:
+    def _find_api(self, function: Callable[..., Any]) -> TorchApi | None:
         if function in _AUTOGRAD_ENTRIES:
             return _BACKWARD_API
         if function in _COMPOSITE_OPERATORS:
-            return make_torch_api("Tensor", function.__name__)._replace(opens=True)
+            return make_torch_api("Tensor", function.__name__)._replace(is_composite=True)
         name = self._functional.get(function)
         if name is not None:
             return make_torch_api("Functional", name)

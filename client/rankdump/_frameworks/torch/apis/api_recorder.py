@@ -112,12 +112,12 @@ class ApiRepeatFinder:
     """The calls of one iteration that may be repeated; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._numbering = ForwardCallLog()
+        self._call_log = ForwardCallLog()
         self._originals: dict[TorchOperatorCall, ApiCall] = {}
 
     def restart(self) -> None:
         """Forget all calls: an iteration begins."""
-        self._numbering.restart()
+        self._call_log.restart()
         self._originals.clear()
 
     def find_repeat(self, call: ApiCall, leaves: Iterable[ApiLeaf]) -> RepeatedApiCall | None:
@@ -127,22 +127,22 @@ class ApiRepeatFinder:
         if step is None:
             # In a region to be repeated nothing is kept for the backward, or somebody watches.
             if watched or not grad:
-                self._note(call, leaves)
+                self._add_call(call, leaves)
             return None
         # A function written in Python that computes its own gradient does so without gradients.
         if not watched and not (step[2] and grad):
             return None
-        found = self._numbering.find_repeated_call(
+        found = self._call_log.find_repeated_call(
             _make_call_scope(call), _find_first_tensor(leaves), BackwardStep(*step)
         )
         original = None if found is None else self._originals.get(found)
         return RepeatedApiCall(original, has_gradients=not watched)
 
-    def _note(self, call: ApiCall, leaves: Iterable[ApiLeaf]) -> None:
+    def _add_call(self, call: ApiCall, leaves: Iterable[ApiLeaf]) -> None:
         if len(self._originals) >= _MAX_REMEMBERED_CALLS:
             self.restart()
         self._originals[
-            self._numbering.add_forward_call(_make_call_scope(call), _find_first_tensor(leaves))
+            self._call_log.add_forward_call(_make_call_scope(call), _find_first_tensor(leaves))
         ] = call
 
 
@@ -159,9 +159,9 @@ def _find_first_tensor(leaves: Iterable[ApiLeaf]) -> Tensor | None:
 
 
 REPEATED_BACKWARD_WARNING = (
-    "a backward ran again over one graph (retain_graph): its gradients have the names that those "
-    "of the first run have; where they differ only the first run's files are kept, and the others "
-    "are counted as dropped"
+    "a backward pass ran again over the same graph (retain_graph): its gradients have the same "
+    "names as those of the first pass; where they differ, the files of the first pass are kept and "
+    "the others are counted as dropped"
 )
 
 
@@ -172,10 +172,10 @@ class ApiGradientObserver:
         self._observer = observer
         self._hooks = TensorHookRegistry()
 
-    def watch_gradients(self, call: ApiCall, written: Iterable[CallLeaf]) -> None:
+    def watch_gradients(self, call: ApiCall, results: Iterable[CallLeaf]) -> None:
         """Wait for the gradients of what a forward call returned: tensors with their places."""
         backward = ApiBackward(self._observer, call)
-        for leaf in written:
+        for leaf in results:
             tensor = leaf.value
             if isinstance(tensor, Tensor) and is_hookable(tensor):
                 self._hooks.add_hook(tensor, _ApiGradientHook(backward, leaf.slot, leaf.argument))
@@ -286,39 +286,43 @@ class TorchApiRecorder:
 
     def begin_call(
         self,
-        calling: OpenTorchApiCall,
+        open_call: OpenTorchApiCall,
         args: Sequence[object],
         kwargs: Mapping[str, object],
         frame: FrameType | None,
     ) -> None:
         """Hand over what a call is given, before it may change any of it."""
-        call, observer = calling.call, self._observer
+        call, observer = open_call.call, self._observer
         if not self._options.scope(call):
             return
-        name, graph = calling.name, observer.graph
+        name, graph = open_call.name, observer.graph
         try:
             observer.recorder.begin_call(graph, name)
             observer.recorder.record_call_stack(graph, name, self._sites.read_stack(frame))
             leaves = list_input_leaves(args, kwargs)
-            calling.repeat = self._repeats.find_repeat(call, leaves)
-            self._hand_over(calling, TensorSide.INPUT, leaves)
+            open_call.repeat = self._repeats.find_repeat(call, leaves)
+            self._record_side(open_call, TensorSide.INPUT, leaves)
         finally:
-            calling.begun = observer.recorder.start_event(graph=graph, name=name)
+            open_call.begun = observer.recorder.start_event(graph=graph, name=name)
 
-    def end_call(self, calling: OpenTorchApiCall, result: object, *, raised: bool = False) -> None:
+    def end_call(
+        self, open_call: OpenTorchApiCall, result: object, *, raised: bool = False
+    ) -> None:
         """Hand over what a call returned; nothing of one that was not selected."""
-        call, repeat, recorder = calling.call, calling.repeat, self._observer.recorder
-        if calling.begun is None:
+        call, repeat, recorder = open_call.call, open_call.repeat, self._observer.recorder
+        if open_call.begun is None:
             return
-        recorder.finish_event(calling.begun)
+        recorder.finish_event(open_call.begun)
         try:
-            written = self._hand_over(calling, TensorSide.OUTPUT, list_output_leaves(result))
+            results = self._record_side(open_call, TensorSide.OUTPUT, list_output_leaves(result))
             if self._options.retain_backward and (repeat is None or repeat.has_gradients):
                 original = None if repeat is None else repeat.original
-                self._gradients.watch_gradients(original or call, written)
+                self._gradients.watch_gradients(original or call, results)
         finally:
             # A repetition is ended by an error once it has given all that is needed.
-            recorder.end_call(self._observer.graph, calling.name, raised=raised and repeat is None)
+            recorder.end_call(
+                self._observer.graph, open_call.name, raised=raised and repeat is None
+            )
 
     def record_layer_mark(self, layer: str, frame: FrameType | None) -> None:
         """Hand over the mark of a module, by its path with dots."""
@@ -326,7 +330,7 @@ class TorchApiRecorder:
         once = self._options.layers_once
         if once and layer in self._marked:
             return
-        if not self._options.scope(call) or (once and not self._first(layer)):
+        if not self._options.scope(call) or (once and not self._is_first_mark(layer)):
             return
         observer.recorder.begin_call(observer.graph, call.name)
         observer.recorder.record_call_stack(
@@ -336,17 +340,17 @@ class TorchApiRecorder:
         observer.record_tensors(call.op_type, call.name, TensorSide.INPUT, (_LAYER_MARK,))
         observer.end_call(call.name)
 
-    def _first(self, layer: str) -> bool:
+    def _is_first_mark(self, layer: str) -> bool:
         """Return whether a mark, of those that are handed over once, was not handed over before."""
         with self._lock:
             known = layer in self._marked
             self._marked.add(layer)
         return not known
 
-    def _hand_over(
-        self, calling: OpenTorchApiCall, side: TensorSide, leaves: Sequence[ApiLeaf]
+    def _record_side(
+        self, open_call: OpenTorchApiCall, side: TensorSide, leaves: Sequence[ApiLeaf]
     ) -> list[CallLeaf]:
-        op_type, recomputed = calling.call.op_type, calling.repeat is not None
+        op_type, recomputed = open_call.call.op_type, open_call.repeat is not None
         return self._tensors.record_leaves(
-            op_type, calling.name, side, leaves, recomputed=recomputed
+            op_type, open_call.name, side, leaves, recomputed=recomputed
         )

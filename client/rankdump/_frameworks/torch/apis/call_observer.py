@@ -56,7 +56,7 @@ from rankdump._layout.api_tree import ApiCall
 
 
 class ApiCallHandler(Protocol):
-    """What is asked to make the calls that a mode hears of."""
+    """Makes the calls that a function mode intercepts."""
 
     def handle_call(
         self,
@@ -72,15 +72,15 @@ class ApiCallHandler(Protocol):
 
 
 class ApiMode(TorchFunctionMode):
-    """Hears of calls in the threads that it was put into.
+    """Function mode that intercepts calls in the threads in which it is installed.
 
-    What a call calls itself is not heard: torch takes a mode off the stack while it runs.
+    Calls inside a call are not intercepted: torch removes a mode from the stack while it runs.
     """
 
-    def __init__(self, follower: ApiCallHandler) -> None:
+    def __init__(self, handler: ApiCallHandler) -> None:
         super().__init__()
-        self._follower: ApiCallHandler | None = follower
-        self._callables = TorchApiCatalogue()
+        self._handler: ApiCallHandler | None = handler
+        self._catalogue = TorchApiCatalogue()
 
     @exclude_from_compilation
     def __torch_function__(
@@ -91,22 +91,22 @@ class ApiMode(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Make a call."""
-        follower = self._follower
+        handler = self._handler
         # The compiler goes through this line, and no further.
-        if follower is None or is_dynamo_compiling():
+        if handler is None or is_dynamo_compiling():
             return func(*args, **(kwargs or {}))
         try:
-            found = self._callables[func]
+            found = self._catalogue[func]
         except TypeError:  # one that cannot be hashed is a user's own
             found = None
         # Most of what is asked of tensors is no call: it ends here.
         if found is None or is_tracing():
             return func(*args, **(kwargs or {}))
-        return follower.handle_call(found, func, types, args, kwargs or {}, inspect.currentframe())
+        return handler.handle_call(found, func, types, args, kwargs or {}, inspect.currentframe())
 
     def retire(self) -> None:
-        """Hear nothing any more, in any thread, and leave this one."""
-        self._follower = None
+        """Stop intercepting calls in all threads, and remove the mode from this one."""
+        self._handler = None
         remove_mode(self)
 
 
@@ -189,7 +189,7 @@ class TorchApiCallObserver:
         self,
         observer: TorchObserver,
         sites: CallSites,
-        records: TorchApiRecorder,
+        recorder: TorchApiRecorder,
         model_called: Callable[[], None],
     ) -> None:
         """`model_called` is told when a call of the model itself begins."""
@@ -197,7 +197,7 @@ class TorchApiCallObserver:
         self.mode = ApiMode(self)
         self._observer = observer
         self._sites = sites
-        self._records = records
+        self._recorder = recorder
         self._roles: dict[ModuleOperator, ModuleRole] = {}
         self._numbers = ApiCallCounter()
         self._thread = ApiThreadState()
@@ -208,7 +208,7 @@ class TorchApiCallObserver:
         self._generation += 1
         self._frames()
         if not self._thread.running:
-            self._put()
+            self._install_mode()
 
     def handle_call(
         self,
@@ -221,21 +221,23 @@ class TorchApiCallObserver:
     ) -> Any:
         """Make a call of a function, and tell of it if it counts."""
         # A subclass is told of an operator as a whole, and does with it what it likes.
-        if found.opens and (not found.kind or set(types) <= {Tensor}):
-            return self._opened(function, types, args, kwargs)
-        calling = self._called(found, args, kwargs, None if frame is None else frame.f_back)
+        if found.is_composite and (not found.kind or set(types) <= {Tensor}):
+            return self._call_composite(function, types, args, kwargs)
+        open_call = self._begin_function(
+            found, args, kwargs, None if frame is None else frame.f_back
+        )
         thread = self._thread
         thread.running += 1
         try:
             result = function(*args, **kwargs)
         except BaseException:
-            if calling is not None:
-                run_shielded(self._raised, self.report_failure, calling)
+            if open_call is not None:
+                run_shielded(self._end_raised, self.report_failure, open_call)
             raise
         finally:
             thread.running -= 1
-        if calling is not None:
-            run_shielded(self._records.end_call, self.report_failure, calling, result)
+        if open_call is not None:
+            run_shielded(self._recorder.end_call, self.report_failure, open_call, result)
         return result
 
     def enter(
@@ -245,8 +247,8 @@ class TorchApiCallObserver:
         thread, frames = self._thread, self._frames()
         if thread.running:
             return
-        self._meet()
-        role = self._role(operator)
+        self._enter_thread()
+        role = self._find_role(operator)
         frame = OpenApiModuleCall(operator, role, find_handled_error())
         frames.append(frame)
         if not role.layer:
@@ -256,9 +258,9 @@ class TorchApiCallObserver:
         if role.api is not None:
             number = self._numbers.next_number(role.api.op_type)
             if self._observer.armed:
-                self._mark(role)
+                self._record_mark(role)
                 frame.open_call = _open_call(role.api, number)
-                self._records.begin_call(frame.open_call, args, kwargs, inspect.currentframe())
+                self._recorder.begin_call(frame.open_call, args, kwargs, inspect.currentframe())
 
     def leave(self, operator: ModuleOperator, result: object) -> None:
         """Close a call of a module, and with it those inside that never returned."""
@@ -271,40 +273,40 @@ class TorchApiCallObserver:
         closing = frames[at:]
         del frames[at:]
         if any(frame.is_mode_removed for frame in closing):
-            self._put()
+            self._install_mode()
         for frame in reversed(closing[1:]):
             if frame.open_call is not None:
-                self._records.end_call(frame.open_call, None)
-        self._close(closing[0], result)
+                self._recorder.end_call(frame.open_call, None)
+        self._close_frame(closing[0], result)
 
     def pause(self) -> None:
-        """Hear nothing in this thread until it goes on."""
+        """Stop observing in this thread until `resume`."""
         self._thread.paused = remove_mode(self.mode)
 
     def resume(self) -> None:
         """Go on listening where it was paused."""
         if self._thread.paused:
             self._thread.paused = False
-            self._put()
+            self._install_mode()
 
     def report_failure(self, error: Exception) -> None:
         """Report that a hook could not do its work."""
         self._observer.report_failure(error)
 
-    def _close(self, frame: OpenApiModuleCall, result: object) -> None:
+    def _close_frame(self, frame: OpenApiModuleCall, result: object) -> None:
         thread, error = self._thread, find_raised_error(frame.prior_error)
         raised = error is not None and not is_caused_by(error, thread.last_error)
         thread.last_error = None if error is None else fingerprint_error(error)
         if frame.open_call is not None:
-            self._records.end_call(frame.open_call, result, raised=raised)
+            self._recorder.end_call(frame.open_call, result, raised=raised)
         elif frame.role.api is None and error is None and self._observer.armed:
-            self._mark(frame.role)
+            self._record_mark(frame.role)
 
-    def _mark(self, role: ModuleRole) -> None:
+    def _record_mark(self, role: ModuleRole) -> None:
         if role.layer:
-            self._records.record_layer_mark(role.layer, inspect.currentframe())
+            self._recorder.record_layer_mark(role.layer, inspect.currentframe())
 
-    def _opened(
+    def _call_composite(
         self, function: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Any
     ) -> Any:
         """Run what is no call itself, and go on listening: what it calls are calls."""
@@ -314,7 +316,7 @@ class TorchApiCallObserver:
         finally:
             remove_mode(self.mode)
 
-    def _called(
+    def _begin_function(
         self,
         found: TorchApi,
         args: Sequence[Any],
@@ -323,7 +325,7 @@ class TorchApiCallObserver:
     ) -> OpenTorchApiCall | None:
         """Begin the call of a function; None when nothing is to be told of it."""
         try:
-            named = self._named(found, args, frame)
+            named = self._find_name_at(found, args, frame)
             if named is None:
                 return None
             number = self._numbers.next_number(named.op_type)
@@ -332,11 +334,11 @@ class TorchApiCallObserver:
         except Exception as error:
             self.report_failure(error)
             return None
-        calling = _open_call(named, number)
-        run_shielded(self._records.begin_call, self.report_failure, calling, args, kwargs, frame)
-        return calling
+        open_call = _open_call(named, number)
+        run_shielded(self._recorder.begin_call, self.report_failure, open_call, args, kwargs, frame)
+        return open_call
 
-    def _named(
+    def _find_name_at(
         self, found: TorchApi, args: Sequence[Any], frame: FrameType | None
     ) -> TorchApi | None:
         """Return what a function is called where it stands; None when it is no call there."""
@@ -352,20 +354,20 @@ class TorchApiCallObserver:
             return make_torch_api("Functional", function)
         return make_torch_api("Tensor", operator) if operator else found
 
-    def _meet(self) -> None:
+    def _enter_thread(self) -> None:
         """Listen in a thread in which a module is called for the first time."""
         if not self._thread.is_known:
-            self._put()
+            self._install_mode()
 
-    def _put(self) -> None:
+    def _install_mode(self) -> None:
         self._thread.is_known = True
         if not has_mode(self.mode):
             push_mode(self.mode)
 
-    def _raised(self, calling: OpenTorchApiCall) -> None:
-        self._records.end_call(calling, None, raised=True)
+    def _end_raised(self, open_call: OpenTorchApiCall) -> None:
+        self._recorder.end_call(open_call, None, raised=True)
 
-    def _role(self, operator: ModuleOperator) -> ModuleRole:
+    def _find_role(self, operator: ModuleOperator) -> ModuleRole:
         role = self._roles.get(operator)
         if role is None:
             role = self._roles[operator] = find_module_role(operator)

@@ -76,7 +76,7 @@ class _CodeInfo(NamedTuple):
     """What is known of a code object, which stays alive: it is known by its identity."""
 
     code: CodeType
-    whose: CodeOwner
+    owner: CodeOwner
     function: str
     """Name of the function of `torch.nn.functional` that it is, if it is one."""
     operator: str
@@ -102,15 +102,15 @@ class CallSites:
         """Return whose call it is that a frame makes."""
         generated = False
         while frame is not None:
-            whose = self._code(frame).whose
-            if whose is CodeOwner.GENERATED:
+            owner = self._get_code_info(frame).owner
+            if owner is CodeOwner.GENERATED:
                 generated = True
-            elif whose is CodeOwner.COMPILER:
+            elif owner is CodeOwner.COMPILER:
                 # It also stands around functions that it was told to leave alone.
                 if generated:
                     return CodeOwner.COMPILED
-            elif whose is not CodeOwner.TORCH:
-                return whose
+            elif owner is not CodeOwner.TORCH:
+                return owner
             frame = frame.f_back
         return CodeOwner.USER
 
@@ -120,19 +120,19 @@ class CallSites:
         A function of `torch.nn.functional` that computes with it, and the operator that was
         written.
         """
-        code, at, operator = self._code(frame), frame, ""
+        code, at, operator = self._get_code_info(frame), frame, ""
         while at.f_code.co_filename in _OPERATOR_FILES and at.f_back is not None:
             at = at.f_back
-            code = self._code(at)
+            code = self._get_code_info(at)
         if code.operator and at.f_back is not None:
-            operator, code = code.operator, self._code(at.f_back)
+            operator, code = code.operator, self._get_code_info(at.f_back)
         return code.function, operator
 
     def read_stack(self, frame: FrameType | None) -> tuple[str, ...]:
         """Return the lines of a stack, innermost first, as the stack file has them."""
         return self._stacks.read_stack(frame)
 
-    def _code(self, frame: FrameType) -> _CodeInfo:
+    def _get_code_info(self, frame: FrameType) -> _CodeInfo:
         code = frame.f_code
         known = self._codes.get(id(code))
         if known is None:
@@ -155,16 +155,16 @@ def _make_stack_cache(filtered: bool) -> CallStackCache:
 def _read_code(frame: FrameType) -> _CodeInfo:
     code = frame.f_code
     file = code.co_filename
-    whose = CodeOwner.USER
+    owner = CodeOwner.USER
     for prefixes, each in _OWNERS_BY_FILE:
         if file.startswith(prefixes):
-            whose = each
+            owner = each
             break
     # Where compiled code is kept may be chosen; by default the folder is called so.
-    if whose is CodeOwner.USER and (_INDUCTOR_FOLDER in file or _is_called_by_inductor(frame)):
-        whose = CodeOwner.GENERATED
+    if owner is CodeOwner.USER and (_INDUCTOR_FOLDER in file or _is_called_by_inductor(frame)):
+        owner = CodeOwner.GENERATED
     return _CodeInfo(
-        code, whose, code.co_name if file == _FUNCTIONAL_FILE else "", find_written_operator(code)
+        code, owner, code.co_name if file == _FUNCTIONAL_FILE else "", find_written_operator(code)
     )
 
 
