@@ -119,9 +119,7 @@ def parse_slab_header(header: memoryview, length: int) -> tuple[int, int]:
         raise CorruptedError(f"damaged: a slab of {length} bytes is too short")
     magic, version, ring_bytes = _SLAB_HEADER.unpack_from(header)
     if magic != _SLAB_MAGIC or ring_bytes != length - RING_OFFSET:
-        raise CorruptedError(
-            f"damaged: a slab of {length} bytes has the header {bytes(header[:24])!r}"
-        )
+        raise CorruptedError(f"damaged: a slab of {length} bytes has header {bytes(header[:24])!r}")
     if version not in (1, SLAB_VERSION):
         raise CorruptedError(f"slab has version {version}; this side reads 1 and {SLAB_VERSION}")
     return version, ring_bytes
