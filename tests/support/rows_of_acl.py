@@ -325,9 +325,9 @@ SCENES = [
         {**OVERFLOW, "dump_mode": "input", "dump_step": "bad", "dump_data": "stats"},
         gives={"selection.iterations": IterationSelection(), "content": ContentSettings()},
         warns=(
-            "dump_mode: 'input' is not read",
-            "dump_step: 'bad' is not read",
-            "dump_data: 'stats' is not read",
+            "dump_mode: 'input' is ignored",
+            "dump_step: 'bad' is ignored",
+            "dump_data: 'stats' is ignored",
         ),
     ),
     AclRow(
@@ -361,7 +361,7 @@ SCENES = [
         "exception wins over a list",
         {"dump_scene": "lite_exception"},
         gives={"selection.trigger": "exception", "selection.models": ()},
-        warns=("dump_list: [{'model_name': 'A'}] is not read", "extra-info/data-dump"),
+        warns=("dump_list: [{'model_name': 'A'}] is ignored", "extra-info/data-dump"),
     ),
     AclRow(
         "exception: the environment's path",

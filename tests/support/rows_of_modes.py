@@ -38,7 +38,7 @@ SYNCHRONOUS = [
         common={"op_debug_mode": 0},
         e2e=ABSENT,
         gives={"output.layout": "cann", "output.net_name": "LeNet"},
-        warns=(f"{E}: missing; this asks for asynchronous dump",),
+        warns=(f"{E}: missing; selects asynchronous dump",),
     ),
     Row(
         "1.8 enable false",
@@ -262,7 +262,7 @@ CATEGORIES = [
         common={**STATISTIC, "statistic_category": ["md5"]},
         e2e=DEVICE,
         gives={"content.statistics": ()},
-        warns=("loses md5",),
+        warns=("is used without md5",),
     ),
     Row(
         "9.4 fixed columns",

@@ -213,8 +213,8 @@ CLASSES = [
             allowed=allowed,
         )
         for source, items, allowed in (
-            ("long expression", [f"name-regex({'a' * 1001})"], "one of 1001 characters"),
-            ("too many", [f"name-regex(a{n})" for n in range(1001)], "not 1001 of them"),
+            ("long expression", [f"name-regex({'a' * 1001})"], "a pattern of 1001 characters"),
+            ("too many", [f"name-regex(a{n})" for n in range(1001)], "not 1001 patterns"),
         )
     ),
     kernels("duplicate", "a", "a", types=["a"], warns=("'a' is listed twice",)),
@@ -226,8 +226,8 @@ CLASSES = [
         "Gradients/Default/a/B-op0",
         names=["Gradients/Default/a/B-op0"],
     ),
-    kernels("not closed", "name-regex(a", types=["name-regex(a"], warns=("but a type",)),
-    kernels("case", "Name-Regex(a/b)", names=["Name-Regex(a/b)"], warns=("but a name",)),
+    kernels("not closed", "name-regex(a", types=["name-regex(a"], warns=("is a type, not an expression",)),
+    kernels("case", "Name-Regex(a/b)", names=["Name-Regex(a/b)"], warns=("is a name, not an expression",)),
     Row("1.7 unused in mode 0", common={"kernels": ["name-regex(()", "Conv2D", "", "", 7]}),
 ]
 

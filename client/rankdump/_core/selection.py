@@ -68,7 +68,7 @@ def decide_side(plan: DumpPlan, side: TensorSide) -> SelectionVerdict:
     return (
         ACCEPTED_VERDICT
         if wanted
-        else SelectionVerdict(False, f"input_output excludes {side.value}s")
+        else SelectionVerdict(False, f"input_output excludes tensors of the {side.value} side")
     )
 
 

@@ -27,9 +27,9 @@ PUBLIC_NAMES = {
         api_dump_compare api_dump_init api_dump_start api_dump_stop step
     """,
     "rankdump.reader": """
-        Described Dump Entries Entry Facts Figures FileElements Filters Frame IrOperator Named
-        Opened Origin PublishedOrder Query Search Statistics Survey Surveyed Table Tree check_ours
-        collector_paused damaged described disk_room facts facts_of faults findings graph_files
+        ConvertedTensor Described Dump Entries Entry Facts Figures FileElements Filters Frame
+        IrOperator Named Opened Origin OriginalLayout PublishedOrder Query Search Statistics Survey
+        Surveyed Table Tree check_ours collector_paused convert_format damaged described disk_room facts facts_of faults findings graph_files
         load load_file load_member locate named observe open opened ranges read_hints read_order
         retired_sentences selected statistics status status_of walk
     """,

@@ -367,7 +367,7 @@ def test_repeated_frames_are_neither_admitted_nor_given_out():
         (figures(1, "1,2", timestamps_us=[1, 2]), "columns of statistics have [1, 2] rows"),
         (figures(1, "1,2", timestamps_us=[1 << 63]), "over"),
         (figures(1, "1,2", iteration=1 << 63), "over"),
-        (figures(1, "1,2", kinds=[b"\xff"]), "no kind"),
+        (figures(1, "1,2", kinds=[b"\xff"]), "no valid kind"),
         (figures(1, "1,2", kinds=[kind(side=0)]), "side 0"),
         (figures(1, "1,2", kinds=[kind(byte_count=17)]), "17 bytes for float32"),
         (figures(1, *["1,2"] * 1025), "at most 1024"),
