@@ -38,7 +38,7 @@ SYNCHRONOUS = [
         common={"op_debug_mode": 0},
         e2e=ABSENT,
         gives={"output.layout": "cann", "output.net_name": "LeNet"},
-        warns=(f"{E}: missing; selects asynchronous dump",),
+        warns=(f"{E}: missing; this selects asynchronous dump",),
     ),
     Row(
         "1.8 enable false",

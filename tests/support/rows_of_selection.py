@@ -226,8 +226,8 @@ CLASSES = [
         "Gradients/Default/a/B-op0",
         names=["Gradients/Default/a/B-op0"],
     ),
-    kernels("not closed", "name-regex(a", types=["name-regex(a"], warns=("is a type, not an expression",)),
-    kernels("case", "Name-Regex(a/b)", names=["Name-Regex(a/b)"], warns=("is a name, not an expression",)),
+    kernels("not closed", "name-regex(a", types=["name-regex(a"], warns=("a type, not an",)),
+    kernels("case", "Name-Regex(a/b)", names=["Name-Regex(a/b)"], warns=("a name, not an",)),
     Row("1.7 unused in mode 0", common={"kernels": ["name-regex(()", "Conv2D", "", "", 7]}),
 ]
 

@@ -79,7 +79,10 @@ def test_side(inputs: bool, outputs: bool):
     assert decide_side(selected, TensorSide.INPUT).accepted is inputs
     assert decide_side(selected, TensorSide.OUTPUT).accepted is outputs
     if not inputs:
-        assert decide_side(selected, TensorSide.INPUT).reason == "input_output excludes inputs"
+        assert (
+            decide_side(selected, TensorSide.INPUT).reason
+            == "input_output excludes tensors of the input side"
+        )
 
 
 @pytest.mark.parametrize(
