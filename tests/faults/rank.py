@@ -133,7 +133,7 @@ class Flipper:
 
     def _flip(self, told: int, written: int) -> None:
         for ring, room in self._published:
-            if told < room.end <= written and self._control.flips:
+            if told < room.end_position <= written and self._control.flips:
                 self._flip_in(ring, room)
                 self._control.flips -= 1
                 self._control.hit("flip")

@@ -475,7 +475,7 @@ class TestResending:
         for batch in (batches[0], batches[0], batches[1], batches[0], batches[3], batches[2]):
             stream.send(*batch)
         assert stream.wait_over() is grpc.StatusCode.UNAVAILABLE
-        assert "frame 7 after 4" in stream.details
+        assert "frame 7 follows frame 4" in stream.details
         stream = rank.push()
         for batch in (*batches, *batches, last, last):
             stream.send(*batch)

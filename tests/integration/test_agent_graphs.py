@@ -259,7 +259,7 @@ class TestNames:
         with pytest.raises(grpc.RpcError) as refused:
             rank.open()
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert "none of ms2.3, ms2.4, ms2.0" in (refused.value.details() or "")
+        assert "is not one of ms2.3, ms2.4, ms2.0" in (refused.value.details() or "")
 
     def test_session_without_a_configuration_still_has_one(self, make_agent, make_rank):
         """MindInsight passes over a rank without it: it is made from the plan."""

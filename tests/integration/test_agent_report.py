@@ -165,7 +165,7 @@ def test_what_was_said_before_the_coordinator_came_arrives_in_order(agent, coord
     assert (timeouts.rank, timeouts.timeouts.variables["HCCL_EXEC_TIMEOUT"]) == (3, "1800")
     assert coordinator.positions("s") == list(range(11 * 4096))
     (first, *_) = coordinator.columns
-    assert first[2].events()[:5] == events(0, 5).to_events()
+    assert first[2].to_events()[:5] == events(0, 5).to_events()
     assert all(len(r.SerializeToString()) < 4 << 20 for r in reports)
     balances = [r for r in reports if r.iterations]
     assert [b.iterations[0].stall_us for b in balances] == [5]
@@ -207,10 +207,10 @@ def test_names_are_said_once_a_stream(agent, coordinator, monkeypatch):
     *_, before, last = coordinator.reports
     assert before.texts.first > 0
     assert last.texts.first == 0
-    assert [e.name for e in coordinator.columns[-2][2].events()] == [
+    assert [e.name for e in coordinator.columns[-2][2].to_events()] == [
         f"other{n}" for n in range(900)
     ]
-    assert coordinator.columns[-1][2].events() == events(0, 10).to_events()
+    assert coordinator.columns[-1][2].to_events() == events(0, 10).to_events()
 
 
 def test_what_is_not_safe_is_kept_and_told_again(agent, coordinator):

@@ -390,7 +390,10 @@ class TestReaders:
     def test_diff_of_one_iteration_each(self, pair):
         """Numbers that differ belong together only where nothing says that they do not."""
         whole, less = pair
-        with pytest.raises(CorruptedError, match="both have; b has retired iteration 1 of rank 0"):
+        with pytest.raises(
+            CorruptedError,
+            match="have no rank and iteration in common; b has retired iteration 1 of rank 0",
+        ):
             compare(reader.open(whole).where(iteration=1), reader.open(less))
         assert compare(whole, less, iteration_a=1, iteration_b=2).notes == ()
         with pytest.raises(CorruptedError, match="rank 0: iteration 1 is retired: removed by age"):

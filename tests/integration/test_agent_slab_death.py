@@ -135,7 +135,7 @@ def test_damaged_remains_are_said(agent, rank, child, frames, short_dir):
     child.kill()
     wait_until(lambda: not list((short_dir / "slabs").iterdir()))
     assert arrays_of(rank.root) == [ARRAYS[0].tobytes()]
-    assert any("frame 7 after 1" in finding for finding in rank.status().findings)
+    assert any("frame 7 follows frame 1" in finding for finding in rank.status().findings)
 
 
 def test_restarted_agent_goes_on_in_the_same_slab(agent, rank, child, frames):

@@ -236,5 +236,5 @@ def test_hostile_stacks_stop_at_the_door(make_agent, make_rank, stack, sentence)
 def test_a_plan_without_lines_is_refused(make_agent, make_rank):
     """An info file has a line for every tensor."""
     rank = make_rank(make_agent().address, content=ContentSettings("tensor"), output=OUTPUT)
-    with pytest.raises(grpc.RpcError, match="its tensors all have a line"):
+    with pytest.raises(grpc.RpcError, match="does not support saved_data 'tensor'"):
         rank.open()

@@ -216,7 +216,7 @@ def test_plans_that_contradict_themselves(make_agent, make_rank):
                 ContentSettings("full", tables="operator"),
                 "with saved_data 'full'",
             ),
-            ({"layout": "cann"}, ContentSettings(), "without the time"),
+            ({"layout": "cann"}, ContentSettings(), "needs the start time"),
         ]
     ):
         rank = make_rank(agent.address, output=output, content=content, session_id=f"s{number}")

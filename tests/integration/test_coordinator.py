@@ -343,7 +343,7 @@ def test_what_cannot_be_published_is_counted_and_said(host, tmp_path) -> None:
     assert published(host, "file") == 0
     found = host.status("file").order_findings
     assert {finding.kind for finding in found} == {FindingKind.UNPUBLISHED}
-    assert any("8 entries could not be published" in finding.text for finding in found)
+    assert any("8 entries of the order could not be published" in finding.text for finding in found)
     agent.close()
 
 
@@ -418,7 +418,7 @@ def test_a_state_that_is_full_acknowledges_nothing_until_it_is_not(host, tmp_pat
     agent.session(job.session(0), job.root)
     agent.send()
     wait_until(agent.acknowledged)
-    with host.coordinator._working:
+    with host.coordinator._publishing_lock:
         base = host.coordinator._state._base
         (pages,) = base.execute("PRAGMA page_count").fetchone()
         base.execute(f"PRAGMA max_page_count = {pages}")
@@ -428,7 +428,7 @@ def test_a_state_that_is_full_acknowledges_nothing_until_it_is_not(host, tmp_pat
     wait_until(lambda: any("full" in text for text in host.status().findings))
     wait_until(lambda: published(host, "job"))
     assert agent.exchange().acknowledged_sequence == 1
-    with host.coordinator._working:
+    with host.coordinator._publishing_lock:
         base.execute("PRAGMA max_page_count = 100000")
     wait_until(agent.acknowledged)
     assert host.status().findings == ()

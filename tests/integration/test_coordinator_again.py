@@ -75,7 +75,7 @@ def test_an_order_waits_for_its_disk_and_others_do_not(coordinator, disk, tmp_pa
     coordinator.take(report(3, "b", 0, free))
     wait_until(lambda: names(free) == ["Default/op0"])
     wait_until(lambda: coordinator.problem)
-    assert coordinator.problem.startswith("job a: its order waits for its disk")
+    assert coordinator.problem.startswith("job a: its order cannot be written and is tried again")
     assert os.strerror(code) in coordinator.problem
     assert coordinator.take(AgentReport("agent-a", 0)).acknowledged == 0
     assert coordinator.drain(0) == 2

@@ -160,11 +160,11 @@ def test_a_folder_of_somebody_else_is_not_used(socket_folder: Path):
     elsewhere = socket_folder / "elsewhere"
     elsewhere.mkdir()
     link.symlink_to(elsewhere)
-    with pytest.raises(UnavailableError, match="somebody else's"):
+    with pytest.raises(UnavailableError, match="belongs to another user"):
         DaemonLease("job", root=socket_folder)
     link.unlink()
     link.mkdir(mode=0o777)
     link.chmod(0o777)
-    with pytest.raises(UnavailableError, match="somebody else's"):
+    with pytest.raises(UnavailableError, match="belongs to another user"):
         DaemonLease("job", root=socket_folder)
     assert list(elsewhere.iterdir()) == []

@@ -78,7 +78,7 @@ class TestRepair:
         path = leftover(rank.root)
         assert run_command_line(["fsck", "--repair", str(rank.root)]) == 1
         said = f"rankdump: {rank.root}: an agent writes to the tree (process {os.getpid()}); "
-        assert capsys.readouterr().err == f"{said}--repair is for when it has left\n"
+        assert capsys.readouterr().err == f"{said}run --repair after the agent has stopped\n"
         stream.cut()
         wait_until(lambda: rank.status().sessions[0].state != 1)
         assert held(rank.root)

@@ -62,14 +62,14 @@ def test_ranks_are_shared_out_and_all_of_it_is_in_the_tree(make_host):
     assert drain_agent(host.address, timeout_s=WAIT_S) == 0
     view = host.view()
     assert {s.rank: s.state for s in view.sessions} == dict.fromkeys(range(4), SessionState.CLOSED)
-    assert all(i.complete and i.balanced and i.stored == 50 for i in view.iterations)
+    assert all(i.complete and i.is_balanced and i.stored == 50 for i in view.iterations)
     assert len(view.iterations) == 8
     assert view.roots == (str(host.tree),)
     assert view.findings == ()
     assert view.load.disk_total_bytes > 0
     for rank in range(4):
         np.testing.assert_array_equal(host.arrays(rank), tensors(rank, 0, 100))
-        assert all(manifest.status.balanced for manifest in host.manifests(rank))
+        assert all(manifest.status.is_balanced for manifest in host.manifests(rank))
     set_job_pin(host.address, "job", pinned=True)
     (usage,) = host.view().usage
     assert usage.pinned
@@ -122,7 +122,7 @@ def test_a_killed_worker_comes_back_and_the_rank_loses_nothing(make_host, shared
         dump(session, tensors(3, 400, 200))
     np.testing.assert_array_equal(host.arrays(3), tensors(3, 0, 600))
     (manifest,) = host.manifests(3)
-    assert manifest.status.balanced
+    assert manifest.status.is_balanced
     assert manifest.status.stored == 600
     finding = f"worker {index} was restarted once; the last process was ended by signal 9"
     assert finding in host.view().findings
@@ -139,7 +139,7 @@ def test_a_worker_that_is_away_is_said_and_the_others_go_on(make_host):
         view = until(host.view, lambda view: bool(view.findings))
         assert [s.rank for s in view.sessions] == [0]
         assert any(f.startswith(f"worker {other} ") for f in view.findings)
-        until(host.view, lambda view: any("started again once" in f for f in view.findings))
+        until(host.view, lambda view: any("was restarted once" in f for f in view.findings))
     assert drain_agent(host.address, timeout_s=WAIT_S) == 0
 
 
@@ -153,7 +153,7 @@ def test_a_killed_front_leaves_no_process_and_the_next_one_goes_on(make_host):
         host.start(2)
         dump(session, tensors(1, 200, 100))
     np.testing.assert_array_equal(host.arrays(1), tensors(1, 0, 300))
-    assert host.manifests(1)[0].status.balanced
+    assert host.manifests(1)[0].status.is_balanced
 
 
 def test_a_front_that_starts_while_workers_of_a_killed_one_end(make_host):
