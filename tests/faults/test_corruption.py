@@ -50,7 +50,7 @@ def played(stand: Stand, session: rankdump.Session) -> None:
 def test_a_flipped_bit_in_a_slab_is_counted_as_corrupted(stand: Stand, flip, place):
     """Law: that tensor alone is dropped; those before and behind it are in the tree."""
     first, second, third = flip("record", place)
-    assert (first.kept_tensors, third.kept) == (EACH, EACH)
+    assert (first.kept_tensors, third.kept_tensors) == (EACH, EACH)
     assert dict(second.dropped) == {"corrupted": 1}
     assert stand.stored() == 3 * EACH - 1
 
@@ -66,5 +66,5 @@ def test_the_end_of_an_iteration_is_said_again(stand: Stand, flip, place):
 def test_rows_of_figures_are_counted_one_by_one(flip, place):
     """Law: the rank has let go of them, and knows how many they were."""
     first, second, third = flip("figure_rows", place, saved="statistic")
-    assert (first.kept_tensors, third.kept) == (EACH, EACH)
+    assert (first.kept_tensors, third.kept_tensors) == (EACH, EACH)
     assert (second.kept_tensors, dict(second.dropped)) == (0, {"corrupted": EACH})
