@@ -49,6 +49,8 @@ class Actor:
         """Whether it is to be started again when it ends."""
         self.killed = False
         """Whether its end is our doing."""
+        self.was_up = False
+        """Whether somebody has seen the present process up."""
 
     def command(self) -> list[str]:
         """Return what runs it."""
@@ -56,7 +58,7 @@ class Actor:
 
     def start(self) -> None:
         """Run it."""
-        self.wanted, self.killed = True, False
+        self.wanted, self.killed, self.was_up = True, False, False
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command(), stdout=log, stderr=log, env=self.environ, cwd=self.folder

@@ -51,7 +51,7 @@ class Director:
         """Processes that ended without our doing."""
         self._start_s = 0.0
         self._excused_s = 0.0
-        """Until then a daemon may give up at its start: its state folder cannot be used."""
+        """Who started before then may give up at its start: its state folder could not be used."""
 
     def play(self, seconds: float) -> None:
         """Play everything, then heal everything; longer where a slow machine has not come to it."""
@@ -76,19 +76,27 @@ class Director:
         """Start again who has ended."""
         now_s = time.monotonic()
         for actor in self._cast.actors:
-            if actor.alive or not actor.wanted:
+            if actor.alive:
+                actor.was_up = actor.was_up or actor.up
+                continue
+            if not actor.wanted:
                 continue
             if actor.name not in self._ended_s:
                 self._ended_s[actor.name] = now_s
                 if not actor.killed and actor.process is not None:
                     at_s = now_s - self._start_s
                     code = actor.process.returncode
-                    if code in _GAVE_UP and now_s < self._excused_s:
+                    if code in _GAVE_UP and self._is_excused(actor, now_s):
                         continue
                     self.ends.append(f"{actor.name} ended by itself with {code} at {at_s:.1f} s")
             elif now_s - self._ended_s[actor.name] > _RESTART_S:
                 del self._ended_s[actor.name]
                 actor.start()
+
+    def _is_excused(self, actor: Actor, now_s: float) -> bool:
+        """Return whether it may have given up: on a slow machine a start outlasts its reason."""
+        began_s = now_s if actor.was_up else actor.started_s
+        return began_s < self._excused_s
 
     def _step(self, now_s: float) -> None:
         self.look_after()

@@ -21,8 +21,8 @@ _SHELL_WORD = re.compile(r"\$\w+|\$\{\w+\}|(?:^|(?<=/))~\w*")
 def describe_shell_word(path: str) -> str:
     """Return the end of a sentence on what a shell would have replaced; empty without any.
 
-    >>> unreplaced("$HOME/dump")
-    ': nothing replaces $HOME here'
+    >>> describe_shell_word("$HOME/dump")
+    ': rankdump does not expand $HOME'
     """
     word = _SHELL_WORD.search(path)
     return f": rankdump does not expand {word[0]}" if word else ""

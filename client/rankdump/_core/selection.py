@@ -151,7 +151,7 @@ def list_spellings(op_name: str) -> tuple[str, ...]:
 
     One of a network also by the scope of its module, with or without `Default/`, and by its path:
 
-    >>> spellings("Default/network-Net/layer1-Sequential/0-Conv2d/Conv2d-op0")[3:]
+    >>> list_spellings("Default/network-Net/layer1-Sequential/0-Conv2d/Conv2d-op0")[3:]
     ('network-Net/layer1-Sequential/0-Conv2d', 'layer1.0')
     """
     found = [op_name, sanitize_name(op_name)]

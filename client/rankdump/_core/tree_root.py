@@ -16,21 +16,21 @@ from rankdump.errors import RejectedError
 def split_roots(joined: str) -> tuple[str, ...]:
     """Return the folders of a setting, which are joined by `:`; none stands for any.
 
-    >>> folders("/var/dump:/data/dumps/")
+    >>> split_roots("/var/dump:/data/dumps/")
     ('/var/dump', '/data/dumps/')
-    >>> folders("")
+    >>> split_roots("")
     ()
     """
     return tuple(filter(None, joined.split(":")))
 
 
 def check_root(root: str, allowed: Sequence[str], *, resolve: Callable[[str], str]) -> None:
-    """Raise RefusedError where a root is not in one of the folders that are allowed.
+    """Raise RejectedError where a root is not in one of the folders that are allowed.
 
     `resolve` follows links as the system would, also in a path of which nothing is there yet:
     a link inside an allowed folder may lead out of it. It is not asked where all is allowed.
 
-    >>> check("/tmp/a", ["/var/dump", "/data"], resolve=str)
+    >>> check_root("/tmp/a", ["/var/dump", "/data"], resolve=str)
     Traceback (most recent call last):
     rankdump.errors.RejectedError: tree '/tmp/a' is outside of /var/dump and /data
     """

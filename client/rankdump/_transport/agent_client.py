@@ -23,6 +23,7 @@ from rankdump._core.session_protocol import (
 )
 from rankdump._transport.connection import (
     CHANNEL_OPTIONS,
+    EXIT_PAUSE_S,
     LEAVE_TIMEOUT_S,
     MAX_PAUSE_S,
     MIN_PAUSE_S,
@@ -281,9 +282,18 @@ class AgentClient:
                 _logger.exception("rankdump: the sender thread stopped")
                 self._set_link(LinkState.REFUSED, f"internal error: {error}")
                 return
-            with self._buffer.changed:
-                # Only the end cuts the pause short: new items must not turn it into a storm.
-                self._buffer.changed.wait_for(self._finished, backoff.next_pause_s())
+            self._pause(backoff.next_pause_s())
+
+    def _pause(self, pause_s: float) -> None:
+        """Wait before the next attempt; at the end of the session not for long."""
+        buffer, closing = self._buffer, self.closing
+        with buffer.changed:
+            # New items must not turn attempts into a storm: only the end cuts the pause short.
+            # Then there is one at once, as an agent that is back may not have been seen yet.
+            buffer.changed.wait_for(
+                lambda: self._finished() or self.closing is not closing,
+                min(pause_s, EXIT_PAUSE_S) if closing else pause_s,
+            )
 
     def _finished(self) -> bool:
         gone = self._abandoned or self.link in (LinkState.ABSENT, LinkState.REFUSED)

@@ -14,9 +14,9 @@ def resolve_redirect(address: str, redirect: str) -> str:
 
     Beside: in a container the folder of the socket may have another name than on the host.
 
-    >>> redirected("unix:/run/rankdump/agent.sock", "agent.sock.1")
+    >>> resolve_redirect("unix:/run/rankdump/agent.sock", "agent.sock.1")
     'unix:/run/rankdump/agent.sock.1'
-    >>> redirected("localhost:7420", "41321")
+    >>> resolve_redirect("localhost:7420", "41321")
     'localhost:41321'
     """
     if address.startswith("unix:"):
@@ -38,6 +38,8 @@ LEAVE_TIMEOUT_S = 2.0
 MIN_PAUSE_S = 0.05
 MAX_PAUSE_S = 5.0
 """Pauses between attempts to connect, which double."""
+EXIT_PAUSE_S = 0.5
+"""The longest such pause once the session is closing, which does not wait for long."""
 # An agent that restarts is back by then; a job should not hang at its end for one that is gone.
 RETURN_AT_EXIT_TIMEOUT_S = 10.0
 CHANNEL_OPTIONS = (

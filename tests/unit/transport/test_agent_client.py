@@ -124,6 +124,25 @@ def test_an_agent_that_went_away_is_said_once(running: Running, tmp_path, monkey
     assert watched.client.close(60) == 200
 
 
+def test_a_closing_session_does_not_wait_for_the_next_attempt(
+    running: Running, tmp_path, monkeypatch
+):
+    """Law: what an agent that is back can take is delivered, however long it was away."""
+    monkeypatch.setattr("rankdump._transport.agent_client.MIN_PAUSE_S", 600.0)
+    monkeypatch.setattr("rankdump._transport.agent_client.MAX_PAUSE_S", 600.0)
+    watched = Watched(running.address, tmp_path)
+    watched.client.start(5)
+    running.stop()
+    eventually(lambda: watched.client.link is LinkState.AWAY)
+    watched.buffer.submit(staged(b"waits"))
+    back = Running(running.address)
+    try:
+        assert watched.client.close(20) == 0
+        assert bytes_of(back.agent.frames, 1) == b"waits"
+    finally:
+        back.stop()
+
+
 def test_no_agent_at_all_leaves_the_records_counted(address: str, tmp_path):
     watched = Watched(address, tmp_path)
     watched.client.start(5)

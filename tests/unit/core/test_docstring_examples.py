@@ -1,0 +1,29 @@
+"""Examples in docstrings are run: a name or a result that changed is found."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def list_modules_with_examples() -> list[str]:
+    """Return the modules whose docstrings hold examples, by their dotted names."""
+    found = []
+    for source in (ROOT / "client", ROOT / "daemon"):
+        for path in sorted(source.rglob("*.py")):
+            if ">>> " in path.read_text():
+                parts = path.relative_to(source).with_suffix("").parts
+                found.append(".".join(part for part in parts if part != "__init__"))
+    return found
+
+
+@pytest.mark.parametrize("name", list_modules_with_examples())
+def test_examples_give_what_they_say(name: str):
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.attempted
+    assert not result.failed
