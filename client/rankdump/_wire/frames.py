@@ -4,9 +4,11 @@ small frames share a message. In a slab a frame stands whole, with its data besi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import xxhash
+from google.protobuf.message import Message
 
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart
@@ -17,9 +19,10 @@ from rankdump._core.session_protocol import (
     KernelArguments,
     MetadataItem,
     RecordHead,
+    SessionEnd,
 )
 from rankdump._core.timeouts import RankTimeouts
-from rankdump._wire.message_fields import copy_fields
+from rankdump._wire.message_fields import make_fields
 from rankdump._wire.metadata_messages import (
     arguments_to_wire,
     events_to_wire,
@@ -83,30 +86,23 @@ def add_sequence(sequence: int, body: bytes) -> bytes:
     return agent_pb2.Frame(sequence=sequence).SerializeToString() + body
 
 
+_METADATA_WRITERS: Mapping[type, tuple[str, Callable[[Any], Message]]] = {
+    EventColumns: ("events", events_to_wire),
+    StatisticRows: ("figure_rows", statistic_rows_to_wire),
+    GraphPart: ("graph_part", graph_part_to_wire),
+    KernelArguments: ("kernel_arguments", arguments_to_wire),
+    CallStacks: ("call_stacks", stacks_to_wire),
+    RankTimeouts: ("timeouts", timeouts_to_wire),
+    IterationEnd: ("iteration_end", lambda end: agent_pb2.IterationEnd(**make_fields(end))),
+    SessionEnd: ("session_end", lambda end: agent_pb2.SessionEnd(**make_fields(end))),
+}
+
+
 def make_metadata_frame(sequence: int, declaration: MetadataItem) -> agent_pb2.Frame:
     """Return the frame of anything but a record."""
-    if isinstance(declaration, EventColumns):
-        return agent_pb2.Frame(sequence=sequence, events=events_to_wire(declaration))
-    if isinstance(declaration, StatisticRows):
-        rows = statistic_rows_to_wire(declaration)
-        return agent_pb2.Frame(sequence=sequence, figure_rows=rows)
-    if isinstance(declaration, GraphPart):
-        part = graph_part_to_wire(declaration)
-        return agent_pb2.Frame(sequence=sequence, graph_part=part)
-    if isinstance(declaration, KernelArguments):
-        arguments = arguments_to_wire(declaration)
-        return agent_pb2.Frame(sequence=sequence, kernel_arguments=arguments)
-    if isinstance(declaration, CallStacks):
-        return agent_pb2.Frame(sequence=sequence, call_stacks=stacks_to_wire(declaration))
-    if isinstance(declaration, RankTimeouts):
-        return agent_pb2.Frame(sequence=sequence, timeouts=timeouts_to_wire(declaration))
-    if isinstance(declaration, IterationEnd):
-        end = agent_pb2.IterationEnd(**copy_fields(declaration, IterationEnd))
-        return agent_pb2.Frame(sequence=sequence, iteration_end=end)
-    goodbye = agent_pb2.SessionEnd(
-        iterations_seen=declaration.iterations_seen, notes=declaration.notes
-    )
-    return agent_pb2.Frame(sequence=sequence, session_end=goodbye)
+    body, write = _METADATA_WRITERS[type(declaration)]
+    parts: dict[str, Any] = {body: write(declaration)}
+    return agent_pb2.Frame(sequence=sequence, **parts)
 
 
 def batch_frames(frames: Iterable[agent_pb2.Frame]) -> Iterator[agent_pb2.PushRequest]:

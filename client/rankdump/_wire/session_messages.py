@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -25,19 +26,21 @@ from rankdump._core.session_protocol import (
     SessionEnd,
     SessionGrant,
     SessionRequest,
-    SlabPlace,
 )
-from rankdump._core.timeouts import GroupTimeout, RankTimeouts
+from rankdump._core.timeouts import RankTimeouts
 from rankdump._wire.message_fields import (
+    ENUM_VALUES,
     MAX_LINE_CHARACTERS,
     NUMBER_LIMIT,
     check_count,
     check_numbers,
     check_text,
-    copy_fields,
+    from_message,
+    make_fields,
     make_notes_printable,
     make_printable,
     make_sendable,
+    parse_member,
     replace_surrogates,
 )
 from rankdump._wire.metadata_messages import (
@@ -49,8 +52,6 @@ from rankdump._wire.metadata_messages import (
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2, events_pb2
 
-_SIDE_NUMBERS = {TensorSide.INPUT: agent_pb2.SIDE_INPUT, TensorSide.OUTPUT: agent_pb2.SIDE_OUTPUT}
-_SIDES_BY_NUMBER = {number: side for side, number in _SIDE_NUMBERS.items()}
 MAX_TENSOR_DIMENSIONS = 64
 MAX_ARGUMENT_CHARACTERS = 1024
 MAX_TYPE_CHARACTERS = 64
@@ -95,7 +96,7 @@ def _serialize_nameless(
     return agent_pb2.TensorKind(
         graph=graph,
         op_type=make_sendable(replace_surrogates(op_type)),
-        side=_SIDE_NUMBERS[side],
+        side=ENUM_VALUES[TensorSide][side],
         slot=slot,
         dtype=make_sendable(dtype, MAX_TYPE_CHARACTERS),
         shape=shape,
@@ -121,9 +122,7 @@ def _parse_kind(data: bytes) -> TensorKind:
         message = agent_pb2.TensorKind.FromString(data)
     except DecodeError as error:
         raise ProtocolError(f"a record has no valid kind: {error}") from None
-    side = _SIDES_BY_NUMBER.get(message.side)
-    if side is None:
-        raise ProtocolError(f"a record has the unknown side {message.side}")
+    side = parse_member(TensorSide, message.side)
     shape = tuple(message.shape)
     if len(shape) > MAX_TENSOR_DIMENSIONS:
         raise ProtocolError(f"a record has {len(shape)} dimensions")
@@ -177,7 +176,7 @@ _SECRET_LENGTH_RANGE = (16, 64)
 
 def session_request_to_wire(request: SessionRequest) -> agent_pb2.OpenSessionRequest:
     """Return the message of a rank's introduction."""
-    return agent_pb2.OpenSessionRequest(**copy_fields(request, SessionRequest))
+    return agent_pb2.OpenSessionRequest(**make_fields(request))
 
 
 def session_request_from_wire(message: agent_pb2.OpenSessionRequest) -> SessionRequest:
@@ -198,11 +197,12 @@ def session_request_from_wire(message: agent_pb2.OpenSessionRequest) -> SessionR
         and not _SECRET_LENGTH_RANGE[0] <= len(message.secret) <= _SECRET_LENGTH_RANGE[1]
     ):
         raise ProtocolError(f"a session has a secret of {len(message.secret)} bytes")
-    return SessionRequest(
+    return from_message(
+        SessionRequest,
+        message,
         host=make_printable(message.host),
         framework=make_printable(message.framework),
         device_target=make_printable(message.device_target),
-        **copy_fields(message, SessionRequest, "host", "framework", "device_target"),
     )
 
 
@@ -215,29 +215,13 @@ def _check_job_id(job_id: str) -> None:
 def session_grant_to_wire(grant: SessionGrant) -> agent_pb2.OpenSessionResponse:
     """Return the message of the agent's answer."""
     return agent_pb2.OpenSessionResponse(
-        token=grant.token,
-        acknowledged_sequence=grant.acknowledged,
-        max_record_bytes=grant.max_record_bytes,
-        excluded=grant.excluded,
-        slab=None if grant.slab is None else agent_pb2.Slab(**copy_fields(grant.slab, SlabPlace)),
-        redirect=grant.redirect,
-        opening=grant.opening,
+        acknowledged_sequence=grant.acknowledged, **make_fields(grant, "acknowledged")
     )
 
 
 def session_grant_from_wire(message: agent_pb2.OpenSessionResponse) -> SessionGrant:
     """Read the agent's answer."""
-    return SessionGrant(
-        token=message.token,
-        acknowledged=message.acknowledged_sequence,
-        max_record_bytes=message.max_record_bytes,
-        excluded=message.excluded,
-        slab=SlabPlace(**copy_fields(message.slab, SlabPlace))
-        if message.HasField("slab")
-        else None,
-        redirect=message.redirect,
-        opening=message.opening,
-    )
+    return from_message(SessionGrant, message, acknowledged=message.acknowledged_sequence)
 
 
 def record_to_wire(head: RecordHead, data: bytes) -> agent_pb2.Record:
@@ -304,8 +288,7 @@ def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
 
 def timeouts_to_wire(timeouts: RankTimeouts) -> events_pb2.Timeouts:
     """Return the message of a rank's limits."""
-    groups = [events_pb2.GroupTimeout(**copy_fields(g, GroupTimeout)) for g in timeouts.groups]
-    return events_pb2.Timeouts(variables=timeouts.variables, groups=groups, limits=timeouts.limits)
+    return events_pb2.Timeouts(**make_fields(timeouts))
 
 
 def timeouts_from_wire(message: events_pb2.Timeouts) -> RankTimeouts:
@@ -318,14 +301,12 @@ def timeouts_from_wire(message: events_pb2.Timeouts) -> RankTimeouts:
     check_numbers("limit of time", (group.timeout_us for group in message.groups))
     if not all(map(math.isfinite, message.limits.values())):
         raise ProtocolError("a timeout is not a number of seconds")
-    groups = tuple(GroupTimeout(**copy_fields(g, GroupTimeout)) for g in message.groups)
-    return RankTimeouts(dict(message.variables), groups, dict(message.limits))
+    return from_message(RankTimeouts, message)
 
 
 def iteration_end_from_wire(message: agent_pb2.IterationEnd) -> IterationEnd:
     """Read the end of an iteration; reasons that nobody knows count as one."""
-    rest = copy_fields(message, IterationEnd, "dropped")
-    return IterationEnd(dropped=reasons_from_wire(message.dropped), **rest)
+    return from_message(IterationEnd, message, dropped=reasons_from_wire(message.dropped))
 
 
 def reasons_from_wire(dropped: Mapping[str, int]) -> dict[str, int]:
@@ -338,25 +319,21 @@ def reasons_from_wire(dropped: Mapping[str, int]) -> dict[str, int]:
     return dict(counted)
 
 
+_METADATA_READERS: Mapping[str, Callable[[Any], MetadataItem]] = {
+    "events": events_from_wire,
+    "figure_rows": statistic_rows_from_wire,
+    "iteration_end": iteration_end_from_wire,
+    "timeouts": timeouts_from_wire,
+    "graph_part": graph_part_from_wire,
+    "kernel_arguments": arguments_from_wire,
+    "call_stacks": stacks_from_wire,
+    "session_end": lambda end: SessionEnd(end.iterations_seen, make_notes_printable(end.notes)),
+}
+
+
 def metadata_from_wire(frame: agent_pb2.Frame) -> MetadataItem:
     """Read a frame that is neither record nor chunk."""
     body = frame.WhichOneof("body")
-    if body == "events":
-        return events_from_wire(frame.events)
-    if body == "figure_rows":
-        return statistic_rows_from_wire(frame.figure_rows)
-    if body == "iteration_end":
-        return iteration_end_from_wire(frame.iteration_end)
-    if body == "timeouts":
-        return timeouts_from_wire(frame.timeouts)
-    if body == "graph_part":
-        return graph_part_from_wire(frame.graph_part)
-    if body == "kernel_arguments":
-        return arguments_from_wire(frame.kernel_arguments)
-    if body == "call_stacks":
-        return stacks_from_wire(frame.call_stacks)
-    if body == "session_end":
-        return SessionEnd(
-            frame.session_end.iterations_seen, make_notes_printable(frame.session_end.notes)
-        )
-    raise ProtocolError(f"frame {frame.sequence} has the unknown body {body}")
+    if body is None or body not in _METADATA_READERS:
+        raise ProtocolError(f"frame {frame.sequence} has the unknown body {body}")
+    return _METADATA_READERS[body](getattr(frame, body))

@@ -18,7 +18,7 @@ from rankdump._core.backoff import RetryBackoff
 from rankdump._core.status import AgentLoad, ClockEstimate, SessionStatus
 from rankdump._wire import status_messages
 from rankdump._wire.channel import TlsCredentials, explain_unavailable, make_error, open_channel
-from rankdump._wire.message_fields import copy_fields
+from rankdump._wire.message_fields import make_fields
 from rankdump.errors import (
     ConfigError,
     CorruptedError,
@@ -436,7 +436,7 @@ class CoordinatorReporter:
         request.agent_id = self._agent_id
         request.host, request.host_id = socket.gethostname(), self._host_id
         request.load.CopyFrom(status_messages.load_to_wire(self._load()))
-        clock = copy_fields(self._clock.estimate(), ClockEstimate)
+        clock = make_fields(self._clock.estimate())
         request.clock.CopyFrom(coordinator_pb2.ClockEstimate(**clock))
         request.held_events, request.lost_events = self._event_counts
 
