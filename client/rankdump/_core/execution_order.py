@@ -10,9 +10,9 @@ import io
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict
 
-from rankdump._core.events import EventKind, Finding, FindingKind
+from rankdump._core.events import EventKind, Finding
+from rankdump._core.json_values import make_plain, read_json
 from rankdump._core.record import sanitize_name
 from rankdump._core.status import OrderEntry
 from rankdump.errors import CorruptedError
@@ -150,21 +150,14 @@ def parse_order_line(line: str) -> OrderEntry:
 
 def format_finding_line(finding: Finding) -> str:
     """Return the line of a finding: a JSON object with its fields."""
-    return json.dumps(asdict(finding) | {"kind": finding.kind.value}) + "\n"
+    return json.dumps(make_plain(finding)) + "\n"
 
 
 def parse_finding_line(line: str) -> Finding:
     """Read a finding back; DamagedError names the line and the fault."""
     try:
-        fields = json.loads(line)
-        kind, ranks = FindingKind(fields.pop("kind")), tuple(fields.pop("ranks"))
-        finding = Finding(kind=kind, ranks=ranks, **fields)
-        numbers = (*ranks, finding.iteration, finding.sequence, finding.position)
-        texts = (finding.text, finding.group, finding.name)
-        if set(map(type, numbers)) != {int} or set(map(type, texts)) != {str}:
-            raise ValueError("a field has the wrong type: expected an integer or a string")
-        return finding
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return read_json(Finding, json.loads(line), defaults=True)
+    except (ValueError, RecursionError) as error:
         raise CorruptedError(f"{line[:80]!r} is not a line of a findings file: {error}") from None
 
 

@@ -5,12 +5,12 @@ Pure: no clock, no disk, no network; decisions on a plan are in `_core.selection
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from rankdump._core.json_values import make_plain, read_json
 from rankdump._core.statistics import DEFAULT_STATISTICS, STATISTIC_TITLES
 from rankdump.errors import ProtocolError
 
@@ -211,8 +211,8 @@ MAX_ROOT_CHARACTERS = 4096
 
 def plan_to_json(plan: DumpPlan) -> bytes:
     """Return the plan as it travels to the agent."""
-    body = {"version": PLAN_VERSION, **dataclasses.asdict(plan)}
-    return json.dumps(body, separators=(",", ":")).encode()
+    body = {"version": PLAN_VERSION} | make_plain(plan)
+    return json.dumps(body, separators=(",", ":"), default=make_plain).encode()
 
 
 def plan_from_json(data: bytes) -> DumpPlan:
@@ -221,142 +221,59 @@ def plan_from_json(data: bytes) -> DumpPlan:
         body: dict[str, Any] = json.loads(data)
         if body.pop("version") != PLAN_VERSION:
             raise ValueError("its version is not supported")
-        return _parse_plan(body)
+        # Older clients do not say it, and no agent needs it.
+        body["delivery"] = {"embedded": True} | body["delivery"]
+        plan = read_json(DumpPlan, body, unknown=True)
+        _check_output(read_json(OutputSettings, body["output"]))
+        _check_selection(plan.selection)
+        _check_content(plan.content)
     except _UNREADABLE_ERRORS as error:
         raise ProtocolError(f"plan cannot be read: {error}") from None
+    return plan
 
 
-_UNREADABLE_ERRORS = (
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    RecursionError,
-    OverflowError,
-    re.error,
-)
+_UNREADABLE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError, re.error)
 
 
-def _parse_plan(body: dict[str, Any]) -> DumpPlan:
-    return DumpPlan(
-        output=_parse_output(body["output"]),
-        selection=_parse_selection(body["selection"]),
-        content=_parse_content(body["content"]),
-        delivery=_parse_delivery(body["delivery"]),
-        dialect=str(body["dialect"]),
-        warnings=_parse_texts(body["warnings"]),
-        enabled=bool(body["enabled"]),
-    )
-
-
-def _parse_selection(body: dict[str, Any]) -> TensorSelection:
-    spans, devices = body["iterations"]["spans"], body["devices"]
-    return TensorSelection(
-        iterations=IterationSelection(
-            str(body["iterations"]["text"]),
-            None if spans is None else tuple((int(low), int(high)) for low, high in spans),
-        ),
-        devices=None if devices is None else tuple(map(int, devices)),
-        operators=_parse_operators(body["operators"]),
-        inputs=bool(body["inputs"]),
-        outputs=bool(body["outputs"]),
-        initial_iteration=_check_count(body["initial_iteration"]),
-        trigger=_check_choice(TriggerMode, body["trigger"]),
-        overflow_limit=_check_count(body["overflow_limit"]),
-        models=tuple((str(name), _parse_operators(each)) for name, each in body["models"]),
-        watched=None if body["watched"] is None else _parse_watched(body["watched"]),
-    )
-
-
-def _parse_operators(body: dict[str, Any]) -> OperatorSelection:
-    lists = {name: _parse_texts(body[name]) for name in ("names", "types", "patterns")}
-    if len(lists["patterns"]) > MAX_PATTERNS:
-        raise ValueError(f"{len(lists['patterns'])} patterns, at most {MAX_PATTERNS}")
-    for pattern in lists["patterns"]:
-        # Before it is compiled: that alone can take a while.
-        if len(pattern) > MAX_PATTERN_CHARACTERS:
-            raise ValueError(
-                f"pattern of {len(pattern)} characters, at most {MAX_PATTERN_CHARACTERS}"
-            )
-        re.compile(pattern)
-    return OperatorSelection(
-        everything=bool(body["everything"]),
-        marked=bool(body["marked"]),
-        spelt=bool(body["spelt"]),
-        ranges=tuple((str(first), str(last)) for first, last in body["ranges"]),
-        without_types=tuple(map(_parse_exclusion, body["without_types"])),
-        without_names=tuple(map(_parse_exclusion, body["without_names"])),
-        **lists,
-    )
-
-
-def _parse_exclusion(body: dict[str, Any]) -> TensorExclusion:
-    return TensorExclusion(str(body["name"]), _parse_texts(body["positions"]))
-
-
-def _parse_watched(body: dict[str, Any]) -> WatchedOperators:
-    return WatchedOperators(_parse_texts(body["layers"]), _parse_texts(body["nodes"]))
-
-
-def _parse_content(body: dict[str, Any]) -> ContentSettings:
-    items = _parse_texts(body["statistics"])
-    if not all(item in STATISTIC_TITLES for item in items):
-        raise ValueError(f"unknown statistics in {items!r}")
-    return ContentSettings(
-        saved=_check_choice(SavedDataMode, body["saved"]),
-        statistics=items,
-        on_device=bool(body["on_device"]),
-        precision=_check_choice(StatisticPrecision, body["precision"]),
-        sample_elements=_check_count(body["sample_elements"]),
-        kernel_arguments=bool(body["kernel_arguments"]),
-        tables=_check_choice(TableForm, body["tables"]),
-    )
-
-
-def _parse_output(body: dict[str, Any]) -> OutputSettings:
+def _check_output(output: OutputSettings) -> None:
     # The agent makes paths of these: a rank may not talk it out of its tree.
-    texts = [body[name] for name in ("root", "net_name", "layout", "profile", "codec", "started")]
-    modes = [body[name] for name in ("file_mode", "folder_mode")]
-    if not all(isinstance(text, str) and "\0" not in text for text in texts):
+    texts = [text for text in make_plain(output).values() if isinstance(text, str)]
+    modes = [output.file_mode, output.folder_mode]
+    if any("\0" in text for text in texts):
         raise ValueError(f"the output has invalid texts: {texts!r}")
-    if not all(type(mode) is int and 0 <= mode <= 0o777 for mode in modes):
+    if not all(0 <= mode <= 0o777 for mode in modes):
         raise ValueError(f"the output has invalid modes: {modes!r}")
-    if len(body["root"]) > MAX_ROOT_CHARACTERS:
-        raise ValueError(f"the output root has {len(body['root'])} characters")
-    if not body["root"].startswith("/"):
-        raise ValueError(f"the output root is not absolute: {body['root']!r}")
-    if body["net_name"] and not NET_NAME_PATTERN.fullmatch(body["net_name"]):
-        raise ValueError(f"the output has an invalid net_name: {body['net_name'][:300]!r}")
-    if body["started"] and not STARTED_PATTERN.fullmatch(body["started"]):
-        raise ValueError(f"the output has an invalid start time: {body['started']!r}")
-    _check_choice(TensorFileFormat, body["file_format"])
-    return OutputSettings(**body)
+    if len(output.root) > MAX_ROOT_CHARACTERS:
+        raise ValueError(f"the output root has {len(output.root)} characters")
+    if not output.root.startswith("/"):
+        raise ValueError(f"the output root is not absolute: {output.root!r}")
+    if output.net_name and not NET_NAME_PATTERN.fullmatch(output.net_name):
+        raise ValueError(f"the output has an invalid net_name: {output.net_name[:300]!r}")
+    if output.started and not STARTED_PATTERN.fullmatch(output.started):
+        raise ValueError(f"the output has an invalid start time: {output.started!r}")
 
 
-def _parse_delivery(body: dict[str, Any]) -> DeliverySettings:
-    return DeliverySettings(
-        on_full=_check_choice(FullBufferPolicy, body["on_full"]),
-        block_timeout_s=float(body["block_timeout_s"]),
-        buffer_bytes=int(body["buffer_bytes"]),
-        durability=_check_choice(DurabilityLevel, body["durability"]),
-        strict=bool(body["strict"]),
-        shared_memory=bool(body["shared_memory"]),
-        # Older clients do not say it, and no agent needs it.
-        embedded=bool(body.get("embedded", True)),
-    )
+def _check_selection(selection: TensorSelection) -> None:
+    _check_count(selection.initial_iteration)
+    _check_count(selection.overflow_limit)
+    for operators in selection.operator_lists:
+        if len(operators.patterns) > MAX_PATTERNS:
+            raise ValueError(f"{len(operators.patterns)} patterns, at most {MAX_PATTERNS}")
+        for pattern in operators.patterns:
+            # Before it is compiled: that alone can take a while.
+            if len(pattern) > MAX_PATTERN_CHARACTERS:
+                raise ValueError(
+                    f"pattern of {len(pattern)} characters, at most {MAX_PATTERN_CHARACTERS}"
+                )
+            re.compile(pattern)
 
 
-def _check_choice(words: Any, word: Any) -> Any:
-    if word not in get_args(words):
-        raise ValueError(f"{word!r} is not one of {', '.join(get_args(words))}")
-    return word
+def _check_content(content: ContentSettings) -> None:
+    _check_count(content.sample_elements)
+    if not all(item in STATISTIC_TITLES for item in content.statistics):
+        raise ValueError(f"unknown statistics in {content.statistics!r}")
 
 
-def _parse_texts(items: Any) -> tuple[str, ...]:
-    return tuple(map(str, items))
-
-
-def _check_count(number: Any) -> int:
-    if type(number) is not int or not 0 <= number < 1 << 63:
+def _check_count(number: int) -> None:
+    if not 0 <= number < 1 << 63:
         raise ValueError(f"{number!r} is not a valid count")
-    return number
