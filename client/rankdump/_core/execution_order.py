@@ -9,7 +9,8 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from rankdump._core.events import EventKind, Finding
 from rankdump._core.json_values import make_plain, read_json
@@ -24,24 +25,38 @@ FINDINGS_FILE = "findings.jsonl"
 ORDER_JOB_FILE = "execution_order.job"
 """The id of the job that the plain names belong to."""
 
-ORDER_COLUMNS: tuple[str, ...] = (
-    "position",
-    "iteration",
-    "graph",
-    "kind",
-    "name",
-    "ranks",
-    "group",
-    "sequence",
-    "start_us",
-    "end_us",
-    "missing",
-    "rank_positions",
-    "streams",
-    "element_count",
-    "dtype",
-    "peer",
-)
+
+def _parse_count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(f"{number} is negative")
+    return number
+
+
+def _parse_counts(text: str) -> tuple[int, ...]:
+    return tuple(map(_parse_count, text.split()))
+
+
+_CELL_READERS: Mapping[str, Callable[[str], Any]] = {
+    "position": _parse_count,
+    "iteration": _parse_count,
+    "graph": _parse_count,
+    "kind": EventKind.__getitem__,
+    "name": str,
+    "ranks": _parse_counts,
+    "group": str,
+    "sequence": _parse_count,
+    "start_us": int,
+    "end_us": int,
+    "missing": _parse_counts,
+    "rank_positions": _parse_counts,
+    "streams": _parse_counts,
+    "element_count": _parse_count,
+    "dtype": str,
+    "peer": int,
+}
+ORDER_COLUMNS: tuple[str, ...] = tuple(_CELL_READERS)
+"""Fields of an entry, in the order of a line."""
 ORDER_HEADER = ",".join(ORDER_COLUMNS) + "\n"
 """The first line of an order file."""
 
@@ -122,25 +137,8 @@ def parse_order_line(line: str) -> OrderEntry:
     """Read a line back; DamagedError names the line and the fault."""
     try:
         (cells,) = csv.reader(io.StringIO(line, newline=""), strict=True)
-        row = dict(zip(ORDER_COLUMNS, cells, strict=True))
-        return OrderEntry(
-            position=_parse_count(row["position"]),
-            iteration=_parse_count(row["iteration"]),
-            graph=_parse_count(row["graph"]),
-            kind=EventKind[row["kind"]],
-            name=row["name"],
-            ranks=_parse_counts(row["ranks"]),
-            group=row["group"],
-            sequence=_parse_count(row["sequence"]),
-            start_us=int(row["start_us"]),
-            end_us=int(row["end_us"]),
-            missing=_parse_counts(row["missing"]),
-            rank_positions=_parse_counts(row["rank_positions"]),
-            streams=_parse_counts(row["streams"]),
-            element_count=_parse_count(row["element_count"]),
-            dtype=row["dtype"],
-            peer=int(row["peer"]),
-        )
+        row = zip(_CELL_READERS.items(), cells, strict=True)
+        return OrderEntry(**{name: read(cell) for (name, read), cell in row})
     except KeyError as error:
         what = f"no kind {error.args[0]!r}"
     except (ValueError, csv.Error) as error:
@@ -163,14 +161,3 @@ def parse_finding_line(line: str) -> Finding:
 
 def _join_numbers(numbers: Iterable[int]) -> str:
     return " ".join(map(str, numbers))
-
-
-def _parse_count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise ValueError(f"{number} is negative")
-    return number
-
-
-def _parse_counts(text: str) -> tuple[int, ...]:
-    return tuple(map(_parse_count, text.split()))

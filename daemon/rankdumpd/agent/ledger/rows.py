@@ -158,6 +158,8 @@ KEPT_COLUMNS = (
     "sequence, graph, CASE joined WHEN 0 THEN path ELSE whole END, timestamp_us, op_type, op_name,"
     " argument, dtype, shape, bytes_in, bytes_stored, digest, member"
 )
+"""With the fields of a ManifestRecord, in their order."""
+_SHAPE_INDEX = ManifestRecord._fields.index("shape")
 MEMBER_COLUMNS = (
     "sequence, path, whole, whole_name, head_bytes, bytes_stored, joined, timestamp_us, op_name,"
     " member, dtype, shape, bytes_in"
@@ -223,22 +225,9 @@ def make_record_row(outcome: RecordOutcome) -> tuple[str | int, ...]:
 
 def read_stored_record(row: tuple[Any, ...]) -> StoredRecord:
     """Return a record from the columns of KEPT_COLUMNS."""
-    sequence, graph, path, timestamp_us, op_type, op_name, argument, dtype, shape, *rest = row
-    bytes_in, bytes_stored, digest, member = rest
-    record = ManifestRecord(
-        path=path,
-        timestamp_us=timestamp_us,
-        op_type=op_type,
-        op_name=op_name,
-        argument=argument,
-        dtype=dtype,
-        shape=_parse_shape(shape),
-        bytes_in=bytes_in,
-        bytes_stored=bytes_stored,
-        digest=digest,
-        member=member,
-    )
-    return StoredRecord(sequence, graph, record)
+    sequence, graph, *fields = row
+    fields[_SHAPE_INDEX] = _parse_shape(fields[_SHAPE_INDEX])
+    return StoredRecord(sequence, graph, ManifestRecord(*fields))
 
 
 def read_operator_member(row: tuple[Any, ...]) -> OperatorMember:
