@@ -21,7 +21,7 @@ from rankdump.errors import CorruptedError
 GLOBAL_ORDER_FOLDER = "global_execution_order"
 """Folder under the root of a tree that holds the files below."""
 FINDINGS_FILE = "findings.jsonl"
-"""What the merge found, one JSON object a line; only there when it found something."""
+"""Findings of the merge, one JSON object a line; absent when there are none."""
 ORDER_JOB_FILE = "execution_order.job"
 """The id of the job that the plain names belong to."""
 
@@ -87,7 +87,7 @@ def parse_order_file_name(file_name: str) -> tuple[int, str] | None:
 
 
 def make_job_tag(job_id: str) -> str:
-    """Return what stands for a job in the names of its files, when plain ones are another's."""
+    """Return the tag of a job in the names of its files, when another job has the plain names."""
     tag = sanitize_name(job_id)[:_MAX_TAG_CHARACTERS]
     if tag != job_id:
         digest = hashlib.sha256(job_id.encode("utf-8", "surrogatepass")).hexdigest()
@@ -96,13 +96,13 @@ def make_job_tag(job_id: str) -> str:
 
 
 def add_job_tag(file_name: str, tag: str) -> str:
-    """Return the name that a file has for a job with that tag; an empty one changes nothing."""
+    """Return the name of a file for a job with that tag; an empty tag changes nothing."""
     stem, _, suffix = file_name.rpartition(".")
     return f"{stem}.{tag}.{suffix}" if tag else file_name
 
 
 def format_order_field(text: str) -> str:
-    """Return a name as a field of a line, quoted where CSV wants it.
+    """Return a name as a field of a line, quoted where CSV needs it.
 
     A control character in it becomes a blank, so that one entry is always one line.
     """
@@ -134,7 +134,7 @@ def format_order_line(entry: OrderEntry) -> str:
 
 
 def parse_order_line(line: str) -> OrderEntry:
-    """Read a line back; DamagedError names the line and the fault."""
+    """Read a line; CorruptedError names the line and the fault."""
     try:
         (cells,) = csv.reader(io.StringIO(line, newline=""), strict=True)
         row = zip(_CELL_READERS.items(), cells, strict=True)
@@ -152,7 +152,7 @@ def format_finding_line(finding: Finding) -> str:
 
 
 def parse_finding_line(line: str) -> Finding:
-    """Read a finding back; DamagedError names the line and the fault."""
+    """Read a finding; CorruptedError names the line and the fault."""
     try:
         return read_json(Finding, json.loads(line), defaults=True)
     except (ValueError, RecursionError) as error:

@@ -5,7 +5,7 @@ A manifest is one JSON file under `rank_N/.dump_metadata/manifest/`. It is writt
 presence means that the iteration is complete; it makes the tree describe itself, with raw
 operator names, digests and the balance of the iteration. Removed iterations are lines of
 `rank_N/.dump_metadata/retired.jsonl`, one object a line, added before the first file is removed;
-a line may stand there twice.
+a line may occur twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MANIFEST_VERSION = 1
 _MAX_REMEMBERED_KINDS = 1 << 14
 _quote_text = json.encoder.encode_basestring_ascii
 _DEFAULT_FIELDS = {"timestamp_us": 0, "member": ""}
-"""What manifests of before there were rows do not say."""
+"""Fields that are absent in manifests of the first versions."""
 _RECORDS_MARK = b', "records": [\n'
 _CHECKSUM_PATTERN = re.compile(rb', "crc32": ([0-9]{1,10})\}\Z')
 _UNREADABLE_ERRORS = (
@@ -42,7 +42,7 @@ _UNREADABLE_ERRORS = (
 
 
 class ManifestRecord(NamedTuple):
-    """One tensor of the iteration. There are thousands: no value is made faster."""
+    """One tensor of the iteration; a tuple, because there are thousands and it is fast to make."""
 
     path: str
     """Relative to the root of the tree; empty when only a row of `statistic.csv` was written."""
@@ -65,13 +65,13 @@ class ManifestRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ManifestSession:
-    """What else an agent has to know to take its session up again without its ledger."""
+    """Facts from which an agent restores the session without its ledger."""
 
     pid: int
     framework: str
     device_target: str
     last_sequence: int
-    """Number of the frame that ended the iteration; the tree has all before it."""
+    """Number of the frame that ended the iteration; the tree has all frames before it."""
     plan: str
     """The session's plan, as the rank sent it."""
 
@@ -86,7 +86,7 @@ class Manifest:
     host: str
     records: tuple[ManifestRecord, ...]
     session: ManifestSession | None = None
-    """None where it was no agent that wrote it, or one that did not say it yet."""
+    """None in manifests of older agents, or of other programs."""
 
     def to_json(self) -> bytes:
         """Return the file's bytes."""
@@ -105,7 +105,7 @@ class Manifest:
 
     @staticmethod
     def from_json(data: bytes) -> Manifest:
-        """Read the file's bytes back; DamagedError when they are anything else."""
+        """Read a file's bytes; CorruptedError when they are not a manifest."""
         try:
             return _parse_manifest(json.loads(data))
         except _UNREADABLE_ERRORS as error:
@@ -113,9 +113,9 @@ class Manifest:
 
     @staticmethod
     def parse_head(line: bytes) -> Manifest | None:
-        """Return what the first line of a file says, which is all but its records.
+        """Return a manifest without its records from the first line of its file.
 
-        None when the line does not end where they begin: `to_json` did not write it.
+        None when the records do not begin after the line: `to_json` did not write it.
         """
         if not line.endswith(_RECORDS_MARK):
             return None
@@ -127,7 +127,7 @@ def _parse_manifest(body: dict[str, Any]) -> Manifest:
         raise ValueError(f"version {body['version']}, but this reader supports {MANIFEST_VERSION}")
     for name, kind in (("world_size", int), ("device", int), ("host", str)):
         _check_column(name, kind, [body[name]])
-    # Those of before the coordinator read them say neither stall nor positions.
+    # Manifests of the first versions have neither stall nor positions.
     unsaid = {"stall_us": 0, "first_position": 0, "last_position": 0}
     session = body.get("session")
     return Manifest(
@@ -141,9 +141,9 @@ def _parse_manifest(body: dict[str, Any]) -> Manifest:
 
 
 def is_intact(data: bytes) -> bool:
-    """Return whether a manifest's bytes are those that were written, as far as it says so.
+    """Return whether the checksum of a manifest's bytes is right.
 
-    Those of before there was a checksum are taken as they are.
+    A manifest without one, of an early version, counts as intact.
     """
     seal = _CHECKSUM_PATTERN.search(data)
     return seal is None or zlib.crc32(data[: seal.start()]) == int(seal[1])
@@ -232,24 +232,24 @@ RETIRED_FILE = "retired.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class RetiredIteration:
-    """A rank's part of an iteration that was removed because of its age, or for room."""
+    """A rank's part of an iteration that was removed because of its age, or to free space."""
 
     job_id: str
     session_id: str
     rank: int
     iteration: int
     at_us: int
-    """When that began, since the epoch."""
+    """Start of the removal, since the epoch."""
     why: str
     """`age` or `size`."""
 
     def to_line(self) -> str:
-        """Return its line, without an end."""
+        """Return its line, without a line end."""
         return json.dumps(make_plain(self))
 
     @staticmethod
     def from_line(line: str) -> RetiredIteration:
-        """Read a line back; DamagedError when it is anything else."""
+        """Read a line; CorruptedError when it is not valid."""
         try:
             return read_json(RetiredIteration, json.loads(line), unknown=True, minimum=0)
         except (ValueError, RecursionError) as error:

@@ -62,7 +62,7 @@ ENUM_VALUES: Mapping[type[Enum], Mapping[Any, Any]] = {
     },
     **{kind: {each: each.value for each in kind} for kind in (EventKind, FindingKind, HintLevel)},
 }
-"""What stands for the members in messages."""
+"""Values of the members in messages."""
 _ENUM_MEMBERS = {
     kind: {value: member for member, value in values.items()}
     for kind, values in ENUM_VALUES.items()
@@ -77,7 +77,7 @@ _UNKNOWN_TEXTS: Mapping[type[Enum], str] = {
 
 
 def parse_member(kind: type[Enum], value: object) -> Any:
-    """Return the member of an enumeration for which `value` stands; ProtocolError for none."""
+    """Return the member with that value in messages; ProtocolError when there is none."""
     member = _ENUM_MEMBERS[kind].get(value)
     if member is None:
         raise ProtocolError(f"{_UNKNOWN_TEXTS[kind]} {value!r}")
@@ -161,11 +161,11 @@ MAX_LINE_CHARACTERS = 256
 """Characters of the name of a host, a framework or a device."""
 MAX_NOTES = 256
 NUMBER_LIMIT = 1 << 63
-"""Numbers from the wire end in signed 64-bit columns."""
+"""Numbers from the wire are stored in signed 64-bit columns."""
 
 
 def check_text(what: str, text: str, most: int = MAX_NAME_CHARACTERS) -> str:
-    """Return a text; ProtocolError when it is longer than `most`, or no file could have it."""
+    """Return a text; ProtocolError when it is longer than `most` or contains a NUL."""
     if len(text) > most:
         raise ProtocolError(f"{what} of {len(text)} characters, at most {most}")
     if "\0" in text:
@@ -174,7 +174,7 @@ def check_text(what: str, text: str, most: int = MAX_NAME_CHARACTERS) -> str:
 
 
 def check_count(what: str, count: int, most: int) -> None:
-    """Raise ProtocolError when there are more of something than `most`."""
+    """Raise ProtocolError when a count is above `most`."""
     if count > most:
         raise ProtocolError(f"{count} {what}, at most {most}")
 
@@ -187,12 +187,12 @@ def check_numbers(what: str, numbers: Iterable[int]) -> None:
 
 
 def make_sendable(text: str, most: int = MAX_NAME_CHARACTERS) -> str:
-    """Return a name as the other side takes it: a long one is cut, a NUL is marked."""
+    """Return a name that the other side accepts: a long one is cut, and a NUL is replaced."""
     return text[:most].replace("\0", "\ufffd")
 
 
 def make_printable(text: str, most: int = MAX_LINE_CHARACTERS) -> str:
-    """Return a text that people read: cut, and with marks for what would move their cursor."""
+    """Return a text for people: cut, and with a mark for each unprintable character."""
     text = text[:most]
     if text.isprintable():
         return text
@@ -200,7 +200,7 @@ def make_printable(text: str, most: int = MAX_LINE_CHARACTERS) -> str:
 
 
 def make_notes_printable(notes: Iterable[str]) -> tuple[str, ...]:
-    """Return sentences that people read; of very many the last one says how many more."""
+    """Return sentences for people; above MAX_NOTES, the last one counts the rest."""
     kept = [make_printable(note, MAX_NAME_CHARACTERS) for note in notes]
     if len(kept) <= MAX_NOTES:
         return tuple(kept)

@@ -41,14 +41,14 @@ MAX_PROCESS_GROUPS = 1 << 12
 MAX_GROUP_MEMBERS = 1 << 20
 """Ranks of all groups of one message."""
 _CALL_COLUMNS = ("group", "sequence", "element_count", "dtype", "peer", "stall_us")
-"""Those that only collectives and messages fill; of operators they have the values of _OPERATOR."""
+"""Columns of collectives and messages only; operators have zeros or _OPERATOR_DEFAULTS."""
 _COMMON_COLUMNS = tuple(field for field in EVENT_COLUMN_TYPES if field not in _CALL_COLUMNS)
 _OPERATOR_DEFAULTS = {"peer": -1}
 _INDEX_TYPE = "u4"
 
 
 def events_to_wire(events: EventColumns, *, names: bool = True) -> events_pb2.EventColumns:
-    """Return the message of a batch; without `names` where the stream says them elsewhere."""
+    """Return the message of a batch; without `names` when the stream carries them elsewhere."""
     columns = events.columns
     calls = np.flatnonzero(columns["kind"] != int(EventKind.OPERATOR))
     message = events_pb2.EventColumns(
@@ -74,14 +74,14 @@ def events_to_wire(events: EventColumns, *, names: bool = True) -> events_pb2.Ev
 def events_from_wire(
     message: events_pb2.EventColumns, texts: Sequence[str] | None = None
 ) -> EventColumns:
-    """Read a batch; ProtocolError when columns differ in length or point nowhere.
+    """Read a batch; ProtocolError when columns differ in length or an index is out of range.
 
-    Without names of its own its columns point into `texts`.
+    A batch without names has indexes into `texts`.
     """
     count = message.count
     if count > MAX_MESSAGE_EVENTS:
         raise ProtocolError(f"{count} events in one message, at most {MAX_MESSAGE_EVENTS}")
-    # A column of zeros is empty, but for this one: it shows how long a batch really is.
+    # A column of zeros is empty, except this one: it shows the real length of a batch.
     if len(message.position) != 8 * count:
         raise ProtocolError(f"{count} events have {len(message.position)} bytes of positions")
     _check_event_texts(message)
@@ -152,12 +152,12 @@ def graph_part_from_wire(message: agent_pb2.GraphPart) -> GraphPart:
 
 
 def arguments_to_wire(arguments: KernelArguments) -> agent_pb2.KernelArguments:
-    """Return the message of what operators were configured with."""
+    """Return the message of arguments of operators."""
     return agent_pb2.KernelArguments(**make_fields(arguments, replace=True))
 
 
 def arguments_from_wire(message: agent_pb2.KernelArguments) -> KernelArguments:
-    """Read what operators were configured with."""
+    """Read arguments of operators."""
     # By hand: there may be thousands, and `from_message` takes a seventh longer.
     operators = tuple(
         OperatorArguments(each.graph, each.op_type, each.op_name, dict(each.values))
@@ -167,13 +167,13 @@ def arguments_from_wire(message: agent_pb2.KernelArguments) -> KernelArguments:
 
 
 def stacks_to_wire(stacks: CallStacks) -> agent_pb2.CallStacks:
-    """Return the message of where calls came from."""
+    """Return the message of call stacks."""
     texts = [agent_pb2.CallStack(lines=map(replace_surrogates, lines)) for lines in stacks.texts]
     return agent_pb2.CallStacks(texts=texts, **make_fields(stacks, "texts", replace=True))
 
 
 def stacks_from_wire(message: agent_pb2.CallStacks) -> CallStacks:
-    """Read where calls came from; ProtocolError when the columns do not fit each other."""
+    """Read call stacks; ProtocolError when the columns do not match."""
     calls, places = tuple(message.calls), tuple(message.stacks)
     if len(calls) != len(places) or len(calls) > MAX_FRAME_ROWS:
         raise ProtocolError(

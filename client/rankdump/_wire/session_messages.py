@@ -1,7 +1,8 @@
 """Messages of a session and frozen values, in both directions: requests, grants, records, rows of
 statistics and metadata. Every length and number from the wire is checked here.
 
-What a record has in common from step to step is serialized once, and parsed and checked once.
+The kind of a record, which is the same in every step, is serialized once, and parsed and checked
+once.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ _MAX_REMEMBERED_BYTES = 1 << 10
 
 
 def kind_to_wire(kind: TensorKind) -> bytes:
-    """Return a kind as other messages hold it; equal ones are equal bytes."""
-    # Parts of a message may stand one after the other. A name may never come again, but in the few
-    # kinds of its call; what else a kind says comes in every call.
+    """Return a kind as other messages contain it; equal kinds are equal bytes."""
+    # Serialized parts of a message may be concatenated. A name may occur in the few kinds of one
+    # call only; the other fields of a kind occur in every call.
     return _serialize_nameless(*kind[:_NAME_INDEX], *kind[_NAME_INDEX + 1 :]) + _serialize_name(
         kind.op_name
     )
@@ -73,7 +74,7 @@ def kind_to_wire(kind: TensorKind) -> bytes:
 
 @lru_cache(maxsize=_MAX_REMEMBERED_KINDS)
 def _serialize_name(op_name: str) -> bytes:
-    """Return the part of a kind that is its name."""
+    """Return the name of a kind as bytes."""
     return agent_pb2.TensorKind(
         op_name=make_sendable(replace_surrogates(op_name))
     ).SerializeToString()
@@ -92,7 +93,7 @@ def _serialize_nameless(
     constant: bool,
     model: str,
 ) -> bytes:
-    """Return the other part."""
+    """Return the other fields of a kind as bytes."""
     return agent_pb2.TensorKind(
         graph=graph,
         op_type=make_sendable(replace_surrogates(op_type)),
@@ -108,8 +109,8 @@ def _serialize_nameless(
 
 
 def kind_from_wire(data: bytes) -> TensorKind:
-    """Read a kind; ProtocolError when it contradicts itself, or is longer than any is."""
-    # Long ones are few, unless somebody wants this memory.
+    """Read a kind; ProtocolError when it contradicts itself or is too long."""
+    # Long kinds are few, unless a sender means to fill this memory.
     return _parse_remembered_kind(data) if len(data) <= _MAX_REMEMBERED_BYTES else _parse_kind(data)
 
 
@@ -175,12 +176,12 @@ _SECRET_LENGTH_RANGE = (16, 64)
 
 
 def session_request_to_wire(request: SessionRequest) -> agent_pb2.OpenSessionRequest:
-    """Return the message of a rank's introduction."""
+    """Return the message of a request for a session."""
     return agent_pb2.OpenSessionRequest(**make_fields(request))
 
 
 def session_request_from_wire(message: agent_pb2.OpenSessionRequest) -> SessionRequest:
-    """Read a rank's introduction; ProtocolError when it contradicts itself."""
+    """Read a request for a session; ProtocolError when it contradicts itself."""
     if not message.session_id or not message.job_id:
         raise ProtocolError("a session needs a session id and a job id")
     if not 0 <= message.rank < message.world_size <= MAX_WORLD_SIZE:
@@ -240,7 +241,7 @@ def record_to_wire(head: RecordHead, data: bytes) -> agent_pb2.Record:
 def record_from_wire(message: agent_pb2.Record, *, rank: int, net_name: str) -> RecordHead:
     """Read a record's head; ProtocolError when it contradicts itself.
 
-    `net_name` is the plan's, which goes before the one that the rank gives.
+    `net_name` is the plan's, which takes precedence over the name in the record.
     """
     kind = kind_from_wire(message.kind)
     iteration, timestamp_us = message.iteration, message.timestamp_us
@@ -255,7 +256,7 @@ def record_from_wire(message: agent_pb2.Record, *, rank: int, net_name: str) -> 
 
 
 def statistic_rows_to_wire(rows: StatisticRows) -> agent_pb2.FigureRows:
-    """Return the message of rows of figures."""
+    """Return the message of rows of statistics."""
     return agent_pb2.FigureRows(
         iteration=rows.iteration,
         kinds=map(kind_to_wire, rows.kinds),
@@ -267,7 +268,7 @@ def statistic_rows_to_wire(rows: StatisticRows) -> agent_pb2.FigureRows:
 
 
 def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
-    """Read rows of figures; ProtocolError when the columns differ in length or are too long."""
+    """Read rows of statistics; ProtocolError when the columns differ in length or are too long."""
     lengths = {len(message.kinds), len(message.timestamps_us), len(message.figures)}
     if len(lengths) > 1 or max(lengths) > MAX_FRAME_ROWS:
         raise ProtocolError(
@@ -287,12 +288,12 @@ def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
 
 
 def timeouts_to_wire(timeouts: RankTimeouts) -> events_pb2.Timeouts:
-    """Return the message of a rank's limits."""
+    """Return the message of a rank's timeouts."""
     return events_pb2.Timeouts(**make_fields(timeouts))
 
 
 def timeouts_from_wire(message: events_pb2.Timeouts) -> RankTimeouts:
-    """Read a rank's limits; ProtocolError when they are none, or longer than any are."""
+    """Read a rank's timeouts; ProtocolError when they are too many, too long or not finite."""
     for each in (message.variables, message.groups, message.limits):
         check_count("limits of time", len(each), MAX_TIMEOUTS)
     named = (text for group in message.groups for text in (group.group, group.backend))
@@ -305,12 +306,12 @@ def timeouts_from_wire(message: events_pb2.Timeouts) -> RankTimeouts:
 
 
 def iteration_end_from_wire(message: agent_pb2.IterationEnd) -> IterationEnd:
-    """Read the end of an iteration; reasons that nobody knows count as one."""
+    """Read the end of an iteration; unknown reasons of drops are counted together."""
     return from_message(IterationEnd, message, dropped=reasons_from_wire(message.dropped))
 
 
 def reasons_from_wire(dropped: Mapping[str, int]) -> dict[str, int]:
-    """Read what was dropped, by reason; ProtocolError when there are more reasons than any has."""
+    """Read counts of drops by reason; ProtocolError when there are too many reasons."""
     check_count("reasons of drops", len(dropped), MAX_REASONS)
     counted: Counter[str] = Counter()
     for reason, count in dropped.items():

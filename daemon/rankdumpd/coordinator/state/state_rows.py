@@ -22,7 +22,7 @@ from rankdumpd.coordinator.fleet_views import PublishedOffsets
 
 @dataclass(frozen=True, slots=True)
 class AgentRow:
-    """An agent, and what it need not say again."""
+    """An agent, with the reports that it need not send again."""
 
     agent_id: str
     host: str
@@ -33,7 +33,7 @@ class AgentRow:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job, and the trees that were named for it."""
+    """A job, with its trees."""
 
     job_id: str
     roots: tuple[str, ...]
@@ -43,18 +43,18 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class SessionStatusRow:
-    """How a session stands."""
+    """Status of a session."""
 
     status: SessionStatus
     agent_id: str
     sequence: int
     first: int
-    """The report in which that agent spoke of it first; `sequence` is the last one."""
+    """Number of that agent's first report on it; `sequence` is the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BalanceRow:
-    """What became of the tensors of one iteration of one rank."""
+    """Balance of one iteration of one rank."""
 
     status: IterationStatus
     agent_id: str
@@ -63,7 +63,7 @@ class BalanceRow:
 
 @dataclass(frozen=True, slots=True)
 class RankTimeoutsRow:
-    """What a rank knows of its limits."""
+    """Timeouts that a rank reported."""
 
     job_id: str
     rank: int
@@ -76,24 +76,24 @@ class PublishedIterationRow:
 
     job_id: str
     run: int
-    """No two lives of a rank are in one: a rank that starts over counts its iterations anew."""
+    """A run has one process of each rank at most: a restarted rank counts its iterations anew."""
     iteration: int
     events: int
     finished: tuple[int, ...] | None
     """Ranks that had finished it; None when all had."""
     positions: Mapping[int, int]
-    """Of the others that had begun it: how far they had come."""
+    """Positions of the other ranks that had begun it."""
     start: int = 0
-    """How often most of these ranks had started over."""
+    """Number of restarts of most of these ranks."""
     starts: Mapping[int, int] = field(default_factory=dict[int, int])
     """The same of the others."""
 
     def start_of(self, rank: int) -> int:
-        """Return which life of a rank is in it, if any is."""
+        """Return the number of restarts of a rank in it."""
         return self.starts.get(rank, self.start)
 
     def has_rank(self, rank: int) -> bool:
-        """Return whether anything of a rank is in it, or was found to be late for it."""
+        """Return whether events of a rank are in it, or came too late for it."""
         return self.finished is None or rank in self.finished or rank in self.positions
 
 
@@ -119,7 +119,7 @@ class FindingRow:
 
 @dataclass(frozen=True, slots=True)
 class JobResultRow:
-    """What a job has come to with its latest published iteration."""
+    """State of a job after its latest published iteration."""
 
     job_id: str
     offsets: PublishedOffsets | None
