@@ -160,7 +160,10 @@ def iter_committed_rows(
         if isinstance(piece, StoredTableRow):
             yield piece.row
         else:
-            rows, of_row = reread_statistic_rows(piece.raw), session.storage.lines.format_statistics
+            rows, of_row = (
+                reread_statistic_rows(piece.raw),
+                session.storage.table_format.format_statistics,
+            )
             for kind, timestamp_us, statistics in _iter_kept(rows, piece):
                 yield of_row(kind, timestamp_us, statistics, rows.iteration)
 

@@ -78,11 +78,11 @@ def compute_freed_bytes(parts: Iterable[tuple[DumpTree, Sequence[str]]]) -> list
         freed.append(0)
         for path in paths:
             with suppress(OSError):
-                facts = tree.facts(path)
-                which = (facts.st_dev, facts.st_ino)
+                status = tree.stat(path)
+                which = (status.st_dev, status.st_ino)
                 left[which] += 1
-                if left[which] == facts.st_nlink:
-                    freed[-1] += facts.st_size
+                if left[which] == status.st_nlink:
+                    freed[-1] += status.st_size
     return freed
 
 

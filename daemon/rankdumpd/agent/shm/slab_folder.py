@@ -266,10 +266,10 @@ class SlabFolder:
         make_group_folder(folder.parent, self._group)
         # Another session may make it at the same time.
         folder.mkdir(parents=True, mode=SLAB_FOLDER_MODE, exist_ok=True)
-        facts = folder.lstat()
-        if facts.st_uid not in (0, os.geteuid()):
-            raise PermissionError(f"{folder} belongs to user {facts.st_uid}")
-        if stat.S_IMODE(facts.st_mode) != SLAB_FOLDER_MODE:
+        status = folder.lstat()
+        if status.st_uid not in (0, os.geteuid()):
+            raise PermissionError(f"{folder} belongs to user {status.st_uid}")
+        if stat.S_IMODE(status.st_mode) != SLAB_FOLDER_MODE:
             os.chown(folder, -1, self._group)
             folder.chmod(SLAB_FOLDER_MODE)
 

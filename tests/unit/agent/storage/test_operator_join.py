@@ -56,7 +56,7 @@ class Room:
         self.codec = get_codec(codec)
         lines = make_table_format(DumpPlan(output=OutputSettings(str(root))), CANN, stand, 0)
         self.writer = RecordWriter(
-            tree, names, layout=CANN, context=stand, lines=lines, device_target="CPU"
+            tree, names, layout=CANN, context=stand, table_format=lines, device_target="CPU"
         )
         self.joiner = BinFileJoiner(tree, names, self.codec, CANN)
 

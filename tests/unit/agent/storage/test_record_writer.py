@@ -48,7 +48,7 @@ def writer_of(
         MappingFiles(tree),
         layout=LAYOUTS[layout],
         context=stand,
-        lines=lines,
+        table_format=lines,
         device_target=device_target,
     )
 
