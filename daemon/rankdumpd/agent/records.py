@@ -331,14 +331,5 @@ class QuietRank:
     """Number of the last one."""
 
 
-@dataclass(frozen=True, slots=True)
-class UsageChange:
-    """A change in the bytes that one session's tensors take."""
-
-    job_id: str
-    root: str
-    byte_count: int
-
-
 SMALL_RECORD_BYTES = 16 << 10
 """Up to this size, handing a record to another thread costs more than writing it."""

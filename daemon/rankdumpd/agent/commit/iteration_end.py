@@ -23,7 +23,6 @@ from rankdumpd.agent.records import (
     MetadataFrame,
     OperatorMember,
     StatisticTableRow,
-    UsageChange,
     format_member,
 )
 from rankdumpd.agent.session.rank_session import RankSession
@@ -85,7 +84,7 @@ def _join_groups(
             more = _count_added_bytes(operators, shares)
             session.adjust_stored_bytes(iteration, more)
             root = str(session.storage.tree.root)
-            usage.add(UsageChange(session.request.job_id, root, more))
+            usage.add(session.request.job_id, root, more)
         _remove_own_files(joiner, session, done)
         yield number == len(groups)
 
@@ -160,12 +159,9 @@ def iter_committed_rows(
         if isinstance(piece, StoredTableRow):
             yield piece.row
         else:
-            rows, of_row = (
-                reread_statistic_rows(piece.raw),
-                session.storage.table_format.format_statistics,
-            )
-            for kind, timestamp_us, statistics in _iter_kept(rows, piece):
-                yield of_row(kind, timestamp_us, statistics, rows.iteration)
+            rows, table_format = reread_statistic_rows(piece.raw), session.storage.table_format
+            for row in _iter_kept(rows, piece):
+                yield table_format.format_statistics(*row, rows.iteration)
 
 
 def make_manifest_records(

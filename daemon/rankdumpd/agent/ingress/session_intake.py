@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from rankdump._core.record import SPACE_REASONS, StatisticRows
@@ -35,6 +36,7 @@ from rankdumpd.agent.records import (
     make_drop_outcome,
 )
 from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.server.background_thread import BackgroundThread
 
 _MAX_SESSIONS = 4096
 
@@ -76,15 +78,14 @@ class RecordWorkers:
         self._large: _BatchQueue = queue.SimpleQueue()
         self._small: _BatchQueue = queue.SimpleQueue()
         self._served = [*[self._large] * count, self._small]
-        self._threads: list[threading.Thread] = []
+        self._threads = [
+            BackgroundThread(partial(self._run, batches), f"rankdumpd-worker-{n}", daemon=False)
+            for n, batches in enumerate(self._served)
+        ]
         self._deadline_s = math.inf
 
     def start(self) -> None:
         """Start the threads."""
-        self._threads = [
-            threading.Thread(target=self._run, args=(batches,), name=f"rankdumpd-worker-{number}")
-            for number, batches in enumerate(self._served)
-        ]
         for thread in self._threads:
             thread.start()
 
@@ -93,20 +94,18 @@ class RecordWorkers:
         (self._large if len(records) == 1 else self._small).put(records)
 
     def fault(self) -> str:
-        """Return that a thread has died, or an empty text."""
-        return "" if all(t.is_alive() for t in self._threads) else "a writer thread has died"
+        """Return which threads have ended; empty when none has."""
+        return "; ".join(filter(None, [thread.fault() for thread in self._threads]))
 
     def stop(self, timeout_s: float = 60.0) -> bool:
         """Finish what was submitted, for so long, then leave the rest; return whether the threads
         have ended. May be repeated.
         """
         self._deadline_s = time.monotonic() + timeout_s
-        for _, batches in zip(self._threads, self._served, strict=False):
+        for thread, batches in zip(self._threads, self._served, strict=True):
+            thread.request_stop()
             batches.put(None)
-        for thread in self._threads:
-            thread.join(max(0.0, self._deadline_s - time.monotonic()))
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        return not self._threads
+        return all(t.join(max(0.0, self._deadline_s - time.monotonic())) for t in self._threads)
 
     def _run(self, batches: _BatchQueue) -> None:
         while (records := batches.get()) is not None:

@@ -20,7 +20,6 @@ from rankdump._core.status import SessionState
 from rankdumpd.agent.ledger import database
 from rankdumpd.agent.ledger.database import LedgerTransaction, open_ledger_for_reading
 from rankdumpd.agent.ledger.rows import EndedIteration, IterationRemoval
-from rankdumpd.agent.records import UsageChange
 
 MAX_RETIRED_ITERATIONS = 256
 """Iterations that are considered in one pass, oldest first."""
@@ -133,10 +132,10 @@ class RetiredIterations:
         """The jobs that are pinned."""
         return self._pins
 
-    def list_usage(self) -> list[UsageChange]:
-        """Return the bytes that the tensors of each session occupy in their tree."""
+    def list_usage(self) -> list[tuple[str, str, int]]:
+        """Return the job of each session, the root of its tree and the bytes of its tensors."""
         found = self._ledger_select(_STORED_BYTES)
-        return [UsageChange(job_id, str(Path(root)), size) for job_id, root, size in found]
+        return [(job_id, str(Path(root)), size) for job_id, root, size in found]
 
     def counts(self) -> dict[str, int]:
         """Return how many iterations of ranks were removed, by job."""

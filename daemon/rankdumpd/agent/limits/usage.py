@@ -9,7 +9,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
 from rankdump.errors import UnavailableError
-from rankdumpd.agent.records import UsageChange
 
 
 class QueueBudget:
@@ -124,7 +123,7 @@ class QueueBudget:
 class DumpUsage:
     """Bytes of tensors that are in trees; safe to use from several threads.
 
-    A tensor that is a link takes nothing, tables and manifests are not counted.
+    Links, tables and manifests are not counted.
     """
 
     def __init__(self) -> None:
@@ -139,19 +138,19 @@ class DumpUsage:
         """Bytes of all trees."""
         return max(0, self._total)
 
-    def restore(self, taken: Iterable[UsageChange], retired: Mapping[str, int]) -> None:
-        """Begin with what an earlier process left; `retired` counts iterations by job."""
-        for each in taken:
-            self.add(each)
+    def restore(self, used: Iterable[tuple[str, str, int]], retired: Mapping[str, int]) -> None:
+        """Begin with bytes by job and root, and removed iterations by job, from the ledger."""
+        for job_id, root, byte_count in used:
+            self.add(job_id, root, byte_count)
         self._retired.update(retired)
 
-    def add(self, taken: UsageChange) -> None:
-        """Add a change in bytes, which may be negative."""
-        if taken.byte_count:
+    def add(self, job_id: str, root: str, byte_count: int) -> None:
+        """Add bytes of a job's tensors under a root; the number may be negative."""
+        if byte_count:
             with self._lock:
-                self._total += taken.byte_count
-                self._jobs[taken.job_id] += taken.byte_count
-                self._roots[taken.root] += taken.byte_count
+                self._total += byte_count
+                self._jobs[job_id] += byte_count
+                self._roots[root] += byte_count
 
     def count_retired(self, job_id: str) -> None:
         """Count an iteration of a rank that was removed."""

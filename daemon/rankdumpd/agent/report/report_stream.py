@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
 from rankdump._wire import status_messages
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2, events_pb2
+from rankdumpd.agent.ledger.report_log import ReportLog
 from rankdumpd.agent.ledger.rows import ReportItem, ReportItemKind
 from rankdumpd.agent.report.clock import ClockInstant
 
@@ -123,55 +124,6 @@ _ADD_FUNCTIONS = {
 }
 
 
-class ReportItemLog(Protocol):
-    """The report log, as the reporter uses it."""
-
-    @property
-    def newest(self) -> int:
-        """Number of the last item that this process entered."""
-        ...
-
-    def enter_session(self, status: SessionStatus, root: str) -> None:
-        """Enter how a session stands and where its tree is."""
-        ...
-
-    def acknowledged(self, number: int) -> None:
-        """Forget the items up to a number."""
-        ...
-
-    def begin_after(self, number: int) -> int:
-        """Renumber items behind a number that the coordinator has seen; return how many changed."""
-        ...
-
-    def acknowledged_to(self) -> int:
-        """Return the highest number that was ever acknowledged."""
-        ...
-
-    def give_up(self, first: int, last: int) -> None:
-        """Drop items that the coordinator rejects, and count them."""
-        ...
-
-    def items(self, after: int) -> list[ReportItem]:
-        """Return the next items after a number, a bounded batch."""
-        ...
-
-    def waiting(self, after: int) -> tuple[int, int]:
-        """Return how many items follow a number, and how many events they hold."""
-        ...
-
-    def last(self) -> int:
-        """Return the number of the last item; 0 when the log is empty."""
-        ...
-
-    def lost(self) -> tuple[int, int]:
-        """Return how many events and how many other items were ever given up."""
-        ...
-
-    def agent_id(self) -> str:
-        """Return the name under which the items are numbered."""
-        ...
-
-
 def _read_clocks() -> ClockInstant:
     # Read back to back: the time between the two readings looks like a jump of the clock.
     return ClockInstant(time.time_ns() // 1000, time.monotonic_ns() // 1000)
@@ -211,7 +163,7 @@ class ReportStream:
 
     def __init__(
         self,
-        log: ReportItemLog,
+        log: ReportLog,
         changed: threading.Condition,
         *,
         times: ReporterTimes,

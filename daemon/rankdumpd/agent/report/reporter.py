@@ -28,10 +28,12 @@ from rankdump.errors import (
     UnavailableError,
 )
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
+from rankdumpd.agent.ledger.report_log import ReportLog
 from rankdumpd.agent.records import QuietRank
 from rankdumpd.agent.report.clock import ClockInstant, ClockSample, ClockWindow
-from rankdumpd.agent.report.report_stream import ReporterTimes, ReportItemLog, ReportStream
+from rankdumpd.agent.report.report_stream import ReporterTimes, ReportStream
 from rankdumpd.server import machine
+from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.logs import build_log_fields
 
 WARN_AFTER_S = 2.0
@@ -162,7 +164,7 @@ class CoordinatorReporter:
     def __init__(
         self,
         address: str,
-        log: ReportItemLog,
+        log: ReportLog,
         *,
         load: Callable[[], AgentLoad],
         warn: Callable[[str, str], None],
@@ -195,8 +197,7 @@ class CoordinatorReporter:
         self._retry_now = False
         """Retry at once: `flush` waits for it."""
         self._logged = ""
-        self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread(self._run, "rankdumpd-reporter", daemon=False)
 
     def findings(self) -> list[str]:
         """Return what is not delivered at present, and what was dropped."""
@@ -247,14 +248,11 @@ class CoordinatorReporter:
     def start(self) -> None:
         """Start the reporter thread."""
         if self._address:
-            self._thread = threading.Thread(target=self._run, name="rankdumpd-reporter")
             self._thread.start()
 
     def fault(self) -> str:
-        """Return that the thread has died, or an empty text."""
-        thread = self._thread
-        alive = thread is None or thread.is_alive()
-        return "" if alive else "the reporter thread has died"
+        """Return that the thread has ended, or an empty text."""
+        return self._thread.fault()
 
     def flush(self, timeout_s: float) -> int:
         """Wait until all items are delivered; return how many are not.
@@ -285,13 +283,11 @@ class CoordinatorReporter:
     def stop(self) -> None:
         """Stop the thread at once; may be called again."""
         with self._changed:
-            self._stopping = True
+            self._thread.request_stop()
             self._changed.notify_all()
             if self._call:
                 self._call.cancel()
-        if self._thread:
-            self._thread.join()
-            self._thread = None
+        self._thread.join()
 
     def _count_waiting(self) -> int:
         return self._log.waiting(self._received)[0]
@@ -311,7 +307,7 @@ class CoordinatorReporter:
 
     def _run(self) -> None:
         backoff = RetryBackoff(self._times.first_retry_s, self._times.last_retry_s)
-        while not self._stopping:
+        while not self._thread.is_stopping:
             received, careful_to = self._received, self._careful_to
             try:
                 self._wait_for_reports()
@@ -326,7 +322,7 @@ class CoordinatorReporter:
             with self._changed:
                 self._failures += 1
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._stopping or self._retry_now, pause_s)
+                self._changed.wait_for(lambda: self._thread.is_stopping or self._retry_now, pause_s)
                 self._retry_now = False
 
     def _wait_for_reports(self) -> None:
@@ -339,7 +335,7 @@ class CoordinatorReporter:
             asked = coordinator_pb2.ClockRequest()
             self._call = call = stub.Clock.future(asked, timeout=self._times.probe_s)
             with self._changed:
-                if self._stopping:
+                if self._thread.is_stopping:
                     call.cancel()
             try:
                 call.result()
@@ -348,10 +344,10 @@ class CoordinatorReporter:
         with self._changed:
             self._call = None
             self._note_reachable()
-            self._changed.wait_for(lambda: self._stopping or self._count_waiting() > 0)
+            self._changed.wait_for(lambda: self._thread.is_stopping or self._count_waiting() > 0)
 
     def _report(self) -> None:
-        if self._stopping:
+        if self._thread.is_stopping:
             return
         with open_channel(self._address, self._credentials) as channel:
             stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
@@ -368,7 +364,7 @@ class CoordinatorReporter:
             answers = stub.Report(stream.requests())
             with self._changed:
                 self._stream, self._call = stream, answers
-                if self._stopping:
+                if self._thread.is_stopping:
                     answers.cancel()
             try:
                 for number, answer in enumerate(answers):
@@ -452,7 +448,7 @@ class CoordinatorReporter:
         if not refused:
             self._note_outage(error)
             return
-        if str(error) != self._logged and not self._stopping:
+        if str(error) != self._logged and not self._thread.is_stopping:
             self._logged = str(error)
             _logger.error("coordinator %s: %s", self._address, error)
         first, last = spans[0]
@@ -470,6 +466,10 @@ class CoordinatorReporter:
             refused=not isinstance(error, RetryableError),
         )
         self._outage = outage
-        if outage.reason != self._logged and outage.is_worth_logging(now_s) and not self._stopping:
+        if (
+            outage.reason != self._logged
+            and outage.is_worth_logging(now_s)
+            and not self._thread.is_stopping
+        ):
             self._logged = outage.reason
             _logger.warning("%s", self._describe_outage(outage))

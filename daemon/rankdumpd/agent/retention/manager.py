@@ -17,7 +17,6 @@ from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.rows import EndedIteration, IterationRemoval
 from rankdumpd.agent.limits.admission import ResourcePolicy, find_retirement_cause
 from rankdumpd.agent.limits.usage import DumpUsage
-from rankdumpd.agent.records import UsageChange
 from rankdumpd.agent.retention.iteration_removal import (
     IterationPart,
     compute_freed_bytes,
@@ -129,7 +128,7 @@ class RetentionManager:
         if not begun or not self._ledger.retention.begin_removals(begun):
             return False
         for part, size in zip(parts, sizes, strict=True):
-            self._usage.add(UsageChange(ended.job_id, str(part.tree.root), -size))
+            self._usage.add(ended.job_id, str(part.tree.root), -size)
         return all(self._finish(each) for each in begun)
 
     def _finish(self, begun: IterationRemoval) -> bool:

@@ -17,6 +17,7 @@ from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.shm.ring_reader import FrameIntake, RingReader
 from rankdumpd.agent.shm.slab_file import SlabFile, SlabMaker
 from rankdumpd.agent.shm.slab_folder import SlabFolder
+from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.logs import build_log_fields
 
 CHECK_INTERVAL_S = 0.25
@@ -75,9 +76,8 @@ class RingRegistry:
         self._rings: dict[str, _SessionRingEntry] = {}
         self._maker = SlabMaker(slabs.remove)
         self._expected: dict[str, _ExpectedSlab] = {}
-        self._stopping = threading.Event()
         self._checking = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread(self._run, "rankdumpd-rings", daemon=False)
 
     def find_ring(self, session: RankSession) -> RingReader | None:
         """Return a session's ring."""
@@ -150,20 +150,15 @@ class RingRegistry:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name="rankdumpd-rings")
         self._thread.start()
 
     def fault(self) -> str:
-        """Return that the thread has died, or an empty text."""
-        alive = self._thread is None or self._thread.is_alive()
-        return "" if alive else "the shared-memory thread has died"
+        """Return that the thread has ended, or an empty text."""
+        return self._thread.fault()
 
     def stop(self) -> None:
         """Stop the thread; may be called again."""
-        self._stopping.set()
-        if self._thread:
-            self._thread.join()
-            self._thread = None
+        self._thread.stop()
         self._slabs.stop()
         self._maker.join(_JOIN_TIMEOUT_S)
 
@@ -202,7 +197,7 @@ class RingRegistry:
                     )
 
     def _run(self) -> None:
-        while not self._stopping.wait(CHECK_INTERVAL_S):
+        while not self._thread.wait(CHECK_INTERVAL_S):
             self.check_rings()
 
     def _drop_unwanted(self) -> None:

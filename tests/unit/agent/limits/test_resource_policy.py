@@ -18,7 +18,6 @@ from rankdumpd.agent.limits.admission import (
 )
 from rankdumpd.agent.limits.disk_space import DiskGauge
 from rankdumpd.agent.limits.usage import DumpUsage
-from rankdumpd.agent.records import UsageChange
 
 GIB = 1 << 30
 USUAL = ResourcePolicy(
@@ -86,9 +85,9 @@ class TestUsage:
     def test_sums(self):
         """What was there, what came, what went; links take nothing."""
         usage = DumpUsage()
-        usage.restore([UsageChange("a", "/x", 100), UsageChange("b", "/x", 10)], {"a": 3})
-        usage.add(UsageChange("a", "/y", 5))
-        usage.add(UsageChange("a", "/x", -100))
+        usage.restore([("a", "/x", 100), ("b", "/x", 10)], {"a": 3})
+        usage.add("a", "/y", 5)
+        usage.add("a", "/x", -100)
         usage.count_retired("a")
         assert (usage.total, usage.job_bytes("a"), usage.root_bytes("/x")) == (15, 5, 10)
         assert usage.jobs() == [("a", 5, 4), ("b", 10, 0)]
