@@ -1,13 +1,11 @@
-"""The status of an agent for people, scripts and monitoring. It reads the parts of the agent and
-changes none.
-"""
+"""The status of an agent for people, scripts and monitoring, collected from its parts."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rankdump._core import forecast
 from rankdump._core.status import (
@@ -19,10 +17,13 @@ from rankdump._core.status import (
     SessionStatus,
     StatusView,
 )
+from rankdumpd.agent.ledger.retention import RetiredIterations
 from rankdumpd.agent.limits.disk_space import LedgerSpace
 from rankdumpd.agent.limits.resource_limits import ResourceLimits
+from rankdumpd.agent.report.reporter import CoordinatorReporter
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.session.registry import SessionRegistry
+from rankdumpd.agent.shm.slab_folder import SlabFolder
 from rankdumpd.server.metrics import MAX_LABELLED_SAMPLES
 
 
@@ -76,16 +77,14 @@ class AgentOverview:
         self,
         registry: SessionRegistry,
         limits: ResourceLimits,
+        slabs: SlabFolder,
+        reporter: CoordinatorReporter,
         *,
-        pins: Callable[[], Iterable[str]],
-        slab_bytes: Callable[[], int],
+        retention: RetiredIterations,
         ledger: LedgerSpace,
-        events: Callable[[], tuple[int, int]],
     ) -> None:
-        """`events` returns how many wait for the coordinator, and how many were dropped."""
-        self._registry, self._limits = registry, limits
-        self._pins, self._slab_bytes, self._events = pins, slab_bytes, events
-        self._ledger = ledger
+        self._registry, self._limits, self._slabs = registry, limits, slabs
+        self._reporter, self._retention, self._ledger = reporter, retention, ledger
 
     def view(self, findings: Iterable[str]) -> StatusView:
         """Return the status; `findings` are those of other parts of the agent."""
@@ -114,10 +113,10 @@ class AgentOverview:
             *sample_memory(
                 queue_bytes=queue_bytes,
                 queue_limit_bytes=queue_limit_bytes,
-                slab_bytes=self._slab_bytes(),
+                slab_bytes=self._slabs.held_bytes,
             ),
             *sample_ledger(self._ledger.status()),
-            *sample_report(*self._events()),
+            *sample_report(*self._reporter.events()),
         ]
 
     def _needs(
@@ -126,7 +125,7 @@ class AgentOverview:
         statuses: Iterable[SessionStatus],
         balances: Iterable[Sequence[IterationStatus]],
     ) -> tuple[JobNeed, ...]:
-        pinned = frozenset(self._pins())
+        pinned = self._retention.pins
         found = forecast.sum_job_needs(
             need
             for session, status, iterations in zip(sessions, statuses, balances, strict=True)
@@ -135,13 +134,13 @@ class AgentOverview:
         return tuple(n if n.job_id in pinned else self._limits.limit_need(n) for n in found)
 
     def _summary(self, sessions: Sequence[RankSession]) -> StatusView:
-        """Return what does not grow while a job runs."""
+        """Return the part of the status that does not grow while a job runs."""
         return StatusView(
             sessions=tuple(session.status() for session in sessions),
             load=self._limits.load_of(sessions),
             roots=tuple(dict.fromkeys(str(session.storage.tree.root) for session in sessions)),
             disks=self._limits.disks_of(sessions),
-            usage=self._limits.jobs(self._pins()),
+            usage=self._limits.jobs(self._retention.pins),
             memory=self._limits.memory(sum(session.live for session in sessions)),
             ledger=self._ledger.status(),
         )

@@ -20,7 +20,6 @@ from rankdump._wire.channel import TlsCredentials
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd.agent.commit.committer import FrameCommitter
 from rankdumpd.agent.commit.post_commit import PostCommitActions
-from rankdumpd.agent.declarations import reread_metadata_frame
 from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader, StreamMailbox
 from rankdumpd.agent.ingress.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.ingress.session_intake import FailureCounter, RecordWorkers, SessionIntake
@@ -188,7 +187,6 @@ class DumpAgent(Component):
             capacity_fault=lambda live: memory.session_fault(
                 slab_bytes=self._slabs.held_bytes, sessions=live
             ),
-            read_declared=reread_metadata_frame,
             max_sessions=settings.max_sessions,
             roots=tree_root.split_roots(settings.roots),
             meters=self._meters,
@@ -201,12 +199,9 @@ class DumpAgent(Component):
             self._registry, self._ledger, self._reporter, self._limits.warnings
         )
         self._overview = AgentOverview(
-            self._registry,
-            self._limits,
-            pins=lambda: self._ledger.retention.pins,
-            slab_bytes=lambda: self._slabs.held_bytes,
+            *(self._registry, self._limits, self._slabs, self._reporter),
+            retention=self._ledger.retention,
             ledger=LedgerSpace(Path(settings.state_dir)),
-            events=self._reporter.events,
         )
         self._openings = SessionOpenings(self._registry.open, self._accept_balance)
         self._actions = PostCommitActions(

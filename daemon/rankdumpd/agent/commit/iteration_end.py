@@ -15,7 +15,7 @@ from rankdump._core.status import IterationStatus
 from rankdump._layout.tree_layouts import Layout
 from rankdumpd.agent.declarations import reread_statistic_rows
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
-from rankdumpd.agent.ledger.rows import StoredRecord, StoredStatisticRows, StoredTableRow
+from rankdumpd.agent.ledger.rows import StoredRecord, StoredStatisticRows
 from rankdumpd.agent.limits.usage import DumpUsage
 from rankdumpd.agent.records import (
     FrameId,
@@ -152,12 +152,12 @@ _StatisticRow = tuple[TensorKind, int, str]
 
 
 def iter_committed_rows(
-    found: Iterable[StoredTableRow | StoredStatisticRows], session: RankSession
+    found: Iterable[StatisticTableRow | StoredStatisticRows], session: RankSession
 ) -> Iterator[StatisticTableRow]:
     """Yield the rows of tables in the order of their frames."""
     for piece in found:
-        if isinstance(piece, StoredTableRow):
-            yield piece.row
+        if isinstance(piece, StatisticTableRow):
+            yield piece
         else:
             rows, table_format = reread_statistic_rows(piece.raw), session.storage.table_format
             for row in _iter_kept(rows, piece):

@@ -12,16 +12,15 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+from rankdump._core.session_protocol import IterationEnd
 from rankdump._core.status import SessionState
 from rankdump.errors import CorruptedError, UnavailableError
 from rankdumpd.agent.ledger import database, rows
 from rankdumpd.agent.ledger.rows import (
-    IterationEndRow,
     LedgerSessionRow,
     OutcomeCountRow,
     StoredRecord,
     StoredStatisticRows,
-    StoredTableRow,
 )
 from rankdumpd.agent.records import OperatorMember, RecordStatus, StatisticTableRow
 from rankdumpd.server import state_files
@@ -128,7 +127,7 @@ class LedgerReader:
             for (iteration, reason), count in refused.items()
         ]
 
-    def ends(self, session_id: str) -> list[IterationEndRow]:
+    def ends(self, session_id: str) -> list[IterationEnd]:
         """Return the ends of iterations that are applied."""
         found = self._select(
             "SELECT iteration, expected, dropped, stall_us, first_position, last_position"
@@ -136,7 +135,7 @@ class LedgerReader:
             session_id,
         )
         return [
-            IterationEndRow(iteration, expected, json.loads(text), *rest)
+            IterationEnd(iteration, expected, json.loads(text), *rest)
             for iteration, expected, text, *rest in found
         ]
 
@@ -179,7 +178,7 @@ class LedgerReader:
 
     def table_rows(
         self, session_id: str, *, after: int, up_to: int
-    ) -> tuple[list[StoredTableRow | StoredStatisticRows], int]:
+    ) -> tuple[list[StatisticTableRow | StoredStatisticRows], int]:
         """Return the next rows for tables of statistics, and the number up to which they go."""
         query = (
             "SELECT sequence, row_table, row, 1, NULL, '' FROM records"
@@ -188,14 +187,14 @@ class LedgerReader:
             " WHERE session_id = ?1 AND sequence > ?2 AND sequence <= ?3 AND kept > 0"
             " ORDER BY sequence"
         )
-        found: list[StoredTableRow | StoredStatisticRows] = []
+        found: list[StatisticTableRow | StoredStatisticRows] = []
         count = 0
         with self._lock, self._detect_damage():
             # In batches: the rows that accumulated while a disk was full may exceed the memory.
             for sequence, table, text, kept, body, refused in self._base.execute(
                 query, (session_id, after, up_to)
             ):
-                row = StoredTableRow(sequence, StatisticTableRow(rows.parse_row_place(table), text))
+                row = StatisticTableRow(rows.parse_row_place(table), text)
                 found.append(rows.read_stored_rows((sequence, body, refused)) if body else row)
                 count += kept
                 if count >= MAX_READ_ROWS:

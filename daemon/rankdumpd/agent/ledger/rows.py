@@ -34,7 +34,6 @@ from rankdumpd.agent.records import (
     RecordStatus,
     RejectedPlaces,
     StatisticRowsResult,
-    StatisticTableRow,
     parse_member,
 )
 
@@ -46,14 +45,6 @@ class StoredRecord:
     sequence: int
     graph: int
     record: ManifestRecord
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTableRow:
-    """A record's row in its table, as the ledger returns it."""
-
-    sequence: int
-    row: StatisticTableRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +80,6 @@ class OutcomeCountRow:
     records: int
     bytes_in: int
     bytes_stored: int
-
-
-@dataclass(frozen=True, slots=True)
-class IterationEndRow:
-    """Counts that a rank sent at the end of an iteration."""
-
-    iteration: int
-    expected: int
-    dropped: Mapping[str, int]
-    stall_us: int = 0
-    first_position: int = 0
-    last_position: int = 0
 
 
 class ReportItemKind(str, Enum):

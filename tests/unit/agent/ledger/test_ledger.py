@@ -18,11 +18,9 @@ from rankdump.errors import ConfigError
 from rankdumpd.agent.ledger import database, reader
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.rows import (
-    IterationEndRow,
     OutcomeCountRow,
     StoredRecord,
     StoredStatisticRows,
-    StoredTableRow,
 )
 from rankdumpd.agent.records import (
     BinTensor,
@@ -166,7 +164,7 @@ def test_rows_survive_another_process(ledger, make_request, make_head, stored, t
     assert row is not None
     assert row.request == replace(request, config_source=b"")
     assert (row.state, row.ordered_graphs) == (SessionState.OPEN, (1, 2))
-    assert again.ends("session") == [IterationEndRow(0, 4, {"full": 3}, 5, 6, 7)]
+    assert again.ends("session") == [IterationEnd(0, 4, {"full": 3}, 5, 6, 7)]
     assert len(again.counts("session")) == 2
     (kept,) = again.kept("session", 0)
     assert isinstance(kept, StoredRecord)
@@ -208,14 +206,11 @@ def test_rows_come_in_the_order_of_frames_and_in_pieces(
     ledger.open_session(make_request())
     commit(ledger, [rowed(stored(5)), rowed(stored(2))], judged=[make_judged(3, 2)])
     commit(ledger, [rowed(stored(4)), stored(1), rowed(stored(6))])
-    first, reached = ledger.table_rows("session", after=0, up_to=5)
-    assert first == [
-        StoredTableRow(2, StatisticTableRow(FilePlace("folder", "statistic.csv"), "row 2")),
-        StoredStatisticRows(3, b"raw3", {}),
-    ]
-    assert reached == 3
-    second, reached = ledger.table_rows("session", after=3, up_to=5)
-    assert ([each.sequence for each in second], reached) == ([4, 5], 5)
+    table = FilePlace("folder", "statistic.csv")
+    first = [StatisticTableRow(table, "row 2"), StoredStatisticRows(3, b"raw3", {})]
+    assert ledger.table_rows("session", after=0, up_to=5) == (first, 3)
+    second = [StatisticTableRow(table, "row 4"), StatisticTableRow(table, "row 5")]
+    assert ledger.table_rows("session", after=3, up_to=5) == (second, 5)
     assert ledger.table_rows("session", after=6, up_to=9) == ([], 9)
 
 
@@ -281,7 +276,7 @@ def test_rows_of_the_third_version_find_their_tables(tmp_path, make_request):
     ledger = AgentLedger(folder)
     ledger.open_session(make_request())
     table = FilePlace("rank_0/Net/0/0", "statistic.csv")
-    found = [StoredTableRow(1, StatisticTableRow(table, "a row"))]
+    found = [StatisticTableRow(table, "a row")]
     assert ledger.table_rows("session", after=0, up_to=9) == (found, 9)
     paths = [
         each.record.path for each in ledger.kept("session", 0) if isinstance(each, StoredRecord)
@@ -336,10 +331,10 @@ def test_ledger_of_the_first_version_is_taken_over(tmp_path, make_request, make_
         assert isinstance(second, StoredRecord)
         assert [first.record.path, second.record.path] == ["p1", "p2"]
         assert [first.record.timestamp_us, second.record.timestamp_us] == [0, 1]
-        found, _ = ledger.table_rows("session", after=0, up_to=9)
-        assert [each.sequence for each in found] == [2, 3]
+        row = StatisticTableRow(FilePlace("folder", "statistic.csv"), "row 2")
+        assert ledger.table_rows("session", after=0, up_to=9) == ([row, frame], 9)
         assert frame.sequence == 3
-        assert ledger.ends("session") == [IterationEndRow(0, 4, {})]
+        assert ledger.ends("session") == [IterationEnd(0, 4, {})]
         ledger.close()
 
 

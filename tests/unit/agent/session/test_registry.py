@@ -11,7 +11,6 @@ from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._core.status import SessionState
 from rankdump.errors import ExhaustedError, RejectedError, UnavailableError
-from rankdumpd.agent.declarations import reread_metadata_frame
 from rankdumpd.agent.ingress.push_stream import StreamMailbox
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.records import QuietRank
@@ -31,7 +30,6 @@ class House:
             self.ledger,
             max_record_bytes=1,
             capacity_fault=lambda live: "",
-            read_declared=reread_metadata_frame,
             meters=MetricCounters(),
             clock=lambda: self.now_s,
             **settings,
