@@ -1,5 +1,5 @@
-"""The agent as a component: all its parts put together, started, drained and stopped, sessions of
-an earlier process resumed, and warnings carried between coordinator and ranks.
+"""The agent as a component: assembly, start, drain and stop of its parts, resumption of sessions of
+an earlier process, and forwarding of warnings between coordinator and ranks.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class DumpAgent(Component):
         meters: MetricCounters | None = None,
         required: RequiredFiles | None = None,
     ) -> None:
-        """`audit` is called for what is removed from trees; `required` watches the ledger."""
+        """`audit` is called for removals from trees; `required` watches the ledger."""
         self._meters = meters or MetricCounters()
         self._meters.start_at_zero(AGENT_PREFIX)
         memory = share_memory(
@@ -244,7 +244,7 @@ class DumpAgent(Component):
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
     def start(self) -> None:
-        """Finish what an earlier process left, then start the threads, the last stage first.
+        """Finish the work of an earlier process, then start the threads, the last stage first.
 
         CorruptedError when the ledger is damaged.
         """
@@ -268,12 +268,12 @@ class DumpAgent(Component):
         deadline = time.monotonic() + timeout_s
         self._registry.refuse_sessions()
         self._ledger.check()
-        # Ranks get half of the time, so that what they have sent can be finished.
+        # Ranks get half of the time, so that the frames that they sent can be finished.
         self._streams.drain(timeout_s / 2)
         self._streams.end("the agent is stopping")
         self._rings.check_rings()
         left = self._budget.wait_idle(max(0.0, deadline - time.monotonic()))
-        # What is not reported stays in the ledger and does not count as unfinished.
+        # Unreported items stay in the ledger and do not count as unfinished.
         self._reporter.flush(max(0.0, deadline - time.monotonic()))
         self._rings.check_rings()
         self._reporter.leave(self._state_dir)
@@ -282,7 +282,7 @@ class DumpAgent(Component):
         return left
 
     def stop(self) -> None:
-        """Stop at once; ranks resend what was not acknowledged to the next agent."""
+        """Stop at once; ranks resend unacknowledged frames to the next agent."""
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         self._registry.refuse_sessions()
         self._budget.close()
@@ -306,7 +306,7 @@ class DumpAgent(Component):
         self._limits.policy = make_policy(settings.agent, largest)
 
     def fault(self) -> str:
-        """Return which essential threads have died; empty when all are alive."""
+        """Return which essential threads have ended; empty when all are running."""
         parts = (self._workers, self._committer, self._rings, self._reporter)
         return "; ".join(filter(None, (part.fault() for part in parts)))
 

@@ -122,9 +122,11 @@ class BatchCommitter:
                 error = another
                 continue
             if attempt is not frame:
-                what = type(getattr(frame, "declaration", frame)).__name__
-                who = f"rank {session.request.rank}, frame {frame_id.sequence} ({what})"
-                session.add_finding(f"{who}: not committed, counted as {INTERNAL_ERROR}: {error}")
+                kind = type(getattr(frame, "declaration", frame)).__name__
+                subject = f"rank {session.request.rank}, frame {frame_id.sequence} ({kind})"
+                session.add_finding(
+                    f"{subject}: not committed, counted as {INTERNAL_ERROR}: {error}"
+                )
             if done:
                 yield shares
             return
@@ -258,7 +260,7 @@ class FrameCommitter:
         return self._thread.fault()
 
     def stop(self, timeout_s: float = 60.0) -> bool:
-        """Commit what was submitted, without retries; return whether the thread ended in time."""
+        """Commit submitted frames, without retries; return whether the thread ended in time."""
         self._thread.request_stop()
         self._done.put(None)
         return self._thread.join(timeout_s)
@@ -269,7 +271,7 @@ class FrameCommitter:
             batch, running = self._next_batch(wait=not self._unfinished)
             if batch.frames:
                 self._commit_batch(batch)
-            # The next process does what is left at the end of this one.
+            # Actions that are left at a stop are done by the next process.
             if running and self._unfinished:
                 self._unfinished.rotate(-1)
                 self._apply(self._unfinished[-1])
@@ -346,7 +348,7 @@ class FrameCommitter:
             self._budget.count_unfinished()
 
     def _check(self) -> None:
-        """Retry what failed, and fold old rows of the ledger while nothing else is queued."""
+        """Retry failed actions, and fold old rows of the ledger while nothing else is queued."""
         sessions = self._registry.list_sessions()
         for session in self._actions.list_retries(sessions):
             self._apply(session)

@@ -1,5 +1,5 @@
-"""End of an iteration: operators joined some at a time, order files, and the manifest with its
-records as the ledger has them.
+"""End of an iteration: operators joined in batches, order files, and the manifest with the records
+from the ledger.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from rankdumpd.server import state_files
 
 MAX_BATCH_OPERATORS = 256
 MAX_BATCH_BYTES = 64 << 20
-"""Most bytes that are on the disk twice: in an operator's file and in those of its tensors."""
+"""Most bytes that are on the disk twice, in the files of operators and of their tensors."""
 
 _logger = logging.getLogger(__name__)
 
 
 class IterationJoin:
-    """The operators of an iteration that is over, joined some at a time."""
+    """The operators of an ended iteration, joined in batches."""
 
     def __init__(
         self,
@@ -54,8 +54,9 @@ class IterationJoin:
     def join_some(self) -> bool:
         """Join the next operators; return whether all are joined.
 
-        A passing OSError or sqlite3.Error is raised, to be retried. After a permanent OSError the
-        tensors stay in files of their own, as do those that arrive after their operator was joined.
+        A transient OSError or sqlite3.Error is raised, to be retried. After a permanent OSError
+        the tensors stay in files of their own, as do those that arrive after their operator was
+        joined.
         """
         return next(self._groups, True)
 

@@ -1,6 +1,6 @@
 """Post-commit actions: rows of tables at once, metadata frames in their order, and counts for
-monitoring. What fails for a passing reason suspends its session and is tried again from the
-ledger, after a pause that grows.
+monitoring. A transient failure suspends its session, whose frames are retried from the ledger
+after a growing pause.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class PostCommitActions:
     def apply_due(self, session: RankSession) -> bool:
         """Apply the frames up to the watermark, then acknowledge; return whether all is done.
 
-        Joining operators may take long, so each call joins some, and other sessions go on between.
+        Joining operators may take long, so each call joins some, and other sessions follow.
         """
         done = session.pending.is_suspended or self._apply_pending(session)
         if session.pending.is_suspended:
@@ -387,7 +387,7 @@ class PostCommitActions:
         frame_id = declared.frame_id
         status = self._count_end(session, declared, end)
         try:
-            # A manifest says that an iteration is complete, so it waits for its rows.
+            # A manifest marks an iteration as complete, so its rows must be written first.
             if joined and _are_rows_written(session, frame_id):
                 repeated = session.pending.was_begun(declared)
                 write_iteration_files(self._ledger, session, status, frame_id, repeated=repeated)

@@ -1,5 +1,5 @@
 """Assembly of the frames of one stream to whole records, rows of statistics and metadata frames. It
-checks every frame against the session's plan and decides nothing.
+checks every frame against the session's plan.
 """
 
 from __future__ import annotations

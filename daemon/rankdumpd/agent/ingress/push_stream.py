@@ -1,5 +1,5 @@
 """Connected Push streams: a thread for each receives its frames, and a mailbox holds the answers
-that its rank is due. The mailbox knows no gRPC.
+for its rank.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class OpenPushStreams:
         reader: PushStreamReader,
         requests: Iterator[agent_pb2.PushRequest],
     ) -> None:
-        """Start to read a stream; while the agent drains, the stream is told so at once."""
+        """Start to read a stream; while the agent drains, that is announced on it at once."""
         thread = threading.Thread(target=reader.read, args=(requests,), name="rankdumpd-reader")
         with self._changed:
             self._mailboxes.add(mailbox)
@@ -210,7 +210,7 @@ class OpenPushStreams:
             self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> int:
-        """Ask the ranks to finish their streams; return how many have not by the deadline."""
+        """Announce the drain, and wait until streams end; return how many are left then."""
         with self._changed:
             self._draining = True
             for mailbox in self._mailboxes:

@@ -1,9 +1,9 @@
-"""Intake of the frames of one session: assembled, admitted, charged to the byte budget and handed
-to worker threads or to the committer. A frame that fails repeatedly is given up.
+"""Intake of the frames of one session: assembled, admitted, charged to the byte budget and queued
+for worker threads or the committer. A frame that fails repeatedly is dropped.
 
-Records travel to the workers in batches: many small ones, which one thread works off, or a large
-one alone, for which there are as many threads as cores. Small ones are system calls with a
-little Python between them; two threads at that would only pass the interpreter to each other.
+Records are queued in batches: many small ones, which one thread writes, or a large one alone, for
+which there are as many threads as cores. Writing small ones is system calls with a little Python
+between them, so two threads would only contend for the GIL.
 """
 
 from __future__ import annotations
@@ -98,8 +98,9 @@ class RecordWorkers:
         return "; ".join(filter(None, [thread.fault() for thread in self._threads]))
 
     def stop(self, timeout_s: float = 60.0) -> bool:
-        """Finish what was submitted, for so long, then leave the rest; return whether the threads
-        have ended. May be repeated.
+        """Write submitted records until the timeout; return whether the threads have ended.
+
+        May be repeated.
         """
         self._deadline_s = time.monotonic() + timeout_s
         for thread, batches in zip(self._threads, self._served, strict=True):
@@ -109,7 +110,7 @@ class RecordWorkers:
 
     def _run(self, batches: _BatchQueue) -> None:
         while (records := batches.get()) is not None:
-            # What is left then was not acknowledged, and is sent to the next process.
+            # Records that are left are not acknowledged, and resent to the next process.
             if time.monotonic() < self._deadline_s:
                 self._done([self._outcome(record) for record in records])
 
@@ -245,7 +246,7 @@ class SessionIntake:
         )
 
     def _handle_unreadable(self, frame: agent_pb2.Frame, error: Exception) -> CompletedFrame | None:
-        """Drop a frame that failed too often; otherwise ask for it again by a ResendError."""
+        """Drop a frame that failed too often; ResendError when it may be tried again."""
         request, number = self._session.request, frame.sequence
         if not number or number != self._assembler.last_sequence:
             raise error

@@ -58,7 +58,7 @@ class DiskSpace:
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """What a decision on one tensor needs to know."""
+    """Input of a decision on one tensor."""
 
     policy: ResourcePolicy
     space: DiskSpace = field(default_factory=DiskSpace)
@@ -121,7 +121,7 @@ def list_disk_warnings(policy: ResourcePolicy, root: str, space: DiskSpace) -> I
         yield f"disk of {root}: {now}; {_describe_floor(free, floor)} {format_bytes(floor)} ({key})"
     free, total, floor = space.free_inodes, space.total_inodes, compute_floor_inodes(policy, space)
     if floor and _is_near(total - free, total - floor):
-        now = f"room for {free} more files of {total}"
+        now = f"space for {free} more files of {total}"
         yield (
             f"disk of {root}: {now}; {_describe_floor(free, floor)} {floor} "
             "(agent.keep_free_inodes_ratio)"
@@ -169,8 +169,8 @@ _INPUT = TensorSide.INPUT
 class RecordAdmission:
     """Decides by one rank's plan and the resource usage which of its tensors are accepted.
 
-    The reason for an operator, a side and an element type is remembered, because the same ones
-    come with every step. For one thread at a time.
+    The reason for an operator, a side and an element type is remembered, because they recur in
+    every step. For one thread at a time.
     """
 
     def __init__(self, plan: DumpPlan, device: int) -> None:

@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _DiskSample:
-    """What is known of the disk of one root."""
+    """The last known space of one root's disk."""
 
     space: DiskSpace = field(default_factory=DiskSpace)
     """The last good one."""
@@ -112,7 +112,7 @@ class DiskGauge:
                 )
         with self._lock:
             disk.space = space or disk.space
-            # After an error the disk is not asked again at once, either.
+            # After an error the disk is not sampled again at once, either.
             disk.taken_s, disk.asked_s, disk.problem = self._clock(), None, problem
         disk.answered.set()
 
@@ -156,7 +156,7 @@ class LedgerSpace:
 
     def _measure(self, folder: Path) -> DiskSpace:
         space = self._look_up(folder)
-        # The database, its log and its index: they come and go.
+        # The database, its log and its index, which SQLite makes and removes.
         self._used_bytes = sum(path.stat().st_size for path in folder.glob("ledger.sqlite*"))
         return space
 

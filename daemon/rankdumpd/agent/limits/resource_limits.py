@@ -39,7 +39,7 @@ class ResourceLimits:
         self._disk = disk or DiskGauge()
 
     def usage_of(self, session: RankSession) -> ResourceUsage:
-        """Return what decides on a tensor of a session."""
+        """Return the usage by which a tensor of a session is admitted."""
         return ResourceUsage(
             self.policy,
             self._disk.space(session.storage.tree.root),
@@ -50,7 +50,7 @@ class ResourceLimits:
         )
 
     def load_of(self, sessions: Iterable[RankSession]) -> AgentLoad:
-        """Return what is in flight, and the space on the fullest disk of some sessions."""
+        """Return the frames in flight, and the space on the fullest disk of some sessions."""
         spaces = [self._disk.space(root) for root in _list_roots(sessions)]
         fullest = min(spaces, key=lambda space: space.free_bytes, default=rules.DiskSpace())
         return AgentLoad(
@@ -80,11 +80,11 @@ class ResourceLimits:
         )
 
     def limit_need(self, need: JobNeed) -> JobNeed:
-        """Return what a job needs until its old iterations are removed to make room."""
+        """Return the need of a job until retention removes its old iterations."""
         return forecast.limit_need_to_retention(need, self.policy.retain_bytes, self._usage.total)
 
     def memory(self, live_sessions: int) -> MemoryStatus:
-        """Return what queue, slabs and sessions take."""
+        """Return the memory of queue, slabs and sessions."""
         held = self._slabs.held_bytes + live_sessions * SESSION_BYTES
         used = self._budget.used_bytes + held
         return MemoryStatus(used, self._memory_shares.total_bytes)
@@ -132,7 +132,7 @@ def _list_roots(sessions: Iterable[RankSession]) -> list[Path]:
 
 
 def make_policy(settings: AgentSettings, record_bytes: int) -> ResourcePolicy:
-    """Return the limits that settings name, and that of the largest record."""
+    """Return the limits in the settings, and that of the largest record."""
     return ResourcePolicy(
         max_record_bytes=record_bytes,
         keep_free_bytes=settings.keep_free_bytes,

@@ -1,5 +1,5 @@
-"""Bytes in use: the budget of frames under way through the agent, which makes senders wait, and
-what dumps take on disk by job and by tree.
+"""Bytes in use: the budget of frames in flight through the agent, which makes senders wait, and the
+sizes of dumps on disk by job and by tree.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from rankdump.errors import UnavailableError
 
 
 class QueueBudget:
-    """A limit in bytes; the first to wait is the first to go on.
+    """A limit in bytes; callers that wait are served in their order.
 
-    What exceeds the whole limit passes alone, when nothing else is under way.
+    An item above the whole limit passes alone, when nothing else is in flight.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -58,7 +58,7 @@ class CoordinatorOutage:
 
 
 def describe_outage(address: str, outage: CoordinatorOutage, *, items: int, events: int) -> str:
-    """Return a sentence: what is not delivered, since when and why."""
+    """Return a sentence with the undelivered messages, the start and the cause of an outage."""
     since = datetime.datetime.fromtimestamp(outage.since_s).strftime("%Y-%m-%d %H:%M:%S")
     waits = f"messages waiting: {items:,}, with events: {events:,}"
     wait = waits if items else "no messages are waiting"
@@ -67,7 +67,7 @@ def describe_outage(address: str, outage: CoordinatorOutage, *, items: int, even
 
 
 def is_hopeless(outage: CoordinatorOutage | None, *, now_s: float, tried: bool) -> bool:
-    """Return whether waiting longer is useless; `tried` says whether an attempt was made since."""
+    """Return whether waiting longer is useless, given whether an attempt was made since."""
     return outage is not None and tried and outage.is_worth_logging(now_s)
 
 
@@ -125,7 +125,7 @@ class ClockEstimator:
         self._asked = None
 
     def keep_up(self, stub: coordinator_pb2_grpc.CoordinatorServiceStub) -> bool:
-        """Take a sample if one is due; return whether it was."""
+        """Take a sample if one is due; return whether one was taken."""
         now = self._times.now()
         known, self._window = self._window, self._window.at(now)
         if self._asked is None or self._window.steps != known.steps:
@@ -200,7 +200,7 @@ class CoordinatorReporter:
         self._thread = BackgroundThread(self._run, "rankdumpd-reporter", daemon=False)
 
     def findings(self) -> list[str]:
-        """Return what is not delivered at present, and what was dropped."""
+        """Return a finding for an outage, and for items that were dropped."""
         events, states = self._log.lost()
         lost = {"events": events, "states": states + self._unentered}
         outage = self._outage
@@ -442,7 +442,7 @@ class CoordinatorReporter:
         if isinstance(error, UnavailableError):
             error = explain_unavailable(error, self._address, self._credentials)
         spans = self._stream.unanswered() if self._stream else []
-        # An untrusted certificate says nothing about the item.
+        # An untrusted certificate is not a fault of the item.
         passes = isinstance(error, UnavailableError | ForbiddenError | ConfigError)
         refused = not passes and bool(spans)
         if not refused:

@@ -1,5 +1,5 @@
-"""Reader of one session's ring: takes frames in as if they had come on the stream, then releases
-the slab as far as everything before is safe. A fault in the slab is final.
+"""Reader of one session's ring: handles frames as if they had arrived on the stream, then releases
+the slab up to the first entry that is still needed. A fault in the slab is final.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class RingReader:
         acknowledged: int,
         add_finding: Callable[[str], object],
     ) -> None:
-        """Begin at the release position of the slab; CorruptedError when it is no slab.
+        """Begin at the release position of the slab; CorruptedError when it is not a slab.
 
         `add_finding` is called with findings for people.
         """
@@ -157,7 +157,7 @@ class RingReader:
         return self._intake.last_sequence
 
     def read(self, announced: int) -> None:
-        """Read up to the announced position, 0 for everything; raise what is wrong with it."""
+        """Read up to the announced position, 0 for everything; RankdumpError for a fault."""
         if announced > self._reader.written:
             raise ProtocolError(
                 f"a doorbell announces {announced} bytes, the slab has {self._reader.written}"
@@ -166,7 +166,7 @@ class RingReader:
             self._take(self._reader.read_entries(announced or None), lost=COPY_FAILED)
 
     def read_remains(self) -> None:
-        """Read what an exited rank left; a record that it had not finished is dropped."""
+        """Read the rest of an exited rank; a record that it had not finished is dropped."""
         with self._reading:
             self._take(self._reader.read_entries(), lost=COPY_FAILED)
             self._take(self._reader.read_remaining_entries(), lost=TORN)

@@ -50,11 +50,11 @@ class _SessionRingEntry:
 
 @dataclass(slots=True)
 class _ExpectedSlab:
-    """A session whose slab was not ready when it was asked for."""
+    """A session whose slab was not ready in time for an answer."""
 
     session: RankSession
     expected_s: float
-    """When its rank was last expected to ask again."""
+    """Time at which its rank was last expected to reopen the session."""
 
 
 class RingRegistry:

@@ -69,7 +69,7 @@ def test_people_hear_of_a_limit_before_it_bites():
     assert "tensors are dropped below 1.00 GiB (agent.keep_free_bytes)" in tight
     assert not list(admission.list_disk_warnings(absolute, "/x", replace(DISK, free_inodes=1)))
     (few,) = admission.list_disk_warnings(USUAL, "/x", replace(DISK, free_inodes=99))
-    assert "room for 99 more files of 10000; tensors are dropped while it is below 100" in few
+    assert "space for 99 more files of 10000; tensors are dropped while it is below 100" in few
     capped = replace(USUAL, disk_bytes=10 * GIB, job_bytes=5 * GIB)
     assert not list(admission.list_cap_warnings(capped, 7 * GIB))
     assert "8.00 GiB of the 10.0 GiB" in next(admission.list_cap_warnings(capped, 8 * GIB))
