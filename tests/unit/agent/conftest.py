@@ -1,4 +1,4 @@
-"""Heads and values that the tests of the agent's rooms share."""
+"""Fixtures of heads and values for the tests of the agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ledger remembers, and what entering it twice changes."""
+"""Tests of AgentLedger: commits, repetitions, rereading after a restart, and migrations."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def commit(
     ledger.commit(outcomes, judged, declarations, {"session": watermark}, synced=False)
 
 
-def test_resume_point_is_the_first_gap(ledger, make_request, stored):
+def test_ledger_resumes_at_first_gap(ledger, make_request, stored):
     """After a restart everything up to the first missing number is known, and what lies beyond."""
     ledger.open_session(make_request())
     commit(ledger, [stored(n) for n in (1, 2, 5)], [declared(3, IterationEnd(0, 2))], watermark=1)
@@ -125,7 +125,7 @@ def test_resume_point_is_the_first_gap(ledger, make_request, stored):
     assert 4 not in progress
 
 
-def test_entering_twice_changes_nothing(ledger, make_request, make_head, stored):
+def test_commit_of_known_frame_changes_nothing(ledger, make_request, make_head, stored):
     """A number that stands in the ledger keeps its first outcome."""
     ledger.open_session(make_request())
     for _ in range(2):
@@ -135,7 +135,7 @@ def test_entering_twice_changes_nothing(ledger, make_request, make_head, stored)
     assert ledger.unapplied("session") == [b"raw2"]
 
 
-def test_sums_over_63_bits_can_be_read(ledger, make_request, make_head):
+def test_counts_are_limited_to_63_bits(ledger, make_request, make_head):
     """Or a rank that declares what never comes would keep its agent from starting again."""
     ledger.open_session(make_request())
     lost = [
@@ -148,7 +148,7 @@ def test_sums_over_63_bits_can_be_read(ledger, make_request, make_head):
     ]
 
 
-def test_rows_survive_another_process(ledger, make_request, make_head, stored, tmp_path):
+def test_rows_survive_reopening(ledger, make_request, make_head, stored, tmp_path):
     """What one ledger committed the next one on the same folder knows."""
     request = make_request(rank=3, world_size=8, host="h\u00e9te")
     ledger.open_session(request)
@@ -174,7 +174,7 @@ def test_rows_survive_another_process(ledger, make_request, make_head, stored, t
     again.close()
 
 
-def test_sessions_come_back_in_the_order_in_which_they_came(tmp_path, make_request):
+def test_unfinished_sessions_are_ordered_by_opening(tmp_path, make_request):
     """To open one again changes nothing of that."""
     now_us = iter(range(100, 200))
     ledger = AgentLedger(tmp_path / "other", now_us=lambda: next(now_us))
@@ -184,7 +184,7 @@ def test_sessions_come_back_in_the_order_in_which_they_came(tmp_path, make_reque
     ledger.close()
 
 
-def test_applied_declarations_are_not_given_out_again(ledger, make_request):
+def test_applied_session_end_closes_session(ledger, make_request):
     """A goodbye that took effect closes the session for good."""
     ledger.open_session(make_request())
     goodbye = SessionEnd(7, ("never matched: x",))
@@ -198,7 +198,7 @@ def test_applied_declarations_are_not_given_out_again(ledger, make_request):
     assert row.notes == ("never matched: x",)
 
 
-def test_rows_come_in_the_order_of_frames_and_in_pieces(
+def test_table_rows_are_read_in_batches_by_number(
     ledger, make_request, make_judged, stored, monkeypatch
 ):
     """Whatever order frames were committed in, their rows come by number, some at a time."""
@@ -214,10 +214,10 @@ def test_rows_come_in_the_order_of_frames_and_in_pieces(
     assert ledger.table_rows("session", after=6, up_to=9) == ([], 9)
 
 
-class TestFigures:
+class TestStatisticRows:
     """Frames of figures: what each row became, whoever asks."""
 
-    def test_counts_add_up_by_fate_and_reason(self, ledger, make_request, make_judged, stored):
+    def test_counts_rows_by_outcome_and_reason(self, ledger, make_request, make_judged, stored):
         """Rows count like records, without bytes."""
         ledger.open_session(make_request())
         refused = {"disk_low": [0, 2], "side_excluded": (1,)}
@@ -234,7 +234,7 @@ class TestFigures:
         ]
         assert ledger.committed_beyond("session", 1) == [2, 3, 4, 5]
 
-    def test_kept_in_the_order_of_frames(self, ledger, make_request, make_judged, stored):
+    def test_kept_returns_tensors_by_number(self, ledger, make_request, make_judged, stored):
         """Beside records; a frame of which nothing was kept is not given out."""
         ledger.open_session(make_request())
         judged = [make_judged(2, 3, {"why": [1]}), make_judged(4, 1, {"why": [0]})]
@@ -246,7 +246,7 @@ class TestFigures:
         assert ledger.table_rows("session", after=0, up_to=4) == ([frame], 4)
 
 
-def test_carried_out_declarations_are_forgotten(ledger, make_request):
+def test_applied_metadata_is_not_returned_again(ledger, make_request):
     """Parts of a graph that is in the tree are not given out again, and its order is known."""
     ledger.open_session(make_request())
     part = GraphPart(OperatorGraph(3, ()), first=True, last=True)
@@ -259,7 +259,7 @@ def test_carried_out_declarations_are_forgotten(ledger, make_request):
     assert ledger.last_end("session") == 0
 
 
-def test_rows_of_the_third_version_find_their_tables(tmp_path, make_request):
+def test_migration_from_version_3_keeps_table_of_rows(tmp_path, make_request):
     """They knew the folder of their table only; a record without a row has none."""
     folder = tmp_path / "state"
     folder.mkdir()
@@ -286,7 +286,7 @@ def test_rows_of_the_third_version_find_their_tables(tmp_path, make_request):
     ledger.close()
 
 
-def test_tensors_of_an_operator_come_back_until_they_are_joined(ledger, make_request, stored):
+def test_members_have_operator_file_once_joined(ledger, make_request, stored):
     """Then the manifest names the operator's file, and their share of it."""
     ledger.open_session(make_request())
     whole = FilePlace("5/Net/0", "123.zst", "long.name.zst")
@@ -310,7 +310,7 @@ def test_tensors_of_an_operator_come_back_until_they_are_joined(ledger, make_req
     assert [each.sequence for each in ledger.members("session", 0, before=2)] == [1]
 
 
-def test_ledger_of_the_first_version_is_taken_over(tmp_path, make_request, make_judged, stored):
+def test_migration_from_version_0_keeps_rows(tmp_path, make_request, make_judged, stored):
     """What an earlier release committed is known to this one, and new rows go beside it."""
     folder = tmp_path / "state"
     folder.mkdir()
@@ -338,7 +338,7 @@ def test_ledger_of_the_first_version_is_taken_over(tmp_path, make_request, make_
         ledger.close()
 
 
-def test_ledger_of_a_later_version_is_refused(tmp_path):
+def test_ledger_of_later_version_is_rejected(tmp_path):
     """An older agent does not guess at tables it does not know; the folder stays free."""
     folder = tmp_path / "state"
     folder.mkdir()
@@ -349,13 +349,13 @@ def test_ledger_of_a_later_version_is_refused(tmp_path):
             AgentLedger(folder)
 
 
-def test_second_agent_on_a_ledger_is_refused(ledger, tmp_path):
+def test_second_agent_on_ledger_is_rejected(ledger, tmp_path):
     """Two agents on one state folder would acknowledge for each other."""
     with pytest.raises(ConfigError, match="no other agent"):
         AgentLedger(tmp_path / "state")
 
 
-def test_close_may_be_repeated(ledger):
+def test_ledger_close_may_be_repeated(ledger):
     """Closing twice is closing once."""
     ledger.close()
     ledger.close()

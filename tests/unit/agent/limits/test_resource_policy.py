@@ -1,4 +1,4 @@
-"""The table of limits: why a tensor is refused, and what is said before that happens."""
+"""Tests of the resource policy: drop reasons, warnings near a limit, disk and dump usage."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ DISK = DiskSpace(50 * GIB, 100 * GIB, 5000, 10_000)
         (DISK, {"job_limit": GIB, "job_bytes": 0, "queued_bytes": 1}, GIB, "job_quota"),
     ],
 )
-def test_reasons(space, more, byte_count, reason):
+def test_find_limit_reason_returns_first_limit(space, more, byte_count, reason):
     """A tensor is refused exactly where a limit would be passed; each word is a known one."""
     rules = replace(USUAL, disk_bytes=more.pop("disk_bytes", 0), job_bytes=more.pop("job_limit", 0))
     assert find_limit_reason(ResourceUsage(rules, space, **more), byte_count) == reason
     assert reason in SPACE_REASONS | {"", "record_too_large"}
 
 
-def test_people_hear_of_a_limit_before_it_bites():
+def test_warnings_precede_reached_limits():
     """From four fifths of what may be used, with the numbers and the setting."""
     assert not list(admission.list_disk_warnings(USUAL, "/x", DISK))
     (near,) = admission.list_disk_warnings(USUAL, "/x", replace(DISK, free_bytes=28 * GIB))
@@ -79,10 +79,10 @@ def test_people_hear_of_a_limit_before_it_bites():
     )
 
 
-class TestUsage:
+class TestDumpUsage:
     """What is taken, by job and tree."""
 
-    def test_sums(self):
+    def test_sums_bytes_by_job_and_root(self):
         """What was there, what came, what went; links take nothing."""
         usage = DumpUsage()
         usage.restore([("a", "/x", 100), ("b", "/x", 10)], {"a": 3})
@@ -93,8 +93,8 @@ class TestUsage:
         assert usage.jobs() == [("a", 5, 4), ("b", 10, 0)]
 
 
-class _Stalled:
-    """A disk that answers once, then hangs until it is let go."""
+class _StalledDisk:
+    """A disk that answers once, then hangs until it is released."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -107,12 +107,12 @@ class _Stalled:
         return DiskSpace(self.calls, 100, 0, 0)
 
 
-class TestGauge:
-    """A disk is asked at most once a second, by threads that may hang there."""
+class TestDiskGauge:
+    """A disk is sampled at most once a second, by threads that may hang."""
 
-    def test_a_disk_that_hangs_holds_nobody_up(self, monkeypatch):
+    def test_hanging_disk_blocks_no_caller(self, monkeypatch):
         """The last good sample stays; one thread waits, and people hear of it."""
-        now, stalled = [0.0], _Stalled()
+        now, stalled = [0.0], _StalledDisk()
         # The first answer is waited for.
         monkeypatch.setattr(disk_space, "SAMPLE_TIMEOUT_S", 10.0)
         gauge = DiskGauge(lambda: now[0], stalled.look_up)
@@ -133,7 +133,7 @@ class TestGauge:
             stalled.released.set()
         assert stalled.calls == 2
 
-    def test_an_error_leaves_the_last_good_sample(self):
+    def test_error_keeps_last_good_sample(self):
         """A disk that cannot be asked refuses nothing that it did not refuse before."""
         now, answers = [0.0], iter([DiskSpace(7, 100), OSError(5, "Input/output error")])
 
@@ -150,7 +150,7 @@ class TestGauge:
         assert "Input/output error" in gauge.findings()[0]
         assert "7 bytes" in gauge.findings()[0]
 
-    def test_what_is_not_there_yet_is_asked_of_what_it_will_stand_on(self, tmp_path):
+    def test_missing_root_is_sampled_at_its_parent(self, tmp_path):
         """A root is made later than it is looked at."""
         found = DiskGauge().space(tmp_path / "a" / "b")
         assert 0 < found.free_bytes <= found.total_bytes
