@@ -15,7 +15,7 @@ from rankdump._core.session_protocol import RecordHead, SessionRequest
 
 @pytest.fixture
 def make_head() -> Callable[..., RecordHead]:
-    """Makes heads of four float32 elements, unless told otherwise."""
+    """Makes heads of four float32 elements, by default."""
 
     def make(**fields) -> RecordHead:
         key: dict[str, Any] = {

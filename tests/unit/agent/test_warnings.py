@@ -25,7 +25,6 @@ def read_answers(mailbox: StreamMailbox) -> list[Acknowledgement]:
 
 
 def test_session_sends_each_warning_once(session):
-    """Said again and again by the coordinator, it reaches the stream a single time."""
     mailbox = StreamMailbox()
     session.warn("before the stream")
     session.connect(mailbox)
@@ -36,7 +35,7 @@ def test_session_sends_each_warning_once(session):
 
 
 def test_mailbox_sends_warning_after_acknowledgement():
-    """What comes after the last acknowledgement is news of its own."""
+    """A warning after the last acknowledgement is sent in a message of its own."""
     mailbox = StreamMailbox()
     mailbox.acknowledge(4)
     answers = mailbox.answers()
@@ -49,7 +48,7 @@ def test_mailbox_sends_warning_after_acknowledgement():
 
 
 def test_new_stream_receives_all_warnings_again(session):
-    """Nobody knows whether it got through before the last stream broke."""
+    """They may not have arrived before the last stream broke."""
     session.warn("a")
     for _ in range(2):
         mailbox = StreamMailbox()
@@ -59,14 +58,14 @@ def test_new_stream_receives_all_warnings_again(session):
 
 
 def test_session_status_has_fields_for_hints(session):
-    """Framework, target and the selected iterations stand in its status."""
+    """Framework, device target and selected iterations."""
     status = session.status()
     assert (status.framework, status.device_target) == ("torch 2", "GPU")
     assert status.selected == session.plan.selection.iterations.text != ""
 
 
 def test_ranks_of_a_job_get_the_first_wording_of_a_limit(make_request):
-    """Figures change from one rank to the next; other jobs and other limits are news."""
+    """Only numbers may differ; texts of other jobs and other limits are new."""
 
     class Desk:
         """A reporter without a coordinator."""

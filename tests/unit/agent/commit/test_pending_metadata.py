@@ -27,7 +27,7 @@ def test_pending_metadata_pops_in_order_up_to_watermark():
 
 
 def test_suspended_metadata_yields_each_end_once():
-    """However often it is tried in vain; a goodbye does not hold back what is acknowledged."""
+    """Also after several failed retries; a session end does not delay acknowledgements."""
     due = PendingMetadata()
     due.add([at(1), at(2, IterationEnd(0, 0)), at(3), at(4, SessionEnd(1))])
     assert due.session_ends == [4]
@@ -48,7 +48,7 @@ def test_suspended_metadata_yields_each_end_once():
 
 
 def test_was_begun_covers_frames_popped_before_suspension():
-    """What was never tried is not gone through for what an earlier try left."""
+    """Only frames that were begun before are treated as repeated."""
     due = PendingMetadata()
     due.add([at(1), at(2), at(3)])
     due.suspend(due.pop_next(99))

@@ -183,7 +183,7 @@ def test_feed_accepts_any_chunk_sizes(cuts):
     ],
 )
 def test_feed_rejects_protocol_violations(frames, says):
-    """A frame that contradicts itself or its predecessors is refused with the number at fault."""
+    """A frame that contradicts itself or its predecessors is rejected with its number."""
     assembler = make_assembler()
     feed(assembler, *frames[:-1])
     with pytest.raises((ProtocolError, ResendError)) as refused:
@@ -223,7 +223,7 @@ def test_feed_ignores_repeated_frames():
 
 
 def test_feed_allocates_no_memory_for_declared_size():
-    """A gigabyte in a frame of a few bytes: pages come with what is in them."""
+    """A frame of a few bytes declares a gigabyte: pages are allocated when they are filled."""
     huge = 1 << 30
     before = resident_bytes()
     assembler = make_assembler()
@@ -324,7 +324,7 @@ def test_finish_within_record_raises_resend_error():
 
 
 def test_rejected_record_is_one_outcome_without_memory():
-    """The question comes before the memory, once; the bytes of a refused record go nowhere."""
+    """Admission is checked once, before allocation; bytes of a rejected record are discarded."""
     admit = FakeAdmission(SelectionVerdict(False, "disk_low"))
     huge = 1 << 50
     assembler = make_assembler(admit)
@@ -345,7 +345,7 @@ def test_record_without_memory_is_dropped():
 
 
 def test_known_frames_are_neither_admitted_nor_returned():
-    """What arrived before is recognised by its number, with chunks or without."""
+    """Known frames are recognized by number, with chunks or without."""
     admit = FakeAdmission()
     assembler = make_assembler(admit, known={1, 2, 3}, highest_first=3)
     frames = [record(1), record(2, DATA[:3]), chunk(2, 3, DATA[3:]), end(3, iteration=1)]
@@ -374,7 +374,7 @@ def test_known_frames_are_neither_admitted_nor_returned():
     ],
 )
 def test_statistics_that_could_damage_a_table_are_rejected(frame, says):
-    """Figures are as many as the plan has columns, short, and nothing that ends a field."""
+    """Statistics must match the columns of the plan, be short and contain no separators."""
     with pytest.raises(ProtocolError) as refused:
         make_assembler(figures=2).feed(frame)
     assert says in str(refused.value)
@@ -420,7 +420,6 @@ def test_elements_in_place_of_statistics_are_admitted():
     ],
 )
 def test_metadata_frame_can_be_reread(frame):
-    """What the ledger keeps of a declaration is enough to read it again."""
     declared = make_assembler().feed(frame)
     assert isinstance(declared, MetadataFrame)
     assert reread_metadata_frame(declared.raw, "s") == declared
@@ -435,7 +434,7 @@ class TestSeparateData:
         assert parcel.data is memory
 
     def test_chunks_are_copied_at_once(self):
-        """What was copied may be overwritten before the record is whole."""
+        """Copied chunks may be overwritten before the record is complete."""
         assembler, memory = make_assembler(), memoryview(bytearray(DATA))
         assert assembler.feed(record(1, b""), memory[:8]) is None
         assert assembler.within_record
@@ -466,7 +465,7 @@ class TestSeparateData:
         assert isinstance(assembler.feed(record(2, b""), memoryview(DATA)), ReceivedRecord)
 
     def test_loss_without_elements_has_no_effect(self):
-        """Figures and declarations stand in the frame: it counts though its entry was given up."""
+        """Statistics and metadata are in the frame, which is valid without its data."""
         assembler, nothing = make_assembler(figures=1), memoryview(b"")
         assert isinstance(assembler.feed(figures(1, "1"), nothing, lost="torn"), MetadataFrame)
         assert isinstance(assembler.feed(end(2), nothing, lost="torn"), MetadataFrame)

@@ -101,7 +101,7 @@ def take(rig: IntakeRig, *frames: agent_pb2.Frame) -> None:
 
 
 def test_intake_gathers_small_records_until_flush(rig):
-    """Nothing is handed on before its time, and the disk is asked for once."""
+    """Nothing is submitted before the flush, and the usage is looked up once."""
     take(rig, *[record(n) for n in range(1, 5)], end(5))
     assert (rig.workers.batches, rig.budget.items, rig.asked) == ([], 0, 1)
     rig.intake.flush()
@@ -116,7 +116,7 @@ def test_intake_gathers_small_records_until_flush(rig):
 
 
 def test_intake_limits_batch_in_frames_and_bytes(rig, monkeypatch):
-    """So many and so large together: then it is handed on, whatever else comes."""
+    """A batch is submitted at its largest count or size."""
     monkeypatch.setattr(session_intake, "MAX_GATHERED_FRAMES", 3)
     take(rig, *[record(n) for n in range(1, 8)])
     assert rig.workers.numbers() == [[1, 2, 3], [4, 5, 6]]
@@ -127,7 +127,7 @@ def test_intake_limits_batch_in_frames_and_bytes(rig, monkeypatch):
 
 @pytest.mark.parametrize("first", [LARGE, 3, 0])
 def test_intake_submits_large_record_alone(rig, first):
-    """However it is cut; its room is taken before its memory is."""
+    """Complete or in chunks; the budget is charged before memory is allocated."""
     take(rig, record(1), record(2, LARGE, first=first))
     assert rig.workers.numbers()[0] == [1]
     assert rig.budget.items == 2
@@ -167,7 +167,7 @@ def test_intake_commits_rejected_records_without_worker(rig):
 
 
 def test_intake_ignores_frames_claimed_by_another_stream(rig):
-    """Each frame has one owner; what it occupied here is given back at once."""
+    """Each frame has one owner; the budget of the other stream is released at once."""
     take(rig, *[record(n) for n in range(1, 6)], end(6))
     assert rig.session.claim_frames({2, 4, 6, 99}) == {2, 4, 6, 99}
     rig.intake.flush()
@@ -216,7 +216,7 @@ def test_intake_rejects_repeated_gap(rig):
 
 
 def test_intake_charges_no_declared_bytes(make_request):
-    """A record over the whole limit of which a byte came leaves the room to others."""
+    """A record above the limit of which one byte arrived does not block others."""
     rig = IntakeRig(make_request, limit_bytes=LARGE * 2)
     take(rig, record(1, 5 * LARGE, first=1))
     rig.budget.acquire(LARGE)
@@ -228,7 +228,7 @@ def test_intake_charges_no_declared_bytes(make_request):
 
 
 def test_intake_fails_when_agent_stops(rig):
-    """What was gathered is nobody's then: it is sent again to the next agent."""
+    """Gathered frames are not submitted: they are resent to the next agent."""
     take(rig, record(1))
     rig.budget.close()
     with pytest.raises(UnavailableError):

@@ -119,7 +119,7 @@ def known(ledger: AgentLedger) -> set[int]:
 def test_rows_of_closed_session_are_folded_into_sums_after_a_day(
     ledger, dump, clock, monkeypatch, at_once
 ):
-    """Balances, ends and known numbers are what they were; rows that did not end stay."""
+    """Balances, ends and known numbers do not change; rows of open iterations stay."""
     monkeypatch.setattr(retention, "MAX_FOLDED_ROWS", at_once)
     dump()
     before, ends, numbers = sums(ledger), ledger.ends("session"), known(ledger)
@@ -148,7 +148,7 @@ def test_rows_of_closed_session_are_folded_into_sums_after_a_day(
     ],
 )
 def test_damaged_rows_do_not_block_folding(ledger, dump, clock, change):
-    """They go with a sum of what can be read of them, and so do those of all other sessions."""
+    """Their readable columns are summed up, and rows of all other sessions are folded."""
     dump("damaged")
     dump()
     with ledger._transaction() as base:
@@ -162,7 +162,7 @@ def test_damaged_rows_do_not_block_folding(ledger, dump, clock, change):
 
 
 def test_unreported_items_are_not_folded(tmp_path, make_request, clock):
-    """A declaration whose events nobody has heard of yet outlives the day."""
+    """A frame whose events are not reported yet is kept after a day."""
     ledger = AgentLedger(tmp_path / "state", report_bytes=1 << 20, now_us=clock)
     ledger.open_session(make_request())
     columns = EventColumns.from_events([RankEvent(0, 0, 0, 0, "op", EventKind.OPERATOR, 1, 2)])
@@ -197,7 +197,7 @@ def test_forget_folds_one_iteration(ledger, dump):
 
 
 def test_folded_number_is_not_entered_again(ledger, dump, make_head, clock):
-    """What a rank sends again after all that time changes nothing."""
+    """A frame that is resent after folding changes nothing."""
     dump()
     clock.now_us += DAY_US
     tidied(ledger)
@@ -205,7 +205,7 @@ def test_folded_number_is_not_entered_again(ledger, dump, make_head, clock):
 
 
 def test_session_of_lost_rank_is_not_restored(ledger, dump, make_request, clock, tmp_path):
-    """For a day it is expected; it is found when it comes after that, and expected again."""
+    """It is expected for a day; if it returns later, its session is found and expected again."""
     dump(closed=False)
     ledger.note_departed_sessions(["session"])
     assert ledger.unfinished() == ["session"]
@@ -223,7 +223,7 @@ def test_session_of_lost_rank_is_not_restored(ledger, dump, make_request, clock,
 
 
 def test_session_of_lost_rank_with_pending_metadata_is_restored(ledger, make_request, clock):
-    """What waits for its disk is not forgotten, however long it waits."""
+    """Frames that wait for a disk are kept for any time."""
     ledger.open_session(make_request())
     end = MetadataFrame(FrameId("session", 1), IterationEnd(0, 0), b"end")
     ledger.commit((), (), [end], {"session": 1}, synced=False)

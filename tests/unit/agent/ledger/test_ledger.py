@@ -113,7 +113,7 @@ def commit(
 
 
 def test_ledger_resumes_at_first_gap(ledger, make_request, stored):
-    """After a restart everything up to the first missing number is known, and what lies beyond."""
+    """After a restart the watermark and the committed numbers above it are known."""
     ledger.open_session(make_request())
     commit(ledger, [stored(n) for n in (1, 2, 5)], [declared(3, IterationEnd(0, 2))], watermark=1)
     row = ledger.find("session")
@@ -126,7 +126,7 @@ def test_ledger_resumes_at_first_gap(ledger, make_request, stored):
 
 
 def test_commit_of_known_frame_changes_nothing(ledger, make_request, make_head, stored):
-    """A number that stands in the ledger keeps its first outcome."""
+    """A number in the ledger keeps its first outcome."""
     ledger.open_session(make_request())
     for _ in range(2):
         commit(ledger, [stored(1)], [declared(2, IterationEnd(0, 1))])
@@ -136,7 +136,7 @@ def test_commit_of_known_frame_changes_nothing(ledger, make_request, make_head, 
 
 
 def test_counts_are_limited_to_63_bits(ledger, make_request, make_head):
-    """Or a rank that declares what never comes would keep its agent from starting again."""
+    """Otherwise a rank that declares huge sizes would keep its agent from starting."""
     ledger.open_session(make_request())
     lost = [
         make_drop_outcome(FrameId("session", n), make_head(byte_count=1 << 62), "torn")
@@ -149,7 +149,6 @@ def test_counts_are_limited_to_63_bits(ledger, make_request, make_head):
 
 
 def test_rows_survive_reopening(ledger, make_request, make_head, stored, tmp_path):
-    """What one ledger committed the next one on the same folder knows."""
     request = make_request(rank=3, world_size=8, host="h\u00e9te")
     ledger.open_session(request)
     commit(
@@ -185,7 +184,6 @@ def test_unfinished_sessions_are_ordered_by_opening(tmp_path, make_request):
 
 
 def test_applied_session_end_closes_session(ledger, make_request):
-    """A goodbye that took effect closes the session for good."""
     ledger.open_session(make_request())
     goodbye = SessionEnd(7, ("never matched: x",))
     commit(ledger, (), [declared(1, goodbye)])
@@ -215,7 +213,7 @@ def test_table_rows_are_read_in_batches_by_number(
 
 
 class TestStatisticRows:
-    """Frames of figures: what each row became, whoever asks."""
+    """Frames of statistics, with the outcome of each row."""
 
     def test_counts_rows_by_outcome_and_reason(self, ledger, make_request, make_judged, stored):
         """Rows count like records, without bytes."""
@@ -311,7 +309,7 @@ def test_members_have_operator_file_once_joined(ledger, make_request, stored):
 
 
 def test_migration_from_version_0_keeps_rows(tmp_path, make_request, make_judged, stored):
-    """What an earlier release committed is known to this one, and new rows go beside it."""
+    """Committed rows of an earlier release are read, and new rows are added."""
     folder = tmp_path / "state"
     folder.mkdir()
     with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as base:
@@ -339,7 +337,7 @@ def test_migration_from_version_0_keeps_rows(tmp_path, make_request, make_judged
 
 
 def test_ledger_of_later_version_is_rejected(tmp_path):
-    """An older agent does not guess at tables it does not know; the folder stays free."""
+    """An older agent rejects unknown tables and leaves the folder unlocked."""
     folder = tmp_path / "state"
     folder.mkdir()
     with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as base:

@@ -31,7 +31,7 @@ POLICY = ResourcePolicy(max_record_bytes=1000, keep_free_bytes=1 << 20)
 
 
 def free(free_bytes: int, *, queued_bytes: int = 0) -> ResourceUsage:
-    """Room on a disk of 1 GiB."""
+    """Space on a disk of 1 GiB."""
     return ResourceUsage(POLICY, DiskSpace(free_bytes, GIB), queued_bytes=queued_bytes)
 
 
@@ -126,13 +126,13 @@ def test_check_record_returns_reason(make_head, selection, head, device, usage, 
     ],
 )
 def test_check_record_rejects_elements_in_place_of_statistics(make_head, saved, head, reason):
-    """Where the plan keeps figures alone, elements are not taken."""
+    """A plan with statistics only accepts no elements."""
     plan = DumpPlan(output=OutputSettings(root="/dump"), content=ContentSettings(saved=saved))
     assert RecordAdmission(plan, 0).check_record(make_head(**head), ROOMY).reason == reason
 
 
 def test_remembered_reasons_are_bounded_in_bytes(make_head, monkeypatch):
-    """Names may be long: a rank that makes up new ones all the time takes no more memory."""
+    """Memory stays bounded for a rank that invents new long names all the time."""
     monkeypatch.setattr(limits_admission, "MAX_REMEMBERED_BYTES", 1 << 20)
     admission = RecordAdmission(DumpPlan(output=OutputSettings(root="/dump")), 0)
     tracemalloc.start()
@@ -169,7 +169,7 @@ class TestCheckRows:
 
     @pytest.mark.parametrize("saved", ["statistic", "full", "tensor"])
     def test_statistics_need_numeric_type_and_no_space(self, make_kind, saved):
-        """Complex numbers have no figures; how large the tensor was does not matter."""
+        """Complex numbers have no statistics; the size of the tensor does not matter."""
         plan = DumpPlan(output=OutputSettings(root="/dump"), content=ContentSettings(saved=saved))
         types = ("float32", "complex64", "int4", "float32")
         kinds = tuple(make_kind(dtype=dtype, byte_count=1 << 20) for dtype in types)

@@ -42,7 +42,7 @@ def queue_up(budget: QueueBudget, cost_bytes: int, place: int) -> AcquiringThrea
 
 
 def test_queue_budget_passes_oversized_item_alone_and_in_order():
-    """What exceeds the limit waits for an empty house; the small one behind it waits too."""
+    """An item above the limit waits until nothing is in flight; a small item after it waits too."""
     budget = QueueBudget(100)
     budget.acquire(60)
     oversized = queue_up(budget, 1000, 1)
@@ -60,7 +60,6 @@ def test_queue_budget_passes_oversized_item_alone_and_in_order():
 
 
 def test_queue_budget_close_fails_all_waiting_calls():
-    """A stopping agent leaves nobody waiting."""
     budget = QueueBudget(10)
     budget.acquire(10)
     waiter = queue_up(budget, 1, 1)

@@ -46,14 +46,14 @@ DISK = DiskSpace(50 * GIB, 100 * GIB, 5000, 10_000)
     ],
 )
 def test_find_limit_reason_returns_first_limit(space, more, byte_count, reason):
-    """A tensor is refused exactly where a limit would be passed; each word is a known one."""
+    """A tensor is rejected exactly where a limit would be exceeded; each reason is a listed one."""
     rules = replace(USUAL, disk_bytes=more.pop("disk_bytes", 0), job_bytes=more.pop("job_limit", 0))
     assert find_limit_reason(ResourceUsage(rules, space, **more), byte_count) == reason
     assert reason in SPACE_REASONS | {"", "record_too_large"}
 
 
 def test_warnings_precede_reached_limits():
-    """From four fifths of what may be used, with the numbers and the setting."""
+    """Warnings begin at 80 % of a limit, with the numbers and the setting."""
     assert not list(admission.list_disk_warnings(USUAL, "/x", DISK))
     (near,) = admission.list_disk_warnings(USUAL, "/x", replace(DISK, free_bytes=28 * GIB))
     assert near == (
@@ -80,10 +80,10 @@ def test_warnings_precede_reached_limits():
 
 
 class TestDumpUsage:
-    """What is taken, by job and tree."""
+    """Bytes by job and tree."""
 
     def test_sums_bytes_by_job_and_root(self):
-        """What was there, what came, what went; links take nothing."""
+        """Restored, added and removed bytes; links count 0."""
         usage = DumpUsage()
         usage.restore([("a", "/x", 100), ("b", "/x", 10)], {"a": 3})
         usage.add("a", "/y", 5)
@@ -111,7 +111,7 @@ class TestDiskGauge:
     """A disk is sampled at most once a second, by threads that may hang."""
 
     def test_hanging_disk_blocks_no_caller(self, monkeypatch):
-        """The last good sample stays; one thread waits, and people hear of it."""
+        """The last good sample stays in use; one thread waits, and there is a finding."""
         now, stalled = [0.0], _StalledDisk()
         # The first answer is waited for.
         monkeypatch.setattr(disk_space, "SAMPLE_TIMEOUT_S", 10.0)
@@ -134,7 +134,7 @@ class TestDiskGauge:
         assert stalled.calls == 2
 
     def test_error_keeps_last_good_sample(self):
-        """A disk that cannot be asked refuses nothing that it did not refuse before."""
+        """A disk that fails causes no new drops."""
         now, answers = [0.0], iter([DiskSpace(7, 100), OSError(5, "Input/output error")])
 
         def look_up(_root: Path) -> DiskSpace:

@@ -71,7 +71,7 @@ def iteration(number: int, **fields) -> IterationStatus:
     ],
 )
 def test_list_balance_findings_describes_imbalances(of, iterations, expected):
-    """What does not add up, or came to nothing, is said in a sentence; the rest is silence."""
+    """One finding for each imbalance or empty dump, none for correct iterations."""
     assert list_balance_findings(of, iterations) == expected
 
 
@@ -89,7 +89,7 @@ def test_tallies_add_up_iteration_that_runs_twice(make_request):
 
 
 def test_tallies_merge_stall_and_positions_of_two_runs(make_request):
-    """Time adds up; of positions the outermost count, and 0 to 0 says that none are known."""
+    """Stall times are added; positions are the lowest and highest, and 0 to 0 means unknown."""
     tally = IterationTally()
     tally.end(IterationEnd(0, 0, stall_us=5))
     assert tally.status(make_request(), 0).last_position == 0
@@ -101,7 +101,7 @@ def test_tallies_merge_stall_and_positions_of_two_runs(make_request):
 
 
 def test_tallies_count_rows_of_statistics_without_bytes(make_request, make_kind):
-    """Each counts as kept or by its reason, whether it came for want of room or by plan."""
+    """Each row counts as kept or by its drop reason, in degraded and planned frames."""
     tally, columns = IterationTally(), ((make_kind(),) * 3, (1, 2, 3), ("1", "2", "3"))
     for degraded in (False, True):
         rows = StatisticRows(0, *columns, degraded=degraded)

@@ -29,7 +29,7 @@ def test_program_order_sorts_events_by_position():
 
 
 def test_program_order_has_repeated_event_once():
-    """The second report of a position counts, whether or not it comes in a batch of its own."""
+    """The last event of a position counts, in the same batch or a later one."""
     program = ProgramOrder()
     program.add_events(columns((0, 1, 1), (0, 1, 2), (0, 1, 1)))
     program.add_events(columns((0, 1, 2), (0, 1, 3)))

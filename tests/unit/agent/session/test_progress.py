@@ -10,7 +10,6 @@ from rankdumpd.agent.session.rank_session import CommitProgress
 
 @given(st.lists(st.lists(st.integers(1, 40))))
 def test_commit_progress_watermark_is_highest_number_without_gap(batches):
-    """In whatever order numbers come, the watermark stands before the first that is missing."""
     progress = CommitProgress()
     seen: set[int] = set()
     for batch in batches:

@@ -60,7 +60,7 @@ def make_rig(tmp_path, make_request):
 
 
 def test_registry_forgets_session_that_never_connects(make_rig):
-    """With its row; who comes late opens again, and who came stays."""
+    """Its row is removed and a late connection rejected; connected sessions stay."""
     rig = make_rig()
     late, there = rig.open(0), rig.open(1)
     rig.registry.connect("s1", there, StreamMailbox())
@@ -75,7 +75,6 @@ def test_registry_forgets_session_that_never_connects(make_rig):
 
 
 def test_session_limit_ignores_expired_sessions(make_rig):
-    """Room that was only asked for is free again."""
     rig = make_rig(max_sessions=2)
     rig.open(0)
     rig.open(1)
@@ -100,7 +99,7 @@ def test_reopened_session_that_does_not_connect_is_lost(make_rig):
 
 
 def test_failing_ledger_keeps_row_of_forgotten_session(make_rig, monkeypatch, caplog):
-    """Nobody who asks how things stand hears of it."""
+    """The failure is logged, and status calls do not fail."""
     rig = make_rig()
     rig.open(0)
 

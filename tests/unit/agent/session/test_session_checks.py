@@ -26,7 +26,7 @@ from rankdumpd.agent.session import registry
     ],
 )
 def test_read_checked_plan_names_fault(make_request, fields, output, says):
-    """A session that could only fail later is refused with what is wrong."""
+    """A session that would fail later is rejected with the fault."""
     whole: dict[str, Any] = {"root": "/dump", **output}
     plan = DumpPlan(output=OutputSettings(**whole))
     with pytest.raises(PermanentError) as refused:
@@ -35,6 +35,5 @@ def test_read_checked_plan_names_fault(make_request, fields, output, says):
 
 
 def test_read_checked_plan_returns_plan(make_request):
-    """A plan that can be served comes out as it went in."""
     plan = DumpPlan(output=OutputSettings(root="/dump", net_name="Net-1", codec="none"))
     assert registry.read_checked_plan(make_request(plan_json=plan_to_json(plan))) == plan

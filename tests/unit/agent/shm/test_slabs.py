@@ -32,7 +32,7 @@ ROOMY = MemoryShares(GIB, 0, GIB)
 
 class TestReleaseQueue:
     def test_releases_only_acknowledged_prefix(self):
-        """What stands behind an entry that is still needed waits for it, copied or not."""
+        """Entries after one that is still needed are not released, copied or not."""
         releases = ReleaseQueue(0)
         for sequence, copied in [(1, False), (2, True), (3, False), (4, False)]:
             releases.add(sequence, sequence * 100, copied=copied)
@@ -62,7 +62,7 @@ class TestMemoryShares:
         ],
     )
     def test_share_memory_divides_limit(self, memory, machine, queue, record, expected):
-        """The largest record, which passes the queue alone, never takes more than half."""
+        """The largest record, which passes the queue alone, occupies at most half."""
         shares = share_memory(
             memory, machine_bytes=machine, queue_bytes=queue, max_record_bytes=record
         )
@@ -102,7 +102,7 @@ class TestSlabFile:
             slab.check()
 
     def test_elements_outlive_removal(self, tmp_path: Path):
-        """What will be written is readable until nobody needs it, and costs no descriptor then."""
+        """Elements are readable while referenced; the descriptor is closed with the last one."""
         slab = make_slab(tmp_path / "a.slab", compute_slab_bytes(0), group=-1)
         elements = slab.elements_at(0, 6)
         number = elements.file.number
@@ -140,7 +140,7 @@ class TestSlabFile:
 
 class TestSlabFolder:
     def test_make_stays_within_memory_limit(self, tmp_path: Path):
-        """The smallest slab has a ring; a second does not fit; room comes back."""
+        """The smallest slab has a ring; a second does not fit until the first is removed."""
         cap = MemoryShares(SESSION_BYTES + compute_slab_bytes(0) * 3 // 2, 0, 1)
         slabs = SlabFolder(tmp_path / "s", group=-1, ring_bytes=GIB, memory=cap)
         first = slabs.make("a", wanted_bytes=1, sessions=1)
@@ -154,7 +154,7 @@ class TestSlabFolder:
         assert list(tmp_path.iterdir()) == []
 
     def test_rejects_second_agent_in_folder(self, tmp_path: Path):
-        """A second one is refused and touches nothing; the next one is not."""
+        """A second agent is rejected and changes nothing; after the first left, it is accepted."""
         folder = tmp_path / "s"
         first = SlabFolder(folder, group=-1, ring_bytes=GIB, memory=ROOMY)
         first.make("a", wanted_bytes=1, sessions=1).close()
@@ -166,7 +166,7 @@ class TestSlabFolder:
         assert list(folder.iterdir()) == []
 
     def test_locks_folder_that_was_removed_meanwhile(self, tmp_path: Path, monkeypatch):
-        """Who had it open then has locked nothing, and looks again."""
+        """A lock on the removed folder is worthless, so the folder is made and locked again."""
         folder, flock = tmp_path / "s", fcntl.flock
 
         def late(number: int, how: int) -> None:
@@ -182,7 +182,7 @@ class TestSlabFolder:
         assert not folder.exists()
 
     def test_name_of_slab_contains_secret_hash(self, tmp_path: Path):
-        """Whoever is of the group can enter the folder, and not list it."""
+        """Members of the group can enter the folder, but not list it."""
         slabs = SlabFolder(tmp_path / "s", group=-1, ring_bytes=GIB, memory=ROOMY)
         secret_hash = "0123456789abcdef" * 4
         slab = slabs.make("a", wanted_bytes=1, sessions=1, secret_hash=secret_hash)
@@ -205,7 +205,7 @@ class TestSlabFolder:
         assert slabs.held_bytes == 0
 
     def test_remove_strays_keeps_slabs_in_use(self, tmp_path: Path):
-        """Only what neither a session of the ledger nor a process needs is taken away."""
+        """Only slabs that neither a session of the ledger nor a process needs are removed."""
         for name in ("needed", "used", "stray"):
             make_slab(tmp_path / f"{name}.slab", compute_slab_bytes(0), group=-1).close()
         # A rank's own kind of lock would end with any look at the file in its process.
@@ -240,7 +240,7 @@ class TestSlabFolderSettings:
         assert is_in_memory(Path(folder), mounts) is expected
 
     def test_find_group_id_returns_number_of_group(self):
-        """This machine has no group of a name that nobody would give one."""
+        """-1 for no name; ConfigError for an unknown name."""
         assert find_group_id("") == -1
         assert find_group_id("root") == 0
         with pytest.raises(ConfigError, match="runtime_group"):

@@ -75,7 +75,7 @@ def record(make_head):
     ids=["again", "elsewhere", "dtype", "shape"],
 )
 def test_record_with_same_bytes_type_and_shape_is_linked(record, second, fate):
-    """Wherever it stands; another type or shape makes another file."""
+    """Any operator, rank and iteration; another type or shape makes another file."""
     disk = FakeTree(DuplicateIndex())
     assert disk(record("a")) is RecordStatus.STORED
     assert disk(record("a", **second)) is fate
@@ -99,7 +99,7 @@ def test_small_records_are_not_linked(record):
 
 
 def test_record_is_written_where_link_fails(record):
-    """A copy takes the place of the original that nobody can link to."""
+    """The copy replaces the original that cannot be linked."""
     disk = FakeTree(DuplicateIndex(), links=False)
     assert [disk(record("a")) for _ in range(2)] == [RecordStatus.STORED] * 2
     disk.links = True
@@ -107,7 +107,7 @@ def test_record_is_written_where_link_fails(record):
 
 
 def test_dropped_record_is_not_remembered(record):
-    """What could not be written is tried again with the next record."""
+    """The next record is written again."""
     disk = FakeTree(DuplicateIndex(), full=True)
     assert disk(record("a")) is RecordStatus.DROPPED
     disk.full = False
@@ -115,7 +115,7 @@ def test_dropped_record_is_not_remembered(record):
 
 
 def test_index_forgets_least_recently_used_file(record):
-    """Memory has an end; what is linked to stays."""
+    """The index is bounded and keeps files that were linked lately."""
     originals = DuplicateIndex(max_files=2)
     disk = FakeTree(originals)
     for digest in "abac":

@@ -88,7 +88,7 @@ def test_link_in_place_of_file_is_not_followed(tmp_path, name):
 
 
 def test_link_planted_during_write_is_not_followed(tmp_path, outside):
-    """What was begun in a folder ends in it, wherever its path leads by then."""
+    """A file is completed in the folder where it was begun, even if the path changes."""
     root = tmp_path / "root"
 
     def write(descriptor: int, parts) -> None:
@@ -109,7 +109,7 @@ def test_folder_out_of_root_is_rejected(tmp_path, folder):
 
 
 def test_removed_or_replaced_folder_is_made_again(tmp_path):
-    """A user may clear or move a tree that is being written: what follows stands at its path."""
+    """A user may clear or move a tree in use: later files are written at its path."""
     one = tree(tmp_path)
     put(one)
     (tmp_path / "rank_0").rename(tmp_path / "kept")
@@ -160,7 +160,7 @@ def test_folders_may_be_made_by_many_threads(tmp_path):
 
 @pytest.mark.parametrize("at", ["root", "root/rank_0", "root/rank_0/Net"])
 def test_unfinished_folder_gets_mode_of_tree(tmp_path, at):
-    """Between the making of it and its mode; one that somebody else made keeps its own."""
+    """Killed between mkdir and chmod; a folder of another owner keeps its mode."""
     (tmp_path / at).mkdir(parents=True)
     (tmp_path / at).chmod(UNFINISHED)
     (tmp_path / "root" / "own").mkdir()
@@ -206,7 +206,7 @@ class TestSyncedTree:
 
     @pytest.mark.parametrize("replaces", [True, False])
     def test_removes_file_whose_name_was_not_synced(self, tmp_path, monkeypatch, replaces):
-        """What is counted as dropped has no file; the next attempt is like the first."""
+        """A dropped record has no file; the next attempt succeeds."""
         one = tree(tmp_path, synced=True)
         put(one, "other.npy")
         sync = folders.sync_folder

@@ -63,7 +63,6 @@ def ir(graph: OperatorGraph) -> list[str]:
     [("ms2.0", "kernel_graph_3"), ("ms2.3", "kernel_graph3"), ("ms2.4", "kernel_graph3")],
 )
 def test_graph_name_follows_profile(profile, name):
-    """The number stands where readers of that release look for it."""
     graph = model(GRAPH, profile)
     assert (graph.name, graph.root_name) == (name, "3")
 
@@ -78,7 +77,7 @@ def test_model_nodes_have_unique_names_and_full_names():
 
 
 def test_model_inputs_are_nodes_or_parameters():
-    """Slots keep their numbers: what came from outside is a parameter as well, without a type."""
+    """Slots keep their numbers: a value from outside is a parameter without a type."""
     graph = model(GRAPH)
     inputs = [[edge.name for edge in node.input] for node in graph.node]
     assert inputs == [["outside.1.0", "conv1.weight"], ["1", "gone-op7"], ["2"]]
@@ -151,7 +150,7 @@ def test_model_stack_has_innermost_line_first():
     ],
 )
 def test_find_element_type_returns_number_and_label(dtype, number, label):
-    """Numbers are those of MindSpore's enumeration; what it does not know keeps its own name."""
+    """Numbers are those of MindSpore's enumeration; other types keep their names."""
     graph = OperatorGraph(0, (GraphNode("a", "A", (), (TensorType(dtype, (2,)),)),))
     assert model(graph).node[0].output_type.tensor_type.elem_type == number
     assert f"      : () -> (<Tensor[{label}], (2)>)" in ir(graph)

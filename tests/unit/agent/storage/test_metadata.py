@@ -49,7 +49,7 @@ def test_configuration_of_user_is_copied_unchanged(make_request, tmp_path):
 
 @pytest.mark.parametrize("source", [b'{"dump": {}}\n', b""])
 def test_configuration_of_other_dialect_keeps_its_name(make_request, tmp_path, source):
-    """`acl.json` is byte for byte the user's; beside it stands what MindInsight can read."""
+    """`acl.json` is the user's, unchanged; `data_dump.json` is written for MindInsight."""
     request = make_request(config_source=source)
     rank_files.write_rank_metadata(
         tree(tmp_path), request, replace(PLAN, dialect="acl"), PROFILES["ms2.3"]

@@ -136,7 +136,7 @@ def same(found, expected) -> bool:
 )
 @example(places={(TensorSide.INPUT, 299)}, timestamp_us=0)
 def test_make_bin_header_equals_serialized_message(places, timestamp_us):
-    """Byte for byte, though what stays the same is remembered."""
+    """Byte for byte, with and without a remembered part."""
     tensors = [BinTensor(side, slot, "float32", (2,), 8) for side, slot in sorted(places)]
     head = make_bin_header("Default/a", timestamp_us, tensors, CANN)
     header = bin_file.parse_bin_file(memoryview(head + bytes(8 * len(tensors)))).header
@@ -152,7 +152,7 @@ def test_make_bin_header_equals_serialized_message(places, timestamp_us):
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_member_file_is_a_complete_bin_file(tmp_path, members_of, codec):
-    """Slots below its own are placeholders, and the file says which tensor it is."""
+    """Slots below its own are placeholders, and the file name has side and slot."""
     rig = JoinRig(tmp_path, codec)
     for member in members_of(rig):
         place = member.tensor.side, member.tensor.slot
@@ -253,7 +253,7 @@ def test_join_on_full_disk_keeps_tensor_files(tmp_path, members_of, monkeypatch,
 
 
 def test_join_copies_where_kernel_cannot(tmp_path, members_of, monkeypatch):
-    """Blocks that are read and written give the same file, however many it takes."""
+    """Blocks that are read and written give the same file."""
     monkeypatch.setattr(plain_files, "_BLOCK_BYTES", 1000)
     expected = JoinRig(tmp_path / "a")
     expected.joiner.join(members_of(expected), mark="m")
@@ -271,7 +271,7 @@ def test_join_copies_where_kernel_cannot(tmp_path, members_of, monkeypatch):
 
 @pytest.mark.parametrize("harm", ["gone", "shorter", "longer", "link"])
 def test_join_rejects_changed_tensor_file(tmp_path, members_of, harm):
-    """The operator is not joined: what is left of its tensors stays where it is."""
+    """The operator is not joined, and the files of its tensors stay."""
     rig = JoinRig(tmp_path)
     members = members_of(rig)
     path = tmp_path / members[2].path
@@ -317,7 +317,6 @@ def test_join_handles_many_tensors(tmp_path, members_of):
 
 
 def test_join_works_in_synced_tree(tmp_path, members_of):
-    """Syncing changes when a file counts as safe, not what is in it."""
     rig = JoinRig(tmp_path, synced=True)
     for members in (
         members_of(rig),

@@ -34,7 +34,7 @@ def encoded_as(
     ids=lambda value: value if isinstance(value, str) else f"{value.dtype}{value.shape}",
 )
 def test_npy_file_is_loaded_by_numpy(make_head, codec_name, array):
-    """Unpacked, the file is what numpy loads as the very array; its digest is of the elements."""
+    """numpy loads the unpacked file as the same array; the digest is that of its elements."""
     data = array.tobytes()
     head = make_head(dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
     received = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
@@ -61,7 +61,7 @@ def test_npy_file_is_loaded_by_numpy(make_head, codec_name, array):
     ids=str,
 )
 def test_statistics_are_computed_from_received_elements(make_head, array, figures):
-    """What has no figures has a file and no row."""
+    """A tensor without statistics has a file and no row."""
     data = array.tobytes()
     head = make_head(dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
     received = ReceivedRecord(FrameId("s", 1), head, memoryview(data))

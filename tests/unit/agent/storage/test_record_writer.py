@@ -66,7 +66,7 @@ def files(root: Path) -> list[Path]:
 
 
 def test_write_stores_record_with_modes_of_plan(make_head, tmp_path):
-    """A record lands where the layout says, readable as the plan says, with nothing beside it."""
+    """The record has the path of the layout and the mode of the plan, and no other file is left."""
     outcome = writer_of(tree(tmp_path / "a" / "b")).write(encoded(make_head()))
     assert (outcome.status, outcome.bytes_stored) == (RecordStatus.STORED, 5)
     (path,) = files(tmp_path)
@@ -81,7 +81,7 @@ def test_write_stores_record_with_modes_of_plan(make_head, tmp_path):
     ["../../../etc/passwd", "/etc/passwd", "..", "a\0b", "a\nb", "a\\b", "", "\u202e\u00e9", ".x"],
 )
 def test_write_keeps_hostile_names_in_their_folder(make_head, tmp_path, name):
-    """Whatever an operator is called, its file stands in the iteration's folder."""
+    """Any operator name leads to a file in the iteration's folder."""
     root = tmp_path / "root"
     outcome = writer_of(tree(root)).write(encoded(make_head(op_name=name, op_type=name)))
     assert outcome.status is RecordStatus.STORED
@@ -132,7 +132,7 @@ def test_write_does_not_follow_link_out_of_root(make_head, tmp_path):
 
 
 def test_write_drops_record_where_a_link_has_its_name(make_head, tmp_path):
-    """A link that stands where a tensor belongs has its name: the tensor is counted."""
+    """The link is not followed, and the tensor is counted as dropped."""
     victim = tmp_path / "victim"
     victim.write_text("untouched")
     writer = writer_of(tree(tmp_path / "root"))
@@ -192,7 +192,6 @@ def test_write_completes_mapping_after_failed_append(make_head, tmp_path):
 
 
 def test_write_to_synced_tree_stores_same_files(make_head, tmp_path):
-    """Syncing changes when a record counts as safe, not what is written."""
     outcome = writer_of(tree(tmp_path, synced=True)).write(encoded(make_head()))
     assert (tmp_path / outcome.path).read_bytes() == b"12345"
 
@@ -210,7 +209,7 @@ def test_write_to_synced_tree_stores_same_files(make_head, tmp_path):
 def test_write_names_file_and_row_by_profile(
     make_head, tmp_path, profile, device_target, dtype, name, token
 ):
-    """A record's file and its row are spelt as the profile says, its folder is the same."""
+    """File name and row depend on the profile, the folder does not."""
     writer = writer_of(tree(tmp_path), profile=profile, device_target=device_target)
     head = make_head(op_name="Default/a/MatMul-op0", dtype=dtype)
     outcome = writer.write(EncodedRecord(examined(head, figures=("6", "1")), "", (b"1",)))
@@ -223,13 +222,12 @@ def test_write_names_file_and_row_by_profile(
 
 
 def test_write_stores_constants_beside_iterations(make_head, tmp_path):
-    """What never changes has one folder for its graph, whatever iteration it came in."""
+    """Constants of all iterations share one folder for each graph."""
     outcome = writer_of(tree(tmp_path)).write(encoded(make_head(constant=True, iteration=7)))
     assert Path(outcome.path).parent == Path("rank_0/Net/0/constants")
 
 
 def test_dropped_record_has_no_row(make_head, tmp_path, caplog):
-    """A row never stands for a tensor that is not in the tree."""
 
     def fail(descriptor: int, parts) -> None:
         raise OSError(errno.ENOSPC, "failing on purpose")
@@ -249,7 +247,7 @@ class TestLink:
         return original
 
     def test_is_same_file_as_original(self, make_head, tmp_path):
-        """It stands where the layout says, takes no room, and leaves nothing beside it."""
+        """It has the path of the layout, occupies no space, and leaves no other file."""
         writer = writer_of(tree(tmp_path))
         original = self.original(writer, make_head)
         record = examined(make_head(rank=3, side=TensorSide.INPUT, iteration=7), 2, ("6",))
@@ -269,7 +267,7 @@ class TestLink:
         assert (tmp_path / outcome.path).read_bytes() == b"12345"
 
     def test_maps_long_name(self, make_head, tmp_path):
-        """What a link is called in full stands in mapping.csv like any other name."""
+        """The full name of a link is in mapping.csv like any other."""
         writer = writer_of(tree(tmp_path))
         outcome = writer.link(
             examined(make_head(op_name=LONG), 2), self.original(writer, make_head)
@@ -326,7 +324,7 @@ class TestLink:
     def test_returns_none_where_links_are_unsupported(
         self, make_head, tmp_path, monkeypatch, caplog, number
     ):
-        """A disk that refuses a link is no loss: said once, and writing goes on."""
+        """The failure is logged once, and copies are written."""
 
         def refuse(*_: object, **__: object) -> None:
             raise OSError(number, "refusing on purpose")

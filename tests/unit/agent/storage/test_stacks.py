@@ -77,7 +77,7 @@ def test_torn_stack_file_is_repaired_by_resend(tmp_path, numbers):
 
 
 def test_module_is_added_once(tmp_path):
-    """It comes with every call of it, in every process."""
+    """It is sent with every call, in every process."""
     file = file_in(tmp_path)
     file.add(marks("fc", "blocks.0.conv"), again=False)
     file.add(marks("fc", "act"), again=False)
@@ -107,7 +107,7 @@ def test_failing_disk_keeps_earlier_entries(tmp_path, monkeypatch):
 
 
 def test_end_of_long_entry_is_found(tmp_path):
-    """A stack longer than what is looked at first, torn within."""
+    """A torn entry longer than the part that is read first."""
     long = CallStacks(0, ("Torch_a_0_forward", "Torch_a_1_forward"), (0, 0), (DEEP * 2000,))
     file_in(tmp_path).add(long, again=False)
     path = tmp_path / PLACE.path
@@ -118,7 +118,7 @@ def test_end_of_long_entry_is_found(tmp_path):
 
 
 def test_file_without_entries_begins_anew(tmp_path):
-    """An empty object has no entry to stand behind."""
+    """An empty JSON object has no entries."""
     path = tmp_path / PLACE.path
     path.parent.mkdir()
     path.write_text("{}")

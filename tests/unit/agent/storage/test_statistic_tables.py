@@ -71,7 +71,7 @@ def test_torn_table_is_completed(tmp_path, cut):
 
 
 def test_failed_append_can_be_repeated(tmp_path):
-    """After a write that failed half-way the same rows are added again, and stand once."""
+    """After a partial write the same rows are added again, and are in the table once."""
     failing = [True]
 
     def write(descriptor: int, parts) -> None:
@@ -89,7 +89,7 @@ def test_failed_append_can_be_repeated(tmp_path):
 
 
 def test_table_with_other_columns_gets_second_table(tmp_path):
-    """A second job's other figures are neither lost nor put under foreign titles."""
+    """Statistics of a second job are neither lost nor written under other column titles."""
     tables(tmp_path, "Op Type,L2Norm Value").add(ROWS[:1])
     other = row("rank_0/Net/0/1", "mine")
     name = statistic_tables.make_second_table_name(HEADER)
@@ -120,7 +120,7 @@ def test_forgotten_table_is_continued(tmp_path):
 
 
 def test_rows_go_to_table_of_their_operator(tmp_path):
-    """Tables of one folder are told apart, whatever was written to another in between."""
+    """Tables in one folder are kept apart when rows alternate between them."""
     table_files = tables(tmp_path)
     places = [FilePlace("0/a", name) for name in ("Add.a.1.csv", "Mul.b.2.csv")]
     table_files.add([StatisticTableRow(places[n % 2], f"row {n}") for n in range(4)])
@@ -129,7 +129,7 @@ def test_rows_go_to_table_of_their_operator(tmp_path):
 
 
 def test_long_table_name_is_mapped_first(tmp_path):
-    """The full name of a table stands in mapping.csv, once."""
+    """The full name of a table is in mapping.csv, once."""
     place = FilePlace("0/a", "123", mapped_from="x" * 300 + ".csv")
     for text in ("first", "second"):
         tables(tmp_path).add([StatisticTableRow(place, text)])
@@ -138,7 +138,7 @@ def test_long_table_name_is_mapped_first(tmp_path):
 
 
 def test_rows_are_not_repeated_after_crash(tmp_path):
-    """What an earlier life wrote is recognised in every batch that comes again."""
+    """Rows of an earlier process are recognized in every batch that is repeated."""
     tables(tmp_path).add(ROWS)
     again = tables(tmp_path)
     for each in ROWS:
