@@ -222,7 +222,7 @@ class DumpAgent(Component):
         self._workers = RecordWorkers(threads, self._store, self._committer.submit_outcomes)
         self._rings = RingRegistry(
             self._slabs,
-            intake=self._intake,
+            intake=self._make_intake,
             live_sessions=self._registry.live,
             changed=self._notifier.report_session,
         )
@@ -234,7 +234,7 @@ class DumpAgent(Component):
             self._streams,
             self._rings,
             self._openings,
-            reader=self._reader,
+            reader=self._make_reader,
             changed=self._notifier.report_session,
             view=self.view,
             wait_idle=self._wait_idle,
@@ -329,10 +329,12 @@ class DumpAgent(Component):
         """Return the metric samples of this moment."""
         return self._overview.samples()
 
-    def _reader(self, session: RankSession, mailbox: StreamMailbox) -> PushStreamReader:
-        return PushStreamReader(session, mailbox, intake=self._intake(session), rings=self._rings)
+    def _make_reader(self, session: RankSession, mailbox: StreamMailbox) -> PushStreamReader:
+        return PushStreamReader(
+            session, mailbox, intake=self._make_intake(session), rings=self._rings
+        )
 
-    def _intake(self, session: RankSession) -> SessionIntake:
+    def _make_intake(self, session: RankSession) -> SessionIntake:
         return SessionIntake(
             session,
             budget=self._budget,
@@ -344,7 +346,7 @@ class DumpAgent(Component):
 
     def _accept_balance(self, session_id: str, left: FinalBalance) -> None:
         session = self._registry.get(session_id)
-        intake = self._intake(session)
+        intake = self._make_intake(session)
         for frame in left.frames:
             intake.handle_frame(frame)
         intake.flush()

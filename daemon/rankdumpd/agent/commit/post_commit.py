@@ -73,7 +73,10 @@ def apply_metadata(ledger: AgentLedger, session: RankSession, declared: Metadata
     """Apply a metadata frame and mark it as applied; ExhaustedError when it must be retried."""
     declaration = declared.declaration
     if isinstance(declaration, RankTimeouts):
-        _apply_timeouts(ledger, session, declared.frame_id)
+        try:
+            ledger.mark_timeouts_applied(declared.frame_id)
+        except sqlite3.Error as error:
+            handle_failure(session, "timeouts not stored", error)
     elif isinstance(declaration, GraphPart):
         graph = session.graphs.add_part(declared.frame_id, declaration)
         if graph:
@@ -82,13 +85,6 @@ def apply_metadata(ledger: AgentLedger, session: RankSession, declared: Metadata
         _write_arguments(ledger, session, declared.frame_id, declaration)
     elif isinstance(declaration, CallStacks):
         _write_stacks(ledger, session, declared, declaration)
-
-
-def _apply_timeouts(ledger: AgentLedger, session: RankSession, frame_id: FrameId) -> None:
-    try:
-        ledger.mark_timeouts_applied(frame_id)
-    except sqlite3.Error as error:
-        handle_failure(session, "timeouts not stored", error)
 
 
 def _write_graph(ledger: AgentLedger, session: RankSession, graph: OperatorGraph) -> None:

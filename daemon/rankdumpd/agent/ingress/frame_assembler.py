@@ -124,14 +124,14 @@ class FrameAssembler:
         body = frame.WhichOneof("body")
         if body == "chunk":
             data = _select_data(frame.sequence, frame.chunk.data, data)
-            return self._chunk(frame.sequence, frame.chunk.offset, data, lost)
+            return self._handle_chunk(frame.sequence, frame.chunk.offset, data, lost)
         if not self._advance(frame.sequence):
             return None
         if body == "record":
             data = _select_data(frame.sequence, frame.record.data, data)
-            return self._record(frame.sequence, frame.record, data, lost)
+            return self._handle_record(frame.sequence, frame.record, data, lost)
         if body == "lost":
-            return self._lost(frame.sequence, frame.lost)
+            return self._handle_lost(frame.sequence, frame.lost)
         declared = read_metadata_frame(frame, self._session_id)
         if isinstance(declared.declaration, StatisticRows):
             self._check_statistics(frame.sequence, declared.declaration)
@@ -183,7 +183,7 @@ class FrameAssembler:
         self._last = sequence
         return True
 
-    def _record(
+    def _handle_record(
         self, sequence: int, message: agent_pb2.Record, data: RecordElements, lost: str
     ) -> ReceivedRecord | RecordOutcome | None:
         head = session_messages.record_from_wire(message, rank=self._rank, net_name=self._net_name)
@@ -206,7 +206,7 @@ class FrameAssembler:
         self._open = _OpenRecord(sequence, head, reason=answer.reason, checksum=message.checksum)
         if answer.accepted:
             self._allocate(self._open)
-        self._fill(self._open, 0, data)
+        self._fill_record(self._open, 0, data)
         return None
 
     def _check_statistics(self, sequence: int, rows: StatisticRows) -> None:
@@ -233,7 +233,7 @@ class FrameAssembler:
                 )
         _check_texts(sequence, rows.statistics)
 
-    def _lost(self, sequence: int, message: agent_pb2.Lost) -> StatisticRowsResult | None:
+    def _handle_lost(self, sequence: int, message: agent_pb2.Lost) -> StatisticRowsResult | None:
         result = read_lost_tensors(FrameId(self._session_id, sequence), message)
         return None if self._known(sequence) else result
 
@@ -245,7 +245,7 @@ class FrameAssembler:
         except (MemoryError, OverflowError, OSError, ValueError):
             record.reason = "no_memory"
 
-    def _chunk(
+    def _handle_chunk(
         self, sequence: int, offset: int, data: RecordElements, lost: str
     ) -> ReceivedRecord | RecordOutcome | None:
         record = self._open
@@ -257,7 +257,7 @@ class FrameAssembler:
             return None
         if lost:
             record.target, record.reason = None, lost
-        self._fill(record, offset, data)
+        self._fill_record(record, offset, data)
         if record.filled < record.head.byte_count:
             return None
         self._open = None
@@ -268,7 +268,7 @@ class FrameAssembler:
             return make_drop_outcome(frame_id, record.head, record.reason)
         return ReceivedRecord(frame_id, record.head, memoryview(record.target), record.checksum)
 
-    def _fill(self, record: _OpenRecord, offset: int, data: RecordElements) -> None:
+    def _fill_record(self, record: _OpenRecord, offset: int, data: RecordElements) -> None:
         end = offset + len(data)
         if offset != record.filled or end > record.head.byte_count:
             kind = ResendError if offset > record.filled else ProtocolError

@@ -112,9 +112,9 @@ class RecordWorkers:
         while (records := batches.get()) is not None:
             # Records that are left are not acknowledged, and resent to the next process.
             if time.monotonic() < self._deadline_s:
-                self._done([self._outcome(record) for record in records])
+                self._done([self._process_logged(record) for record in records])
 
-    def _outcome(self, record: ReceivedRecord) -> RecordOutcome:
+    def _process_logged(self, record: ReceivedRecord) -> RecordOutcome:
         try:
             return self._process(record)
         except Exception:
@@ -199,7 +199,10 @@ class SessionIntake:
 
         ResendError when a frame is missing, or for the first few times that one cannot be read.
         """
-        self._piece_bytes = _count_piece_bytes(frame) if data is None else len(data)
+        piece = data
+        if piece is None:
+            piece = frame.chunk.data if frame.HasField("chunk") else frame.record.data
+        self._piece_bytes = len(piece)
         if self._growing and frame.HasField("chunk"):
             self._budget.grow(self, self._piece_bytes)
         try:
@@ -264,8 +267,8 @@ class SessionIntake:
         large = head.byte_count > SMALL_RECORD_BYTES
         if large:
             self.flush()
-        answer = self._admission.check_record(head, self._current_usage())
-        if answer.reason in SPACE_REASONS and self._is_there(head):
+        answer = self._admission.check_record(head, self._get_usage())
+        if answer.reason in SPACE_REASONS and self._may_be_written(head):
             answer = ACCEPTED_VERDICT
         if answer.accepted and large:
             # Bytes that are only declared are not charged.
@@ -273,7 +276,7 @@ class SessionIntake:
             self._growing = True
         return answer
 
-    def _is_there(self, head: RecordHead) -> bool:
+    def _may_be_written(self, head: RecordHead) -> bool:
         """Return whether a killed process may have written the file: then it needs no space, and
         a drop would leave a file that no row names.
         """
@@ -300,10 +303,10 @@ class SessionIntake:
     ) -> FinishedFrame:
         if not isinstance(item, MetadataFrame) or not isinstance(item.declaration, StatisticRows):
             return item
-        refused = self._admission.check_rows(item.declaration, self._current_usage())
+        refused = self._admission.check_rows(item.declaration, self._get_usage())
         return StatisticRowsResult(item.frame_id, item.declaration, refused, item.raw)
 
-    def _current_usage(self) -> ResourceUsage:
+    def _get_usage(self) -> ResourceUsage:
         # Looked up once for a batch: the few bytes in flight make no difference.
         if self._usage is None:
             self._usage = self._look_up_usage()
@@ -327,7 +330,3 @@ def _compute_cost(item: ReceivedRecord | FinishedFrame) -> int:
     if isinstance(item, ReceivedRecord):
         return compute_cost_bytes(item.head.byte_count)
     return compute_cost_bytes(0 if isinstance(item, RecordOutcome) else len(item.raw))
-
-
-def _count_piece_bytes(frame: agent_pb2.Frame) -> int:
-    return len(frame.chunk.data if frame.HasField("chunk") else frame.record.data)

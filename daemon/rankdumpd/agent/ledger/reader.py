@@ -112,9 +112,9 @@ class LedgerReader:
             session_id,
         )
         counts = [OutcomeCountRow(row[0], RecordStatus(row[1]), *row[2:]) for row in found]
-        return [*counts, *self._rejected(session_id)]
+        return [*counts, *self._count_rejected(session_id)]
 
-    def _rejected(self, session_id: str) -> list[OutcomeCountRow]:
+    def _count_rejected(self, session_id: str) -> list[OutcomeCountRow]:
         refused: Counter[tuple[int, str]] = Counter()
         for iteration, text in self._select(
             "SELECT iteration, refused FROM figures WHERE session_id = ? AND refused <> '{}'",

@@ -28,26 +28,6 @@ NUMBER_GAP = 1 << 32
 _SET_NUMBER = "UPDATE sqlite_sequence SET seq = ? WHERE name = 'log'"
 
 
-def _leave_number_gap(base: sqlite3.Connection) -> None:
-    """Continue above any number that an earlier process can have used; must be synced."""
-    newest = _read_newest(base)
-    if newest:
-        base.execute(_SET_NUMBER, (newest + NUMBER_GAP,))
-
-
-def _move_items_after(base: sqlite3.Connection, number: int) -> int:
-    """Renumber all items above a number, unless the newest is; return how many were moved."""
-    newest = _read_newest(base)
-    if newest >= number:
-        return 0
-    if not newest:
-        base.execute("INSERT INTO sqlite_sequence VALUES ('log', 0)")
-    # All at once: no new number is equal to an old one.
-    moved = base.execute("UPDATE log SET number = number + ?", (number,)).rowcount
-    base.execute(_SET_NUMBER, (number + newest,))
-    return moved
-
-
 def _read_newest(base: sqlite3.Connection) -> int:
     found = base.execute("SELECT seq FROM sqlite_sequence WHERE name = 'log'").fetchone()
     return found[0] if found else 0
@@ -77,8 +57,10 @@ class ReportLog:
         """Number of the last item that this process entered or tried to enter."""
         with transaction(synced=True) as base:
             base.execute(database.INSERT_REPORTING)
-            if max_bytes:
-                _leave_number_gap(base)
+            newest = _read_newest(base)
+            if max_bytes and newest:
+                # Continue above any number that an earlier process can have used.
+                base.execute(_SET_NUMBER, (newest + NUMBER_GAP,))
 
     def close(self) -> None:
         """Close the file."""
@@ -142,7 +124,15 @@ class ReportLog:
         All of them are reported again, because it is not known which the coordinator has.
         """
         with self._transaction() as base:
-            return _move_items_after(base, number)
+            newest = _read_newest(base)
+            if newest >= number:
+                return 0
+            if not newest:
+                base.execute("INSERT INTO sqlite_sequence VALUES ('log', 0)")
+            # All at once: no new number is equal to an old one.
+            moved = base.execute("UPDATE log SET number = number + ?", (number,)).rowcount
+            base.execute(_SET_NUMBER, (number + newest,))
+            return moved
 
     def give_up(self, first: int, last: int) -> None:
         """Drop items that the coordinator rejects, and count them as lost."""
@@ -168,29 +158,29 @@ class ReportLog:
 
     def waiting(self, after: int) -> tuple[int, int]:
         """Return how many items follow a number, and how many events they contain."""
-        count, events = self._row(
+        count, events = self._select_row(
             "SELECT COUNT(*), COALESCE(SUM(events), 0) FROM log WHERE number > ?", after
         )
         return count, events
 
     def last(self) -> int:
         """Return the number of the last item; 0 when the log is empty."""
-        return self._row("SELECT COALESCE(MAX(number), 0) FROM log")[0]
+        return self._select_row("SELECT COALESCE(MAX(number), 0) FROM log")[0]
 
     def lost(self) -> tuple[int, int]:
         """Return how many events and how many other items were ever dropped."""
-        events, states = self._row("SELECT lost_events, lost_states FROM reporting")
+        events, states = self._select_row("SELECT lost_events, lost_states FROM reporting")
         return events, states
 
     def agent_id(self) -> str:
         """Return the id of this ledger, for which its items are numbered."""
-        return self._row("SELECT agent_id FROM reporting")[0]
+        return self._select_row("SELECT agent_id FROM reporting")[0]
 
     def acknowledged_to(self) -> int:
         """Return the number up to which the coordinator ever acknowledged everything."""
-        return self._row("SELECT acknowledged FROM reporting")[0]
+        return self._select_row("SELECT acknowledged FROM reporting")[0]
 
-    def _row(self, query: str, *values: int) -> tuple[Any, ...]:
+    def _select_row(self, query: str, *values: int) -> tuple[Any, ...]:
         with self._reading:
             return self._base.execute(query, values).fetchone()
 
@@ -234,7 +224,7 @@ class ReportLog:
 
     def _free_space(self, base: sqlite3.Connection, size: int) -> int:
         """Drop the oldest events, then the oldest balances; return the remaining bytes."""
-        while (held := self._held(base)) + size > self._max_bytes:
+        while (held := self._get_held_bytes(base)) + size > self._max_bytes:
             oldest = (
                 number
                 for kind in (ReportItemKind.EVENTS, ReportItemKind.BALANCE)
@@ -249,7 +239,7 @@ class ReportLog:
             self._give_up(base, number, number)
         return held
 
-    def _held(self, base: sqlite3.Connection) -> int:
+    def _get_held_bytes(self, base: sqlite3.Connection) -> int:
         if self._held_bytes is None:
             ((held,),) = base.execute("SELECT COALESCE(SUM(bytes), 0) FROM log").fetchall()
             self._held_bytes = int(held)
@@ -272,7 +262,7 @@ class ReportLog:
         ).fetchall()
         base.execute(database.CLEAR_REPORTED_EVENTS, between)
         base.execute("DELETE FROM log WHERE number BETWEEN ? AND ?", between)
-        self._held_bytes = self._held(base) - size
+        self._held_bytes = self._get_held_bytes(base) - size
 
 
 def _forget_timeouts(base: sqlite3.Connection, session_id: str) -> None:

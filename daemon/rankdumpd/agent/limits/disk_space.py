@@ -67,13 +67,13 @@ class DiskGauge:
         """Return the disk's space, at most a second old unless the disk hangs."""
         name, now = str(root), self._clock()
         with self._lock:
-            disk = self._known(name)
+            disk = self._get_sample(name)
             if disk.taken_s is not None and now - disk.taken_s < SAMPLE_INTERVAL_S:
                 return disk.space
             if disk.asked_s is None:
                 disk.asked_s = now
                 disk.answered.clear()
-                self._ask(root, disk)
+                self._start_sampling(root, disk)
             left_s = SAMPLE_TIMEOUT_S - (now - disk.asked_s)
         if left_s > 0:
             disk.answered.wait(left_s)
@@ -86,14 +86,14 @@ class DiskGauge:
             disks = list(self._disks.items())
         return [finding for name, disk in disks if (finding := _describe_silence(name, disk, now))]
 
-    def _known(self, name: str) -> _DiskSample:
+    def _get_sample(self, name: str) -> _DiskSample:
         if name not in self._disks:
             if len(self._disks) >= _MAX_ROOTS:
                 self._disks = {n: d for n, d in self._disks.items() if d.asked_s is not None}
             self._disks[name] = _DiskSample()
         return self._disks[name]
 
-    def _ask(self, root: Path, disk: _DiskSample) -> None:
+    def _start_sampling(self, root: Path, disk: _DiskSample) -> None:
         # One thread for each disk: a disk that hangs must not delay the others.
         threading.Thread(
             target=self._sample, args=(root, disk), name="rankdumpd-disk", daemon=True

@@ -67,7 +67,7 @@ class ResourceLimits:
         unfinished: Counter[Path] = Counter()
         for session in sessions:
             unfinished[session.storage.tree.root] += not session.over
-        return tuple(self._disk_status(root, count) for root, count in unfinished.items())
+        return tuple(self._make_disk_status(root, count) for root, count in unfinished.items())
 
     def jobs(self, pinned: Iterable[str]) -> tuple[JobUsage, ...]:
         """Return every job with a dump here, or with a pin."""
@@ -91,7 +91,9 @@ class ResourceLimits:
 
     def findings(self, sessions: Iterable[RankSession]) -> list[str]:
         """Return the limits that are near or reached, a sentence each, and silent disks."""
-        near = [finding for root in _list_roots(sessions) for finding in self._of_disk(root)]
+        near = [
+            finding for root in _list_roots(sessions) for finding in self._list_disk_warnings(root)
+        ]
         near += rules.list_cap_warnings(self.policy, self._usage.total)
         for job_id, taken, _ in self._usage.jobs():
             near += rules.list_job_warnings(self.policy, job_id, taken)
@@ -103,15 +105,15 @@ class ResourceLimits:
             return []
         root, job_id = session.storage.tree.root, session.request.job_id
         return [
-            *self._of_disk(root),
+            *self._list_disk_warnings(root),
             *rules.list_cap_warnings(self.policy, self._usage.total),
             *rules.list_job_warnings(self.policy, job_id, self._usage.job_bytes(job_id)),
         ]
 
-    def _of_disk(self, root: Path) -> list[str]:
+    def _list_disk_warnings(self, root: Path) -> list[str]:
         return list(rules.list_disk_warnings(self.policy, str(root), self._disk.space(root)))
 
-    def _disk_status(self, root: Path, unfinished_ranks: int) -> DiskStatus:
+    def _make_disk_status(self, root: Path, unfinished_ranks: int) -> DiskStatus:
         space = self._disk.space(root)
         return DiskStatus(
             root=str(root),

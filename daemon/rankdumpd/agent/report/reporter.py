@@ -129,9 +129,9 @@ class ClockEstimator:
         now = self._times.now()
         known, self._window = self._window, self._window.at(now)
         if self._asked is None or self._window.steps != known.steps:
-            self._ask(stub, FIRST_SAMPLES)
+            self._take_samples(stub, FIRST_SAMPLES)
         elif now.monotonic_us - self._asked.monotonic_us >= self._times.heartbeat_s * 1e6:
-            self._ask(stub, 1)
+            self._take_samples(stub, 1)
         else:
             return False
         return True
@@ -140,7 +140,7 @@ class ClockEstimator:
         """Return the present estimate."""
         return self._window.estimate(self._times.now())
 
-    def _ask(self, stub: coordinator_pb2_grpc.CoordinatorServiceStub, count: int) -> None:
+    def _take_samples(self, stub: coordinator_pb2_grpc.CoordinatorServiceStub, count: int) -> None:
         for _ in range(count):
             self._asked = sent = self._times.now()
             try:
@@ -204,7 +204,7 @@ class CoordinatorReporter:
         events, states = self._log.lost()
         lost = {"events": events, "states": states + self._unentered}
         outage = self._outage
-        waits = outage is not None and outage.is_worth_logging(self._now_s())
+        waits = outage is not None and outage.is_worth_logging(self._read_clock_s())
         return [
             *([self._describe_outage(outage)] if outage and waits else []),
             *(f"{n} {what} never reached the coordinator" for what, n in lost.items() if n),
@@ -295,10 +295,10 @@ class CoordinatorReporter:
     def _is_flushed(self, failures: int) -> bool:
         tried = self._failures > failures
         return self._count_waiting() == 0 or is_hopeless(
-            self._outage, now_s=self._now_s(), tried=tried
+            self._outage, now_s=self._read_clock_s(), tried=tried
         )
 
-    def _now_s(self) -> float:
+    def _read_clock_s(self) -> float:
         return self._times.now().wall_us / 1e6
 
     def _describe_outage(self, outage: CoordinatorOutage) -> str:
@@ -410,7 +410,7 @@ class CoordinatorReporter:
     def _note_reachable(self) -> None:
         outage, self._outage = self._outage, None
         if self._logged and outage:
-            away_s = self._now_s() - outage.since_s
+            away_s = self._read_clock_s() - outage.since_s
             _logger.info("coordinator %s accepts reports again after %.0f s", self._address, away_s)
         self._logged = ""
 
@@ -459,7 +459,7 @@ class CoordinatorReporter:
 
     def _note_outage(self, error: RankdumpError) -> None:
         """Remember the outage, and log it when it is new."""
-        now_s, before = self._now_s(), self._outage
+        now_s, before = self._read_clock_s(), self._outage
         outage = CoordinatorOutage(
             since_s=before.since_s if before else now_s,
             reason=str(error),

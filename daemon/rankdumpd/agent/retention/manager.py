@@ -120,7 +120,7 @@ class RetentionManager:
         """Remove all parts of an iteration; return whether there were any."""
         now_us = self._now_us()
         parts = [
-            self._part(session_id, ended.iteration, now_us, why)
+            self._make_part(session_id, ended.iteration, now_us, why)
             for session_id in self._ledger.retention.parts(ended)
         ]
         sizes = compute_freed_bytes((part.tree, list_tensor_files(part)) for part in parts)
@@ -134,10 +134,10 @@ class RetentionManager:
     def _finish(self, begun: IterationRemoval) -> bool:
         about = begun.about
         why = str(about.get("why", ""))
-        part = self._part(begun.session_id, begun.iteration, begun.began_us, why)
+        part = self._make_part(begun.session_id, begun.iteration, begun.began_us, why)
         part.lock.acquire(make=False)
         try:
-            for _ in remove_part(part, shared=self._shared(part)):
+            for _ in remove_part(part, shared=self._is_shared(part)):
                 if self._thread.is_stopping:
                     return False
         finally:
@@ -151,7 +151,7 @@ class RetentionManager:
         _logger.info("rank %d: iteration %d was removed", part.retired.rank, begun.iteration)
         return True
 
-    def _part(self, session_id: str, iteration: int, at_us: int, why: str) -> IterationPart:
+    def _make_part(self, session_id: str, iteration: int, at_us: int, why: str) -> IterationPart:
         row = self._ledger.find(session_id)
         if row is None:
             raise CorruptedError(f"session {session_id!r} is not in the ledger")
@@ -160,7 +160,7 @@ class RetentionManager:
         retired = RetiredIteration(request.job_id, session_id, request.rank, iteration, at_us, why)
         return IterationPart(storage.tree, storage.lock, storage.layout, storage.context, retired)
 
-    def _shared(self, part: IterationPart) -> bool:
+    def _is_shared(self, part: IterationPart) -> bool:
         """Return whether a rank of another job may write to the folders of this one."""
         return any(
             session.storage.tree.root == part.tree.root

@@ -5,7 +5,7 @@ Pure.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rankdump._core.session_protocol import IterationEnd, SessionRequest
@@ -153,11 +153,16 @@ def list_balance_findings(
     session: SessionStatus, iterations: Sequence[IterationStatus]
 ) -> list[str]:
     """Return findings about counts of one session that do not add up."""
-    found = [_describe_imbalance(status) for status in iterations if not _is_fine(status)]
+    found = [
+        f"rank {status.rank}, iteration {status.iteration}: {status.expected} tensors expected, "
+        f"{status.kept_tensors} kept and {sum(status.dropped.values())} dropped"
+        for status in iterations
+        if status.complete and not status.is_balanced
+    ]
     if session.state is not SessionState.OPEN:
         found += [
             f"rank {status.rank} ended within iteration {status.iteration}, "
-            f"with {_format_tensors(status.kept_tensors)} in the tree"
+            f"with {status.kept_tensors} tensor{'s' * (status.kept_tensors != 1)} in the tree"
             for status in iterations
             if not status.complete
         ]
@@ -168,10 +173,6 @@ def list_balance_findings(
             f"rank {session.rank} collected nothing: {_explain_nothing(session, iterations)}"
         )
     return found
-
-
-def _format_tensors(count: int) -> str:
-    return f"{count} {'tensor' if count == 1 else 'tensors'}"
 
 
 def _limit_count(total: int) -> int:
@@ -185,28 +186,14 @@ def _merge_positions(known: tuple[int, int], more: tuple[int, int]) -> tuple[int
     return min(known[0], more[0]), max(known[1], more[1])
 
 
-def _is_fine(status: IterationStatus) -> bool:
-    return status.is_balanced or not status.complete
-
-
-def _describe_imbalance(status: IterationStatus) -> str:
-    return (
-        f"rank {status.rank}, iteration {status.iteration}: {status.expected} tensors expected, "
-        f"{status.kept_tensors} kept and {sum(status.dropped.values())} dropped"
-    )
-
-
 def _explain_nothing(session: SessionStatus, iterations: Iterable[IterationStatus]) -> str:
     reasons: Counter[str] = Counter()
     for status in iterations:
         reasons.update(status.dropped)
     if reasons:
-        return "dropped: " + _format_counts(reasons)
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+        return f"dropped: {counts}"
     ended = sum(1 for status in iterations if status.complete)
     if ended:
         return f"no tensor was selected in {ended} selected iterations"
     return f"none of the {session.iterations_seen} iterations it ran was selected"
-
-
-def _format_counts(reasons: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))

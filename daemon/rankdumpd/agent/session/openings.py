@@ -111,7 +111,7 @@ class SessionOpenings:
     def open(self, request: SessionRequest) -> SessionGrant:
         """Return the grant, or that the opening is in progress; raise the error of `open_one`."""
         while True:
-            opening = self._begin(request)
+            opening = self._get_or_begin(request)
             if not opening.done.wait(ANSWER_TIMEOUT_S):
                 return self._note_slow(opening)
             with self._lock:
@@ -132,7 +132,7 @@ class SessionOpenings:
             balance.lost,
             extra=build_log_fields(request),
         )
-        opening = self._begin(request, balance)
+        opening = self._get_or_begin(request, balance)
         if opening.request != request:
             _logger.warning(
                 "session %s belongs to another process: the final balance is discarded",
@@ -153,7 +153,7 @@ class SessionOpenings:
             openings = list(self._openings.values())
         return [_describe_opening(each, now_s) for each in openings if each.late or each.balance]
 
-    def _begin(
+    def _get_or_begin(
         self, request: SessionRequest, balance: FinalBalance | None = None
     ) -> _SessionOpening:
         with self._lock:

@@ -103,10 +103,6 @@ class PendingMetadata:
             self._read_to = max(self._items, default=self._read_to)
             self._behind = not all_there
 
-    def problems(self) -> list[str]:
-        """Return why frames are deferred, one sentence or none."""
-        return [self.problem] if self.problem else []
-
 
 def _is_end(item: MetadataFrame) -> bool:
     return isinstance(item.declaration, (IterationEnd, SessionEnd))

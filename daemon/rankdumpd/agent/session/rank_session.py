@@ -91,7 +91,7 @@ class CommitProgress:
     def __init__(self, watermark: int = 0, beyond: Iterable[int] = ()) -> None:
         self._watermark = watermark
         self._beyond = {number for number in beyond if number > watermark}
-        self._rise()
+        self._advance()
 
     @property
     def watermark(self) -> int:
@@ -104,9 +104,9 @@ class CommitProgress:
     def add(self, sequences: Iterable[int]) -> None:
         """Mark numbers as committed, in any order; repetitions change nothing."""
         self._beyond.update(number for number in sequences if number > self._watermark)
-        self._rise()
+        self._advance()
 
-    def _rise(self) -> None:
+    def _advance(self) -> None:
         while self._watermark + 1 in self._beyond:
             self._watermark += 1
             self._beyond.remove(self._watermark)
@@ -355,9 +355,9 @@ class RankSession:
         """Return the identity and the state of the session."""
         with self._lock:
             end = self._end or SessionEnd(0)
-            return make_session_status(self.request, self.plan, self._state(), end)
+            return make_session_status(self.request, self.plan, self._find_state(), end)
 
-    def _state(self) -> SessionState:
+    def _find_state(self) -> SessionState:
         if self._end:
             return SessionState.CLOSED
         if self._listener or self._expected:
@@ -373,7 +373,7 @@ class RankSession:
         """Return the findings about this session."""
         return [
             *self._findings,
-            *self.pending.problems(),
+            *filter(None, [self.pending.problem]),
             *balance.list_balance_findings(self.status(), self.iterations()),
         ]
 

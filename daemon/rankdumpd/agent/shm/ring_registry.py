@@ -97,14 +97,14 @@ class RingRegistry:
             self._drop(entry)
         if not request.wants_slab or not self._slabs.offered:
             return None
-        slab = self._new_slab(session)
+        slab = self._wait_for_slab(session)
         if slab is not None:
             self._add_ring(session, slab)
         # An earlier call, which its rank may have cancelled, may have received it.
         entry = self._rings.get(request.session_id)
         return entry.ring.slab.place if entry else None
 
-    def _new_slab(self, session: RankSession) -> SlabFile | None:
+    def _wait_for_slab(self, session: RankSession) -> SlabFile | None:
         request = session.request
         try:
             slab = self._maker.wait_for_slab(
@@ -222,13 +222,11 @@ class RingRegistry:
         entry.mapped = entry.mapped or in_use or entry.ring.begun
         if session.live:
             return
-        if not entry.read and not session.closed and not in_use and self._was_used(entry):
+        was_used = entry.mapped or self._clock() - entry.since_s > LOCK_TIMEOUT_S
+        if was_used and not entry.read and not session.closed and not in_use:
             self._read_remains(entry)
         if session.idle and (entry.read or session.closed):
             self._drop(entry)
-
-    def _was_used(self, entry: _SessionRingEntry) -> bool:
-        return entry.mapped or self._clock() - entry.since_s > LOCK_TIMEOUT_S
 
     def _read_remains(self, entry: _SessionRingEntry) -> None:
         session = entry.session

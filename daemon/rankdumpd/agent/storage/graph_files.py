@@ -216,17 +216,17 @@ def _make_node(number: int, node: GraphNode, sources: Sequence[EdgeSource]) -> m
         scope=full_name.rpartition("/")[0],
         full_name=full_name,
         input=[
-            model_pb2.InputProto(name=_make_input_name(source), type=edge) for source in sources
+            model_pb2.InputProto(
+                name=str(source + 1) if isinstance(source, int) else sanitize_line(source),
+                type=edge,
+            )
+            for source in sources
         ],
         attribute=[_make_attribute(key, text) for key, text in sorted(node.attributes.items())],
         output_type=_make_type(node.outputs),
         # The innermost line first, as in MindSpore's own files.
         source_address="".join(f"      {line}\n" for line in reversed(format_stack(node.source))),
     )
-
-
-def _make_input_name(source: EdgeSource) -> str:
-    return str(source + 1) if isinstance(source, int) else sanitize_line(source)
 
 
 def _make_attribute(key: str, text: str) -> model_pb2.AttributeProto:

@@ -174,11 +174,17 @@ class BinFileJoiner:
         if len(members) == 1:
             self._tree.move(first.path, first.whole.name)
             return [JoinedMember(first.sequence, first.bytes_stored)]
-        ordered = sorted(members, key=_sort_key)
+        # Inputs first, by slot.
+        ordered = sorted(
+            members, key=lambda each: (each.tensor.side is TensorSide.OUTPUT, each.tensor.slot)
+        )
         tensors = [each.tensor for each in ordered]
         header = make_bin_header(first.op_name, first.timestamp_us, tensors, self._layout)
         head = b"".join(pack_parts(self._codec, (header,)).parts)
-        pieces = [_make_tail(each) for each in ordered]
+        pieces = [
+            FileTail(each.path, each.head_bytes, each.bytes_stored - each.head_bytes)
+            for each in ordered
+        ]
         self._tree.join(first.whole.folder, first.whole.name, head, pieces, mark=mark)
         shares = [piece.length for piece in pieces]
         shares[0] += len(head)
@@ -189,12 +195,3 @@ class BinFileJoiner:
     def remove(self, members: Iterable[OperatorMember]) -> None:
         """Remove the own files of tensors that are in their operators' files."""
         self._tree.remove(each.path for each in members if each.path != each.whole.path)
-
-
-def _sort_key(member: OperatorMember) -> tuple[bool, int]:
-    """Return the sort key of a tensor in its operator's file: inputs first."""
-    return member.tensor.side is TensorSide.OUTPUT, member.tensor.slot
-
-
-def _make_tail(member: OperatorMember) -> FileTail:
-    return FileTail(member.path, member.head_bytes, member.bytes_stored - member.head_bytes)

@@ -69,20 +69,20 @@ class RecordWriter:
     def write(self, encoded: EncodedRecord) -> RecordOutcome:
         """Write a record to its file; return it as stored, or as dropped with a reason."""
         record = encoded.record
-        key = self._key(record.head)
-        place = self._place(key, encoded)
+        key = self._make_key(record.head)
+        place = self._find_place(key, encoded)
         try:
             self._names.write_mapping(place)
             parts, mark = encoded.parts, _make_mark(record)
             # An existing file may hold another tensor: file names contain no session.
             stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=False)
         except FileExistsError as error:
-            if not self._is_there(place, encoded):
+            if not self._is_written(place, encoded):
                 self._log_once(logging.ERROR, "has two tensors with one file name", error, record)
                 return make_drop_outcome(record.frame_id, record.head, NAME_TAKEN)
             stamp = None
         except OSError as error:
-            if not self._is_there(place, encoded):
+            if not self._is_written(place, encoded):
                 reason = find_write_reason(error)
                 self._log_once(
                     logging.ERROR, f"drops records for the reason {reason}", error, record
@@ -98,12 +98,12 @@ class RecordWriter:
             bytes_stored=sum(map(len, encoded.parts)),
             row=self._table_format.format_record(record, place),
             original=None if stamp is None else OriginalFile(place.path, stamp),
-            membership=self._membership(key, encoded),
+            membership=self._make_membership(key, encoded),
         )
 
     def has(self, head: RecordHead) -> bool:
         """Return whether the tree has a file with the name of a record, with any suffix."""
-        key, context = self._key(head), self._context
+        key, context = self._make_key(head), self._context
         places = [
             find_place(key, context, suffix)
             for find_place in (self._layout.place_tensor, self._layout.place_member)
@@ -116,7 +116,7 @@ class RecordWriter:
 
     def link(self, record: ExaminedRecord, original: OriginalFile) -> RecordOutcome | None:
         """Return the record linked to a file with its bytes; None where it cannot be linked."""
-        key = self._key(record.head)
+        key = self._make_key(record.head)
         place = self._layout.place_tensor(key, self._context, select_codec(original.path).suffix)
         if place.path == original.path:
             return None  # The record was resent, and this is its own file.
@@ -137,22 +137,22 @@ class RecordWriter:
             path=place.path,
             digest=record.digest,
             row=self._table_format.format_record(record, place),
-            membership=self._membership(key),
+            membership=self._make_membership(key),
         )
 
-    def _key(self, head: RecordHead) -> TensorKey:
+    def _make_key(self, head: RecordHead) -> TensorKey:
         """Return the key of a record with the other values that its file name contains."""
         element = self._context.profile.make_element_token(head.kind.dtype, self._device_target)
         tensor_format = self._layout.tensor_format(head.kind.shape)
         argument = head.kind.argument if self._layout.api_files is not None else ""
         return head.key._replace(element=element, tensor_format=tensor_format, argument=argument)
 
-    def _place(self, key: TensorKey, encoded: EncodedRecord) -> FilePlace:
+    def _find_place(self, key: TensorKey, encoded: EncodedRecord) -> FilePlace:
         layout = self._layout
         find_place = layout.place_member if encoded.head_bytes else layout.place_tensor
         return find_place(key, self._context, encoded.suffix)
 
-    def _membership(
+    def _make_membership(
         self, key: TensorKey, encoded: EncodedRecord | None = None
     ) -> OperatorMembership | None:
         if not self._layout.shares_timestamps:
@@ -163,7 +163,7 @@ class RecordWriter:
         whole = self._layout.place_operator(key, self._context, encoded.suffix)
         return OperatorMembership(member, whole, encoded.head_bytes)
 
-    def _is_there(self, place: FilePlace, encoded: EncodedRecord) -> bool:
+    def _is_written(self, place: FilePlace, encoded: EncodedRecord) -> bool:
         """Return whether a file holds exactly this record, which was resent then."""
         try:
             return self._tree.holds(place.folder, place.name, encoded.parts)

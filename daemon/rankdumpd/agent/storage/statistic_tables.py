@@ -75,9 +75,9 @@ class FolderTableFormat:
             about.context.profile,
             unknown_id=about.layout.unknown_id,
         )
-        return StatisticTableRow(self._table(kind, iteration), text)
+        return StatisticTableRow(self._find_table(kind, iteration), text)
 
-    def _table(self, kind: TensorKind, iteration: int) -> FilePlace:
+    def _find_table(self, kind: TensorKind, iteration: int) -> FilePlace:
         about = self.about
         where = about.model(kind), kind.graph, iteration, kind.constant
         table = self._tables.get(where)
@@ -153,16 +153,18 @@ class InfoFileFormat:
 
     def format_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow:
         """Return the row of a tensor with a file, also when it has no statistics."""
-        return self._line(record.head.kind, record.head.iteration, record.statistics or ())
+        return self._make_row(record.head.kind, record.head.iteration, record.statistics or ())
 
     def format_statistics(
         self, kind: TensorKind, timestamp_us: int, statistics: str, iteration: int
     ) -> StatisticTableRow:
         """Return the row of a tensor that came as statistics only."""
         values = tuple(statistics.split(",")) if statistics else ()
-        return self._line(kind, iteration, values)
+        return self._make_row(kind, iteration, values)
 
-    def _line(self, kind: TensorKind, iteration: int, values: tuple[str, ...]) -> StatisticTableRow:
+    def _make_row(
+        self, kind: TensorKind, iteration: int, values: tuple[str, ...]
+    ) -> StatisticTableRow:
         place = _find_place(kind.argument, kind.side, kind.slot)
         text = api_files.format_info_line(
             self.files,

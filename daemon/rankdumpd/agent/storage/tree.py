@@ -228,7 +228,7 @@ class DumpTree(RootedFolder):
         def fill(opened: int) -> None:
             self._write(opened, parts)
 
-        return self._grow(folder, name, mark, fill, replaces=replaces)
+        return self._write_file(folder, name, mark, fill, replaces=replaces)
 
     def join(
         self, folder: str, name: str, head: bytes, pieces: Sequence[FileTail], *, mark: str
@@ -241,9 +241,9 @@ class DumpTree(RootedFolder):
         def fill(opened: int) -> None:
             self._write(opened, (head,))
             for piece in pieces:
-                self._copy(piece, opened)
+                self._copy_tail(piece, opened)
 
-        return self._grow(folder, name, mark, fill)
+        return self._write_file(folder, name, mark, fill)
 
     def move(self, path: str, name: str) -> None:
         """Rename a file in its folder; nothing is done when only the new name exists."""
@@ -373,7 +373,7 @@ class DumpTree(RootedFolder):
         # By this path because fchmod rejects an O_PATH descriptor.
         os.chmod(f"/proc/self/fd/{file.number}", self._growing_mode | stat.S_IRUSR | stat.S_IWUSR)
 
-    def _grow(
+    def _write_file(
         self,
         folder: str,
         name: str,
@@ -383,7 +383,7 @@ class DumpTree(RootedFolder):
         replaces: bool = True,
     ) -> FileStamp:
         temporary = f".{mark}.tmp"
-        where, descriptor = self._create(folder, temporary)
+        where, descriptor = self._create_hidden(folder, temporary)
         at = where.number
         try:
             stamp = self._fill_and_close(descriptor, fill, self._file_mode)
@@ -397,7 +397,7 @@ class DumpTree(RootedFolder):
         self._sync_name(where, name, stamp)
         return stamp
 
-    def _create(self, folder: str, temporary: str) -> tuple[FileDescriptor, int]:
+    def _create_hidden(self, folder: str, temporary: str) -> tuple[FileDescriptor, int]:
         for attempt in ("first", "again"):
             where = self._folders.open(folder, make=True)
             # With the final mode: changing it later would be one more call for every file.
@@ -426,7 +426,7 @@ class DumpTree(RootedFolder):
                     os.unlink(name, dir_fd=where.number)
             raise
 
-    def _copy(self, piece: FileTail, target: int) -> None:
+    def _copy_tail(self, piece: FileTail, target: int) -> None:
         folder, _, name = piece.path.rpartition("/")
         source = self._open(folder, name)
         try:
