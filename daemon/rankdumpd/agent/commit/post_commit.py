@@ -280,7 +280,7 @@ class PostCommitActions:
             declaration = declared.declaration
             if isinstance(declaration, IterationEnd):
                 status = self._count_end(session, declared, declaration)
-                self._report_end(session, declared.frame_id, status)
+                self._report_end(declared.frame_id, status)
             elif isinstance(declaration, SessionEnd):
                 session.close_by_rank(declaration)
                 self._reporter.session(session.status(), str(session.storage.tree.root))
@@ -393,7 +393,7 @@ class PostCommitActions:
         except (OSError, sqlite3.Error) as error:
             what = f"iteration {end.iteration}: no manifest written"
             handle_failure(session, what, error, declared)
-        self._report_end(session, frame_id, status)
+        self._report_end(frame_id, status)
 
     def _count_end(
         self, session: RankSession, declared: MetadataFrame, end: IterationEnd
@@ -402,7 +402,7 @@ class PostCommitActions:
             self._meters.add_all(count_iteration_end(end))
         return session.end_iteration(declared, end)
 
-    def _report_end(self, session: RankSession, frame_id: FrameId, status: IterationStatus) -> None:
+    def _report_end(self, frame_id: FrameId, status: IterationStatus) -> None:
         try:
             self._ledger.enter_waiting_iteration(frame_id, status)
         except sqlite3.Error as error:

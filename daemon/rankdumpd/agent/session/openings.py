@@ -119,7 +119,10 @@ class SessionOpenings:
                     del self._openings[request.session_id]
             # The result of another process's request does not apply to this one.
             if opening.request == request:
-                return _get_result(opening)
+                if opening.error is not None:
+                    raise opening.error
+                assert opening.grant is not None
+                return opening.grant
 
     def take_final_balance(self, request: SessionRequest, balance: FinalBalance) -> None:
         """Note that a rank gave up; its final balance is applied when its session is open."""
@@ -227,13 +230,6 @@ class SessionOpenings:
             kept_s = FINDING_RETENTION_S if opening.balance else RESULT_RETENTION_S
             if opening.done.is_set() and now_s - opening.over_s > kept_s:
                 del self._openings[session_id]
-
-
-def _get_result(opening: _SessionOpening) -> SessionGrant:
-    if opening.error is not None:
-        raise opening.error
-    assert opening.grant is not None
-    return opening.grant
 
 
 def _describe_opening(opening: _SessionOpening, now_s: float) -> str:

@@ -52,19 +52,17 @@ class SlabFile:
 
     def check(self) -> None:
         """Raise CorruptedError when the file has changed its size, or is closed."""
-        found = os.fstat(self._opened).st_size
+        found = os.fstat(self._opened.number).st_size
         if found != self.length:
             raise CorruptedError(f"slab {self.path} of {self.length} bytes now has {found}")
 
     def read(self, offset: int, length: int) -> memoryview:
         """Return a copy of a range; CorruptedError when the file is too short."""
-        return read_bytes_at(self._opened, offset, length)
+        return read_bytes_at(self._opened.number, offset, length)
 
     def elements_at(self, offset: int, length: int) -> DeferredElements:
         """Return a range that is copied later."""
-        if self._file is None:
-            raise self._make_closed_error()
-        return DeferredElements(self._file, offset, length)
+        return DeferredElements(self._opened, offset, length)
 
     def read_number(self, offset: int) -> int:
         """Return a number that the rank may be changing."""
@@ -76,7 +74,7 @@ class SlabFile:
 
     def write_number(self, offset: int, value: int) -> None:
         """Change a number."""
-        os.pwrite(self._opened, _NUMBER.pack(value), offset)
+        os.pwrite(self._opened.number, _NUMBER.pack(value), offset)
 
     def in_use(self) -> bool:
         """Return whether a live process maps it, and so has a lock on the whole file."""
@@ -106,13 +104,10 @@ class SlabFile:
         self.close()
 
     @property
-    def _opened(self) -> int:
+    def _opened(self) -> FileDescriptor:
         if self._file is None:
-            raise self._make_closed_error()
-        return self._file.number
-
-    def _make_closed_error(self) -> CorruptedError:
-        return CorruptedError(f"slab {self.path} is closed")
+            raise CorruptedError(f"slab {self.path} is closed")
+        return self._file
 
 
 def make_slab(

@@ -134,7 +134,7 @@ class TestSlabFile:
         first = make_slab(tmp_path / "a.slab", compute_slab_bytes(0), group=-1)
         second = make_slab(tmp_path / "a.slab", compute_slab_bytes(0), group=-1)
         first.remove()
-        assert (tmp_path / "a.slab").stat().st_ino == os.fstat(second._opened).st_ino
+        assert (tmp_path / "a.slab").stat().st_ino == os.fstat(second._opened.number).st_ino
         second.close()
 
 
