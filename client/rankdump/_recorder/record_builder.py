@@ -40,7 +40,7 @@ UNSUPPORTED_DTYPE = "unsupported_dtype"
 
 @dataclass(frozen=True, slots=True)
 class LostTensor:
-    """A selected tensor that is no record."""
+    """A selected tensor that was not recorded, with the reason."""
 
     iteration: int
     op_name: str
@@ -48,11 +48,11 @@ class LostTensor:
 
 
 BuildResult: TypeAlias = "StagedRecord | TensorStatisticsRow | LostTensor"
-"""What becomes of an observation."""
+"""Result of an observation."""
 
 
 class RecordBuilder:
-    """Reads tensors as the plan wants them; safe to use from several threads."""
+    """Builds records, rows or losses by the plan; safe to use from several threads."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class RecordBuilder:
         self._iteration_state = iteration_state
         self._namer = namer
         self.end_call = namer.end_call
-        """Hears that a call is over: what comes under its name from now on is another one."""
+        """Ends a call: later tensors of its name belong to another call."""
         self._staging = staging
         self._calculator = calculator
         self._stalls = stalls
@@ -86,7 +86,7 @@ class RecordBuilder:
             self._stalls.end()
 
     def rebuild_record(self, observation: TensorObservation) -> BuildResult:
-        """Copy or measure a tensor that was referred to, as it is now."""
+        """Copy or measure a tensor that was kept by reference, as it is now."""
         try:
             tensor = observation.tensor.read_again()
         except Exception:  # as above
@@ -121,7 +121,7 @@ class RecordBuilder:
     def _row(
         self, kind: TensorKind, source: TensorSource, *, degraded: bool = False
     ) -> TensorStatisticsRow | None:
-        """Return the tensor's statistics; None when the plan wants none, or it has none."""
+        """Return the tensor's statistics; None if the plan keeps none, or its type has none."""
         if self._calculator is None or not self._calculator.can_measure(kind.dtype):
             return None
         state = self._iteration_state
@@ -143,11 +143,11 @@ STATISTICS_FAILED = "figures_failed"
 _MAX_ARGUMENTS_AT_ONCE = 500
 
 OperatorItem: TypeAlias = "BuildResult | OperatorArguments"
-"""What can be kept of an operator."""
+"""Anything that can be kept of an operator."""
 
 
 class RecordSender:
-    """Takes items in the order in which they are to stand; safe to use from several threads."""
+    """Sends items in the order in which they are given; safe to use from several threads."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class RecordSender:
         on_lost: Callable[[str, str], None],
         batch_rows: int,
     ) -> None:
-        """Rows wait for the end of the iteration, or until as many wait as a batch takes."""
+        """Rows wait for the end of the iteration, or until `batch_rows` wait."""
         self._counters = counters
         self._stalls = stalls
         self._staging = staging
@@ -173,7 +173,7 @@ class RecordSender:
         self._arguments: list[OperatorArguments] = []
 
     def send(self, item: OperatorItem, iteration: int) -> None:
-        """Send what is kept of an operator of the running iteration."""
+        """Send an item of an operator of the running iteration."""
         if isinstance(item, TensorStatisticsRow):
             if self._batch.add(item):
                 self._send_rows()
@@ -187,13 +187,13 @@ class RecordSender:
             self._collect(item, iteration)
 
     def release_items(self, items: Iterable[object]) -> None:
-        """Give back the room of records that nobody wants."""
+        """Release the staged space of records that are not sent."""
         for item in items:
             if isinstance(item, StagedRecord):
                 self._staging.release(item)
 
     def flush(self, iteration: int) -> None:
-        """Send what waited for the end of the iteration."""
+        """Send the items that waited for the end of the iteration."""
         self._send_rows()
         with self._lock:
             self._send_arguments(iteration)

@@ -16,13 +16,13 @@ from rankdump._core.session_protocol import RecordHead
 from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, Layout
 
 _MAX_REMEMBERED_NAMES = 1 << 14
-"""Call numbers make names; a loop without steps must not be remembered for ever."""
+"""Limit for a loop without steps: every call number makes a name."""
 
 
 class TimestampAllocator:
-    """Times that name files and sort rows; safe to use from several threads.
+    """Allocates times that name files and sort rows; safe to use from several threads.
 
-    Each is later than any before, unless all tensors of a call share the time of the first one.
+    Each is later than all before, unless all tensors of a call share the time of the first one.
     """
 
     def __init__(self, clock_us: Callable[[], int], *, shared: bool) -> None:
@@ -33,7 +33,7 @@ class TimestampAllocator:
         self._last_us = 0
         self._iteration = -1
         self._calls: dict[tuple[int, str], tuple[int, set[int]]] = {}
-        """Of the present iteration: the time of each call, and which tensors it has had."""
+        """Time of each call of the running iteration, and the tensors that have it."""
 
     def allocate(self, kind: TensorKind, iteration: int) -> int:
         """Return the time stamp of a tensor of that kind, in us since the epoch."""
@@ -46,14 +46,14 @@ class TimestampAllocator:
             call = kind.graph, kind.op_name
             place = -kind.slot - 1 if kind.side is TensorSide.OUTPUT else kind.slot
             known = self._calls.get(call)
-            # A tensor that was there before is of another call.
+            # A tensor that came before belongs to another call.
             if known is None or place in known[1]:
                 known = self._calls[call] = self._next_us(), set[int]()
             known[1].add(place)
             return known[0]
 
     def end_call(self, graph: int, op_name: str) -> None:
-        """Say that a call is over, if it is a forward one: a backward may be called over early."""
+        """End a forward call; a backward's end is ignored, for it may be reported too early."""
         if not op_name.startswith(GRADIENTS_PREFIX):
             with self._lock:
                 self._calls.pop((graph, op_name), None)
@@ -64,7 +64,7 @@ class TimestampAllocator:
 
 
 class RecordNamer:
-    """Names the tensors of one rank; safe to use from several threads."""
+    """Names tensors of one rank; safe to use from several threads."""
 
     def __init__(
         self,
@@ -74,29 +74,29 @@ class RecordNamer:
         clock_us: Callable[[], int],
         layout: Layout = DEFAULT_LAYOUT,
     ) -> None:
-        """`net_name` is the plan's, which goes before the names of models."""
+        """`net_name` is the plan's; if set, it is used instead of the names of models."""
         self._rank = rank
         self._net_name = net_name
         self._unknown_id = layout.unknown_id
         self._stamps = TimestampAllocator(clock_us, shared=layout.shares_timestamps)
-        # Where each call has a name of its own, none comes again.
+        # In an API dump each call has its own name, so no name repeats.
         self._remembers = layout.api_files is None
         self._models: dict[int, str] = {}
         self._kinds: dict[tuple[int, str, TensorSide, int], TensorKind] = {}
 
     def name_model(self, graph: int, name: str) -> None:
-        """Say what the model of a graph is called; what was called otherwise is forgotten."""
+        """Set the name of a graph's model; kinds with the old name are forgotten."""
         self._models[graph] = name
         self._kinds.clear()
 
     def get_model_name(self, graph: int) -> str:
-        """Return what the model of a graph is called."""
+        """Return the name of a graph's model."""
         return self._net_name or self._models.get(graph, UNNAMED_MODEL)
 
     def find_kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
-        """Return the kind of what is kept of an observation: `source`, which may be a sample.
+        """Return the kind of an observation's tensor, or of a sample of it, read by `source`.
 
-        It is the same object as long as the tensor looks the same, where names come again.
+        The same object is returned while type and shape stay the same, if names repeat.
         """
         if not self._remembers:
             return self._make_kind(observation, source)
@@ -119,7 +119,7 @@ class RecordNamer:
         return self._stamps.allocate(kind, iteration)
 
     def end_call(self, graph: int, op_name: str) -> None:
-        """Say that a call is over: the next one of its name has a time of its own."""
+        """End a call: the next one of its name gets a new time."""
         if self._stamps.shared:
             self._stamps.end_call(graph, op_name)
 

@@ -1,6 +1,5 @@
-"""Staging of tensors: one copy into memory that outlives the step, which is the agent's shared
-memory or the heap under a byte budget. Never compresses, never waits longer than the plan
-allows.
+"""Staging of tensors: one copy into memory that outlives the step, either the agent's shared memory
+or the heap under a byte budget. Never compresses, never waits longer than the plan allows.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from rankdump._core.session_protocol import CallStacks, RecordHead
 from rankdump._transport.send_buffer import SendBuffer
 
 MIN_RECORD_BYTES = 512
-"""About what a record takes without its elements: what is smaller is charged as much."""
+"""Approximate bytes of a record without elements; smaller records are charged this much."""
 ROW_BYTES = 128
-"""About what a row of statistics takes: its text and its part of the frame."""
+"""Approximate bytes of a row of statistics: its text and its part of the frame."""
 
 CALL_BYTES = 256
-"""About what a call with its stack takes: stacks that repeat are said once."""
+"""Approximate bytes of a call with its stack; a repeated stack is sent once."""
 
 
 class StagingBudget:
-    """Bytes that may be held at once; one larger than the limit is let in alone."""
+    """Budget of bytes held at once; an item larger than the limit is admitted alone."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -36,26 +35,26 @@ class StagingBudget:
         return self._held_bytes
 
     def acquire(self, byte_count: int, compute_remaining_s: Callable[[], float]) -> bool:
-        """Hold the bytes, waiting for space as long as allowed; False when time ran out first."""
+        """Hold the bytes, waiting for space as long as allowed; False if time ran out."""
         with self._freed:
             while self._held_bytes and self._held_bytes + byte_count > self._limit_bytes:
                 left_s = compute_remaining_s()
                 if left_s <= 0:
                     return False
-                # The time left grows again with every progress of the agent.
+                # The remaining time is extended whenever the agent makes progress.
                 self._freed.wait(min(left_s, 1.0))
             self._held_bytes += byte_count
             return True
 
     def release(self, byte_count: int) -> None:
-        """Give bytes back and wake who waits."""
+        """Release bytes, and wake waiting threads."""
         with self._freed:
             self._held_bytes -= byte_count
             self._freed.notify_all()
 
 
 class StagingBuffer:
-    """Makes room for records and rows, and copies tensors in; safe to use from several threads."""
+    """Reserves space for records and rows, and copies tensors; safe for several threads."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class StagingBuffer:
     ) -> None:
         """`copies_directly` permits copies into shared memory.
 
-        Rows have a budget of their own, so that they are sent though records have used all theirs.
+        Rows have their own budget, so that they are sent even if records have used all of theirs.
         """
         self._send_buffer = send_buffer
         self._records = records
@@ -75,7 +74,7 @@ class StagingBuffer:
         self._copies_directly = copies_directly
 
     def keep(self, head: RecordHead, source: TensorSource) -> StagedRecord | None:
-        """Copy a record's elements once; None when there was no room for them."""
+        """Copy a record's elements once; None if there is no space for them."""
         if self._copies_directly:
             result = self._send_buffer.place_record(head, source)
             if result is PlacementResult.DONE:
@@ -94,15 +93,15 @@ class StagingBuffer:
         return StagedRecord(head, data)
 
     def admit(self, rows: StatisticRows) -> bool:
-        """Hold room for rows, until `release`; False when there stayed none."""
+        """Reserve space for rows until `release`; False if there is none in time."""
         return self._rows.acquire(len(rows) * ROW_BYTES, self._send_buffer.compute_remaining_wait_s)
 
     def admit_at_once(self, stacks: CallStacks) -> bool:
-        """Hold room for where calls came from, until `release`; False when there is none now."""
+        """Reserve space for call stacks until `release`; False if there is none now."""
         return self._rows.acquire(len(stacks.calls) * CALL_BYTES, lambda: 0.0)
 
     def release(self, item: StagedRecord | StatisticRows | CallStacks) -> None:
-        """Give the room of what has left back."""
+        """Release the space of an item that was sent."""
         if isinstance(item, StatisticRows):
             self._rows.release(len(item) * ROW_BYTES)
         elif isinstance(item, CallStacks):

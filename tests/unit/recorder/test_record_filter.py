@@ -78,7 +78,7 @@ def test_a_refused_rank_says_nothing_of_its_plan() -> None:
     unmatched = [UnmatchedEntry("kernels", "x")]
     facts = {"iterations_armed": 0, "refused": True}
     said = summarize_run(plan, run(**facts), unmatched, retired_in=None)
-    assert said.warnings == ("nothing was dumped: the agent refused this rank",)
+    assert said.warnings == ("nothing was dumped: the agent rejected this rank",)
     facts["refused"] = False
     assert len(summarize_run(plan, run(**facts), unmatched, retired_in=None).warnings) == 2
 

@@ -59,7 +59,7 @@ def test_a_script_that_is_always_wrong_does_not_fill_its_log(caplog, monkeypatch
         ),
         # A stream ends with its session: what is not told as lost does not come back either.
         ([LinkState.UP, LinkState.AWAY, LinkState.UP, LinkState.AWAY], True, []),
-        ([LinkState.REFUSED], False, ["the agent at unix:/a refused this rank: why"]),
+        ([LinkState.REFUSED], False, ["the agent at unix:/a rejected this rank: why"]),
         (
             [LinkState.OPENING, LinkState.OPENING, LinkState.UP],
             False,

@@ -1,9 +1,8 @@
-"""Hooks on modules, for as long as they are installed, and the watch for outermost calls of models,
-where an iteration begins.
+"""Hooks on modules, and the watch for outermost calls of models, where an iteration may begin.
 
-A hook runs once before a call, so that an in-place operator's input has its value from before,
-and once after it, also when the call raised. Hooks that are installed while an outermost call
-begins run for that call too. Copied and pickled modules get hooks that do nothing.
+A hook runs once before a call, when an in-place operator has not overwritten its input, and once
+after it, also if the call raised. Hooks that are installed while an outermost call begins run for
+that call too. Copied and pickled modules get hooks that do nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class ModuleCallListener(Protocol):
         ...
 
     def leave(self, operator: ModuleOperator, result: object) -> None:
-        """Close a call; the result of one that raised is None."""
+        """Close a call; of a call that raised `result` is None."""
         ...
 
     def report_failure(self, error: Exception) -> None:
@@ -48,7 +47,7 @@ class ModuleCallListener(Protocol):
 
 
 class ModuleHooks:
-    """The hooks of one tree of modules, from now until `remove`."""
+    """Hooks on the modules of one tree, until `remove`."""
 
     def __init__(self, tree: ModuleTree, calls: ModuleCallListener) -> None:
         self.tree = tree
@@ -62,7 +61,7 @@ class ModuleHooks:
                 self._add_hooks(operator, calls)
 
     def remove(self) -> None:
-        """Leave the modules as they were."""
+        """Restore the modules."""
         for handle in self._handles:
             handle.remove()
         for before in self._pre_hooks:
@@ -91,7 +90,7 @@ class ModuleHooks:
 
 
 class _OperatorHook:
-    """What stands in a module for us; a copy of the module gets one that does nothing."""
+    """Base of the hooks on a module; a copy of the module gets a hook that does nothing."""
 
     def __init__(self, operator: ModuleOperator, calls: ModuleCallListener) -> None:
         self._operator = operator
@@ -109,7 +108,7 @@ class _OperatorPreHook(_OperatorHook):
 
     @exclude_from_compilation
     def __call__(self, module: Module, args: Any, kwargs: Any = None) -> None:
-        # One that an earlier hook of the same call removed is run all the same, and without kwargs.
+        # torch still runs a hook that an earlier hook of the call removed, and without kwargs.
         if self.installed and not is_tracing():
             run_shielded(
                 self._calls.enter, self._calls.report_failure, self._operator, args, kwargs
@@ -124,7 +123,7 @@ class _OperatorPostHook(_OperatorHook):
 
 
 class _BoundaryCall(_OperatorHook):
-    """Stands before the call of a module that must have no hooks, as one that is compiled."""
+    """Wrapper around the call of a module that must have no hooks, such as a compiled one."""
 
     def __init__(
         self, operator: ModuleOperator, calls: ModuleCallListener, inner: Callable[..., Any]
@@ -146,11 +145,11 @@ class _BoundaryCall(_OperatorHook):
 
 
 def do_nothing(*args: object) -> None:
-    """Stand in a copied or pickled module where a hook stood in the original."""
+    """Replace a hook in a copied or pickled module."""
 
 
 def make_inert_hook() -> Callable[..., None]:
-    """Return what an unpickled module gets instead of a hook."""
+    """Return the replacement of a hook in an unpickled module."""
     return do_nothing
 
 
@@ -159,17 +158,17 @@ def make_inert_hook() -> Callable[..., None]:
 
 
 class TorchOutermostWatch:
-    """Watches models until `remove`; calls of one inside another's do not count."""
+    """Watches models until `remove`; calls inside another model's call do not count."""
 
     def __init__(self, begins: Callable[[int], None]) -> None:
-        """`begins` is given the number of the model, before anything of its call is observed."""
+        """`begins` gets the number of the model, before its call is observed."""
         self._model_called = begins
         self._handles: list[RemovableHandle] = []
         self._watched = 0
         self._open = threading.local()
 
     def watch(self, model: Module) -> None:
-        """Watch a model too; it has the next number, from 0."""
+        """Watch one more model; it gets the next number, from 0."""
         before = _ModelPreHook(self, model, self._watched)
         self._watched += 1
         self._handles += (
@@ -178,13 +177,13 @@ class TorchOutermostWatch:
         )
 
     def remove(self) -> None:
-        """Leave the models as they were."""
+        """Restore the models."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def enter(self, number: int) -> bool:
-        """Count a call in; return whether it is an outermost one, which was told."""
+        """Count the begin of a call; report it and return True if it is an outermost one."""
         depth = self._depth
         self._open.depth = depth + 1
         if depth == 0:
@@ -192,7 +191,7 @@ class TorchOutermostWatch:
         return depth == 0
 
     def leave(self) -> None:
-        """Count a call out."""
+        """Count the end of a call."""
         self._open.depth = max(0, self._depth - 1)
 
     @property
@@ -201,7 +200,7 @@ class TorchOutermostWatch:
 
 
 class _ModelHook:
-    """What stands in a model for us; a copy of the model gets one that does nothing."""
+    """Base of the hooks on a model; a copy of the model gets a hook that does nothing."""
 
     def __init__(self, outermost: TorchOutermostWatch, model: Module) -> None:
         self._outermost = outermost
@@ -226,7 +225,7 @@ class _ModelPreHook(_ModelHook):
             return
         known = set(read_pre_hooks(module))
         if self._outermost.enter(self._number):
-            # torch has listed the hooks of this call: those installed meanwhile are not among them.
+            # torch listed the hooks of this call before, without those installed now.
             for key, hook in list(read_pre_hooks(module).items()):
                 if key not in known:
                     hook(module, args, kwargs)

@@ -1,10 +1,10 @@
 """Observer of one attached model, and the guards around every hook: tensors and events go to the
-recorder, failures of our own are reported and never reach the training, the compiler and a
-user's modes never reach our hooks.
+recorder, internal errors are reported and never reach the training, the compiler and a user's
+modes never reach our hooks.
 
-Errors of the job are recognised by a fingerprint and never kept: what an error's traceback
-refers to must be freed when the script releases the error. A script that frees memory and tries
-again depends on that.
+Errors of the job are recognised by a fingerprint and never kept: objects in an error's traceback
+must be freed when the script releases the error. A script that frees memory and tries again
+depends on that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TorchObserver(ModelObserver):
     def record_tensors(
         self, op_type: str, op_name: str, side: TensorSide, leaves: Iterable[CallLeaf]
     ) -> None:
-        """Hand over the tensors among the leaves of one side of an operator."""
+        """Record the tensors among the leaves of one side of an operator."""
         if not self.recorder.is_wanted(self.graph, op_name, side):
             return
         for leaf in leaves:
@@ -48,7 +48,7 @@ class TorchObserver(ModelObserver):
         )
 
     def record_gradient(self, name: str, tensor: Tensor) -> None:
-        """Record the gradient of a parameter as the output of an operator of its own."""
+        """Record the gradient of a parameter as the output of its own operator."""
         self.record_parameter(name, "grad", make_torch_source, tensor)
 
 
@@ -56,9 +56,9 @@ _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 
 
 def exclude_from_compilation(function: _FunctionT) -> _FunctionT:
-    """Keep the compiler from a hook that runs between two compiled regions.
+    """Exclude a hook that runs between two compiled regions from compilation.
 
-    It would be compiled by itself, and a hook that is compiled observes nothing.
+    Otherwise it would be compiled by itself, and a compiled hook observes nothing.
     """
     skip_compilation(function)
     return function
@@ -76,15 +76,15 @@ def run_shielded(
 
 
 _MAX_CAUSES = 32
-"""Errors looked at in a row of causes."""
+"""Limit to the chain of causes that is searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorFingerprint:
-    """What an error is recognised by.
+    """Fingerprint by which an error is recognised.
 
-    Its identity alone would do but for one that was caught and freed, and whose place another
-    one took; that one was hardly raised by the same line.
+    Identity alone fails if an error was freed and another one took its place in memory; that one
+    was hardly raised by the same line.
     """
 
     identity: int
@@ -93,19 +93,19 @@ class ErrorFingerprint:
 
 
 def find_handled_error() -> int:
-    """Return the identity of the error that this thread is handling; 0 for none."""
+    """Return the identity of the error that this thread is handling; 0 without one."""
     error = sys.exc_info()[1]
     return 0 if error is None else id(error)
 
 
 def find_raised_error(handled: int) -> BaseException | None:
-    """Return the error being handled, unless it already was when `handled` was taken."""
+    """Return the error being handled, unless its identity is `handled`."""
     error = sys.exc_info()[1]
     return None if error is None or id(error) == handled else error
 
 
 def fingerprint_error(error: BaseException) -> ErrorFingerprint:
-    """Return what an error is recognised by, while it is being handled."""
+    """Return the fingerprint of an error that is being handled."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -115,7 +115,7 @@ def fingerprint_error(error: BaseException) -> ErrorFingerprint:
 
 
 def is_caused_by(error: BaseException, fault: ErrorFingerprint | None) -> bool:
-    """Return whether an error is that one, or was raised because of it."""
+    """Return whether an error is the fingerprinted one, or was raised because of it."""
     found: BaseException | None = error
     for _ in range(_MAX_CAUSES):
         if found is None or fault is None:
