@@ -16,7 +16,7 @@ from rankdump._core.timeouts import GroupTimeout, RankTimeouts
 from rankdump._recorder.event_trace import EventTrace
 from rankdump._recorder.graph_builder import GraphBuilder
 from rankdump._recorder.iteration_state import IterationCounters, StallTimer
-from rankdump._recorder.staging_buffer import StagingBuffer
+from rankdump._recorder.record_builder import StagingBuffer
 from rankdump._transport.send_buffer import SendBuffer
 
 

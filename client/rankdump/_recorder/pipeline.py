@@ -13,7 +13,7 @@ from dataclasses import replace
 from rankdump._core.plan import DumpPlan
 from rankdump._core.session_protocol import RecordHead, SessionEnd, SessionRequest
 from rankdump._layout.profile import OperatorAliases
-from rankdump._recorder.event_trace import EventTrace
+from rankdump._recorder.event_trace import EventTrace, now_us
 from rankdump._recorder.graph_builder import GraphBuilder
 from rankdump._recorder.iteration_state import IterationCounters, IterationState, StallTimer
 from rankdump._recorder.metadata_sender import CallStackSender, MetadataSender, TimeoutReporter
@@ -23,17 +23,23 @@ from rankdump._recorder.plan_settings import (
     has_call_stacks,
     is_copied_directly,
     is_shared_memory_wanted,
-    make_record_namer,
     make_statistics_calculator,
     make_wait_policy,
+    select_layout,
     select_profile,
 )
-from rankdump._recorder.record_builder import COPY_FAILED, RecordBuilder, RecordSender
+from rankdump._recorder.record_builder import (
+    COPY_FAILED,
+    RecordBuilder,
+    RecordNamer,
+    RecordSender,
+    StagingBudget,
+    StagingBuffer,
+)
 from rankdump._recorder.record_filter import OperatorRanges, RecordFilter
 from rankdump._recorder.recorder import DumpRecorder
 from rankdump._recorder.run_summary import make_run_facts, summarize_run
 from rankdump._recorder.session_logger import SessionLogger
-from rankdump._recorder.staging_buffer import StagingBudget, StagingBuffer
 from rankdump._recorder.triggers import DumpTrigger, make_trigger
 from rankdump._transport.agent_client import AgentClient
 from rankdump._transport.connection import LinkState
@@ -82,7 +88,7 @@ class DumpPipeline:
             request, address, plan.delivery.buffer_bytes, missing=missing
         )
         self._counters, self._stalls = IterationCounters(), StallTimer()
-        self._namer = make_record_namer(plan, request.rank)
+        self._namer = self._make_namer(request.rank)
         self._ranges = OperatorRanges(
             plan.selection, self._namer.get_model_name, self._session_logger.warn_once
         )
@@ -251,6 +257,10 @@ class DumpPipeline:
         self._session_logger.log_link_change(link, reason, closing=self._client.closing)
 
     # -- wiring
+
+    def _make_namer(self, rank: int) -> RecordNamer:
+        net_name, layout = self._plan.output.net_name, select_layout(self._plan)
+        return RecordNamer(rank=rank, net_name=net_name, clock_us=now_us, layout=layout)
 
     def _make_send_buffer(self) -> SendBuffer:
         return SendBuffer(

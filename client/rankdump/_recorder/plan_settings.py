@@ -9,22 +9,16 @@ from rankdump._core.plan import DumpPlan
 from rankdump._layout.profile import DEFAULT_PROFILE, PROFILES, Profile
 from rankdump._layout.statistic_tables import select_table_items
 from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
-from rankdump._recorder.event_trace import now_us
-from rankdump._recorder.record_namer import RecordNamer
-from rankdump._recorder.staging_buffer import ROW_BYTES
 from rankdump._recorder.tensor_statistics import MAX_WAITING_ROWS, StatisticsCalculator
 from rankdump._transport.send_buffer import WaitPolicy
+
+ROW_BYTES = 128
+"""Approximate bytes of a row of statistics: its text and its part of the frame."""
 
 
 def select_layout(plan: DumpPlan) -> Layout:
     """Return the plan's layout, or the default for an unknown one, which the agent rejects."""
     return LAYOUTS.get(plan.output.layout, DEFAULT_LAYOUT)
-
-
-def make_record_namer(plan: DumpPlan, rank: int) -> RecordNamer:
-    """Return a namer of records for the plan's layout."""
-    net_name, layout = plan.output.net_name, select_layout(plan)
-    return RecordNamer(rank=rank, net_name=net_name, clock_us=now_us, layout=layout)
 
 
 def has_call_stacks(plan: DumpPlan) -> bool:

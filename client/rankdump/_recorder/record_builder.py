@@ -1,7 +1,9 @@
-"""Builder and sender of records: an observed tensor becomes a record, a row of statistics, or a
-loss with its reason, and is counted and submitted at once or in batches.
+"""Records of a rank: an observed tensor is named, stamped and staged, and becomes a record, a row
+of statistics, or a loss with its reason, which is counted and submitted at once or in batches.
 
-Every attempt ends in exactly one item; building never raises.
+Every attempt ends in exactly one item; building never raises. Staging makes one copy into memory
+that outlives the step, either the agent's shared memory or the heap under a byte budget. It never
+compresses, and never waits longer than the plan allows.
 """
 
 from __future__ import annotations
@@ -13,15 +15,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rankdump._core.bounded_cache import remember
 from rankdump._core.element_types import ELEMENT_TYPES
-from rankdump._core.plan import DumpPlan
-from rankdump._core.record import StatisticRows, TensorKind
-from rankdump._core.recorder_protocol import StagedRecord, TensorObservation, TensorSource
-from rankdump._core.session_protocol import KernelArguments, OperatorArguments
+from rankdump._core.plan import UNNAMED_MODEL, DumpPlan
+from rankdump._core.record import StatisticRows, TensorKind, TensorSide
+from rankdump._core.recorder_protocol import (
+    PlacementResult,
+    StagedRecord,
+    TensorObservation,
+    TensorSource,
+)
+from rankdump._core.selection import GRADIENTS_PREFIX
+from rankdump._core.session_protocol import (
+    CallStacks,
+    KernelArguments,
+    OperatorArguments,
+    RecordHead,
+)
+from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, Layout
 from rankdump._recorder.iteration_state import IterationCounters, IterationState, StallTimer
-from rankdump._recorder.plan_settings import is_statistics_only
-from rankdump._recorder.record_namer import RecordNamer
-from rankdump._recorder.staging_buffer import StagingBuffer
+from rankdump._recorder.plan_settings import ROW_BYTES, is_statistics_only
 from rankdump._recorder.tensor_statistics import (
     RowBatch,
     StatisticsCalculator,
@@ -31,6 +44,244 @@ from rankdump._recorder.tensor_statistics import (
 from rankdump._transport.send_buffer import SendBuffer
 
 _logger = logging.getLogger(__name__)
+
+_MAX_REMEMBERED_NAMES = 1 << 14
+"""Limit for a loop without steps: every call number makes a name."""
+
+
+class TimestampAllocator:
+    """Allocates times that name files and sort rows; safe to use from several threads.
+
+    Each is later than all before, unless all tensors of a call share the time of the first one.
+    """
+
+    def __init__(self, clock_us: Callable[[], int], *, shared: bool) -> None:
+        self._clock_us = clock_us
+        self.shared = shared
+        """Whether tensors of a call share the time of the first one."""
+        self._lock = threading.Lock()
+        self._last_us = 0
+        self._iteration = -1
+        self._calls: dict[tuple[int, str], tuple[int, set[int]]] = {}
+        """Time of each call of the running iteration, and the tensors that have it."""
+
+    def allocate(self, kind: TensorKind, iteration: int) -> int:
+        """Return the time stamp of a tensor of that kind, in us since the epoch."""
+        with self._lock:
+            if not self.shared:
+                return self._next_us()
+            if iteration != self._iteration or len(self._calls) >= _MAX_REMEMBERED_NAMES:
+                self._calls.clear()
+                self._iteration = iteration
+            call = kind.graph, kind.op_name
+            place = -kind.slot - 1 if kind.side is TensorSide.OUTPUT else kind.slot
+            known = self._calls.get(call)
+            # A tensor that came before belongs to another call.
+            if known is None or place in known[1]:
+                known = self._calls[call] = self._next_us(), set[int]()
+            known[1].add(place)
+            return known[0]
+
+    def end_call(self, graph: int, op_name: str) -> None:
+        """End a forward call; a backward's end is ignored, for it may be reported too early."""
+        if not op_name.startswith(GRADIENTS_PREFIX):
+            with self._lock:
+                self._calls.pop((graph, op_name), None)
+
+    def _next_us(self) -> int:
+        self._last_us = stamp_us = max(self._clock_us(), self._last_us + 1)
+        return stamp_us
+
+
+class RecordNamer:
+    """Names tensors of one rank; safe to use from several threads."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        net_name: str,
+        clock_us: Callable[[], int],
+        layout: Layout = DEFAULT_LAYOUT,
+    ) -> None:
+        """`net_name` is the plan's; if set, it is used instead of the names of models."""
+        self._rank = rank
+        self._net_name = net_name
+        self._unknown_id = layout.unknown_id
+        self._stamps = TimestampAllocator(clock_us, shared=layout.shares_timestamps)
+        # In an API dump each call has its own name, so no name repeats.
+        self._remembers = layout.api_files is None
+        self._models: dict[int, str] = {}
+        self._kinds: dict[tuple[int, str, TensorSide, int], TensorKind] = {}
+
+    def name_model(self, graph: int, name: str) -> None:
+        """Set the name of a graph's model; kinds with the old name are forgotten."""
+        self._models[graph] = name
+        self._kinds.clear()
+
+    def get_model_name(self, graph: int) -> str:
+        """Return the name of a graph's model."""
+        return self._net_name or self._models.get(graph, UNNAMED_MODEL)
+
+    def find_kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
+        """Return the kind of an observation's tensor, or of a sample of it, read by `source`.
+
+        The same object is returned while type and shape stay the same, if names repeat.
+        """
+        if not self._remembers:
+            return self._make_kind(observation, source)
+        place = (observation.graph, observation.op_name, observation.side, observation.slot)
+        known = self._kinds.get(place)
+        if (
+            known is not None
+            and known.shape == source.shape
+            and known.dtype == source.dtype
+            and known.argument == observation.argument
+            and known.op_type == observation.op_type
+            and known.constant == observation.constant
+        ):
+            return known
+        kind = self._make_kind(observation, source)
+        return remember(self._kinds, place, kind, _MAX_REMEMBERED_NAMES)
+
+    def stamp(self, kind: TensorKind, iteration: int) -> int:
+        """Return the time in us that names the file of a tensor, or sorts its row."""
+        return self._stamps.allocate(kind, iteration)
+
+    def end_call(self, graph: int, op_name: str) -> None:
+        """End a call: the next one of its name gets a new time."""
+        if self._stamps.shared:
+            self._stamps.end_call(graph, op_name)
+
+    def make_head(
+        self, kind: TensorKind, *, iteration: int, switched_on: bool = False
+    ) -> RecordHead:
+        """Return the head of a record of that kind, stamped now."""
+        return RecordHead(
+            kind,
+            iteration,
+            self._stamps.allocate(kind, iteration),
+            self._rank,
+            self._unknown_id,
+            self._unknown_id,
+            switched_on,
+        )
+
+    def _make_kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
+        graph, op_type, op_name, side, slot, argument, *_ = observation
+        return TensorKind(
+            graph,
+            op_type,
+            op_name,
+            side,
+            slot,
+            source.dtype,
+            source.shape,
+            source.byte_count,
+            argument,
+            observation.constant,
+            self.get_model_name(graph),
+        )
+
+
+MIN_RECORD_BYTES = 512
+"""Approximate bytes of a record without elements; smaller records are charged this much."""
+CALL_BYTES = 256
+"""Approximate bytes of a call with its stack; a repeated stack is sent once."""
+
+
+class StagingBudget:
+    """Budget of bytes held at once; an item larger than the limit is admitted alone."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._held_bytes = 0
+        self._freed = threading.Condition()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes held now."""
+        return self._held_bytes
+
+    def acquire(self, byte_count: int, compute_remaining_s: Callable[[], float]) -> bool:
+        """Hold the bytes, waiting for space as long as allowed; False if time ran out."""
+        with self._freed:
+            while self._held_bytes and self._held_bytes + byte_count > self._limit_bytes:
+                left_s = compute_remaining_s()
+                if left_s <= 0:
+                    return False
+                # The remaining time is extended whenever the agent makes progress.
+                self._freed.wait(min(left_s, 1.0))
+            self._held_bytes += byte_count
+            return True
+
+    def release(self, byte_count: int) -> None:
+        """Release bytes, and wake waiting threads."""
+        with self._freed:
+            self._held_bytes -= byte_count
+            self._freed.notify_all()
+
+
+class StagingBuffer:
+    """Reserves space for records and rows, and copies tensors; safe for several threads."""
+
+    def __init__(
+        self,
+        send_buffer: SendBuffer,
+        *,
+        records: StagingBudget,
+        rows: StagingBudget,
+        copies_directly: bool = True,
+    ) -> None:
+        """`copies_directly` permits copies into shared memory.
+
+        Rows have their own budget, so that they are sent even if records have used all of theirs.
+        """
+        self._send_buffer = send_buffer
+        self._records = records
+        self._rows = rows
+        self._copies_directly = copies_directly
+
+    def keep(self, head: RecordHead, source: TensorSource) -> StagedRecord | None:
+        """Copy a record's elements once; None if there is no space for them."""
+        if self._copies_directly:
+            result = self._send_buffer.place_record(head, source)
+            if result is PlacementResult.DONE:
+                return StagedRecord(head, memoryview(b""), is_in_shared_memory=True)
+            if result is PlacementResult.FULL:
+                return None
+        charge = _compute_charge(head)
+        if not self._records.acquire(charge, self._send_buffer.compute_remaining_wait_s):
+            return None
+        try:
+            data = memoryview(bytearray(head.byte_count))
+            source.copy_into(data)
+        except BaseException:
+            self._records.release(charge)
+            raise
+        return StagedRecord(head, data)
+
+    def admit(self, rows: StatisticRows) -> bool:
+        """Reserve space for rows until `release`; False if there is none in time."""
+        return self._rows.acquire(len(rows) * ROW_BYTES, self._send_buffer.compute_remaining_wait_s)
+
+    def admit_at_once(self, stacks: CallStacks) -> bool:
+        """Reserve space for call stacks until `release`; False if there is none now."""
+        return self._rows.acquire(len(stacks.calls) * CALL_BYTES, lambda: 0.0)
+
+    def release(self, item: StagedRecord | StatisticRows | CallStacks) -> None:
+        """Release the space of an item that was sent."""
+        if isinstance(item, StatisticRows):
+            self._rows.release(len(item) * ROW_BYTES)
+        elif isinstance(item, CallStacks):
+            self._rows.release(len(item.calls) * CALL_BYTES)
+        elif not item.is_in_shared_memory:
+            self._records.release(_compute_charge(item.head))
+
+
+def _compute_charge(head: RecordHead) -> int:
+    return max(head.byte_count, MIN_RECORD_BYTES)
+
 
 BUFFER_FULL = "buffer_full"
 COPY_FAILED = "copy_failed"

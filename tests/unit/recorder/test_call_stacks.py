@@ -7,7 +7,7 @@ from support.send_buffers import SendBufferDouble
 from rankdump._core.record import MAX_FRAME_ROWS
 from rankdump._core.session_protocol import CallStacks
 from rankdump._recorder.metadata_sender import MAX_STACK_CHARACTERS, CallStackSender
-from rankdump._recorder.staging_buffer import CALL_BYTES, StagingBudget, StagingBuffer
+from rankdump._recorder.record_builder import CALL_BYTES, StagingBudget, StagingBuffer
 
 STACKS = (("a", "b"), ("c",))
 

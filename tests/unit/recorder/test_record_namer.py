@@ -15,8 +15,8 @@ from rankdump._core.record import TensorKey, TensorKind, TensorSide
 from rankdump._core.recorder_protocol import TensorObservation
 from rankdump._frameworks.arrays import ArraySource
 from rankdump._layout.tree_layouts import LAYOUTS
-from rankdump._recorder import record_namer as module
-from rankdump._recorder.record_namer import RecordNamer
+from rankdump._recorder import record_builder as module
+from rankdump._recorder.record_builder import RecordNamer
 
 
 def observation(array, *, constant: bool = False, **changed) -> TensorObservation:

@@ -11,7 +11,7 @@ from rankdump._core.record import StatisticRows, TensorKey, TensorKind, TensorSi
 from rankdump._core.recorder_protocol import PlacementResult
 from rankdump._core.session_protocol import RecordHead
 from rankdump._frameworks.arrays import ArraySource
-from rankdump._recorder.staging_buffer import (
+from rankdump._recorder.record_builder import (
     MIN_RECORD_BYTES,
     ROW_BYTES,
     StagingBudget,

@@ -410,7 +410,7 @@ def test_a_forked_process_neither_sends_nor_waits(running, tmp_path):
 
 def test_our_own_failure_does_not_reach_the_job(running, tmp_path, caplog, monkeypatch):
     session = started(running, tmp_path)
-    monkeypatch.setattr("rankdump._recorder.staging_buffer.StagingBuffer.keep", lambda *_: 1 / 0)
+    monkeypatch.setattr("rankdump._recorder.record_builder.StagingBuffer.keep", lambda *_: 1 / 0)
     session.dump("Add", "a", "input", 0, np.ones(1))
     session.close()
     (end,) = ends(running)

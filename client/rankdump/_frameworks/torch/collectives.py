@@ -35,7 +35,8 @@ from rankdump._frameworks.torch.communication import (
 )
 from rankdump._frameworks.torch.ddp import observe_buckets
 from rankdump._frameworks.torch.internals import find_running_ddp
-from rankdump._frameworks.torch.observer import TorchObserver, run_shielded
+from rankdump._frameworks.torch.module_hooks import run_shielded
+from rankdump._frameworks.torch.tensors import TorchObserver
 
 # The work is a C++ class whose stubs are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

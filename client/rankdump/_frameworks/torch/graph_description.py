@@ -27,9 +27,8 @@ from rankdump._frameworks.model_observer import capture_source_lines
 from rankdump._frameworks.operator_names import CallLeaf
 from rankdump._frameworks.torch.internals import find_base, read_node_number, read_version
 from rankdump._frameworks.torch.module_tree import iterate_own_tensors, read_module_arguments
-from rankdump._frameworks.torch.observer import TorchObserver
 from rankdump._frameworks.torch.recomputation import TorchOperatorCall
-from rankdump._frameworks.torch.tensors import find_dtype_name
+from rankdump._frameworks.torch.tensors import TorchObserver, find_dtype_name
 
 # torch's stubs leave the nodes of autograd's graph partly untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

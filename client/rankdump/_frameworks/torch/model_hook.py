@@ -33,16 +33,9 @@ from rankdump._frameworks.torch.internals import (
     read_structure,
     unwrap_tensor,
 )
-from rankdump._frameworks.torch.module_hooks import ModuleHooks
-from rankdump._frameworks.torch.module_tree import (
-    ModuleOperator,
-    ModuleTree,
-    build_module_tree,
-    read_module_arguments,
-)
-from rankdump._frameworks.torch.observer import (
+from rankdump._frameworks.torch.module_hooks import (
     ErrorFingerprint,
-    TorchObserver,
+    ModuleHooks,
     exclude_from_compilation,
     find_handled_error,
     find_raised_error,
@@ -50,8 +43,15 @@ from rankdump._frameworks.torch.observer import (
     is_caused_by,
     run_shielded,
 )
+from rankdump._frameworks.torch.module_tree import (
+    ModuleOperator,
+    ModuleTree,
+    build_module_tree,
+    read_module_arguments,
+)
 from rankdump._frameworks.torch.parameters import ModuleMarkReporter, TorchParameterObserver
 from rankdump._frameworks.torch.recomputation import BackwardStep, ForwardCallLog, TorchOperatorCall
+from rankdump._frameworks.torch.tensors import TorchObserver
 
 # torch's stubs leave hooks and handles untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

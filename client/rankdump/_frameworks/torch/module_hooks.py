@@ -1,4 +1,10 @@
-"""Hooks on modules, and the watch for outermost calls of models, where an iteration may begin.
+"""Guards around every hook, hooks on modules, and the watch for outermost calls of models, where an
+iteration may begin.
+
+Guards report internal errors, which never reach the training, and hide hooks from the compiler and
+a user's modes. Errors of the job are recognised by a fingerprint and never kept: objects in an
+error's traceback must be freed when the script releases the error. A script that frees memory and
+tries again depends on that.
 
 A hook runs once before a call, when an in-place operator has not overwritten its input, and once
 after it, also if the call raised. Hooks that are installed while an outermost call begins run for
@@ -7,25 +13,102 @@ that call too. Copied and pickled modules get hooks that do nothing.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, Protocol, TypeVar
 
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from rankdump._frameworks.torch.internals import (
+    disable_function_modes,
     find_compiled_call,
     find_plain_call,
     is_tracing,
     read_pre_hooks,
     set_compiled_call,
+    skip_compilation,
 )
 from rankdump._frameworks.torch.module_tree import ModuleOperator, ModuleTree
-from rankdump._frameworks.torch.observer import exclude_from_compilation, run_shielded
 
 # torch's stubs leave hooks and handles untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+_FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
+
+
+def exclude_from_compilation(function: _FunctionT) -> _FunctionT:
+    """Exclude a hook that runs between two compiled regions from compilation.
+
+    Otherwise it would be compiled by itself, and a compiled hook observes nothing.
+    """
+    skip_compilation(function)
+    return function
+
+
+def run_shielded(
+    body: Callable[..., None], failed: Callable[[Exception], None], *args: Any
+) -> None:
+    """Run a hook's body; an error goes to `failed`, an interrupt passes through."""
+    try:
+        with disable_function_modes():
+            body(*args)
+    except Exception as error:
+        failed(error)
+
+
+_MAX_CAUSES = 32
+"""Limit to the chain of causes that is searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFingerprint:
+    """Fingerprint by which an error is recognised.
+
+    Identity alone fails if an error was freed and another one took its place in memory; that one
+    was hardly raised by the same line.
+    """
+
+    identity: int
+    code: CodeType | None
+    line: int
+
+
+def find_handled_error() -> int:
+    """Return the identity of the error that this thread is handling; 0 without one."""
+    error = sys.exc_info()[1]
+    return 0 if error is None else id(error)
+
+
+def find_raised_error(handled: int) -> BaseException | None:
+    """Return the error being handled, unless its identity is `handled`."""
+    error = sys.exc_info()[1]
+    return None if error is None or id(error) == handled else error
+
+
+def fingerprint_error(error: BaseException) -> ErrorFingerprint:
+    """Return the fingerprint of an error that is being handled."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ErrorFingerprint(id(error), None, 0)
+    return ErrorFingerprint(id(error), trace.tb_frame.f_code, trace.tb_lineno)
+
+
+def is_caused_by(error: BaseException, fault: ErrorFingerprint | None) -> bool:
+    """Return whether an error is the fingerprinted one, or was raised because of it."""
+    found: BaseException | None = error
+    for _ in range(_MAX_CAUSES):
+        if found is None or fault is None:
+            return False
+        if fingerprint_error(found) == fault:
+            return True
+        found = found.__cause__ or found.__context__
+    return False
 
 
 class ModuleCallListener(Protocol):
@@ -151,10 +234,6 @@ def do_nothing(*args: object) -> None:
 def make_inert_hook() -> Callable[..., None]:
     """Return the replacement of a hook in an unpickled module."""
     return do_nothing
-
-
-# torch's stubs leave hooks and handles untyped.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 
 class TorchOutermostWatch:

@@ -22,6 +22,7 @@ from rankdump._core.record import TensorSide
 from rankdump._frameworks.model_observer import check_mark_state, make_mark_target_error
 from rankdump._frameworks.operator_names import make_gradient_name
 from rankdump._frameworks.torch.internals import is_tracing, read_structure
+from rankdump._frameworks.torch.module_hooks import exclude_from_compilation, run_shielded
 from rankdump._frameworks.torch.module_tree import (
     BufferLocation,
     ModuleTree,
@@ -31,11 +32,7 @@ from rankdump._frameworks.torch.module_tree import (
     iterate_chosen_names,
     iterate_parameters,
 )
-from rankdump._frameworks.torch.observer import (
-    TorchObserver,
-    exclude_from_compilation,
-    run_shielded,
-)
+from rankdump._frameworks.torch.tensors import TorchObserver
 
 # torch's stubs leave an optimizer's groups untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -1,12 +1,12 @@
-"""Source of a torch tensor's elements, or the reason why they cannot be read, and the layout of
-elements in host memory. Never changes the tensor, the random state, the autograd graph or what a
-user's dispatch mode sees.
+"""Source of a torch tensor's elements, or the reason why they cannot be read, their layout in host
+memory, and the observer that passes tensors and events of one model to the recorder. Never changes
+the tensor, the random state, the autograd graph or what a user's dispatch mode sees.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 import numpy as np
@@ -16,7 +16,10 @@ from torch.nn import Parameter
 
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.plan import StatisticPrecision
+from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import DeferredStatistics, DeviceCopier, TensorVersion
+from rankdump._frameworks.model_observer import ModelObserver
+from rankdump._frameworks.operator_names import CallLeaf
 from rankdump._frameworks.torch import device_tensors
 from rankdump._frameworks.torch.internals import (
     disable_function_modes,
@@ -292,3 +295,31 @@ def _explain_unreadable(tensor: Tensor) -> str:
         # A copy to the host would invalidate the capture.
         return "graph_capture"
     return ""
+
+
+class TorchObserver(ModelObserver):
+    """Observer of one attached torch model."""
+
+    def record_tensors(
+        self, op_type: str, op_name: str, side: TensorSide, leaves: Iterable[CallLeaf]
+    ) -> None:
+        """Record the tensors among the leaves of one side of an operator."""
+        if not self.recorder.is_wanted(self.graph, op_name, side):
+            return
+        for leaf in leaves:
+            if isinstance(leaf.value, Tensor):
+                self.record_tensor(
+                    op_type, op_name, side, leaf.slot, leaf.argument, make_torch_source, leaf.value
+                )
+
+    def record_state(
+        self, name: str, argument: str, tensor: Tensor, *, constant: bool = False
+    ) -> None:
+        """Record a parameter or buffer with its current value."""
+        self.record_parameter(
+            name, argument, make_torch_source, tensor, state=True, constant=constant
+        )
+
+    def record_gradient(self, name: str, tensor: Tensor) -> None:
+        """Record the gradient of a parameter as the output of its own operator."""
+        self.record_parameter(name, "grad", make_torch_source, tensor)

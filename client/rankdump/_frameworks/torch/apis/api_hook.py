@@ -24,12 +24,12 @@ from rankdump._frameworks.torch.apis.call_sites import CallSites
 from rankdump._frameworks.torch.apis.function_patches import OperatorPatch
 from rankdump._frameworks.torch.collectives import CollectiveSubscription
 from rankdump._frameworks.torch.internals import is_tracing, read_structure
-from rankdump._frameworks.torch.module_hooks import ModuleHooks
-from rankdump._frameworks.torch.observer import (
-    TorchObserver,
+from rankdump._frameworks.torch.module_hooks import (
+    ModuleHooks,
     exclude_from_compilation,
     run_shielded,
 )
+from rankdump._frameworks.torch.tensors import TorchObserver
 
 # torch's stubs leave an optimizer's hooks untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -31,12 +31,9 @@ from rankdump._frameworks.operator_names import CallLeaf, OperatorScope
 from rankdump._frameworks.torch.apis.call_sites import CallSites
 from rankdump._frameworks.torch.internals import find_backward_step, find_saving_hook, is_tracing
 from rankdump._frameworks.torch.model_hook import TensorHookRegistry, is_hookable
-from rankdump._frameworks.torch.observer import (
-    TorchObserver,
-    exclude_from_compilation,
-    run_shielded,
-)
+from rankdump._frameworks.torch.module_hooks import exclude_from_compilation, run_shielded
 from rankdump._frameworks.torch.recomputation import BackwardStep, ForwardCallLog, TorchOperatorCall
+from rankdump._frameworks.torch.tensors import TorchObserver
 from rankdump._layout.api_tree import ApiCall, parse_place
 
 _SCALAR_DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}

@@ -35,16 +35,8 @@ from rankdump._frameworks.torch.internals import (
     push_mode,
     remove_mode,
 )
-from rankdump._frameworks.torch.module_tree import (
-    COMPILED_WARNING,
-    FUSED_WARNING,
-    ModuleOperator,
-    ModuleTree,
-    build_module_tree,
-)
-from rankdump._frameworks.torch.observer import (
+from rankdump._frameworks.torch.module_hooks import (
     ErrorFingerprint,
-    TorchObserver,
     exclude_from_compilation,
     find_handled_error,
     find_raised_error,
@@ -52,6 +44,14 @@ from rankdump._frameworks.torch.observer import (
     is_caused_by,
     run_shielded,
 )
+from rankdump._frameworks.torch.module_tree import (
+    COMPILED_WARNING,
+    FUSED_WARNING,
+    ModuleOperator,
+    ModuleTree,
+    build_module_tree,
+)
+from rankdump._frameworks.torch.tensors import TorchObserver
 from rankdump._layout.api_tree import ApiCall
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import Module, functional
 
-from rankdump._frameworks.torch.observer import exclude_from_compilation
+from rankdump._frameworks.torch.module_hooks import exclude_from_compilation
 
 _OPERATOR_NAMES = tuple(
     f"__{word}__"
