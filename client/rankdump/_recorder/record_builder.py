@@ -242,12 +242,15 @@ class StagingBuffer:
         self._rows = rows
         self._copies_directly = copies_directly
 
-    def keep(self, head: RecordHead, source: TensorSource) -> StagedRecord | None:
-        """Copy a record's elements once; None if there is no space for them."""
+    def keep(self, head: RecordHead, source: TensorSource) -> RecordHead | StagedRecord | None:
+        """Copy a record's elements once; None if there is no space for them.
+
+        A head is returned if its elements are in shared memory, so that nothing is left to send.
+        """
         if self._copies_directly:
             result = self._send_buffer.place_record(head, source)
             if result is PlacementResult.DONE:
-                return StagedRecord(head, memoryview(b""), is_in_shared_memory=True)
+                return head
             if result is PlacementResult.FULL:
                 return None
         charge = _compute_charge(head)
@@ -275,7 +278,7 @@ class StagingBuffer:
             self._rows.release(len(item) * ROW_BYTES)
         elif isinstance(item, CallStacks):
             self._rows.release(len(item.calls) * CALL_BYTES)
-        elif not item.is_in_shared_memory:
+        else:
             self._records.release(_compute_charge(item.head))
 
 
@@ -298,8 +301,8 @@ class LostTensor:
     reason: str
 
 
-BuildResult: TypeAlias = "StagedRecord | TensorStatisticsRow | LostTensor"
-"""Result of an observation."""
+BuildResult: TypeAlias = "RecordHead | StagedRecord | TensorStatisticsRow | LostTensor"
+"""Result of an observation; a head alone is of a record in shared memory."""
 
 
 class RecordBuilder:
@@ -428,10 +431,11 @@ class RecordSender:
         if isinstance(item, TensorStatisticsRow):
             if self._batch.add(item):
                 self._send_rows()
+        elif isinstance(item, RecordHead):
+            self._counters.count_sent(item.iteration)
         elif isinstance(item, StagedRecord):
             self._counters.count_sent(item.head.iteration)
-            if not item.is_in_shared_memory:
-                self._send_buffer.submit(item)
+            self._send_buffer.submit(item)
         elif isinstance(item, LostTensor):
             self._lose(item)
         else:

@@ -8,7 +8,7 @@ from support import record_heads
 from support.send_buffers import SendBufferDouble
 
 from rankdump._core.record import StatisticRows, TensorKey, TensorKind, TensorSide
-from rankdump._core.recorder_protocol import PlacementResult
+from rankdump._core.recorder_protocol import PlacementResult, StagedRecord
 from rankdump._core.session_protocol import RecordHead
 from rankdump._frameworks.arrays import ArraySource
 from rankdump._recorder.record_builder import (
@@ -42,7 +42,7 @@ def test_a_staged_tensor_no_longer_follows_the_job():
     array = np.arange(6, dtype="f4").reshape(2, 3)
     source = ArraySource(array)
     staged = stage(StagingBudget(1 << 20)).keep(head(source), source)
-    assert staged is not None
+    assert isinstance(staged, StagedRecord)
     before = array.copy()
     array[:] = -1
     np.testing.assert_array_equal(np.frombuffer(staged.data, "f4").reshape(2, 3), before)
@@ -56,7 +56,7 @@ def test_room_is_what_a_record_takes_until_it_is_let_go(array, charge):
     budget, source = StagingBudget(1 << 20), ArraySource(array)
     room = stage(budget)
     record = room.keep(head(source), source)
-    assert record is not None
+    assert isinstance(record, StagedRecord)
     assert budget.held_bytes == charge
     room.release(record)
     assert budget.held_bytes == 0
@@ -138,11 +138,12 @@ def test_where_a_tensor_goes(placing, room, kept):
     if record is None:
         assert kept is None
     elif kept == "straight":
-        assert record.is_in_shared_memory
+        assert isinstance(record, RecordHead)
         assert budget.held_bytes == before
     else:
+        assert isinstance(record, StagedRecord)
         assert budget.held_bytes - before == 1000
         assert bytes(record.data) == b"\1" * 1000
-    if record is not None:
+    if isinstance(record, StagedRecord):
         the_stage.release(record)
     assert budget.held_bytes == before
