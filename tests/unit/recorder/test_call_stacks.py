@@ -36,7 +36,7 @@ class Sent:
         ]
 
 
-def test_every_call_once_in_its_iteration():
+def test_call_stacks_are_sent_once_in_their_iteration():
     """Frames hold calls of one iteration, at most so many, and each stack once."""
     sent = Sent()
     expected = [(n // 1500, f"call {n}", STACKS[n % 2]) for n in range(4000)]
@@ -51,7 +51,7 @@ def test_every_call_once_in_its_iteration():
     assert sent.callers.lost_calls == 0
 
 
-def test_long_stacks_leave_sooner():
+def test_long_call_stacks_are_sent_sooner():
     """A frame has to fit into a message."""
     sent = Sent()
     for number in range(4):
@@ -59,7 +59,7 @@ def test_long_stacks_leave_sooner():
     assert len(sent.frames) == 4
 
 
-def test_without_room_calls_are_counted_and_nothing_waits():
+def test_call_stacks_without_space_are_counted_and_never_wait():
     """Room comes back when what was sent has been taken."""
     sent = Sent(calls=2)
     for name in ("a", "b", "c"):

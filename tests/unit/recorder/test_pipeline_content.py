@@ -56,7 +56,7 @@ def request() -> SessionRequest:
         (np.array(True), 0, ("1", "1", "1"), 1),
     ],
 )
-def test_in_statistic_mode_no_element_leaves_the_rank(running, array, sample, figures, size):
+def test_statistic_mode_sends_no_elements(running, array, sample, figures, size):
     """Law: a record has the figures, the size of the tensor, and no bytes of it."""
     with started(running, a_plan(saved="statistic", sample_elements=sample)) as session:
         session.dump("Add", "a", "input", 0, array)
@@ -68,7 +68,7 @@ def test_in_statistic_mode_no_element_leaves_the_rank(running, array, sample, fi
 
 
 @pytest.mark.parametrize("saved", ["tensor", "full"])
-def test_in_any_other_mode_the_elements_travel(running, saved):
+def test_other_modes_send_elements(running, saved):
     with started(running, a_plan(saved=saved)) as session:
         session.dump("Add", "a", "input", 0, INPUT)
     (record,) = bodies(running, "record")
@@ -79,7 +79,7 @@ def test_in_any_other_mode_the_elements_travel(running, saved):
 @pytest.mark.parametrize(
     ("saved", "lost"), [("statistic", True), ("tensor", False), ("full", False)]
 )
-def test_complex_tensors_have_files_and_no_figures(running, saved, lost):
+def test_complex_tensors_have_files_and_no_statistics(running, saved, lost):
     with started(running, a_plan(saved=saved)) as session:
         session.dump("Add", "a", "input", 0, np.ones(2, "c8"))
     assert rows(running) == []
@@ -88,7 +88,7 @@ def test_complex_tensors_have_files_and_no_figures(running, saved, lost):
     assert dict(end.dropped) == ({"no_statistics": 1} if lost else {})
 
 
-def test_an_old_profile_has_its_own_columns(running):
+def test_statistics_of_an_old_profile_have_its_columns(running):
     plan = a_plan("ms2.0", saved="statistic", statistics=("md5",))
     with started(running, plan) as session:
         session.dump("Add", "a", "input", 0, INPUT)
@@ -99,7 +99,7 @@ def test_an_old_profile_has_its_own_columns(running):
     ("shape", "sample", "kept"),
     [((5, 5), 20, (20,)), ((4, 5), 20, (5, 4)), ((5, 5), 0, (5, 5)), ((), 1, ()), ((0,), 1, None)],
 )
-def test_a_sample_is_the_first_elements(running, shape, sample, kept):
+def test_sample_has_the_first_elements(running, shape, sample, kept):
     """Law: what has more elements than the sample becomes its head, of one dimension."""
     array = np.arange(np.prod(shape, dtype=int), dtype="i4").reshape(shape)
     with started(running, a_plan(sample_elements=sample)) as session:
@@ -133,7 +133,7 @@ class OnDevice(ArraySource):
         return Promise(self.name)
 
 
-def test_on_the_device_a_step_is_read_back_once_and_rows_keep_their_order(running, monkeypatch):
+def test_device_statistics_are_read_back_once_per_step_in_order(running, monkeypatch):
     """Law: nothing leaves before the end of the iteration, not even what the host computed."""
     monkeypatch.setattr(Promise, "reads", 0)
     plan = a_plan(saved="statistic", on_device=True, statistics=("max",))
@@ -155,7 +155,7 @@ def test_on_the_device_a_step_is_read_back_once_and_rows_keep_their_order(runnin
     assert stamps == sorted(stamps)
 
 
-def test_figures_of_a_host_wait_for_the_end_of_a_step_that_fits_the_buffer(running):
+def test_host_statistics_wait_for_the_end_of_a_step_that_fits_the_buffer(running):
     """Law: a buffer that holds two rows loses none of a step with more of them."""
     names = "abcdefg"
     for buffer_bytes, before_the_end in [(1, 7), (1024, 4), (1 << 20, 0)]:
@@ -177,7 +177,7 @@ def test_figures_of_a_host_wait_for_the_end_of_a_step_that_fits_the_buffer(runni
         assert (end.expected, dict(end.dropped)) == (7, {})
 
 
-def test_figures_that_cannot_be_read_back_are_counted(running, monkeypatch, caplog):
+def test_statistics_that_cannot_be_read_back_are_counted_as_lost(running, monkeypatch, caplog):
     monkeypatch.setattr(Promise, "read", lambda self, others: 1 / 0)
     plan = a_plan(saved="statistic", on_device=True, statistics=("max",))
     pipeline = DumpPipeline(plan, request(), running.address)
@@ -191,7 +191,7 @@ def test_figures_that_cannot_be_read_back_are_counted(running, monkeypatch, capl
     assert "figures_failed" in caplog.text
 
 
-def test_a_constant_waits_for_an_iteration_that_is_dumped_and_is_sent_once(running):
+def test_constant_is_sent_once_in_the_first_dumped_iteration(running):
     plan = a_plan(selection=TensorSelection(iterations=IterationSelection("1-2", ((1, 2),))))
     with started(running, plan) as session:
         session.constant("data-1", np.ones(2))
@@ -205,7 +205,7 @@ def test_a_constant_waits_for_an_iteration_that_is_dumped_and_is_sent_once(runni
     assert [e.expected for e in bodies(running, "iteration_end")] == [4, 1]
 
 
-def test_arguments_of_selected_operators_travel_with_their_iteration(running):
+def test_arguments_of_selected_operators_are_sent_with_their_iteration(running):
     selection = TensorSelection(
         iterations=IterationSelection("1", ((1, 1),)),
         operators=OperatorSelection(everything=False, types=("conv",)),
@@ -228,7 +228,7 @@ def test_arguments_of_selected_operators_travel_with_their_iteration(running):
     assert order.index("kernel_arguments") < order.index("iteration_end")
 
 
-def test_without_the_setting_nobody_asks_for_arguments(running):
+def test_arguments_are_not_wanted_without_the_setting(running):
     plan = replace(a_plan(), content=ContentSettings(kernel_arguments=False))
     pipeline = DumpPipeline(plan, request(), running.address)
     pipeline.start()

@@ -30,7 +30,7 @@ def kind_of(heads: RecordNamer, seen: TensorObservation) -> TensorKind:
     return heads.find_kind(seen, seen.tensor)
 
 
-def test_time_stamps_are_unique_and_rise_when_the_clock_does_not():
+def test_timestamps_are_unique_and_rise_if_the_clock_does_not():
     """Law: they name files, so a clock that stands still or steps back must not repeat one."""
     times = iter([50, 50, 20, 60])
     heads = RecordNamer(rank=1, net_name="Net", clock_us=lambda: next(times))
@@ -39,7 +39,7 @@ def test_time_stamps_are_unique_and_rise_when_the_clock_does_not():
     assert [*stamps, heads.stamp(kind, 0), heads.stamp(kind, 0)] == [50, 51, 52, 60]
 
 
-def test_tensors_of_one_call_share_the_time_of_the_first_where_the_layout_does():
+def test_timestamps_of_one_call_are_shared_if_the_layout_shares_them():
     """Law: a tensor that was there before begins another call, an iteration begins all anew."""
     times = itertools.count(10)
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS["cann"])
@@ -52,7 +52,7 @@ def test_tensors_of_one_call_share_the_time_of_the_first_where_the_layout_does()
     assert (key.timestamp_us, key.net_name, key.task, key.stream) == (14, "Lenet", 65535, 65535)
 
 
-def test_a_call_that_is_over_shares_its_time_with_no_other():
+def test_timestamp_is_not_shared_with_an_ended_call():
     """Law: the next call of a name begins anew, though it may have other tensors than the last."""
     times = itertools.count(10)
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS["cann"])
@@ -66,7 +66,7 @@ def test_a_call_that_is_over_shares_its_time_with_no_other():
     assert stamps == [10, 11, 11]
 
 
-def test_gradients_of_one_backward_share_a_time_however_often_it_is_called_over():
+def test_timestamp_of_a_backward_is_shared_although_its_end_is_reported_often():
     """Law: which gradient is the last is not always known when it comes."""
     heads = RecordNamer(
         rank=0, net_name="", clock_us=itertools.count(10).__next__, layout=LAYOUTS["cann"]
@@ -80,7 +80,7 @@ def test_gradients_of_one_backward_share_a_time_however_often_it_is_called_over(
     assert len(set(stamps)) == 1
 
 
-def test_a_model_that_is_named_late_has_its_name_from_then_on():
+def test_kinds_have_the_name_of_a_model_that_is_named_late():
     """Law: no tensor goes under a name that its model no longer has."""
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: 7)
     seen = observation(np.ones(1))
@@ -105,7 +105,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS, clock=st.lists(st.integers(0, 5), min_size=60, max_size=60))
 @pytest.mark.parametrize("layout", ["cann", "mindspore-sync"])
-def test_no_two_tensors_have_the_same_place(layout, steps, clock):
+def test_tensors_have_distinct_places(layout, steps, clock):
     """Law: whatever the clock says and in whichever order calls begin, end and mix."""
     times = iter(clock)
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS[layout])
@@ -120,7 +120,7 @@ def test_no_two_tensors_have_the_same_place(layout, steps, clock):
     assert len(set(places)) == len(places)
 
 
-def test_no_two_tensors_of_several_threads_have_the_same_place():
+def test_tensors_of_several_threads_have_distinct_places():
     """Law: the same for calls that run at once under one name."""
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: 7, layout=LAYOUTS["cann"])
     kinds = [kind_of(heads, observation(np.ones(1), slot=slot)) for slot in range(3)]
@@ -136,7 +136,7 @@ def test_no_two_tensors_of_several_threads_have_the_same_place():
 
 
 @pytest.mark.parametrize("constant", [False, True])
-def test_a_head_says_all_that_is_known(constant):
+def test_head_has_all_known_fields(constant):
     heads = RecordNamer(rank=3, net_name="Net", clock_us=lambda: 7)
     seen = observation(np.zeros((2, 3), "f2"), constant=constant)
     kind = heads.find_kind(seen, seen.tensor.make_head_source(4))
@@ -148,7 +148,7 @@ def test_a_head_says_all_that_is_known(constant):
     assert (head.kind.argument, head.switched_on) == ("out", True)
 
 
-def test_a_tensor_that_looks_the_same_has_the_same_kind():
+def test_kind_is_the_same_object_for_an_unchanged_tensor():
     """Law: one object as long as nothing of it changes, and another when anything does."""
     heads = RecordNamer(rank=0, net_name="Net", clock_us=lambda: 7)
     first = kind_of(heads, observation(np.ones((2, 3), "f4")))
@@ -176,7 +176,7 @@ def test_a_tensor_that_looks_the_same_has_the_same_kind():
         )
 
 
-def test_names_without_end_are_not_remembered_without_end(monkeypatch):
+def test_kinds_are_remembered_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(module, "_MAX_REMEMBERED_NAMES", 10)
     heads = RecordNamer(rank=0, net_name="Net", clock_us=lambda: 7)
     kinds = [kind_of(heads, observation(np.ones(1), op_name=f"a{n}")) for n in range(100)]
@@ -184,7 +184,7 @@ def test_names_without_end_are_not_remembered_without_end(monkeypatch):
     assert len(heads._kinds) <= 10
 
 
-def test_names_of_an_api_dump_are_not_remembered_at_all():
+def test_kinds_of_an_api_dump_are_not_remembered():
     """Each call has its own, so that none comes again."""
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: 7, layout=LAYOUTS["api-torch"])
     seen = observation(np.ones((2, 3), "f4"))

@@ -25,7 +25,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message.removeprefix("rankdump: ") for record in caplog.records]
 
 
-def test_a_message_or_a_matter_is_said_once(voice, caplog):
+def test_warning_is_logged_once_for_each_text_or_subject(voice, caplog):
     for name in ("a", "a", "b"):
         voice.warn_once(f"about {name}")
         voice.warn_lost_tensor("buffer_full", name)
@@ -36,7 +36,7 @@ def test_a_message_or_a_matter_is_said_once(voice, caplog):
     ]
 
 
-def test_a_script_that_is_always_wrong_does_not_fill_its_log(caplog, monkeypatch):
+def test_warnings_are_limited(caplog, monkeypatch):
     monkeypatch.setattr("rankdump._recorder.session_logger._MAX_WARNINGS", 2)
     logger = SessionLogger(request_of(RankIdentity()), "unix:/a", 1 << 20)
     for number in range(9):
@@ -67,7 +67,7 @@ def test_a_script_that_is_always_wrong_does_not_fill_its_log(caplog, monkeypatch
         ),
     ],
 )
-def test_news_of_the_agent(voice, caplog, links, closing, words):
+def test_link_changes_are_logged(voice, caplog, links, closing, words):
     for link in links:
         voice.log_link_change(link, "why", closing=closing)
     found = said(caplog)
@@ -75,14 +75,14 @@ def test_news_of_the_agent(voice, caplog, links, closing, words):
     assert all(text.startswith(start) for text, start in zip(found, words, strict=True))
 
 
-def test_the_sum_of_what_was_lost(voice, caplog):
+def test_losses_are_summed_by_reason(voice, caplog):
     voice.warn_losses({}, 0)
     assert said(caplog) == []
     voice.warn_losses({"buffer_full": 3, "sparse": 1}, 2)
     assert said(caplog)[-1] == "4 tensors were not dumped: 3 buffer_full, 1 sparse"
 
 
-def test_what_became_of_shared_memory(voice, caplog):
+def test_unused_shared_memory_is_logged(voice, caplog):
     """Its absence is said once, and what is left in it only when there is something."""
     for reason in ("the agent no longer grants shared memory", "no such file"):
         voice.warn_no_shared_memory(reason)
@@ -95,7 +95,7 @@ def test_what_became_of_shared_memory(voice, caplog):
     ]
 
 
-def test_the_sum_of_what_was_lost_says_why_there_is_no_agent(caplog):
+def test_losses_without_agent_are_logged_with_the_reason(caplog):
     """One line says how much was not dumped and what to install."""
     missing = "no daemon can be started, because click is not installed"
     voice = SessionLogger(request_of(RankIdentity()), "unix:/a", 1 << 20, missing=missing)
@@ -106,7 +106,7 @@ def test_the_sum_of_what_was_lost_says_why_there_is_no_agent(caplog):
     assert last == f"3 tensors were not dumped: 3 not_taken_by_agent; {missing}"
 
 
-def test_ranks_of_a_host_say_a_thing_once(caplog):
+def test_warning_of_all_ranks_is_logged_by_one_rank_of_a_host(caplog):
     """What holds for all of them one says; what each has lost each says, with its name."""
     # Claims are names of this machine, where the same test may run from another checkout.
     job = uuid.uuid4().hex
@@ -137,7 +137,7 @@ def test_ranks_of_a_host_say_a_thing_once(caplog):
     assert len(said(caplog)) == 2
 
 
-def test_what_stands_in_shared_memory_of_an_agent_that_is_gone(voice, caplog):
+def test_tensors_in_shared_memory_of_a_lost_agent_are_logged(voice, caplog):
     voice.warn_unwritten_tensors(3, LinkState.AWAY)
     assert said(caplog) == [
         "the agent at unix:/a has not come back: 3 tensors remain in its shared memory and are "

@@ -82,7 +82,7 @@ LARGE = np.arange(SMALL_TENSOR_BYTES, dtype="f4")
 
 @pytest.mark.parametrize("on_device", [True, False])
 @pytest.mark.parametrize("turned", [True, False], ids=["turned", "packed"])
-def test_a_large_tensor_of_the_host_is_measured_at_once(on_device: bool, turned: bool):
+def test_large_host_tensor_is_measured_at_once(on_device: bool, turned: bool):
     array = LARGE.reshape(2, -1).T if turned else LARGE
     norm = f"{np.linalg.norm(LARGE.astype('f8')):g}"
     taken = measure(on_device=on_device).measure_tensor(ArraySource(array))
@@ -91,7 +91,7 @@ def test_a_large_tensor_of_the_host_is_measured_at_once(on_device: bool, turned:
 
 @pytest.mark.parametrize("on_device", [True, False])
 @pytest.mark.parametrize("turned", [True, False], ids=["turned", "packed"])
-def test_a_small_tensor_has_the_figures_of_the_moment_it_was_taken(on_device, turned):
+def test_small_tensor_has_statistics_of_when_it_was_observed(on_device, turned):
     """Law: what the job writes later changes nothing, though figures are computed then."""
     array, batch, the_measure = INPUT.copy(), RowBatch(), measure(on_device=on_device)
     batch.add(row(the_measure.measure_tensor(ArraySource(array.T if turned else array))))
@@ -113,7 +113,7 @@ def test_small_tensors_of_several_types_keep_their_order():
     ]
 
 
-def test_a_batch_says_when_it_should_be_read():
+def test_row_batch_reports_when_it_is_full():
     """Law: a loop without steps is not waited for."""
     batch = RowBatch()
     assert [batch.add(row("1")) for _ in range(MAX_WAITING_ROWS)] == [False] * (
@@ -123,13 +123,13 @@ def test_a_batch_says_when_it_should_be_read():
     assert not batch.add(row("1"))
 
 
-def test_copies_that_wait_do_not_fill_the_memory(monkeypatch):
+def test_row_batch_limits_bytes_of_waiting_copies(monkeypatch):
     monkeypatch.setattr(module, "MAX_WAITING_BYTES", 100)
     batch = RowBatch()
     assert [batch.add(row(b"x" * 40)) for _ in range(3)] == [False, False, True]
 
 
-def test_a_tensor_of_a_device_is_measured_there_if_the_plan_says_so():
+def test_device_tensor_is_measured_on_the_device_if_the_plan_says_so():
     there = measure(on_device=True)
     batch = RowBatch()
     batch.add(row(there.measure_tensor(OnDevice(INPUT))))
@@ -137,7 +137,7 @@ def test_a_tensor_of_a_device_is_measured_there_if_the_plan_says_so():
     assert measure().measure_tensor(OnDevice(INPUT)) == INPUT.tobytes()
 
 
-def test_a_step_is_read_back_at_once_and_in_order():
+def test_device_statistics_are_read_back_together_and_in_order():
     """Law: one read for each kind of device, and the rows stay in their order."""
     batch = RowBatch()
     kinds = [Promise, Another, Promise, Promise, Another]
@@ -152,7 +152,7 @@ def test_a_step_is_read_back_at_once_and_in_order():
     assert list(batch.drain_rows(measure())) == []
 
 
-def test_a_device_that_fails_loses_its_own_figures_alone():
+def test_failing_device_loses_only_its_own_statistics():
     batch = RowBatch()
     for number, promise in enumerate((Promise("a"), Broken("b"), Another("c"))):
         batch.add(row(promise, number))
@@ -170,7 +170,7 @@ marks = st.tuples(st.integers(0, 1), st.booleans(), st.booleans())
         st.tuples(marks, st.sampled_from([1, 2, MAX_FRAME_ROWS - 1, MAX_FRAME_ROWS])), max_size=6
     )
 )
-def test_frames_hold_what_belongs_together_and_no_more_than_fits(runs):
+def test_row_frames_hold_rows_of_one_iteration_up_to_the_limit(runs):
     """Law: each row once, in order, in a frame of its own iteration and fate, split when full."""
     batch, added = RowBatch(1 << 30), []
     for mark, count in runs:
@@ -206,7 +206,7 @@ class Untouchable(ArraySource):
 
 
 @pytest.mark.parametrize("on_device", [True, False])
-def test_without_figures_no_element_is_read(on_device: bool):
+def test_no_element_is_read_without_statistics(on_device: bool):
     """Rows of a plan that wants none are empty texts, for every type."""
     none = StatisticsCalculator(items=(), on_device=on_device, precision="high")
     assert none.can_measure("complex64")
@@ -219,7 +219,7 @@ def test_without_figures_no_element_is_read(on_device: bool):
 
 
 @pytest.mark.parametrize("size", [3, SMALL_TENSOR_BYTES])
-def test_exact_figures_have_all_digits(size: int):
+def test_exact_statistics_have_all_digits(size: int):
     """Of a small tensor, measured with others, and of a large one."""
     exact = StatisticsCalculator(
         items=("max", "avg"), on_device=False, precision="high", exact=True
@@ -266,7 +266,7 @@ def measured(monkeypatch) -> list[str]:
 MANY = SMALL_TENSOR_BYTES // 4 + 100
 
 
-def test_what_one_wrote_the_next_reads_without_measuring(measured: list[str]):
+def test_statistics_cache_measures_an_unchanged_tensor_once(measured: list[str]):
     thing, array = Thing(), np.ones(MANY, "f4")
     once = measure()
     first = once.measure_tensor(Counted(array, thing, 0))
@@ -274,7 +274,7 @@ def test_what_one_wrote_the_next_reads_without_measuring(measured: list[str]):
     assert measured == ["float32"]
 
 
-def test_what_shows_the_same_memory_is_measured_once(measured: list[str]):
+def test_statistics_cache_measures_views_of_the_same_memory_once(measured: list[str]):
     """A view of all of it has the figures of its owner; one of a part, or of gaps, has its own."""
     thing, array = Thing(), np.arange(4.0 * MANY, dtype="f4").reshape(2, -1)
     once = measure()
@@ -290,7 +290,7 @@ def test_what_shows_the_same_memory_is_measured_once(measured: list[str]):
 
 
 @pytest.mark.parametrize("how", ["counted", "past the count", "another thing", "array"])
-def test_what_may_have_changed_is_measured_again(how: str, measured: list[str]):
+def test_statistics_cache_measures_a_changed_tensor_again(how: str, measured: list[str]):
     """A write that nothing counted is seen in a sample; another object is never the same."""
     thing, array = Thing(), np.ones(MANY, "f4")
     once = measure()
@@ -307,7 +307,7 @@ def test_what_may_have_changed_is_measured_again(how: str, measured: list[str]):
     assert str(again).startswith("1," if how == "another thing" else "2,")
 
 
-def test_what_is_gone_is_forgotten(measured: list[str]):
+def test_statistics_cache_forgets_freed_tensors(measured: list[str]):
     """A new object may have the number of one that is gone; nothing is kept alive, or for ever."""
     once, array = measure(), np.ones(MANY, "f4")
     for at in range(3000):
@@ -317,7 +317,7 @@ def test_what_is_gone_is_forgotten(measured: list[str]):
     assert len(once._recent._known) <= 1024
 
 
-def test_a_digest_is_of_elements_in_their_order():
+def test_digest_is_of_elements_in_c_order():
     array = np.arange(MANY * 2, dtype="f4").reshape(2, -1)
     digests = StatisticsCalculator(items=("md5",), on_device=False, precision="high")
     assert digests.measure_tensor(ArraySource(array.T)) == digests.measure_tensor(
@@ -329,7 +329,7 @@ def test_a_digest_is_of_elements_in_their_order():
 
 
 @pytest.mark.parametrize("order", ["transposed", "strided", "swapped"])
-def test_figures_do_not_depend_on_how_elements_lie(order: str):
+def test_statistics_do_not_depend_on_memory_order(order: str):
     wide = np.random.default_rng(0).standard_normal((100, 400)).astype("f4")
     array = {"transposed": wide.T, "strided": wide[:, ::2], "swapped": wide.astype(">f4")}[order]
     found = measure().measure_tensor(ArraySource(array))

@@ -98,7 +98,7 @@ def seen(
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 1])
-def test_an_overflow_keeps_inputs_and_outputs_of_its_operator_alone(running, bad, place):
+def test_overflow_trigger_keeps_only_the_operator_that_overflowed(running, bad, place):
     """Law: whichever output is not finite, all of the operator's tensors are kept, in order."""
     outputs = [GOOD, GOOD]
     outputs[place] = np.array([bad], "f8")
@@ -114,7 +114,7 @@ def test_an_overflow_keeps_inputs_and_outputs_of_its_operator_alone(running, bad
     assert event_names(running) == ["before", "it", "after"]
 
 
-def test_inputs_are_those_from_before_the_operator_wrote_in_place(running):
+def test_overflow_trigger_keeps_inputs_from_before_a_write_in_place(running):
     array = np.array([3, 4], "f4")
     with rankdump.Session(a_plan("overflow"), agent=running.address) as session:
         session.dump("Div", "it", "input", 0, array)
@@ -128,7 +128,7 @@ def test_inputs_are_those_from_before_the_operator_wrote_in_place(running):
 @pytest.mark.parametrize(
     ("limit", "kept"), [(0, ["a", "b", "c"]), (1, ["a"]), (2, ["a", "b"]), (9, ["a", "b", "c"])]
 )
-def test_the_rank_stops_after_so_many_overflows(running, limit, kept):
+def test_overflow_trigger_stops_at_its_limit(running, limit, kept):
     plan = a_plan("overflow", overflow_limit=limit)
     with rankdump.Session(plan, agent=running.address) as session:
         for i, name in enumerate("abc"):
@@ -149,14 +149,14 @@ def test_the_rank_stops_after_so_many_overflows(running, limit, kept):
         ({"inputs": False}, [("it", "output", 0)]),
     ],
 )
-def test_outputs_are_judged_whether_or_not_they_are_kept(running, sides, kept):
+def test_overflow_trigger_checks_outputs_that_are_not_kept(running, sides, kept):
     with rankdump.Session(a_plan("overflow", **sides), agent=running.address) as session:
         run(session, "it", BAD)
         run(session, "good", GOOD)
     assert found(running) == kept
 
 
-def test_without_an_overflow_there_is_a_calm_note(running, caplog):
+def test_overflow_trigger_without_overflow_leaves_a_note(running, caplog):
     """Law: that nothing overflowed is no fault: the iteration is complete and nobody is alarmed."""
     caplog.set_level(logging.INFO, "rankdump")
     with rankdump.Session(a_plan("overflow"), agent=running.address) as session:
@@ -168,7 +168,7 @@ def test_without_an_overflow_there_is_a_calm_note(running, caplog):
     assert note in caplog.text
 
 
-def test_room_of_what_is_forgotten_is_given_back(running):
+def test_overflow_trigger_releases_space_of_operators_without_overflow(running):
     """Law: good operators without end fit into a buffer that holds one of them."""
     plan = a_plan("overflow", buffer_bytes=4096)
     with rankdump.Session(plan, agent=running.address) as session:
@@ -180,7 +180,7 @@ def test_room_of_what_is_forgotten_is_given_back(running):
 
 
 @pytest.mark.parametrize(("output", "dropped"), [(BAD, {"buffer_full": 7}), (GOOD, {})])
-def test_what_found_no_room_is_a_loss_only_if_its_operator_overflowed(running, output, dropped):
+def test_overflow_trigger_counts_a_loss_only_if_the_operator_overflowed(running, output, dropped):
     """Law: nobody waits for room that only the own operator's end can make."""
     plan = a_plan("overflow", buffer_bytes=4096)
     with rankdump.Session(plan, agent=running.address) as session:
@@ -192,7 +192,7 @@ def test_what_found_no_room_is_a_loss_only_if_its_operator_overflowed(running, o
     assert (end.expected - kept, dict(end.dropped)) == (sum(dropped.values()), dropped)
 
 
-def test_figures_of_an_overflow(running):
+def test_overflow_trigger_keeps_statistics(running):
     plan = a_plan("overflow", saved="statistic")
     with rankdump.Session(plan, agent=running.address) as session:
         run(session, "good", GOOD)
@@ -225,7 +225,7 @@ class OnDevice(ArraySource):
         return Promise(self.name)
 
 
-def test_on_the_device_only_figures_of_an_overflow_are_read_back(running):
+def test_overflow_trigger_reads_back_only_statistics_of_an_overflow(running):
     Promise.read_back = []
     plan = a_plan("overflow")
     content = ContentSettings(saved="statistic", statistics=("max",), on_device=True)
@@ -242,7 +242,7 @@ def test_on_the_device_only_figures_of_an_overflow_are_read_back(running):
     assert [row.figures for row in rows(running)] == [("it in",), ("it out",)]
 
 
-def test_parameters_and_constants_are_no_operators(running):
+def test_parameters_and_constants_are_kept_only_with_trigger_always(running):
     with rankdump.Session(a_plan("overflow"), agent=running.address) as session:
         session.dump("Parameter", "conv1.weight", "output", 0, BAD)
         session.constant("data-1", BAD)
@@ -250,7 +250,7 @@ def test_parameters_and_constants_are_no_operators(running):
 
 
 @pytest.mark.parametrize("profile", ["ms2.3", "ms2.0"])
-def test_the_gradient_of_a_parameter_is_what_an_operator_wrote(running, profile):
+def test_gradient_of_a_parameter_counts_as_output_of_an_operator(running, profile):
     """Law: an overflow that shows in the gradient of a weight alone is found, whatever its name."""
     plan = replace(a_plan("overflow"), output=OutputSettings("/x", profile=profile))
     with rankdump.Session(plan, agent=running.address) as session:
@@ -260,7 +260,7 @@ def test_the_gradient_of_a_parameter_is_what_an_operator_wrote(running, profile)
     assert found(running) == [(names[profile], "output", 0)]
 
 
-def test_arguments_stay_with_their_operator(running):
+def test_arguments_are_kept_with_their_operator(running):
     pipeline = DumpPipeline(a_plan("overflow"), request(), running.address)
     pipeline.start()
     for name, output in [("good", GOOD), ("it", BAD)]:
@@ -273,7 +273,7 @@ def test_arguments_stay_with_their_operator(running):
     assert sent == ["it"]
 
 
-def test_a_tensor_that_cannot_be_judged_is_said(running, caplog):
+def test_overflow_trigger_warns_about_a_tensor_that_it_cannot_check(running, caplog):
     pipeline = DumpPipeline(a_plan("overflow"), request(), running.address)
     pipeline.start()
     tensor = Tensor(BAD)
@@ -284,7 +284,7 @@ def test_a_tensor_that_cannot_be_judged_is_said(running, caplog):
     assert "it could not be checked" in caplog.text
 
 
-def test_operators_that_never_settle_are_forgotten_with_their_iteration(running):
+def test_operators_that_never_end_are_released_with_their_iteration(running):
     pipeline = DumpPipeline(a_plan("overflow"), request(), running.address)
     pipeline.start()
     pipeline.recorder.observe(seen("x", TensorSide.INPUT, ArraySource(GOOD)))
@@ -304,7 +304,7 @@ def test_operators_that_never_settle_are_forgotten_with_their_iteration(running)
 # -- exception
 
 
-def test_what_raised_leaves_its_inputs(running):
+def test_exception_trigger_keeps_inputs_of_the_operator_that_raised(running):
     """Law: inputs of the operator whose arrays came last before the error, and nothing else."""
 
     def job() -> None:
@@ -324,7 +324,7 @@ def test_what_raised_leaves_its_inputs(running):
     assert event_names(running) == []
 
 
-def test_a_session_closed_on_the_way_of_an_error_knows_of_it(running):
+def test_exception_trigger_keeps_inputs_if_the_session_closes_during_an_error(running):
     """`close` in a `finally` keeps the operator that raised, as leaving a `with` does."""
     session = rankdump.Session(a_plan("exception"), agent=running.address)
 
@@ -340,7 +340,7 @@ def test_a_session_closed_on_the_way_of_an_error_knows_of_it(running):
     assert found(running) == [("it", "input", 0)]
 
 
-def test_without_an_exception_nothing_is_sent(running, caplog):
+def test_exception_trigger_sends_nothing_without_an_exception(running, caplog):
     """Law: no record, no event, no end of an iteration, and a calm note."""
     with rankdump.Session(a_plan("exception"), agent=running.address) as session:
         for i in range(3):
@@ -355,7 +355,7 @@ def test_without_an_exception_nothing_is_sent(running, caplog):
     assert caplog.records == []
 
 
-def test_an_exception_that_the_job_survives_is_an_iteration_of_its_own(running):
+def test_exception_trigger_records_each_exception_in_its_iteration(running):
     pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
     recorder = pipeline.recorder
@@ -373,7 +373,7 @@ def test_an_exception_that_the_job_survives_is_an_iteration_of_its_own(running):
 
 
 @pytest.mark.parametrize("reason", ["changed_in_place", "copy_failed", "unsupported_sparse", ""])
-def test_inputs_that_cannot_be_read_any_more_are_counted(running, reason):
+def test_exception_trigger_counts_unreadable_inputs(running, reason):
     pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
     tensor = Tensor(GOOD)
@@ -390,7 +390,7 @@ def test_inputs_that_cannot_be_read_any_more_are_counted(running, reason):
     assert end.expected - sum(end.dropped.values()) == len(bodies(running, "record"))
 
 
-def test_outputs_are_not_asked_for_when_inputs_are_what_counts(running):
+def test_exception_trigger_wants_no_outputs(running):
     pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
     assert pipeline.recorder.is_wanted(0, "x", TensorSide.INPUT)
@@ -399,7 +399,7 @@ def test_outputs_are_not_asked_for_when_inputs_are_what_counts(running):
 
 
 @pytest.mark.parametrize("trigger", ["overflow", "exception"])
-def test_operators_of_two_models_may_be_called_alike(running, trigger: TriggerMode):
+def test_triggers_separate_operators_of_two_models_with_one_name(running, trigger: TriggerMode):
     """Law: what becomes of one says nothing about the other, even while both are open."""
     pipeline = DumpPipeline(a_plan(trigger), request(), running.address)
     pipeline.start()
@@ -418,7 +418,7 @@ def test_operators_of_two_models_may_be_called_alike(running, trigger: TriggerMo
     assert found(running)[0] == ("it", "input", 0)
 
 
-def test_tensors_that_are_left_out_are_judged_all_the_same(running):
+def test_overflow_trigger_checks_excluded_tensors(running):
     """Law: an output that is not kept still tells that its operator overflowed."""
     left = OperatorSelection(without_names=(TensorExclusion("it", ("output0",)),))
     with rankdump.Session(a_plan("overflow", operators=left), agent=running.address) as session:
@@ -429,7 +429,7 @@ def test_tensors_that_are_left_out_are_judged_all_the_same(running):
     assert (end.expected, dict(end.dropped)) == (2, {})
 
 
-def test_memory_that_is_gone_when_an_operator_raises_is_a_loss(running):
+def test_exception_trigger_counts_freed_inputs_as_lost(running):
     """Law: what was referred to is looked at again before it is read."""
     pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()

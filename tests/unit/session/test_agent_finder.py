@@ -39,20 +39,20 @@ class Rig:
         return self.share
 
 
-def test_the_one_that_is_named(monkeypatch):
+def test_finder_returns_the_agent_in_the_environment(monkeypatch):
     """Also where it does not answer: who names one wants no other."""
     rig = Rig(monkeypatch)
     assert rig.finder.find({"RANKDUMP_AGENT": "unix:/named"}) == AgentAddress("unix:/named")
     assert rig.asked == []
 
 
-def test_the_one_of_this_host(monkeypatch):
+def test_finder_returns_the_agent_of_this_host(monkeypatch):
     rig = Rig(monkeypatch, reason="")
     assert rig.finder.find({}) == AgentAddress(DEFAULT_AGENT_ADDRESS)
     assert rig.asked == []
 
 
-def test_one_is_brought_along_once_and_said(monkeypatch, caplog):
+def test_finder_starts_an_embedded_agent_once_and_logs_it(monkeypatch, caplog):
     """Until the process ends, for all its sessions."""
     rig = Rig(monkeypatch)
     for _ in range(2):
@@ -64,14 +64,14 @@ def test_one_is_brought_along_once_and_said(monkeypatch, caplog):
     assert len(rig.at_exit) == 1
 
 
-def test_a_rank_that_only_joins_says_nothing(monkeypatch, caplog):
+def test_finder_that_joins_an_embedded_agent_logs_nothing(monkeypatch, caplog):
     rig = Rig(monkeypatch)
     rig.share.started_it = False
     rig.finder.find({"RANKDUMP_JOB_ID": "a"})
     assert caplog.messages == []
 
 
-def test_ranks_on_several_hosts_get_no_order_and_are_told(monkeypatch, caplog):
+def test_finder_warns_that_ranks_on_several_hosts_get_no_merged_order(monkeypatch, caplog):
     """Coordinators of several hosts would write one order over the other."""
     rig = Rig(monkeypatch)
     environ = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANKDUMP_JOB_ID": "a"}
@@ -80,14 +80,14 @@ def test_ranks_on_several_hosts_get_no_order_and_are_told(monkeypatch, caplog):
     assert "the execution orders of the ranks are not merged" in caplog.text
 
 
-def test_none_is_brought_along_where_that_is_forbidden(monkeypatch):
+def test_finder_starts_no_agent_if_embedded_is_false(monkeypatch):
     rig = Rig(monkeypatch)
     found = rig.finder.find({}, embedded=False)
     assert found == AgentAddress(DEFAULT_AGENT_ADDRESS, f"{ABSENT}, and rankdump.embedded is false")
     assert rig.asked == []
 
 
-def test_one_that_cannot_be_started_is_missing(monkeypatch):
+def test_finder_reports_an_agent_that_cannot_be_started_as_missing(monkeypatch):
     def refuse(job_id: str, merges: bool) -> Share:
         raise UnavailableError("no daemon can be started")
 
@@ -97,7 +97,7 @@ def test_one_that_cannot_be_started_is_missing(monkeypatch):
     assert rig.at_exit == []
 
 
-def test_who_accepts_connections(socket_folder: Path):
+def test_missing_agent_is_explained_by_its_socket(socket_folder: Path):
     """A socket that a killed agent left is none, and one that is busy answers later."""
     path = socket_folder / "agent.sock"
     address = f"unix:{path}"
@@ -109,7 +109,7 @@ def test_who_accepts_connections(socket_folder: Path):
         assert explain_missing_agent(address) == ""
 
 
-def test_an_agent_of_others_is_said(monkeypatch, socket_folder: Path):
+def test_finder_reports_an_agent_that_this_user_may_not_use(monkeypatch, socket_folder: Path):
     def refuse(self: socket.socket, path: str) -> None:
         raise PermissionError(13, os.strerror(13))
 

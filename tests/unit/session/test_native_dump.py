@@ -30,7 +30,7 @@ OTHER = DumpTarget("/etc/native.json", "/data/native")
         (DumpTarget(), True, False),
     ],
 )
-def test_mindspore_dumps_what_both_were_asked_for(native, loaded, conflicts):
+def test_native_dump_conflicts_if_both_would_write_the_same(native, loaded, conflicts):
     """Law: never the same twice; without MindSpore, or with trees of their own, rankdump dumps."""
     reason = describe_native_conflict(HERE, native, mindspore_loaded=loaded)
     assert bool(reason) == conflicts
@@ -44,7 +44,7 @@ def mindspore_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("mindspore_loaded")
 @pytest.mark.parametrize(("rank", "said"), [(0, 1), (1, 0)])
-def test_a_session_leaves_the_dump_to_mindspore_and_one_rank_says_it(tmp_path, caplog, rank, said):
+def test_session_leaves_the_dump_to_mindspore_and_one_rank_warns(tmp_path, caplog, rank, said):
     file = config(tmp_path, path="/data/dump")
     environ = {"MINDSPORE_DUMP_CONFIG": str(file), "RANK_ID": str(rank)}
     assert not rankdump.Session.from_environment(environ).active
@@ -54,7 +54,7 @@ def test_a_session_leaves_the_dump_to_mindspore_and_one_rank_says_it(tmp_path, c
 
 @pytest.mark.usefixtures("mindspore_loaded")
 @pytest.mark.parametrize("native", ["", "missing.json", "native"])
-def test_a_session_with_a_configuration_of_its_own_dumps(tmp_path, running, caplog, native):
+def test_session_with_its_own_configuration_dumps(tmp_path, running, caplog, native):
     """Also beside MindSpore's dump into another tree, and beside one that MindSpore refuses."""
     (tmp_path / "native").mkdir()
     beside = str(config(tmp_path / "native", path="/data/native"))
@@ -68,7 +68,7 @@ def test_a_session_with_a_configuration_of_its_own_dumps(tmp_path, running, capl
     assert "MindSpore" not in caplog.text
 
 
-def test_a_job_without_mindspore_may_name_its_plan_in_either_variable(tmp_path, running):
+def test_job_without_mindspore_may_use_either_variable(tmp_path, running):
     """With any other framework nobody else reads it."""
     environ = {
         "MINDSPORE_DUMP_CONFIG": str(config(tmp_path)),
@@ -87,7 +87,7 @@ def _environ(tmp_path: Path, native: Path | str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("root", ["/data/dump", "/data/output"])
-def test_the_variable_is_taken_away_where_it_names_the_same(tmp_path, root):
+def test_native_variable_is_removed_if_it_names_the_same_dump(tmp_path, root):
     """By the same file, whatever RANKDUMP_OUTPUT says; a link to it is the same."""
     link = tmp_path / "link.json"
     link.symlink_to(tmp_path / "data_dump.json")
@@ -97,13 +97,13 @@ def test_the_variable_is_taken_away_where_it_names_the_same(tmp_path, root):
     }
 
 
-def test_the_variable_stays_where_it_names_a_dump_of_its_own(tmp_path):
+def test_native_variable_stays_if_it_names_another_dump(tmp_path):
     (tmp_path / "native").mkdir()
     environ = _environ(tmp_path, config(tmp_path / "native", path="/data/native"))
     assert remove_native_dump(environ, "/data/dump") == environ
 
 
-def test_an_acl_dump_stays_one(tmp_path):
+def test_acl_dump_keeps_its_variable(tmp_path):
     """MS_ACL_DUMP_CFG_PATH asks for one by naming the configuration as the variable spells it."""
     own = tmp_path / "data_dump.json"
     spelt = f"{tmp_path}/./data_dump.json"
