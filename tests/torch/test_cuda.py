@@ -69,7 +69,7 @@ def into(tensor: torch.Tensor) -> memoryview:
     ],
     ids=["transposed", "bfloat16", "float8", "bool", "0-d", "conjugated", "parameter"],
 )
-def test_elements_arrive_packed(tensor: torch.Tensor):
+def test_copier_packs_elements(tensor: torch.Tensor):
     runtime = Played()
     target = into(tensor)
     transfer = CudaTensor(tensor, CudaCopier(runtime)).copy_into(target)
@@ -80,7 +80,7 @@ def test_elements_arrive_packed(tensor: torch.Tensor):
     assert bytes(target) == bytes(expected.tolist())
 
 
-def test_too_much_under_way_goes_in_the_order_of_the_job():
+def test_copier_uses_the_stream_of_the_job_beyond_its_limit():
     """Memory of the device is the job's: what waits aside is bounded, and comes back."""
     runtime = Played()
     tensor = torch.zeros(100, dtype=torch.uint8)
@@ -95,7 +95,7 @@ def test_too_much_under_way_goes_in_the_order_of_the_job():
     assert runtime.asked[3:] == ["aside", "aside"]
 
 
-def test_a_device_that_fails_gives_its_share_back():
+def test_copier_releases_the_bytes_of_a_failed_device():
     runtime = Played()
     tensor = torch.zeros(100, dtype=torch.uint8)
     copier = CudaCopier(runtime, max_bytes=100)
@@ -107,7 +107,7 @@ def test_a_device_that_fails_gives_its_share_back():
     assert runtime.asked == ["aside", "aside"]
 
 
-def test_memory_is_pinned_and_let_go():
+def test_copier_pins_and_unpins_memory():
     runtime = Played()
     memory = memoryview(bytearray(4096))
     unpin = CudaCopier(runtime).pin(memory)
@@ -118,9 +118,9 @@ def test_memory_is_pinned_and_let_go():
     memory.release()  # nobody holds on to it
 
 
-def test_memory_that_cannot_be_pinned():
+def test_copier_reports_memory_that_cannot_be_pinned():
     assert CudaCopier(Played(registers=False)).pin(memoryview(bytearray(4096))) is None
 
 
-def test_a_tensor_in_host_memory_has_no_accelerator():
+def test_host_tensor_has_no_accelerator():
     assert find_accelerator(torch.zeros(3)) is None

@@ -51,7 +51,7 @@ def written() -> tuple[list[Any], list[Any]]:
         return Telling.told, [each.tolist() for each in found]
 
 
-def test_subclasses_are_told_the_same(recorder) -> None:
+def test_operator_patch_does_not_change_calls_to_subclasses(recorder) -> None:
     """A subclass may choose what to do by the function that it is told of."""
     before = written()
     with watched(recorder, filter_data=False):
@@ -59,7 +59,7 @@ def test_subclasses_are_told_the_same(recorder) -> None:
     assert "Tensor___radd___0_forward" in recorder.names
 
 
-def test_nothing_stays(recorder) -> None:
+def test_operator_patch_is_removed(recorder) -> None:
     """The class is as it was when the last of two hooks is gone, in either order."""
     before = dict(vars(Tensor))
     first, second = (TorchApiHook(nn.Sequential(), recorder, n, ApiOptions()) for n in range(2))
@@ -71,7 +71,7 @@ def test_nothing_stays(recorder) -> None:
     assert dict(vars(Tensor)) == before
 
 
-def test_what_others_put_there_stays(recorder, monkeypatch) -> None:
+def test_operator_patch_keeps_patches_by_others(recorder, monkeypatch) -> None:
     """Who replaces an operator while we observe has it afterwards, too."""
     hook = TorchApiHook(nn.Sequential(), recorder, 0, ApiOptions())
     method = Tensor.__mul__
@@ -85,7 +85,7 @@ def test_what_others_put_there_stays(recorder, monkeypatch) -> None:
     assert (torch.ones(1) * 2).tolist() == [2.0]
 
 
-def test_errors_are_those_of_python(recorder) -> None:
+def test_operator_patch_keeps_errors_of_python(recorder) -> None:
     """An operator that no operand knows says what it says without us."""
     with watched(recorder), pytest.raises(TypeError, match=r"unsupported operand type\(s\) for \+"):
         _ = torch.ones(1) + "text"  # pyright: ignore[reportOperatorIssue]
@@ -101,7 +101,7 @@ class TestCompiled:
     def fresh_compiler(self) -> None:
         torch.compiler.reset()
 
-    def test_compiled_code_is_neither_read_nor_compiled_again(self) -> None:
+    def test_operators_in_compiled_code_are_neither_read_nor_compiled_again(self) -> None:
         graphs: list[str] = []
 
         def backend(graph: Any, inputs: Any) -> Any:

@@ -29,7 +29,7 @@ def source(tensor: Tensor) -> TorchTensor:
     st.permutations(range(4)),
     st.integers(1, 700),
 )
-def test_head(shape, order, count) -> None:
+def test_head_source_has_the_first_elements_in_c_order(shape, order, count) -> None:
     """Of any tensor, however its elements lie, the head is the first of them in C order."""
     tensor = torch.arange(math.prod(shape)).reshape(shape)
     tensor = tensor.permute([axis for axis in order if axis < len(shape)])
@@ -41,7 +41,7 @@ def test_head(shape, order, count) -> None:
     assert memoryview(data).cast("q").tolist() == expected
 
 
-def test_head_copies_little() -> None:
+def test_head_source_copies_no_more_than_its_rows() -> None:
     """A packed tensor's head is a view, another one's is a copy of no more than its rows."""
     tensor = torch.ones(1000, 10)
     head = source(tensor).make_head_source(25)
@@ -56,7 +56,7 @@ FINITE = [name for name in ELEMENT_TYPES if not name.startswith(("float", "bfloa
 
 
 @pytest.mark.parametrize("name", FINITE)
-def test_types_without_infinity_are_finite(name) -> None:
+def test_is_finite_is_true_for_types_without_infinity(name) -> None:
     """Integers and truth values are finite whatever their bits are."""
     assert source(
         torch.ones(3, dtype=torch.uint8).view(torch.int8).to(getattr(torch, name))
@@ -66,7 +66,7 @@ def test_types_without_infinity_are_finite(name) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in ELEMENT_TYPES if name.startswith(("float", "bfloat"))]
 )
-def test_finite(name) -> None:
+def test_is_finite_agrees_with_float64_for_every_bit_pattern(name) -> None:
     """Every bit pattern of a float type is judged as its value in float64 is."""
     dtype = getattr(torch, name)
     size = ELEMENT_TYPES[name].item_bytes
@@ -83,7 +83,7 @@ def test_finite(name) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
-def test_one_bad_element_is_enough(bad, dtype) -> None:
+def test_is_finite_finds_a_single_bad_element(bad, dtype) -> None:
     """Wherever it stands, and in either part of a complex one."""
     tensor = torch.zeros(3, 5, 7, dtype=dtype)
     assert source(tensor).is_finite()
@@ -96,7 +96,7 @@ def test_one_bad_element_is_enough(bad, dtype) -> None:
     assert source(torch.empty(0)).is_finite()
 
 
-def test_changed() -> None:
+def test_has_changed_detects_writes_in_place() -> None:
     """A write in place is known, through views and without gradients, too; reading is none."""
     tensor = torch.ones(4)
     before = source(tensor)
@@ -113,7 +113,7 @@ def test_changed() -> None:
         assert not unknown.has_changed()
 
 
-def test_the_head_of_what_has_changed() -> None:
+def test_head_source_of_a_changed_tensor_counts_as_changed() -> None:
     """A head that shares memory changes with it; a copy keeps what it was made with."""
     tensor = torch.ones(4, 4)
     shared, copied = source(tensor).make_head_source(6), source(tensor.t()).make_head_source(6)

@@ -98,7 +98,9 @@ def test_call_leaves_number_tensors_and_other_values() -> None:
         ({1, 2}, [(0, "out", {1, 2})]),
     ],
 )
-def test_result_leaves_have_slots_and_arguments(result: object, expected: list[tuple[int, str, object]]) -> None:
+def test_result_leaves_have_slots_and_arguments(
+    result: object, expected: list[tuple[int, str, object]]
+) -> None:
     """Tuples, named tuples, mappings and dataclasses are walked; anything else is a leaf."""
     assert shown(list_result_leaves(result)) == expected
 

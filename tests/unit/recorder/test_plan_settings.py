@@ -87,9 +87,7 @@ def test_wait_policy_follows_plan_and_link(on_full, trigger, link, busy, left_s)
         ("tensor", "drop", False, 16),
     ],
 )
-def test_statistics_replace_elements_only_if_the_plan_says_so(
-    saved, on_full, measures, share
-):
+def test_statistics_replace_elements_only_if_the_plan_says_so(saved, on_full, measures, share):
     """Law: rows have all the buffer where nothing else is kept, and a little beside records."""
     the_plan = replace(
         plan(on_full=on_full, buffer_bytes=1 << 20), content=ContentSettings(saved=saved)

@@ -355,7 +355,7 @@ def test_exception_trigger_sends_nothing_without_an_exception(running, caplog):
     assert caplog.records == []
 
 
-def test_exception_trigger_records_each_exception_in_its_iteration(running):
+def test_exception_trigger_sends_only_the_iteration_of_an_exception_that_the_job_survives(running):
     pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
     recorder = pipeline.recorder

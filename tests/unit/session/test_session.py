@@ -337,7 +337,9 @@ def test_array_that_numpy_cannot_view_is_counted(running, tmp_path, caplog):
     assert "internal error" not in caplog.text
 
 
-def test_tensors_that_cannot_be_dumped_are_counted_and_training_continues(running, tmp_path, caplog):
+def test_tensors_that_cannot_be_dumped_are_counted_and_training_continues(
+    running, tmp_path, caplog
+):
     with started(running, tmp_path) as session:
         session.dump("Print", "p", "input", 0, np.array(["text"]))
         session.dump("Add", "a", "sideways", 0, np.ones(1))
@@ -417,7 +419,9 @@ def test_internal_error_does_not_reach_the_job(running, tmp_path, caplog, monkey
     assert dict(end.dropped) == {"copy_failed": 1}
 
 
-def test_session_opened_before_the_process_group_is_a_warning(running, tmp_path, caplog, monkeypatch):
+def test_session_opened_before_the_process_group_is_a_warning(
+    running, tmp_path, caplog, monkeypatch
+):
     """Spawned ranks whose sessions began too early all take themselves for rank 0."""
     session = rankdump.Session(plan(tmp_path), agent=running.address)
     session.step(0)

@@ -40,7 +40,7 @@ class Dropping(nn.Module):
 
 @pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("name", SHAPES)
-def test_functional_dropout_is_a_call(recorder, name) -> None:
+def test_functional_dropout_that_drops_nothing_is_still_a_call(recorder, name) -> None:
     """Each has its record with what it read and wrote, its gradient, and the line it came from."""
     imported = getattr(functional, name)
     model = Dropping(name)
