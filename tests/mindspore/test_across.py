@@ -1,7 +1,7 @@
 """One network in torch and in MindSpore, with the same weights: dumped, and compared.
 
-Law: all calls are paired whatever the frameworks call them, and agree within tolerance; of a
-network with one layer's weight disturbed by 0.001, that layer comes first.
+Law: all calls are paired although their names differ, and agree within tolerance; in a network with
+one layer's weight disturbed by 0.001, that layer comes first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commands of `docs/mindspore.md`, run as they stand there but for the folder `/data`."""
+"""The commands of `docs/mindspore.md`, run unchanged but for the folder `/data`."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_arguments_are_beside_the_tensors(job: Job, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["graph", "pynative"])
 def test_only_mindspore_dumps_with_its_own_variable(job: Job, tmp_path: Path, mode: str) -> None:
-    """Law: where MindSpore reads the configuration itself, it alone writes, and we say so once.
+    """Law: if MindSpore reads the configuration itself, only it writes, and rankdump warns once.
 
     There is an agent that would take the tensors: that of `rankdump run`.
     """
@@ -113,7 +113,7 @@ def test_only_mindspore_dumps_with_its_own_variable(job: Job, tmp_path: Path, mo
 
 
 def test_only_rankdump_dumps_under_rankdump_run(job: Job, tmp_path: Path) -> None:
-    """Law: `rankdump run` hands the configuration to nobody but us, whichever way it is named."""
+    """Law: `rankdump run` hides the configuration from MindSpore, whichever variable names it."""
     tree, file = tmp_path / "tree", config(tmp_path)
     native = {"MINDSPORE_DUMP_CONFIG": str(file)}
     for through in (("rankdump", "run", "--"), ("rankdump", "run", "--config", file, "--")):
@@ -124,7 +124,7 @@ def test_only_rankdump_dumps_under_rankdump_run(job: Job, tmp_path: Path) -> Non
 
 
 def test_both_dumps_are_written_if_both_are_configured(job: Job, tmp_path: Path) -> None:
-    """What the warning of graph mode recommends: MindSpore's kernels, in a folder of its own."""
+    """As the warning of graph mode advises, MindSpore's kernels are in a separate folder."""
     own = tmp_path / "own"
     own.mkdir()
     through = _run(own, iteration="1")
@@ -164,7 +164,7 @@ def _two_ranks(folder: Path, mode: str, *, through: tuple[object, ...] = ()) -> 
 
 @pytest.mark.parametrize("mode", ["graph", "pynative"])
 def test_two_ranks_under_msrun_are_dumped(tmp_path: Path, mode: str) -> None:
-    """Data-parallel training: both ranks are in one tree, and compute what they did without us."""
+    """Data-parallel training: both ranks are in one tree, and results stay the same."""
     alone, dumped = tmp_path / "alone", tmp_path / "dumped"
     alone.mkdir()
     dumped.mkdir()

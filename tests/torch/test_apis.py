@@ -1,4 +1,4 @@
-"""What is seen of calls of torch's API: names, places, values, gradients, stacks, numbers."""
+"""API calls of torch as records: names, places, values, gradients, stacks, numbers."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
 # pyright: reportIncompatibleMethodOverride=false
@@ -96,7 +96,7 @@ def names(recorder) -> list[str]:
 
 
 def test_api_hook_records_the_golden_dump(recorder) -> None:
-    """The same names in the same order as the real tool, the same shapes, and its figures."""
+    """Names, order, shapes and statistics are those of troubleshooter."""
     lines = (GOLDEN / "torch_api_dump_info.json").read_text().splitlines()
     golden = [json.loads(line) for line in lines]
     losses = train(2, recorder, ApiOptions(retain_backward=True, layers_once=True))
@@ -114,7 +114,7 @@ def test_api_hook_records_the_golden_dump(recorder) -> None:
 
 
 def test_api_call_is_an_event_with_a_stack(recorder) -> None:
-    """Calls are events in the order of the program, each settled once, forward ones with stacks."""
+    """Calls are events in program order, each ends once, and forward calls have stacks."""
     train(1, recorder, ApiOptions(retain_backward=True))
     forward = [name for name in recorder.names if name.endswith("_forward")]
     assert forward[:2] == ["LAYER_stem_forward", "NN_Conv2d_0_forward"]
@@ -127,7 +127,7 @@ def test_api_call_is_an_event_with_a_stack(recorder) -> None:
 
 
 def test_api_call_numbers_continue_over_iterations(recorder) -> None:
-    """Iterations that are not armed count on, and cost no more than that."""
+    """Iterations that are not armed only count calls."""
     train(3, recorder, ApiOptions(), first=2)
     seen = {taken.op_name for taken in recorder.taken}
     assert {f"NN_Conv2d_{number}_forward" for number in (6, 7, 8)} <= seen
@@ -207,7 +207,7 @@ OPERATORS = {
 
 @pytest.mark.parametrize("text", OPERATORS)
 def test_api_names_of_callables(recorder, text) -> None:
-    """Operators, methods, functions, each as the real tool spells it where it lists it."""
+    """Operators, methods and functions have troubleshooter's names if it lists them."""
     space = {"x": torch.ones(2, 2), "y": torch.ones(2, 2), "torch": torch, "nn": nn}
     space |= {"functional": functional, "math": math, "operator": operator}
     exec(f"def call(x, y):\n    return {text}", space)
@@ -217,7 +217,7 @@ def test_api_names_of_callables(recorder, text) -> None:
 
 
 def test_queries_and_creations_are_not_api_calls(recorder) -> None:
-    """Questions, descriptions, copies, values that come or go, and rankdump itself."""
+    """Queries, descriptions, copies, conversions of values, and rankdump's own calls."""
     x = torch.ones(3, 1, requires_grad=True)
     with watched(recorder, filter_data=False):
         _ = x.shape, x.size(0), x.dim(), x.numel(), len(x), x.dtype, x.device, x.is_cuda, x.grad
@@ -240,7 +240,7 @@ class StrangeOptimizer(torch.optim.Optimizer):
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, StrangeOptimizer])
 def test_calls_in_an_optimizer_step_are_not_recorded(recorder, kind) -> None:
-    """Nor its zero_grad; what its closure calls is the script's own."""
+    """Nor are those in zero_grad; calls of a closure are the script's."""
     parameter = nn.Parameter(torch.ones(3))
     optimizer = kind([parameter], foreach=False) if kind is torch.optim.AdamW else kind([parameter])
     with watched(recorder):
@@ -261,7 +261,7 @@ class Keywords(nn.Module):
 
 
 def test_api_arguments_have_places(recorder) -> None:
-    """Positions, keywords, parts of results; numbers are dumped when nothing is left out."""
+    """Positions, keywords and parts of results; numbers are dumped without the filter."""
     x = torch.arange(6.0).reshape(2, 3)
     with watched(recorder, filter_data=False):
         torch.cat([x, x], dim=1)
@@ -309,7 +309,7 @@ def test_repeated_backward_is_a_warning_once(recorder) -> None:
 
 
 def test_filter_data_leaves_only_float_tensors_with_a_shape(recorder) -> None:
-    """Only floating-point tensors with a dimension and elements are left by default."""
+    """By default only floating-point tensors with a shape and elements are recorded."""
     with watched(recorder):
         for tensor in (
             torch.ones(2, dtype=torch.int64),
@@ -325,7 +325,7 @@ def test_filter_data_leaves_only_float_tensors_with_a_shape(recorder) -> None:
 
 
 def test_api_input_has_its_value_from_before_the_call(recorder) -> None:
-    """Calls in place show what they read and what they left."""
+    """Calls in place have their input from before and their output from after the call."""
     with watched(recorder):
         x = torch.tensor([-1.0, 2.0])
         x += 1
@@ -343,7 +343,7 @@ def test_api_input_has_its_value_from_before_the_call(recorder) -> None:
 
 
 def test_scope_option_is_called_once_per_call(recorder) -> None:
-    """A call that is left out is no event, nor is its backward; numbers stay."""
+    """A call outside the scope is no event, nor is its backward; numbers stay the same."""
     asked: list[ApiCall] = []
 
     def relu(call: ApiCall) -> bool:
@@ -363,17 +363,18 @@ def test_scope_option_is_called_once_per_call(recorder) -> None:
     assert ApiCall("LAYER", "blocks_0_conv", 0) in asked
 
 
-def test_call_stacks_have_the_lines_of_the_script(recorder) -> None:
-    """Innermost first, the user's frames with their lines; code without a source has none."""
+def test_call_stacks_show_script_lines(recorder) -> None:
+    """Frames of the user with source lines, innermost first; code without a source has no line."""
     linecache.clearcache()
     space = {"functional": functional, "x": torch.ones(2)}
     with watched(recorder):
         functional.silu(torch.ones(2))
         exec("def inner():\n    functional.silu(x)\ninner()", space)
     first = recorder.stacks["Functional_silu_0_forward"]
-    line = test_call_stacks_have_the_lines_of_the_script.__code__.co_firstlineno + 5
+    line = test_call_stacks_show_script_lines.__code__.co_firstlineno + 5
     assert first[0] == (
-        f"File {__file__}, line {line}, in test_call_stacks_have_the_lines_of_the_script, \n functional.silu(torch.ones(2))"
+        f"File {__file__}, line {line}, in test_call_stacks_show_script_lines, \n"
+        " functional.silu(torch.ones(2))"
     )
     assert not [text for text in first if "/torch/nn/" in text or "/rankdump/" in text]
     second = recorder.stacks["Functional_silu_1_forward"]
@@ -382,7 +383,7 @@ def test_call_stacks_have_the_lines_of_the_script(recorder) -> None:
 
 
 def test_call_stacks_without_filter_have_frames_of_torch(recorder) -> None:
-    """Without the filter torch's frames are there, and still none of rankdump."""
+    """Without the filter torch's frames are listed, and still none of rankdump."""
     with watched(recorder, filter_stack=False):
         functional.silu(torch.ones(2))
     stack = recorder.stacks["Functional_silu_0_forward"]
@@ -438,7 +439,7 @@ def test_checkpointed_calls_are_recorded_as_repetitions(recorder, use_reentrant,
 
 
 def test_calls_of_loader_workers_are_not_recorded(recorder) -> None:
-    """What a loader's processes call is theirs."""
+    """Calls in a loader's processes are not the script's."""
     loader = DataLoader([torch.ones(2)] * 4, batch_size=2, num_workers=1)
     with watched(recorder):
         batches = list(loader)

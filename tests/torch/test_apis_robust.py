@@ -1,4 +1,4 @@
-"""Whatever a script does, it goes on as it would without us: each case that broke other tools."""
+"""API dumps of unusual scripts, which must run as they do without rankdump."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
@@ -68,7 +68,7 @@ def test_api_hook_does_not_change_autocast(recorder) -> None:
 
 
 def test_unreadable_tensors_of_api_calls_are_counted(recorder) -> None:
-    """Complex, sparse, empty, expanded and meta ones; what cannot be read is counted."""
+    """Complex, sparse, empty, expanded and meta tensors; unreadable ones are counted."""
     with watched(recorder, filter_data=False):
         torch.add(torch.ones(2, dtype=torch.complex64), 1)
         torch.mul(torch.eye(3).to_sparse(), 2)
@@ -163,7 +163,7 @@ def hooked_off(hook: TorchApiHook, model: nn.Module) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_transforms_of_functions_keep_results(recorder) -> None:
-    """torch.func computes what it computes, batches and gradients within gradients as well."""
+    """torch.func gives the same results, with batches and gradients within gradients."""
     x = torch.randn(3, 4)
 
     def energy(row: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ class Watching(TorchFunctionMode):
 
 
 def test_functions_that_torch_calls_for_the_script_are_recorded(recorder) -> None:
-    """A function that torch itself calls is the script's, also past what keeps the compiler off."""
+    """A function that torch calls for the script counts, also in code excluded from compilation."""
     x = torch.ones(2, requires_grad=True)
     with watched(recorder):
         checkpoint(functional.gelu, x, use_reentrant=True)
@@ -200,7 +200,7 @@ def test_functions_that_torch_calls_for_the_script_are_recorded(recorder) -> Non
 
 
 def test_modes_of_the_script_may_begin_and_end_within_ours(recorder) -> None:
-    """Blocks that begin or end within ours, end what they began."""
+    """A mode that begins or ends while ours is installed removes only itself."""
     model, theirs = Net(), Watching()
     theirs.__enter__()
     device = torch.device("cpu")
@@ -295,7 +295,7 @@ def test_copied_models_and_a_detached_model_have_no_hooks(recorder) -> None:
 
 
 def test_calls_of_an_evaluation_are_no_repetitions(recorder) -> None:
-    """An evaluation is seen as any other pass; nothing of it is taken for a repetition."""
+    """An evaluation is recorded like any other pass, and nothing of it as a repetition."""
     model = Net()
     with watched(recorder, model), torch.no_grad():
         for _ in range(2):
@@ -306,7 +306,7 @@ def test_calls_of_an_evaluation_are_no_repetitions(recorder) -> None:
 
 
 def test_calls_in_generators_are_recorded(recorder) -> None:
-    """A generator that is left open within a block keeps neither its mode nor ours in the way."""
+    """A mode in an open generator disturbs neither the script's modes nor ours."""
 
     def batches() -> Generator[Tensor]:
         with torch.no_grad():
@@ -333,7 +333,7 @@ class Twice(torch.autograd.Function):
 
 
 def test_autograd_functions_are_recorded(recorder) -> None:
-    """What they call is seen, in the backward as well, and is no repetition."""
+    """Calls inside autograd functions are recorded, also in the backward, not as repetitions."""
     x = torch.ones(2, requires_grad=True)
     with watched(recorder):
         Twice.apply(x).sum().backward()
@@ -353,7 +353,7 @@ def alone(tmp_path: Path) -> Generator[None]:
 
 @pytest.mark.parametrize("wrap", [DistributedDataParallel, fully_shard])
 def test_wrappers_of_distributed_training_make_no_calls(recorder, alone, wrap) -> None:
-    """The names are those without the wrapper, its collectives stand in the order, results stay."""
+    """Names are those without the wrapper, its collectives are events, results stay the same."""
 
     def run(*, attached: bool) -> list[float]:
         torch.manual_seed(0)
@@ -370,7 +370,7 @@ def test_wrappers_of_distributed_training_make_no_calls(recorder, alone, wrap) -
 
     assert run(attached=True) == run(attached=False)
     collectives = {event.collective.kind.name for event in recorder.events if event.collective}
-    # With nobody to share with the other wrapper has nothing to say.
+    # On a single rank the other wrapper has no collectives.
     assert collectives == ({"ALL_REDUCE"} if wrap is DistributedDataParallel else set())
     calls = [name for name in recorder.names if name.startswith(("Tensor", "Torch", "Functional"))]
     stems = ("Functional_gelu", "Tensor___mul__", "Tensor_sum")
@@ -380,7 +380,7 @@ def test_wrappers_of_distributed_training_make_no_calls(recorder, alone, wrap) -
 
 
 def test_collectives_of_a_wrapper_added_later_are_recorded(recorder, alone) -> None:
-    """Its collectives are seen from the first call of the model in it on."""
+    """Its collectives are recorded from the first call of the wrapped model on."""
     model = Net()
     with watched(recorder, model):
         wrapped = DistributedDataParallel(model)

@@ -1,4 +1,4 @@
-"""What a module was configured with, as texts."""
+"""Arguments of modules, as texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers: part of the state like parameters, or constants that are there once."""
+"""Buffers of a model: part of its state, or constants."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false

@@ -1,4 +1,4 @@
-"""How an operator's call ends: what a plan for overflows or errors decides from."""
+"""Ends of operator calls, on which triggers for overflows and exceptions decide."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false

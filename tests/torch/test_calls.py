@@ -1,4 +1,4 @@
-"""What is seen of module calls: names, slots, values, numbers, order."""
+"""Module calls as records: names, slots, values, numbers, order."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -228,7 +228,7 @@ def test_interrupt_passes_and_the_next_iteration_is_complete(recorder) -> None:
 
 
 def test_open_calls_end_when_dumping_is_switched_off(recorder) -> None:
-    """Law: no position is given out and never spoken of again."""
+    """Law: every started event is finished."""
 
     class Stopping(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -393,7 +393,7 @@ def test_lstm_and_attention_are_recorded(recorder, observed) -> None:
 
 
 def test_functions_of_torch_are_not_patched(recorder, observed) -> None:
-    """Functional calls are not operators of their own; nothing is patched under the script."""
+    """Functional calls are not operators, and functions are not patched."""
     relu = functional.relu
     with observed(Net(), recorder):
         assert relu is functional.relu
@@ -462,7 +462,7 @@ def test_fused_encoder_layer_keeps_its_fused_path(recorder, observed) -> None:
 
 
 def test_hooks_do_not_change_numbers(recorder) -> None:
-    """Losses and parameters of three AdamW steps with clipping are the same bits without us."""
+    """Losses and parameters of three AdamW steps with clipping are bit-identical without us."""
 
     def train(attached: bool) -> tuple[list[float], list[Tensor]]:
         torch.manual_seed(1)

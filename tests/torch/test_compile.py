@@ -1,4 +1,4 @@
-"""Models compiled by torch.compile: results stay, the boundary is seen, nothing breaks."""
+"""Models compiled by torch.compile."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -72,7 +72,7 @@ def made(kind: type[nn.Module]) -> nn.Module:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("kind", [Net, Broken])
 def test_compiled_model_keeps_results_and_its_boundary_is_recorded(recorder, backend, kind) -> None:
-    """Armed and unarmed iterations in turn: the same bits as without us; the model is recorded."""
+    """Armed and unarmed iterations alternate: results are bit-identical, the model is recorded."""
     model = made(kind)
     expected = train(torch.compile(model, backend=backend), model, recorder, attached=False)
     torch._dynamo.reset()
@@ -90,7 +90,7 @@ def test_compiled_model_keeps_results_and_its_boundary_is_recorded(recorder, bac
 
 
 def test_operators_between_compiled_regions_are_recorded(recorder, observed) -> None:
-    """After a graph break, modules that run outside the compiled regions are seen for real."""
+    """After a graph break, modules that run outside the compiled regions are recorded."""
     model = made(Broken)
     compiled = torch.compile(model, backend="eager")
     x = torch.randn(2, 4)
@@ -126,7 +126,7 @@ def test_fullgraph_compilation_works_with_hooks(recorder, first_armed) -> None:
 
 
 def test_module_compiled_in_place_is_recorded_as_boundary(recorder, observed) -> None:
-    """`module.compile()` keeps its boundary, too, and is put back as it was."""
+    """`module.compile()` is recorded as boundary, and restored afterwards."""
     model = made(Net)
     x = torch.randn(2, 4)
     expected = model(x)

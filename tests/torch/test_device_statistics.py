@@ -1,7 +1,7 @@
-"""Statistics taken where a tensor lies: their values, their texts, and how often they are fetched.
+"""Statistics on a tensor's device: values, texts, and number of copies to the host.
 
-The functions take tensors of any device, so the host's are held against the host's own figures;
-where there is an accelerator its tensors are, too.
+The functions accept tensors of any device, so they are compared on host tensors with the host's own
+statistics, and on an accelerator if there is one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ inf, nan = math.inf, math.nan
     ],
 )
 def test_device_statistics_equal_golden_rows(device, elements, expected) -> None:
-    """The rows that MindSpore's own tests expect come out of the device's functions."""
+    """Functions for devices give the rows that MindSpore's own tests expect."""
     assert texts(torch.tensor(elements, device=device)) == expected
 
 
@@ -77,7 +77,7 @@ def test_device_statistics_equal_golden_rows(device, elements, expected) -> None
 @pytest.mark.parametrize("precision", ["high", "low"])
 @pytest.mark.parametrize("name", REAL)
 def test_device_statistics_of_every_type_equal_those_of_the_host(device, precision, name) -> None:
-    """Each real type has all four figures, near the host's; extremes are exactly the host's."""
+    """Each real type has all four statistics, close to the host's; extremes are equal."""
     tensor = torch.tensor([1.0, 0.0, 4.0, 2.0, 2.0]).to(getattr(torch, name)).to(device)
     found, host = texts(tensor, precision=precision), on_host(tensor)
     if name == "bool":
@@ -146,7 +146,7 @@ def test_device_norm_of_large_integers_is_summed_in_blocks(monkeypatch) -> None:
 
 
 def test_device_statistics_that_cannot_be_computed_are_null() -> None:
-    """A complex tensor, or an item that is the host's alone, gives the text null, not an error."""
+    """A complex tensor, or an item that only the host computes, gives null, not an error."""
     assert texts(torch.ones(2, dtype=torch.complex64)) == ("null",) * 4
     assert texts(torch.ones(2), ("md5", "max", "nan count")) == ("null", "1", "null")
     assert texts(torch.ones(2), ()) == ()
@@ -183,7 +183,7 @@ def test_device_statistics_are_read_with_one_copy(device) -> None:
 
 
 def test_device_statistics_reject_another_kind() -> None:
-    """Figures of another framework among the others are an error, not another tensor's row."""
+    """Statistics of another framework among the others are an error."""
 
     class Foreign:
         def read(self, others):

@@ -101,7 +101,7 @@ def test_collectives_are_numbered_per_group(pair) -> None:
 
 
 def test_asynchronous_works_are_passed_through(pair) -> None:
-    """The script gets torch's own work, which dies with its last reference; its end is seen."""
+    """The script gets torch's own work, freed with its last reference; its end is recorded."""
     for rank, seen in enumerate(pair):
         answer, followed, overlapped, dead, events = seen["async"]
         assert answer == ("Work", True, [2.0] * 4)
@@ -143,7 +143,7 @@ def test_process_group_patch_is_shared_and_removed_with_the_last_model(pair) -> 
 
 
 def test_collectives_that_raise_end_their_events(pair) -> None:
-    """What timed out is complete, in its way: nobody waits for it any more."""
+    """A collective that timed out is complete, because no rank waits for it any more."""
     assert pair[0]["timed out"] == (["RuntimeError"] * 2, ["ALL_REDUCE", "RECV", "BARRIER"])
     assert pair[1]["timed out"] == ([], ["BARRIER"])
     assert [seen["open"] for seen in pair] == [[], []]
@@ -163,7 +163,7 @@ def test_bucket_that_cannot_be_reduced_ends_its_event(tmp_path) -> None:
 
 
 def test_waiting_collective_is_sent_while_it_waits(tmp_path, socket_folder) -> None:
-    """Rank 0 tells of the all-reduce it hangs in; rank 1 comes only once that has arrived."""
+    """Rank 0 sends the all-reduce in which it hangs; rank 1 starts only after that arrived."""
     agents = [Running(f"unix:{socket_folder}/{rank}.sock") for rank in (0, 1)]
 
     def told(rank: int) -> list[RankEvent]:
@@ -203,7 +203,7 @@ UNSEEN = {"inner", "builtin before"}
 
 
 def test_bucket_hook_does_not_change_training(trained) -> None:
-    """Parameters are the same bits with and without us, in every way of using the wrapper."""
+    """Parameters are bit-identical with and without us, in every use of the wrapper."""
     for seen in trained:
         assert [case for case, result in seen.items() if not result["same"]] == []
     assert len(trained[0]) == 14
@@ -227,7 +227,7 @@ def test_buckets_are_numbered_alike_on_all_ranks(trained) -> None:
 
 
 def test_bucket_names(trained) -> None:
-    """DDP's own reduction carries its bucket; a user's hook is seen by the calls it makes."""
+    """DDP's own reduction names its bucket; a user's hook is recorded by its calls."""
     plain = [event[7] for event in trained[0]["plain"]["events"]]
     assert plain[0].startswith("Default/group-0/bucket-0/AllReduce-op")
     assert any("/bucket-1/" in name for name in plain)

@@ -1,4 +1,4 @@
-"""Gradients, parameters, and operators that are run again inside the backward."""
+"""Gradients, parameters, and operators that are recomputed within the backward."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 
 def test_gradients_equal_those_of_autograd(recorder, observed) -> None:
-    """What arrives at and leaves an operator is what torch.autograd.grad gives."""
+    """Gradients of an operator's inputs and results equal those of torch.autograd.grad."""
     model = Net()
     x = torch.randn(2, 3, requires_grad=True)
     hidden = model.first(x)
@@ -68,7 +68,7 @@ def test_gradients_equal_those_of_autograd(recorder, observed) -> None:
 
 
 def test_gradient_hooks_hold_no_tensors(recorder, observed) -> None:
-    """Activations die as early as they do without us."""
+    """Activations are freed as early as without us."""
     import weakref
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
@@ -96,7 +96,7 @@ def test_backward_run_twice_is_two_events(recorder, observed) -> None:
 
 
 def test_inference_and_frozen_parameters_have_no_gradients(recorder, observed) -> None:
-    """Without gradients there are none, and nothing goes wrong."""
+    """Without gradients none are recorded, and there is no warning."""
     model = Net()
     model.first.requires_grad_(False)
     with observed(model, recorder):
@@ -141,7 +141,7 @@ def test_parameter_gradients_without_an_optimizer_are_read_at_the_end(recorder, 
 
 
 def test_sparse_gradient_is_counted_as_lost(recorder, observed) -> None:
-    """An embedding's sparse gradient cannot be written, and is not silently left out."""
+    """An embedding's sparse gradient cannot be written, and is counted as lost."""
     model = nn.Embedding(4, 2, sparse=True)
     with observed(model, recorder):
         model(torch.tensor([1, 2])).sum().backward()
@@ -284,7 +284,7 @@ def call(position: int, repeated: int = 0, **began_in) -> TorchOperatorCall:
     ],
 )
 def test_repeated_call_is_chosen_by_region_and_data(calls, same, after, expected, reason) -> None:
-    """Which call is repeated follows from the region, else from data, else from what is left."""
+    """The repeated call follows from the region, else from data, else from repeat counts."""
     found, why = choose_repeated_call(calls, after=after, same_data=lambda c: c.position in same)
     assert (found and found.position, why) == (expected, reason)
 
@@ -326,7 +326,7 @@ def test_repeated_call_is_chosen_by_region_and_data(calls, same, after, expected
     ],
 )
 def test_region_start_is_found_from_the_backward_step(program, step, start) -> None:
-    """The node whose backward runs says which region is run again."""
+    """The node whose backward runs determines the repeated region."""
     assert find_region_start(program, step) == start
 
 

@@ -1,4 +1,4 @@
-"""A model described as a graph: nodes, what they read, and the lines they were called from."""
+"""Descriptions of a model as a graph: nodes, edges, and source lines."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -101,7 +101,7 @@ def test_graph_describes_every_operator_once(describing, observed) -> None:
 
 
 def test_graph_node_has_type_module_and_results(describing, observed) -> None:
-    """Type, outputs, arguments and parameters of a call stand in its node."""
+    """A node has type, outputs, arguments and parameters of its call."""
     run(Net(), describing, observed, torch.randn(2, 1, 4, 4))
     node = describing.nodes[CONV1]
     assert node.op_type == "Conv2d"
@@ -115,7 +115,7 @@ def test_graph_node_has_type_module_and_results(describing, observed) -> None:
 
 
 def test_gradient_nodes_read_the_gradient_nodes_of_their_readers(describing, observed) -> None:
-    """A backward operator's inputs are those of what read the forward's result."""
+    """A backward reads from the backwards of the operators that read its forward's result."""
     run(Net(), describing, observed, torch.randn(2, 1, 4, 4))
 
     def before(name: str) -> set[str]:
@@ -181,7 +181,7 @@ def test_source_lines_of_deep_stacks_are_the_innermost() -> None:
 
 
 def test_graph_without_gradients_finds_producers_by_identity_and_view(describing, observed) -> None:
-    """Identity and views are known without autograd; arithmetic between modules is not."""
+    """Identity and views are traced without autograd; arithmetic between modules is not."""
     model = Net()
     for mode in (torch.no_grad, torch.inference_mode):
         describing.nodes.clear()
@@ -200,7 +200,7 @@ class Failing(nn.Module):
 
 
 def test_graph_describes_a_call_that_raised(describing, observed) -> None:
-    """With what is known of it: its inputs and its lines, no outputs."""
+    """A call that raised has inputs and source lines, and no outputs."""
     model = nn.Sequential(nn.Tanh(), Failing())
     with observed(model, describing), pytest.raises(ValueError, match="never"):
         model(torch.ones(1))
@@ -212,7 +212,7 @@ def test_graph_describes_a_call_that_raised(describing, observed) -> None:
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_graph_has_separate_nodes_for_recomputed_calls(describing, observed, use_reentrant) -> None:
-    """A repeated call is a node of its own with the lines of its forward; gradients are known."""
+    """A repeated call is a separate node with its forward's lines; gradients have nodes."""
 
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
@@ -241,7 +241,7 @@ def test_graph_describes_lazy_parameters_once_they_have_a_shape(describing, obse
 
 
 def test_graph_has_edges_of_parameters_used_outside_their_module(describing, observed) -> None:
-    """A weight that arithmetic reads leads to whatever comes of it."""
+    """A weight that arithmetic reads is an input of the operators that read the result."""
 
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -259,7 +259,7 @@ def test_graph_has_edges_of_parameters_used_outside_their_module(describing, obs
 
 
 def test_graph_description_keeps_no_tensor_alive(describing) -> None:
-    """Activations die as early as without us, and nothing of an iteration outlives it."""
+    """Activations are freed as early as without us, and no reference outlives the iteration."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     hook = attach_model(model, describing, 0)
     hook.iteration_begins(0, armed=True)
@@ -296,7 +296,7 @@ def test_graph_is_described_only_while_the_recorder_is_describing(
 
 
 def test_failing_graph_description_loses_no_tensor(describing, observed, monkeypatch) -> None:
-    """An error of ours while describing is one warning; events and tensors are all there."""
+    """An internal error in describing is one warning; events and tensors are complete."""
 
     def broken(**kwargs: object) -> None:
         raise RuntimeError("no stack")

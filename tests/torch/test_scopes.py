@@ -1,4 +1,4 @@
-"""Names of a model's modules and parameters: wrappers leave no trace in them."""
+"""Names of a model's modules and parameters."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_scopes_have_no_wrappers(make) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("make", WRAPPERS.values(), ids=WRAPPERS)
 def test_class_name_is_that_of_the_wrapped_model(make) -> None:
-    """`acl.json` names a model as its author does, whatever the script wraps it in."""
+    """`acl.json` names a model by its class, whatever the script wraps it in."""
     assert find_model_name(make()) == "Net"
     assert find_model_name("text") == "str"
 
@@ -79,7 +79,7 @@ def test_shared_modules_and_parameters_have_one_name() -> None:
 
 
 def test_user_module_with_an_attribute_module_is_no_wrapper() -> None:
-    """Only torch's own wrappers are seen through, not a part that happens to be named alike."""
+    """Only torch's own wrappers are skipped, not a child that is named `module`."""
     model = nn.Module()
     model.module = nn.Linear(1, 1)
     assert [name for name, _ in iterate_parameters(model)] == ["module.weight", "module.bias"]

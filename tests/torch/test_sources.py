@@ -1,5 +1,4 @@
-"""What is asked of a tensor beside its bytes: its first elements, whether they are finite, and
-whether they are still what they were."""
+"""Sources of torch tensors: first elements, finiteness, and changes."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportAttributeAccessIssue=false
@@ -30,7 +29,7 @@ def source(tensor: Tensor) -> TorchTensor:
     st.integers(1, 700),
 )
 def test_head_source_has_the_first_elements_in_c_order(shape, order, count) -> None:
-    """Of any tensor, however its elements lie, the head is the first of them in C order."""
+    """The head of a tensor in any memory layout has its first elements in C order."""
     tensor = torch.arange(math.prod(shape)).reshape(shape)
     tensor = tensor.permute([axis for axis in order if axis < len(shape)])
     head = source(tensor).make_head_source(count)
@@ -57,7 +56,7 @@ FINITE = [name for name in ELEMENT_TYPES if not name.startswith(("float", "bfloa
 
 @pytest.mark.parametrize("name", FINITE)
 def test_is_finite_is_true_for_types_without_infinity(name) -> None:
-    """Integers and truth values are finite whatever their bits are."""
+    """Integers and truth values are finite, whatever their bits are."""
     assert source(
         torch.ones(3, dtype=torch.uint8).view(torch.int8).to(getattr(torch, name))
     ).is_finite()
@@ -67,7 +66,7 @@ def test_is_finite_is_true_for_types_without_infinity(name) -> None:
     "name", [name for name in ELEMENT_TYPES if name.startswith(("float", "bfloat"))]
 )
 def test_is_finite_agrees_with_float64_for_every_bit_pattern(name) -> None:
-    """Every bit pattern of a float type is judged as its value in float64 is."""
+    """The result for every bit pattern of a float type is that for its value in float64."""
     dtype = getattr(torch, name)
     size = ELEMENT_TYPES[name].item_bytes
     generator = torch.Generator().manual_seed(1)
@@ -84,7 +83,7 @@ def test_is_finite_agrees_with_float64_for_every_bit_pattern(name) -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
 def test_is_finite_finds_a_single_bad_element(bad, dtype) -> None:
-    """Wherever it stands, and in either part of a complex one."""
+    """A bad element is found at any place, and in either part of a complex number."""
     tensor = torch.zeros(3, 5, 7, dtype=dtype)
     assert source(tensor).is_finite()
     tensor[1, 2, 3] = bad
@@ -97,7 +96,7 @@ def test_is_finite_finds_a_single_bad_element(bad, dtype) -> None:
 
 
 def test_has_changed_detects_writes_in_place() -> None:
-    """A write in place is known, through views and without gradients, too; reading is none."""
+    """A write in place is detected, also through views and without gradients; a read is not."""
     tensor = torch.ones(4)
     before = source(tensor)
     before.is_finite()

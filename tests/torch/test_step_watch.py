@@ -1,4 +1,4 @@
-"""Steps of real training loops, told by the model's calls and its optimizers."""
+"""The watch for calls of a model and steps of its optimizers, in real training loops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankdump._frameworks.torch.api_framework import TorchStepWatch
 X = torch.ones(2, 3)
 
 
-class Counted:
+class StepRecorder:
     """The step of each call of a model."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -42,11 +42,11 @@ def net() -> nn.Module:
 
 
 @pytest.fixture
-def watched(net: nn.Module) -> Iterator[Callable[..., Counted]]:
-    made: list[Counted] = []
+def watched(net: nn.Module) -> Iterator[Callable[..., StepRecorder]]:
+    made: list[StepRecorder] = []
 
-    def of(model: nn.Module = net) -> Counted:
-        made.append(Counted(model))
+    def of(model: nn.Module = net) -> StepRecorder:
+        made.append(StepRecorder(model))
         return made[-1]
 
     yield of
@@ -68,7 +68,7 @@ def test_step_watch_counts_steps_of_a_loop(net, watched):
 
 
 def test_step_watch_counts_accumulated_calls_as_one_step(net, watched):
-    """Three micro-batches, and two calls before one backward."""
+    """Several micro-batches, and several calls before one backward, are one step."""
     optimizer, counted = torch.optim.Adam(net.parameters()), watched()
     for _ in range(2):
         for _ in range(3):
@@ -110,7 +110,7 @@ def test_step_watch_counts_a_closure_within_its_step(net, watched):
 
 
 def test_step_watch_counts_a_step_that_the_scaler_skips(net, watched):
-    """Gradients that overflowed are thrown away, and the next batch is another step's."""
+    """Gradients that overflowed are discarded, and the next batch belongs to another step."""
     counted, optimizer = watched(), torch.optim.SGD(net.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for factor in (1.0, float("inf"), 1.0):
@@ -163,7 +163,7 @@ def test_step_watch_ignores_the_optimizer_of_another_model(net, watched):
 
 
 def test_step_watch_searches_for_optimizers_once(net, watched, monkeypatch):
-    """It takes a look at every object of the process, which no step must pay for."""
+    """The search reads every object of the process, so it must not run at each step."""
     other = nn.Linear(3, 1)
     mine, theirs = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (net, other))
     counted = watched()
@@ -181,7 +181,7 @@ def test_step_watch_searches_for_optimizers_once(net, watched, monkeypatch):
 
 
 def test_step_watch_counts_an_optimizer_of_copies(net, watched):
-    """Mixed precision by hand: the weights that it steps are not the model's."""
+    """With manual mixed precision the optimizer's weights are not the model's."""
     counted = watched()
     copies = [parameter.detach().double().requires_grad_() for parameter in net.parameters()]
     optimizer = torch.optim.SGD(copies, 0.1)
@@ -193,10 +193,10 @@ def test_step_watch_counts_an_optimizer_of_copies(net, watched):
 
 
 def test_step_watch_restores_model_and_torch(net):
-    """Also when somebody else has patched the scaler in between."""
+    """They are also restored if other code has patched the scaler meanwhile."""
     step, hooks = torch.amp.GradScaler.step, dict(_global_optimizer_post_hooks)
     before = (dict(net._forward_hooks), dict(net._forward_pre_hooks))
-    first, second = Counted(net), Counted(net)
+    first, second = StepRecorder(net), StepRecorder(net)
     first.watch.remove()
     second.watch.remove()
     net(X)

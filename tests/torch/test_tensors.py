@@ -1,4 +1,4 @@
-"""Reading a tensor: every element type and form, and an honest reason where it cannot be."""
+"""Reading torch tensors: every element type and layout, and reasons for unreadable ones."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -69,7 +69,7 @@ def test_tensor_source_reads_every_element_type(name: str) -> None:
     ids=["0-d", "bool", "expanded", "empty", "conj", "neg", "parameter", "in graph"],
 )
 def test_tensor_source_reads_every_memory_layout(tensor: Tensor, expected: bytes) -> None:
-    """Views that share or flip elements are read as what they stand for."""
+    """Views that share or flip elements are read with their own values."""
     assert read(tensor) == expected
 
 
@@ -96,7 +96,7 @@ def test_tensor_source_rejects_a_target_of_another_size(count: int) -> None:
 
 
 def test_tensor_source_reads_large_tensors() -> None:
-    """Above the size where torch copies by itself the bytes are the same."""
+    """Tensors above the size from which torch copies have the same bytes."""
     tensor = torch.randn(300, 700)
     assert read(tensor) == tensor.numpy().tobytes()
     assert read(tensor.t()) == tensor.t().contiguous().numpy().tobytes()
@@ -145,7 +145,7 @@ def quantized() -> Tensor:
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_tensor_source_gives_a_reason_for_unreadable_tensors(make, reason: str) -> None:
-    """What has no plain elements in memory is refused by name, before anything touches it."""
+    """A tensor without plain elements in memory is rejected with a reason, before it is read."""
     assert make_torch_source(make()) == reason
 
 
@@ -178,7 +178,7 @@ def test_reading_changes_neither_tensor_nor_autograd() -> None:
 
 
 def test_reading_is_hidden_from_user_modes() -> None:
-    """Dispatch modes, default devices and function modes of the script see no read of ours."""
+    """Dispatch modes, default devices and function modes of the script see no read of rankdump."""
     seen: list[str] = []
 
     class Watching(torch.overrides.TorchFunctionMode):
@@ -264,7 +264,7 @@ def test_calls_inside_torch_func_are_recorded(recorder, observed) -> None:
     ],
 )
 def test_elements_in_place_equal_the_copy(tensor: Tensor, packed: bool) -> None:
-    """Law: what is lent is what a copy would be, or nothing."""
+    """Law: elements in place equal those of a copy, or there are none."""
     source = make_torch_source(tensor)
     assert isinstance(source, TorchTensor)
     lent = source.elements()
@@ -275,7 +275,7 @@ def test_elements_in_place_equal_the_copy(tensor: Tensor, packed: bool) -> None:
 @pytest.mark.parametrize("name", ELEMENT_TYPES)
 @pytest.mark.parametrize("rows", [4, 4000])
 def test_copies_of_strided_tensors_are_in_c_order(name: str, rows: int) -> None:
-    """Law: however the elements lie, a copy has the bits of torch's own, few or many."""
+    """Law: in any memory layout and size, a copy has the bits of torch's own."""
     kind = getattr(torch, name)
     size = ELEMENT_TYPES[name].item_bytes
     bits = torch.arange(rows * 6 * size).reshape(rows, 6 * size) % (2 if name == "bool" else 251)
@@ -289,7 +289,7 @@ def test_copies_of_strided_tensors_are_in_c_order(name: str, rows: int) -> None:
 
 
 def test_memory_source_keeps_memory_and_releases_the_graph() -> None:
-    """Law: what is referred to shows what is there by now, whoever wrote it, and no gradients."""
+    """Law: a memory source reads the current elements, and keeps no gradients."""
     tensor = torch.ones(2, 2, requires_grad=True) * 2
     source = make_torch_source(tensor.t())
     assert isinstance(source, TorchTensor)
@@ -318,7 +318,7 @@ def test_memory_source_keeps_memory_and_releases_the_graph() -> None:
     ],
 )
 def test_freed_memory_is_not_read(view, left_bytes: int, readable: bool) -> None:
-    """Law: not a byte beyond what is left of the storage is looked at."""
+    """Law: no byte beyond the end of the storage is read."""
     tensor = torch.arange(16, dtype=torch.float32).reshape(4, 4)
     source = make_torch_source(view(tensor))
     assert isinstance(source, TorchTensor)
@@ -349,7 +349,7 @@ DENSE = {
 
 @pytest.mark.parametrize(("make", "dense"), DENSE.values(), ids=DENSE)
 def test_dense_elements_are_read_in_place_in_any_order(make, dense: bool) -> None:
-    """Every element once and nothing else, so that no sum or extreme can be another."""
+    """Every element is read once and nothing else, so sums and extremes stay the same."""
     tensor = make()
     lent = TorchTensor(tensor).unordered()
     assert (lent is not None) is dense
@@ -377,7 +377,7 @@ def test_version_stays_until_the_tensor_changes() -> None:
 
 
 def test_version_of_a_view_changes_with_its_base() -> None:
-    """Law: it shows memory of its base, and counts the changes of it as its own."""
+    """Law: a view shares memory and change count with its base."""
     base = torch.ones(2, 4, requires_grad=True) * 1
     view = base.t()[1:]
     whole, part = TorchTensor(base, 0).get_version(), TorchTensor(view, 0).get_version()

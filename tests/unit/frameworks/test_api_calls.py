@@ -1,3 +1,5 @@
+"""Numbers, argument places, layer marks and call stacks of API calls."""
+
 import inspect
 import threading
 
@@ -54,7 +56,7 @@ def test_leaves_of_inputs_have_places_and_a_single_output_has_none() -> None:
 
 
 def test_leaves_with_keywords_have_numbers_and_words() -> None:
-    """Keywords behind the positions, in the order given; parts of mappings; deeper parts."""
+    """Keywords come after positions, in the order given; parts of mappings are numbered too."""
     inputs = list_input_leaves((1,), {"dim": 4, "extra": {"bias": 5, "0": 6}})
     assert [(leaf.slot, leaf.path, leaf.word) for leaf in inputs] == [
         (0, "0", ""),

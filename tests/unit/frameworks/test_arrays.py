@@ -1,4 +1,4 @@
-"""A numpy array as a tensor."""
+"""Sources of numpy arrays."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_is_finite_reads_bits_of_types_that_numpy_lacks(bits, finite):
     ],
 )
 def test_elements_in_place_equal_the_copy(array, packed):
-    """Law: what is lent is what a copy would be, or nothing."""
+    """Law: elements in place equal those of a copy, or there are none."""
     source = ArraySource(array)
     lent = source.elements()
     assert (lent is not None) is packed

@@ -1,4 +1,4 @@
-"""Names and slots, without a framework."""
+"""Names of operators, and slots of arguments and results."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ModelOutput(OrderedDict):
     ],
 )
 def test_scope_makes_names_of_calls(parts: list[tuple[str, str]], name: str) -> None:
-    """A name says every module from the root down, then the class and the call's number."""
+    """A name has every module from the root down, then the class and the call's number."""
     scope = make_scope(parts)
     assert scope.forward_name(3) == name
     assert scope.gradient_name(3) == "Gradients/" + name
@@ -106,7 +106,7 @@ def test_result_leaves_have_slots_and_arguments(
 
 
 def test_result_leaves_of_empty_optional_fields_keep_their_slots() -> None:
-    """A field that is None takes its slot all the same."""
+    """A field that is None still takes its slot."""
     full, partial = ModelOutput(logits=1, loss=2), ModelOutput(loss=2)
     assert list_result_leaves(full)[1] == list_result_leaves(partial)[1]
 

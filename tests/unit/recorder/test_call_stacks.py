@@ -1,4 +1,4 @@
-"""Where calls came from: every call in a frame of its iteration, or counted."""
+"""The sender of call stacks: order, frames, and losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankdump._recorder.record_builder import CALL_BYTES, StagingBudget, Staging
 STACKS = (("a", "b"), ("c",))
 
 
-class Sent:
+class StackSenderRig:
     """A list of frames, and room for so many calls."""
 
     def __init__(self, calls: int = 1 << 20) -> None:
@@ -37,8 +37,8 @@ class Sent:
 
 
 def test_call_stacks_are_sent_once_in_their_iteration():
-    """Frames hold calls of one iteration, at most so many, and each stack once."""
-    sent = Sent()
+    """Frames hold calls of one iteration, up to a limit, and each stack once."""
+    sent = StackSenderRig()
     expected = [(n // 1500, f"call {n}", STACKS[n % 2]) for n in range(4000)]
     for iteration, name, stack in expected:
         sent.callers.add(iteration, name, stack)
@@ -53,15 +53,15 @@ def test_call_stacks_are_sent_once_in_their_iteration():
 
 def test_long_call_stacks_are_sent_sooner():
     """A frame has to fit into a message."""
-    sent = Sent()
+    sent = StackSenderRig()
     for number in range(4):
         sent.callers.add(0, f"call {number}", ("x" * MAX_STACK_CHARACTERS, str(number)))
     assert len(sent.frames) == 4
 
 
 def test_call_stacks_without_space_are_counted_and_never_wait():
-    """Room comes back when what was sent has been taken."""
-    sent = Sent(calls=2)
+    """Space is released when a frame was acknowledged."""
+    sent = StackSenderRig(calls=2)
     for name in ("a", "b", "c"):
         sent.callers.add(0, name, STACKS[0])
         sent.callers.flush()

@@ -1,4 +1,4 @@
-"""What waits for its operator is handed back exactly once."""
+"""Items of operators that wait for the end of their call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS, limit=st.integers(0, 3))
 def test_deferred_items_are_returned_exactly_once(steps, limit):
-    """Law: whatever is held comes back from keep, settle or clear, once, in its order."""
+    """Law: held items are returned once, in order, by `keep_operator` or at the end."""
     held: DeferredItems[int] = DeferredItems(limit)
     back: list[int] = []
     for number, (what, name) in enumerate(steps):
@@ -48,7 +48,7 @@ def test_kept_operator_ends_with_its_call():
 
 @pytest.mark.parametrize(("limit", "kept"), [(0, ["a", "b", "c"]), (1, ["a"]), (2, ["a", "b"])])
 def test_limit_counts_kept_operators(limit, kept):
-    """Law: keeping one operator again is no further operator; one too many is not kept."""
+    """Law: an operator kept twice counts once; operators beyond the limit are not kept."""
     held: DeferredItems[str] = DeferredItems(limit)
     for call in (A, B, C):
         held.add_item(call, call[1])

@@ -1,4 +1,4 @@
-"""Which positions the end of an iteration calls its own, and what is told of it meanwhile."""
+"""Position ranges of iterations, open events, and stalls, as a rank sends them."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_open_events_are_sent_when_a_session_ends_with_an_error(running):
     assert spans(running) == []
 
 
-class Slow(ArraySource):
+class SlowSource(ArraySource):
     """An array whose copy waits for the test."""
 
     def __init__(self, go: threading.Event) -> None:
@@ -161,10 +161,12 @@ class Slow(ArraySource):
 
 
 def test_stall_of_a_running_copy_is_sent(running, monkeypatch):
-    """Law: it is in the figure of batches that leave meanwhile, of calls that begin after it, and
-    of the iteration's end."""
+    """Law: the stall is in batches sent meanwhile, in calls that begin after it, and in the
+    iteration's end."""
     monkeypatch.setattr("rankdump._recorder.event_trace.STALL_REPORT_US", 1)
-    monkeypatch.setattr("rankdump._session.framework_adapters.ArraySource", lambda go: Slow(go))
+    monkeypatch.setattr(
+        "rankdump._session.framework_adapters.ArraySource", lambda go: SlowSource(go)
+    )
     go = threading.Event()
     with started(running) as session:
         session.step(0)

@@ -1,4 +1,4 @@
-"""Positions rise, an event belongs to the iteration it began in, and none of them is forgotten."""
+"""The event trace: positions, iterations of events, and batches."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_nested_and_overlapping_events_keep_their_positions(trace):
 
 
 def test_event_belongs_to_the_iteration_in_which_it_began(trace):
-    """However many iterations end before it does."""
+    """Law: an event keeps its iteration however many iterations end before it does."""
     trace.begin_iteration(7)
     early = trace.start_event(graph=0, name="early", collective=all_reduce())
     assert trace.end_iteration() == (1, 1)
@@ -169,7 +169,7 @@ def test_stall_is_noted_at_starts_of_calls_and_in_batches(clock):
 
 
 def test_growing_stall_is_sent_without_any_event(clock):
-    """Who waits for this rank wants to know why it does not come."""
+    """Other ranks may be waiting for this one, so the coordinator needs the reason."""
     stalled = Clock(0)
     trace = EventTrace(clock, stalled_us=stalled)
     stalled.now = STALL_REPORT_US - 1
@@ -190,7 +190,7 @@ def test_trace_that_keeps_no_events_counts_positions():
 
 
 @dataclass
-class Reports:
+class EventReader:
     """What a reader of all batches knows."""
 
     open: set[int] = field(default_factory=set[int])
@@ -223,7 +223,7 @@ STEPS = st.lists(
 def test_every_event_is_sent_by_the_end_of_its_iteration(steps):
     """Law: by the end of an iteration every position of its span is reported, once as complete, or
     once as open and, when it is complete, once more; and always as this iteration's."""
-    clock, reports, iteration, last = Clock(), Reports(), 0, 0
+    clock, reports, iteration, last = Clock(), EventReader(), 0, 0
     trace = EventTrace(clock)
     running: list[StartedEvent] = []
     begun_in: dict[int, int] = {}
@@ -264,7 +264,7 @@ def test_every_event_is_sent_by_the_end_of_its_iteration(steps):
 
 
 def test_events_of_threads_are_complete_with_distinct_positions():
-    """Law: whoever takes while others finish, each event is handed over once, at its own place."""
+    """Law: events taken while other threads finish events are returned once, in their position."""
     trace, events, done = EventTrace(), [], threading.Event()
 
     def run(graph: int) -> None:

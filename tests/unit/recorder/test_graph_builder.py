@@ -1,4 +1,4 @@
-"""A graph travels whole, in parts that fit."""
+"""The graph builder: parts, order, and limits of graphs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def names(parts: list[GraphPart]) -> list[str]:
 
 @given(nodes=st.integers(0, 3 * MAX_PART_NODES), parameters=st.integers(0, 2 * MAX_PART_NODES))
 def test_graph_parts_hold_the_graph_in_order(nodes, parameters):
-    """Law: the parts together are the graph; the first and the last one say so."""
+    """Law: the parts together are the graph; the first and the last one are marked."""
     graph = OperatorGraph(
         number=3,
         nodes=tuple(node(f"n{n}") for n in range(nodes)),

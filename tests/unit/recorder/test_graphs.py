@@ -1,4 +1,4 @@
-"""Graphs of plain-array jobs, compiled orders, and names for old readers."""
+"""Graphs of plain-array jobs, compiled orders, and names in old profiles."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_graph_is_sent_only_with_other_data(running, trigger):
     ("op_types", "kinds_of"), [(None, ["Conv2d", "Conv2d"]), (["A", "B"], ["A", "B"])]
 )
 def test_graph_has_the_compiled_order(running, op_types, kinds_of):
-    """Law: the order given counts, with what is known of its operators, and nothing else."""
+    """Law: the graph has exactly the given operators, in that order, with their descriptions."""
     with started(running) as session:
         session.graph([CONV2, CONV1], op_types=op_types)
         for name in (CONV1, "elsewhere"):
@@ -159,7 +159,7 @@ def short(name: str) -> str:
 
 
 def test_old_profile_gives_every_operator_its_own_last_component(running):
-    """Law: tensors, events, graph and arguments of an operator have one name for good."""
+    """Law: tensors, events, graph and arguments of an operator always have one name."""
     names = [CONV1, CONV2, f"Gradients/{CONV1}", CONV1.replace("op0", "op1")]
     plan = DumpPlan(output=OutputSettings("/x", profile="ms2.0"))
     pipeline = of_pipeline(running, plan)

@@ -1,4 +1,4 @@
-"""Every selected tensor is counted once, in its own iteration."""
+"""Balances of iterations, and stall times."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_stall_timer_counts_a_running_stall_and_returns_it_once():
 
 
 def test_stall_timer_adds_stalls_of_threads():
-    """Law: the figure never gets less, and every stall is in the sum once, however many end."""
+    """Law: the total never decreases, and includes every stall once."""
     stalls = StallTimer(iter(range(10**9)).__next__)
     told = []
 

@@ -1,4 +1,4 @@
-"""Which iterations are dumped, and what counts as one."""
+"""The state of iterations: which are dumped, and which count."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_plan_arms_iterations_of_its_devices(iteration, device, armed):
 
 
 def test_switch_replaces_only_the_iterations_of_the_plan():
-    """Law: from the first use on the plan's iterations do not matter; devices do."""
+    """Law: after the first use the plan's iterations are ignored, its devices are not."""
     one = course(iterations=FIVE_TO_EIGHT)
     one.begin(5)
     one.set_dumping(False)

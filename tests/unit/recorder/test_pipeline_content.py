@@ -1,4 +1,4 @@
-"""What is sent of a tensor: figures in the place of elements, samples, constants, arguments."""
+"""Content that a pipeline sends: statistics, samples, constants, arguments."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def request() -> SessionRequest:
     ],
 )
 def test_statistic_mode_sends_no_elements(running, array, sample, figures, size):
-    """Law: a record has the figures, the size of the tensor, and no bytes of it."""
+    """Law: a row has the statistics and the size of the tensor, and no bytes of it."""
     with started(running, a_plan(saved="statistic", sample_elements=sample)) as session:
         session.dump("Add", "a", "input", 0, array)
     (row,) = rows(running)
@@ -100,7 +100,7 @@ def test_statistics_of_an_old_profile_have_its_columns(running):
     [((5, 5), 20, (20,)), ((4, 5), 20, (5, 4)), ((5, 5), 0, (5, 5)), ((), 1, ()), ((0,), 1, None)],
 )
 def test_sample_has_the_first_elements(running, shape, sample, kept):
-    """Law: what has more elements than the sample becomes its head, of one dimension."""
+    """Law: a tensor larger than the sample is cut to its first elements, in one dimension."""
     array = np.arange(np.prod(shape, dtype=int), dtype="i4").reshape(shape)
     with started(running, a_plan(sample_elements=sample)) as session:
         session.dump("Add", "a", "output", 0, array.T)
@@ -111,7 +111,7 @@ def test_sample_has_the_first_elements(running, shape, sample, kept):
         assert np.frombuffer(record.data, "<i4").tolist() == array.T.ravel()[:count].tolist()
 
 
-class Promise:
+class FakeDeviceStatistics:
     """Figures on a device that knows how often it was read."""
 
     reads = 0
@@ -121,33 +121,35 @@ class Promise:
 
     def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
         type(self).reads += 1
-        return [(each.name,) for each in others if isinstance(each, Promise)]
+        return [(each.name,) for each in others if isinstance(each, FakeDeviceStatistics)]
 
 
-class OnDevice(ArraySource):
+class DeviceSource(ArraySource):
     def __init__(self, name: str) -> None:
         super().__init__(np.ones(1))
         self.name = name
 
-    def start_statistics(self, items: tuple[str, ...], precision: StatisticPrecision) -> Promise:
-        return Promise(self.name)
+    def start_statistics(
+        self, items: tuple[str, ...], precision: StatisticPrecision
+    ) -> FakeDeviceStatistics:
+        return FakeDeviceStatistics(self.name)
 
 
 def test_device_statistics_are_read_back_once_per_step_in_order(running, monkeypatch):
-    """Law: nothing leaves before the end of the iteration, not even what the host computed."""
-    monkeypatch.setattr(Promise, "reads", 0)
+    """Law: no row is sent before the end of the iteration, not even one computed on the host."""
+    monkeypatch.setattr(FakeDeviceStatistics, "reads", 0)
     plan = a_plan(saved="statistic", on_device=True, statistics=("max",))
     pipeline = DumpPipeline(plan, request(), running.address)
     pipeline.start()
     recorder = pipeline.recorder
     for name in "abcd":
-        source = ArraySource(np.array([7.0])) if name == "b" else OnDevice(name)
+        source = ArraySource(np.array([7.0])) if name == "b" else DeviceSource(name)
         recorder.observe(TensorObservation(0, "Add", name, TensorSide.OUTPUT, 0, "", source))
     assert rows(running) == []
-    assert Promise.reads == 0
+    assert FakeDeviceStatistics.reads == 0
     pipeline.end_iteration(ran=True)
-    assert Promise.reads == 1
-    recorder.observe(TensorObservation(0, "Add", "e", TensorSide.OUTPUT, 0, "", OnDevice("e")))
+    assert FakeDeviceStatistics.reads == 1
+    recorder.observe(TensorObservation(0, "Add", "e", TensorSide.OUTPUT, 0, "", DeviceSource("e")))
     pipeline.close()
     found = [(row.op_name, *row.figures) for row in rows(running)]
     assert found == [("a", "a"), ("b", "7"), ("c", "c"), ("d", "d"), ("e", "e")]
@@ -178,11 +180,11 @@ def test_host_statistics_wait_for_the_end_of_a_step_that_fits_the_buffer(running
 
 
 def test_statistics_that_cannot_be_read_back_are_counted_as_lost(running, monkeypatch, caplog):
-    monkeypatch.setattr(Promise, "read", lambda self, others: 1 / 0)
+    monkeypatch.setattr(FakeDeviceStatistics, "read", lambda self, others: 1 / 0)
     plan = a_plan(saved="statistic", on_device=True, statistics=("max",))
     pipeline = DumpPipeline(plan, request(), running.address)
     pipeline.start()
-    one = TensorObservation(0, "Add", "a", TensorSide.OUTPUT, 0, "", OnDevice("a"))
+    one = TensorObservation(0, "Add", "a", TensorSide.OUTPUT, 0, "", DeviceSource("a"))
     pipeline.recorder.observe(one)
     pipeline.end_iteration(ran=True)
     pipeline.close()

@@ -1,4 +1,4 @@
-"""What a plan decides about the way of its tensors."""
+"""Settings of the recorder that follow from a plan."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_records_are_copied_directly_only_with_trigger_always(trigger):
     ],
 )
 def test_wait_policy_follows_plan_and_link(on_full, trigger, link, busy, left_s):
-    """Law: only a plan that blocks waits, and only for what can still happen."""
+    """Law: only a blocking plan waits, and only if the agent can still release space."""
     the_plan = plan(on_full=on_full, trigger=trigger, block_timeout_s=10.0)
     policy = make_wait_policy(the_plan)
     left = policy.compute_remaining_s(link=link, has_tensors=busy, idle_s=3.0)
@@ -88,7 +88,7 @@ def test_wait_policy_follows_plan_and_link(on_full, trigger, link, busy, left_s)
     ],
 )
 def test_statistics_replace_elements_only_if_the_plan_says_so(saved, on_full, measures, share):
-    """Law: rows have all the buffer where nothing else is kept, and a little beside records."""
+    """Law: rows have the whole buffer if only statistics are kept, else a small share."""
     the_plan = replace(
         plan(on_full=on_full, buffer_bytes=1 << 20), content=ContentSettings(saved=saved)
     )

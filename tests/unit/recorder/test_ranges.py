@@ -1,4 +1,4 @@
-"""A range is a stretch of the program, in the order in which operators begin."""
+"""Ranges of operators (`opname_range`)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(ranges: OperatorRanges, program: str, graph: int = 0) -> str:
     ],
 )
 def test_ranges_contain_operators_between_their_bounds(bounds, program, inside, words):
-    """Law: from the first of the first to the first of the last behind it, once."""
+    """Law: a range goes from the first call of its first operator to the next of its last, once."""
     said: list[str] = []
     ranges = OperatorRanges(a_range(*bounds), lambda graph: "Net", said.append)
     for _ in range(2):
@@ -64,7 +64,7 @@ def test_ranges_of_models_are_independent():
 
 
 def test_gradients_and_recomputations_are_in_the_range_of_their_operator():
-    """Law: a gradient comes when the program is far behind the range, and goes with its forward."""
+    """Law: a gradient arrives long after the range was passed, and belongs to its forward."""
     ranges = OperatorRanges(a_range(("b", "b")), lambda graph: "Net", pytest.fail)
     assert run(ranges, "abc") == "b"
     assert ranges.is_in_range(0, "Gradients/b")
@@ -98,7 +98,7 @@ def test_operators_in_ranges_are_remembered_up_to_a_limit(monkeypatch):
 
 @given(program=st.text("abcd", max_size=12), bounds=st.tuples(*[st.sampled_from("abcd")] * 2))
 def test_ranges_agree_with_a_search_in_the_whole_program(program, bounds):
-    """Law: the same as cutting the program where the bounds stand first."""
+    """Law: the result equals cutting the program at the first calls of the bounds."""
     first, last = bounds
     start = program.find(first)
     early = 0 <= program.find(last) < start or (start < 0 and last in program)

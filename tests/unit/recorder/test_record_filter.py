@@ -1,4 +1,4 @@
-"""What a plan keeps, and what it says when it kept nothing."""
+"""The record filter, and summaries of empty dumps."""
 
 from dataclasses import replace
 
@@ -73,7 +73,7 @@ def run(**facts) -> RunFacts:
 
 
 def test_summary_of_a_rejected_rank_does_not_blame_its_plan() -> None:
-    """Law: what did not run after the refusal is no fault of the configuration."""
+    """Law: operators that did not run after the rejection are no fault of the configuration."""
     plan = a_plan(operators=operators(names=("x",)))
     unmatched = [UnmatchedEntry("kernels", "x")]
     facts = {"iterations_armed": 0, "refused": True}
@@ -124,7 +124,7 @@ def test_summary_explains_an_empty_dump(selection, facts, reason):
     ("trigger", "words"), [("overflow", "no overflow"), ("exception", "no operator")]
 )
 def test_summary_without_overflow_or_error_is_no_warning(trigger, words):
-    """Law: a plan that waits for an accident is content when there is none."""
+    """Law: a plan for overflows or errors causes no warning if there are none."""
     cause = explain_empty_dump(a_plan(trigger=trigger), run())
     assert cause is not None
     assert not cause.fault
@@ -146,7 +146,7 @@ def test_summary_of_excluded_tensors_is_no_warning():
     ],
 )
 def test_summary_uses_the_terms_of_each_dialect(dialect, lists, sides, steps):
-    """A user finds every word in the configuration that the plan came from."""
+    """Every term is one of the configuration that the plan came from."""
     plan = replace(a_plan(iterations=IterationSelection("7-9", ((7, 9),))), dialect=dialect)
     causes = [
         explain_empty_dump(plan, run(operators_selected=False)),
@@ -225,7 +225,7 @@ def test_filter_selects_marked_scopes_and_parameters_of_their_graph(name, graph,
 
 
 def test_filter_follows_changed_marks():
-    """Law: what was decided before a mark is decided anew after it."""
+    """Law: earlier decisions are revised after a mark."""
     selection = RecordFilter(a_plan(operators=MARKED))
     for names, keep in [((), False), (("network-Net/conv1-Conv2d",), True), ((), False)]:
         selection.set_marks(0, frozenset(names))
@@ -248,7 +248,7 @@ NAMES = {0: "A", 1: "B", 2: "C"}
     ],
 )
 def test_filter_has_separate_lists_for_models(rest, kept):
-    """Law: what is said of no model counts for those of which nothing else is said."""
+    """Law: the list without a model applies to models without a list."""
     selection = RecordFilter(a_plan(operators=rest, models=MODELS), NAMES.__getitem__)
     other = "Default/network-Net/conv2-Conv2d/Conv2d-op0"
     for _ in range(2):
@@ -267,7 +267,7 @@ def test_filter_decides_again_when_a_model_gets_its_name():
 
 
 def test_filter_matches_entries_only_with_operators_of_their_model():
-    """Law: an entry of one model's list is not used up by another model's operator."""
+    """Law: an entry of one model's list is not matched by another model's operator."""
     every = operators(names=("conv1",), ranges=(("a", "b"),), spelt=True)
     models = (("A", operators(names=("conv1", "fc"), spelt=True)),)
     selection = RecordFilter(a_plan(operators=every, models=models), NAMES.__getitem__)
@@ -284,7 +284,7 @@ def test_filter_matches_entries_only_with_operators_of_their_model():
 
 
 def test_filter_excludes_tensors_by_type_name_and_position():
-    """Law: what is left out stays selected as an operator, and each slot has its answer."""
+    """Law: an operator with excluded tensors stays selected; each slot is decided separately."""
     lists = OperatorSelection(
         without_types=(TensorExclusion("Relu"),),
         without_names=(TensorExclusion("conv1", ("input0",)),),
@@ -311,7 +311,7 @@ def test_filter_excludes_tensors_by_the_list_of_their_model():
 
 
 def test_filter_adds_ranges_to_lists_without_caching():
-    """Law: where the program stands is never remembered."""
+    """Law: decisions by the position of the program are never cached."""
     inside: set[tuple[int, str]] = set()
     lists = operators(names=("a",), ranges=(("b", "c"),))
     plan = a_plan(operators=lists, inputs=False)
@@ -327,7 +327,7 @@ def test_filter_adds_ranges_to_lists_without_caching():
 
 
 def test_filter_wants_only_outputs_of_watched_operators():
-    """Law: an operator that is named otherwise is not selected, whatever the lists say."""
+    """Law: an operator that is not watched is not selected, whatever the lists contain."""
     watched = WatchedOperators(("relu",), ("conv1", "nobody"))
     selection = RecordFilter(a_plan(watched=watched, operators=operators(names=("x",))))
     assert selection.decide(OP, TensorSide.OUTPUT, 0).is_kept
@@ -367,7 +367,7 @@ def test_filter_wants_only_outputs_of_watched_operators():
 )
 @pytest.mark.parametrize("seen", [True, False])
 def test_summary_names_entries_that_no_operator_matched(dialect, entry, words, seen):
-    """Law: in the words of the configuration, unless nothing ran that could have matched."""
+    """Law: the summary uses terms of the configuration, and is silent if no operator ran."""
     plan = replace(a_plan(), dialect=dialect)
     said = summarize_run(plan, run(operators_seen=seen, tensors_kept=1), [entry], retired_in=None)
     assert len(said.notes) == seen

@@ -1,4 +1,4 @@
-"""A record's name is its own, and what repeats is one object."""
+"""Kinds, names and time stamps of records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def kind_of(heads: RecordNamer, seen: TensorObservation) -> TensorKind:
 
 
 def test_timestamps_are_unique_and_rise_if_the_clock_does_not():
-    """Law: they name files, so a clock that stands still or steps back must not repeat one."""
+    """Law: time stamps name files, so a clock that stops or steps back must not repeat one."""
     times = iter([50, 50, 20, 60])
     heads = RecordNamer(rank=1, net_name="Net", clock_us=lambda: next(times))
     kind = kind_of(heads, observation(np.ones(1)))
@@ -40,7 +40,7 @@ def test_timestamps_are_unique_and_rise_if_the_clock_does_not():
 
 
 def test_timestamps_of_one_call_are_shared_if_the_layout_shares_them():
-    """Law: a tensor that was there before begins another call, an iteration begins all anew."""
+    """Law: a repeated tensor begins another call, and an iteration begins all calls anew."""
     times = itertools.count(10)
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS["cann"])
     heads.name_model(2, "Lenet")
@@ -53,7 +53,7 @@ def test_timestamps_of_one_call_are_shared_if_the_layout_shares_them():
 
 
 def test_timestamp_is_not_shared_with_an_ended_call():
-    """Law: the next call of a name begins anew, though it may have other tensors than the last."""
+    """Law: the next call of a name has a new time, even if its tensors differ from the last."""
     times = itertools.count(10)
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS["cann"])
     read, written = (
@@ -67,7 +67,7 @@ def test_timestamp_is_not_shared_with_an_ended_call():
 
 
 def test_timestamp_of_a_backward_is_shared_although_its_end_is_reported_often():
-    """Law: which gradient is the last is not always known when it comes."""
+    """Law: the end of a backward is not reliable, because its last gradient may be unknown."""
     heads = RecordNamer(
         rank=0, net_name="", clock_us=itertools.count(10).__next__, layout=LAYOUTS["cann"]
     )
@@ -81,7 +81,7 @@ def test_timestamp_of_a_backward_is_shared_although_its_end_is_reported_often():
 
 
 def test_kinds_have_the_name_of_a_model_that_is_named_late():
-    """Law: no tensor goes under a name that its model no longer has."""
+    """Law: no tensor is named with its model's former name."""
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: 7)
     seen = observation(np.ones(1))
     assert kind_of(heads, seen).model == heads.get_model_name(2) == "Net"
@@ -106,7 +106,7 @@ STEPS = st.lists(
 @given(steps=STEPS, clock=st.lists(st.integers(0, 5), min_size=60, max_size=60))
 @pytest.mark.parametrize("layout", ["cann", "mindspore-sync"])
 def test_tensors_have_distinct_places(layout, steps, clock):
-    """Law: whatever the clock says and in whichever order calls begin, end and mix."""
+    """Law: places are distinct for any clock and any order of calls."""
     times = iter(clock)
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS[layout])
     places = []
@@ -149,7 +149,7 @@ def test_head_has_all_known_fields(constant):
 
 
 def test_kind_is_the_same_object_for_an_unchanged_tensor():
-    """Law: one object as long as nothing of it changes, and another when anything does."""
+    """Law: one object while nothing of the kind changes, and another one when anything does."""
     heads = RecordNamer(rank=0, net_name="Net", clock_us=lambda: 7)
     first = kind_of(heads, observation(np.ones((2, 3), "f4")))
     assert kind_of(heads, observation(np.zeros((2, 3), "f4"))) is first
@@ -185,7 +185,7 @@ def test_kinds_are_remembered_up_to_a_limit(monkeypatch):
 
 
 def test_kinds_of_an_api_dump_are_not_remembered():
-    """Each call has its own, so that none comes again."""
+    """Names of an API dump never repeat, because each call has its own."""
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: 7, layout=LAYOUTS["api-torch"])
     seen = observation(np.ones((2, 3), "f4"))
     assert kind_of(heads, seen) == kind_of(heads, seen)

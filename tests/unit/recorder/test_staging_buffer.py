@@ -1,4 +1,4 @@
-"""Bytes are copied once, and room for them is counted."""
+"""The staging buffer and its budgets."""
 
 import threading
 
@@ -52,7 +52,7 @@ def test_staged_tensor_does_not_change_with_the_array():
     ("array", "charge"), [(np.zeros(1000, "u1"), 1000), (np.zeros(1, "u1"), MIN_RECORD_BYTES)]
 )
 def test_record_is_charged_until_its_release(array, charge):
-    """Law: a record is never free, or tiny ones without end would fill the memory."""
+    """Law: every record is charged a minimum, or tiny records would fill the memory."""
     budget, source = StagingBudget(1 << 20), ArraySource(array)
     room = stage(budget)
     record = room.keep(head(source), source)
@@ -69,7 +69,7 @@ def test_full_buffer_stages_no_record():
 
 
 def test_rows_have_a_separate_budget():
-    """Law: figures leave though records fill their buffer, and are charged until they did."""
+    """Law: rows are sent although records fill their budget, and are charged until then."""
     records, budget, source = (
         StagingBudget(8),
         StagingBudget(3 * ROW_BYTES),
@@ -103,7 +103,7 @@ def test_wait_for_space_ends_with_a_release():
     timer.join()
 
 
-class Unreadable(ArraySource):
+class UnreadableSource(ArraySource):
     def accelerator(self):
         return None
 
@@ -112,7 +112,7 @@ class Unreadable(ArraySource):
 
 
 def test_failed_copy_releases_its_space():
-    budget, source = StagingBudget(1 << 20), Unreadable(np.ones(9))
+    budget, source = StagingBudget(1 << 20), UnreadableSource(np.ones(9))
     with pytest.raises(ValueError, match="gone"):
         stage(budget).keep(head(source), source)
     assert budget.held_bytes == 0
@@ -128,7 +128,7 @@ def test_failed_copy_releases_its_space():
     ],
 )
 def test_tensor_is_staged_in_shared_memory_or_heap(placing, room, kept):
-    """Law: the bytes where there is room; a slab that is full is no reason to fill the heap."""
+    """Law: a full slab does not make tensors fill the heap."""
     budget, source = StagingBudget(MIN_RECORD_BYTES + room), ArraySource(np.ones(1000, "u1"))
     if room == 1:
         assert budget.acquire(1, lambda: 0.0)

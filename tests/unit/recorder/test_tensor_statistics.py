@@ -1,4 +1,4 @@
-"""Figures are computed where the tensor is, read back once, and leave as rows in their order."""
+"""Statistics of tensors on host and device, their cache, and batches of rows."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rankdump._recorder.tensor_statistics import (
 )
 
 KIND = TensorKind(0, "Add", "a", TensorSide.OUTPUT, 0, "float32", (2, 3), 24)
-# The Add of the tutorial (mindspore-dump.md 3.4).
+# The Add of the example in MindSpore's Dump guide.
 INPUT = np.arange(1, 7, dtype="f4").reshape(2, 3)
 
 
-class Promise:
+class FakeDeviceStatistics:
     """Figures of a tensor on a device that counts how often it is asked."""
 
     asked: list[int]
@@ -38,26 +38,26 @@ class Promise:
 
     def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
         type(self).asked.append(len(others))
-        return [(each.text,) for each in others if isinstance(each, Promise)]
+        return [(each.text,) for each in others if isinstance(each, FakeDeviceStatistics)]
 
 
-class Another(Promise):
+class OtherDeviceStatistics(FakeDeviceStatistics):
     pass
 
 
-class Broken(Promise):
+class FailingDeviceStatistics(FakeDeviceStatistics):
     def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
         raise RuntimeError("device lost")
 
 
-class OnDevice(ArraySource):
+class DeviceSource(ArraySource):
     def start_statistics(self, items, precision):
-        return Promise(f"{precision} {' '.join(items)}")
+        return FakeDeviceStatistics(f"{precision} {' '.join(items)}")
 
 
 @pytest.fixture(autouse=True)
-def nothing_asked():
-    Promise.asked, Another.asked = [], []
+def no_reads():
+    FakeDeviceStatistics.asked, OtherDeviceStatistics.asked = [], []
 
 
 def measure(*, on_device: bool = False) -> StatisticsCalculator:
@@ -92,7 +92,7 @@ def test_large_host_tensor_is_measured_at_once(on_device: bool, turned: bool):
 @pytest.mark.parametrize("on_device", [True, False])
 @pytest.mark.parametrize("turned", [True, False], ids=["turned", "packed"])
 def test_small_tensor_has_statistics_of_when_it_was_observed(on_device, turned):
-    """Law: what the job writes later changes nothing, though figures are computed then."""
+    """Law: later writes by the job change nothing, although statistics are computed then."""
     array, batch, the_measure = INPUT.copy(), RowBatch(), measure(on_device=on_device)
     batch.add(row(the_measure.measure_tensor(ArraySource(array.T if turned else array))))
     array[:] = 0
@@ -114,7 +114,7 @@ def test_small_tensors_of_several_types_keep_their_order():
 
 
 def test_row_batch_reports_when_it_is_full():
-    """Law: a loop without steps is not waited for."""
+    """Law: rows of a loop without steps are read before its end."""
     batch = RowBatch()
     assert [batch.add(row("1")) for _ in range(MAX_WAITING_ROWS)] == [False] * (
         MAX_WAITING_ROWS - 1
@@ -132,29 +132,37 @@ def test_row_batch_limits_bytes_of_waiting_copies(monkeypatch):
 def test_device_tensor_is_measured_on_the_device_if_the_plan_says_so():
     there = measure(on_device=True)
     batch = RowBatch()
-    batch.add(row(there.measure_tensor(OnDevice(INPUT))))
+    batch.add(row(there.measure_tensor(DeviceSource(INPUT))))
     assert texts(batch, there) == ["low max min l2norm"]
-    assert measure().measure_tensor(OnDevice(INPUT)) == INPUT.tobytes()
+    assert measure().measure_tensor(DeviceSource(INPUT)) == INPUT.tobytes()
 
 
 def test_device_statistics_are_read_back_together_and_in_order():
     """Law: one read for each kind of device, and the rows stay in their order."""
     batch = RowBatch()
-    kinds = [Promise, Another, Promise, Promise, Another]
+    kinds = [
+        FakeDeviceStatistics,
+        OtherDeviceStatistics,
+        FakeDeviceStatistics,
+        FakeDeviceStatistics,
+        OtherDeviceStatistics,
+    ]
     for number, kind in enumerate(kinds):
         batch.add(row(kind(str(number)), number))
     batch.add(row("known", 5))
-    assert (Promise.asked, Another.asked) == ([], [])
+    assert (FakeDeviceStatistics.asked, OtherDeviceStatistics.asked) == ([], [])
     assert list(batch.drain_rows(measure())) == [
         StatisticRows(0, (KIND,) * 6, tuple(range(6)), ("0", "1", "2", "3", "4", "known"))
     ]
-    assert (Promise.asked, Another.asked) == ([3], [2])
+    assert (FakeDeviceStatistics.asked, OtherDeviceStatistics.asked) == ([3], [2])
     assert list(batch.drain_rows(measure())) == []
 
 
 def test_failing_device_loses_only_its_own_statistics():
     batch = RowBatch()
-    for number, promise in enumerate((Promise("a"), Broken("b"), Another("c"))):
+    for number, promise in enumerate(
+        (FakeDeviceStatistics("a"), FailingDeviceStatistics("b"), OtherDeviceStatistics("c"))
+    ):
         batch.add(row(promise, number))
     assert list(batch.drain_rows(measure())) == [
         UnreadRow(0, "a"),
@@ -171,7 +179,7 @@ marks = st.tuples(st.integers(0, 1), st.booleans(), st.booleans())
     )
 )
 def test_row_frames_hold_rows_of_one_iteration_up_to_the_limit(runs):
-    """Law: each row once, in order, in a frame of its own iteration and fate, split when full."""
+    """Law: each row is once in a frame of its iteration, in order; full frames are split."""
     batch, added = RowBatch(1 << 30), []
     for mark, count in runs:
         for _ in range(count):
@@ -192,7 +200,7 @@ def test_row_frames_hold_rows_of_one_iteration_up_to_the_limit(runs):
     assert len(frames) <= len(runs) + len(added) // MAX_FRAME_ROWS
 
 
-class Untouchable(ArraySource):
+class UnreadableSource(ArraySource):
     """A tensor that nobody may read."""
 
     def elements(self):
@@ -207,12 +215,12 @@ class Untouchable(ArraySource):
 
 @pytest.mark.parametrize("on_device", [True, False])
 def test_no_element_is_read_without_statistics(on_device: bool):
-    """Rows of a plan that wants none are empty texts, for every type."""
+    """Rows of a plan without statistics are empty texts, for every type."""
     none = StatisticsCalculator(items=(), on_device=on_device, precision="high")
     assert none.can_measure("complex64")
     assert not measure().can_measure("complex64")
     for size in (1, SMALL_TENSOR_BYTES):
-        assert none.measure_tensor(Untouchable(np.zeros(size))) == ""
+        assert none.measure_tensor(UnreadableSource(np.zeros(size))) == ""
     batch = RowBatch()
     batch.add(row(""))
     assert texts(batch, none) == [""]
@@ -220,7 +228,7 @@ def test_no_element_is_read_without_statistics(on_device: bool):
 
 @pytest.mark.parametrize("size", [3, SMALL_TENSOR_BYTES])
 def test_exact_statistics_have_all_digits(size: int):
-    """Of a small tensor, measured with others, and of a large one."""
+    """For a small tensor, measured with others, and for a large one."""
     exact = StatisticsCalculator(
         items=("max", "avg"), on_device=False, precision="high", exact=True
     )
@@ -232,11 +240,11 @@ def test_exact_statistics_have_all_digits(size: int):
     assert float(mean) == pytest.approx(values.mean(), rel=1e-14)
 
 
-class Thing:
+class TensorObject:
     """What an array stands for."""
 
 
-class Counted(ArraySource):
+class VersionedSource(ArraySource):
     """An array whose changes are counted, and that counts how often it is read."""
 
     def __init__(
@@ -267,52 +275,61 @@ MANY = SMALL_TENSOR_BYTES // 4 + 100
 
 
 def test_statistics_cache_measures_an_unchanged_tensor_once(measured: list[str]):
-    thing, array = Thing(), np.ones(MANY, "f4")
+    thing, array = TensorObject(), np.ones(MANY, "f4")
     once = measure()
-    first = once.measure_tensor(Counted(array, thing, 0))
-    assert once.measure_tensor(Counted(array, thing, 0)) == first == f"1,1,{np.sqrt(MANY):g}"
+    first = once.measure_tensor(VersionedSource(array, thing, 0))
+    assert (
+        once.measure_tensor(VersionedSource(array, thing, 0)) == first == f"1,1,{np.sqrt(MANY):g}"
+    )
     assert measured == ["float32"]
 
 
 def test_statistics_cache_measures_views_of_the_same_memory_once(measured: list[str]):
-    """A view of all of it has the figures of its owner; one of a part, or of gaps, has its own."""
-    thing, array = Thing(), np.arange(4.0 * MANY, dtype="f4").reshape(2, -1)
+    """A view of all elements shares its owner's statistics; a view of a part has its own."""
+    thing, array = TensorObject(), np.arange(4.0 * MANY, dtype="f4").reshape(2, -1)
     once = measure()
-    first = once.measure_tensor(Counted(array, thing, 0))
+    first = once.measure_tensor(VersionedSource(array, thing, 0))
     for view in (array.reshape(-1), array.T):
-        assert once.measure_tensor(Counted(view, Thing(), 0, thing)) == first
+        assert once.measure_tensor(VersionedSource(view, TensorObject(), 0, thing)) == first
     assert len(measured) == 1
     for view in (array[:1], array[1:], array[:, ::2], array[:, 1::2], array.view("i4")):
-        own = once.measure_tensor(Counted(view, Thing(), 0, thing))
+        own = once.measure_tensor(VersionedSource(view, TensorObject(), 0, thing))
         assert own == measure().measure_tensor(ArraySource(view)) != first
     assert len(measured) == 11
-    assert once.measure_tensor(Counted(array.reshape(-1) * 2, Thing(), 1, thing)) != first
+    assert (
+        once.measure_tensor(VersionedSource(array.reshape(-1) * 2, TensorObject(), 1, thing))
+        != first
+    )
 
 
 @pytest.mark.parametrize("how", ["counted", "past the count", "another thing", "array"])
 def test_statistics_cache_measures_a_changed_tensor_again(how: str, measured: list[str]):
-    """A write that nothing counted is seen in a sample; another object is never the same."""
-    thing, array = Thing(), np.ones(MANY, "f4")
+    """A write that changes no version is detected by the sample; another object never matches."""
+    thing, array = TensorObject(), np.ones(MANY, "f4")
     once = measure()
-    once.measure_tensor(Counted(array, thing, 0))
+    once.measure_tensor(VersionedSource(array, thing, 0))
     if how != "another thing":
         array *= 2
     if how == "array":
         again = once.measure_tensor(ArraySource(array))
     else:
         again = once.measure_tensor(
-            Counted(array, Thing() if how == "another thing" else thing, int(how == "counted"))
+            VersionedSource(
+                array, TensorObject() if how == "another thing" else thing, int(how == "counted")
+            )
         )
     assert measured == ["float32"] * 2
     assert str(again).startswith("1," if how == "another thing" else "2,")
 
 
 def test_statistics_cache_forgets_freed_tensors(measured: list[str]):
-    """A new object may have the number of one that is gone; nothing is kept alive, or for ever."""
+    """A new object may have the identity of a freed one; the cache keeps no object alive."""
     once, array = measure(), np.ones(MANY, "f4")
     for at in range(3000):
         array[:] = at
-        assert str(once.measure_tensor(Counted(array, Thing(), 0))).startswith(f"{at:g},")
+        assert str(once.measure_tensor(VersionedSource(array, TensorObject(), 0))).startswith(
+            f"{at:g},"
+        )
     assert len(measured) == 3000
     assert len(once._recent._known) <= 1024
 

@@ -1,4 +1,4 @@
-"""What a rank says of how long communication may wait, and what the agent says of it."""
+"""Timeouts of communication that a rank sends, and warnings that the agent returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans that wait for an accident: an overflow, or an operator that raises."""
+"""The triggers for overflows and exceptions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(session: rankdump.Session, name: str, *outputs: np.ndarray) -> None:
         session.dump("Add", name, "output", slot, output)
 
 
-class Tensor(ArraySource):
+class FakeTensor(ArraySource):
     """An array that knows whether it was changed, and may not be read."""
 
     is_changed = False
@@ -157,7 +157,7 @@ def test_overflow_trigger_checks_outputs_that_are_not_kept(running, sides, kept)
 
 
 def test_overflow_trigger_without_overflow_leaves_a_note(running, caplog):
-    """Law: that nothing overflowed is no fault: the iteration is complete and nobody is alarmed."""
+    """Law: without an overflow the iteration is complete, and there is no warning."""
     caplog.set_level(logging.INFO, "rankdump")
     with rankdump.Session(a_plan("overflow"), agent=running.address) as session:
         run(session, "good", GOOD)
@@ -169,7 +169,7 @@ def test_overflow_trigger_without_overflow_leaves_a_note(running, caplog):
 
 
 def test_overflow_trigger_releases_space_of_operators_without_overflow(running):
-    """Law: good operators without end fit into a buffer that holds one of them."""
+    """Law: any number of finite operators fits into a buffer that holds one of them."""
     plan = a_plan("overflow", buffer_bytes=4096)
     with rankdump.Session(plan, agent=running.address) as session:
         for number in range(100):
@@ -181,7 +181,7 @@ def test_overflow_trigger_releases_space_of_operators_without_overflow(running):
 
 @pytest.mark.parametrize(("output", "dropped"), [(BAD, {"buffer_full": 7}), (GOOD, {})])
 def test_overflow_trigger_counts_a_loss_only_if_the_operator_overflowed(running, output, dropped):
-    """Law: nobody waits for room that only the own operator's end can make."""
+    """Law: no thread waits for space that only the end of its own operator can release."""
     plan = a_plan("overflow", buffer_bytes=4096)
     with rankdump.Session(plan, agent=running.address) as session:
         for slot in range(8):
@@ -202,7 +202,7 @@ def test_overflow_trigger_keeps_statistics(running):
     assert (end.expected, dict(end.dropped)) == (2, {})
 
 
-class Promise:
+class FakeDeviceStatistics:
     """Figures on a device."""
 
     read_back: list[str]
@@ -211,34 +211,38 @@ class Promise:
         self.name = name
 
     def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
-        names = [each.name for each in others if isinstance(each, Promise)]
-        Promise.read_back += names
+        names = [each.name for each in others if isinstance(each, FakeDeviceStatistics)]
+        FakeDeviceStatistics.read_back += names
         return [(name,) for name in names]
 
 
-class OnDevice(ArraySource):
+class DeviceSource(ArraySource):
     def __init__(self, name: str, values: np.ndarray) -> None:
         super().__init__(values)
         self.name = name
 
-    def start_statistics(self, items: tuple[str, ...], precision: StatisticPrecision) -> Promise:
-        return Promise(self.name)
+    def start_statistics(
+        self, items: tuple[str, ...], precision: StatisticPrecision
+    ) -> FakeDeviceStatistics:
+        return FakeDeviceStatistics(self.name)
 
 
 def test_overflow_trigger_reads_back_only_statistics_of_an_overflow(running):
-    Promise.read_back = []
+    FakeDeviceStatistics.read_back = []
     plan = a_plan("overflow")
     content = ContentSettings(saved="statistic", statistics=("max",), on_device=True)
     pipeline = DumpPipeline(replace(plan, content=content), request(), running.address)
     pipeline.start()
     for name, output in [("good", GOOD), ("it", BAD), ("after", GOOD)]:
-        pipeline.recorder.observe(seen(name, TensorSide.INPUT, OnDevice(f"{name} in", GOOD)))
-        pipeline.recorder.observe(seen(name, TensorSide.OUTPUT, OnDevice(f"{name} out", output)))
+        pipeline.recorder.observe(seen(name, TensorSide.INPUT, DeviceSource(f"{name} in", GOOD)))
+        pipeline.recorder.observe(
+            seen(name, TensorSide.OUTPUT, DeviceSource(f"{name} out", output))
+        )
         pipeline.recorder.end_call(0, name)
-    assert Promise.read_back == []
+    assert FakeDeviceStatistics.read_back == []
     pipeline.end_iteration(ran=True)
     pipeline.close()
-    assert Promise.read_back == ["it in", "it out"]
+    assert FakeDeviceStatistics.read_back == ["it in", "it out"]
     assert [row.figures for row in rows(running)] == [("it in",), ("it out",)]
 
 
@@ -276,7 +280,7 @@ def test_arguments_are_kept_with_their_operator(running):
 def test_overflow_trigger_warns_about_a_tensor_that_it_cannot_check(running, caplog):
     pipeline = DumpPipeline(a_plan("overflow"), request(), running.address)
     pipeline.start()
-    tensor = Tensor(BAD)
+    tensor = FakeTensor(BAD)
     tensor.fails = "finite"
     pipeline.recorder.observe(seen("it", TensorSide.OUTPUT, tensor))
     pipeline.end_iteration(ran=True)
@@ -305,7 +309,7 @@ def test_operators_that_never_end_are_released_with_their_iteration(running):
 
 
 def test_exception_trigger_keeps_inputs_of_the_operator_that_raised(running):
-    """Law: inputs of the operator whose arrays came last before the error, and nothing else."""
+    """Law: only inputs of the operator that was dumped last before the error are kept."""
 
     def job() -> None:
         with rankdump.Session(a_plan("exception"), agent=running.address) as session:
@@ -341,7 +345,7 @@ def test_exception_trigger_keeps_inputs_if_the_session_closes_during_an_error(ru
 
 
 def test_exception_trigger_sends_nothing_without_an_exception(running, caplog):
-    """Law: no record, no event, no end of an iteration, and a calm note."""
+    """Law: there is no record, no event, no end of an iteration, and no warning."""
     with rankdump.Session(a_plan("exception"), agent=running.address) as session:
         for i in range(3):
             session.step(i)
@@ -376,7 +380,7 @@ def test_exception_trigger_sends_only_the_iteration_of_an_exception_that_the_job
 def test_exception_trigger_counts_unreadable_inputs(running, reason):
     pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
-    tensor = Tensor(GOOD)
+    tensor = FakeTensor(GOOD)
     pipeline.recorder.observe(seen("it", TensorSide.INPUT, tensor))
     tensor.is_changed = reason == "changed_in_place"
     tensor.fails = "copy" if reason == "copy_failed" else ""
@@ -400,15 +404,15 @@ def test_exception_trigger_wants_no_outputs(running):
 
 @pytest.mark.parametrize("trigger", ["overflow", "exception"])
 def test_triggers_separate_operators_of_two_models_with_one_name(running, trigger: TriggerMode):
-    """Law: what becomes of one says nothing about the other, even while both are open."""
+    """Law: both operators are decided separately, even while both are open."""
     pipeline = DumpPipeline(a_plan(trigger), request(), running.address)
     pipeline.start()
     recorder = pipeline.recorder
     for graph in (0, 1):
-        observation = seen("it", TensorSide.INPUT, Tensor(GOOD))
+        observation = seen("it", TensorSide.INPUT, FakeTensor(GOOD))
         recorder.observe(observation._replace(graph=graph))
     for graph, result in ((0, GOOD), (1, BAD)):
-        observation = seen("it", TensorSide.OUTPUT, Tensor(result))
+        observation = seen("it", TensorSide.OUTPUT, FakeTensor(result))
         recorder.observe(observation._replace(graph=graph))
     for graph in (0, 1):
         recorder.end_call(graph, "it", raised=graph == 1)
@@ -419,7 +423,7 @@ def test_triggers_separate_operators_of_two_models_with_one_name(running, trigge
 
 
 def test_overflow_trigger_checks_excluded_tensors(running):
-    """Law: an output that is not kept still tells that its operator overflowed."""
+    """Law: an output that is not kept still shows that its operator overflowed."""
     left = OperatorSelection(without_names=(TensorExclusion("it", ("output0",)),))
     with rankdump.Session(a_plan("overflow", operators=left), agent=running.address) as session:
         run(session, "it", BAD, GOOD)
@@ -430,10 +434,10 @@ def test_overflow_trigger_checks_excluded_tensors(running):
 
 
 def test_exception_trigger_counts_freed_inputs_as_lost(running):
-    """Law: what was referred to is looked at again before it is read."""
+    """Law: tensors kept by reference are checked again before they are read."""
     pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
-    tensor = Tensor(GOOD)
+    tensor = FakeTensor(GOOD)
     tensor.read_again = lambda: "storage_freed"
     pipeline.recorder.observe(seen("it", TensorSide.INPUT, tensor))
     pipeline.recorder.end_call(0, "it", raised=True)

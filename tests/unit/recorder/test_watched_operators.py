@@ -1,4 +1,4 @@
-"""Outputs of watched operators: as they come, and again after another operator has run."""
+"""The trigger for watched operators."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def balance(running: Running) -> tuple[int, dict[str, int]]:
 
 
 def test_watched_output_is_recorded_again_after_an_overwrite(running):
-    """Law: the content as it comes, and after the layer has ended; nothing else is kept."""
+    """Law: outputs are kept when they are written and after the layer has ended, nothing else."""
     mine = np.array([1, 2], "f4")
     with started(running) as session:
         session.dump("Add", "c", "input", 0, ONE)
@@ -93,7 +93,7 @@ def test_watched_output_is_recorded_again_after_an_overwrite(running):
 
 
 def test_watched_outputs_are_recorded_after_every_layer(running):
-    """Law: nodes that have run so far, all of their slots, each time that a layer ends.
+    """Law: each end of a layer records all slots of watched operators that have run so far.
 
     A layer that is itself watched is not read again after itself.
     """
@@ -110,7 +110,7 @@ def test_watched_outputs_are_recorded_after_every_layer(running):
 
 
 def test_every_operator_is_a_layer_without_a_list_of_layers(running):
-    """Law: after each operator, of any type, but after no watched one its own again."""
+    """Law: outputs are recorded after each operator of any type, except the watched one itself."""
     with started(running, (), ("c", "e")) as session:
         for name in "acbe":
             out(session, name, ONE)
@@ -158,7 +158,7 @@ def test_watched_operators_of_models_are_independent(running):
 def test_references_to_outputs_end_with_the_iteration(running):
     pipeline = DumpPipeline(a_plan(), introduction_of(a_plan()), running.address)
     pipeline.start()
-    tensor = Fading(ONE)
+    tensor = FreeableSource(ONE)
     pipeline.recorder.observe(TensorObservation(0, "Add", "c", TensorSide.OUTPUT, 0, "", tensor))
     pipeline.recorder.end_call(0, "c")
     assert tensor.held == 1
@@ -170,7 +170,7 @@ def test_references_to_outputs_end_with_the_iteration(running):
     assert again(running) == []
 
 
-class Fading(ArraySource):
+class FreeableSource(ArraySource):
     """A tensor whose memory may go."""
 
     held = 0
@@ -188,11 +188,11 @@ class Fading(ArraySource):
 
 
 def test_watched_output_that_became_unreadable_is_counted_as_lost(running):
-    """Law: expected is what is kept and what is lost, after every layer anew."""
+    """Law: expected = kept + lost, again after every layer."""
     plan = a_plan(("a", "b"))
     pipeline = DumpPipeline(plan, introduction_of(plan), running.address)
     pipeline.start()
-    recorder, tensor = pipeline.recorder, Fading(ONE)
+    recorder, tensor = pipeline.recorder, FreeableSource(ONE)
     recorder.observe(TensorObservation(0, "Add", "c", TensorSide.OUTPUT, 0, "", tensor))
     recorder.count_loss(0, "Add", "c", TensorSide.OUTPUT, 1, "unsupported_sparse")
     recorder.end_call(0, "c")
@@ -276,7 +276,7 @@ def test_watched_operators_respect_the_rest_of_the_plan(running):
 
 
 def test_timestamps_of_one_layer_are_equal_if_the_layout_shares_them(running):
-    """Law: all that is read after one end of a layer has one time, after the next another."""
+    """Law: outputs recorded after one end of a layer have one time, after the next another."""
     plan = a_plan(("a",), ("c", "e"))
     output = OutputSettings("/x", net_name="", layout="cann", started="20260101000000")
     with rankdump.Session(replace(plan, output=output), agent=running.address) as session:

@@ -1,4 +1,4 @@
-"""Who dumps where MindSpore reads a configuration as well: one of the two, and it is said."""
+"""The choice between rankdump and MindSpore where both read one configuration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OTHER = DumpTarget("/etc/native.json", "/data/native")
     ],
 )
 def test_native_dump_conflicts_if_both_would_write_the_same(native, loaded, conflicts):
-    """Law: never the same twice; without MindSpore, or with trees of their own, rankdump dumps."""
+    """Law: nothing is dumped twice; without MindSpore, or with another tree, rankdump dumps."""
     reason = describe_native_conflict(HERE, native, mindspore_loaded=loaded)
     assert bool(reason) == conflicts
     assert not reason or f"`rankdump ingest {native.root} --into TREE --follow`" in reason
@@ -55,7 +55,7 @@ def test_session_leaves_the_dump_to_mindspore_and_one_rank_warns(tmp_path, caplo
 @pytest.mark.usefixtures("mindspore_loaded")
 @pytest.mark.parametrize("native", ["", "missing.json", "native"])
 def test_session_with_its_own_configuration_dumps(tmp_path, running, caplog, native):
-    """Also beside MindSpore's dump into another tree, and beside one that MindSpore refuses."""
+    """It also dumps beside MindSpore's dump into another tree, or one that MindSpore rejects."""
     (tmp_path / "native").mkdir()
     beside = str(config(tmp_path / "native", path="/data/native"))
     environ = {
@@ -69,7 +69,7 @@ def test_session_with_its_own_configuration_dumps(tmp_path, running, caplog, nat
 
 
 def test_job_without_mindspore_may_use_either_variable(tmp_path, running):
-    """With any other framework nobody else reads it."""
+    """Without MindSpore, only rankdump reads the variable."""
     environ = {
         "MINDSPORE_DUMP_CONFIG": str(config(tmp_path)),
         "RANKDUMP_AGENT": running.address,
@@ -88,7 +88,7 @@ def _environ(tmp_path: Path, native: Path | str) -> dict[str, str]:
 
 @pytest.mark.parametrize("root", ["/data/dump", "/data/output"])
 def test_native_variable_is_removed_if_it_names_the_same_dump(tmp_path, root):
-    """By the same file, whatever RANKDUMP_OUTPUT says; a link to it is the same."""
+    """The same file counts, whatever RANKDUMP_OUTPUT is, and also a link to it."""
     link = tmp_path / "link.json"
     link.symlink_to(tmp_path / "data_dump.json")
     environ = _environ(tmp_path, link) | {"RANKDUMP_OUTPUT": root}
@@ -104,7 +104,7 @@ def test_native_variable_stays_if_it_names_another_dump(tmp_path):
 
 
 def test_acl_dump_keeps_its_variable(tmp_path):
-    """MS_ACL_DUMP_CFG_PATH asks for one by naming the configuration as the variable spells it."""
+    """MS_ACL_DUMP_CFG_PATH requests an ACL dump if it has the text of the other variable."""
     own = tmp_path / "data_dump.json"
     spelt = f"{tmp_path}/./data_dump.json"
     environ = _environ(tmp_path, spelt) | {"MS_ACL_DUMP_CFG_PATH": spelt}

@@ -1,4 +1,4 @@
-"""What a script sees: off without a plan, honest with a bad one, never in the way."""
+"""Sessions as a script uses them: without a plan, with a bad one, and in a job."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_stuck_agent_delays_training_once_for_the_allowed_time(running, tmp_path
 
 @pytest.mark.parametrize("closed_by", ["with", "finally"])
 def test_strict_plan_does_not_replace_the_error_of_the_script(running, tmp_path, closed_by):
-    """Law: what ends the script is its own error, not a loss that is found on the way out."""
+    """Law: the script ends with its own error, not with a loss that `close` finds."""
 
     def script() -> None:
         session = started(running, tmp_path, strict=True)
@@ -303,7 +303,7 @@ UNREADABLE = [
 
 
 def test_strings_and_objects_are_counted_and_logged_once(running, tmp_path, caplog):
-    """Law: what no file can hold is one logged line, and the rest of the dump goes on."""
+    """Law: arrays that no file can hold are one logged line, and the rest is dumped."""
     with started(running, tmp_path) as session:
         for slot, array in enumerate(UNREADABLE):
             session.dump("Print", f"p{slot}", "input", slot, array)
@@ -317,7 +317,7 @@ def test_strings_and_objects_are_counted_and_logged_once(running, tmp_path, capl
     assert len(caplog.records) == 2, "the first one, and the sum at the end"
 
 
-class Guarded:
+class UnviewableArray:
     """An array that has its own word on being viewed, as a tensor that requires a gradient."""
 
     def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
@@ -325,11 +325,11 @@ class Guarded:
 
 
 def test_array_that_numpy_cannot_view_is_counted(running, tmp_path, caplog):
-    """Law: whatever error viewing an array ends in, it is a counted loss, said with its reason."""
+    """Law: any error in viewing an array is a counted loss, logged with its reason."""
     with started(running, tmp_path) as session:
         for slot in range(3):
-            session.dump("Add", "a", "input", slot, Guarded())
-        session.constant("data-1", Guarded())
+            session.dump("Add", "a", "input", slot, UnviewableArray())
+        session.constant("data-1", UnviewableArray())
         session.dump("Add", "a", "output", 0, np.ones(1))
     (end,) = ends(running)
     assert (end.expected, dict(end.dropped)) == (5, {"unreadable_array": 4})
@@ -422,7 +422,7 @@ def test_internal_error_does_not_reach_the_job(running, tmp_path, caplog, monkey
 def test_session_opened_before_the_process_group_is_a_warning(
     running, tmp_path, caplog, monkeypatch
 ):
-    """Spawned ranks whose sessions began too early all take themselves for rank 0."""
+    """Spawned ranks whose sessions began too early would all be rank 0."""
     session = rankdump.Session(plan(tmp_path), agent=running.address)
     session.step(0)
     assert caplog.messages == []

@@ -1,4 +1,4 @@
-"""`dump_start` and `dump_stop`, `set_dump`, and where counting begins."""
+"""`dump_start` and `dump_stop`, `set_dump`, and the first iteration."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Hook:
 
 
 def test_dump_start_and_stop_replace_the_iterations_of_the_plan(running):
-    """Law: from its first use on, what is dumped is what ran while it was on."""
+    """Law: after the first use, exactly the operators that ran while it was on are dumped."""
     with started(running, iterations=IterationSelection("3", ((3, 3),))) as session:
         for i in range(5):
             session.step(i)
@@ -86,7 +86,7 @@ def test_dump_start_keeps_devices_and_sides_of_the_plan(running, selection, kept
 
 
 def test_dump_start_notifies_hooks_at_once(running, monkeypatch):
-    """Law: hooks stand only while something is dumped; a switch that changes nothing tells none."""
+    """Law: hooks are armed only while dumping is on; a switch without effect notifies none."""
     hook = Hook()
     monkeypatch.setattr("rankdump._session.rank_session.make_hook", lambda *_, **__: hook)
     with started(running, iterations=IterationSelection("9", ((9, 9),))) as session:
@@ -173,7 +173,7 @@ def test_dump_mode_2_keeps_only_marked_operators(running, caplog, marked):
 
 
 def test_first_iteration_has_the_number_in_the_plan(running):
-    """Law: `initial_iteration` is added to numbers that are counted and to those that are given."""
+    """Law: `initial_iteration` is added to counted and to given numbers."""
     for given in (True, False):
         with started(running, initial_iteration=100) as session:
             for i in range(2):
@@ -196,7 +196,7 @@ def test_first_iteration_has_the_number_in_the_plan(running):
     ],
 )
 def test_configuration_warnings_are_logged_once_per_job(running, caplog, tmp_path, more, said):
-    """By rank 0 alone, at the start, unless it was said before the job began."""
+    """Only rank 0 logs them, at the start, unless they were logged before the job began."""
     config = tmp_path / "data_dump.json"
     config.write_text(json.dumps(body_of(common={"iteration": "5-3"})))
     environ = {"RANKDUMP_CONFIG": str(config), "RANKDUMP_AGENT": running.address}
