@@ -9,7 +9,7 @@ from rankdump._frameworks.torch.device_tensors import CudaCopier, CudaTensor, fi
 
 
 class FakeCuda:
-    """Streams as a list of what was asked of them; a copy happens when the test says so."""
+    """Streams as a list of requests; a copy happens when the test runs it."""
 
     def __init__(self, *, registers: bool = True) -> None:
         self.registers = registers

@@ -73,7 +73,7 @@ class EventTrace:
         self._keeps = keeps
         self._lock = threading.Lock()
         self._positions = itertools.count(1)
-        self._position = self._handed_position = 0
+        self._position = self._sent_position = 0
         self._boundary = 0
         """Last position of the previous iteration."""
         self._earlier = self._running = 0
@@ -81,7 +81,7 @@ class EventTrace:
         self._unreported: dict[int, StartedEvent] = {}
         """By position: returned neither as complete nor as open."""
         self._groups: dict[str, ProcessGroup] = {}
-        self._stall_told_us = 0
+        self._stall_sent_us = 0
 
     def begin_iteration(self, iteration: int) -> None:
         """Assign events that start from now on to an iteration."""
@@ -95,7 +95,7 @@ class EventTrace:
         with self._lock:
             first, self._earlier = self._boundary + 1, self._running
             # If two threads start events at once, the smaller position may have been stored last.
-            self._boundary = max(self._position, self._handed_position)
+            self._boundary = max(self._position, self._sent_position)
             last = self._boundary
         return (first, last) if self._keeps and first <= last else (0, 0)
 
@@ -118,8 +118,8 @@ class EventTrace:
             return False
         # If two threads start events at once, the smaller position may be stored.
         end = max(begun.position, self._position)
-        what = collective or begun.collective
-        self._ended.append((begun, end, self._clock_us(), name or begun.name, what))
+        call = collective or begun.collective
+        self._ended.append((begun, end, self._clock_us(), name or begun.name, call))
         return len(self._ended) >= FLUSH_EVENTS
 
     def take_events(self) -> EventColumns | None:
@@ -132,53 +132,53 @@ class EventTrace:
         stalled_us, sent_us = self._stalled_us(), self._clock_us()
         with self._lock:
             # Complete events first, so that no batch has an event twice.
-            rows = self._complete()
-            rows += self._open()
-            if not rows and stalled_us - self._stall_told_us < STALL_REPORT_US:
+            rows = self._take_complete_rows()
+            rows += self._take_open_rows()
+            if not rows and stalled_us - self._stall_sent_us < STALL_REPORT_US:
                 return None
-            self._stall_told_us = stalled_us
-            self._handed_position = max(self._handed_position, *(row[2] for row in rows), 0)
-            whats = (row[-1] for row in rows if row[-1] is not _NO_COLLECTIVE)
-            self._groups.update((what.group.name, what.group) for what in whats)
+            self._stall_sent_us = stalled_us
+            self._sent_position = max(self._sent_position, *(row[2] for row in rows), 0)
+            calls = (row[-1] for row in rows if row[-1] is not _NO_COLLECTIVE)
+            self._groups.update((call.group.name, call.group) for call in calls)
             groups = tuple(self._groups.values())
         return replace(_make_columns(rows, groups), stalled_us=stalled_us, sent_us=sent_us)
 
-    def _complete(self) -> list[_EventRow]:
+    def _take_complete_rows(self) -> list[_EventRow]:
         # The list object stays the same: another thread may be about to append to it.
         ended = self._ended[:]
         del self._ended[: len(ended)]
         for begun, *_ in ended:
             self._unreported.pop(begun.position, None)
-        return [self._row(*each) for each in ended]
+        return [self._make_row(*each) for each in ended]
 
-    def _open(self) -> list[_EventRow]:
+    def _take_open_rows(self) -> list[_EventRow]:
         rows: list[_EventRow] = []
         waiting = list(self._unreported.values())
         now = self._clock_us() if waiting else 0
         for begun in waiting:
             if begun.position <= self._boundary or _is_overdue(begun, now):
                 del self._unreported[begun.position]
-                row = self._row(
+                row = self._make_row(
                     begun, OPEN_END_POSITION, begun.start_us, begun.name, begun.collective
                 )
                 begun.iteration = row[1]
                 rows.append(row)
         return rows
 
-    def _row(
+    def _make_row(
         self,
         begun: StartedEvent,
         end_position: int,
         end_us: int,
         name: str,
-        what: CollectiveCall | None,
+        collective: CollectiveCall | None,
     ) -> _EventRow:
         iteration = begun.iteration
         if iteration < 0:
             # An event belongs to the iteration in which it started.
             iteration = self._earlier if begun.position <= self._boundary else self._running
         numbers = (begun.graph, iteration, begun.position, end_position, begun.start_us, end_us)
-        return (*numbers, begun.stall_us, name, what or _NO_COLLECTIVE)
+        return (*numbers, begun.stall_us, name, collective or _NO_COLLECTIVE)
 
 
 def _is_overdue(begun: StartedEvent, now_us: int) -> bool:
@@ -190,17 +190,17 @@ def _is_overdue(begun: StartedEvent, now_us: int) -> bool:
 
 
 def _make_columns(rows: Sequence[_EventRow], groups: tuple[ProcessGroup, ...]) -> EventColumns:
-    *numbers, names, whats = zip(*rows, strict=True) if rows else [()] * (len(_NUMBER_FIELDS) + 2)
+    *numbers, names, calls = zip(*rows, strict=True) if rows else [()] * (len(_NUMBER_FIELDS) + 2)
     table = {"": 0}
     found: dict[str, Sequence[int]] = {}
     found.update(zip(_NUMBER_FIELDS, numbers, strict=True))
     found["name"] = [table.setdefault(name, len(table)) for name in names]
-    if any(what is not _NO_COLLECTIVE for what in whats):
+    if any(call is not _NO_COLLECTIVE for call in calls):
         for field in ("group", "dtype"):
-            texts = [what.group.name if field == "group" else what.dtype for what in whats]
+            texts = [call.group.name if field == "group" else call.dtype for call in calls]
             found[field] = [table.setdefault(text, len(table)) for text in texts]
         for field in ("kind", "sequence", "element_count", "peer"):
-            found[field] = [getattr(what, field) for what in whats]
+            found[field] = [getattr(call, field) for call in calls]
     usual = {"kind": int(EventKind.OPERATOR), "peer": _NO_COLLECTIVE.peer}
     columns = {
         field: np.array(found[field], code)

@@ -131,13 +131,13 @@ class IterationCounters:
     def count_sent(self, iteration: int, count: int = 1) -> None:
         """Count selected tensors that were submitted."""
         with self._lock:
-            self._tally(iteration).expected += count
+            self._get_balance(iteration).expected += count
             self._kept += count
 
     def count_lost(self, iteration: int, reason: str, count: int = 1) -> None:
         """Count selected tensors that were lost."""
         with self._lock:
-            tally = self._tally(iteration)
+            tally = self._get_balance(iteration)
             tally.expected += count
             tally.dropped[reason] += count
             self._lost[reason] += count
@@ -150,7 +150,7 @@ class IterationCounters:
     def add_stall(self, iteration: int, stall_ns: int) -> None:
         """Add time for which the training thread was delayed."""
         with self._lock:
-            self._tally(iteration).stall_ns += stall_ns
+            self._get_balance(iteration).stall_ns += stall_ns
 
     def expects(self, iteration: int) -> bool:
         """Return whether any tensor of the iteration was selected, kept or not."""
@@ -165,7 +165,7 @@ class IterationCounters:
         stall_us = tally.stall_ns // 1000
         return IterationEnd(iteration, tally.expected, dict(tally.dropped), stall_us, *span)
 
-    def _tally(self, iteration: int) -> IterationBalance:
+    def _get_balance(self, iteration: int) -> IterationBalance:
         found = self._tallies.get(iteration)
         if found is None:
             found = self._tallies[iteration] = IterationBalance()

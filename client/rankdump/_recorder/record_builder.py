@@ -332,7 +332,7 @@ class RecordBuilder:
         """Copy or measure a tensor now."""
         self._stalls.begin()
         try:
-            return self._read(observation)
+            return self._build(observation)
         except Exception:  # a tensor that cannot be read must not end the training
             _logger.debug("copy failed", exc_info=True)
             return self.make_loss(observation.op_name, COPY_FAILED)
@@ -354,25 +354,25 @@ class RecordBuilder:
         """Return the loss of a tensor of the running iteration."""
         return LostTensor(self._iteration_state.iteration, op_name, reason)
 
-    def _read(self, observation: TensorObservation) -> BuildResult:
+    def _build(self, observation: TensorObservation) -> BuildResult:
         source = observation.tensor
         if source.dtype not in ELEMENT_TYPES:
             return self.make_loss(observation.op_name, UNSUPPORTED_DTYPE)
         if self._sample_elements:
-            source = self._sampled(source)
+            source = self._take_sample(source)
         kind = self._namer.find_kind(observation, source)
         if self._no_elements:
-            row = self._row(kind, source)
+            row = self._make_row(kind, source)
             return self.make_loss(kind.op_name, NO_STATISTICS) if row is None else row
         state = self._iteration_state
         head = self._namer.make_head(kind, iteration=state.iteration, switched_on=state.switched)
         record = self._staging.keep(head, source)
         if record is not None:
             return record
-        row = self._row(kind, source, degraded=True)
+        row = self._make_row(kind, source, degraded=True)
         return self.make_loss(kind.op_name, BUFFER_FULL) if row is None else row
 
-    def _row(
+    def _make_row(
         self, kind: TensorKind, source: TensorSource, *, degraded: bool = False
     ) -> TensorStatisticsRow | None:
         """Return the tensor's statistics; None if the plan keeps none, or its type has none."""
@@ -388,7 +388,7 @@ class RecordBuilder:
             degraded,
         )
 
-    def _sampled(self, source: TensorSource) -> TensorSource:
+    def _take_sample(self, source: TensorSource) -> TensorSource:
         count = self._sample_elements
         return source.make_head_source(count) if count < math.prod(source.shape) else source
 
@@ -437,9 +437,9 @@ class RecordSender:
             self._counters.count_sent(item.head.iteration)
             self._send_buffer.submit(item)
         elif isinstance(item, LostTensor):
-            self._lose(item)
+            self._count_loss(item)
         else:
-            self._collect(item, iteration)
+            self._add_arguments(item, iteration)
 
     def release_items(self, items: Iterable[object]) -> None:
         """Release the staged space of records that are not sent."""
@@ -459,22 +459,22 @@ class RecordSender:
         with self._stalls.measure_stall(), self._in_turn:
             for rows in self._batch.drain_rows(self._calculator):
                 if isinstance(rows, UnreadRow):
-                    self._lose(LostTensor(rows.iteration, rows.op_name, STATISTICS_FAILED))
+                    self._count_loss(LostTensor(rows.iteration, rows.op_name, STATISTICS_FAILED))
                 elif self._staging.admit(rows):
                     self._counters.count_sent(rows.iteration, len(rows))
                     self._send_buffer.submit(rows)
                 else:
-                    self._lose_rows(rows)
+                    self._count_lost_rows(rows)
 
-    def _lose_rows(self, rows: StatisticRows) -> None:
+    def _count_lost_rows(self, rows: StatisticRows) -> None:
         self._counters.count_lost(rows.iteration, BUFFER_FULL, len(rows))
         self._on_lost(BUFFER_FULL, rows.kinds[0].op_name)
 
-    def _lose(self, lost: LostTensor) -> None:
+    def _count_loss(self, lost: LostTensor) -> None:
         self._counters.count_lost(lost.iteration, lost.reason)
         self._on_lost(lost.reason, lost.op_name)
 
-    def _collect(self, arguments: OperatorArguments, iteration: int) -> None:
+    def _add_arguments(self, arguments: OperatorArguments, iteration: int) -> None:
         with self._lock:
             self._arguments.append(arguments)
             if len(self._arguments) >= _MAX_ARGUMENTS_AT_ONCE:

@@ -76,7 +76,7 @@ class RecordFilter:
         self._model_of, self._in_range = model_of, in_range
         self._marks: dict[int, frozenset[str]] = {}
         self._entries = dict(_list_entries(plan))
-        self._asked = self._selected = self._left_out = False
+        self._has_decided = self._has_selected = self._has_excluded = False
         self._excludes = any(each.has_exclusions for each in selection.operator_lists)
         # Otherwise a name has one decision for all graphs.
         self._by_graph = bool(selection.models) or any(
@@ -91,22 +91,22 @@ class RecordFilter:
         self._excluded: dict[TensorSlot, bool] = {}
 
     @property
-    def asked(self) -> bool:
+    def has_decided(self) -> bool:
         """Whether a decision on any operator was made."""
-        return self._asked
+        return self._has_decided
 
     @property
-    def selected(self) -> bool:
+    def has_selected(self) -> bool:
         """Whether any operator was selected, with at least one side."""
-        return self._selected
+        return self._has_selected
 
     @property
-    def left_out(self) -> bool:
+    def has_excluded(self) -> bool:
         """Whether any tensor of a selected operator was left out."""
-        return self._left_out
+        return self._has_excluded
 
     @property
-    def marked(self) -> bool:
+    def has_marks(self) -> bool:
         """Whether the script marked any operator."""
         return any(self._marks.values())
 
@@ -135,7 +135,7 @@ class RecordFilter:
         if decision is None:
             decision = remember(known, place, self._decide(op_name, side, graph), _MAX_CACHED_NAMES)
         if decision is _BY_RANGE and self._in_range(graph, op_name):
-            self._selected = True
+            self._has_selected = True
             return KEEP_DECISION
         return decision
 
@@ -149,19 +149,19 @@ class RecordFilter:
             operators = self._selection.get_operators(self._model_of(graph))
             verdict = decide_exclusion(operators, op_type, op_name, side, slot)
             excluded = remember(self._excluded, place, not verdict.accepted, _MAX_CACHED_NAMES)
-        self._left_out = self._left_out or excluded
+        self._has_excluded = self._has_excluded or excluded
         return excluded
 
     def _decide(self, op_name: str, side: TensorSide, graph: int) -> TensorDecision:
-        self._asked = True
+        self._has_decided = True
         model = self._model_of(graph) if self._by_graph else ""
         operators = self._selection.get_operators(model)
         self._match(op_name, "" if operators is self._selection.operators else model)
-        verdict = self._verdict(operators, op_name, side, graph)
+        verdict = self._find_verdict(operators, op_name, side, graph)
         accepted = verdict.accepted
         if accepted or operators.ranges:
             verdict = decide_side(self._plan, side)
-        self._selected = self._selected or (accepted and verdict.accepted)
+        self._has_selected = self._has_selected or (accepted and verdict.accepted)
         if not verdict.accepted:
             return TensorDecision(False, verdict.reason)
         return KEEP_DECISION if accepted else _BY_RANGE
@@ -171,7 +171,7 @@ class RecordFilter:
             if entry.model == model and matches(op_name):
                 self._entries.pop(entry, None)
 
-    def _verdict(
+    def _find_verdict(
         self, operators: OperatorSelection, op_name: str, side: TensorSide, graph: int
     ) -> SelectionVerdict:
         watched = self._selection.watched
@@ -182,10 +182,10 @@ class RecordFilter:
             return decide_listed_operator(operators, op_name)
         verdict = decide_operator(operators, op_name)
         if verdict.accepted and operators.marked:
-            return self._mark_verdict(op_name, graph)
+            return self._find_mark_verdict(op_name, graph)
         return verdict
 
-    def _mark_verdict(self, op_name: str, graph: int) -> SelectionVerdict:
+    def _find_mark_verdict(self, op_name: str, graph: int) -> SelectionVerdict:
         own = strip_scope_prefix(op_name)
         names = (own, own.removeprefix("Default/").rpartition("/")[0])
         if any(name in self._marks.get(graph, ()) for name in names):
@@ -301,9 +301,9 @@ class OperatorRanges:
         with self._lock:
             ranges = self._graphs.get(graph)
             if ranges is None:
-                ranges = self._graphs[graph] = self._ranges_of(graph)
+                ranges = self._graphs[graph] = self._get_ranges(graph)
             # A list: every range must advance, so `any` must not stop early.
-            within = [self._takes(each, op_name) for each in ranges]
+            within = [self._advance(each, op_name) for each in ranges]
             if True in within:
                 self._remember(graph, op_name)
 
@@ -312,11 +312,11 @@ class OperatorRanges:
         inside = self._inside
         return (graph, op_name) in inside or (graph, strip_scope_prefix(op_name)) in inside
 
-    def _ranges_of(self, graph: int) -> list[_RangeProgress]:
+    def _get_ranges(self, graph: int) -> list[_RangeProgress]:
         operators = self._selection.get_operators(self._model_of(graph))
         return [_RangeProgress(first, last) for first, last in operators.ranges]
 
-    def _takes(self, progress: _RangeProgress, op_name: str) -> bool:
+    def _advance(self, progress: _RangeProgress, op_name: str) -> bool:
         before = progress.position
         within = progress.advance_to(op_name)
         name = f"opname_range {progress.first} to {progress.last}"

@@ -79,23 +79,23 @@ class DumpRecorder:
     def begin_call(self, graph: int, op_name: str) -> None:
         """Report the begin of a forward call of an operator, before its tensors."""
         if self._ranges.has_ranges:
-            self._ranges.enter_operator(graph, self._named(op_name))
+            self._ranges.enter_operator(graph, self._resolve_name(op_name))
 
     def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
         """Return whether tensors of an operator's side are kept in this iteration."""
         self._iteration_state.active = True
         return self._iteration_state.armed and self._trigger.is_wanted(
-            self._named(op_name), side, graph
+            self._resolve_name(op_name), side, graph
         )
 
     def observe(self, observation: TensorObservation) -> None:
         """Record a tensor of a side for which `is_wanted` has just returned True."""
         if not self._iteration_state.armed:
             return
-        name = self._named(observation.op_name)
+        name = self._resolve_name(observation.op_name)
         if not decide_by_size(observation.tensor.byte_count).is_kept:
             return
-        if observation.constant and not self._first(observation.graph, name):
+        if observation.constant and not self._is_first(observation.graph, name):
             return
         if name != observation.op_name:
             observation = observation._replace(op_name=name)
@@ -105,7 +105,7 @@ class DumpRecorder:
         self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
     ) -> None:
         """Count an unreadable tensor of a side for which `is_wanted` has just returned True."""
-        name = self._named(op_name)
+        name = self._resolve_name(op_name)
         left_out = self._filter.is_excluded((graph, op_type, name, side, slot))
         if self._iteration_state.armed and not left_out:
             self._trigger.handle_item(
@@ -115,7 +115,7 @@ class DumpRecorder:
     def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         """Report the end of one call of an operator, after its tensors."""
         if self._iteration_state.armed:
-            self._trigger.end_call(graph, self._named(op_name), raised=raised)
+            self._trigger.end_call(graph, self._resolve_name(op_name), raised=raised)
 
     def set_marks(self, graph: int, names: frozenset[str]) -> None:
         """Set the operators of a graph that the script marked with `set_dump`."""
@@ -129,7 +129,7 @@ class DumpRecorder:
         """Record the arguments of an operator, if the plan selects it."""
         if not self.wants_arguments:
             return
-        name = self._named(op_name)
+        name = self._resolve_name(op_name)
         if any(self._trigger.is_wanted(name, side, graph) for side in TensorSide):
             self._trigger.handle_item(
                 graph, name, OperatorArguments(graph, op_type, name, dict(values))
@@ -147,8 +147,8 @@ class DumpRecorder:
         if not self._iteration_state.is_describing:
             return
         if self._aliases is not None:
-            inputs = tuple(map(self._named, node.inputs))
-            node = replace(node, name=self._named(node.name), inputs=inputs)
+            inputs = tuple(map(self._resolve_name, node.inputs))
+            node = replace(node, name=self._resolve_name(node.name), inputs=inputs)
         if not self._graph_builder.add(graph, node):
             self._session_logger.warn_once(
                 f"graph {graph} is too large: only part of it will be drawn",
@@ -158,13 +158,13 @@ class DumpRecorder:
     def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
         """Add a parameter to its graph."""
         if self._iteration_state.is_describing:
-            named = replace(parameter, name=self._named(parameter.name))
+            named = replace(parameter, name=self._resolve_name(parameter.name))
             self._graph_builder.add_parameter(graph, named)
 
     def set_compiled_order(self, graph: int, nodes: Sequence[GraphNode]) -> None:
         """Set the order of operators in which a framework compiled a graph."""
         self._graph_builder.set_compiled_order(
-            graph, [replace(n, name=self._named(n.name)) for n in nodes]
+            graph, [replace(n, name=self._resolve_name(n.name)) for n in nodes]
         )
 
     # -- events and warnings
@@ -174,13 +174,15 @@ class DumpRecorder:
     ) -> StartedEvent:
         """Start an event of the rank; it must be finished in any case."""
         self._iteration_state.active = True
-        return self._trace.start_event(graph=graph, name=self._named(name), collective=collective)
+        return self._trace.start_event(
+            graph=graph, name=self._resolve_name(name), collective=collective
+        )
 
     def finish_event(
         self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
     ) -> None:
         """Record a started event as complete now; from any thread."""
-        name = self._named(name) if name else ""
+        name = self._resolve_name(name) if name else ""
         if self._trace.finish_event(begun, name=name, collective=collective):
             self._on_events()
 
@@ -192,14 +194,14 @@ class DumpRecorder:
         """Log a warning once."""
         self._session_logger.warn_once(message)
 
-    def _first(self, graph: int, name: str) -> bool:
+    def _is_first(self, graph: int, name: str) -> bool:
         """Return whether a constant was not seen before."""
         with self._lock:
             known = (graph, name) in self._constants
             self._constants.add((graph, name))
             return not known
 
-    def _named(self, name: str) -> str:
+    def _resolve_name(self, name: str) -> str:
         """Return an operator's name in the plan's profile."""
         if self._aliases is None:
             return name

@@ -147,12 +147,12 @@ def make_run_facts(
         iterations_seen=iteration_state.iterations_seen,
         iterations_armed=iteration_state.iterations_armed,
         last_iteration=iteration_state.iteration,
-        operators_seen=selection.asked,
+        operators_seen=selection.has_decided,
         tensors_kept=counters.kept_tensors,
         tensors_lost=sum(counters.losses_by_reason.values()),
-        operators_selected=selection.selected,
-        left_out=selection.left_out,
-        marked=selection.marked,
+        operators_selected=selection.has_selected,
+        left_out=selection.has_excluded,
+        marked=selection.has_marks,
         switched=iteration_state.switched,
         refused=refused,
     )
@@ -163,8 +163,8 @@ def summarize_run(
 ) -> RunSummary:
     """Return the messages about a run, given the entries of lists that matched nothing."""
     # Without any operator, an entry had no chance to match.
-    asked = run.operators_seen and not run.refused
-    unused = [_describe_unused(plan, entry) for entry in unmatched] if asked else []
+    could_match = run.operators_seen and not run.refused
+    unused = [_describe_unused(plan, entry) for entry in unmatched] if could_match else []
     warnings, remarks, notes = list(unused), list[str](), list(unused)
     cause = explain_empty_dump(plan, run)
     if cause is not None:

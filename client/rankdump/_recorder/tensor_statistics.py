@@ -158,14 +158,14 @@ class StatisticsCalculator:
                 sorts.setdefault(sort, []).append(at)
         for sort, places in sorts.items():
             try:
-                rows = self._read(sort, [taken[at] for at in places])
+                rows = self._read_texts(sort, [taken[at] for at in places])
                 for at, row in zip(places, rows, strict=True):
                     found[at] = row
             except Exception:  # a device that failed must not end the training
                 _logger.debug("statistics could not be read back", exc_info=True)
         return found
 
-    def _read(
+    def _read_texts(
         self, sort: str | type[DeferredStatistics], taken: list[StatisticsResult]
     ) -> list[str]:
         if isinstance(sort, str):

@@ -68,7 +68,7 @@ class WatchTrigger:
         )
         lasting = observation._replace(tensor=observation.tensor.make_memory_source())
         with self._lock:
-            outputs = self._of(observation.graph, observation.op_name).outputs
+            outputs = self._get_outputs(observation.graph, observation.op_name).outputs
             outputs[observation.slot] = lasting
 
     def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
@@ -76,7 +76,7 @@ class WatchTrigger:
         if isinstance(item, LostTensor):
             self._record_sender.send(item, self._iteration_state.iteration)
             with self._lock:
-                self._of(graph, op_name).lost.append(item)
+                self._get_outputs(graph, op_name).lost.append(item)
 
     def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
         """Read other operators' outputs again if this one is a layer, however it ended."""
@@ -106,7 +106,7 @@ class WatchTrigger:
         with self._lock:
             self._ran.clear()
 
-    def _of(self, graph: int, op_name: str) -> _WatchedOutputs:
+    def _get_outputs(self, graph: int, op_name: str) -> _WatchedOutputs:
         found = self._ran.get((graph, op_name))
         if found is None:
             if len(self._ran) >= _MAX_WATCHED_OPERATORS:
@@ -292,16 +292,16 @@ class OverflowTrigger:
         if (
             side is TensorSide.OUTPUT
             and not self._held.is_kept(call)
-            and not self._finite(observation)
+            and not self._is_finite(observation)
         ):
-            self._keep(call)
+            self._keep_operator(call)
         kept = self._filter.decide(name, side, graph).is_kept
         if kept and not self._filter.is_excluded(observation[:5]):
-            self._put(call, self._record_builder.build_record(observation))
+            self._hold_item(call, self._record_builder.build_record(observation))
 
     def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
         """Hold the item with the tensors of its operator."""
-        self._put((graph, op_name), item)
+        self._hold_item((graph, op_name), item)
 
     def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
         """Release the items of an operator that did not overflow."""
@@ -312,19 +312,19 @@ class OverflowTrigger:
         """Release the items of every operator that has not overflowed."""
         self._record_sender.release_items(self._held.end_all_operators())
 
-    def _put(self, call: tuple[int, str], item: OperatorItem) -> None:
+    def _hold_item(self, call: tuple[int, str], item: OperatorItem) -> None:
         if self._held.is_kept(call):
             self._record_sender.send(item, self._iteration_state.iteration)
         else:
             self._record_sender.release_items(self._held.add_item(call, item))
 
-    def _keep(self, call: tuple[int, str]) -> None:
+    def _keep_operator(self, call: tuple[int, str]) -> None:
         for item in self._held.keep_operator(call):
             self._record_sender.send(item, self._iteration_state.iteration)
         if self._held.full:
             self._iteration_state.stop_after_current()
 
-    def _finite(self, observation: TensorObservation) -> bool:
+    def _is_finite(self, observation: TensorObservation) -> bool:
         try:
             return observation.tensor.is_finite()
         except Exception:  # a tensor that cannot be read must not end the training
@@ -372,14 +372,14 @@ class ExceptionTrigger:
         """Send the inputs of an operator that raised; release those of any other."""
         for item in self._held.end_operator((graph, op_name)):
             if raised:
-                self._record_sender.send(self._now(item), self._iteration_state.iteration)
+                self._record_sender.send(self._build_item(item), self._iteration_state.iteration)
         self._record_builder.end_call(graph, op_name)
 
     def end_all_calls(self) -> None:
         """Release the items of operators that did not raise."""
         self._held.end_all_operators()
 
-    def _now(self, item: TensorObservation | LostTensor | OperatorArguments) -> OperatorItem:
+    def _build_item(self, item: TensorObservation | LostTensor | OperatorArguments) -> OperatorItem:
         if not isinstance(item, TensorObservation):
             return item
         try:

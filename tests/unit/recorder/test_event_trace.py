@@ -191,7 +191,7 @@ def test_trace_that_keeps_no_events_counts_positions():
 
 @dataclass
 class EventReader:
-    """What a reader of all batches knows."""
+    """Events of all batches, by position."""
 
     open: set[int] = field(default_factory=set[int])
     complete: set[int] = field(default_factory=set[int])

@@ -112,7 +112,7 @@ def test_sample_has_the_first_elements(running, shape, sample, kept):
 
 
 class FakeDeviceStatistics:
-    """Figures on a device that knows how often it was read."""
+    """Statistics on a device that counts its reads."""
 
     reads = 0
 

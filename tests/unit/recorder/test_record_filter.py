@@ -230,7 +230,7 @@ def test_filter_follows_changed_marks():
     for names, keep in [((), False), (("network-Net/conv1-Conv2d",), True), ((), False)]:
         selection.set_marks(0, frozenset(names))
         assert selection.decide(OP, TensorSide.INPUT, 0).is_kept is keep
-        assert selection.marked is keep
+        assert selection.has_marks is keep
 
 
 # -- models
@@ -291,13 +291,13 @@ def test_filter_excludes_tensors_by_type_name_and_position():
     )
     selection = RecordFilter(a_plan(operators=lists))
     assert selection.decide(OP, TensorSide.INPUT, 0).is_kept
-    assert not selection.left_out
+    assert not selection.has_excluded
     for _ in range(2):
         assert not selection.is_excluded((0, "Conv2d", OP, TensorSide.INPUT, 1))
         assert not selection.is_excluded((0, "Conv2d", OP, TensorSide.OUTPUT, 0))
         assert selection.is_excluded((0, "Conv2d", OP, TensorSide.INPUT, 0))
         assert selection.is_excluded((0, "Relu", "x", TensorSide.OUTPUT, 7))
-    assert selection.left_out
+    assert selection.has_excluded
 
 
 def test_filter_excludes_tensors_by_the_list_of_their_model():

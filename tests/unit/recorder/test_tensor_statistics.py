@@ -29,15 +29,15 @@ INPUT = np.arange(1, 7, dtype="f4").reshape(2, 3)
 
 
 class FakeDeviceStatistics:
-    """Figures of a tensor on a device that counts how often it is asked."""
+    """Statistics on a device that counts its reads."""
 
-    asked: list[int]
+    reads: list[int]
 
     def __init__(self, text: str) -> None:
         self.text = text
 
     def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
-        type(self).asked.append(len(others))
+        type(self).reads.append(len(others))
         return [(each.text,) for each in others if isinstance(each, FakeDeviceStatistics)]
 
 
@@ -57,7 +57,7 @@ class DeviceSource(ArraySource):
 
 @pytest.fixture(autouse=True)
 def no_reads():
-    FakeDeviceStatistics.asked, OtherDeviceStatistics.asked = [], []
+    FakeDeviceStatistics.reads, OtherDeviceStatistics.reads = [], []
 
 
 def measure(*, on_device: bool = False) -> StatisticsCalculator:
@@ -150,11 +150,11 @@ def test_device_statistics_are_read_back_together_and_in_order():
     for number, kind in enumerate(kinds):
         batch.add(row(kind(str(number)), number))
     batch.add(row("known", 5))
-    assert (FakeDeviceStatistics.asked, OtherDeviceStatistics.asked) == ([], [])
+    assert (FakeDeviceStatistics.reads, OtherDeviceStatistics.reads) == ([], [])
     assert list(batch.drain_rows(measure())) == [
         StatisticRows(0, (KIND,) * 6, tuple(range(6)), ("0", "1", "2", "3", "4", "known"))
     ]
-    assert (FakeDeviceStatistics.asked, OtherDeviceStatistics.asked) == ([3], [2])
+    assert (FakeDeviceStatistics.reads, OtherDeviceStatistics.reads) == ([3], [2])
     assert list(batch.drain_rows(measure())) == []
 
 
@@ -201,7 +201,7 @@ def test_row_frames_hold_rows_of_one_iteration_up_to_the_limit(runs):
 
 
 class UnreadableSource(ArraySource):
-    """A tensor that nobody may read."""
+    """An array that must not be read."""
 
     def elements(self):
         raise AssertionError("read")
@@ -241,11 +241,11 @@ def test_exact_statistics_have_all_digits(size: int):
 
 
 class TensorObject:
-    """What an array stands for."""
+    """An object that an array is a view of."""
 
 
 class VersionedSource(ArraySource):
-    """An array whose changes are counted, and that counts how often it is read."""
+    """An array with a count of changes."""
 
     def __init__(
         self, array: np.ndarray, thing: object, changes: int, owner: object | None = None

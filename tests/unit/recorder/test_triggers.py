@@ -63,7 +63,7 @@ def run(session: rankdump.Session, name: str, *outputs: np.ndarray) -> None:
 
 
 class FakeTensor(ArraySource):
-    """An array that knows whether it was changed, and may not be read."""
+    """An array that may have changed, or fail to be read."""
 
     is_changed = False
     fails = ""
@@ -203,7 +203,7 @@ def test_overflow_trigger_keeps_statistics(running):
 
 
 class FakeDeviceStatistics:
-    """Figures on a device."""
+    """Statistics on a device."""
 
     read_back: list[str]
 

@@ -171,7 +171,7 @@ def test_references_to_outputs_end_with_the_iteration(running):
 
 
 class FreeableSource(ArraySource):
-    """A tensor whose memory may go."""
+    """A tensor whose memory may be freed."""
 
     held = 0
     gone = False

@@ -318,7 +318,7 @@ def test_strings_and_objects_are_counted_and_logged_once(running, tmp_path, capl
 
 
 class UnviewableArray:
-    """An array that has its own word on being viewed, as a tensor that requires a gradient."""
+    """An array that raises when numpy views it, as a tensor that requires a gradient."""
 
     def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
         raise RuntimeError("call detach() first")
