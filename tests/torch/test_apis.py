@@ -101,13 +101,13 @@ def test_api_hook_records_the_golden_dump(recorder) -> None:
     golden = [json.loads(line) for line in lines]
     losses = train(2, recorder, ApiOptions(retain_backward=True, layers_once=True))
     assert names(recorder) == [record[0] for record in golden]
-    for taken, (_, _, marks, dtype, shape, figures) in zip(recorder.taken, golden, strict=True):
+    for taken, (_, _, marks, dtype, shape, statistics) in zip(recorder.taken, golden, strict=True):
         assert f"torch.{taken.dtype}" == dtype
         assert list(taken.shape) == shape
         assert parse_place(taken.argument).recomputed is bool(marks)
         values = taken.array.astype(np.float64)
         found = [values.max(), values.min(), values.mean()]
-        assert np.allclose(found, figures, rtol=1e-4, atol=1e-5)
+        assert np.allclose(found, statistics, rtol=1e-4, atol=1e-5)
     assert losses == train(2, recorder, None)
     assert not recorder.warnings
     assert not recorder.open

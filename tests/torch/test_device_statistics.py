@@ -31,12 +31,12 @@ REAL = [name for name in ELEMENT_TYPES if not name.startswith("complex")]
 def texts(
     tensor: Tensor, items=DEVICE_STATISTICS, precision: StatisticPrecision = "high"
 ) -> tuple[str, ...]:
-    figures = start_statistics(tensor, items, precision)
-    return figures.read([figures])[0]
+    measured = start_statistics(tensor, items, precision)
+    return measured.read([measured])[0]
 
 
 def on_host(tensor: Tensor, items=DEVICE_STATISTICS) -> tuple[str, ...]:
-    """The figures that the contract gives for the same elements."""
+    """Statistics that the host computes for the same elements."""
     source = make_torch_source(tensor.cpu())
     assert isinstance(source, TorchTensor)
     data = bytearray(source.byte_count)
@@ -171,10 +171,10 @@ def test_device_statistics_are_read_with_one_copy(device) -> None:
         torch.full((4,), float(i + 1), device=device).to(dtype)
         for i, dtype in enumerate((torch.float32, torch.bool, torch.complex64, torch.int64) * 5)
     ]
-    figures = [start_statistics(tensor, ("min", "md5", "max"), "high") for tensor in tensors]
+    measured = [start_statistics(tensor, ("min", "md5", "max"), "high") for tensor in tensors]
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profiled:
-        read = figures[3].read(figures[::-1])
+        read = measured[3].read(measured[::-1])
     assert read == [texts(tensor, ("min", "md5", "max")) for tensor in tensors[::-1]]
     counts = {event.key: event.count for event in profiled.key_averages()}
     assert counts["aten::cat"] == 1
@@ -189,9 +189,9 @@ def test_device_statistics_reject_another_kind() -> None:
         def read(self, others):
             return []
 
-    figures = start_statistics(torch.ones(1), ("max",), "high")
+    measured = start_statistics(torch.ones(1), ("max",), "high")
     with pytest.raises(ProtocolError, match="are a Foreign, not DeviceStatistics"):
-        figures.read([figures, Foreign()])
+        measured.read([measured, Foreign()])
 
 
 def test_host_tensors_have_no_device_statistics() -> None:
@@ -199,5 +199,5 @@ def test_host_tensors_have_no_device_statistics() -> None:
     for device in DEVICES:
         source = make_torch_source(torch.ones(2, device=device))
         assert isinstance(source, TorchTensor)
-        figures = source.start_statistics(("max",), "high")
-        assert isinstance(figures, DeviceStatistics) == (device != "cpu")
+        measured = source.start_statistics(("max",), "high")
+        assert isinstance(measured, DeviceStatistics) == (device != "cpu")

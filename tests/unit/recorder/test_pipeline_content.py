@@ -47,7 +47,7 @@ def request() -> SessionRequest:
 
 
 @pytest.mark.parametrize(
-    ("array", "sample", "figures", "size"),
+    ("array", "sample", "statistics", "size"),
     [
         (INPUT, 0, ("6", "1", "9.53939"), 24),
         (INPUT, 6, ("6", "1", "9.53939"), 24),
@@ -56,12 +56,12 @@ def request() -> SessionRequest:
         (np.array(True), 0, ("1", "1", "1"), 1),
     ],
 )
-def test_statistic_mode_sends_no_elements(running, array, sample, figures, size):
+def test_statistic_mode_sends_no_elements(running, array, sample, statistics, size):
     """Law: a row has the statistics and the size of the tensor, and no bytes of it."""
     with started(running, a_plan(saved="statistic", sample_elements=sample)) as session:
         session.dump("Add", "a", "input", 0, array)
     (row,) = rows(running)
-    assert row.figures == figures
+    assert row.figures == statistics
     assert (row.byte_count, row.degraded) == (size, False)
     assert not {"record", "chunk"} & set(kinds(running))
     assert bodies(running, "iteration_end")[0].expected == 1

@@ -66,8 +66,8 @@ def measure(*, on_device: bool = False) -> StatisticsCalculator:
     )
 
 
-def row(figures: StatisticsResult, number: int = 0, **changed) -> TensorStatisticsRow:
-    return TensorStatisticsRow(KIND, number, figures, 0)._replace(**changed)
+def row(statistics: StatisticsResult, number: int = 0, **changed) -> TensorStatisticsRow:
+    return TensorStatisticsRow(KIND, number, statistics, 0)._replace(**changed)
 
 
 def texts(batch: RowBatch, the_measure: StatisticsCalculator) -> list[str]:

@@ -223,8 +223,8 @@ def test_statistics_of_watched_outputs_are_recorded(running):
         out(session, "c", mine)
         mine[:] = 7
         out(session, "a", ONE)
-    figures = [(row.op_name, row.figures[0]) for row in rows(running)]
-    assert figures == [("c", "2"), ("a_To_c", "7")]
+    statistics = [(row.op_name, row.figures[0]) for row in rows(running)]
+    assert statistics == [("c", "2"), ("a_To_c", "7")]
     assert balance(running) == (2, {})
 
 

@@ -32,7 +32,7 @@ class CodeOwner(Enum):
     """Made from a graph, by the compiler or by the user."""
     COMPILER = "compiler"
     COMPILED = "compiled"
-    NOBODY = "nobody"
+    INTERNAL = "internal"
     """Its calls are not the user's."""
 
 
@@ -52,7 +52,7 @@ _COMPILED_RUNNERS = ("_inductor", "_functorch/_aot_autograd", "_functorch/aot_au
 _OWNERS_BY_FILE = (
     (_GRAPH_FILE, CodeOwner.GENERATED),
     ((*_TRANSPARENT_FILES, _IMPORT_SYSTEM), CodeOwner.TORCH),
-    (_RANKDUMP_FOLDER, CodeOwner.NOBODY),
+    (_RANKDUMP_FOLDER, CodeOwner.INTERNAL),
     (
         tuple(f"{_TORCH_FOLDER}{part.replace('/', os.sep)}" for part in _COMPILED_RUNNERS),
         CodeOwner.COMPILED,
@@ -60,7 +60,7 @@ _OWNERS_BY_FILE = (
     (f"{_TORCH_FOLDER}_dynamo{os.sep}", CodeOwner.COMPILER),
     (
         tuple(f"{_TORCH_FOLDER}{part}{os.sep}" for part in ("optim", "distributed")),
-        CodeOwner.NOBODY,
+        CodeOwner.INTERNAL,
     ),
     (_TORCH_FOLDER, CodeOwner.TORCH),
 )
