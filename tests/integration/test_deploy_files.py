@@ -117,10 +117,10 @@ def test_the_epilog_waits_for_its_own_job_and_no_other(make_agent, short_dir: Pa
             dump(session, tensors(0, 0, 5))
             hurried = own | {"RANKDUMP_PATIENCE_S": "0"}
             said = run("epilog.sh", short_dir, SLURM_JOB_ID="7", **hurried).stderr
-            assert f"of 1 ranks something is still to be written to {places['7'].tree}" in said
+            assert f"tensors of 1 ranks are not yet written to {places['7'].tree}" in said
         # It would not end within the patience of a test if it waited for job 9.
         said = run("epilog.sh", short_dir, SLURM_JOB_ID="7", **own).stderr
-        assert "still to be written" not in said
+        assert "not yet written" not in said
 
 
 def test_a_job_of_slurm_from_prolog_to_epilog(make_agent, short_dir: Path):
