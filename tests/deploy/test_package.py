@@ -122,7 +122,7 @@ def first_dump(host: Host) -> str:
     return host.run("sh", "-ec", f"cd /home/alice; {script}", user="alice")
 
 
-def test_from_the_first_start_to_the_stop(booted: Host):
+def test_package_runs_from_first_start_to_stop(booted: Host):
     """Its own user, one dump by the README, signs of life, a reload, an orderly end."""
     with running(booted) as agent:
         agent.wait_heard("READY=1")
@@ -150,7 +150,7 @@ def test_from_the_first_start_to_the_stop(booted: Host):
     assert folder[0].endswith("0")
 
 
-def test_a_restart_of_the_package_leaves_no_file_behind(booted: Host):
+def test_package_removal_leaves_only_settings_and_dumps(booted: Host):
     """Removed, it takes its files with it; settings and dumps stay."""
     booted.run("dpkg", "--remove", "rankdump")
     assert not (booted.path / "usr/lib/rankdump").exists()

@@ -18,7 +18,9 @@ def meddler(stand: Stand) -> Iterator[Meddler]:
 
 
 @pytest.mark.parametrize("kind", [Kind.DOUBLED, Kind.SWAPPED])
-def test_each_tensor_is_stored_once(stand: Stand, meddler: Meddler, kind: Kind):
+def test_duplicate_and_swapped_batches_store_each_tensor_once(
+    stand: Stand, meddler: Meddler, kind: Kind
+):
     address = f"unix:{stand.folder}/m.sock"
     with stand.session(address=address, shared_memory=False) as session:
         for iteration in range(1, 4):
@@ -31,9 +33,7 @@ def test_each_tensor_is_stored_once(stand: Stand, meddler: Meddler, kind: Kind):
     assert stand.stored() == 3 * EACH
 
 
-def test_a_flipped_byte_on_the_stream_is_found_before_anything_is_written(
-    stand: Stand, meddler: Meddler
-):
+def test_flipped_byte_on_the_stream_is_found_before_writing(stand: Stand, meddler: Meddler):
     """Law: the tensor is counted as `corrupted`, or was sent again; no other is touched."""
     address = f"unix:{stand.folder}/m.sock"
     with stand.session(address=address, shared_memory=False) as session:

@@ -15,7 +15,7 @@ DAY_US = 86_400_000_000
 
 
 @pytest.mark.parametrize("step_us", [DAY_US, -DAY_US, -1])
-def test_steps_of_the_clock_within_a_session(stand: Stand, step_us: int):
+def test_clock_steps_within_a_session_lose_nothing(stand: Stand, step_us: int):
     with stand.session() as session:
         for iteration in range(4):
             stand.control.clock_us = step_us * (iteration % 2)
@@ -25,7 +25,7 @@ def test_steps_of_the_clock_within_a_session(stand: Stand, step_us: int):
     assert stand.stored() == 4 * EACH
 
 
-def test_a_rank_that_starts_again_at_the_very_same_time(stand: Stand, monkeypatch):
+def test_rank_restarted_at_the_same_time_loses_nothing_uncounted(stand: Stand, monkeypatch):
     """Law: of two tensors with one name and one time both are there, or one is counted."""
     for value in range(2):
         ticks = itertools.count(1_800_000_000_000_000_000, 1_000_000)

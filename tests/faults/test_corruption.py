@@ -47,7 +47,7 @@ def played(stand: Stand, session: rankdump.Session) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_flipped_bit_in_a_slab_is_counted_as_corrupted(stand: Stand, flip, place):
+def test_flipped_bit_in_a_slab_is_counted_as_corrupted(stand: Stand, flip, place):
     """Law: that tensor alone is dropped; those before and behind it are in the tree."""
     first, second, third = flip("record", place)
     assert (first.kept_tensors, third.kept_tensors) == (EACH, EACH)
@@ -56,14 +56,14 @@ def test_a_flipped_bit_in_a_slab_is_counted_as_corrupted(stand: Stand, flip, pla
 
 
 @pytest.mark.parametrize("place", ["frame", "head"])
-def test_the_end_of_an_iteration_is_said_again(stand: Stand, flip, place):
+def test_damaged_iteration_end_is_resent(stand: Stand, flip, place):
     """Law: what the rank still has costs nothing."""
     assert [each.kept_tensors for each in flip("iteration_end", place)] == [EACH] * 3
     assert stand.stored() == 3 * EACH
 
 
 @pytest.mark.parametrize("place", ["frame", "head"])
-def test_rows_of_figures_are_counted_one_by_one(flip, place):
+def test_damaged_statistics_rows_are_counted_one_by_one(flip, place):
     """Law: the rank has let go of them, and knows how many they were."""
     first, second, third = flip("figure_rows", place, saved="statistic")
     assert (first.kept_tensors, third.kept_tensors) == (EACH, EACH)

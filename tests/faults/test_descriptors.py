@@ -7,7 +7,7 @@ import errno
 from faults.stand import EACH, Stand, wait_until
 
 
-def test_files_that_cannot_be_opened_are_counted_by_their_reason(stand: Stand):
+def test_missing_descriptors_are_counted_as_drop_reason(stand: Stand):
     with stand.session() as session:
         stand.play(session, 1)
         session.step(2)

@@ -8,7 +8,7 @@ import pytest
 from faults.stand import EACH, Stand, wait_until
 
 
-def test_writes_that_fail_are_counted_and_the_iteration_ends_all_the_same(stand: Stand):
+def test_failed_writes_are_counted_and_the_iteration_ends(stand: Stand):
     """Law: dropped for `write_error`, every one of them, and none of the next iteration."""
     with stand.session() as session:
         stand.play(session, 1)
@@ -28,7 +28,7 @@ def test_writes_that_fail_are_counted_and_the_iteration_ends_all_the_same(stand:
 
 
 @pytest.mark.parametrize("call", ["fsync", "link"])
-def test_a_dropped_tensor_has_no_final_name(stand: Stand, call: str):
+def test_dropped_tensor_has_no_final_name(stand: Stand, call: str):
     """Law: after a failed sync or link it is dropped and not there, or there and not dropped."""
     with stand.session(durability="synced") as session:
         stand.play(session, 1)
@@ -46,7 +46,7 @@ def test_a_dropped_tensor_has_no_final_name(stand: Stand, call: str):
 
 
 @pytest.mark.parametrize("call", ["mkdir", "statvfs", "link", "unlink"])
-def test_other_calls_that_fail_end_no_session(stand: Stand, call: str):
+def test_other_failed_calls_end_no_session(stand: Stand, call: str):
     """Law: what fails meanwhile is dropped with a reason; nobody is refused for good."""
     with stand.session() as session:
         stand.play(session, 1)
@@ -63,7 +63,7 @@ def test_other_calls_that_fail_end_no_session(stand: Stand, call: str):
     assert stand.stored() == sum(each.kept_tensors for each in views)
 
 
-def test_a_session_that_begins_while_the_disk_fails_dumps_when_it_does_not(stand: Stand):
+def test_session_opened_while_the_disk_fails_dumps_later(stand: Stand):
     """Law: a passing error while a rank introduces itself does not refuse it for good."""
     stand.control.fail("open", errno.EIO, 1000)
     with stand.session() as session:
@@ -79,7 +79,7 @@ def test_a_session_that_begins_while_the_disk_fails_dumps_when_it_does_not(stand
     assert stand.stored() == sum(each.kept_tensors for each in views)
 
 
-def test_a_ledger_that_fails_loses_nothing(stand: Stand):
+def test_failing_ledger_loses_nothing(stand: Stand):
     """Law: what cannot be committed is not acknowledged, and tried again until it can be."""
     with stand.session() as session:
         stand.play(session, 1)

@@ -31,13 +31,13 @@ def control(tmp_path: Path) -> Iterator[Control]:
     layer.undo()
 
 
-def test_no_daemon_takes_a_call_by_its_name():
+def test_daemons_import_no_call_by_name():
     """What is imported by name is out of the layer's reach."""
     for path in (SOURCES / "daemon").rglob("*.py"):
         assert not _BY_NAME.search(path.read_text()), path
 
 
-def test_calls_fail_below_the_prefix_and_nowhere_else(control: Control, tmp_path: Path):
+def test_layer_fails_calls_only_below_its_prefix(control: Control, tmp_path: Path):
     """By path, by descriptor, and by a path relative to a folder's descriptor."""
     folder = os.open(tmp_path / "disk", os.O_RDONLY)
     file = os.open(tmp_path / "disk" / "a", os.O_WRONLY | os.O_CREAT)
@@ -59,7 +59,7 @@ def test_calls_fail_below_the_prefix_and_nowhere_else(control: Control, tmp_path
     os.close(folder)
 
 
-def test_the_clock_and_the_database_do_as_the_page_says(control: Control, tmp_path: Path):
+def test_layer_shifts_clock_and_fails_database_as_the_page_sets(control: Control, tmp_path: Path):
     base = sqlite3.connect(tmp_path / "base", isolation_level=None)
     control.fail("sqlite", errno.EIO, 1000)
     with pytest.raises(sqlite3.OperationalError, match="disk I/O"):
@@ -73,7 +73,7 @@ def test_the_clock_and_the_database_do_as_the_page_says(control: Control, tmp_pa
     base.close()
 
 
-def test_a_proxy_passes_on_and_cuts(socket_folder: Path):
+def test_proxy_forwards_and_cuts_connections(socket_folder: Path):
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(socket_folder / "s"))
         server.listen()

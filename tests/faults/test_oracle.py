@@ -219,16 +219,16 @@ LIES: list[Callable[[Seen], Seen]] = [
 ]
 
 
-def test_of_the_truth_nothing_is_said():
+def test_oracle_reports_nothing_for_a_correct_run():
     assert breaches(truth(), {}) == ()
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
-def test_every_lie_is_found(lie: Callable[[Seen], Seen]):
+def test_oracle_finds_every_falsified_result(lie: Callable[[Seen], Seen]):
     assert told_once(breaches(lie(truth()), {}))
 
 
-def test_a_drop_that_a_fault_explains_is_legal():
+def test_oracle_accepts_a_drop_explained_by_a_fault():
     """Law: it needs its word, its fault, its place in the balance, and no file."""
     seen = lost_file(with_row(truth(), 0, fate="dropped", reason="disk_full", path=""))
     first = seen.manifests[0]
@@ -239,12 +239,12 @@ def test_a_drop_that_a_fault_explains_is_legal():
     assert breaches(seen, {"eio": 1})
 
 
-def test_what_the_coordinator_says_came_too_late_need_not_be_in_the_order():
+def test_oracle_accepts_late_operators_missing_from_the_order():
     late = {(0, i): OPERATORS for i in range(ITERATIONS)}
     assert breaches(replace(truth(), placed={}, late=late), {}) == ()
 
 
-def test_more_corrupted_than_flipped_is_a_breach():
+def test_oracle_reports_more_corrupted_records_than_flips():
     seen = truth()
     for at in range(2):
         seen = with_row(seen, at, fate="dropped", reason="corrupted", path="")
@@ -252,7 +252,7 @@ def test_more_corrupted_than_flipped_is_a_breach():
     assert any("1 bytes were flipped" in line for line in said)
 
 
-def test_many_breaches_of_a_law_are_counted():
+def test_oracle_counts_many_breaches_of_a_law():
     said = told_once(breaches(replace(truth(), files=()), {}))
     assert any("more" in line for line in said)
     assert len(said) < 80

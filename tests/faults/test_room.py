@@ -26,7 +26,7 @@ def cramped(folder: Path, case: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_a_full_disk_costs_its_iteration_and_no_other(socket_folder: Path):
+def test_full_disk_affects_only_its_iteration(socket_folder: Path):
     """Law: counted by a reason of disks; its manifest comes when room returns, by itself."""
     told = cramped(socket_folder, "tree_full")
     assert told["kept"] == [EACH, 0, EACH]
@@ -34,14 +34,14 @@ def test_a_full_disk_costs_its_iteration_and_no_other(socket_folder: Path):
     assert told["stored"] == 2 * EACH
 
 
-def test_a_full_inode_table_costs_its_iteration_and_no_other(socket_folder: Path):
+def test_full_inode_table_affects_only_its_iteration(socket_folder: Path):
     told = cramped(socket_folder, "tree_without_inodes")
     assert told["kept"] == [EACH, 0, EACH]
     assert set(told["dropped"][1]) <= {"disk_full", "inodes_low"}
     assert told["stored"] == 2 * EACH
 
 
-def test_a_full_state_folder_loses_nothing(socket_folder: Path):
+def test_full_state_folder_loses_nothing(socket_folder: Path):
     """Law: nothing is acknowledged until the ledger has room, and everything is then."""
     told = cramped(socket_folder, "state_full")
     assert told["kept"] == [EACH] * 3

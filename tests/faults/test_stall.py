@@ -7,7 +7,7 @@ from faults.stand import EACH, Stand, wait_until
 from rankdump._cli.daemon_client import fetch_agent_status
 
 
-def test_a_stalled_disk_holds_up_nobody_who_asks_and_loses_nothing(stand: Stand):
+def test_stalled_disk_blocks_no_status_call_and_loses_nothing(stand: Stand):
     with stand.session() as session:
         stand.play(session, 1)
         session.step(2)

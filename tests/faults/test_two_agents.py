@@ -12,12 +12,12 @@ from integration.conftest import Embedded, Rank
 from rankdump.errors import ConfigError
 
 
-def test_a_state_folder_has_one_agent(stand: Stand, tmp_path: Path):
+def test_state_folder_has_one_agent(stand: Stand, tmp_path: Path):
     with pytest.raises(ConfigError, match="no other agent"):
         Embedded(stand.folder)
 
 
-def test_a_slab_that_was_just_granted_stays_where_another_agent_starts(stand: Stand):
+def test_new_slab_is_kept_when_another_agent_starts(stand: Stand):
     """Law: agents with one folder for shared memory do not take each other's away."""
     rank = Rank(stand.agent.address, stand.root, wants_slab=True)
     granted = Path(rank.open().slab.path)

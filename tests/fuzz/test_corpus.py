@@ -25,7 +25,7 @@ def test_every_target_has_its_corpus():
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_is_kept(name: str):
+def test_targets_survive_their_corpus(name: str):
     """What was found once stays mended, and takes memory in proportion."""
     for path in kept(name):
         data = path.read_bytes()
@@ -40,7 +40,7 @@ def test_what_is_kept(name: str):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_is_near(name: str):
+def test_targets_survive_mutations_of_their_corpus(name: str):
     """Bytes changed, taken out, put in and repeated."""
     near = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
     seeds = [path.read_bytes() for path in kept(name)]

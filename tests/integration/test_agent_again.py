@@ -77,7 +77,7 @@ def waits(rank) -> list[str]:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EMFILE, errno.ESTALE])
-def test_manifests_of_a_full_disk_are_there_once_it_has_room(rank, frames, disk, code):
+def test_manifest_is_written_once_a_full_disk_has_space(rank, frames, disk, code):
     """One finding while they wait, none after; what came meanwhile is there in its order."""
     rank.open()
     stream = rank.push().send(frames.record(1, ARRAY), events(2, 0))
@@ -104,7 +104,7 @@ def test_manifests_of_a_full_disk_are_there_once_it_has_room(rank, frames, disk,
 
 @pytest.mark.parametrize("form", ["npy", "bin"])
 @pytest.mark.parametrize("cause", ["disk_cap", "disk_full"])
-def test_what_a_killed_agent_wrote_and_did_not_enter_is_no_drop(
+def test_file_without_ledger_entry_is_not_counted_as_drop(
     disk, short_dir, make_agent, make_rank, frames, cause, form
 ):
     """Sent again when there is no room any more: it is in the tree, and so it is stored."""
@@ -133,9 +133,7 @@ def test_what_a_killed_agent_wrote_and_did_not_enter_is_no_drop(
     stream.cut()
 
 
-def test_a_goodbye_does_not_wait_for_the_disk_and_takes_effect_later(
-    disk, make_agent, make_rank, frames
-):
+def test_session_end_does_not_wait_for_a_full_disk(disk, make_agent, make_rank, frames):
     """A rank may go though its manifest waits; the next process has nothing left to do."""
     agent = make_agent()
     rank = make_rank(agent.address)
@@ -154,7 +152,7 @@ def test_a_goodbye_does_not_wait_for_the_disk_and_takes_effect_later(
     assert rank.status().sessions == []
 
 
-def test_what_waits_when_an_agent_stops_is_done_by_the_next(disk, make_agent, make_rank, frames):
+def test_pending_work_is_completed_by_the_next_agent(disk, make_agent, make_rank, frames):
     """The disk is full across the restart: the new process waits as the old one did."""
     agent = make_agent()
     rank = make_rank(agent.address)
@@ -171,7 +169,7 @@ def test_what_waits_when_an_agent_stops_is_done_by_the_next(disk, make_agent, ma
     wait_until(lambda: not waits(rank))
 
 
-def test_rows_of_figures_are_written_once_when_there_is_room(make_agent, make_rank, frames, disk):
+def test_statistics_rows_are_written_once_when_there_is_space(make_agent, make_rank, frames, disk):
     """Rows that are in their table already are not added again."""
     rank = make_rank(
         make_agent().address, content=ContentSettings(saved="statistic", statistics=("max",))
@@ -191,7 +189,7 @@ def test_rows_of_figures_are_written_once_when_there_is_room(make_agent, make_ra
     stream.cut()
 
 
-def test_metadata_of_a_rank_is_written_when_there_is_room(rank, frames, disk):
+def test_rank_metadata_is_written_when_there_is_space(rank, frames, disk):
     """A rank that came while the disk was full is described as any other, with its own file."""
     disk.error = errno.ENOSPC
     rank.open()
@@ -206,7 +204,7 @@ def test_metadata_of_a_rank_is_written_when_there_is_room(rank, frames, disk):
 @pytest.mark.parametrize(
     "code", [errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE]
 )
-def test_a_rank_that_meets_a_passing_fault_is_let_in_later(rank, frames, disk, code):
+def test_rank_is_admitted_after_a_transient_fault(rank, frames, disk, code):
     """It hears that it may come again; refused for good is only who never can be let in."""
     disk.error = code
     with pytest.raises(grpc.RpcError) as failed:
@@ -237,8 +235,8 @@ def failing(agent, error: Exception, frames: Callable[[Any], bool]) -> None:
     ledger.commit = commit
 
 
-class TestBatches:
-    def test_a_frame_that_cannot_be_entered_holds_up_no_other(self, make_agent, make_rank, frames):
+class TestCommitFailures:
+    def test_frame_that_cannot_be_committed_delays_no_other(self, make_agent, make_rank, frames):
         """It is tried three times, then counted; all others are in the tree and acknowledged."""
         agent = make_agent()
         rank = make_rank(agent.address)
@@ -254,7 +252,7 @@ class TestBatches:
         assert dict(iteration.dropped) == {"internal_error": 1}
         assert "frame 3 (RecordOutcome): not committed" in "".join(rank.status().findings)
 
-    def test_a_frame_that_cannot_even_be_counted_is_sent_again(self, make_agent, make_rank, frames):
+    def test_frame_that_cannot_be_counted_is_resent(self, make_agent, make_rank, frames):
         """Its stream ends, and the number is not taken for known when it comes again."""
         agent = make_agent()
         rank = make_rank(agent.address)
@@ -270,7 +268,7 @@ class TestBatches:
         (iteration,) = rank.status().iterations
         assert (iteration.expected, iteration.stored) == (2, 2)
 
-    def test_a_ledger_without_room_is_a_finding_and_costs_nothing(
+    def test_full_ledger_disk_is_a_finding_and_loses_nothing(
         self, make_agent, make_rank, frames, monkeypatch
     ):
         """Ranks wait while the state folder is full; the finding goes when there is room."""
@@ -291,7 +289,7 @@ class TestBatches:
         assert stream.finish() is grpc.StatusCode.OK
         assert not rank.status().findings
 
-    def test_a_ledger_without_room_lets_nobody_in_yet(self, make_agent, make_rank, monkeypatch):
+    def test_full_ledger_disk_delays_session_openings(self, make_agent, make_rank, monkeypatch):
         """Whoever opens a session meanwhile is told to come again, and status says why."""
         monkeypatch.setattr(committer, "CHECK_INTERVAL_S", 0.01)
         agent = make_agent()
@@ -307,9 +305,7 @@ class TestBatches:
         wait_until(lambda: not rank.status().findings)
         rank.open()
 
-    def test_a_damaged_ledger_asks_the_process_to_stop(
-        self, make_agent, make_rank, frames, monkeypatch
-    ):
+    def test_damaged_ledger_stops_the_process(self, make_agent, make_rank, frames, monkeypatch):
         """Nothing is acknowledged any more, and the drain says why in one line."""
         asked: list[int] = []
         monkeypatch.setattr(os, "kill", lambda pid, number: asked.append(number))

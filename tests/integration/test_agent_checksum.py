@@ -43,7 +43,7 @@ def put(side: SlabSide, frames, sequence: int, array: np.ndarray) -> int:
 
 @pytest.mark.parametrize("array", [ARRAY, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("place", ["frame", "data"])
-def test_a_changed_entry_is_a_counted_drop(rank, side, frames, array, place, caplog):
+def test_changed_ring_entry_is_counted_as_drop(rank, side, frames, array, place, caplog):
     """Whatever of it was changed after the seal; its neighbours are in the tree."""
     caplog.set_level(logging.CRITICAL)
     begins = [put(side, frames, number, array + number) for number in (1, 2, 3)]
@@ -58,7 +58,7 @@ def test_a_changed_entry_is_a_counted_drop(rank, side, frames, array, place, cap
 
 
 @pytest.mark.parametrize("place", ["head", "frame"])
-def test_a_declaration_that_was_changed_is_said_again(rank, side, frames, place):
+def test_changed_declaration_is_resent(rank, side, frames, place):
     """Its rank has it still: the slab is given up, and nothing is lost."""
     put(side, frames, 1, ARRAY)
     begin = side.writer.written
@@ -76,7 +76,7 @@ def test_a_declaration_that_was_changed_is_said_again(rank, side, frames, place)
     assert counts(rank) == {"stored": 1, "degraded": 0, "expected": 2, "corrupted": 1}
 
 
-def test_a_rank_that_died_behind_a_damaged_head_has_no_balance(rank, side, frames):
+def test_rank_that_died_after_a_damaged_head_has_no_balance(rank, side, frames):
     """Nobody knows what stands there, so its iteration has not ended, and a finding says it."""
     put(side, frames, 1, ARRAY)
     begin = side.writer.written
@@ -92,7 +92,7 @@ def test_a_rank_that_died_behind_a_damaged_head_has_no_balance(rank, side, frame
 
 
 @pytest.mark.parametrize("place", ["first frame", "frame", "data"])
-def test_a_changed_piece_costs_its_record(rank, side, frames, place):
+def test_changed_piece_drops_its_record(rank, side, frames, place):
     """A record in pieces says what all of it is known by; what follows is taken."""
     data, begins = LARGE.tobytes(), []
     checksum = xxhash.xxh3_128_digest(data)
@@ -116,7 +116,7 @@ def test_a_changed_piece_costs_its_record(rank, side, frames, place):
     assert stream.finish() is grpc.StatusCode.OK
 
 
-def test_what_was_not_sealed_is_taken(rank, side, frames):
+def test_unsealed_entries_are_stored(rank, side, frames):
     """A rank that was killed before its sender came to it leaves entries without checksums."""
     put(side, frames, 1, ARRAY)
     side.flip(side.writer.written - 200)
@@ -127,7 +127,7 @@ def test_what_was_not_sealed_is_taken(rank, side, frames):
 
 
 @pytest.mark.parametrize("first", [None, 1000])
-def test_on_the_stream(rank, side, frames, first):
+def test_checksum_on_the_stream_covers_the_whole_record(rank, side, frames, first):
     """Chunks are of the whole; without a checksum, as of an earlier library, all is taken."""
     side.unlock()
     stream = rank.push()

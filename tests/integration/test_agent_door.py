@@ -21,10 +21,8 @@ def refusal(call) -> tuple[Code, str]:
     return refused.value.code(), refused.value.details() or ""
 
 
-class TestSecret:
-    def test_who_knows_all_of_status_cannot_take_a_session_over(
-        self, make_agent, make_rank, frames
-    ):
+class TestSessionSecret:
+    def test_status_is_not_enough_to_take_over_a_session(self, make_agent, make_rank, frames):
         """A neighbour sees every id, and could tell the same of itself but for the secret."""
         agent = make_agent()
         rank = make_rank(agent.address, secret=SECRET)
@@ -45,7 +43,7 @@ class TestSecret:
         assert rank.open().acknowledged_sequence == 1
         assert rank.push().send(frames.goodbye(2)).finish() is Code.OK
 
-    def test_a_restart_forgets_no_secret(self, make_agent, make_rank, frames, short_dir, caplog):
+    def test_secret_survives_a_restart(self, make_agent, make_rank, frames, short_dir, caplog):
         """The ledger has its hash; itself it stands nowhere: not on disk, in status, in a log."""
         agent = make_agent()
         rank = make_rank(agent.address, secret=SECRET)
@@ -67,7 +65,7 @@ class TestSecret:
             assert secret not in written
             assert secret.decode() not in told
 
-    def test_an_older_client_has_none(self, make_agent, make_rank, frames):
+    def test_older_client_needs_no_secret(self, make_agent, make_rank, frames):
         """It opens and resumes without; a secret that comes later is the session's from then on."""
         agent = make_agent()
         rank = make_rank(agent.address)
@@ -79,7 +77,7 @@ class TestSecret:
         rank.secret = b""
         assert refusal(rank.open)[0] is Code.PERMISSION_DENIED
 
-    def test_a_token_of_another_rank_is_refused(self, make_agent, make_rank, frames):
+    def test_token_of_another_rank_is_rejected(self, make_agent, make_rank, frames):
         """And so is one of an earlier opening."""
         agent = make_agent()
         ranks = [
@@ -98,8 +96,8 @@ class TestSecret:
         assert ranks[0].push().send(frames.goodbye(1)).finish() is Code.OK
 
 
-class TestRoots:
-    def test_a_tree_outside_is_refused_before_anything_is_made(
+class TestAllowedRoots:
+    def test_tree_outside_is_rejected_before_anything_is_created(
         self, make_agent, make_rank, short_dir
     ):
         """One line names the tree and the folders; spelling and links do not help."""
@@ -117,7 +115,7 @@ class TestRoots:
         assert make_rank(agent.address).status().sessions == []
 
     @pytest.mark.parametrize("root", ["in", "in/a/b", "linked/a"])
-    def test_trees_inside_are_taken(self, make_agent, make_rank, short_dir, frames, root):
+    def test_tree_inside_is_accepted(self, make_agent, make_rank, short_dir, frames, root):
         """The folder itself, one below it, and a folder of the setting that is a link."""
         (short_dir / "in").mkdir()
         (short_dir / "linked").symlink_to(short_dir / "in")
@@ -127,8 +125,8 @@ class TestRoots:
         assert list((short_dir / "in").rglob("*.npy*"))
 
 
-class TestSessions:
-    def test_as_many_as_may_be_here(self, make_agent, make_rank, frames):
+class TestSessionLimit:
+    def test_sessions_beyond_the_maximum_are_rejected(self, make_agent, make_rank, frames):
         """Those that only opened count; who is here already may open again."""
         agent = make_agent(max_sessions=2)
         ranks = [

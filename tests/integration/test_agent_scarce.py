@@ -14,7 +14,7 @@ from rankdump._core.record import SPACE_REASONS
 WAIT_S = 60
 
 
-def test_no_descriptors_is_a_reason_and_passes(make_daemon, make_rank, frames):
+def test_missing_descriptors_are_a_drop_reason_until_they_return(make_daemon, make_rank, frames):
     """Tensors that come meanwhile are counted drops; when descriptors are back, so is the tree."""
     daemon = make_daemon()
     rank = make_rank(daemon.address)
@@ -32,7 +32,7 @@ def test_no_descriptors_is_a_reason_and_passes(make_daemon, make_rank, frames):
     assert "no_descriptors" in SPACE_REASONS
 
 
-def test_two_agents_with_one_runtime_folder(make_daemon, make_rank, short_dir):
+def test_second_agent_on_one_runtime_folder_is_rejected(make_daemon, make_rank, short_dir):
     """The second says so in one line, and the slabs of the first stay."""
     daemon = make_daemon()
     rank = make_rank(daemon.address, wants_slab=True, delivery=SMALL)

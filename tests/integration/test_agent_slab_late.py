@@ -52,7 +52,7 @@ def slabs_in(folder: Path) -> list[str]:
     return [path.name for path in (folder / "slabs").glob("*.slab")]
 
 
-def test_a_session_begins_on_the_stream_and_goes_on_in_its_slab(agent, slow, short_dir, caplog):
+def test_session_starts_on_the_stream_and_continues_in_its_slab(agent, slow, short_dir, caplog):
     """The opening is answered before there is a slab; no tensor is lost, none is there twice."""
     tree = short_dir / "dump"
     plan = DumpPlan(
@@ -85,7 +85,7 @@ def test_a_session_begins_on_the_stream_and_goes_on_in_its_slab(agent, slow, sho
     wait_until(lambda: not slabs_in(short_dir))
 
 
-def test_a_slab_is_kept_for_the_next_try(agent, slow, make_rank):
+def test_slow_slab_is_kept_for_the_next_opening(agent, slow, make_rank):
     """A rank that asks again while its slab is made gets that one."""
     rank = make_rank(agent.address, wants_slab=True, delivery=SMALL)
     for _ in range(3):
@@ -101,7 +101,7 @@ def test_a_slab_is_kept_for_the_next_try(agent, slow, make_rank):
     assert slow.made == 1
 
 
-def test_a_slab_for_nobody_goes(agent, slow, make_rank, frames, short_dir):
+def test_slab_of_an_ended_session_is_removed(agent, slow, make_rank, frames, short_dir):
     """What was made for a rank that said goodbye meanwhile is taken away, with its room."""
     rank = make_rank(agent.address, wants_slab=True, delivery=SMALL)
     rank.open()
@@ -111,7 +111,7 @@ def test_a_slab_for_nobody_goes(agent, slow, make_rank, frames, short_dir):
     assert not list((short_dir / "slabs").iterdir())
 
 
-def test_an_agent_that_stops_finishes_no_slab(agent, slow, make_rank, short_dir):
+def test_stopping_agent_leaves_no_unfinished_slab(agent, slow, make_rank, short_dir):
     """Nothing unfinished is left for the next process."""
     rank = make_rank(agent.address, wants_slab=True, delivery=SMALL)
     rank.open()

@@ -67,7 +67,7 @@ def names(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EMFILE])
-def test_an_order_waits_for_its_disk_and_others_do_not(coordinator, disk, tmp_path, code):
+def test_order_waits_for_its_full_disk_alone(coordinator, disk, tmp_path, code):
     full, free = tmp_path / "full", tmp_path / "free"
     disk[str(full)] = code
     coordinator.take(report(3, "a", 0, full))
@@ -87,14 +87,14 @@ def test_an_order_waits_for_its_disk_and_others_do_not(coordinator, disk, tmp_pa
     assert coordinator.drain(0) == 0
 
 
-def test_what_a_disk_refuses_for_good_is_lost_and_said(coordinator, disk, tmp_path):
+def test_permanent_disk_error_loses_the_order_and_is_reported(coordinator, disk, tmp_path):
     disk[str(tmp_path / "closed")] = errno.EROFS
     coordinator.take(report(3, "a", 0, tmp_path / "closed"))
     wait_until(lambda: list(coordinator.findings("a")))
     assert coordinator.problem == ""
 
 
-def test_what_the_book_says_is_on_the_disk(tmp_path, monkeypatch):
+def test_published_file_is_never_shorter_than_the_state(tmp_path, monkeypatch):
     """After a power loss a file is not shorter than the state has it."""
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda opened: synced.append(os.fstat(opened).st_size))

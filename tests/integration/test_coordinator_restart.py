@@ -126,9 +126,7 @@ def order(process: Process, job_id: str) -> list[tuple[int, int]]:
     return [(entry.position, entry.iteration) for entry in entries]
 
 
-def test_killed_again_and_again_it_publishes_what_an_undisturbed_one_does(
-    process, tmp_path
-) -> None:
+def test_repeatedly_killed_coordinator_publishes_the_same_order(process, tmp_path) -> None:
     """Killed with part of an iteration taken, right after it was complete, and twice in a row."""
     calm = Job("job", str(tmp_path / "calm"), WORLD)
     run(process("calm"), calm, {})
@@ -149,7 +147,7 @@ def test_killed_again_and_again_it_publishes_what_an_undisturbed_one_does(
         agent.close()
 
 
-def test_a_restart_forgets_nothing_and_acknowledges_what_it_did(process, tmp_path) -> None:
+def test_restart_keeps_status_order_and_numbers(process, tmp_path) -> None:
     """Status, order and numbers are those of before, and a finished job stays readable."""
     job = Job("job", str(tmp_path), WORLD)
     coordinator = process("c")
@@ -170,7 +168,7 @@ def test_a_restart_forgets_nothing_and_acknowledges_what_it_did(process, tmp_pat
     assert files(job.root) == written
 
 
-def test_a_stop_leaves_a_running_iteration_to_the_next_process(process, tmp_path) -> None:
+def test_stop_leaves_a_running_iteration_to_the_next_process(process, tmp_path) -> None:
     """SIGTERM in the middle of a job publishes nothing that is not complete."""
     job = Job("job", str(tmp_path), 2)
     coordinator = process("c")
@@ -194,7 +192,7 @@ def test_a_stop_leaves_a_running_iteration_to_the_next_process(process, tmp_path
     assert coordinator.status().order_findings == ()
 
 
-def test_two_coordinators_do_not_share_a_state(process, socket_folder) -> None:
+def test_second_coordinator_on_one_state_is_rejected(process, socket_folder) -> None:
     """The second one says so in one line and ends."""
     process("c")
     environ = {

@@ -96,7 +96,9 @@ def check_whole(tree: Path, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("shared_memory", [True, False], ids=["slab", "chunks"])
-def test_sixteen_ranks_at_once(make_agent, short_dir: Path, run_ranks, shared_memory: bool):
+def test_sixteen_ranks_share_an_agent_without_loss(
+    make_agent, short_dir: Path, run_ranks, shared_memory: bool
+):
     """They share the agent's memory; nothing is lost, and nobody gets another one's tensors."""
     agent = make_agent(runtime_dir=str(short_dir), slab_bytes=4 * MIB)
     tree = run_ranks(agent.address, ["close"] * 16, shared_memory=shared_memory)
@@ -107,7 +109,7 @@ def test_sixteen_ranks_at_once(make_agent, short_dir: Path, run_ranks, shared_me
     check_whole(tree, 16)
 
 
-def test_ranks_killed_right_after_staging(make_agent, short_dir: Path, run_ranks):
+def test_killed_ranks_keep_their_staged_tensors(make_agent, short_dir: Path, run_ranks):
     """What a rank staged before SIGKILL is in the tree, beside ranks that live on."""
     agent = make_agent(runtime_dir=str(short_dir), slab_bytes=64 * MIB)
     tree = run_ranks(agent.address, ["kill", "close", "kill", "close"])

@@ -91,7 +91,9 @@ def goes_on(rank, frames) -> None:
 
 
 @pytest.mark.parametrize("what", DAMAGES)
-def test_one_session_is_lost_and_no_other(left, frames, make_rank, short_dir, caplog, what: str):
+def test_damaged_row_rejects_only_its_session(
+    left, frames, make_rank, short_dir, caplog, what: str
+):
     """Law: the agent starts, says once whom it refuses and why, and serves everybody else."""
     agent, (bad, good) = left
     damage(short_dir, *DAMAGES[what])
@@ -114,7 +116,7 @@ def test_one_session_is_lost_and_no_other(left, frames, make_rank, short_dir, ca
     stream.cut()
 
 
-def test_what_is_only_odd_costs_nothing(left, frames, short_dir):
+def test_undecodable_host_name_is_shown_as_it_is(left, frames, short_dir):
     """A host that cannot be spelt any more is shown as it is."""
     agent, (bad, good) = left
     damage(short_dir, "sessions", "request = CAST(replace(request, 'here', x'ff') AS TEXT)")
@@ -131,7 +133,7 @@ def test_what_is_only_odd_costs_nothing(left, frames, short_dir):
         (RankSession, "restore", OSError(errno.EIO, "a tree that does not answer")),
     ],
 )
-def test_a_disk_that_fails_for_a_moment_refuses_nobody(
+def test_transient_read_error_rejects_no_session(
     left, frames, monkeypatch, whose: type, name: str, error: Exception
 ):
     """What could not be read when the agent began is read when its rank comes back."""

@@ -28,7 +28,7 @@ import rankdump
 pytestmark = pytest.mark.slow
 
 RUN = "rankdump run --config data_dump.json --"
-PACKAGE = "tests/deploy/test_package.py::test_from_the_first_start_to_the_stop"
+PACKAGE = "tests/deploy/test_package.py::test_package_runs_from_first_start_to_stop"
 NEEDS_SYSTEMD = (
     "sudo apt-get install -y debhelper python3-pip python3-venv",
     "sudo apt-get install -y ./build/deb/rankdump_*.deb",
@@ -425,7 +425,9 @@ SCENES: dict[str, Callable[[Page, Trained], None]] = {
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands(path: Path, tmp_path: Path, environ: dict[str, str], trained: Trained):
+def test_documented_commands_give_the_documented_output(
+    path: Path, tmp_path: Path, environ: dict[str, str], trained: Trained
+):
     name = str(path.relative_to(ROOT))
     assert not unlabelled(path), "label the block `sh` or `console`"
     page = Page(path, tmp_path, environ)

@@ -147,7 +147,7 @@ def contents(rank: Path) -> Counter[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_golden_tree_dumped_again(tree: str, make_agent, tmp_path: Path):
+def test_golden_tree_dumped_again_is_identical(tree: str, make_agent, tmp_path: Path):
     """The same names but for the time, the same bytes, the same execution order, file by file."""
     origin, (profile, left_out) = golden(tree), TREES[tree]
     ranks = sorted(origin.glob("rank_*"))

@@ -33,7 +33,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("verbosity", "says"), [("", False), ("INFO", True)])
-def test_a_job_that_forks(make_daemon, short_dir, verbosity, says):
+def test_forking_job_shows_no_grpc_log_lines(make_daemon, short_dir, verbosity, says):
     """Without a word, but for a user who set GRPC_VERBOSITY."""
     address = make_daemon().address
     given = {"GRPC_VERBOSITY": verbosity} if verbosity else {}
@@ -50,7 +50,7 @@ def test_a_job_that_forks(make_daemon, short_dir, verbosity, says):
 
 
 @pytest.mark.parametrize(("module", "expected"), [("rankdump", "NONE"), ("rankdumpd", "ERROR")])
-def test_it_is_set_before_grpc_is_loaded(module, expected):
+def test_verbosity_is_set_before_grpc_is_loaded(module, expected):
     """Whichever module is asked for first: gRPC reads it once."""
     code = (
         "import os, sys, importlib\n"

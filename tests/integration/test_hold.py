@@ -71,8 +71,8 @@ def begun(make_agent, make_rank, frames):
     return agent, rank, stream
 
 
-class TestRepair:
-    def test_not_beside_an_agent_and_after_it_left(self, begun, frames, capsys):
+class TestRepairBesideAgents:
+    def test_repair_is_refused_until_the_agent_leaves_the_tree(self, begun, frames, capsys):
         """From the first session to the stop: a rank that was cut off may come back."""
         agent, rank, stream = begun
         path = leftover(rank.root)
@@ -90,7 +90,7 @@ class TestRepair:
         assert f"removed: {path.relative_to(rank.root)}" in capsys.readouterr().out
         assert not path.exists()
 
-    def test_after_all_have_said_goodbye(self, begun, make_rank, frames, capsys):
+    def test_repair_is_allowed_after_all_sessions_ended(self, begun, make_rank, frames, capsys):
         """An agent that goes on holds nothing it is done with; whoever comes again does."""
         agent, rank, stream = begun
         other = make_rank(agent.address, rank=1, world_size=2, session_id="other")
@@ -108,7 +108,7 @@ class TestRepair:
         wait_until(lambda: held(rank.root))
         stream.finish()
 
-    def test_of_several_agents_each_counts(self, begun, make_rank, short_dir):
+    def test_repair_waits_for_every_agent_of_the_tree(self, begun, make_rank, short_dir):
         """They share a tree; the last one that leaves lets others have it."""
         from integration.conftest import Embedded
 
@@ -124,7 +124,7 @@ class TestRepair:
         second.stop()
         assert not held(rank.root)
 
-    def test_the_lock_is_of_the_tree_and_no_part_of_the_dump(self, begun, frames):
+    def test_lock_file_is_not_part_of_the_dump(self, begun, frames):
         agent, rank, stream = begun
         path = lock_of(rank.root)
         assert stat.S_IMODE(path.stat().st_mode) == 0o640
@@ -135,10 +135,10 @@ class TestRepair:
         assert check_tree(rank.root, workers=1).damages == ()
 
 
-class TestAgent:
+class TestAgentDuringRepair:
     """What an agent does meanwhile."""
 
-    def test_a_rank_is_let_in_later(self, begun, make_rank, frames):
+    def test_rank_is_admitted_after_a_repair(self, begun, make_rank, frames):
         agent, rank, stream = begun
         stream.cut()
         agent.stop()
@@ -154,7 +154,7 @@ class TestAgent:
         (iteration,) = rank.status().iterations
         assert iteration.stored == 2
 
-    def test_what_is_due_after_a_restart_waits(self, begun, frames, monkeypatch):
+    def test_pending_work_after_a_restart_waits_for_the_repair(self, begun, frames, monkeypatch):
         """A manifest that a full disk kept back is written when the tree is mended, not before."""
         agent, rank, stream = begun
         real, full = os.open, [True]
@@ -179,7 +179,7 @@ class TestAgent:
         wait_until(lambda: not any("again" in each for each in rank.status().findings))
         assert held(rank.root)
 
-    def test_a_removed_tree_is_not_made_again(self, begun):
+    def test_removed_tree_is_not_created_again(self, begun):
         """What people took away stays away when an agent takes its sessions up."""
         agent, rank, stream = begun
         stream.cut()
@@ -188,7 +188,7 @@ class TestAgent:
         agent.start()
         assert not rank.root.exists()
 
-    def test_a_tree_that_was_made_anew_is_held_as_well(self, begun, make_rank):
+    def test_recreated_tree_is_locked_as_well(self, begun, make_rank):
         """The file of the first one is no longer anybody's."""
         agent, rank, stream = begun
         lock_of(rank.root).unlink()
@@ -197,7 +197,9 @@ class TestAgent:
         stream.cut()
 
     @pytest.mark.parametrize("place", [".rankdump", ".rankdump/agent.lock"])
-    def test_a_planted_link(self, make_agent, make_rank, frames, short_dir, caplog, place):
+    def test_planted_link_is_neither_locked_nor_followed(
+        self, make_agent, make_rank, frames, short_dir, caplog, place
+    ):
         """Nothing is made or locked where it leads; ranks go on, and a repair does not."""
         outside = short_dir / "outside"
         outside.mkdir()
@@ -214,7 +216,9 @@ class TestAgent:
         assert run_command_line(["fsck", "--repair", str(rank.root)]) == 1
         assert list(outside.iterdir()) == []
 
-    def test_a_disk_without_locks(self, make_agent, make_rank, frames, monkeypatch, caplog):
+    def test_disk_without_locks_is_reported_by_agent_and_repair(
+        self, make_agent, make_rank, frames, monkeypatch, caplog
+    ):
         """Dumps go on, one line says it; a repair says that it cannot know."""
 
         def flock(file, how):
@@ -234,7 +238,7 @@ class TestAgent:
         assert any("has no locks" in sentence for sentence in report.unchecked)
 
 
-def test_an_ingest_holds_its_tree_and_waits_like_an_agent(tmp_path):
+def test_ingest_locks_its_tree_and_waits_for_a_repair(tmp_path):
     source, tree = tmp_path / "source", tmp_path / "tree"
     source.mkdir()
     task = IngestTask(source, tree)

@@ -194,7 +194,9 @@ def attacked(
 
 
 @pytest.mark.timeout(300)
-def test_ten_thousand_malformed_messages(attacked, short_dir: Path, make_rank, frames):
+def test_agent_survives_ten_thousand_malformed_messages(
+    attacked, short_dir: Path, make_rank, frames
+):
     daemon, attack = attacked
     state = short_dir / "state"
     attack(WARM)

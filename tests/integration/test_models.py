@@ -88,7 +88,7 @@ def names_in(folder: Path) -> set[str]:
     return {f"{fields[0]}.{fields[-4]}.{fields[-3]}" for fields in parts}
 
 
-def test_each_model_has_the_operators_of_its_own_list(start, short_dir):
+def test_model_has_only_the_operators_of_its_own_list(start, short_dir):
     """Law: a list of one model adds nothing to another, and what is written adds up."""
     models = (("first", listed("conv1")), ("second", listed("fc", "nothing")))
     with start(operators=listed("act"), models=models) as session:
@@ -106,7 +106,7 @@ def test_each_model_has_the_operators_of_its_own_list(start, short_dir):
     assert (manifest.status.expected, manifest.status.stored) == (12, 12)
 
 
-def test_positions_are_left_out_of_every_call(start, short_dir):
+def test_blacklisted_positions_are_excluded_from_every_call(start, short_dir):
     """Law: the agent has nothing to refuse of what the rank leaves out."""
     lists = OperatorSelection(
         without_types=(TensorExclusion("Conv2d"), TensorExclusion("Parameter")),
@@ -126,7 +126,7 @@ def test_positions_are_left_out_of_every_call(start, short_dir):
     assert (manifest.status.expected, manifest.status.dropped) == (6, {})
 
 
-def test_a_range_is_a_stretch_of_the_program(start, short_dir):
+def test_range_selects_a_section_of_the_program(start, short_dir):
     """Law: by where operators begin: the network began before, and lies outside."""
     with start(operators=listed(ranges=(("act", "fc"),))) as session:
         session.attach(net := Lenet())
@@ -148,7 +148,7 @@ def operators_by_stamp(root: Path) -> dict[int, set[str]]:
 
 
 @pytest.mark.parametrize("saved", ["tensor", "full"])
-def test_an_operator_that_overflowed_has_one_time(start, short_dir, saved):
+def test_tensors_of_an_overflowed_call_have_one_time(start, short_dir, saved):
     """Law: the tensors of a call that is kept late have the time of that call, all the same."""
     with start(trigger="overflow", saved=saved) as session:
         session.attach(net := Lenet(scale=float("inf")))
@@ -179,7 +179,7 @@ class Repeating(nn.Module):
         return self.act(checkpoint(self.inner, self.act(x), use_reentrant=False))
 
 
-def test_every_call_has_a_time_of_its_own(start, short_dir):
+def test_every_call_has_its_own_time(start, short_dir):
     """Law: outer calls and inner ones, repeated ones and gradients: one time each, and no more."""
     with start() as session:
         session.attach(net := Repeating())
@@ -196,7 +196,7 @@ def test_every_call_has_a_time_of_its_own(start, short_dir):
         assert len(set(members)) == len(members) == manifest.status.stored
 
 
-def test_the_operator_that_raised_has_one_time_in_its_iteration(start, short_dir):
+def test_operator_that_raised_has_one_time_in_its_iteration(start, short_dir):
     net = Lenet()
     session = start(trigger="exception")
     session.attach(net)
@@ -211,7 +211,7 @@ def test_the_operator_that_raised_has_one_time_in_its_iteration(start, short_dir
     assert names_in(folder / "2") == {"Linear.input.0"}
 
 
-def test_arrays_have_the_model_that_has_no_name(start, short_dir):
+def test_arrays_belong_to_the_default_model(start, short_dir):
     """Law: graphs that no model was attached for are of `Net`, and selected by that name."""
     with start(
         operators=OperatorSelection(False), models=(("Net", OperatorSelection()),)

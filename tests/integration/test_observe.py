@@ -118,7 +118,7 @@ def page_of() -> Iterator:
         yield make
 
 
-def test_the_page_is_accepted_and_adds_up(make_agent, make_rank, frames, page_of):
+def test_metrics_page_parses_and_matches_the_records(make_agent, make_rank, frames, page_of):
     """Records, drops of both sides, bytes and the ledger's commits, as the rank sent them."""
     embedded = make_agent()
     page = page_of(embedded.agent.samples, embedded.meters.samples)
@@ -145,7 +145,7 @@ def test_the_page_is_accepted_and_adds_up(make_agent, make_rank, frames, page_of
     assert "rankdump_agent_queue_bytes 0.0" in page.get(accept="text/plain")
 
 
-def test_counters_do_not_fall_when_sessions_are_forgotten(
+def test_counters_do_not_fall_when_sessions_are_removed(
     make_agent, make_rank, frames, page_of, monkeypatch
 ):
     """Law: what was counted once stays, though the agent remembers only the last sessions."""
@@ -166,7 +166,7 @@ def test_counters_do_not_fall_when_sessions_are_forgotten(
     assert kept < 4
 
 
-def test_off_unless_asked_for_and_never_open_to_all():
+def test_metrics_page_is_off_by_default_and_loopback_without_tls():
     """Law: nothing listens by default, and nothing but this host is served in the clear."""
     _, none = build_metrics(DaemonSettings(), MetricCounters())
     assert none == ()
@@ -178,18 +178,18 @@ def test_off_unless_asked_for_and_never_open_to_all():
             MetricsEndpoint(address, ProcessMetrics(()), TlsSettings())
 
 
-def test_a_port_that_is_taken_is_said(page_of):
+def test_metrics_port_in_use_is_reported(page_of):
     taken = page_of().endpoint.address
     with pytest.raises(ConfigError, match="free"):
         MetricsEndpoint(taken, ProcessMetrics(()), TlsSettings()).start()
 
 
-def test_nothing_else_is_there(page_of):
+def test_metrics_page_serves_no_other_path(page_of):
     with pytest.raises(urllib.error.HTTPError, match="404"):
         page_of().get(path="/")
 
 
-def test_a_source_that_fails_leaves_the_others(page_of):
+def test_failing_metric_source_leaves_the_others(page_of):
     def broken():
         raise OSError("gone")
 
@@ -198,7 +198,7 @@ def test_a_source_that_fails_leaves_the_others(page_of):
     assert of(found, "rankdump_agent_iterations_total") == 0
 
 
-def test_over_tls_for_readers_only(tmp_path: Path, page_of):
+def test_metrics_page_over_tls_needs_a_reader_role(tmp_path: Path, page_of):
     """Without a certificate, with another role or one that is revoked: no page."""
     authority = Authority(tmp_path / "ca")
     page = page_of(tls=authority.server())
@@ -233,7 +233,7 @@ def written(path: Path) -> list[tuple[str, str, str, str]]:
         ("GET /metrics HTTP/9.9", b" 505 ", "malformed"),
     ],
 )
-def test_what_is_refused_is_counted_and_written_down(
+def test_rejected_page_requests_are_counted_and_audited(
     tmp_path: Path, page_of, request_line: str, status: bytes, reason: str
 ):
     """In the clear all that is known of who asked is that it is here."""
@@ -248,7 +248,7 @@ def test_what_is_refused_is_counted_and_written_down(
     audit.close()
 
 
-def test_who_may_not_read_is_counted_and_written_down(tmp_path: Path, page_of):
+def test_unauthorised_page_requests_are_counted_and_audited(tmp_path: Path, page_of):
     """By name where a certificate is believed; else where it came from."""
     authority = Authority(tmp_path / "ca")
     audit = AuditLog(tmp_path / "audit")
@@ -275,7 +275,7 @@ def test_who_may_not_read_is_counted_and_written_down(tmp_path: Path, page_of):
     audit.close()
 
 
-def test_who_finds_no_place_is_counted(page_of):
+def test_page_requests_beyond_the_limit_are_counted(page_of):
     """Eight that say nothing: the ninth is turned away."""
     page = page_of()
     with contextlib.ExitStack() as stack:
@@ -285,7 +285,7 @@ def test_who_finds_no_place_is_counted(page_of):
         wait_until(lambda: page.refused() == {"busy": 1})
 
 
-def test_a_coordinator_has_its_own(tmp_path: Path, page_of):
+def test_coordinator_has_its_own_metrics(tmp_path: Path, page_of):
     coordinator = JobCoordinator(CoordinatorSettings(state_dir=str(tmp_path)))
     found = page_of(coordinator.samples).samples()
     assert of(found, "rankdump_coordinator_jobs") == 0
@@ -304,7 +304,7 @@ def metrics_at(address: str) -> dict[tuple[str, frozenset[tuple[str, str]]], flo
     }
 
 
-def test_workers_are_one_agent(short_dir: Path):
+def test_metrics_of_workers_are_added_up(short_dir: Path):
     """Ranks of two workers add up, on the same call as of an agent without any."""
     host = WorkerHost(short_dir, 2)
     try:
@@ -320,7 +320,7 @@ def test_workers_are_one_agent(short_dir: Path):
     assert of(found, "rankdump_agent_worker_restarts_total") == 0
 
 
-def test_health_says_it_before_ranks_hear_of_the_drain(short_dir: Path, monkeypatch):
+def test_health_changes_before_ranks_are_drained(short_dir: Path, monkeypatch):
     """Law: who balances load by health sends nobody here any more once ranks are told to go."""
     address = f"unix:{short_dir}/d.sock"
     seen: list[int] = []

@@ -79,7 +79,7 @@ def about(number: int) -> dict[str, object]:
 @pytest.mark.parametrize(
     "content", [ContentSettings(), ContentSettings("full", ("max", "min"))], ids=["", "full"]
 )
-def test_it_says_what_the_command_will_say(make_agent, make_dumping, content):
+def test_status_forecast_agrees_with_the_command(make_agent, make_dumping, content):
     """The command weighs each file, the agent has sums: they agree to some hundredths."""
     agent = make_agent()
     ranks = [
@@ -98,7 +98,7 @@ def test_it_says_what_the_command_will_say(make_agent, make_dumping, content):
     )
 
 
-def test_a_quota_that_a_plan_will_not_keep(make_agent, make_dumping):
+def test_plan_beyond_the_job_quota_is_warned_about(make_agent, make_dumping):
     """Said when the first iteration has ended, and not when there is nothing more to come."""
     agent = make_agent(job_bytes=4 * MIB)
     rank = make_dumping(agent.address, selection=selected("0-49"))
@@ -115,7 +115,7 @@ def test_a_quota_that_a_plan_will_not_keep(make_agent, make_dumping):
     assert rank.view().needs == ()
 
 
-def test_a_disk_that_a_plan_will_fill(make_agent, make_dumping, monkeypatch):
+def test_plan_beyond_the_disk_space_is_warned_about(make_agent, make_dumping, monkeypatch):
     """By bytes, then by files; it goes away when there is room."""
     free = {"bytes": 100 * MIB, "files": 100_000}
 
@@ -137,7 +137,7 @@ def test_a_disk_that_a_plan_will_fill(make_agent, make_dumping, monkeypatch):
     rank.wait_said("")
 
 
-def test_a_plan_without_an_end(make_agent, make_dumping):
+def test_endless_plan_is_warned_about_below_ten_iterations(make_agent, make_dumping):
     """Nothing is said while ten more fit; then how many do."""
     agent = make_agent(disk_bytes=6 * MIB)
     rank = make_dumping(agent.address, selection=selected("all"))
@@ -149,7 +149,7 @@ def test_a_plan_without_an_end(make_agent, make_dumping):
     assert said.endswith("(agent.disk_bytes): 1 more fit")
 
 
-def test_a_ledger_is_in_status(make_agent, make_dumping, short_dir):
+def test_status_shows_size_and_disk_of_the_ledger(make_agent, make_dumping, short_dir):
     agent = make_agent()
     rank = make_dumping(agent.address)
     rank.dump(0)

@@ -21,7 +21,7 @@ def health_of(channel: grpc.Channel) -> int:
 
 
 @pytest.mark.parametrize("what", ["state", "d.sock"])
-def test_it_is_noticed_and_who_is_connected_goes_on(
+def test_removed_files_are_reported_and_connected_ranks_continue(
     make_daemon, make_rank, frames, short_dir, what
 ):
     """The daemon looks every two seconds; a channel that is open still reaches it."""
@@ -50,7 +50,7 @@ def test_it_is_noticed_and_who_is_connected_goes_on(
 
 
 class TestRequiredFiles:
-    def test_what_comes_back_is_well_again(self, tmp_path: Path):
+    def test_restored_file_clears_the_finding(self, tmp_path: Path):
         """By its identity: another file under the same name is not the one that was made."""
         required, file = RequiredFiles(), tmp_path / "a"
         file.write_bytes(b"")

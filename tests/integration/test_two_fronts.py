@@ -39,7 +39,7 @@ def second(host: WorkerHost, socket: Path, *, workers: int) -> subprocess.Comple
     )
 
 
-def test_the_second_refuses_in_one_line(host: WorkerHost, tmp_path: Path):
+def test_second_supervisor_on_one_runtime_folder_is_rejected(host: WorkerHost, tmp_path: Path):
     """With the same socket, another one beside it, or elsewhere; with more workers as well."""
     tmp_path.chmod(0o750)
     before = sorted(host.folder.rglob("*"))
@@ -60,7 +60,7 @@ def test_the_second_refuses_in_one_line(host: WorkerHost, tmp_path: Path):
     np.testing.assert_array_equal(host.arrays(0), tensors(0, 0, 20))
 
 
-def test_also_while_a_worker_is_away(host: WorkerHost):
+def test_second_supervisor_is_rejected_while_a_worker_restarts(host: WorkerHost):
     """Its place is its front's: nobody takes it before it is started again."""
     index = 1
     os.kill(host.worker(index), signal.SIGKILL)

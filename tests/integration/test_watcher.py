@@ -87,7 +87,7 @@ def manifests(root: Path) -> list[Manifest]:
     return [Manifest.from_json(path.read_bytes()) for path in folder.rglob("*.json")]
 
 
-def test_the_layer_that_stomped_is_found(start, short_dir):
+def test_watched_output_shows_the_layer_that_overwrote_it(start, short_dir):
     """Law: each file has the content after its layer, under the name that says both operators."""
     with start(("calm", "wild"), ("first",)) as session:
         session.attach(net := Net())
@@ -158,7 +158,7 @@ def losses(session: rankdump.Session) -> tuple[list[float], list[int]]:
     return found, gone
 
 
-def test_training_is_what_it_was(start):
+def test_watching_changes_no_result(start):
     """Law: being watched changes no result, and keeps no graph of gradients alive."""
     plain = losses(rankdump.Session())
     assert plain[1] == [1, 2, 3, 4]
@@ -167,7 +167,7 @@ def test_training_is_what_it_was(start):
         assert losses(session) == plain
 
 
-def test_memory_that_was_taken_away_is_counted(start, short_dir):
+def test_freed_watched_memory_is_counted_as_drop(start, short_dir):
     """Law: what has no memory any more is a loss with its reason, and no crash."""
     with start(("1", "2"), ("0",)) as session:
         net = nn.Sequential(nn.Linear(2, 2), nn.Identity(), nn.Identity())

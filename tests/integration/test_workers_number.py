@@ -21,7 +21,9 @@ from rankdumpd.workers.session_migration import select_worker
     ("before", "after", "shared_memory"),
     [(1, 2, True), (2, 1, False), (2, 3, True), (3, 2, False)],
 )
-def test_ranks_go_on_with_another_number(short_dir: Path, before, after, shared_memory):
+def test_ranks_continue_with_another_number_of_workers(
+    short_dir: Path, before, after, shared_memory
+):
     """Law: no tensor is lost and none is doubled, whichever worker a rank had and has."""
     with contextlib.ExitStack() as stack:
         host = WorkerHost(short_dir, before)
@@ -66,9 +68,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
-def test_what_a_dead_rank_left_in_its_slab_is_read_by_another_worker(
-    short_dir: Path, before, after
-):
+def test_slab_of_a_dead_rank_is_read_by_another_worker(short_dir: Path, before, after):
     """Front, workers and rank are killed; the slab goes with the session and is read to its end."""
     with contextlib.ExitStack() as stack:
         host = WorkerHost(short_dir, before)

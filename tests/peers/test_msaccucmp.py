@@ -165,7 +165,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["npy", "bin"])
-def test_every_type_without_a_format(kind, tmp_path):
+def test_conversion_of_every_type_equals_msaccucmp(kind, tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
     write(folder, "types", PLAIN)
@@ -177,7 +177,7 @@ def test_every_type_without_a_format(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", ["npy", "bin"])
 @pytest.mark.parametrize("target", FORMATS)
-def test_every_format_that_both_know(target, kind, tmp_path):
+def test_conversion_of_every_common_format_equals_msaccucmp(target, kind, tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
     write(folder, "formats", FORMATS[target])
@@ -187,7 +187,7 @@ def test_every_format_that_both_know(target, kind, tmp_path):
     assert [name for name in theirs if not same(theirs[name], ours[name])] == []
 
 
-def test_a_name_that_is_too_long(tmp_path):
+def test_long_names_are_mapped_as_by_msaccucmp(tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
     write(folder, "n" * 215, PLAIN[:1])
@@ -221,7 +221,7 @@ RECORDS = {
 
 
 @pytest.mark.parametrize("kind", RECORDS)
-def test_an_overflow_file_is_the_same_json(kind, tmp_path):
+def test_overflow_json_equals_msaccucmp(kind, tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
     output = OpOutput(NUMBERS["UINT8"], FORMAT_NUMBERS["ND"], Shape((2048,)), size=2048)
@@ -233,7 +233,7 @@ def test_an_overflow_file_is_the_same_json(kind, tmp_path):
     assert same(*(made[f"{name}.output.0.json"] for made in (theirs, ours)))
 
 
-def test_small_floats_are_theirs_where_theirs_are_right(tmp_path):
+def test_small_floats_equal_msaccucmp_where_it_is_right(tmp_path):
     """They lose the sign of an infinity, know no NaN of E4M3FN, and miss HiF8 between 1 and 4."""
     folder = tmp_path / "in"
     folder.mkdir()

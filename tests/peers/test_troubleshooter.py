@@ -93,7 +93,7 @@ def check(tmp_path: Path, pairs: list[tuple[Path, Path, dict[str, Any]]]) -> Non
         assert files(ours, ordered=ordered) == expected
 
 
-def test_every_golden_tree_with_the_whole_one(tmp_path):
+def test_comparison_of_golden_dumps_equals_troubleshooter(tmp_path):
     trees = ["1.0.17-list", "1.0.17-range", "1.0.17-api_list", "1.0.17-noise", "1.0.17-statistics"]
     pairs = [(GOLDEN / "1.0.17-all", GOLDEN / tree, {}) for tree in trees]
     pairs += [(GOLDEN / tree, GOLDEN / "1.0.17-all", {"ignore_unmatched": True}) for tree in trees]
@@ -101,7 +101,7 @@ def test_every_golden_tree_with_the_whole_one(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nets_with_calls_inserted_and_left_out(seed, tmp_path):
+def test_comparison_with_inserted_calls_equals_troubleshooter(seed, tmp_path):
     figures = {"dump_type": "statistics"}
     dumps = {
         "a": Dump("", seed),
@@ -132,7 +132,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_our_dump_of_the_same_program_is_the_same_to_the_tool(kind, tmp_path):
+def test_troubleshooter_finds_our_dump_identical_to_its_own(kind, tmp_path):
     """Names, order, steps and numbers; the real step and the manifests do not disturb it."""
     for seed in (1, 2):
         dump = Dump("", seed, start=KINDS[kind])
@@ -155,7 +155,7 @@ def test_our_dump_of_the_same_program_is_the_same_to_the_tool(kind, tmp_path):
 
 
 @pytest.mark.parametrize("start", [{}, {"dump_type": "statistics", "filter_data": False}])
-def test_words_and_recomputed_calls_are_read_by_the_tool(start, tmp_path):
+def test_troubleshooter_reads_keyword_arguments_and_recomputed_calls(start, tmp_path):
     """Its reader wants numbers for places, and no more than two."""
     dumps = [tmp_path / name for name in ("a", "b")]
     for dump in dumps:
