@@ -32,7 +32,7 @@ def copied(at: Path, package: Path) -> subprocess.Popen[str]:
     return holder
 
 
-class Host:
+class HostCopy:
     """The copy: commands run in it, by default as root."""
 
     def __init__(self, holder: subprocess.Popen[str], at: Path) -> None:

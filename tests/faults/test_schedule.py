@@ -6,9 +6,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from faults.content import name_of, names, op_name, tensor
 from faults.schedule import HEAD_S, LASTS_S, crowd, schedule, tail_s
-from faults.values import Kind
+from faults.tensor_content import name_of, names, op_name, tensor
+from faults.values import FaultKind
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +23,7 @@ def test_schedule_depends_only_on_its_seed(seed: int, faults: int, seconds: floa
     made = schedule(seed, seconds, faults)
     assert made == schedule(seed, seconds, faults)
     assert len(made) == faults
-    assert {fault.kind for fault in made} == set(Kind)
+    assert {fault.kind for fault in made} == set(FaultKind)
     assert [fault.at_s for fault in made] == sorted(fault.at_s for fault in made)
     end_s = seconds - tail_s(seconds) + 0.01
     assert all(each.at_s >= HEAD_S and each.at_s + each.lasts_s <= end_s for each in made)
@@ -39,7 +39,7 @@ def test_soak_schedule_has_every_kind_and_at_most_two_at_once():
 
 def test_schedules_of_two_seeds_differ():
     assert schedule(1, 60, 50) != schedule(2, 60, 50)
-    assert {each.kind for each in schedule(1, 60, 50, [Kind.CUT])} == {Kind.CUT}
+    assert {each.kind for each in schedule(1, 60, 50, [FaultKind.CUT])} == {FaultKind.CUT}
 
 
 @pytest.mark.parametrize("spelt", [str, sanitize_name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fuzz.pieces import chosen, pieces
+from fuzz.input_pieces import chosen, pieces
 from google.protobuf.message import DecodeError
 
 from rankdump._core.execution_order import (

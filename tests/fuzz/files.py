@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuzz.pieces import chosen, file_of
+from fuzz.input_pieces import chosen, file_of
 
 from rankdump._analysis.reader import tensor_loader
 from rankdump._analysis.reader.tensor_loader import described, load_file

@@ -27,7 +27,7 @@ _LONGEST_INPUT = 1 << 14
 _LONGEST_RUN_S = 10
 
 
-class _Finds:
+class _FindingRecorder:
     """Feeds a target, and keeps the first input for each place that fails."""
 
     def __init__(self, name: str, work: Path) -> None:
@@ -64,7 +64,7 @@ def main(name: str, seconds: int) -> None:
         "-print_final_stats=1",
     )
     folders = str(work / "corpus"), str(CORPUS / name)
-    atheris.Setup([sys.argv[0], *flags, *folders], _Finds(name, work))
+    atheris.Setup([sys.argv[0], *flags, *folders], _FindingRecorder(name, work))
     atheris.Fuzz()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fuzz.pieces import chosen, file_of
+from fuzz.input_pieces import chosen, file_of
 
 from rankdump._analysis.reader.source_lines import read_ir_operators, read_stack_operators
 from rankdump._analysis.reader.statistic_tables import TableRecords, read_info, read_table_rows

@@ -64,7 +64,7 @@ def kind_of(array: np.ndarray, **fields: Any) -> bytes:
     return agent_pb2.TensorKind(**{**defaults, **fields}).SerializeToString()
 
 
-class Frames:
+class FrameBuilder:
     """Frames made by hand."""
 
     @staticmethod
@@ -137,12 +137,12 @@ class Frames:
 
 
 @pytest.fixture
-def frames() -> type[Frames]:
+def frames() -> type[FrameBuilder]:
     """What frames are made with."""
-    return Frames
+    return FrameBuilder
 
 
-class Stream:
+class PushStreamClient:
     """One Push stream with the answers it got."""
 
     def __init__(self, stub: agent_pb2_grpc.AgentServiceStub, hello: agent_pb2.Hello) -> None:
@@ -158,12 +158,12 @@ class Stream:
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
 
-    def send(self, *frames: agent_pb2.Frame) -> Stream:
+    def send(self, *frames: agent_pb2.Frame) -> PushStreamClient:
         batch = agent_pb2.FrameBatch(frames=frames)
         self._requests.put(agent_pb2.PushRequest(batch=batch))
         return self
 
-    def ring(self, written: int) -> Stream:
+    def ring(self, written: int) -> PushStreamClient:
         """Announce what stands in the slab."""
         doorbell = agent_pb2.Doorbell(written=written)
         self._requests.put(agent_pb2.PushRequest(doorbell=doorbell))
@@ -222,7 +222,7 @@ class Stream:
 
 
 @dataclass
-class Rank:
+class WireRank:
     """A training process as the agent sees it."""
 
     address: str
@@ -283,9 +283,9 @@ class Rank:
         self.token = response.token
         return response
 
-    def push(self, token: bytes | None = None) -> Stream:
+    def push(self, token: bytes | None = None) -> PushStreamClient:
         token = self.token if token is None else token
-        return Stream(self.stub, agent_pb2.Hello(session_id=self.session_id, token=token))
+        return PushStreamClient(self.stub, agent_pb2.Hello(session_id=self.session_id, token=token))
 
     def status(self):
         return self.stub.Status(agent_pb2.AgentStatusRequest()).view
@@ -304,15 +304,15 @@ def make_rank(short_dir: Path) -> Iterator:
     """Makes ranks whose channels are closed at the end."""
     with contextlib.ExitStack() as stack:
 
-        def make(address: str, **fields) -> Rank:
-            rank = Rank(address, fields.pop("root", short_dir / "dump"), **fields)
+        def make(address: str, **fields) -> WireRank:
+            rank = WireRank(address, fields.pop("root", short_dir / "dump"), **fields)
             stack.callback(rank.close)
             return rank
 
         yield make
 
 
-class Embedded:
+class EmbeddedAgent:
     """An agent in this process; may be stopped and started again on the same state."""
 
     def __init__(self, folder: Path, **settings) -> None:
@@ -342,17 +342,17 @@ def make_agent(short_dir: Path) -> Iterator:
     """Makes agents that stop by themselves."""
     with contextlib.ExitStack() as stack:
 
-        def make(**settings) -> Embedded:
+        def make(**settings) -> EmbeddedAgent:
             # Tests do not depend on how full the disk of this machine is.
             usual = {"encode_threads": 2, "keep_free_ratio": 0.0, "keep_free_inodes_ratio": 0.0}
-            embedded = Embedded(short_dir, **(usual | settings))
+            embedded = EmbeddedAgent(short_dir, **(usual | settings))
             stack.callback(embedded.stop)
             return embedded
 
         yield make
 
 
-class Daemon:
+class StandaloneProcess:
     """`rankdumpd standalone` as a process of its own."""
 
     def __init__(self, folder: Path, **environ: str) -> None:
@@ -402,8 +402,8 @@ def make_daemon(short_dir: Path) -> Iterator:
     """Makes daemons that are gone at the end."""
     with contextlib.ExitStack() as stack:
 
-        def make(**environ: str) -> Daemon:
-            daemon = Daemon(short_dir, **environ)
+        def make(**environ: str) -> StandaloneProcess:
+            daemon = StandaloneProcess(short_dir, **environ)
             stack.callback(daemon.close)
             return daemon
 

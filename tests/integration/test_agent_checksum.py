@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 import xxhash
-from support.slab_rooms import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
+from support.slab_agents import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
 from support.slab_side import SlabSide
 
 from rankdump._shm.slab_format import ENTRY_HEAD

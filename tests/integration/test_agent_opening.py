@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.slab_rooms import MIB, wait_until
+from support.slab_agents import MIB, wait_until
 
 import rankdump
 from rankdump._core.manifest import Manifest

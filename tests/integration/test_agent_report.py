@@ -55,7 +55,7 @@ def events(first: int, count: int, iteration: int = 0) -> EventColumns:
     return EventColumns.from_events(found)
 
 
-class Agent:
+class ReportingAgentRig:
     """Ledger and reporter of an agent, and frames that come to it."""
 
     def __init__(self, folder: Path, address: str, report_bytes: int) -> None:
@@ -119,11 +119,15 @@ def coordinator(short_dir: Path) -> Iterator[StubCoordinator]:
 
 
 @pytest.fixture
-def make_agent(coordinator: StubCoordinator, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
+def make_agent(
+    coordinator: StubCoordinator, tmp_path: Path
+) -> Iterator[Callable[..., ReportingAgentRig]]:
     with contextlib.ExitStack() as stack:
 
-        def make(address: str = coordinator.address, report_bytes: int = 1 << 30) -> Agent:
-            agent = Agent(tmp_path, address, report_bytes)
+        def make(
+            address: str = coordinator.address, report_bytes: int = 1 << 30
+        ) -> ReportingAgentRig:
+            agent = ReportingAgentRig(tmp_path, address, report_bytes)
             stack.callback(agent.close)
             agent.reporter.start()
             return agent
@@ -132,11 +136,11 @@ def make_agent(coordinator: StubCoordinator, tmp_path: Path) -> Iterator[Callabl
 
 
 @pytest.fixture
-def agent(make_agent) -> Agent:
+def agent(make_agent) -> ReportingAgentRig:
     return make_agent()
 
 
-def forgotten(agent: Agent, coordinator: StubCoordinator) -> None:
+def forgotten(agent: ReportingAgentRig, coordinator: StubCoordinator) -> None:
     """Wait until the log is empty: its items are forgotten after an answer to a heartbeat."""
     coordinator.wait(lambda: agent.ledger.log.waiting(0)[0] == 0)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.slab_rooms import wait_until
+from support.slab_agents import wait_until
 from support.stub_coordinator import StubCoordinator
 from support.worker_host import WAIT_S, WorkerHost
 

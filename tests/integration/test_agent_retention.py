@@ -34,11 +34,11 @@ FULL = ContentSettings(saved="full")
 SIZE = 3000
 
 
-class Killed(BaseException):
+class SimulatedKill(BaseException):
     """Stands for the end of a process between two steps."""
 
 
-class House:
+class RetentionRig:
     """A keeper on the ledger that an agent left, at any time one likes."""
 
     def __init__(self, state: Path, policy: ResourcePolicy, *, days: float = 0.0) -> None:
@@ -73,8 +73,8 @@ class House:
 
 
 @contextlib.contextmanager
-def house(state: Path, policy: ResourcePolicy, *, days: float = 0.0) -> Generator[House]:
-    made = House(state, policy, days=days)
+def house(state: Path, policy: ResourcePolicy, *, days: float = 0.0) -> Generator[RetentionRig]:
+    made = RetentionRig(state, policy, days=days)
     try:
         yield made
     finally:
@@ -201,13 +201,13 @@ class TestRemoval:
         def cut(part, *, shared):
             for number, step in enumerate(steps_taken(part, shared=shared)):
                 if number == steps:
-                    raise Killed
+                    raise SimulatedKill
                 yield step
-            raise Killed
+            raise SimulatedKill
 
         with monkeypatch.context() as patched, house(state, policy) as killed:
             patched.setattr(manager, "remove_part", cut)
-            with pytest.raises(Killed):
+            with pytest.raises(SimulatedKill):
                 killed.removed()
         # Before its manifest is hidden nothing is gone; after that one line says what goes on.
         damages = check_tree(rank.root, workers=1).damages

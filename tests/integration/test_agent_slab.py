@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 import zstandard
-from support.slab_rooms import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
+from support.slab_agents import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
 from support.slab_side import SlabSide
 
 from rankdump._core.plan import ContentSettings, DeliverySettings

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 from support import slab_side
-from support.slab_rooms import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
+from support.slab_agents import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
 
 from rankdump._core.status import SessionState
 from rankdump.wire.v1 import agent_pb2
@@ -19,7 +19,7 @@ from rankdump.wire.v1 import agent_pb2
 ARRAYS = [np.full(1000 + n, n, np.float32) for n in range(50)]
 
 
-class Child:
+class StagingProcess:
     """A process that stages entries in a slab, and holds its lock for as long as it lives."""
 
     def __init__(self, folder: Path) -> None:
@@ -62,8 +62,8 @@ class Child:
 
 
 @pytest.fixture
-def child(short_dir: Path) -> Iterator[Child]:
-    child = Child(short_dir / "staged")
+def child(short_dir: Path) -> Iterator[StagingProcess]:
+    child = StagingProcess(short_dir / "staged")
     yield child
     child.kill()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.api_dumps import Line, call, gradient, write_dump
+from support.api_dumps import ApiDumpLine, call, gradient, write_dump
 
 from rankdump.migrator import api_dump_compare
 
@@ -35,7 +35,7 @@ def rows(path: Path) -> list[list[str]]:
         return [row for row in csv.reader(file) if row][1:]
 
 
-def disturbed(lines: list[Line], name: str) -> list[Line]:
+def disturbed(lines: list[ApiDumpLine], name: str) -> list[ApiDumpLine]:
     return [replace(line, array=line.array + 1) if line.name == name else line for line in lines]
 
 
@@ -71,7 +71,7 @@ def test_compressed_files_are_read_and_titles_printed(tmp_path, capsys):
 
 
 def test_real_steps_are_paired_by_number(tmp_path, capsys):
-    def steps(*numbers: int) -> list[Line]:
+    def steps(*numbers: int) -> list[ApiDumpLine]:
         """Two micro-batches in each."""
         return [
             line

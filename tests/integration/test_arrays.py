@@ -43,7 +43,7 @@ def a_plan(
     )
 
 
-class Job:
+class ArrayJob:
     """Begins sessions of rank 0 with one agent, and knows where the tree is."""
 
     def __init__(self, root: Path, address: str) -> None:
@@ -55,8 +55,8 @@ class Job:
 
 
 @pytest.fixture
-def start(make_agent, short_dir) -> Job:
-    return Job(short_dir / "dump", make_agent().address)
+def start(make_agent, short_dir) -> ArrayJob:
+    return ArrayJob(short_dir / "dump", make_agent().address)
 
 
 def add(session: rankdump.Session, name: str = "Default/Add-op0") -> None:

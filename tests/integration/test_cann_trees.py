@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from support.slab_rooms import wait_until
+from support.slab_agents import wait_until
 
 from rankdump._binfile import bin_file
 from rankdump._binfile.header_parts import OpInput, OpOutput

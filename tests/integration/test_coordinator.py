@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.reporting_agent import PATIENCE_S, Job, ReportingAgent
+from support.reporting_agent import PATIENCE_S, ReportedJob, ReportingAgent
 
 from rankdump._core.events import (
     OPEN_END_POSITION,
@@ -35,7 +35,7 @@ from rankdumpd.server.grpc_server import GrpcServer
 from rankdumpd.settings import CoordinatorSettings
 
 
-class Host:
+class CoordinatorHost:
     """A coordinator behind a server; what it keeps outlives it."""
 
     def __init__(self, folder: Path, *, ends_with_job: bool = False, **settings: object) -> None:
@@ -76,11 +76,11 @@ class Host:
 
 
 @pytest.fixture
-def make_host(socket_folder) -> Iterator[Callable[..., Host]]:
-    made: list[Host] = []
+def make_host(socket_folder) -> Iterator[Callable[..., CoordinatorHost]]:
+    made: list[CoordinatorHost] = []
 
-    def make(**settings) -> Host:
-        made.append(Host(socket_folder, **settings))
+    def make(**settings) -> CoordinatorHost:
+        made.append(CoordinatorHost(socket_folder, **settings))
         return made[-1]
 
     yield make
@@ -89,7 +89,7 @@ def make_host(socket_folder) -> Iterator[Callable[..., Host]]:
 
 
 @pytest.fixture
-def host(make_host) -> Host:
+def host(make_host) -> CoordinatorHost:
     return make_host()
 
 
@@ -112,7 +112,7 @@ def wait_until(true: Callable[[], object]) -> None:
         threading.Event().wait(0.02)
 
 
-def published(host: Host, job_id: str) -> int:
+def published(host: CoordinatorHost, job_id: str) -> int:
     (merge,) = host.status(job_id).merges
     return merge.published_iterations
 
@@ -129,7 +129,7 @@ def hint(job_id: str, reason: str, *, waiting: bool = False) -> TimeoutHint:
 def test_reports_of_two_agents_become_one_order(host, tmp_path) -> None:
     """What is gathered is in the order before it is published; then it stands on disk."""
     assert host.coordinator.service_names == ("rankdump.wire.v1.CoordinatorService",)
-    job = Job("job", str(tmp_path), 2, operators=1, collectives=1)
+    job = ReportedJob("job", str(tmp_path), 2, operators=1, collectives=1)
     one, two = host.agent("one"), host.agent("two")
     one.session(job.session(0), job.root)
     one.iteration(job, 0, 4)
@@ -166,7 +166,7 @@ def test_reports_of_two_agents_become_one_order(host, tmp_path) -> None:
 
 def test_stream_answer_names_stored_and_published_numbers(host, tmp_path) -> None:
     """States are safe once they are committed; events not before their iteration is published."""
-    job = Job("job", str(tmp_path), 2)
+    job = ReportedJob("job", str(tmp_path), 2)
     agent = host.agent("one")
     agent.session(job.session(0), job.root)
     agent.iteration(job, 0, 0)
@@ -187,7 +187,7 @@ def test_times_are_converted_to_the_coordinators_clock(host, tmp_path) -> None:
     before_us = time.time_ns() // 1000
     clock = host.stub.Clock(pb.ClockRequest(), timeout=PATIENCE_S)
     assert before_us <= clock.received_us <= clock.sent_us <= time.time_ns() // 1000
-    job = Job("job", str(tmp_path), 1, operators=1, collectives=0)
+    job = ReportedJob("job", str(tmp_path), 1, operators=1, collectives=0)
     agent = host.agent("one")
     agent.events(job, 0, job.events(0, 0))
     ahead = pb.ClockEstimate(offset_us=1_000_000, error_us=10, steps=1, known=True)
@@ -202,7 +202,7 @@ def test_times_are_converted_to_the_coordinators_clock(host, tmp_path) -> None:
 
 def test_hostile_stream_ends_alone(host, tmp_path) -> None:
     """INVALID_ARGUMENT with the fault for one agent; the other does not notice."""
-    job = Job("job", str(tmp_path), 2)
+    job = ReportedJob("job", str(tmp_path), 2)
     good, bad = host.agent("good"), host.agent("bad")
     good.session(job.session(0), job.root)
     good.send()
@@ -233,7 +233,7 @@ def test_jobs_are_separate_and_unknown_ones_rejected(host, tmp_path) -> None:
         host.order()
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     agent = host.agent("one")
-    jobs = [Job(name, str(tmp_path / name), 1) for name in "ab"]
+    jobs = [ReportedJob(name, str(tmp_path / name), 1) for name in "ab"]
     for iteration in range(3):
         for job in jobs:
             agent.session(job.session(0), job.root)
@@ -258,7 +258,7 @@ def test_jobs_are_separate_and_unknown_ones_rejected(host, tmp_path) -> None:
 
 def test_order_is_paged_and_selected_by_graph(host, tmp_path) -> None:
     """Positions run on over pages; another graph's entries are left out when asked."""
-    job = Job("job", str(tmp_path), 2, operators=2500)
+    job = ReportedJob("job", str(tmp_path), 2, operators=2500)
     agent = host.agent("one")
     agent.events(job, 0, job.events(0, 0))
     agent.send()
@@ -272,7 +272,7 @@ def test_order_is_paged_and_selected_by_graph(host, tmp_path) -> None:
 
 def test_findings_of_running_iterations_are_provisional(host, tmp_path) -> None:
     """Asked for alone they come without entries; nothing of them is kept."""
-    job = Job("job", str(tmp_path), 2)
+    job = ReportedJob("job", str(tmp_path), 2)
     agent = host.agent("one")
     agent.session(job.session(0), job.root)
     agent.events(job, 0, job.events(0, 0))
@@ -289,7 +289,7 @@ def test_findings_of_running_iterations_are_provisional(host, tmp_path) -> None:
 def test_overdue_iteration_is_published_as_partial(make_host, tmp_path) -> None:
     """Who misses is named; what comes then is counted as late and published no more."""
     host = make_host(deadline_s=0.5)
-    job = Job("job", str(tmp_path), 2)
+    job = ReportedJob("job", str(tmp_path), 2)
     agent = host.agent("one")
     for rank in (0, 1):
         agent.session(job.session(rank), job.root)
@@ -309,7 +309,7 @@ def test_overdue_iteration_is_published_as_partial(make_host, tmp_path) -> None:
 
 def test_drain_leaves_incomplete_iterations_to_the_next_process(make_host, tmp_path) -> None:
     """Unless the job ends with this one: then half an iteration is better than none."""
-    job = Job("job", str(tmp_path), 2)
+    job = ReportedJob("job", str(tmp_path), 2)
     host = make_host()
     agent = host.agent("one")
     for rank in (0, 1):
@@ -332,7 +332,7 @@ def test_drain_leaves_incomplete_iterations_to_the_next_process(make_host, tmp_p
 def test_unpublishable_iteration_is_counted_and_reported(host, tmp_path) -> None:
     """A tree that cannot be written costs its own job only."""
     (tmp_path / "file").write_text("")
-    bad, good = (Job(name, str(tmp_path / name), 1) for name in ("file", "fine"))
+    bad, good = (ReportedJob(name, str(tmp_path / name), 1) for name in ("file", "fine"))
     agent = host.agent("one")
     for job in (bad, good):
         agent.session(job.session(0), job.root)
@@ -357,7 +357,7 @@ def test_merge_failure_loses_only_its_iteration(host, tmp_path, monkeypatch) -> 
         return real(view)
 
     monkeypatch.setattr(publication, "merge_iteration", broken_for_one)
-    job = Job("job", str(tmp_path), 1)
+    job = ReportedJob("job", str(tmp_path), 1)
     agent = host.agent("one")
     agent.session(job.session(0), job.root)
     for iteration in (1, 2):
@@ -373,7 +373,7 @@ def test_merge_failure_loses_only_its_iteration(host, tmp_path, monkeypatch) -> 
 
 def test_hints_are_returned_logged_and_stored(make_host, tmp_path, monkeypatch) -> None:
     """Of what is published and of who waits now; warnings come with every answer."""
-    job = Job("job", str(tmp_path), 2)
+    job = ReportedJob("job", str(tmp_path), 2)
     settled = hint("job", "rank 1 was late")
     live = hint("job", "rank 1 is awaited", waiting=True)
     monkeypatch.setattr(publication, "build_hints", lambda state, facts: (settled,))
@@ -411,7 +411,7 @@ def test_hints_are_returned_logged_and_stored(make_host, tmp_path, monkeypatch) 
 
 def test_full_state_disk_acknowledges_nothing(host, tmp_path) -> None:
     """It is said in status, tried again, and nothing is lost meanwhile."""
-    job = Job("job", str(tmp_path), 1)
+    job = ReportedJob("job", str(tmp_path), 1)
     agent = host.agent("one")
     agent.session(job.session(0), job.root)
     agent.send()
@@ -438,7 +438,7 @@ def test_old_jobs_are_removed_and_their_trees_kept(make_host, tmp_path) -> None:
     """By age all that are over, by size the oldest; a job that runs stays."""
     host = make_host()
     agent = host.agent("one")
-    jobs = [Job(name, str(tmp_path / name), 1) for name in ("first", "second", "runs")]
+    jobs = [ReportedJob(name, str(tmp_path / name), 1) for name in ("first", "second", "runs")]
     for job in jobs:
         agent.session(job.session(0, notes=MANY_NOTES), job.root)
         agent.iteration(job, 0, 0)
@@ -466,7 +466,7 @@ def test_old_jobs_are_removed_and_their_trees_kept(make_host, tmp_path) -> None:
 def test_128_open_streams_become_one_order(host, tmp_path) -> None:
     """All streams at once, answered in turns, and one order in the end; status keeps its size."""
     agents, iterations = 128, 2
-    job = Job("job", str(tmp_path), agents, operators=3, collectives=1)
+    job = ReportedJob("job", str(tmp_path), agents, operators=3, collectives=1)
 
     def work(rank: int) -> ReportingAgent:
         with grpc.insecure_channel(host.address, [("grpc.use_local_subchannel_pool", 1)]) as own:
@@ -502,7 +502,7 @@ def test_status_stays_within_the_message_limit(host, tmp_path) -> None:
     """1,024 ranks with many iterations: the newest balances, and how many older there are."""
     world, iterations = 1024, 24
     agent = host.agent("one")
-    job = Job("job", str(tmp_path), world)
+    job = ReportedJob("job", str(tmp_path), world)
     for rank in range(world):
         agent.session(job.session(rank), job.root)
     for iteration in range(iterations):
@@ -539,7 +539,7 @@ def test_failing_hints_do_not_prevent_publication(make_host, tmp_path, monkeypat
     def broken(*_args: object) -> None:
         raise IndexError("a bug")
 
-    job = Job("job", str(tmp_path), 1)
+    job = ReportedJob("job", str(tmp_path), 1)
     host = make_host()
     agent = host.agent("one")
     agent.session(job.session(0), job.root)

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from support.slab_rooms import wait_until
+from support.slab_agents import wait_until
 
 from rankdump._core.events import EventColumns, EventKind, RankEvent
 from rankdump._core.manifest import Manifest

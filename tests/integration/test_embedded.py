@@ -53,7 +53,7 @@ def daemon_of_a_user(folder: Path) -> bool:
         os.close(users)
 
 
-class Rank:
+class RankProcess:
     """A process that has a share until its standard input ends."""
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +75,7 @@ class Rank:
 
 
 def test_ranks_share_one_daemon_until_the_last_exits(socket_folder: Path):
-    ranks = [Rank(socket_folder) for _ in range(2)]
+    ranks = [RankProcess(socket_folder) for _ in range(2)]
     addresses = {rank.address() for rank in ranks}
     assert len(addresses) == 1
     address = addresses.pop()
@@ -87,7 +87,7 @@ def test_ranks_share_one_daemon_until_the_last_exits(socket_folder: Path):
 
 def test_killed_ranks_leave_no_daemon_and_no_folder(socket_folder: Path):
     """The daemon drains, ends and clears its folder away by itself."""
-    rank = Rank(socket_folder)
+    rank = RankProcess(socket_folder)
     folder = Path(rank.address().removeprefix("unix:")).parent
     rank.process.send_signal(signal.SIGKILL)
     rank.process.communicate(timeout=60)
@@ -96,7 +96,7 @@ def test_killed_ranks_leave_no_daemon_and_no_folder(socket_folder: Path):
 
 
 def test_leftovers_of_a_killed_daemon_are_removed_by_the_next(socket_folder: Path):
-    rank = Rank(socket_folder)
+    rank = RankProcess(socket_folder)
     folder = DaemonFolder(Path(rank.address().removeprefix("unix:")).parent)
     daemon = daemon_in(folder.path)
     # The daemon first: it would clear its folder away.
@@ -113,13 +113,13 @@ def test_leftovers_of_a_killed_daemon_are_removed_by_the_next(socket_folder: Pat
 
 def test_ranks_that_come_while_the_daemon_ends_get_a_new_one(socket_folder: Path):
     """A launcher that kills its ranks starts them again at once, with the same job's name."""
-    rank = Rank(socket_folder)
+    rank = RankProcess(socket_folder)
     folder = Path(rank.address().removeprefix("unix:")).parent
     daemon = daemon_in(folder)
     os.kill(daemon, signal.SIGSTOP)
     rank.process.send_signal(signal.SIGKILL)
     rank.process.communicate(timeout=60)
-    again = Rank(socket_folder)
+    again = RankProcess(socket_folder)
     wait_for(lambda: daemon_of_a_user(folder))
     os.kill(daemon, signal.SIGKILL)
     address = again.address()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from integration.conftest import STAMP
-from support.flips import flipped
+from support.flipped_bytes import flipped
 
 from rankdump._analysis.fsck.damage import CheckReport, DamageKind
 from rankdump._analysis.fsck.repair import repair_tree

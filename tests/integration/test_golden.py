@@ -54,7 +54,7 @@ def golden(tree: str) -> Path:
 
 
 @dataclass(frozen=True)
-class File:
+class GoldenTensor:
     """One tensor of a golden tree."""
 
     path: Path
@@ -79,12 +79,12 @@ class File:
         return self.unreadable or 0 in parse_npy_header(self.data).shape
 
 
-def files_of(rank: Path) -> Iterator[File]:
+def files_of(rank: Path) -> Iterator[GoldenTensor]:
     for path in sorted(rank.glob("*/*/*/*.npy")):
         mapping = path.parent / "mapping.csv"
         names = dict(rows_of(mapping)) if mapping.exists() else {}
         place = path.parent.relative_to(rank.parent)
-        yield File(path, f"{place}/{names.get(path.name, path.name)}", path.read_bytes())
+        yield GoldenTensor(path, f"{place}/{names.get(path.name, path.name)}", path.read_bytes())
 
 
 def rows_of(mapping: Path) -> list[list[str]]:
@@ -131,9 +131,9 @@ def dump_again(rank: Path, number: int, world_size: int, plan: DumpPlan, address
                 process.constant(file.key.op_name, np.load(file.path), graph=file.key.graph)
 
 
-def constants_by_process(files: list[File]) -> list[list[File]]:
+def constants_by_process(files: list[GoldenTensor]) -> list[list[GoldenTensor]]:
     """Return the first of each name, the second, and so on: a process writes each name once."""
-    by_name: dict[str, list[File]] = {}
+    by_name: dict[str, list[GoldenTensor]] = {}
     for file in files:
         by_name.setdefault(STAMP.sub(".", file.relative), []).append(file)
     copies = max(map(len, by_name.values()), default=0)

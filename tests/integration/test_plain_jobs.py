@@ -65,7 +65,7 @@ def configuration(folder: Path, tree: Path, **rankdump: object) -> Path:
     return path
 
 
-class Job:
+class PlainJob:
     """A script, with its temporary files in a folder of their own."""
 
     def __init__(self, folder: Path, temp: Path) -> None:
@@ -94,8 +94,8 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path, socket_folder: Path) -> Job:
-    return Job(tmp_path, socket_folder)
+def job(tmp_path: Path, socket_folder: Path) -> PlainJob:
+    return PlainJob(tmp_path, socket_folder)
 
 
 def kept(tree: Path) -> list[tuple[int, int, int]]:

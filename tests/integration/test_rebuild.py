@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.slab_rooms import wait_until
+from support.slab_agents import wait_until
 
 from rankdump._analysis.fsck.tree_check import check_tree
 from rankdump._cli.command_group import run_command_line

@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from support.authorities import Authority, variables
-from support.slab_rooms import wait_until
+from support.certificate_authority import CertificateAuthority, variables
+from support.slab_agents import wait_until
 
 import rankdump
 from rankdump._cli import daemon_client
@@ -46,9 +46,9 @@ ARRAY = np.arange(6, dtype=np.float32)
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
     """One authority with a certificate of each role, and those that nobody should believe."""
-    made = Authority(tmp_path_factory.mktemp("tls") / "ca")
+    made = CertificateAuthority(tmp_path_factory.mktemp("tls") / "ca")
     for role in ("agent", "operator", "reader", "rank"):
         made.issue(role, role)
     made.issue("nobody", hosts=("localhost",))
@@ -56,7 +56,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return made
 
 
-class Served:
+class TlsService:
     """A service behind TLS and a gate, in this process."""
 
     def __init__(self, folder: Path, settings: TlsSettings, *services: GrpcService) -> None:
@@ -78,7 +78,7 @@ class Served:
 
 
 @pytest.fixture
-def running(authority: Authority, tmp_path: Path) -> Iterator[Served]:
+def running(authority: CertificateAuthority, tmp_path: Path) -> Iterator[TlsService]:
     """An agent and a coordinator that listen on TCP, with a certificate of their own each time."""
     agent = DumpAgent(
         AgentSettings(listen=ANYWHERE, state_dir=str(tmp_path / "a"), encode_threads=1)
@@ -93,7 +93,7 @@ def running(authority: Authority, tmp_path: Path) -> Iterator[Served]:
         revoked.write_text("")
         name = f"server-{tmp_path.name}"
         settings = dataclasses.replace(authority.server(name), revoked=str(revoked))
-        served = Served(tmp_path, settings, agent, coordinator)
+        served = TlsService(tmp_path, settings, agent, coordinator)
         stack.callback(served.stop)
         yield served
 
@@ -124,7 +124,7 @@ def dump(address: str, tree: Path, credentials: TlsCredentials) -> None:
         session.dump("Add", "Default/Add-op1", "output", 0, ARRAY)
 
 
-def test_rank_dumps_over_tls(authority: Authority, running: Served, tmp_path: Path):
+def test_rank_dumps_over_tls(authority: CertificateAuthority, running: TlsService, tmp_path: Path):
     """Law: with certificates on both sides everything works as it does on a socket."""
     dump(running.address, tmp_path / "tree", authority.credentials("rank"))
     (found,) = (tmp_path / "tree").rglob("*.npy")
@@ -150,7 +150,7 @@ CALLS = {
     ],
 )
 def test_role_permits_its_calls_and_no_others(
-    authority: Authority, running: Served, shows, role, allowed
+    authority: CertificateAuthority, running: TlsService, shows, role, allowed
 ):
     """Every call of people is answered for the right roles, and refused for the others."""
     shows(authority.credentials(role))
@@ -162,7 +162,9 @@ def test_role_permits_its_calls_and_no_others(
     assert done == allowed
 
 
-def test_wrong_role_is_reported_in_one_line(authority: Authority, running: Served, shows, capsys):
+def test_wrong_role_is_reported_in_one_line(
+    authority: CertificateAuthority, running: TlsService, shows, capsys
+):
     """One line: whose certificate, what it wanted, for whom that is. Code 1."""
     shows(authority.credentials("rank"))
     assert run_command_line(["status", "--agent", running.address]) == 1
@@ -174,7 +176,7 @@ def test_wrong_role_is_reported_in_one_line(authority: Authority, running: Serve
 
 
 def test_revoked_certificate_is_reported_as_such(
-    authority: Authority, running: Served, shows, capsys, tmp_path: Path, caplog
+    authority: CertificateAuthority, running: TlsService, shows, capsys, tmp_path: Path, caplog
 ):
     """To people in one line, to a rank once: it is no matter of reaching anybody."""
     for name in ("operator", "rank"):
@@ -191,7 +193,9 @@ def test_revoked_certificate_is_reported_as_such(
     assert len(told) == 1
 
 
-def test_server_without_tls_is_reported_as_such(authority: Authority, tmp_path: Path, shows):
+def test_server_without_tls_is_reported_as_such(
+    authority: CertificateAuthority, tmp_path: Path, shows
+):
     """It answers, and what it says is no TLS."""
     server = GrpcServer(ANYWHERE, ())
     shows(authority.credentials("operator"))
@@ -203,7 +207,7 @@ def test_server_without_tls_is_reported_as_such(authority: Authority, tmp_path: 
 
 
 def test_user_certificates_cannot_pose_as_ranks_or_agents(
-    authority: Authority, running: Served, tmp_path
+    authority: CertificateAuthority, running: TlsService, tmp_path
 ):
     with open_channel(running.address, authority.credentials("operator")) as channel:
         with pytest.raises(grpc.RpcError) as caught:
@@ -230,14 +234,19 @@ def test_user_certificates_cannot_pose_as_ranks_or_agents(
     ],
 )
 def test_certificate_problem_is_one_line_at_the_client(
-    authority: Authority, running: Served, shows, tmp_path: Path, case: str, said: str
+    authority: CertificateAuthority,
+    running: TlsService,
+    shows,
+    tmp_path: Path,
+    case: str,
+    said: str,
 ):
     """Law: whatever is wrong with a certificate is one clear line at the client, code 3."""
     ours = authority.credentials("operator")
     if case == "expired":
         shows(authority.credentials("expired"))
     elif case in ("other authority", "server of another", "self-made"):
-        other = Authority(tmp_path / "other").issue("rank", "operator")
+        other = CertificateAuthority(tmp_path / "other").issue("rank", "operator")
         ca = {"other authority": ours.ca, "server of another": other.ca}.get(case)
         if ca is None:
             # Believes both sides itself: only the server can say no.
@@ -256,7 +265,7 @@ def test_certificate_problem_is_one_line_at_the_client(
         daemon_client.fetch_agent_status(running.address)
 
 
-def test_missing_client_settings_are_named(authority: Authority, monkeypatch, capsys):
+def test_missing_client_settings_are_named(authority: CertificateAuthority, monkeypatch, capsys):
     """A variable that is missing is named; so is a host that is asked for in the clear. Code 2."""
     monkeypatch.setenv("RANKDUMP_TLS_CA", authority.credentials("operator").ca)
     assert run_command_line(["status", "--agent", "127.0.0.1:1"]) == 2
@@ -270,7 +279,10 @@ def test_missing_client_settings_are_named(authority: Authority, monkeypatch, ca
 
 
 def test_rank_logs_the_connection_problem_once(
-    authority: Authority, running: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    authority: CertificateAuthority,
+    running: TlsService,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ):
     """Law: training goes on, and its log says the cause once, not never and not always."""
     dump(running.address, tmp_path / "t", authority.credentials("expired"))
@@ -280,7 +292,10 @@ def test_rank_logs_the_connection_problem_once(
 
 
 def test_rank_with_the_wrong_role_logs_it_once(
-    authority: Authority, running: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    authority: CertificateAuthority,
+    running: TlsService,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ):
     dump(running.address, tmp_path / "t", authority.credentials("reader"))
     told = [r for r in caplog.records if r.name == "rankdump" and "is for rank" in r.message]
@@ -288,7 +303,7 @@ def test_rank_with_the_wrong_role_logs_it_once(
 
 
 def test_revoked_certificate_ends_its_open_streams(
-    authority: Authority, running: Served, tmp_path: Path
+    authority: CertificateAuthority, running: TlsService, tmp_path: Path
 ):
     """Law: its open streams end, and on the same connection it may do nothing more."""
     rank = authority.credentials("rank")
@@ -319,7 +334,7 @@ def _first_and_then_nothing(
 
 
 def test_renewed_certificate_is_used_by_the_next_connection(
-    authority: Authority, running: Served, shows
+    authority: CertificateAuthority, running: TlsService, shows
 ):
     """Law: the next connection sees the new one, without a restart; the earlier one lives on."""
     operator = authority.credentials("operator")
@@ -342,7 +357,7 @@ def test_renewed_certificate_is_used_by_the_next_connection(
 
 
 def test_audit_log_records_callers_and_calls(
-    authority: Authority, running: Served, shows, tmp_path: Path
+    authority: CertificateAuthority, running: TlsService, shows, tmp_path: Path
 ):
     """Sessions, streams, reads, drains and refusals; whose they were; and no token."""
     dump(running.address, tmp_path / "tree", authority.credentials("rank"))
@@ -379,7 +394,7 @@ def test_audit_log_records_callers_and_calls(
 
 
 def test_agent_reports_to_the_coordinator_over_tls(
-    authority: Authority, running: Served, tmp_path: Path, caplog
+    authority: CertificateAuthority, running: TlsService, tmp_path: Path, caplog
 ):
     """With its role it does; without, it says so and gives nothing up until it is let in."""
     credentials = authority.credentials("reader")
@@ -419,7 +434,9 @@ def _copy(source: TlsCredentials, target: TlsCredentials) -> None:
         Path(getattr(target, name)).write_bytes(Path(getattr(source, name)).read_bytes())
 
 
-def test_workers_serve_redirected_ranks_over_tls(authority: Authority, short_dir: Path, shows):
+def test_workers_serve_redirected_ranks_over_tls(
+    authority: CertificateAuthority, short_dir: Path, shows
+):
     """Law: redirected ranks meet the certificate they know, and the front its workers."""
     notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     notified.bind(f"{short_dir}/notify")
@@ -465,7 +482,7 @@ def test_workers_serve_redirected_ranks_over_tls(authority: Authority, short_dir
         assert process.wait(WAIT_S) == 0
 
 
-def test_addresses_beyond_loopback_need_certificates(authority: Authority):
+def test_addresses_beyond_loopback_need_certificates(authority: CertificateAuthority):
     """The same address is served with certificates, and refused without."""
     with pytest.raises(ConfigError, match=r"with certificates \(\[tls\]\)"):
         GrpcServer("0.0.0.0:0", ()).start()
@@ -474,7 +491,9 @@ def test_addresses_beyond_loopback_need_certificates(authority: Authority):
     server.stop(0)
 
 
-def test_health_and_reflection_are_open_to_every_role(authority: Authority, running: Served):
+def test_health_and_reflection_are_open_to_every_role(
+    authority: CertificateAuthority, running: TlsService
+):
     """Also streams of theirs pass; a certificate without any role may not even that."""
     with open_channel(running.address, authority.credentials("rank")) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
@@ -564,7 +583,7 @@ def check_config(own: TlsSettings, coordinator: str, folder: Path) -> subprocess
 
 
 def test_check_config_checks_certificates_and_calls_the_coordinator(
-    authority: Authority, running: Served, tmp_path: Path
+    authority: CertificateAuthority, running: TlsService, tmp_path: Path
 ):
     """Status 0, 1 or 2 as nothing, something or everything is wrong; settings on standard output.
 
@@ -600,7 +619,7 @@ def test_check_config_checks_certificates_and_calls_the_coordinator(
 
 
 def test_agent_with_mismatched_certificate_files_does_not_start(
-    authority: Authority, tmp_path: Path
+    authority: CertificateAuthority, tmp_path: Path
 ):
     """One line, status 2: not hours later, when there is something to report."""
     shown = authority.credentials("agent")

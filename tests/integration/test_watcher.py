@@ -31,7 +31,7 @@ NAME = re.compile(
 )
 
 
-class Stomping(nn.Module):
+class OverwritingLayer(nn.Module):
     """Writes where it has no business: into what another operator gave."""
 
     def __init__(self, victims: list[Tensor]) -> None:
@@ -51,7 +51,7 @@ class Net(nn.Module):
         self.victims: list[Tensor] = []
         self.first = nn.Linear(2, 3)
         self.calm = nn.Identity()
-        self.wild = Stomping(self.victims)
+        self.wild = OverwritingLayer(self.victims)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -111,14 +111,14 @@ def test_watched_output_shows_the_layer_that_overwrote_it(start, short_dir):
         assert manifest.status.dropped == {}
 
 
-class Noted(torch.autograd.Function):
+class NotedOperator(torch.autograd.Function):
     """An operator that notes when its part of the graph is gone."""
 
     gone = 0
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
-        ctx.note = Note()
+        ctx.note = GraphNote()
         return x * 2
 
     @staticmethod
@@ -126,16 +126,16 @@ class Noted(torch.autograd.Function):
         return gradients[0] * 2
 
 
-class Note:
+class GraphNote:
     """What only a graph refers to."""
 
     def __del__(self) -> None:
-        Noted.gone += 1
+        NotedOperator.gone += 1
 
 
 class Doubling(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return Noted.apply(x)  # pyright: ignore[reportReturnType]
+        return NotedOperator.apply(x)  # pyright: ignore[reportReturnType]
 
 
 def losses(session: rankdump.Session) -> tuple[list[float], list[int]]:
@@ -144,7 +144,7 @@ def losses(session: rankdump.Session) -> tuple[list[float], list[int]]:
     net = nn.Sequential(nn.Linear(4, 8), Doubling(), nn.ReLU(inplace=True), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     session.attach(net)
-    found, gone, Noted.gone = [], [], 0
+    found, gone, NotedOperator.gone = [], [], 0
     for i in range(4):
         session.step(i)
         loss = net(torch.randn(3, 4)).square().mean()
@@ -154,7 +154,7 @@ def losses(session: rankdump.Session) -> tuple[list[float], list[int]]:
         found.append(loss.item())
         del loss
         gc.collect()
-        gone.append(Noted.gone)
+        gone.append(NotedOperator.gone)
     return found, gone
 
 

@@ -28,7 +28,7 @@ GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "troubleshooter"
 
 
 @dataclass(frozen=True)
-class Dump:
+class NetRun:
     """One run of a net that follows from its seed."""
 
     out: str
@@ -104,10 +104,10 @@ def test_comparison_of_golden_dumps_equals_troubleshooter(tmp_path):
 def test_comparison_with_inserted_calls_equals_troubleshooter(seed, tmp_path):
     figures = {"dump_type": "statistics"}
     dumps = {
-        "a": Dump("", seed),
-        "b": Dump("", seed, changed=3, noise=0.001),
-        "forward": Dump("", seed, changed=1, backward=False),
-        "figures": Dump("", seed, changed=5, start=figures),
+        "a": NetRun("", seed),
+        "b": NetRun("", seed, changed=3, noise=0.001),
+        "forward": NetRun("", seed, changed=1, backward=False),
+        "figures": NetRun("", seed, changed=5, start=figures),
     }
     for name, dump in dumps.items():
         run("dump", {**asdict(dump), "out": str(tmp_path / name)})
@@ -135,7 +135,7 @@ KINDS = {
 def test_troubleshooter_finds_our_dump_identical_to_its_own(kind, tmp_path):
     """Names, order, steps and numbers; the real step and the manifests do not disturb it."""
     for seed in (1, 2):
-        dump = Dump("", seed, start=KINDS[kind])
+        dump = NetRun("", seed, start=KINDS[kind])
         for module in ("troubleshooter", "rankdump"):
             run("dump", {**asdict(dump), "out": str(tmp_path / f"{module}{seed}")}, module)
     pairs = [(tmp_path / f"troubleshooter{n}", tmp_path / f"rankdump{n}", {}) for n in (1, 2)]

@@ -15,7 +15,7 @@ from rankdump.errors import MISSING_VALUE, ConfigError
 
 
 @dataclass(frozen=True)
-class Row:
+class ConfigurationRow:
     """`refused` names the dotted key at fault; otherwise the plan has `gives` and all `warns`."""
 
     source: str
@@ -67,15 +67,17 @@ def _value_at(body: object, key: str) -> object:
     return value
 
 
-def refused(source: str, key: str, *values: object, allowed: str, **common: object) -> list[Row]:
+def refused(
+    source: str, key: str, *values: object, allowed: str, **common: object
+) -> list[ConfigurationRow]:
     """Rows for values that a key of either section may not have."""
     section, name = key.split(".")
-    rows: list[Row] = []
+    rows: list[ConfigurationRow] = []
     for value in values:
         changes = {name: value}
         mine = section == "common_dump_settings"
         rows.append(
-            Row(
+            ConfigurationRow(
                 f"{source}: {name} {'missing' if value is ABSENT else repr(value)}",
                 common={**common, **changes} if mine else common,
                 e2e={} if mine else changes,

@@ -65,7 +65,7 @@ def unlabelled(page: Path) -> list[str]:
     return [line for line in texts if re.match(rf"(?:\$ )?{_PROGRAM} ", line)]
 
 
-class Page:
+class DocumentPage:
     """A document whose commands are run one by one; each of them has to be."""
 
     def __init__(self, path: Path, folder: Path, environ: Mapping[str, str]) -> None:

@@ -35,7 +35,7 @@ HOSTILE_NAMES = (
 )
 
 
-class Place(Protocol):
+class RecordPlace(Protocol):
     """Where a layout puts a record."""
 
     @property
@@ -81,7 +81,7 @@ EXAMPLE = TensorKey(0, "Net", 0, 0, 1, "T", "a/b", TensorSide.INPUT, 0)
 class LayoutLaws:
     """Derive, and set the functions of the layout under test, in the profile under test."""
 
-    place_of: Callable[[TensorKey, str], Place]
+    place_of: Callable[[TensorKey, str], RecordPlace]
     key_of: Callable[[str], TensorKey | None]
     readable: Callable[[TensorKey], TensorKey]
     """The key as a file name can carry it."""
@@ -89,7 +89,7 @@ class LayoutLaws:
     """What the path of a key begins with."""
     suffixes: tuple[str, ...] = ("", ".zst")
 
-    def readable_path(self, place: Place) -> str:
+    def readable_path(self, place: RecordPlace) -> str:
         """Return the path that key_of can read: a mapped name stands in for the one on disk."""
         return f"{place.folder}/{place.mapped_from or place.name}"
 

@@ -19,7 +19,7 @@ SIZE = 256
 """Bytes of every tensor."""
 
 
-class Rig:
+class SendBufferRig:
     """A send buffer on a slab, and the agent's view of it."""
 
     def __init__(self, folder: Path) -> None:

@@ -5,6 +5,6 @@ from __future__ import annotations
 import os
 
 if "FAULTS_CONTROL" in os.environ:
-    from faults.layer import install
+    from faults.fault_layer import install
 
     install(os.environ["FAULTS_CONTROL"], os.environ["FAULTS_PREFIX"])

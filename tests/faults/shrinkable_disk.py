@@ -1,0 +1,56 @@
+"""Small disks of a run: real tmpfs mounts, whose room is taken by a remount, and given back.
+
+A tmpfs may be made as small as what it holds at any time, which takes no time, whatever its size.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+_PAGE_BYTES = 4096
+_TRIES = 20
+
+
+class ShrinkableDisk:
+    """One tmpfs; only within a mount namespace of one's own."""
+
+    def __init__(self, folder: Path, *, size_bytes: int, inodes: int) -> None:
+        self._folder = folder
+        self._whole = {"size": size_bytes, "nr_inodes": inodes}
+
+    def mount(self) -> None:
+        """Mount it, empty."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        options = ",".join(f"{key}={value}" for key, value in self._whole.items())
+        command = ["mount", "-t", "tmpfs", "-o", f"{options},mode=0755", "rig", str(self._folder)]
+        subprocess.run(command, check=True)
+
+    def take_bytes(self) -> bool:
+        """Leave no byte; return whether that was possible."""
+        return self._shrink(lambda room: {"size": (room.f_blocks - room.f_bfree) * room.f_frsize})
+
+    def take_inodes(self) -> bool:
+        """Leave no room for one more file; return whether that was possible."""
+        return self._shrink(lambda room: {"nr_inodes": room.f_files - room.f_ffree})
+
+    def give_back(self) -> None:
+        """Give everything back."""
+        if not self._remount(self._whole):
+            raise OSError(f"{self._folder} cannot be given its room back")
+
+    def _shrink(self, least: Callable[[os.statvfs_result], dict[str, int]]) -> bool:
+        # What is written meanwhile may be more than was asked for.
+        for _ in range(_TRIES):
+            wanted = least(os.statvfs(self._folder))
+            if self._remount({key: max(value, _PAGE_BYTES if key == "size" else 1)
+                              for key, value in wanted.items()}):  # fmt: skip
+                return True
+        return False
+
+    def _remount(self, limits: dict[str, int]) -> bool:
+        options = ",".join(f"{key}={value}" for key, value in limits.items())
+        command = ["mount", "-o", f"remount,{options}", str(self._folder)]
+        return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
