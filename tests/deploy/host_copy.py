@@ -1,4 +1,4 @@
-"""A copy of this host: what is done to it is gone with its namespace of mounts."""
+"""Copy of this host in a mount namespace: changes vanish with the namespace."""
 
 from __future__ import annotations
 

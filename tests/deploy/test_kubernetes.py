@@ -1,4 +1,4 @@
-"""The manifests against the schemas of Kubernetes itself, in which no unknown key is allowed."""
+"""Manifests against the schemas of Kubernetes, which allow no unknown key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The installed package at work: an agent as its own user, as its unit would run it."""
+"""The installed package at work: an agent as its own user, as under its unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What systemd itself says of the units, and of the users and folders that they need."""
+"""Units, users and folders of the package, checked by systemd itself."""
 
 from __future__ import annotations
 

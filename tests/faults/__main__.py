@@ -1,4 +1,4 @@
-"""`python -m faults`: injects faults for a while, and says whether every law held.
+"""`python -m faults`: injects faults for a while, and reports whether every law held.
 
 Exit 0: all held; 1: one did not; 2: bad usage.
 """

@@ -1,4 +1,4 @@
-"""An agent in this process, its ranks beside it, and a failing file layer: for one fault alone."""
+"""Agent in this process with ranks and a fault layer, for tests of single faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of single faults get."""
+"""Fixtures of the tests of single faults."""
 
 from __future__ import annotations
 

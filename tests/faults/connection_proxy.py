@@ -1,4 +1,4 @@
-"""A byte proxy between sockets of two folders: connections that are cut, slow, or go nowhere."""
+"""Byte proxy between sockets of two folders: cuts, delays or swallows connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page of numbers that a process and the director of the faults share: what fails, how often.
+"""Page of numbers shared by a process and the schedule player: calls to fail, and counts of hits.
 
 Written by one, read by the other without a lock; each number is stored at one blow.
 """

@@ -1,4 +1,4 @@
-"""The processes of a run: agents, their coordinator, ranks. None stays dead."""
+"""Processes of a run: agents, their coordinator, ranks; all are restarted when they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptors of a process that lives: taken to almost none, and given back."""
+"""Descriptor limit of a running process: lowered to almost none, and restored."""
 
 from __future__ import annotations
 

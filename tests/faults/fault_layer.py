@@ -1,4 +1,4 @@
-"""The failing file layer of a process: `os`, `time` and `sqlite3` as a control page wants them.
+"""Failing layer of a process under `os`, `time` and `sqlite3`, set by a control page.
 
 Installed at the start of a process (`site/sitecustomize.py`), or for a test (`FaultLayer.undo`).
 Calls are hit whose path, or whose descriptor's, is below the prefix.

@@ -1,4 +1,4 @@
-"""The laws of what daemons do beside the trees: orders they publish, room they take. Pure."""
+"""Laws of daemons beside the trees: published orders, and memory. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory and descriptors of the daemons while they live."""
+"""Memory and descriptors of the running daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server between a rank and its agent that says what it hears twice, out of order, or wrong."""
+"""Server between a rank and its agent that duplicates, reorders or damages batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what a run left: journals, ledgers, trees, manifests."""
+"""Reader of the results of a run: journals, ledgers, trees, manifests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of a run, over what was seen of it. Pure: it says what does not hold."""
+"""Laws of a run, checked on the observations of it. Pure: it returns violations."""
 
 from __future__ import annotations
 

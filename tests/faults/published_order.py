@@ -1,4 +1,4 @@
-"""The published order of a job: what stands in its files, and what its coordinator misses."""
+"""Published order of a job: content of its files, and missing or late operators."""
 
 from __future__ import annotations
 

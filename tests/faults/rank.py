@@ -1,4 +1,4 @@
-"""One rank of a job without end, which writes down what it did.
+"""One rank of an endless job, which records its actions.
 
 python -m faults.rank JSON, where JSON is a `RankConfiguration`; SIGUSR1 ends it well.
 """

@@ -1,4 +1,4 @@
-"""What a rank says of itself, in a file that survives its death; and reading it back."""
+"""Journal of a rank in a file that survives its death, and its reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run: cast, schedule, end, verdict."""
+"""One run: deployment, schedule, end, verdict."""
 
 from __future__ import annotations
 

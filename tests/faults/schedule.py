@@ -1,4 +1,4 @@
-"""Which faults come when: a pure function of the seed."""
+"""Schedule of faults: a pure function of the seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays a schedule in real time on a cast, and counts what really happened."""
+"""Player of a schedule in real time on a deployment; counts the faults that took effect."""
 
 from __future__ import annotations
 

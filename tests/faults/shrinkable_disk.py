@@ -1,4 +1,4 @@
-"""Small disks of a run: real tmpfs mounts, whose room is taken by a remount, and given back.
+"""Small disks of a run: tmpfs mounts that a remount shrinks and restores.
 
 A tmpfs may be made as small as what it holds at any time, which takes no time, whatever its size.
 """

@@ -1,4 +1,4 @@
-"""What every tensor of a job holds: a pure function of its name."""
+"""Content of every tensor of a job: a pure function of its name."""
 
 from __future__ import annotations
 

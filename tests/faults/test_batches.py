@@ -1,4 +1,4 @@
-"""Batches that come twice, or out of order: no session ends by it, and nothing is doubled."""
+"""Duplicate and reordered batches: no session ends, nothing is stored twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clock that is set: names stay apart, and nothing is lost."""
+"""Clock steps: names stay distinct, and nothing is lost."""
 
 from __future__ import annotations
 

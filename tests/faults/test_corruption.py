@@ -1,4 +1,4 @@
-"""A bit that changes in shared memory on its way is found before anything is written."""
+"""Bits that change in shared memory are found before anything is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No descriptor is left: what cannot be opened is counted, and the next one is opened."""
+"""Missing descriptors: files that cannot be opened are counted, and the next one is opened."""
 
 from __future__ import annotations
 

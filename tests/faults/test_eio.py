@@ -1,4 +1,4 @@
-"""A disk that says EIO: what it refuses is dropped and counted, all else goes on by itself."""
+"""EIO from a disk: failed writes are counted drops, and all else continues."""
 
 from __future__ import annotations
 

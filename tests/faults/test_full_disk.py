@@ -1,4 +1,4 @@
-"""Real disks without room, for the tree, its inodes, or the state; and room that returns."""
+"""Full disks of tree, inodes and state folder, and space that returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle is told lies, each of which it must find; of the truth it must say nothing."""
+"""Oracle with falsified results, each of which it must find, and with a correct one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rig's own tools do what they are counted for."""
+"""Tools of the rig: fault layer, control page, proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of schedules, and of what tensors hold."""
+"""Laws of schedules, and of the content of tensors."""
 
 from __future__ import annotations
 

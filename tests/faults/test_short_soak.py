@@ -1,4 +1,4 @@
-"""A short soak: every kind of fault, on one agent with its coordinator and three ranks."""
+"""Short soak: every kind of fault, on one agent with its coordinator and three ranks."""
 
 from __future__ import annotations
 

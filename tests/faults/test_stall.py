@@ -1,4 +1,4 @@
-"""A disk that does not answer: ranks wait, people are answered, and nothing is lost."""
+"""Disk that hangs: ranks wait, status is answered, and nothing is lost."""
 
 from __future__ import annotations
 

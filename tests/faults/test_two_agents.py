@@ -1,4 +1,4 @@
-"""Two agents at one folder: the second one refuses, or leaves alone what is the first one's."""
+"""Two agents on one folder: the second is rejected, or keeps the first one's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at trees while they grow: what has its final name must be whole at any moment."""
+"""Reader of growing trees: a file with its final name must be complete at any moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rig's rooms hand to each other."""
+"""Values that modules of the rig exchange."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agents report to a coordinator, and what people and ranks are answered."""
+"""Targets for reports of agents to a coordinator, and answers to users and ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of databases as the next process reads them, with anything in any of their columns.
+"""Targets for rows of databases with arbitrary values in any column, as read by the next process.
 
 The input is pieces, each a column, a kind of value and the value: bytes, or a text of them.
 """

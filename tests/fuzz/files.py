@@ -1,4 +1,6 @@
-"""Files of tensors and what describes them: npy, zstd, bin, manifests, overflow records."""
+"""Targets for files of tensors and their descriptions: npy, zstd, bin, manifests, overflow
+records.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How one input of a fuzzer holds several things, and how readers of files are given bytes."""
+"""Splitting of one fuzzer input into several values, and files for readers from bytes."""
 
 from __future__ import annotations
 

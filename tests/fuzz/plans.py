@@ -1,4 +1,4 @@
-"""Plans as they travel, and the configurations of every dialect."""
+"""Targets for serialized plans, and for configurations of every dialect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slab in its file, and bells: taken in by the rooms of the agent themselves."""
+"""Target for a slab in its file with doorbells, processed by the agent's own intake."""
 
 from __future__ import annotations
 

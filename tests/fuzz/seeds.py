@@ -1,4 +1,4 @@
-"""Makes the first files of the corpus, good ones: `PYTHONPATH=tests python -m fuzz.seeds`.
+"""Generator of the first, valid files of the corpus: `PYTHONPATH=tests python -m fuzz.seeds`.
 
 A fuzzer starts from these; what it found is kept beside them.
 """

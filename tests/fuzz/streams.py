@@ -1,4 +1,4 @@
-"""What ranks send: introductions, and streams of frames in any order, to one session."""
+"""Targets for messages of ranks: openings, and streams of frames in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Files of lines: tables of figures, info and stack files of API dumps, orders, hints, graphs."""
+"""Targets for files of lines: statistics, info and stack files of API dumps, orders, hints,
+graphs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every decoder of bytes that somebody else made, by the name of its folder in the corpus.
+"""Every decoder of untrusted bytes, by the name of its folder in the corpus.
 
 A target returns, or raises a RankdumpError: whatever else it raises is a defect, and so is memory
 out of proportion to its input.

@@ -1,4 +1,4 @@
-"""Nothing in the corpus, nor anything near it, breaks a decoder or takes memory for nothing."""
+"""Corpus and its mutations: no decoder fails or takes excessive memory."""
 
 from __future__ import annotations
 

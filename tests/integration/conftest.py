@@ -1,4 +1,6 @@
-"""A rank that speaks the wire by hand, and agents for it: in this process or in another."""
+"""Ranks that speak the wire protocol directly, and agents for them: in this process or in
+another.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operators of which models: through a real agent, in a tree that has folders of models."""
+"""Selection of operators by model, through a real agent, in a tree with model folders."""
 
 # torch types what stands in a module as `Tensor | Module`.
 # pyright: reportArgumentType=false, reportCallIssue=false

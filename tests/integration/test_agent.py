@@ -1,4 +1,4 @@
-"""An agent in this process, driven frame by frame over a real Unix socket."""
+"""Agent in this process, driven frame by frame over a real Unix socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was changed on its way is not taken for a tensor, and costs nothing but itself."""
+"""Agent and damaged data: it is not stored, and affects no other record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent writes every tensor of a tree once; the rest are names of the same file."""
+"""Agent and identical tensors: each is written once, the others are hard links."""
 
 from __future__ import annotations
 

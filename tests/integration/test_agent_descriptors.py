@@ -1,4 +1,4 @@
-"""An agent that has no descriptors left, and one whose runtime folder is another's."""
+"""Agent without free descriptors, and a second agent on one runtime folder."""
 
 from __future__ import annotations
 

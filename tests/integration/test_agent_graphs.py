@@ -1,4 +1,4 @@
-"""Graphs, arguments and names as an agent writes them beside the tensors."""
+"""Graphs, arguments and names that an agent writes beside the tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions whose opening takes longer than a rank waits, or never ends: told, kept, counted."""
+"""Session openings that outlast the rank's timeout, or never end: reported, kept, counted."""
 
 from __future__ import annotations
 

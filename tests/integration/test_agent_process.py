@@ -1,4 +1,4 @@
-"""`rankdumpd standalone` as a process: start, signals, crashes, and what survives them."""
+"""`rankdumpd standalone` as a process: start, signals, crashes and restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent tells a coordinator that comes late, goes away, refuses, or forgets."""
+"""Reports of an agent to a coordinator that starts late, disappears, rejects or loses its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of agents that are processes: killed, moved between workers, warned in the end."""
+"""Reports of agents that are processes: killed, moved between workers, with warnings."""
 
 from __future__ import annotations
 

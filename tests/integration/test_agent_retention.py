@@ -1,4 +1,4 @@
-"""What leaves a tree by age and size: whole iterations, oldest first, whatever comes between."""
+"""Retention of an agent: whole iterations are removed by age and size, oldest first."""
 
 from __future__ import annotations
 

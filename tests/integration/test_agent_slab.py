@@ -1,4 +1,4 @@
-"""The agent's side of shared memory, against a rank that writes the ring by hand."""
+"""The agent's side of shared memory, with a rank that writes the ring directly."""
 
 from __future__ import annotations
 

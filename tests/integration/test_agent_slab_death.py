@@ -1,4 +1,4 @@
-"""What stands in a slab when its rank is killed, when the agent restarts, and when both happen."""
+"""Slabs of killed ranks, of restarted agents, and of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slabs that take long to be made: nobody waits for them, and nothing is lost meanwhile."""
+"""Slabs that take long to make: the session starts on the stream and loses nothing."""
 
 from __future__ import annotations
 

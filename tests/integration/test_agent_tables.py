@@ -1,4 +1,4 @@
-"""`statistic.csv` as an agent writes it: every row once, in order, whatever becomes of it."""
+"""`statistic.csv` of an agent: every row once and in order, also after restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`api_dump_compare` from folder to folder: the tool's own dumps and tables, and dumps of ours."""
+"""`api_dump_compare` on folders: dumps and tables of troubleshooter, and dumps of rankdump."""
 
 from __future__ import annotations
 

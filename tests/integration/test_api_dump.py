@@ -1,4 +1,4 @@
-"""Whole jobs that dump the calls of torch's API, with an agent of their own."""
+"""Whole jobs that dump the calls of torch's API, with an embedded agent."""
 
 from __future__ import annotations
 

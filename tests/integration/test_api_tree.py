@@ -1,4 +1,4 @@
-"""Dumps of APIs as an agent writes them: each tensor, line and stack once, whatever happens."""
+"""API dumps written by an agent: each tensor, line and stack once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain-array jobs through a real agent: what stands in the tree afterwards."""
+"""Jobs with plain arrays through a real agent, and the resulting tree."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Jobs configured as users of Ascend do it, through a real daemon: what lies in the tree is what
-the layers computed, read with our reader and after our conversion.
+"""Jobs with configurations of Ascend through a real daemon: the tree, read and converted,
+equals the tensors of the layers.
 """
 
 from __future__ import annotations

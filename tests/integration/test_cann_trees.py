@@ -1,4 +1,4 @@
-"""CANN's trees as an agent writes them: every tensor once, whatever form and whatever happens."""
+"""CANN's trees written by an agent: every tensor once, in every layout."""
 
 from __future__ import annotations
 

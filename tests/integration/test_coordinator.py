@@ -1,4 +1,4 @@
-"""A real coordinator on a Unix socket, spoken to by agents that are only their messages."""
+"""Coordinator on a Unix socket, with simulated agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An order that its disk had no room for is published once there is some; nothing of it is lost."""
+"""Order on a full disk: it is published once there is space, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real `rankdumpd coordinator` that is killed in the middle of a job, and what it still knows."""
+"""`rankdumpd coordinator` as a process that is killed in the middle of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row of the ledger that a disk damaged costs its session, and keeps nobody else out."""
+"""Damaged rows of the ledger: only their session is rejected."""
 
 from __future__ import annotations
 

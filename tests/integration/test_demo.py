@@ -1,4 +1,4 @@
-"""The demonstration and its promise: a real two-rank DDP job, dumped byte for byte."""
+"""The demonstration: a two-rank DDP job, dumped byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of deploy/ that no package test runs: Slurm's scripts and Kubernetes' objects."""
+"""Files of deploy/ that no package test runs: scripts for Slurm and manifests for Kubernetes."""
 
 from __future__ import annotations
 

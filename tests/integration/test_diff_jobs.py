@@ -1,4 +1,4 @@
-"""Two runs of a real two-rank job compared: the report names where they part.
+"""Comparison of two runs of a two-rank job: the report names where they begin to differ.
 
 Law: of a network and the same one with one layer's weight disturbed by 0.001, that layer comes
 first on both ranks; a NaN put in on one rank is named with rank, iteration and line.

@@ -1,4 +1,4 @@
-"""What failed because of a disk that was full or ailed, and is there once the disk is well."""
+"""Agent after a full or failing disk: pending work is done once the disk works again."""
 
 from __future__ import annotations
 

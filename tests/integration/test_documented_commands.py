@@ -1,4 +1,4 @@
-"""Every command of the documents does what it says, as it stands there.
+"""Commands of the documents, run as written, with the documented output.
 
 Where a command starts a training script it is run under `rankdump run` and plain, and both dump the
 same. `docs/mindspore.md` needs MindSpore: tests/mindspore/test_docs.py runs it.

@@ -1,4 +1,4 @@
-"""The daemon that a script brings along: shared by the ranks of a host, gone with the last."""
+"""Embedded daemon: shared by the ranks of a host, ends with the last one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A million records leave memory as it was after the first tenth of them, in rank and agent."""
+"""Memory of rank and agent over a million records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One iteration that was dumped tells what ten will take."""
+"""Forecast of a plan's need from one dumped iteration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees that agents wrote, checked: they have no problem until something is done to them."""
+"""Check of trees that agents wrote, intact and damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees that earlier versions wrote are read, checked and compared as those versions did."""
+"""Trees of earlier versions are read, checked and compared as by those versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gRPC's own log lines reach nobody who has not asked for them."""
+"""Log lines of gRPC are shown only on request."""
 
 from __future__ import annotations
 

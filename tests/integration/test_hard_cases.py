@@ -1,4 +1,4 @@
-"""What kills or spoils today's dump tools (each seen in one of them) does neither here.
+"""Cases that break other dump tools: training and dump stay intact.
 
 Law: the job's numbers are those of a run without rankdump, bit for bit, and its dump is whole.
 """

@@ -1,4 +1,4 @@
-"""Ingest as people run it: beside a job that writes, killed at any moment, and in an agent."""
+"""Ingest beside a writing job, killed at any moment, and in an agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ten thousand malformed messages: nothing falls over, nothing grows, the next rank is served."""
+"""Ten thousand malformed messages: the agent survives, does not grow, and serves the next rank."""
 
 from __future__ import annotations
 

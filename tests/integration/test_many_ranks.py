@@ -1,4 +1,4 @@
-"""Many ranks at once on one agent, some of which die with SIGKILL: what they staged is there."""
+"""Many ranks at once on one agent, some of which are killed: staged tensors are stored."""
 
 from __future__ import annotations
 

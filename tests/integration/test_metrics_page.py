@@ -1,4 +1,4 @@
-"""What monitoring sees of daemons: the page, the call, health before a drain."""
+"""Metrics page, metrics call and health of daemons."""
 
 from __future__ import annotations
 

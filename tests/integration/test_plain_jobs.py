@@ -1,4 +1,4 @@
-"""Jobs as people start them, without `rankdump run` and without an agent: python, torchrun."""
+"""Jobs without `rankdump run` and without an agent: python, torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ledger made anew from a tree: it says what the old one said, and nothing comes twice."""
+"""Ledger rebuilt from a tree: it equals the old one, and nothing is stored twice."""
 
 from __future__ import annotations
 

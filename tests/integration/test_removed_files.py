@@ -1,4 +1,4 @@
-"""Files of a daemon that somebody removes while it runs: said in log, status and health."""
+"""Removal of files of a running daemon: reported in log, status and health."""
 
 from __future__ import annotations
 

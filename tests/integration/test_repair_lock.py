@@ -1,4 +1,4 @@
-"""Who writes to a tree and who mends it: never both, and neither waits for ever."""
+"""Lock between writers and repair of a tree: never both, and no endless wait."""
 
 from __future__ import annotations
 

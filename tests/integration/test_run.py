@@ -1,4 +1,4 @@
-"""`rankdump run` as people use it: a real daemon, real processes, real files."""
+"""`rankdump run` with a real daemon, real processes and real files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rankdump run` says what will surprise before the job starts."""
+"""Warnings of `rankdump run` before the job starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated code and the daemon run on the oldest and the newest runtimes allowed."""
+"""Generated code and daemon on the oldest and the newest allowed runtimes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon under a service manager: notifications, reloads and stops."""
+"""Daemon under a service manager: notifications, reloads and stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nobody speaks for another: secrets, tokens, folders that are allowed, and who may be here."""
+"""Access to sessions: secrets, tokens, allowed roots, and the maximum number of sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an agent ends whose state folder is full or damaged: in one line, as a fault."""
+"""Agent with a full or damaged state folder: it ends with one line and status 1."""
 
 from __future__ import annotations
 

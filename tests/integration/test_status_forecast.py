@@ -1,4 +1,4 @@
-"""A running agent says what a plan will need before it bites, and how much its ledger takes."""
+"""Forecast and ledger size in the status of a running agent."""
 
 from __future__ import annotations
 

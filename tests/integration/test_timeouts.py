@@ -1,4 +1,4 @@
-"""Ranks that wait for one another: hints before a timeout, and who it was that never came."""
+"""Ranks that wait for one another: hints before a timeout, and findings about absent ranks."""
 
 from __future__ import annotations
 

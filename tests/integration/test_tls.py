@@ -1,4 +1,4 @@
-"""Agents, coordinators, ranks and people over TCP: who is let in, who is not, and what is said."""
+"""TLS between agents, coordinators, ranks and users: admission, rejection and messages."""
 
 from __future__ import annotations
 

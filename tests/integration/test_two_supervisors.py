@@ -1,4 +1,4 @@
-"""Two agents with workers at one runtime folder: the second leaves it to the first."""
+"""Two agents with workers on one runtime folder: the second is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that somebody else writes to: watched outputs through a real agent."""
+"""Watched outputs through a real agent: memory that other operators write to."""
 
 # torch types what stands in a module as `Tensor | Module`.
 # pyright: reportArgumentType=false, reportCallIssue=false

@@ -1,4 +1,4 @@
-"""Another number of workers over a job that goes on: nobody forgets what the others owe."""
+"""Change of the number of workers during a job: sessions and slabs move."""
 
 from __future__ import annotations
 

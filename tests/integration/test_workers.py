@@ -1,4 +1,4 @@
-"""An agent of several processes: who takes which rank, and what survives whose death."""
+"""Agent with several worker processes: distribution of ranks, crashes and restarts."""
 
 from __future__ import annotations
 

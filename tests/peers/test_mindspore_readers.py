@@ -1,4 +1,4 @@
-"""Trees of profile `ms2.0` as MindSpore 2.0's own readers see them: `make peers` runs this.
+"""Trees of profile `ms2.0` in MindSpore 2.0's own readers; run by `make peers`.
 
 The readers are the C++ offline debugger (`mindspore.offline_debug`) and MindInsight's DumpAnalyzer,
 in a virtual environment of their own; PEERS_PYTHON names its Python.

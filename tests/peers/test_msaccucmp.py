@@ -1,4 +1,4 @@
-"""Our conversion beside CANN's own: `make peers` runs this.
+"""Conversion compared with CANN's own; run by `make peers`.
 
 `run_msaccucmp.py` says how msaccucmp runs without CANN. MSPROBE_PYTHON names the Python of a
 virtual environment that has it.

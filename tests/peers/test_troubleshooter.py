@@ -1,4 +1,4 @@
-"""Our comparison of API dumps beside troubleshooter's own: `make peers` runs this.
+"""Comparison of API dumps against troubleshooter's own; run by `make peers`.
 
 TROUBLESHOOTER_PYTHON names the Python of a virtual environment that has it, with torch.
 

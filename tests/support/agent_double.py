@@ -1,4 +1,4 @@
-"""An agent's double: a real gRPC server whose answers a test decides."""
+"""Test double of an agent: a real gRPC server whose answers a test decides."""
 
 from __future__ import annotations
 

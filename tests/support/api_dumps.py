@@ -1,4 +1,4 @@
-"""API dumps made up for tests: info files, npy files, and what makes them ours."""
+"""API dumps for tests: info files, npy files, and the manifests of rankdump's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of hooks on torch's API share: one armed iteration, and what it must leave behind."""
+"""One armed iteration for tests of hooks on torch's API, and the checks after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bin files to convert, and what comes of them."""
+"""Bin files to convert, and the expected results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers of bin files as hypothesis makes them, and files made from them."""
+"""Headers of bin files as hypothesis strategies, and files made from them."""
 
 from __future__ import annotations
 

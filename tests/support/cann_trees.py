@@ -1,4 +1,4 @@
-"""CANN's trees written by hand: real bin files, plain or packed, with or without manifests."""
+"""CANN's trees written by hand: bin files, plain or compressed, with or without manifests."""
 
 from __future__ import annotations
 

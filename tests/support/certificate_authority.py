@@ -1,4 +1,4 @@
-"""Certificates for tests, made as people make them: by `rankdumpd certs`."""
+"""Certificates for tests, made by `rankdumpd certs`."""
 
 from __future__ import annotations
 

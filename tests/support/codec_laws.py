@@ -1,4 +1,4 @@
-"""What every codec promises: the same bytes back, from any thread, or an honest refusal."""
+"""Laws of every codec: the same bytes back, from any thread, or an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One row of the table of configurations: what is changed in the base one, and what follows."""
+"""Row of the table of configurations: a change of the base configuration and its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a document tells people to type, run as it stands there in a folder that plays the host."""
+"""Runner of a document's commands, as written, in a folder that stands for the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documents' commands work on: scripts, configurations, and trees of every kind."""
+"""Input of the documents' commands: scripts, configurations, and trees of every kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files changed in one byte, and put back."""
+"""Files with one byte changed, and restored afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees of earlier versions: how they are kept beside the tests, and what is asked about them.
+"""Trees of earlier versions: how they are stored beside the tests, and their expected answers.
 
 `python golden_trees.py VERSION TREE...` keeps trees in tests/golden/tree-VERSION, with the answers
 of the code that runs; `tests/integration/jobs/golden_tree.py` wrote those of 0.1.0.

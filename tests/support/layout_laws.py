@@ -1,4 +1,4 @@
-"""What every layout promises: a path is the key it stands for, and never leaves its folder."""
+"""Laws of every layout: a path identifies its key, and never leaves its folder."""
 
 from __future__ import annotations
 

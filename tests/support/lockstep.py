@@ -1,4 +1,4 @@
-"""Runs a job of collectives and messages step by step, once as it was and once without stalls.
+"""Step-by-step simulation of a job of collectives and messages, with and without stalls.
 
 The slow truth that the hints' model is held against: it shares nothing with it.
 """

@@ -1,4 +1,4 @@
-"""The merged order of a few events, for tests of what is made of it."""
+"""Merged order of a few events, for tests of its writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated jobs: random programs of a few ranks, on clocks of any kind, as columns to merge."""
+"""Simulated jobs: random programs of a few ranks on arbitrary clocks, as columns to merge."""
 
 from __future__ import annotations
 

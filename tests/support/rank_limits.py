@@ -1,4 +1,4 @@
-"""Ranks that read their limits somewhere, for the tests of hints."""
+"""Ranks with timeout limits from given sources, for tests of hints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent that is only its messages: numbered items, resent after what was acknowledged."""
+"""Simulated agent: numbered items, resent from the acknowledged number on."""
 
 from __future__ import annotations
 

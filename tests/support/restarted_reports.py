@@ -1,4 +1,4 @@
-"""A coordinator's memory that dies again and again, the disk that outlives it, and its agents."""
+"""Coordinator's report store that is restarted repeatedly, its surviving files, and its agents."""
 
 from __future__ import annotations
 

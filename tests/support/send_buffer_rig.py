@@ -1,4 +1,4 @@
-"""A send buffer on a slab without any agent: the test reads what a rank left."""
+"""Send buffer on a slab without an agent: the test reads the rank's entries."""
 
 from __future__ import annotations
 

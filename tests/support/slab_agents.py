@@ -1,4 +1,4 @@
-"""What tests of the agent's slabs share: agents, ranks with a mapped slab, records in pieces."""
+"""Helpers of the tests of the agent's slabs: agents, ranks with a mapped slab, split records."""
 
 from __future__ import annotations
 

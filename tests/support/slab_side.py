@@ -1,4 +1,4 @@
-"""The rank's side of a slab, by hand; run as a program it stages frames and waits to be killed."""
+"""The rank's side of a slab, by hand; as a program it stages frames and waits to be killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs of tensors in files of a folder, as a comparison meets them."""
+"""Pairs of tensors in files of a folder, as input of a comparison."""
 
 from __future__ import annotations
 

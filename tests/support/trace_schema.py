@@ -1,4 +1,4 @@
-"""Checks a trace against the rules of the trace event format that Perfetto holds it to."""
+"""Check of a trace against the trace event format, as Perfetto requires it."""
 
 from __future__ import annotations
 

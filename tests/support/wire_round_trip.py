@@ -1,4 +1,4 @@
-"""What can travel in a message, and the trip itself."""
+"""Values that messages carry, and their round trip over the wire format."""
 
 from __future__ import annotations
 

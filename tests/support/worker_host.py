@@ -1,4 +1,4 @@
-"""An agent of several processes for tests: started, killed, watched by its process ids."""
+"""Agent of several processes for tests: started, killed, watched by process id."""
 
 from __future__ import annotations
 

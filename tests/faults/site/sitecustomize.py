@@ -1,4 +1,4 @@
-"""Python's own hook at every start: daemons and their workers get the failing layer by it."""
+"""Startup hook of Python that installs the fault layer in daemons and their workers."""
 
 from __future__ import annotations
 

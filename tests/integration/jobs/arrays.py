@@ -1,4 +1,4 @@
-"""One rank without a framework: dumps known arrays through a session.
+"""Job of one rank without a framework that dumps known arrays through a session.
 
 python arrays.py RANK ITERATIONS [EXIT_CODE]
 """
