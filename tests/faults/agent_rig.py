@@ -28,7 +28,7 @@ class AgentRig:
     """One agent and its tree."""
 
     def __init__(self, folder: Path) -> None:
-        """Its tree and its state are folders in this one, and may be disks of their own."""
+        """Tree and state are folders in this one, and may be separate disks."""
         self.folder = folder
         self.root = folder / "tree" / "dump"
         self.control = ControlPage(folder / "control")

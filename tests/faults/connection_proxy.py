@@ -14,7 +14,7 @@ _LOOK_S = 0.05
 
 
 class ConnectionProxy:
-    """Listens in its folder under the names that the other folder's sockets have."""
+    """Listens in its folder under the names of the sockets of the other folder."""
 
     def __init__(self, folder: Path, target: Path, names: Sequence[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Page of numbers shared by a process and the schedule player: calls to fail, and counts of hits.
 
-Written by one, read by the other without a lock; each number is stored at one blow.
+Written by one process, read by the other without a lock; each number is stored atomically.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ CALLS = (
     "mkdir",
     "sqlite",
 )
-"""What can be made to fail."""
+"""Calls that can be made to fail."""
 _BYTES = 4096
 _CLOCK, _STALL, _FLIP, _FLIP_AT = 0, 1, 2, 3
 _CALLS_AT, _HITS_AT = 8, 64
 HITS = (*CALLS, "clock", "stall", "flip", "descriptors")
-"""What is counted when it happens."""
+"""Events that are counted."""
 PLACES = ("data", "frame", "head")
-"""Where in an entry of a slab a bit is flipped."""
+"""Parts of a slab entry in which a bit is flipped."""
 
 
 class ControlPage:
-    """The page, as both see it."""
+    """The page, mapped by both processes."""
 
     def __init__(self, path: str | Path) -> None:
         """Map the page of a file, which is made when it is not there."""
@@ -46,7 +46,7 @@ class ControlPage:
 
     @property
     def clock_us(self) -> int:
-        """How far the clock of the process is ahead."""
+        """Offset of the clock of the process."""
         return self._numbers[_CLOCK]
 
     @clock_us.setter
@@ -55,7 +55,7 @@ class ControlPage:
 
     @property
     def stalled(self) -> bool:
-        """Whether the disk does not answer."""
+        """Whether the disk hangs."""
         return bool(self._numbers[_STALL])
 
     @stalled.setter

@@ -22,15 +22,15 @@ from faults.shrinkable_disk import ShrinkableDisk
 SOURCES = Path(__file__).parents[2]
 MIB = 1 << 20
 GRACE_S = 1.5
-"""Nobody is killed sooner after its start."""
+"""Least age of a process that is killed."""
 _PATH = [str(SOURCES / each) for each in ("tests/faults/site", "tests", "client", "daemon")]
 
 
 class ManagedProcess:
-    """One process that may be ended and is started again."""
+    """One process that faults may end, and that is started again."""
 
     def __init__(self, name: str, folder: Path, *, prefix: str) -> None:
-        """`prefix` is where its disk is, of which the layer lets calls fail."""
+        """`prefix` is its disk, below which the layer lets calls fail."""
         self.name, self.folder = name, folder
         self.control_path = folder / f"{name}.control"
         self.control = ControlPage(self.control_path)
@@ -48,12 +48,12 @@ class ManagedProcess:
         self.wanted = False
         """Whether it is to be started again when it ends."""
         self.killed = False
-        """Whether its end is our doing."""
+        """Whether the rig ended it."""
         self.was_up = False
-        """Whether somebody has seen the present process up."""
+        """Whether the present process was ever seen up."""
 
     def command(self) -> list[str]:
-        """Return what runs it."""
+        """Return its command line."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -73,7 +73,7 @@ class ManagedProcess:
 
     @property
     def up(self) -> bool:
-        """Whether its present process does what it is there for."""
+        """Whether its present process serves or trains."""
         raise NotImplementedError
 
     @property
@@ -83,7 +83,7 @@ class ManagedProcess:
 
     @property
     def pid(self) -> int:
-        """Of the present process."""
+        """Process id of the present process."""
         assert self.popen is not None
         return self.popen.pid
 
@@ -198,7 +198,7 @@ class RankRole:
 
 
 class RankProcess(ManagedProcess):
-    """A training process, and what stands between it and its agent."""
+    """A training process, with the proxy and tamperer between it and its agent."""
 
     def __init__(
         self, role: RankRole, folder: Path, agent: AgentProcess, *, world: int, pause_s: float
@@ -269,7 +269,7 @@ class RankProcess(ManagedProcess):
 
 @dataclass(slots=True)
 class FaultDeployment:
-    """All of a run."""
+    """All processes of a run."""
 
     coordinator: CoordinatorProcess
     agents: list[AgentProcess]

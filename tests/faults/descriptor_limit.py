@@ -17,7 +17,7 @@ def open_descriptors(pid: int) -> int:
 
 
 def lasting_descriptors(pid: int) -> int:
-    """Return how many it has open but for the folders that an agent may hold."""
+    """Return how many it has open, except folders that an agent may hold."""
     folders = others = 0
     for each in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -29,24 +29,24 @@ def lasting_descriptors(pid: int) -> int:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return what a process has in memory, without what it shares."""
+    """Return the resident memory of a process without shared pages."""
     _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
     return (resident - shared) * resource.getpagesize()
 
 
 class DescriptorLimit:
-    """The limit of one process."""
+    """Descriptor limit of one process."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
 
     def exhaust(self) -> None:
-        """Leave it next to none."""
+        """Lower the limit to almost none."""
         highest = max(int(each.name) for each in Path(f"/proc/{self._pid}/fd").iterdir())
         few = min(highest + 1 + _SPARE, open_descriptors(self._pid) + _SPARE)
         resource.prlimit(self._pid, resource.RLIMIT_NOFILE, (few, self._before[1]))
 
     def give_back(self) -> None:
-        """Let it open files again."""
+        """Restore the limit."""
         resource.prlimit(self._pid, resource.RLIMIT_NOFILE, self._before)

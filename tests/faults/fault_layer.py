@@ -1,7 +1,7 @@
 """Failing layer of a process under `os`, `time` and `sqlite3`, set by a control page.
 
 Installed at the start of a process (`site/sitecustomize.py`), or for a test (`FaultLayer.undo`).
-Calls are hit whose path, or whose descriptor's, is below the prefix.
+Calls fail when their path, or that of their descriptor, is below the prefix.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COMMANDS = ("BEGIN", "COMMIT")
 
 
 class FaultLayer:
-    """What was put in the place of the real calls."""
+    """Replacements of the real calls."""
 
     def __init__(self, control: ControlPage, prefix: str, seed: int = 0) -> None:
         """Install it: errors below the prefix, and the clock everywhere."""

@@ -14,14 +14,14 @@ from faults.descriptor_limit import lasting_descriptors, resident_bytes
 from faults.values import ProcessGrowth
 
 LONG_S = 60.0
-"""A shorter life is not judged: it has hardly begun when it ends."""
+"""Shorter lives are not checked."""
 _WARM_S = 30.0
-"""Until then a process takes what it goes on with: threads, their arenas, its cache of folders."""
+"""Time in which a process allocates its threads, their arenas and its cache of folders."""
 _EVERY_S = 1.0
 
 
 class MemoryMonitor:
-    """A thread that weighs every daemon now and then, each process by itself."""
+    """Thread that samples memory and descriptors of every daemon process."""
 
     def __init__(self, deployment: FaultDeployment) -> None:
         self._deployment = deployment
@@ -31,7 +31,7 @@ class MemoryMonitor:
         self._thread.start()
 
     def close(self) -> None:
-        """Weigh no more."""
+        """Stop the thread."""
         self._over.set()
         self._thread.join()
 

@@ -18,13 +18,13 @@ _SERVICE = "/rankdump.wire.v1.AgentService/"
 
 
 class MessageTamperer(grpc.GenericRpcHandler):
-    """Passes every call on; safe to use from several threads."""
+    """Forwards every call; safe to use from several threads."""
 
     def __init__(self, listen: str, target: str) -> None:
         self._lock = threading.Lock()
         self._wanted: Counter[FaultKind] = Counter()
         self.done: Counter[FaultKind] = Counter()
-        """What was meddled with, by kind."""
+        """Number of changed batches, by kind."""
         self._channel = grpc.insecure_channel(
             target, [*_OPTIONS, ("grpc.max_reconnect_backoff_ms", 500)]
         )
@@ -34,22 +34,22 @@ class MessageTamperer(grpc.GenericRpcHandler):
         self._server.start()
 
     def want(self, kind: FaultKind) -> None:
-        """Meddle with the next batch that allows it."""
+        """Change the next suitable batch."""
         with self._lock:
             self._wanted[kind] += 1
 
     def forget(self, kind: FaultKind) -> None:
-        """Meddle with nothing more of a kind."""
+        """Cancel pending changes of a kind."""
         with self._lock:
             self._wanted[kind] = 0
 
     def close(self) -> None:
-        """Pass on nothing more."""
+        """Stop forwarding."""
         self._server.stop(0).wait()
         self._channel.close()
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler:
-        """Return what handles a call; gRPC asks."""
+        """Return the handler of a call, for gRPC."""
         if handler_call_details.method == f"{_SERVICE}Push":
             return grpc.stream_stream_rpc_method_handler(self._push)
         method = handler_call_details.method

@@ -32,7 +32,7 @@ Requests: TypeAlias = Callable[[PushStream, int], Iterator[Any]]
 
 @dataclass(frozen=True, slots=True)
 class RankConfiguration:
-    """What a rank is to play."""
+    """Configuration of one rank."""
 
     rank: int
     life: int
@@ -46,7 +46,7 @@ class RankConfiguration:
 
 
 class ClientWitness:
-    """The client's own objects, with an eye on them; for the only session of a process."""
+    """Wrappers of the client's objects that write the journal; for one session a process."""
 
     def __init__(self, journal: RankJournal, control: ControlPage) -> None:
         self.session_id = ""

@@ -14,7 +14,7 @@ _NUMBER = struct.Struct("<Q")
 
 
 class RankJournal:
-    """Lines, each written at one blow, and the highest acknowledged number beside them."""
+    """Lines, each written atomically, and the highest acknowledged number beside them."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC

@@ -33,7 +33,7 @@ _PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What is to be run."""
+    """Parameters of a run."""
 
     seed: int
     seconds: float
@@ -45,7 +45,7 @@ class RunRequest:
 
 @dataclass(slots=True)
 class RunEnding:
-    """What became of everybody, and what the coordinator knew then."""
+    """State of all processes at the end, and the coordinator's view of it."""
 
     complaints: list[str]
     balances: dict[tuple[str, int], tuple[int, int, int]]

@@ -21,7 +21,7 @@ from faults.values import ScheduledFault
 LOOK_S = 0.02
 _TRIES = 40
 _LONGEST = 1.5
-"""Of what was asked for."""
+"""Longest duration of a run, as a multiple of the requested one."""
 _RESTART_S = 0.3
 _AGAIN_S = 0.4
 _EXCUSED_S = 2.0
@@ -29,14 +29,14 @@ _GAVE_UP = (1, 2)
 _DAY_US = 86_400_000_000
 _STEPS_US = (-1_000_000, 1_000_000, -3_600_000_000, 3_600_000_000, -_DAY_US, _DAY_US)
 _EIO_CALLS = ("write", "fsync", "rename", "open", "statvfs", "sqlite", "link", "mkdir")
-"""Which calls fail in turn; what is not called in the window is no fault, and is tried again."""
+"""Calls that fail in turn; a call that is not made in the window is tried again."""
 
 Heal: TypeAlias = Callable[[], bool]
 """Ends a fault; returns whether it happened."""
 
 
 class SchedulePlayer:
-    """Plays one run."""
+    """Plays the faults of one run."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class SchedulePlayer:
         self.happened: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
         self.ends: list[str] = []
-        """Processes that ended without our doing."""
+        """Processes that ended by themselves."""
         self._start_s = 0.0
         self._excused_s = 0.0
-        """Who started before then may give up at its start: its state folder could not be used."""
+        """Processes started before this may exit at once: their state folder was unusable."""
 
     def play(self, seconds: float) -> None:
-        """Play everything, then heal everything; longer where a slow machine has not come to it."""
+        """Play all faults, then end them; longer on a machine too slow for the schedule."""
         self._start_s = time.monotonic()
         said = 0
         while (now_s := time.monotonic() - self._start_s) < _LONGEST * seconds:

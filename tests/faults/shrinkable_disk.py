@@ -1,6 +1,6 @@
 """Small disks of a run: tmpfs mounts that a remount shrinks and restores.
 
-A tmpfs may be made as small as what it holds at any time, which takes no time, whatever its size.
+A tmpfs can be shrunk to its content at any time, instantly and regardless of its size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _TRIES = 20
 
 
 class ShrinkableDisk:
-    """One tmpfs; only within a mount namespace of one's own."""
+    """One tmpfs; works only in a private mount namespace."""
 
     def __init__(self, folder: Path, *, size_bytes: int, inodes: int) -> None:
         self._folder = folder
@@ -33,16 +33,16 @@ class ShrinkableDisk:
         return self._shrink(lambda room: {"size": (room.f_blocks - room.f_bfree) * room.f_frsize})
 
     def take_inodes(self) -> bool:
-        """Leave no room for one more file; return whether that was possible."""
+        """Leave no inode; return whether that was possible."""
         return self._shrink(lambda room: {"nr_inodes": room.f_files - room.f_ffree})
 
     def give_back(self) -> None:
-        """Give everything back."""
+        """Restore the full size."""
         if not self._remount(self._whole):
-            raise OSError(f"{self._folder} cannot be given its room back")
+            raise OSError(f"{self._folder} cannot be restored to its full size")
 
     def _shrink(self, least: Callable[[os.statvfs_result], dict[str, int]]) -> bool:
-        # What is written meanwhile may be more than was asked for.
+        # More may be written meanwhile than the computed size.
         for _ in range(_TRIES):
             wanted = least(os.statvfs(self._folder))
             if self._remount({key: max(value, _PAGE_BYTES if key == "size" else 1)

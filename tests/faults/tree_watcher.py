@@ -17,11 +17,11 @@ from rankdump.reader import load_file
 
 _EVERY_S = 0.1
 _MANIFESTS = 20
-"""Most that are read at one look; a growing tree has hundreds."""
+"""Manifests that are read at once; a growing tree has hundreds."""
 
 
 class TreeWatcher:
-    """A thread that looks, and remembers what was wrong."""
+    """Thread that reads files of the trees and records what was wrong."""
 
     def __init__(self, roots: Sequence[Path], seed: int) -> None:
         self._roots, self._dice = roots, random.Random(seed)
@@ -33,7 +33,7 @@ class TreeWatcher:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._over.set()
         self._thread.join()
 

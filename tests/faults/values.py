@@ -40,16 +40,16 @@ class ScheduledFault:
     """Since the run began."""
     kind: FaultKind
     target: int
-    """Whom it hits: counted round those of the cast that the kind can hit."""
+    """Index of the target, modulo the processes that this kind can hit."""
     lasts_s: float
-    """0 for what is over at once."""
+    """0 for a fault without duration."""
     amount: int
-    """How hard, or how: the kind says what it means."""
+    """Strength or variant; the meaning depends on the kind."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TensorName:
-    """Which tensor of a job: by this alone its elements are known."""
+    """Identity of a tensor of a job; it determines the elements."""
 
     rank: int
     life: int
@@ -101,7 +101,7 @@ class IterationEndRow:
 
 @dataclass(frozen=True, slots=True)
 class LedgerContent:
-    """All that an agent remembers."""
+    """Content of the ledgers of all agents."""
 
     rows: tuple[LedgerRow, ...]
     ends: tuple[IterationEndRow, ...]
@@ -121,7 +121,7 @@ class LedgerContent:
 
 @dataclass(frozen=True, slots=True)
 class FoundTensor:
-    """A tensor in the tree, or a row of figures."""
+    """A tensor in the tree, or a row of statistics."""
 
     root: str
     path: str
@@ -155,7 +155,7 @@ class PlacedOperator:
 
 @dataclass(frozen=True, slots=True)
 class ProcessGrowth:
-    """One process of a daemon, after the first tenth of its life and in the last."""
+    """Resources of one daemon process after the first tenth of its life, and in the last."""
 
     who: str
     seconds: float
@@ -169,7 +169,7 @@ class ProcessGrowth:
 
 @dataclass(frozen=True, slots=True)
 class RunObservation:
-    """Everything that is known at the end."""
+    """All observations at the end of a run."""
 
     lives: tuple[RankLife, ...]
     ledger: LedgerContent
@@ -188,7 +188,7 @@ class RunObservation:
 
 @dataclass(frozen=True, slots=True)
 class LawBreach:
-    """A law that does not hold."""
+    """A violation of a law."""
 
     law: str
     what: str
@@ -196,7 +196,7 @@ class LawBreach:
 
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """What a run ends with."""
+    """Result of a run."""
 
     seed: int
     seconds: float

@@ -65,7 +65,7 @@ _STATE_TABLES = ("agents", *state_file.JOB_TABLES)
 
 
 class _DatabaseTarget:
-    """A database whose rows an input changes, and that has them again for the next one."""
+    """A database whose rows an input changes; they are restored for the next input."""
 
     def __init__(self, path: Path, where: str, found: Sequence[str]) -> None:
         """Change columns of some tables in the rows of which `where` is true."""

@@ -29,7 +29,7 @@ _NO_LIMIT = 1 << 62
 
 
 class _RingSession:
-    """A session with its intake; what is handed on is settled when that is asked for."""
+    """A session with its intake; received frames are committed on request."""
 
     def __init__(self, plan: DumpPlan) -> None:
         self.session = RankSession(REQUEST, plan)

@@ -73,7 +73,7 @@ REQUEST = SessionRequest(
 
 
 class _StreamSession:
-    """A session that settles what its stream completes at once, as the rooms behind it would."""
+    """A session that commits completed frames at once, in place of workers and committer."""
 
     def __init__(self, plan: DumpPlan) -> None:
         self.session = RankSession(REQUEST, plan)

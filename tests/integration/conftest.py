@@ -67,7 +67,7 @@ def kind_of(array: np.ndarray, **fields: Any) -> bytes:
 
 
 class FrameBuilder:
-    """Frames made by hand."""
+    """Builder of frames."""
 
     @staticmethod
     def record(
@@ -225,7 +225,7 @@ class PushStreamClient:
 
 @dataclass
 class WireRank:
-    """A training process as the agent sees it."""
+    """A simulated training process on the wire."""
 
     address: str
     root: Path

@@ -19,7 +19,7 @@ COUNT = 30
 
 
 class BusyDisk:
-    """Writes what is due before a session is open when it is told to."""
+    """Delays the writes before a session is open until released."""
 
     def __init__(self) -> None:
         self.free = threading.Event()

@@ -56,7 +56,7 @@ def events(first: int, count: int, iteration: int = 0) -> EventColumns:
 
 
 class ReportingAgentRig:
-    """Ledger and reporter of an agent, and frames that come to it."""
+    """Ledger and reporter of an agent, with frames to commit."""
 
     def __init__(self, folder: Path, address: str, report_bytes: int) -> None:
         self.folder, self.address, self.report_bytes = folder, address, report_bytes

@@ -35,11 +35,11 @@ SIZE = 3000
 
 
 class SimulatedKill(BaseException):
-    """Stands for the end of a process between two steps."""
+    """Simulates the end of a process between two steps."""
 
 
 class RetentionRig:
-    """A keeper on the ledger that an agent left, at any time one likes."""
+    """Retention manager on the ledger of a stopped agent, at any time."""
 
     def __init__(self, state: Path, policy: ResourcePolicy, *, days: float = 0.0) -> None:
         self.ledger, self.usage, self.told = (

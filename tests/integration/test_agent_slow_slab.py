@@ -20,7 +20,7 @@ COUNT = 40
 
 
 class SlowDisk:
-    """Makes slabs when it is told to, and knows of how many it was asked."""
+    """Makes slabs when released, and counts requests."""
 
     def __init__(self) -> None:
         self.asked = threading.Semaphore(0)

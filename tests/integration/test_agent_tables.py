@@ -26,7 +26,7 @@ TEN = statistic_tables.FIXED_TABLE_STATISTICS
 FIXED = "Op Type,Op Name,Task ID,Stream ID,Timestamp,IO,Slot,Data Size,Data Type,Shape"
 STAMP = 1_700_000_000_000_000
 
-# mindspore-dump.md 3.4, golden rows of MindSpore's own tests
+# Golden rows of MindSpore's own tests of statistic.csv.
 GOLDEN = [
     ([[1, 2, 3], [4, 5, 6]], ("max", "min", "l2norm"), "6,1,9.53939,"),
     ([[7, 8, 9], [10, 11, 12]], ("max", "min", "l2norm"), "12,7,23.6432,"),

@@ -26,7 +26,7 @@ LISTED = ["NN_Conv2d_1", "Torch_matmul_0", "Tensor___add___4"]
 RANGE = ["Functional_max_pool2d_0", "Functional_relu_0"]
 
 RUNS: dict[str, dict[str, Any]] = {
-    # api-dump.md A.5
+    # Files of troubleshooter 1.0.17.
     "1.0.17-all": {},
     "1.0.17-statistics": {"dump_type": "statistics"},
     "1.0.17-list": {"mode": "list", "scope": LISTED},

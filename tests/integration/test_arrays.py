@@ -44,7 +44,7 @@ def a_plan(
 
 
 class ArrayJob:
-    """Begins sessions of rank 0 with one agent, and knows where the tree is."""
+    """Opens sessions of rank 0 with one agent, and has the path of the tree."""
 
     def __init__(self, root: Path, address: str) -> None:
         self.root = root
@@ -78,7 +78,7 @@ def rows(root: Path, iteration: int = 0) -> list[list[str]]:
 
 @pytest.mark.parametrize(("saved", "count"), [("statistic", 0), ("full", 3)])
 def test_statistics_of_an_addition_equal_mindspores(start, saved, count):
-    """Law: figures of the rank and figures of the agent are the same (mindspore-dump.md 3.4)."""
+    """Law: statistics computed by rank and agent equal those of MindSpore's own test."""
     with start(saved=saved) as session:
         add(session)
     assert rows(start.root) == [

@@ -36,7 +36,7 @@ from rankdumpd.settings import CoordinatorSettings
 
 
 class CoordinatorHost:
-    """A coordinator behind a server; what it keeps outlives it."""
+    """A coordinator behind a server; its state outlives it."""
 
     def __init__(self, folder: Path, *, ends_with_job: bool = False, **settings: object) -> None:
         self._folder = folder

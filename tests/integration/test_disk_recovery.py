@@ -27,7 +27,7 @@ ARRAY = np.arange(12, dtype=np.float32)
 
 
 class FailingDisk:
-    """Lets nothing be made below a folder while it has an error."""
+    """Fails every creation below a folder while it has an error."""
 
     def __init__(self, root: Path) -> None:
         self.error = 0

@@ -45,7 +45,7 @@ NEEDS_SYSTEMD = (
 
 @dataclass
 class TrainedTrees:
-    """Trees of the README's script: as `rankdump run` leaves it, and with other weights."""
+    """Trees of the README's script under `rankdump run`, and with other weights."""
 
     tree: Path
     other: Path

@@ -54,7 +54,7 @@ def daemon_of_a_user(folder: Path) -> bool:
 
 
 class RankProcess:
-    """A process that has a share until its standard input ends."""
+    """A process that uses the daemon until its standard input ends."""
 
     def __init__(self, folder: Path) -> None:
         self.process = subprocess.Popen(

@@ -1,7 +1,6 @@
-"""The arrays of real MindSpore trees, dumped again through an agent: the same names and bytes.
+"""Arrays of real MindSpore trees, dumped again through an agent: the same names and bytes.
 
-Left out, each by a rule below and counted: what the CPU backend of those releases is known to get
-wrong (mindspore-observed.md 1, 2.6 and 4).
+Not compared, each by a rule below and counted: known errors of the CPU backend of those releases.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def report(root: str, number: int) -> bytes:
 
 
 class MessageFuzzer:
-    """Sends mutations of honest messages, as bytes: no library of ours checks them first."""
+    """Sends mutations of valid messages as bytes, unchecked by our library."""
 
     def __init__(self, channel: grpc.Channel, root: str, frames, number: int) -> None:
         self._random = random.Random(SEED + number)
@@ -161,7 +161,7 @@ def _check(error: grpc.RpcError) -> None:
 
 
 class ProcessUsage:
-    """What a process takes."""
+    """Resources of a process."""
 
     def __init__(self, pid: int, state: Path) -> None:
         status = Path(f"/proc/{pid}/status").read_text().splitlines()

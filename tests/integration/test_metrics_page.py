@@ -46,7 +46,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class MetricsPageClient:
-    """An endpoint that runs, and who reads it."""
+    """A running metrics page and its reader."""
 
     def __init__(
         self, *sources, tls: TlsSettings | None = None, audit: AuditLog | None = None

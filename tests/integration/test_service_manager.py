@@ -23,7 +23,7 @@ ARRAY = np.arange(1000, dtype=np.float32)
 
 
 class ServiceManager:
-    """A service manager: it runs a daemon in a folder and hears what that says."""
+    """A service manager that runs a daemon in a folder and reads its notifications."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

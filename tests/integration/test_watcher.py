@@ -32,7 +32,7 @@ NAME = re.compile(
 
 
 class OverwritingLayer(nn.Module):
-    """Writes where it has no business: into what another operator gave."""
+    """Writes into the output of another operator."""
 
     def __init__(self, victims: list[Tensor]) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def test_watched_output_shows_the_layer_that_overwrote_it(start, short_dir):
 
 
 class NotedOperator(torch.autograd.Function):
-    """An operator that notes when its part of the graph is gone."""
+    """An operator that records when its part of the graph is freed."""
 
     gone = 0
 
@@ -127,7 +127,7 @@ class NotedOperator(torch.autograd.Function):
 
 
 class GraphNote:
-    """What only a graph refers to."""
+    """Object that only a graph refers to."""
 
     def __del__(self) -> None:
         NotedOperator.gone += 1

@@ -111,7 +111,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
 
 
 class FakeSlab:
-    """A slab as an agent holds it; `take` gives entries as the stream would bring them."""
+    """A slab on the agent's side; `take` returns entries as frames of the stream."""
 
     def __init__(self, path: Path, ring_bytes: int) -> None:
         self.path = path

@@ -16,7 +16,7 @@ LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 class CertificateAuthority:
-    """One authority and all it issued, in a folder."""
+    """One authority and its certificates, in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

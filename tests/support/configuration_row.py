@@ -19,7 +19,7 @@ class ConfigurationRow:
     """`refused` names the dotted key at fault; otherwise the plan has `gives` and all `warns`."""
 
     source: str
-    """Section of mindspore-dump.md, and its row in words."""
+    """Number of the rule in the MindSpore 2.3 Dump guide, and the rule in words."""
     common: Mapping[str, object] = field(default_factory=dict[str, object])
     e2e: object = field(default_factory=dict[str, object])
     own: Mapping[str, object] = field(default_factory=dict[str, object])

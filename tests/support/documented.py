@@ -66,7 +66,7 @@ def unlabelled(page: Path) -> list[str]:
 
 
 class DocumentPage:
-    """A document whose commands are run one by one; each of them has to be."""
+    """A document whose commands are run one by one; none may be left out."""
 
     def __init__(self, path: Path, folder: Path, environ: Mapping[str, str]) -> None:
         self.path, self.folder = path, folder

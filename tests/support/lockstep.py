@@ -1,6 +1,6 @@
 """Step-by-step simulation of a job of collectives and messages, with and without stalls.
 
-The slow truth that the hints' model is held against: it shares nothing with it.
+Slow reference for the model of the hints, with no code in common.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ REDUCE, SEND, RECV = EventKind.ALL_REDUCE, EventKind.SEND, EventKind.RECV
 
 @dataclass(frozen=True)
 class JobCall:
-    """What its members do together: all of them work and stall first, each as long as it says."""
+    """One call of its members, each of which works and stalls first for a given time."""
 
     members: tuple[int, ...]
     """Of a message the sender, then the receiver."""

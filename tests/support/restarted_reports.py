@@ -8,7 +8,7 @@ from rankdumpd.coordinator.state.state_rows import ROW_TABLES, StateRow
 
 
 class RestartedReportStore:
-    """Each rank has an agent of its own, which goes on after what is acknowledged."""
+    """Each rank has its own agent, which continues after the acknowledged number."""
 
     def __init__(self, world: int) -> None:
         self.gather = ReportStore(deadline_s=1e9)

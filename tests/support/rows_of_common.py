@@ -1,8 +1,8 @@
-"""Rows of mindspore-dump.md 1.2 and 1.3: types, keys and cross-key rules of the common section.
+"""Rows of the MindSpore 2.3 Dump guide: types, keys and cross-key rules of the common section.
 
-Left out, because no parser here can be asked: an `iteration` that is a number and an
-`async_dump_settings` that is read (1.0-1.2; the latter is a row of 1.8), PyNative mode, the dataset
-sink, and MindSpore's refusals of a device target (`dump_mode` 2 and statistics work everywhere).
+Not covered, because the parser does not decide it: an `iteration` that is a number and a used
+`async_dump_settings` (MindSpore 1.0-1.2), PyNative mode, the dataset sink, and device targets that
+MindSpore rejects (`dump_mode` 2 and statistics work everywhere).
 """
 
 from __future__ import annotations

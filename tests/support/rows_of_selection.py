@@ -1,6 +1,6 @@
-"""Rows of mindspore-dump.md 1.4 to 1.7: iteration, path, support_device and kernels.
+"""Rows of the MindSpore 2.3 Dump guide: iteration, path, support_device and kernels.
 
-Left out, because they are of a run and not of a file: the folder made when the first file is
+Not covered, because they concern a run, not a file: the folder made when the first file is
 written (1.5), the device that is not in the list (1.6), entries that never matched (1.7).
 """
 

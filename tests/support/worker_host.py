@@ -27,7 +27,7 @@ BUFFER_BYTES = 16 << 20
 
 
 class RankPlace:
-    """What a rank has to know of an agent, in any process."""
+    """Address and folders that a rank needs of an agent, in any process."""
 
     def __init__(self, folder: Path, address: str = "") -> None:
         self.folder = folder
