@@ -26,7 +26,7 @@ _TOLD = 12
 
 
 def main() -> int:
-    """Play what the command line says, in a mount namespace of its own."""
+    """Run as the command line requests, in a private mount namespace."""
     asked = _asked()
     if _INSIDE not in os.environ:
         os.environ[_INSIDE] = "1"

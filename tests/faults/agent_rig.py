@@ -64,12 +64,12 @@ class AgentRig:
         return sorted(self.agent.agent.view().iterations, key=lambda each: each.iteration)
 
     def of(self, iteration: int) -> IterationStatus:
-        """Return how an iteration stands; one that nobody has heard of has nothing."""
+        """Return the status of an iteration; one without reports is empty."""
         known = [each for each in self.status() if each.iteration == iteration]
         return known[0] if known else IterationStatus("", "", 0, iteration, complete=False)
 
     def settled(self, iterations: int) -> list[IterationStatus]:
-        """Return how they stand once so many are complete."""
+        """Return their status once so many are complete."""
         wait_until(lambda: sum(each.complete for each in self.status()) >= iterations)
         found = self.status()
         assert all(each.is_balanced for each in found if each.complete), found

@@ -51,7 +51,7 @@ class ConnectionProxy:
         self._delay_s = seconds
 
     def hole(self, open_: bool) -> None:
-        """Let nothing through, and tell nobody."""
+        """Swallow all bytes without closing the connection."""
         self._hole = open_
 
     def close(self) -> None:

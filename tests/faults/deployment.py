@@ -261,7 +261,7 @@ class RankProcess(ManagedProcess):
         return path.exists() and any(path.read_bytes())
 
     def close(self) -> None:
-        """Take away what stands in between."""
+        """Close proxies and tamperers."""
         if self.tamperer is not None:
             self.tamperer.close()
         self.proxy.close()
@@ -323,7 +323,7 @@ LARGE = (
 
 
 def make_deployment(folder: Path, *, small: bool, pause_s: float) -> FaultDeployment:
-    """Return the cast, of which nobody runs yet; its disks are below the folder."""
+    """Return the deployment, not yet started; its disks are below the folder."""
     meeting = folder / "c"
     meeting.mkdir(exist_ok=True)
     coordinator = CoordinatorProcess(

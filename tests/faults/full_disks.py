@@ -1,7 +1,7 @@
 """One agent on small disks that fill up and get space again; for `unshare -rm`.
 
 python -m faults.full_disks FOLDER CASE: prints what became of three iterations, of which the second
-was dumped while there was no room.
+was dumped while there was no space.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _MORE_DESCRIPTORS = 12
 
 
 def ordered(seen: RunObservation, lives: Mapping[str, RankLife]) -> Iterator[str]:
-    """Each operator of an iteration that a rank ended stands in the order, once; no other does."""
+    """Each operator of an iteration that a rank ended is in the order, once; no other does."""
     begun = {(each.root, each.rank, each.life): each.begun for each in lives.values()}
     for placed in seen.placed:
         name = placed.name
@@ -36,7 +36,7 @@ def ordered(seen: RunObservation, lives: Mapping[str, RankLife]) -> Iterator[str
 def unplaced(
     seen: RunObservation, lives: Mapping[str, RankLife]
 ) -> dict[tuple[int, int], list[PlacedOperator]]:
-    """Return what stands in no order although its rank ended the iteration, by rank and that."""
+    """Return operators of ended iterations that are in no order, by rank and iteration."""
     found: defaultdict[tuple[int, int], list[PlacedOperator]] = defaultdict(list)
     for end in seen.ledger.ends:
         life = lives.get(end.session_id)

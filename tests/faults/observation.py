@@ -169,7 +169,7 @@ def seen(
     told: Mapping[tuple[str, int], tuple[int, int, int]],
     complaints: Iterable[str] = (),
 ) -> RunObservation:
-    """Return what a run left; journals stand in the folder."""
+    """Return the observations of a run; journals are in the folder."""
     known = lives(folder)
     files: list[FoundTensor] = []
     manifests: list[ListedManifest] = []

@@ -58,7 +58,7 @@ def breaches(seen: RunObservation, happened: Mapping[str, int]) -> tuple[LawBrea
 
 
 def acknowledged(seen: RunObservation) -> Iterator[str]:
-    """Every number up to a rank's acknowledged one stands in a ledger."""
+    """Every number up to a rank's acknowledged one is in a ledger."""
     for life in seen.lives:
         there = seen.ledger.sequences.get(life.session_id, frozenset())
         missing = [n for n in range(1, life.acknowledged + 1) if n not in there]
@@ -67,7 +67,7 @@ def acknowledged(seen: RunObservation) -> Iterator[str]:
 
 
 def exact(seen: RunObservation, lives: Iterable[RankLife]) -> Iterator[str]:
-    """Every file is known, readable, and holds what its name says."""
+    """Every file is known, readable, and has the content of its name."""
     by_name = {(life.rank, life.life): life for life in lives}
     for file in seen.files:
         name = file.name
@@ -79,7 +79,7 @@ def exact(seen: RunObservation, lives: Iterable[RankLife]) -> Iterator[str]:
 
 
 def once(seen: RunObservation) -> Iterator[str]:
-    """No tensor has two files, or two rows of figures."""
+    """No tensor has two files, or two rows of statistics."""
     times = Counter((file.name, file.row) for file in seen.files if file.name is not None)
     for (name, _), count in times.items():
         if count > 1:
@@ -109,7 +109,7 @@ def stored(seen: RunObservation, lives: Mapping[str, RankLife]) -> Iterator[str]
 
 
 def reasoned(seen: RunObservation, happened: Mapping[str, int]) -> Iterator[str]:
-    """Nothing is dropped under a word that nobody knows, or that no fault explains."""
+    """Every drop has a known reason that a fault explains."""
     allowed = set(_ALWAYS)
     for kind, reasons in REASONS_OF.items():
         if happened.get(kind.value):

@@ -21,7 +21,7 @@ _LATE = re.compile(r"(\d+) events of rank")
 
 
 def wait_published(address: str, patience_s: float) -> list[str]:
-    """Wait until the coordinator has written all that it heard of; return what it has not."""
+    """Wait until the coordinator has written all that it received; return what it has not."""
     until_s = time.monotonic() + patience_s
     while any(job.pending_iterations for job in fetch_job_status(address).merges):
         if time.monotonic() > until_s:
@@ -47,7 +47,7 @@ def late(address: str) -> Mapping[tuple[int, int], int]:
 
 
 def published(root: Path, job_id: str) -> tuple[Mapping[PlacedOperator, int], list[str]]:
-    """Return how often each operator stands in the files of a job, and why they cannot be read."""
+    """Return how often each operator is in the files of a job, and why they cannot be read."""
     found: Counter[PlacedOperator] = Counter()
     try:
         for entry in read_order(root, job_id=job_id).entries():

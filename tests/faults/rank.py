@@ -90,7 +90,7 @@ def _put(owner: type, name: str, method: Callable[..., Any]) -> None:
 
 
 class BitFlipper:
-    """Flips bits of entries of a slab that nobody was told of yet, where the page wants it.
+    """Flips bits of unannounced slab entries where the control page requests it.
 
     In the data, frame or head of a record; heads of declarations count as well.
     """

@@ -106,7 +106,7 @@ def _seen(
 
 
 def _begin(deployment: FaultDeployment) -> None:
-    """Start everybody; return when every rank has been told that something of it is safe."""
+    """Start all processes; return when every rank has an acknowledgement."""
     for process in (deployment.coordinator, *deployment.agents):
         process.start()
     until_s = time.monotonic() + _PATIENCE_S
@@ -154,7 +154,7 @@ def _finish(
 
 
 def _hear(address: str, ending: RunEnding) -> None:
-    """Ask the coordinator for all that it knows, once it has published it."""
+    """Query the coordinator's view, once it has published everything."""
     try:
         ending.complaints += published_order.wait_published(address, _PATIENCE_S)
         ending.balances = observation.balances(address)
@@ -186,7 +186,7 @@ def _of(path: str, closed: set[str]) -> bool:
 
 
 def _all_live(deployment: FaultDeployment, player: SchedulePlayer) -> None:
-    """Wait until everybody has been up for a while, so that a goodbye is heard."""
+    """Wait until all processes have been up for a while, so that session ends are received."""
     until_s = time.monotonic() + _PATIENCE_S
     servers = (deployment.coordinator, *deployment.agents)
     while time.monotonic() < until_s:

@@ -79,7 +79,7 @@ class SchedulePlayer:
         self._due.clear()
 
     def look_after(self) -> None:
-        """Start again who has ended."""
+        """Restart processes that have ended."""
         now_s = time.monotonic()
         for process in self._deployment.processes:
             if process.alive:
@@ -140,7 +140,7 @@ class SchedulePlayer:
         heapq.heappush(self._due, (other.at_s, next(self._order), other, tries + 1))
 
     def _begin(self, fault: ScheduledFault) -> Heal | None:
-        """Begin a fault; None when there is nobody to hit now."""
+        """Begin a fault; None when there is no target now."""
         try:
             return getattr(self, f"_{fault.kind.value}")(fault)
         except (ProcessLookupError, FileNotFoundError):

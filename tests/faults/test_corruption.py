@@ -64,7 +64,7 @@ def test_damaged_iteration_end_is_resent(rig: AgentRig, flip, place):
 
 @pytest.mark.parametrize("place", ["frame", "head"])
 def test_damaged_statistics_rows_are_counted_one_by_one(flip, place):
-    """Law: the rank has let go of them, and knows how many they were."""
+    """Law: the rank no longer has them, but knows their number."""
     first, second, third = flip("figure_rows", place, saved="statistic")
     assert (first.kept_tensors, third.kept_tensors) == (EACH, EACH)
     assert (second.kept_tensors, dict(second.dropped)) == (0, {"corrupted": EACH})

@@ -47,7 +47,7 @@ def test_dropped_tensor_has_no_final_name(rig: AgentRig, call: str):
 
 @pytest.mark.parametrize("call", ["mkdir", "statvfs", "link", "unlink"])
 def test_other_failed_calls_end_no_session(rig: AgentRig, call: str):
-    """Law: what fails meanwhile is dropped with a reason; nobody is refused for good."""
+    """Law: failures are drops with a reason; no rank is rejected permanently."""
     with rig.session() as session:
         rig.play(session, 1)
         session.step(2)

@@ -27,7 +27,7 @@ def cramped(folder: Path, case: str) -> dict[str, Any]:
 
 
 def test_full_disk_affects_only_its_iteration(socket_folder: Path):
-    """Law: counted by a reason of disks; its manifest comes when room returns, by itself."""
+    """Law: counted by a reason of disks; its manifest comes when space returns, by itself."""
     told = cramped(socket_folder, "tree_full")
     assert told["kept"] == [EACH, 0, EACH]
     assert set(told["dropped"][1]) <= {"disk_full", "disk_low"}
@@ -42,7 +42,7 @@ def test_full_inode_table_affects_only_its_iteration(socket_folder: Path):
 
 
 def test_full_state_folder_loses_nothing(socket_folder: Path):
-    """Law: nothing is acknowledged until the ledger has room, and everything is then."""
+    """Law: nothing is acknowledged until the ledger has space, and everything is then."""
     told = cramped(socket_folder, "state_full")
     assert told["kept"] == [EACH] * 3
     assert told["dropped"] == [{}, {}, {}]

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_short_soak_breaks_no_law(seed: int, tmp_path: Path):
-    """Law: whatever fails, and however often, no acknowledged record is lost, doubled or wrong."""
+    """Law: whatever fails, no acknowledged record is lost, duplicated or wrong."""
     words = ["-m", "faults", "--small", "--quiet", "--json", "--pause", "0.3"]
     words += ["--seconds", "6", "--faults", "19"]
     done = subprocess.run(

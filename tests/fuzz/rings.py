@@ -52,7 +52,7 @@ class _RingSession:
         self._cost += sum(map(_cost_of, items)) if cost is None else cost
 
     def settle(self) -> None:
-        """Read elements as workers do, then commit, give room back and acknowledge."""
+        """Read elements as workers do, then commit, give space back and acknowledge."""
         taken, self._taken = self._taken, []
         for item in taken:
             if isinstance(item, ReceivedRecord):

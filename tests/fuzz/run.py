@@ -1,7 +1,7 @@
 """Runner of one target under atheris, from its corpus: `make fuzz TARGET=npys SECONDS=600`.
 
 What breaks it is left as `build/fuzz/TARGET/found-*`, one input for each place that fails, to be
-put into the corpus with what mends it; the run goes on.
+put into the corpus with its fix; the run continues.
 """
 
 from __future__ import annotations

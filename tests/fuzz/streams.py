@@ -169,7 +169,7 @@ def _apply(session: RankSession, declared: MetadataFrame) -> None:
 
 
 def told(session: RankSession) -> None:
-    """Tell how a session stands, as people are told."""
+    """Return the status of a session as users see it."""
     view = StatusView(sessions=(session.status(),), iterations=tuple(session.iterations()))
     assert view_from_wire(view_to_wire(view)) == view
 

@@ -28,7 +28,7 @@ _OPERATOR = parse_file_name("Add.Default_Add-op0.7.3.1700000000000000.csv")
 
 
 def statistics(data: bytes) -> None:
-    """A table of figures: of a folder, or of one operator."""
+    """A table of statistics: of a folder, or of one operator."""
     which, rest = chosen(data, 2)
     path = file_of(rest, "statistic.csv")
     operator = _OPERATOR if which else None

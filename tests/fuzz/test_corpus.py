@@ -26,7 +26,7 @@ def test_every_target_has_its_corpus():
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_targets_survive_their_corpus(name: str):
-    """What was found once stays mended, and takes memory in proportion."""
+    """Inputs that once failed no longer do, and take memory in proportion."""
     for path in kept(name):
         data = path.read_bytes()
         fed(name, data)

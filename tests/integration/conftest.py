@@ -43,7 +43,7 @@ WAIT_S = 60
 
 @pytest.fixture
 def short_dir() -> Iterator[Path]:
-    """A folder whose path leaves room for a socket's name."""
+    """A folder whose path leaves space for a socket's name."""
     path = Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
     yield path
     shutil.rmtree(path)
@@ -103,7 +103,7 @@ class FrameBuilder:
         stamps: list[int] | None = None,
         **fields: Any,
     ) -> agent_pb2.Frame:
-        """Return rows of figures; the first has the time of a record with that number."""
+        """Return rows of statistics; the first has the time of a record with that number."""
         times = stamps or range(STAMP + sequence, STAMP + sequence + len(rows))
         body = agent_pb2.FigureRows(
             iteration=iteration,
@@ -166,7 +166,7 @@ class PushStreamClient:
         return self
 
     def ring(self, written: int) -> PushStreamClient:
-        """Announce what stands in the slab."""
+        """Announce what is in the slab."""
         doorbell = agent_pb2.Doorbell(written=written)
         self._requests.put(agent_pb2.PushRequest(doorbell=doorbell))
         return self

@@ -83,7 +83,7 @@ def manifests(root: Path) -> list[Manifest]:
 
 
 def names_in(folder: Path) -> set[str]:
-    """Types and sides of what stands in an iteration of a model."""
+    """Types and sides of what is in an iteration of a model."""
     parts = [path.name.split(".") for path in folder.glob("*.npy")]
     return {f"{fields[0]}.{fields[-4]}.{fields[-3]}" for fields in parts}
 

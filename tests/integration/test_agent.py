@@ -47,7 +47,7 @@ def manifests(root: Path, rank: int = 0) -> list[Manifest]:
 
 @pytest.fixture
 def rank(make_agent, make_rank):
-    """A rank at the door of a running agent."""
+    """A rank connected to a running agent."""
     return make_rank(make_agent().address)
 
 
@@ -95,7 +95,7 @@ class TestRecordFiles:
         ],
     )
     def test_types_without_numpy_equivalent_are_widened(self, rank, frames, dtype, raw, values):
-        """bfloat16 and float8 stand as float32 on disk, under their own name in the manifest."""
+        """bfloat16 and float8 are float32 on disk, with their own name in the manifest."""
         rank.open()
         stream = rank.push().send(frames.record(1, raw, dtype=dtype), frames.end(2, 0, 1))
         stream.finish()
@@ -148,7 +148,7 @@ class TestIterationEnds:
     def test_dropped_records_are_counted_and_their_bytes_discarded(
         self, make_agent, make_rank, frames
     ):
-        """The agent has the last word on the plan; what it refuses is in the balance."""
+        """The agent has the last word on the plan; what it rejects is in the balance."""
         selection = TensorSelection(iterations=IterationSelection("1", ((1, 1),)))
         rank = make_rank(make_agent(max_record_bytes=100).address, selection=selection)
         rank.open()
@@ -162,7 +162,7 @@ class TestIterationEnds:
         stream.finish()
 
     def test_order_files_are_written_for_each_rank(self, rank, frames):
-        """Operators stand in program order, and each iteration on a line of its own."""
+        """Operators are in program order, and each iteration on a line of its own."""
 
         def events(sequence: int, iteration: int) -> agent_pb2.Frame:
             names = ["Default/b-op0", "Default/a-op0"]
@@ -203,7 +203,7 @@ class TestIterationEnds:
 
 class TestSessionResumption:
     def test_resumed_stream_loses_and_duplicates_nothing(self, rank, frames):
-        """After a cut the rank sends again what was not acknowledged, and each stands once."""
+        """After a cut the rank resends unacknowledged frames, and each is stored once."""
         rank.open()
         stream = rank.push().send(frames.record(1, ARRAY), frames.record(2, ARRAY + 1))
         stream.send(frames.record(3, ARRAY + 2, first_bytes=100))
@@ -285,7 +285,7 @@ class TestSessionResumption:
         assert second.finish() is grpc.StatusCode.OK
 
     def test_lost_rank_is_reported_as_lost(self, rank, frames):
-        """A stream that ends without a goodbye leaves a lost session and an open iteration."""
+        """A broken stream without a session end leaves a lost session and an open iteration."""
         rank.open()
         stream = rank.push().send(frames.record(1, ARRAY))
         stream.wait_acknowledged(1)
@@ -314,7 +314,7 @@ class TestSessionOpening:
         second.open()
 
     def test_wrong_token_is_rejected(self, rank):
-        """Nobody pushes into a session by knowing its name."""
+        """The name of a session is not enough to push into it."""
         rank.open()
         assert rank.push(token=b"guess").wait_over() is grpc.StatusCode.PERMISSION_DENIED
         assert rank.push(token=b"").wait_over() is grpc.StatusCode.PERMISSION_DENIED
@@ -336,7 +336,7 @@ class TestSessionOpening:
         ],
     )
     def test_unsupported_sessions_are_rejected(self, make_agent, make_rank, fields, code):
-        """A plan that cannot be carried out is refused at once, not tensor by tensor."""
+        """A plan that cannot be carried out is rejected at once, not tensor by tensor."""
         rank = make_rank(make_agent().address, **fields)
         with pytest.raises(grpc.RpcError) as refused:
             rank.open()
@@ -466,7 +466,7 @@ class TestResentFrames:
     def test_duplicate_and_swapped_batches_are_stored_once_in_order(
         self, make_agent, make_rank, frames
     ):
-        """A doubled one changes nothing; one that overtook another is asked for again."""
+        """A duplicate changes nothing; a batch that overtook another is requested again."""
         rank = make_rank(make_agent().address)
         rank.open()
         batches = [

@@ -77,7 +77,7 @@ def test_changed_declaration_is_resent(rank, side, frames, place):
 
 
 def test_rank_that_died_after_a_damaged_head_has_no_balance(rank, side, frames):
-    """Nobody knows what stands there, so its iteration has not ended, and a finding says it."""
+    """The content is unknown, so its iteration has not ended, and a finding reports it."""
     put(side, frames, 1, ARRAY)
     begin = side.writer.written
     put(side, frames, 2, ARRAY + 1)

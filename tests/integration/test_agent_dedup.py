@@ -69,7 +69,7 @@ def inodes(tree: reader.Tree) -> int:
 
 @pytest.fixture
 def rank(make_agent, make_rank):
-    """A rank at the door of a running agent."""
+    """A rank connected to a running agent."""
     return make_rank(make_agent().address)
 
 
@@ -131,7 +131,7 @@ def test_trees_and_codecs_share_no_links(make_agent, make_rank, frames, short_di
 
 
 def test_disk_without_links_gets_full_copies(rank, frames, monkeypatch):
-    """Where a disk refuses links nothing is lost: every record is stored in full."""
+    """Where a disk rejects links nothing is lost: every record is stored in full."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(1, "refusing on purpose")
@@ -145,7 +145,7 @@ def test_disk_without_links_gets_full_copies(rank, frames, monkeypatch):
 
 
 def test_removing_an_iteration_keeps_files_linked_to_it(rank, frames):
-    """Whoever removes an iteration leaves the links to its files whole, and the agent goes on."""
+    """Removing an iteration keeps links to its files, and the agent continues."""
     rank.open()
     stream = rank.push().send(*step(frames, 1))
     stream.wait_acknowledged(13)
@@ -185,7 +185,7 @@ def test_linked_tensor_has_a_statistics_row(make_agent, make_rank, frames):
 
 
 def test_hidden_link_of_a_killed_agent_is_removed(make_daemon, make_rank, frames):
-    """What a killed daemon left under a hidden name is taken away when the record comes again."""
+    """What a killed daemon left under a hidden name is removed when the record comes again."""
     daemon = make_daemon()
     rank = make_rank(daemon.address)
     rank.open()

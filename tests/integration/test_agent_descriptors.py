@@ -33,7 +33,7 @@ def test_missing_descriptors_are_a_drop_reason_until_they_return(make_daemon, ma
 
 
 def test_second_agent_on_one_runtime_folder_is_rejected(make_daemon, make_rank, short_dir):
-    """The second says so in one line, and the slabs of the first stay."""
+    """The second reports it in one line, and the slabs of the first stay."""
     daemon = make_daemon()
     rank = make_rank(daemon.address, wants_slab=True, delivery=SMALL)
     rank.open()

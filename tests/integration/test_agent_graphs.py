@@ -55,7 +55,7 @@ def order_of(root: Path) -> list[str]:
 
 @pytest.fixture
 def rank(make_agent, make_rank):
-    """A rank at the door of a running agent."""
+    """A rank connected to a running agent."""
     return make_rank(make_agent().address)
 
 
@@ -87,7 +87,7 @@ class TestGraphs:
 
     @pytest.mark.parametrize("graph_first", [True, False])
     def test_compiled_order_replaces_the_observed_one(self, rank, frames, graph_first):
-        """The framework's own order stands, whichever the agent heard of first."""
+        """The framework's own order is used, whichever the agent received first."""
         rank.open()
         declared = [
             part(NAMES, first=True, last=True, compiled=True),
@@ -172,7 +172,7 @@ class TestGraphs:
         assert names_of(rank.root) == NAMES
 
     def test_names_in_graph_and_order_agree(self, rank, frames):
-        """A name that cannot stand on a line is spelt the same way in both."""
+        """A name that cannot be on a line is spelt the same way in both."""
         names = ["Default/a\nb-op0", "Default/\u00e9-op0"]
         rank.open()
         rank.push().send(
@@ -185,7 +185,7 @@ class TestGraphs:
 
 class TestArguments:
     def test_arguments_file_is_in_its_iteration(self, rank, frames):
-        """Each operator's arguments stand beside its tensors, all of them texts."""
+        """Each operator's arguments are beside its tensors, all of them texts."""
         values = {"stride": "(1, 1)", "bias": "False"}
         arguments = KernelArguments(
             3, (OperatorArguments(0, "Conv2d", "Default/net-Net/c.1-Conv2d/Conv2d-op0", values),)
@@ -200,7 +200,7 @@ class TestArguments:
         assert path.read_text().splitlines()[1] == '    "bias": "False",'
 
     def test_name_too_long_for_a_file_is_a_finding(self, rank, frames):
-        """It is said once, however many iterations it happens in; the rank goes on."""
+        """It is reported once, however many iterations it happens in; the rank continues."""
         name = "Default/" + "x" * 300
         rank.open()
         stream = rank.push().send(
@@ -237,7 +237,7 @@ class TestNames:
     def test_profile_sets_the_spelling_of_names(
         self, make_agent, make_rank, frames, profile, target, end
     ):
-        """The plan's profile spells the files, and its release stands in the metadata."""
+        """The plan's profile spells the files, and its release is in the metadata."""
         rank = make_rank(make_agent().address, profile=profile, device_target=target, codec="none")
         rank.open()
         rank.push().send(frames.record(1, np.ones(2, dtype=np.float32))).finish()
@@ -277,7 +277,7 @@ class TestNames:
 def test_tensor_outside_any_declared_iteration_is_stored_and_reported(
     make_agent, make_rank, frames
 ):
-    """An operator that raised ends no iteration: its inputs are in the tree, and that is said."""
+    """An operator that raised ends no iteration: its inputs are in the tree and reported."""
     rank = make_rank(
         make_agent().address,
         selection=TensorSelection(trigger="exception"),

@@ -66,7 +66,7 @@ def texts(caplog, word: str) -> list[str]:
 
 
 def test_tensors_dumped_during_a_slow_opening_are_delivered(start, busy, short_dir, caplog):
-    """The rank is told why it waits, and asks again; one opening serves all of its tries."""
+    """The rank is notified of the reason, and opens again; one opening serves all tries."""
     agent, session = start()
     for step in range(2):
         dump(session, step)
@@ -122,7 +122,7 @@ def test_losses_of_a_rank_without_session_are_counted(start, busy, short_dir, ca
 
 
 def test_slow_opening_is_returned_only_to_its_requester(busy, make_agent, make_rank):
-    """Another process that knows the session's name waits, and is refused like before."""
+    """Another process that knows the session's name waits, and is rejected like before."""
     address = make_agent().address
     rank = make_rank(address, secret=b"s" * 16)
     assert "a disk is busy" in rank.open().opening
@@ -149,7 +149,7 @@ def test_opened_session_that_never_connected_is_reported(
 
 
 def test_only_losses_may_follow_a_failed_opening(make_agent, make_rank, frames):
-    """A frame of any other kind is refused, and so is a number out of turn."""
+    """A frame of any other kind is rejected, and so is a number out of turn."""
     agent = make_agent()
     rank = make_rank(agent.address)
     for wrong in (frames.record(1, np.ones(3)), frames.goodbye(2)):

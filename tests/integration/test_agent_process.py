@@ -36,7 +36,7 @@ def tensors(root: Path) -> list[Path]:
 
 
 def test_sigterm_drains_streams_and_queue(make_daemon, make_rank, frames):
-    """A rank that is told of the end finishes its stream, loses nothing, and the exit is 0."""
+    """A rank that is notified of the end finishes its stream, loses nothing, and the exit is 0."""
     daemon = make_daemon()
     rank = make_rank(daemon.address)
     rank.open()
@@ -70,7 +70,7 @@ def test_silent_rank_is_cut_off_at_the_drain_deadline(make_daemon, make_rank, fr
 
 
 def test_second_signal_ends_the_daemon_at_once(make_daemon, make_rank, frames):
-    """Whoever asks twice does not wait for ranks."""
+    """The second signal does not wait for ranks."""
     daemon = make_daemon()
     rank = make_rank(daemon.address)
     rank.open()
@@ -84,7 +84,7 @@ def test_second_signal_ends_the_daemon_at_once(make_daemon, make_rank, frames):
 
 
 def test_killed_daemon_resumes_on_its_state(make_daemon, make_rank, frames):
-    """After kill -9 a new daemon on the same state and socket goes on where the ledger stands."""
+    """After kill -9 a new daemon on the same state and socket continues from the ledger."""
     daemon = make_daemon()
     rank = make_rank(daemon.address)
     rank.open()
@@ -108,7 +108,7 @@ def test_killed_daemon_resumes_on_its_state(make_daemon, make_rank, frames):
 
 
 def test_killed_daemon_remembers_the_outcome_of_each_row(make_daemon, make_rank, frames):
-    """Rows of figures are counted, tabulated and listed once, those that were refused included."""
+    """Rows of statistics are counted, tabulated and listed once, dropped ones included."""
     daemon = make_daemon()
     rank = make_rank(daemon.address, content=ContentSettings("statistic", ("max",)))
     rank.open()
@@ -150,7 +150,7 @@ def test_standalone_agent_reports_through_its_own_socket(make_daemon, make_rank,
 
 
 def test_address_of_a_live_server_is_rejected(make_daemon, tmp_path):
-    """A second daemon on the same socket says so and leaves the first alone."""
+    """A second daemon on the same socket reports it and leaves the first alone."""
     daemon = make_daemon()
     path = daemon.address.removeprefix("unix:")
     second = rankdumpd("standalone", "--socket", path, "--state-dir", str(tmp_path))
@@ -160,7 +160,7 @@ def test_address_of_a_live_server_is_rejected(make_daemon, tmp_path):
 
 
 def test_state_folder_of_a_live_agent_is_rejected(make_daemon, short_dir):
-    """A second daemon on the same state folder says so, in one line."""
+    """A second daemon on the same state folder reports it, in one line."""
     make_daemon()
     state = str(short_dir / "state")
     second = rankdumpd("standalone", "--socket", f"{short_dir}/2.sock", "--state-dir", state)

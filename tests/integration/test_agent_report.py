@@ -146,7 +146,7 @@ def forgotten(agent: ReportingAgentRig, coordinator: StubCoordinator) -> None:
 
 
 def test_items_before_the_first_connection_arrive_in_order(agent, coordinator):
-    """A late coordinator hears everything, events before the balance of their iteration."""
+    """A late coordinator receives everything, events before the balance of their iteration."""
     agent.reporter.session(SESSION, "/dump")
     agent.take(RankTimeouts({"HCCL_EXEC_TIMEOUT": "1800"}))
     for n in range(11):
@@ -177,7 +177,7 @@ def test_items_before_the_first_connection_arrive_in_order(agent, coordinator):
 
 
 def test_state_of_a_quiet_rank_is_reported_repeatedly(agent, coordinator):
-    """Said again and again, behind what it sent."""
+    """The state is repeated, behind the items already sent."""
     coordinator.start()
     agent.take(events(0, 100))
     agent.quiet = [QuietRank("job", 3, "s", 1)]
@@ -193,7 +193,7 @@ def test_state_of_a_quiet_rank_is_reported_repeatedly(agent, coordinator):
 
 
 def test_names_are_sent_once_a_stream(agent, coordinator, monkeypatch):
-    """A name costs its length once; a table that grew too large starts anew."""
+    """A name costs its length once; a table that grew too large starts again."""
     monkeypatch.setattr(report_stream, "MAX_TEXTS", 1_500)
     coordinator.start()
     for n in range(6):
@@ -280,7 +280,7 @@ def test_restarted_agent_continues_its_numbers(agent, coordinator):
 
 
 def test_sessions_are_reported_again_to_a_coordinator_without_state(agent, coordinator):
-    """Sessions and timeouts are told anew where a coordinator comes without its state."""
+    """Sessions and timeouts are reported again to a coordinator without its state."""
     coordinator.start()
     agent.reporter.session(SESSION, "/dump")
     agent.take(RankTimeouts({"A": "1"}), RankTimeouts({"A": "2"}))
@@ -296,7 +296,7 @@ def test_sessions_are_reported_again_to_a_coordinator_without_state(agent, coord
 
 
 def test_only_the_rejected_item_is_lost(agent, coordinator, caplog):
-    """Of many under way the one that is refused is found; all others arrive, and it is counted."""
+    """Of many under way the one that is rejected is found; all others arrive, and it is counted."""
     agent.take(*(events(10 * n, 10) for n in range(30)))
     agent.take(IterationEnd(0, 0))
 
@@ -326,7 +326,7 @@ def test_only_the_rejected_item_is_lost(agent, coordinator, caplog):
 
 @pytest.mark.parametrize("body", [b"\xff", b"text"])
 def test_only_the_damaged_item_is_lost(agent, coordinator, caplog, body):
-    """A frame that a disk damaged holds up nobody: all others arrive, and it is counted."""
+    """A frame that a disk damaged delays nothing else: all others arrive, and it is counted."""
     agent.take(*(events(10 * n, 10) for n in range(30)))
     agent.take(IterationEnd(0, 0))
     with agent.ledger._transaction() as base:
@@ -402,7 +402,7 @@ def test_report_log_is_bounded_while_the_coordinator_is_absent(make_agent, coord
 
 
 def test_report_log_keeps_first_and_last_state_of_a_session(agent, coordinator):
-    """A session that comes and goes while nobody listens takes no more room than one that stays."""
+    """A session that comes and goes meanwhile takes no more space than one that stays."""
     for pid in range(100):
         agent.reporter.session(
             SessionStatus(*("job", "s", 3, 4, 3, "h", pid), SessionState.OPEN), ""
@@ -436,7 +436,7 @@ def test_heartbeat_answers_carry_clock_and_warnings(agent, coordinator):
 
 
 def test_silent_coordinator_is_reconnected(agent, coordinator, monkeypatch):
-    """Without answers for too long the stream is begun anew."""
+    """Without answers for too long the stream is begun again."""
     coordinator.silent = True
     coordinator.start()
     monkeypatch.setattr(agent.reporter, "_times", ReporterTimes(0.05, 0.01, 0.05, answer_s=0.2))
@@ -470,7 +470,7 @@ def test_waiting_items_are_read_in_small_batches(agent, coordinator, monkeypatch
 
 
 def test_report_numbers_lost_by_power_failure_are_not_reused(agent, coordinator, tmp_path):
-    """What is entered afterwards arrives, though the coordinator heard of other items before."""
+    """Items committed afterwards arrive, though the coordinator received others before."""
     coordinator.start()
     agent.take(events(0, 10))
     assert agent.reporter.flush(WAIT_S) == 0
@@ -495,7 +495,7 @@ def test_report_numbers_lost_by_power_failure_are_not_reused(agent, coordinator,
 
 
 def test_restored_ledger_continues_after_the_coordinators_number(agent, coordinator, tmp_path):
-    """An old copy of the state folder knows less than the coordinator: all of it is told again."""
+    """An old copy of the state folder has less than the coordinator: all is reported again."""
     coordinator.start()
     agent.take(events(0, 10))
     assert agent.reporter.flush(WAIT_S) == 0

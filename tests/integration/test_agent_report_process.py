@@ -65,7 +65,7 @@ def everything(turns: int) -> list[int]:
 def test_agent_killed_before_acknowledgement_resends_all(
     make_host, coordinator, make_rank, forgets
 ):
-    """Law: every event arrives, under numbers that go on, from an agent of the same name."""
+    """Law: every event arrives, under numbers that continue, from an agent of the same name."""
     host = make_host(1)
     rank = make_rank(host.address, wants_slab=False)
     rank.open()
@@ -153,7 +153,7 @@ def test_warning_reaches_present_and_later_ranks_of_its_job(make_host, coordinat
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_stop_does_not_wait_for_an_absent_coordinator(make_host, coordinator, make_rank, workers):
-    """Status says what is not delivered; the stop says where it stays, and the next one tells."""
+    """Status and stop report undelivered items; the next agent sends them."""
     coordinator.stop()
     # Longer than the patience of this test.
     host = make_host(workers, DRAIN_TIMEOUT_S="600")

@@ -156,7 +156,7 @@ class TestRetentionChoice:
             assert none.usage.total == 0
 
     def test_pinned_job_is_kept(self, make_agent, send, state):
-        """Until it is let go; status says which are pinned."""
+        """Until it is unpinned; status shows which are pinned."""
         agent = make_agent()
         rank, _ = send(agent, 2)
         pin = agent_pb2.Pin(job_id="job", pinned=True)
@@ -351,7 +351,7 @@ class TestRemoval:
             assert some.removed() == [0]
 
     def test_damaged_manifest_does_not_keep_other_iterations(self, make_agent, send, state):
-        """It is said, and its iteration stays."""
+        """It is reported, and its iteration stays."""
         agent = make_agent()
         rank, _ = send(agent, 2)
         agent.stop()
@@ -437,7 +437,7 @@ class TestReadersOfRetiredIterations:
 
 
 def test_session_below_the_disk_floor_is_warned_at_once(make_agent, make_rank):
-    """With the numbers, before its first tensor is refused; status says so as well."""
+    """With the numbers, before its first tensor is rejected; status reports it as well."""
     rank = make_rank(make_agent(keep_free_bytes=1 << 60).address)
     rank.open()
     stream = rank.push()
@@ -457,7 +457,7 @@ def test_session_below_the_disk_floor_is_warned_at_once(make_agent, make_rank):
 def test_job_quota_is_never_exceeded_and_drops_are_counted(
     make_agent, make_rank, frames, limit, reason
 ):
-    """What it has no room for is dropped under its name; a restart knows what is taken."""
+    """What it has no space for is dropped under its name; a restart knows what is taken."""
     agent = make_agent(**{limit: 5 * (SIZE + 128)})
     rank = make_rank(agent.address, codec="none")
     rank.open()

@@ -22,7 +22,7 @@ from rankdump.wire.v1 import agent_pb2
 
 @pytest.fixture
 def slab_agent(make_agent, short_dir):
-    """Makes agents whose slabs stand beside everything else of the test."""
+    """Makes agents whose slabs are beside everything else of the test."""
 
     def make(**settings):
         return make_agent(**({"runtime_dir": str(short_dir), "slab_bytes": MIB} | settings))
@@ -82,7 +82,7 @@ class TestRingTransfer:
         assert manifest_of(rank.root).status.is_balanced
 
     def test_record_larger_than_the_slab_is_split(self, slab_agent, enter, put, frames):
-        """Pieces are released before the record is whole, so it needs no room for all of it."""
+        """Pieces are released before the record is whole, so it needs no space for all of it."""
         rank, side = enter(slab_agent().address)
         stream = rank.push()
         array = np.arange(MIB, dtype=np.float32)
@@ -98,7 +98,7 @@ class TestRingTransfer:
         assert len(data) > 2 * side.writer.ring_bytes
 
     def test_entry_is_not_overwritten_before_its_commit(self, slab_agent, enter, put):
-        """Room comes back with the acknowledgement and not before: the slab is the only copy."""
+        """Space comes back with the acknowledgement and not before: the slab is the only copy."""
         agent = slab_agent()
         rank, side = enter(agent.address)
         with agent.agent._ledger._lock:
@@ -138,7 +138,7 @@ class TestRingTransfer:
         stream.finish()
 
     def test_failed_copy_is_counted_as_drop(self, slab_agent, enter, put, frames):
-        """Also within a record in pieces; what stands around it arrives."""
+        """Also within a record in pieces; what is around it arrives."""
         rank, side = enter(slab_agent().address)
         array = np.arange(100, dtype=np.float32)
         put(side, 1, array)
@@ -157,7 +157,7 @@ class TestRingTransfer:
 
     @pytest.mark.parametrize("saved", ["tensor", "full"])
     def test_degraded_record_is_a_row_and_a_count(self, slab_agent, enter, put, frames, saved):
-        """A tensor for which there was no room leaves its figures, whatever the plan saves."""
+        """A tensor for which there was no space leaves its statistics, whatever the plan saves."""
         content = ContentSettings(saved=saved, statistics=("max", "min"))
         delivery = DeliverySettings(buffer_bytes=MIB, on_full="statistic")
         rank, side = enter(slab_agent().address, content=content, delivery=delivery)
@@ -276,7 +276,7 @@ class TestSlabFiles:
         assert not path.exists()
 
     def test_leftover_files_are_removed(self, slab_agent, short_dir):
-        """At its start an agent takes away slabs that neither a session nor a process needs."""
+        """At its start an agent removes slabs that neither a session nor a process needs."""
         folder = short_dir / "slabs"
         folder.mkdir()
         (folder / "old.slab").write_bytes(bytes(100))
@@ -287,7 +287,7 @@ class TestSlabFiles:
 
 class TestSlabMemory:
     def test_memory_limit_denies_slab_then_session(self, slab_agent, make_rank, frames):
-        """Both are said; who has no slab sends on its stream."""
+        """Both are reported; a rank without a slab sends on its stream."""
         cap = {"memory_bytes": 36 * MIB + MIB // 2, "queue_bytes": MIB, "max_record_bytes": MIB}
         agent = slab_agent(**cap)
         for number in range(3):
@@ -307,7 +307,7 @@ class TestSlabMemory:
         assert "a session needs 8388608 bytes" in (refused.value.details() or "")
 
     def test_missing_space_for_the_file_is_reported(self, slab_agent, make_rank, frames, short_dir):
-        """Where the folder cannot be made frames go on the stream."""
+        """Where the folder cannot be made, frames go over the stream."""
         (short_dir / "slabs").write_text("in the way")
         rank = make_rank(slab_agent().address, wants_slab=True)
         assert not rank.open().HasField("slab")
@@ -364,7 +364,7 @@ def data_twice(side: SlabSide, frames) -> None:
 def test_contradictory_entry_ends_only_its_stream(
     slab_agent, enter, make_rank, frames, attack, says
 ):
-    """One clear line for the rank that did it; nobody else notices."""
+    """The offending rank gets one clear line; no other is affected."""
     agent = slab_agent()
     rank, side = enter(agent.address)
     attack(side, frames)

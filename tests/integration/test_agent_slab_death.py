@@ -97,7 +97,7 @@ def test_rank_killed_right_after_staging_loses_nothing(agent, rank, child, frame
 
 
 def test_rank_killed_within_a_copy_drops_only_that_record(agent, rank, child, frames):
-    """What was begun is a counted drop; what stands before and behind it is in the tree."""
+    """What was begun is a counted drop; what is before and behind it is in the tree."""
     array = ARRAYS[0]
     head = [frames.record(number, array, first_bytes=0) for number in range(5)]
     child.stage(head[1], array.tobytes())
@@ -120,7 +120,7 @@ def test_rank_killed_within_a_copy_drops_only_that_record(agent, rank, child, fr
 
 
 def test_session_end_in_remaining_entries_closes_the_session(agent, rank, child, frames):
-    """A rank that is killed after its last words has said them."""
+    """A rank that is killed after its session end counts as closed."""
     child.stage(frames.goodbye(1))
     child.start(rank.open().slab)
     child.kill()
@@ -128,7 +128,7 @@ def test_session_end_in_remaining_entries_closes_the_session(agent, rank, child,
 
 
 def test_damaged_remaining_entries_are_reported(agent, rank, child, frames, short_dir):
-    """What cannot be read is a finding; what stands before it is in the tree."""
+    """What cannot be read is a finding; what is before it is in the tree."""
     child.stage(frames.record(1, ARRAYS[0], first_bytes=0), ARRAYS[0].tobytes())
     child.stage(frames.record(7, ARRAYS[0], first_bytes=0), ARRAYS[0].tobytes())
     child.start(rank.open().slab)
@@ -171,7 +171,7 @@ def test_slab_of_a_rank_that_died_without_agent_is_read(agent, rank, child, fram
 
 @pytest.mark.parametrize("damage", [bytes(100), b""])
 def test_truncated_slab_does_not_stop_the_agent(agent, rank, damage):
-    """A file that was truncated while no agent was there is a finding, and is taken away."""
+    """A file that was truncated while no agent was there is a finding, and is removed."""
     path = Path(rank.open().slab.path)
     agent.stop()
     path.write_bytes(damage)

@@ -102,7 +102,7 @@ def test_slow_slab_is_kept_for_the_next_opening(agent, slow, make_rank):
 
 
 def test_slab_of_an_ended_session_is_removed(agent, slow, make_rank, frames, short_dir):
-    """What was made for a rank that said goodbye meanwhile is taken away, with its room."""
+    """What was made for a rank that ended its session meanwhile is removed, with its space."""
     rank = make_rank(agent.address, wants_slab=True, delivery=SMALL)
     rank.open()
     rank.push().send(frames.goodbye(1)).finish()

@@ -60,7 +60,7 @@ def manifest(root: Path, iteration: int = 0) -> Manifest:
 
 @pytest.fixture
 def record_of(frames):
-    """Makes records as their plan wants them: whole, or as figures."""
+    """Makes records as their plan wants them: whole, or as statistics."""
 
     def make(
         sequence: int, array: np.ndarray, content: ContentSettings, **fields
@@ -95,7 +95,7 @@ def dump(make_agent, make_rank, frames, record_of):
 @pytest.mark.parametrize("saved", ["full", "statistic"])
 @pytest.mark.parametrize(("values", "items", "tail"), GOLDEN)
 def test_rows_equal_mindspores_own(dump, saved, values, items, tail):
-    """The figures of MindSpore's own tests, computed by the agent or sent by the rank."""
+    """The statistics of MindSpore's own tests, computed by the agent or sent by the rank."""
     array = np.array(values, dtype=np.float32)
     root = dump([array], ContentSettings(saved, items))
     shape = ",".join(map(str, array.shape))
@@ -154,7 +154,7 @@ def test_rows_are_in_the_order_of_frames(make_agent, make_rank, frames, record_o
 
 
 def test_statistics_only_records_balance_without_files(dump):
-    """A tensor of which only figures were kept is in the balance, the manifest and the table."""
+    """A tensor of which only statistics were kept is in the balance, the manifest and the table."""
     arrays = [np.full(4, n, dtype=np.float64) for n in range(3)]
     root = dump(arrays, ContentSettings("statistic"))
     found = manifest(root)
@@ -180,14 +180,14 @@ def test_rows_are_written_before_the_iteration_ends(make_agent, make_rank, recor
 
 
 def test_complex_tensors_have_a_file_and_no_row(dump):
-    """With `full` they are stored like any other, without figures."""
+    """With `full` they are stored like any other, without statistics."""
     root = dump([np.ones(2, dtype=np.complex64), np.ones(2)], ContentSettings("full"))
     assert len(table(root)) == 2
     assert len(tensors(root)) == 2
 
 
 def test_tensors_without_statistics_are_dropped_by_reason(make_agent, make_rank, frames, record_of):
-    """Elements where figures are due, or figures of complex numbers: counted, nothing else."""
+    """Elements instead of statistics, or statistics of complex numbers, are only counted."""
     content = ContentSettings("statistic", ("max",))
     rank = make_rank(make_agent().address, content=content)
     rank.open()
@@ -219,7 +219,7 @@ def test_statistics_outside_the_plan_are_dropped(make_agent, make_rank, frames, 
 
 
 def test_constants_have_a_table_in_their_folder(make_agent, make_rank, frames, record_of):
-    """Rows stand beside the files they speak of."""
+    """Rows are beside the files they describe."""
     content = ContentSettings("full", ("max",))
     rank = make_rank(make_agent().address, content=content)
     rank.open()
@@ -259,7 +259,7 @@ class TestTableRestarts:
     def test_restart_within_an_iteration_continues_behind_the_last_row(
         self, make_agent, make_rank, frames, record_of
     ):
-        """The next agent goes on behind the last row, and repeats none."""
+        """The next agent continues behind the last row, and repeats none."""
         agent = make_agent()
         rank = make_rank(agent.address, content=self.CONTENT)
         rank.open()
@@ -320,7 +320,7 @@ class TestTableRestarts:
     def test_rows_wait_until_the_table_can_be_written(
         self, make_agent, make_rank, frames, record_of
     ):
-        """Rows wait for a disk that refuses them; the end counts once they are there."""
+        """Rows wait for a disk that rejects them; the end counts once they are there."""
         agent = make_agent()
         rank = make_rank(agent.address, content=self.CONTENT)
         rank.open()
@@ -381,7 +381,7 @@ class TestStatisticRows:
     MIXED = ContentSettings("full", ("max",))
 
     def test_rows_and_records_are_in_the_order_of_frames(self, make_agent, make_rank, frames):
-        """Tensors for which there was no room stand between those that brought their elements."""
+        """Tensors for which there was no space are between those that brought their elements."""
         delivery = DeliverySettings(on_full="statistic")
         rank = make_rank(make_agent(workers=4).address, content=self.MIXED, delivery=delivery)
         rank.open()
@@ -405,7 +405,7 @@ class TestStatisticRows:
         assert [bool(record.path) for record in found.records] == [n in (0, 3) for n in range(8)]
 
     def test_each_row_is_admitted_or_dropped_by_itself(self, make_agent, make_rank, frames):
-        """What the plan leaves out is counted by reason, row by row; the others stand."""
+        """What the plan leaves out is counted by reason, row by row; the others are stored."""
         selection = TensorSelection(inputs=False)
         rank = make_rank(make_agent().address, content=self.CONTENT, selection=selection)
         rank.open()
@@ -425,7 +425,7 @@ class TestStatisticRows:
         assert len(table(rank.root)) == 3
 
     def test_rows_of_one_frame_go_to_their_folders(self, make_agent, make_rank, frames):
-        """Graphs and constants have tables of their own, and each graph hears of the iteration."""
+        """Graphs and constants have their own tables, and each graph gets the iteration."""
         rank = make_rank(make_agent().address, content=self.CONTENT)
         rank.open()
         row = rows_of(np.ones(2))
@@ -492,7 +492,7 @@ class TestStatisticRows:
         stream.finish()
 
     def test_drops_by_row_are_remembered_after_a_restart(self, make_agent, make_rank, frames):
-        """What was refused for want of room stays so after a restart, whatever the disk says."""
+        """Rows dropped for lack of space stay dropped after a restart, regardless of the disk."""
         agent = make_agent(keep_free_bytes=1 << 60)
         rank = make_rank(agent.address, content=self.CONTENT)
         rank.open()

@@ -39,7 +39,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def started(runs: list[dict[str, Any]], folder: Path, **environ: str) -> subprocess.Popen[str]:
-    """Start the job; its agent stands in that folder."""
+    """Start the job; its agent is in that folder."""
     return subprocess.Popen(
         [sys.executable, JOB, json.dumps(runs)],
         stdout=subprocess.PIPE,
@@ -98,7 +98,7 @@ def functions(stack: list[str]) -> list[str]:
 @pytest.mark.torch
 @pytest.mark.parametrize("name", [name for name in RUNS if "-" in name])
 def test_dump_equals_troubleshooters(trees: Path, name: str):
-    """Names, order, types, shapes, files; figures and elements to 1e-5; stacks by function."""
+    """Names, order, types, shapes, files; statistics and elements to 1e-5; stacks by function."""
     golden, ours = GOLDEN / name, trees / name
     if not golden.is_dir():
         pytest.skip("the golden dumps are not beside this clone")

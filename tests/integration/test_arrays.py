@@ -66,7 +66,7 @@ def add(session: rankdump.Session, name: str = "Default/Add-op0") -> None:
 
 
 def files(root: Path, iteration: int | str = 0, pattern: str = "*.npy") -> list[Path]:
-    """What stands in an iteration, in the order in which it was dumped."""
+    """What is in an iteration, in the order in which it was dumped."""
     found = (root / f"rank_0/Net/0/{iteration}").glob(pattern)
     return sorted(found, key=lambda path: path.name.split(".")[-6:-4])
 
@@ -141,7 +141,7 @@ session.dump("Div", "Default/Div-op0", "input", 0, np.ones(1))
 
 @pytest.mark.parametrize(("ending", "kept"), [("1 / 0", ["Default_Div-op0"]), ("", [])])
 def test_dead_script_leaves_the_operator_that_raised(start, ending, kept):
-    """Law: nobody has to close the session: the interpreter's end tells how it ended."""
+    """Law: the session need not be closed: the end of the interpreter reports the cause."""
     command = [sys.executable, "-c", RAISING.format(ending=ending), str(start.root), start.address]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ("ZeroDivisionError" in done.stderr) is bool(kept)

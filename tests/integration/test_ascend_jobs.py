@@ -160,7 +160,7 @@ def test_dump_config_is_the_plan_of_a_session(tmp_path):
 
 @pytest.mark.torch
 def test_two_configurations_apply_to_their_models(tmp_path):
-    """The second also as figures alone; the calls' codes are checked in the job."""
+    """The second also as statistics alone; the calls' codes are checked in the job."""
     for name in ("first", "second", "other"):
         (tmp_path / name).mkdir()
     first = acl(tmp_path / "first", {"model_name": "Encoder"}, dump_step="0|3")

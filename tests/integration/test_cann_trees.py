@@ -206,7 +206,7 @@ def test_long_names_are_mapped(make_agent, make_rank, frames):
 
 
 def test_contradictory_plans_are_rejected(make_agent, make_rank):
-    """They are refused with what is wrong, before anything is written."""
+    """They are rejected with what is wrong, before anything is written."""
     agent = make_agent()
     for number, (output, content, says) in enumerate(
         [
@@ -227,7 +227,7 @@ def test_contradictory_plans_are_rejected(make_agent, make_rank):
 
 
 class TestOperatorTables:
-    """Figures in the place of files, or beside them where there was no room."""
+    """Statistics in the place of files, or beside them where there was no space."""
 
     ROW = (np.ones((2, 3), dtype=np.float32), "6,1")
 
@@ -266,7 +266,7 @@ class TestOperatorTables:
         assert members == ["input.0", "output.0", "output.0", "output.1"]
 
     def test_degraded_tensor_has_a_table_beside_the_file(self, make_agent, make_rank, frames):
-        """Where there was no room for elements the operator has a table beside its file."""
+        """Where there was no space for elements the operator has a table beside its file."""
         content = ContentSettings("tensor", ("count", "max"), tables="operator")
         delivery = DeliverySettings(on_full="statistic")
         rank = self.rank(
@@ -299,7 +299,7 @@ class TestOperatorTables:
         assert [(row.task, row.stream) for row in rows] == [(65535, 65535)] * 4
 
     def test_killed_agent_writes_each_row_once(self, make_daemon, make_rank, frames):
-        """Each row stands in its operator's table once, whatever was sent again."""
+        """Each row is in its operator's table once, whatever was sent again."""
         daemon = make_daemon()
         rank = make_rank(daemon.address, content=CONTENT, output=output_of("cann"))
         rank.open()
@@ -349,7 +349,7 @@ class TestOperatorJoin:
         return stream
 
     def test_join_waits_for_a_full_disk(self, make_agent, make_rank, frames, failing, monkeypatch):
-        """Operators and manifest wait until there is room; nothing stands twice then."""
+        """Operators and manifest wait until there is space; then nothing is stored twice."""
         monkeypatch.setattr(post_commit, "FIRST_RETRY_S", 0.01)
         monkeypatch.setattr(committer, "CHECK_INTERVAL_S", 0.01)
         rank = make_rank(make_agent().address, codec="none", output=self.OUTPUT)
@@ -371,7 +371,7 @@ class TestOperatorJoin:
         assert sizes == rank.status().iterations[0].bytes_stored
 
     def test_failed_join_leaves_single_files(self, make_agent, make_rank, frames, failing, caplog):
-        """Tensors stay in files of their own, which the manifest names; it is said once."""
+        """Tensors stay in files of their own, which the manifest names; it is reported once."""
         rank = make_rank(make_agent().address, codec="none", output=self.OUTPUT)
         rank.open()
         *records, end = nested(frames)
@@ -508,7 +508,7 @@ class TestOperatorJoin:
 
 
 def test_long_join_delays_no_other_rank(make_agent, make_rank, frames, monkeypatch):
-    """Law: all others go on; the rank itself does, too, but its goodbye waits for its manifest."""
+    """Law: all ranks continue, but the session end of this one waits for its manifest."""
     may_end = threading.Event()
     go_on = iteration_end.IterationJoin.join_some
     monkeypatch.setattr(

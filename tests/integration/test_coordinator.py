@@ -127,7 +127,7 @@ def hint(job_id: str, reason: str, *, waiting: bool = False) -> TimeoutHint:
 
 
 def test_reports_of_two_agents_become_one_order(host, tmp_path) -> None:
-    """What is gathered is in the order before it is published; then it stands on disk."""
+    """What is gathered is in the order before it is published; then it is on disk."""
     assert host.coordinator.service_names == ("rankdump.wire.v1.CoordinatorService",)
     job = ReportedJob("job", str(tmp_path), 2, operators=1, collectives=1)
     one, two = host.agent("one"), host.agent("two")
@@ -410,7 +410,7 @@ def test_hints_are_returned_logged_and_stored(make_host, tmp_path, monkeypatch) 
 
 
 def test_full_state_disk_acknowledges_nothing(host, tmp_path) -> None:
-    """It is said in status, tried again, and nothing is lost meanwhile."""
+    """It is reported in status, tried again, and nothing is lost meanwhile."""
     job = ReportedJob("job", str(tmp_path), 1)
     agent = host.agent("one")
     agent.session(job.session(0), job.root)

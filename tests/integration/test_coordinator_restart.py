@@ -195,7 +195,7 @@ def test_stop_leaves_a_running_iteration_to_the_next_process(process, tmp_path) 
 
 
 def test_second_coordinator_on_one_state_is_rejected(process, socket_folder) -> None:
-    """The second one says so in one line and ends."""
+    """The second one reports it in one line and ends."""
     process("c")
     environ = {
         **os.environ,

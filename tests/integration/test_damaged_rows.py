@@ -80,7 +80,7 @@ def damage(folder: Path, table: str, change: str) -> None:
 
 
 def goes_on(rank, frames) -> None:
-    """Be a rank that comes back, ends its iteration and says goodbye."""
+    """Run a rank that comes back, ends its iteration and its session."""
     assert rank.open().acknowledged_sequence == 2
     stream = rank.push().send(frames.end(3, 0, 1), frames.goodbye(4))
     stream.wait_acknowledged(4)
@@ -94,7 +94,7 @@ def goes_on(rank, frames) -> None:
 def test_damaged_row_rejects_only_its_session(
     left, frames, make_rank, short_dir, caplog, what: str
 ):
-    """Law: the agent starts, says once whom it refuses and why, and serves everybody else."""
+    """Law: the agent starts, says once whom it rejects and why, and serves everybody else."""
     agent, (bad, good) = left
     damage(short_dir, *DAMAGES[what])
     with caplog.at_level(logging.ERROR):

@@ -21,7 +21,7 @@ SCRIPTS = sorted((DEPLOY / "slurm").glob("*.sh"))
 
 
 def run(name: str, place: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of Slurm's as one of its hosts would, with the commands of a test in front."""
+    """Run a script of Slurm as on its hosts, with the test's commands first on the path."""
     bin_dir = place / "bin"
     bin_dir.mkdir(exist_ok=True)
     commands = {"rankdump": f'exec {sys.executable} -m rankdump "$@"', "systemctl": "exit 1"}
@@ -102,7 +102,7 @@ def test_task_prolog_sets_the_job_id_of_a_step(
 
 
 def test_epilog_waits_only_for_its_own_job(make_agent, short_dir: Path):
-    """Job 9 goes on beside it, on the same agent, and is not waited for; job 7 is."""
+    """Job 9 continues beside it, on the same agent, and is not waited for; job 7 is."""
     agent = make_agent()
     socket = agent.address.removeprefix("unix:")
     own = {"RANKDUMP_SOCKET": socket, "RANKDUMP_PATIENCE_S": "600"}
@@ -242,7 +242,7 @@ def test_agents_report_to_the_coordinators_service(tmp_path: Path):
 
 
 def test_namespace_allows_agents_and_has_the_priority_class():
-    """hostPath is for `privileged` namespaces alone; the class stands before it is used."""
+    """hostPath is for `privileged` namespaces alone; the class is before it is used."""
     around = objects("namespace.yaml")
     labels = around["Namespace"]["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "privileged"

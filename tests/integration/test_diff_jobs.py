@@ -146,7 +146,7 @@ def test_diff_of_api_dumps_finds_the_disturbed_layer(apis):
 
 
 def test_inserted_call_does_not_shift_the_pairing(apis):
-    """On rank 1, in the second step, `where` stands in the place of a product."""
+    """On rank 1, in the second step, `where` is in the place of a product."""
     report = rankdump.compare(apis / "plain", apis / "nan")
     alone = {row.op_type for row in report.rows if not row.rule}
     assert alone == {"Tensor___mul__", "Torch_where"}

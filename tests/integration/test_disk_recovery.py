@@ -56,7 +56,7 @@ def disk(short_dir, monkeypatch) -> FailingDisk:
 
 @pytest.fixture
 def rank(disk, make_agent, make_rank):
-    """A rank at the door of an agent that writes to that disk."""
+    """A rank connected to an agent that writes to that disk."""
     return make_rank(make_agent().address)
 
 
@@ -107,7 +107,7 @@ def test_manifest_is_written_once_a_full_disk_has_space(rank, frames, disk, code
 def test_file_without_ledger_entry_is_not_counted_as_drop(
     disk, short_dir, make_agent, make_rank, frames, cause, form
 ):
-    """Sent again when there is no room any more: it is in the tree, and so it is stored."""
+    """Sent again when there is no space any more: it is in the tree, and so it is stored."""
     output = {"layout": "mindspore-async", "file_format": "bin"} if form == "bin" else {}
     agent = make_agent()
     rank = make_rank(agent.address, output=output)
@@ -205,7 +205,7 @@ def test_rank_metadata_is_written_when_there_is_space(rank, frames, disk):
     "code", [errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE]
 )
 def test_rank_is_admitted_after_a_transient_fault(rank, frames, disk, code):
-    """It hears that it may come again; refused for good is only who never can be let in."""
+    """It may open again; only a rank that can never be admitted is rejected permanently."""
     disk.error = code
     with pytest.raises(grpc.RpcError) as failed:
         rank.open()
@@ -271,7 +271,7 @@ class TestCommitFailures:
     def test_full_ledger_disk_is_a_finding_and_loses_nothing(
         self, make_agent, make_rank, frames, monkeypatch
     ):
-        """Ranks wait while the state folder is full; the finding goes when there is room."""
+        """Ranks wait while the state folder is full; the finding goes when there is space."""
         monkeypatch.setattr("rankdumpd.agent.commit.committer.RETRY_INTERVAL_S", 0.01)
         agent = make_agent()
         rank = make_rank(agent.address)
@@ -290,7 +290,7 @@ class TestCommitFailures:
         assert not rank.status().findings
 
     def test_full_ledger_disk_delays_session_openings(self, make_agent, make_rank, monkeypatch):
-        """Whoever opens a session meanwhile is told to come again, and status says why."""
+        """Session openings are told to retry meanwhile, and status shows the reason."""
         monkeypatch.setattr(committer, "CHECK_INTERVAL_S", 0.01)
         agent = make_agent()
         rank = make_rank(agent.address)

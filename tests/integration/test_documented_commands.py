@@ -72,7 +72,7 @@ def environ(temp: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) -> TrainedTrees:
-    """Run the command of the README as it stands there, then without `rankdump run`."""
+    """Run the command of the README as written, then without `rankdump run`."""
     folder = tmp_path_factory.mktemp("trained")
     page = DocumentPage(ROOT / "README.md", folder, environ)
     write_job(page)

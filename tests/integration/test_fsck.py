@@ -249,7 +249,7 @@ def test_fsck_finds_an_unbalanced_iteration(dumped):
 
 
 def test_repair_removes_tensor_files_left_by_a_crash(dumped):
-    """They stand in its file: --repair removes them, and not the file."""
+    """They are in its file: --repair removes them, and not the file."""
     root = dumped("async-bin", "none", TENSORS)
     whole = path_of(root)
     own = whole.with_name(f"{whole.name}.input.0")

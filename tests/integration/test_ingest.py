@@ -166,7 +166,7 @@ def test_ingest_killed_while_following_imports_each_file_once(seed: int, tmp_pat
 
 
 def test_second_ingest_of_one_tree_is_rejected(tmp_path: Path):
-    """The second is refused with one line; the first does not notice."""
+    """The second is rejected with one line; the first does not notice."""
     source, tree = tmp_path / "source", tmp_path / "tree"
     files = write_tree(source)
     first = start(source, "--into", tree, "--follow")

@@ -89,7 +89,7 @@ class MetricsPageClient:
         return parsed(self.get())
 
     def refused(self) -> dict[str, float]:
-        """Return how often it refused a request, by reason, of those that there were."""
+        """Return how often it rejected a request, by reason, of those that there were."""
         return {s.labels["reason"]: s.value for s in self.meters.samples() if s.value}
 
 
@@ -321,7 +321,7 @@ def test_metrics_of_workers_are_added_up(short_dir: Path):
 
 
 def test_health_changes_before_ranks_are_drained(short_dir: Path, monkeypatch):
-    """Law: who balances load by health sends nobody here any more once ranks are told to go."""
+    """Law: load balancers see the change of health before ranks are drained."""
     address = f"unix:{short_dir}/d.sock"
     seen: list[int] = []
     serves, gone, over = threading.Event(), threading.Event(), threading.Event()

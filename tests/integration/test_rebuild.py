@@ -143,7 +143,7 @@ def retired_of(rank) -> list[int]:
 
 
 def test_rebuild_keeps_retired_iterations_retired(make_agent, make_rank, frames, short_dir):
-    """Status says it after a rebuild as before, and nothing of it is removed again."""
+    """Status shows it after a rebuild as before, and nothing of it is removed again."""
     agent = make_agent(retain_bytes=1)
     rank = make_rank(agent.address)
     rank.open()

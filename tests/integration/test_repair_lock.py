@@ -91,7 +91,7 @@ class TestRepairBesideAgents:
         assert not path.exists()
 
     def test_repair_is_allowed_after_all_sessions_ended(self, begun, make_rank, frames, capsys):
-        """An agent that goes on holds nothing it is done with; whoever comes again does."""
+        """A running agent holds no lock after its sessions ended; a new session locks again."""
         agent, rank, stream = begun
         other = make_rank(agent.address, rank=1, world_size=2, session_id="other")
         other.open()
@@ -155,7 +155,7 @@ class TestAgentDuringRepair:
         assert iteration.stored == 2
 
     def test_pending_work_after_a_restart_waits_for_the_repair(self, begun, frames, monkeypatch):
-        """A manifest that a full disk kept back is written when the tree is mended, not before."""
+        """A manifest held up by a full disk is written after the repair, not before."""
         agent, rank, stream = begun
         real, full = os.open, [True]
 
@@ -200,7 +200,7 @@ class TestAgentDuringRepair:
     def test_planted_link_is_neither_locked_nor_followed(
         self, make_agent, make_rank, frames, short_dir, caplog, place
     ):
-        """Nothing is made or locked where it leads; ranks go on, and a repair does not."""
+        """Nothing is created or locked at its target; ranks continue, a repair does not."""
         outside = short_dir / "outside"
         outside.mkdir()
         rank = make_rank(make_agent().address)
@@ -219,7 +219,7 @@ class TestAgentDuringRepair:
     def test_disk_without_locks_is_reported_by_agent_and_repair(
         self, make_agent, make_rank, frames, monkeypatch, caplog
     ):
-        """Dumps go on, one line says it; a repair says that it cannot know."""
+        """Dumps continue, one line reports it; a repair reports that it cannot be sure."""
 
         def flock(file, how):
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

@@ -215,7 +215,7 @@ def test_signal_to_run_stops_the_job_and_keeps_the_dump(config, start, tmp_path,
 
 
 def test_killed_daemon_does_not_fail_the_job(config, start, tmp_path):
-    """The job ends as it would have; the summary then comes from the tree, and says so."""
+    """The job ends as without it; the summary comes from the tree and mentions it."""
     ready, go = tmp_path / "ready", tmp_path / "go"
     wait = f"while [ ! -e {go} ]; do sleep 0.05; done"
     script = f"{sys.executable} {JOB} 0 2; touch {ready}; {wait}; echo the job ends"
@@ -268,7 +268,7 @@ def test_job_that_outlives_a_killed_run_is_dumped_to_its_end(
 
 
 def test_run_warns_about_an_acl_file_that_enables_nothing(start, tmp_path):
-    """It is no error, for CANN neither; that nothing will come is said before and after."""
+    """It is no error, as in CANN; the empty dump is reported before and after."""
     path = tmp_path / "acl.json"
     path.write_text('{"dump": {}}')
     code, _, err = ended(start(path, sys.executable, JOB, 0, 1))

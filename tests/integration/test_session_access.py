@@ -44,7 +44,7 @@ class TestSessionSecret:
         assert rank.push().send(frames.goodbye(2)).finish() is Code.OK
 
     def test_secret_survives_a_restart(self, make_agent, make_rank, frames, short_dir, caplog):
-        """The ledger has its hash; itself it stands nowhere: not on disk, in status, in a log."""
+        """The ledger has its hash; the secret is not on disk, in status or in a log."""
         agent = make_agent()
         rank = make_rank(agent.address, secret=SECRET)
         rank.open()

@@ -25,7 +25,7 @@ def ended(arguments: list[str]) -> tuple[int, str]:
 
 
 def test_full_state_folder_ends_with_exit_status_one(short_dir):
-    """A service manager starts it again until there is room; a wrong setting it would not."""
+    """A service manager starts it again until there is space; a wrong setting it would not."""
     (short_dir / "state").mkdir()
     fill = f"mount -t tmpfs -o size=16k tmpfs {short_dir}/state && exec"
     status, said = ended(["unshare", "-rm", "sh", "-c", f'{fill} "$@"', "sh", *command(short_dir)])

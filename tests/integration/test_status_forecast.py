@@ -48,7 +48,7 @@ class NoiseRank:
         self.rank.drain()
 
     def leave(self) -> None:
-        """Say goodbye."""
+        """End the session."""
         self._send(self._frames.goodbye)
         self._stream.wait_acknowledged(self._sequence)
         self._stream.finish()
@@ -61,7 +61,7 @@ class NoiseRank:
         return view_from_wire(self.rank.status())
 
     def wait_said(self, text: str) -> None:
-        """Look until this is said, or nothing: a disk is asked once a second."""
+        """Wait until this, or nothing, is reported; disks are sampled once a second."""
         until_s = time.monotonic() + WAIT_S
         while text not in (said := "".join(self.view().findings)) or bool(text) != bool(said):
             assert time.monotonic() < until_s, said
@@ -116,7 +116,7 @@ def test_plan_beyond_the_job_quota_is_warned_about(make_agent, make_dumping):
 
 
 def test_plan_beyond_the_disk_space_is_warned_about(make_agent, make_dumping, monkeypatch):
-    """By bytes, then by files; it goes away when there is room."""
+    """By bytes, then by files; it goes away when there is space."""
     free = {"bytes": 100 * MIB, "files": 100_000}
 
     def small(_path: object) -> os.statvfs_result:
@@ -138,7 +138,7 @@ def test_plan_beyond_the_disk_space_is_warned_about(make_agent, make_dumping, mo
 
 
 def test_endless_plan_is_warned_about_below_ten_iterations(make_agent, make_dumping):
-    """Nothing is said while ten more fit; then how many do."""
+    """Nothing is reported while ten more fit; then how many do."""
     agent = make_agent(disk_bytes=6 * MIB)
     rank = make_dumping(agent.address, selection=selected("all"))
     rank.dump(0)

@@ -57,7 +57,7 @@ def running(
 
 
 def hints_of(tree: Path) -> list[dict[str, Any]]:
-    """What stands in the tree's file, by `rankdump hints`."""
+    """What is in the tree's file, by `rankdump hints`."""
     done = rankdump("hints", str(tree), "--json")
     assert done.returncode in (0, 1), done.stderr
     return json.loads(done.stdout)["hints"]

@@ -152,7 +152,7 @@ CALLS = {
 def test_role_permits_its_calls_and_no_others(
     authority: CertificateAuthority, running: TlsService, shows, role, allowed
 ):
-    """Every call of people is answered for the right roles, and refused for the others."""
+    """Every call of users is answered for the right roles, and rejected for the others."""
     shows(authority.credentials(role))
     done = set[str]()
     for name, call in CALLS.items():
@@ -165,7 +165,7 @@ def test_role_permits_its_calls_and_no_others(
 def test_wrong_role_is_reported_in_one_line(
     authority: CertificateAuthority, running: TlsService, shows, capsys
 ):
-    """One line: whose certificate, what it wanted, for whom that is. Code 1."""
+    """One line: the certificate, the call, and the roles that may make it. Code 1."""
     shows(authority.credentials("rank"))
     assert run_command_line(["status", "--agent", running.address]) == 1
     said = capsys.readouterr().err
@@ -196,7 +196,7 @@ def test_revoked_certificate_is_reported_as_such(
 def test_server_without_tls_is_reported_as_such(
     authority: CertificateAuthority, tmp_path: Path, shows
 ):
-    """It answers, and what it says is no TLS."""
+    """It answers, but without TLS."""
     server = GrpcServer(ANYWHERE, ())
     shows(authority.credentials("operator"))
     try:
@@ -284,7 +284,7 @@ def test_rank_logs_the_connection_problem_once(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ):
-    """Law: training goes on, and its log says the cause once, not never and not always."""
+    """Law: training continues, and its log shows the cause once, not never and not always."""
     dump(running.address, tmp_path / "t", authority.credentials("expired"))
     told = [r.message for r in caplog.records if "certificate has expired" in r.message]
     assert len(told) == 1
@@ -396,7 +396,7 @@ def test_audit_log_records_callers_and_calls(
 def test_agent_reports_to_the_coordinator_over_tls(
     authority: CertificateAuthority, running: TlsService, tmp_path: Path, caplog
 ):
-    """With its role it does; without, it says so and gives nothing up until it is let in."""
+    """With its role it reports; without it logs this and loses nothing until admitted."""
     credentials = authority.credentials("reader")
     own = tmp_path / "own"
     own.mkdir()
@@ -437,7 +437,7 @@ def _copy(source: TlsCredentials, target: TlsCredentials) -> None:
 def test_workers_serve_redirected_ranks_over_tls(
     authority: CertificateAuthority, short_dir: Path, shows
 ):
-    """Law: redirected ranks meet the certificate they know, and the front its workers."""
+    """Law: redirected ranks find the same certificate, and the supervisor reaches its workers."""
     notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     notified.bind(f"{short_dir}/notify")
     notified.settimeout(WAIT_S)
@@ -483,7 +483,7 @@ def test_workers_serve_redirected_ranks_over_tls(
 
 
 def test_addresses_beyond_loopback_need_certificates(authority: CertificateAuthority):
-    """The same address is served with certificates, and refused without."""
+    """The same address is served with certificates, and rejected without."""
     with pytest.raises(ConfigError, match=r"with certificates \(\[tls\]\)"):
         GrpcServer("0.0.0.0:0", ()).start()
     server = GrpcServer("0.0.0.0:0", (), tls=ServerCertificates(authority.server("everywhere")))

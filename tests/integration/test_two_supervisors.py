@@ -25,7 +25,7 @@ def host(short_dir: Path) -> Iterator[WorkerHost]:
 
 
 def second(host: WorkerHost, socket: Path, *, workers: int) -> subprocess.CompletedProcess[str]:
-    """Run one more front, with a state folder of its own."""
+    """Run one more supervisor, with a state folder of its own."""
     folder = host.folder
     own = {"LISTEN": f"unix:{socket}", "STATE_DIR": f"{folder}/other", "RUNTIME_DIR": str(folder)}
     return subprocess.run(
@@ -61,7 +61,7 @@ def test_second_supervisor_on_one_runtime_folder_is_rejected(host: WorkerHost, t
 
 
 def test_second_supervisor_is_rejected_while_a_worker_restarts(host: WorkerHost):
-    """Its place is its front's: nobody takes it before it is started again."""
+    """The worker's socket stays reserved until the supervisor has restarted it."""
     index = 1
     os.kill(host.worker(index), signal.SIGKILL)
     done = second(host, host.folder / "b.sock", workers=2)

@@ -83,7 +83,7 @@ def test_ranks_are_distributed_and_all_tensors_are_in_the_tree(make_host):
 
 
 def all_is_needed(view: StatusView) -> bool:
-    """Whether all four ranks are over, and what they need says so; it follows a moment later."""
+    """Whether all four ranks have ended, and the needs, which follow later, show it."""
     stored = sum(i.bytes_stored for i in view.iterations if i.complete)
     needs = [need.bytes_stored for need in view.needs]
     return sum(i.complete for i in view.iterations) == 4 and needs == [stored]
@@ -157,7 +157,7 @@ def test_killed_supervisor_leaves_no_process_and_is_succeeded(make_host):
 
 
 def test_supervisor_waits_for_workers_of_a_killed_one(make_host):
-    """The next front waits for the ledgers that dying workers still hold."""
+    """The next supervisor waits for the ledgers that dying workers still hold."""
     host = make_host(2)
     watches = watch(host.workers().values())
     host.process.kill()
@@ -189,7 +189,7 @@ def test_sigterm_drains_all_workers(make_host):
 
 
 def test_sigterm_to_every_process_drains_as_usual(make_host):
-    """Signal and leash are one wish: a worker that gets both drains as ever."""
+    """A worker that gets both the signal and the pipe's end drains as usual."""
     host = make_host(2)
     with host.session(0) as session:
         session.step(0)
@@ -215,7 +215,7 @@ def test_silent_rank_is_cut_off_at_the_deadline(make_host, make_rank, frames):
 
 
 def test_readiness_is_notified_when_all_workers_serve(make_host, short_dir):
-    """The service manager hears of the front alone, and only when every worker serves."""
+    """The service manager learns of the supervisor alone, and only when every worker serves."""
     heard: list[bytes] = []
     served: list[bool] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:

@@ -41,7 +41,7 @@ STEPS = {
 
 
 class Net(nn.Module):
-    """Calls the steps it is told, one after the other."""
+    """Calls the steps it is notified, one after the other."""
 
     def __init__(self, steps):
         super().__init__()

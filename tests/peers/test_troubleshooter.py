@@ -4,7 +4,7 @@ TROUBLESHOOTER_PYTHON names the Python of a virtual environment that has it, wit
 
 Left out of what is compared, with its reason: where three or more calls in a row have no partner,
 the tool lists the tensors of the inner ones in the order in which the file system names the files;
-here they stand in that of the info file. So lines are compared in order for figures, and as a set
+here they are in that of the info file. So lines are compared in order for statistics, and as a set
 for elements.
 """
 

@@ -206,7 +206,7 @@ def sent(record: agent_pb2.Record) -> SimpleNamespace:
 
 
 def rows(running: RunningFakeAgent) -> list[SimpleNamespace]:
-    """All rows of figures that arrived, in their order, each with what its frame says."""
+    """All rows of statistics that arrived, in their order, each with what its frame says."""
     found = []
     for message in bodies(running, "figure_rows"):
         frame = statistic_rows_from_wire(message)

@@ -90,7 +90,7 @@ class LayoutLaws:
     suffixes: tuple[str, ...] = ("", ".zst")
 
     def readable_path(self, place: RecordPlace) -> str:
-        """Return the path that key_of can read: a mapped name stands in for the one on disk."""
+        """Return the path that key_of can read: a mapped name is in for the one on disk."""
         return f"{place.folder}/{place.mapped_from or place.name}"
 
     @inherited
@@ -115,7 +115,7 @@ class LayoutLaws:
     @inherited
     @given(key=keys)
     def test_stays_in_its_folder(self, key: TensorKey):
-        """No name leaves the folder, and every component can stand on a disk."""
+        """No name leaves the folder, and every component can be on a disk."""
         for suffix in self.suffixes:
             path = type(self).place_of(key, suffix).path
             parts = path.split("/")

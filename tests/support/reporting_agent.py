@@ -139,7 +139,7 @@ class ReportingAgent:
         return self.answer
 
     def acknowledged(self) -> bool:
-        """Ask whether everything is safe."""
+        """Return whether everything is acknowledged."""
         return self.exchange().acknowledged_sequence == len(self.items)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Rows of the MindSpore 2.3 Dump guide: e2e_dump_settings, op_debug_mode, statistic_category.
 
 Not covered: the tensors that sampling and detection make (1.8, 1.9), which are of a run; `hash` and
-its kin (1.10), which only 2.7.2 has and which are refused here as in every version before.
+its kin (1.10), which only 2.7.2 has and which are rejected here as in every version before.
 """
 
 from __future__ import annotations

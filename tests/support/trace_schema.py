@@ -48,7 +48,7 @@ def flows_of(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def _check_metadata(events: list[dict[str, Any]]) -> None:
-    """Metadata stands first, once per process and thread, and covers everything drawn."""
+    """Metadata is first, once per process and thread, and covers everything drawn."""
     kinds = [event["ph"] == "M" for event in events]
     assert kinds == sorted(kinds, reverse=True)
     said = defaultdict(set)

@@ -134,7 +134,7 @@ class WorkerHost(RankPlace):
         return found
 
     def kill_all(self) -> None:
-        """End the front without a word, and wait for its workers to follow."""
+        """Kill the supervisor, and wait for its workers to end."""
         watches = watch(self.workers().values())
         self.process.kill()
         self.process.wait(WAIT_S)
@@ -168,7 +168,7 @@ def dump(session: rankdump.Session, arrays: Iterable[np.ndarray]) -> None:
 
 
 def watch(pids: Iterable[int]) -> list[int]:
-    """Return descriptors by which the end of processes is told."""
+    """Return descriptors by which the end of processes is notified."""
     return [os.pidfd_open(pid) for pid in pids]
 
 
