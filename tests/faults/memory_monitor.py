@@ -27,7 +27,7 @@ class MemoryMonitor:
         self._deployment = deployment
         self._seen: defaultdict[tuple[str, int], list[tuple[float, int, int]]] = defaultdict(list)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="rig-scales")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="rig-memory-monitor")
         self._thread.start()
 
     def close(self) -> None:

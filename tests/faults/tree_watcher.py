@@ -29,7 +29,7 @@ class TreeWatcher:
         self._over = threading.Event()
         self.complaints: list[str] = []
         self.looks = self.manifests = 0
-        self._thread = threading.Thread(target=self._run, daemon=True, name="rig-lookout")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="rig-tree-watcher")
         self._thread.start()
 
     def close(self) -> None:
