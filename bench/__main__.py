@@ -21,11 +21,11 @@ NAMES = (
     "reading",
 )
 QUICK = ("diff", "reading")
-"""Those that have a small form, for tests."""
+"""Benchmarks with a small version, for tests."""
 
 
 def main() -> None:
-    """Run what was asked for, one object or one table for each benchmark."""
+    """Run the named benchmarks; print one object or one table for each."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("name", choices=(*NAMES, "all"))
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")

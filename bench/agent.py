@@ -1,8 +1,8 @@
-"""What an agent takes when there is nothing to do: processor time and memory.
+"""Processor time and memory of an idle agent.
 
-Once just started, and once with a rank connected that has dumped and now is silent. The daemon
-is a standalone one, so the coordinator is in the figures. The floor of its memory is a bare
-interpreter that has loaded the same packages.
+Measured just after the start, and with an idle rank connected that has dumped. The daemon is a
+standalone one, so the coordinator is included. The lower bound of its memory is a bare interpreter
+that has loaded the same packages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ sys.stdin.read()
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process and those that it started take."""
+    """Resources of a process and its children."""
 
     cpu_share: float
     """Of one core."""
@@ -40,7 +40,7 @@ class Usage:
 
 
 def measure() -> Result:
-    """Watch the daemon do nothing, twice."""
+    """Measure the idle daemon twice."""
     with running_host() as host:
         time.sleep(SETTLE_S)
         fresh = _watched(host.pid)
@@ -76,7 +76,7 @@ def _watched(pid: int) -> Usage:
 
 
 def _bare_rss_mb() -> float:
-    """Return what the packages take that the daemon cannot do without."""
+    """Return the memory of the packages that the daemon needs."""
     command = [sys.executable, "-c", _BARE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None

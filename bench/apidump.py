@@ -1,9 +1,9 @@
 """Step time with `api_dump` of everything and of statistics, forward and backward, at API level.
 
-As peers.md, section C, measured others: two steps to warm up, three that count, cases in turns,
-every one a fresh twin in a fresh process. Of everything, later steps are timed as well: by then the
-buffer is full, and they are what a long run pays. troubleshooter steps in a process of its own when
-the variable TROUBLESHOOTER_PYTHON names a Python that has it.
+Two steps warm up, three count; cases alternate, each with a fresh model in a fresh process. When
+all tensors are dumped, later steps are timed as well: by then the buffer is full, as in a long run.
+troubleshooter runs in a process of its own when the variable TROUBLESHOOTER_PYTHON names a Python
+that has it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Times = dict[str, list[float]]
 
 
 def measure() -> Result:
-    """Measure all cases in turns, then the first steps of a dump against later ones."""
+    """Measure all cases alternately, then the first steps of a dump against later ones."""
     python = os.environ.get("TROUBLESHOOTER_PYTHON", "")
     times: Times = defaultdict(list)
     with running_host() as host:

@@ -1,6 +1,6 @@
 """Step times of the encoder without and with `rankdump.migrator`, in a process of its own.
 
-`main` runs there: a step without a hook is one that no hook was ever near.
+`main` runs there, so that a step without a hook runs in a process that never had one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def run(shape: str, dump_type: str, steps: int, tree: Path, agent: str) -> list[
 
 
 def main(shape: str, dump_type: str, steps: str, tree: str) -> dict[str, list[float]]:
-    """Train, and return the seconds of the steps; nothing is left of the dump."""
+    """Train, and return the seconds of the steps; remove the dump."""
     torch.set_num_threads(1)
     trainer = encoder_trainer(SHAPES[shape])
     if not dump_type:

@@ -1,4 +1,4 @@
-"""Tensors without a framework: made, dumped, and saved by numpy alone.
+"""Tensors without a framework, made, dumped and saved with numpy alone.
 
 An array of `ApiTensorRecorder` holds one tensor a row.
 """
@@ -18,7 +18,7 @@ Tensors = npt.NDArray[np.float32]
 
 
 def activations(tensors: int, elements: int) -> Tensors:
-    """Return tensors as a ReLU leaves them: half of their elements are zero."""
+    """Return tensors like those after a ReLU: half of their elements are zero."""
     numbers = np.random.default_rng(0)
     return np.maximum(numbers.standard_normal((tensors, elements), np.float32), 0)
 

@@ -1,7 +1,7 @@
 """Ranks that dump small tensors at the same time, each a process of its own.
 
-`python -m bench.burst` is one: it opens its session, dumps when it is told to, and says when all
-is acknowledged.
+`python -m bench.burst` runs one: it opens its session, dumps on request, and prints when all is
+acknowledged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .host import Host
 from .timing import seconds
 
 TENSORS = 1_000
-"""In an iteration, each of another operator."""
+"""Tensors in an iteration, each of another operator."""
 ELEMENTS = 256
 """1 KiB of float32."""
 ITERATIONS = 8
@@ -59,7 +59,7 @@ def _hear(rank: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Be one rank."""
+    """Run one rank."""
     tensors = activations(TENSORS, ELEMENTS)
     with rankdump.Session.from_environment() as session:
         print(flush=True)

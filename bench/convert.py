@@ -1,4 +1,4 @@
-"""How fast tensors leave the formats of the device, against a copy of the same bytes."""
+"""Speed of conversion from device formats, against a copy of the same bytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CASES = (
 
 
 def measure() -> Result:
-    """Convert and copy in turns, each into memory of its own."""
+    """Convert and copy alternately, each into its own memory."""
     found = {case.name: _measured(case) for case in CASES}
     ratios = {f"speed_vs_copy_{name}": copy_s / own_s for name, (_, own_s, copy_s) in found.items()}
     figures: dict[str, float] = {}

@@ -1,6 +1,6 @@
 """Bytes on disk of a transformer's inputs and outputs, against the same tensors as plain files.
 
-The limit is measured with it: what would be left if every different tensor were stored once.
+The limit is measured too: the size if every distinct tensor were stored once.
 """
 
 from __future__ import annotations

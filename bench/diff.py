@@ -1,7 +1,7 @@
-"""How fast two trees are compared, against loading and comparing the same files with numpy alone.
+"""Speed of comparing two trees, against loading and comparing the same files with numpy alone.
 
-Trees of 2 GB, made by an agent: the same values twice, and once more with all of them a little off.
-numpy has plain files in the page cache and one thread; so has each process of ours.
+Trees of 2 GB, written by an agent: the same values twice, and once more with all slightly changed.
+numpy has uncompressed files in the page cache and one thread, like each process of rankdump.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MIX = (
     (256 << 10, 512),
     (64 << 10, 1024),
 )
-"""Bytes of a tensor, and how many there are of it."""
+"""Bytes of a tensor, and number of such tensors."""
 QUICK_MIX = ((1 << 20, 4), (64 << 10, 16))
 ROUNDS = 3
 _RTOL = _ATOL = 1e-4
@@ -47,11 +47,11 @@ class Timed:
     bytes_both: int
     own_s: float
     numpy_s: float
-    """0 where numpy cannot read the files."""
+    """0 when numpy cannot read the files."""
 
 
 def measure(*, quick: bool = False) -> Result:
-    """Compare each pair of trees in turns with numpy."""
+    """Compare each pair of trees, alternating with numpy."""
     mix = QUICK_MIX if quick else MIX
     with running_host() as host:
         _dump(host, "a", mix)
@@ -94,7 +94,7 @@ def _dump(
     relu: bool = False,
     codec: str = "none",
 ) -> None:
-    """Have the agent write a tree of tensors none of which repeats; the same again when asked."""
+    """Write a tree of distinct tensors by the agent; the same again on request."""
     numbers = np.random.default_rng(0).standard_normal(max(mix)[0] // 2, np.float32)
     if relu:
         np.maximum(numbers, 0, out=numbers)
@@ -111,7 +111,7 @@ def _dump(
 
 
 def _timed(host: Host, a: str, b: str, verdict: TensorVerdict, *, plain: bool = True) -> Timed:
-    """Compare two trees in turns with numpy, which has the paths for nothing."""
+    """Compare two trees, alternating with numpy, which gets the paths for free."""
     trees = host.tree(a), host.tree(b)
     pairs = _pairs(*trees)
     own_s: list[float] = []

@@ -1,4 +1,4 @@
-"""Simulated agents of a job: the columns of ranks that run one program, over real streams."""
+"""Simulated agents of a job: event columns of ranks that run one program, over real streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPERATORS = 10_000
 CALLS = 200
 RANKS_PER_AGENT = 8
 EVENTS = OPERATORS + CALLS
-"""Of one rank and iteration."""
+"""Events of one rank and iteration."""
 JOB = "bench"
 _STEP_US = 1_000_000
 _EVENT_US = 90
@@ -34,7 +34,7 @@ _GREETING = 0
 
 
 class Program:
-    """What every rank runs: a call after each fifty operators; of ten calls one is of the world,
+    """Program of every rank: a call after each fifty operators; of ten calls one is of the world,
     the others by turns of eight neighbours and of those with the same place among theirs."""
 
     def __init__(self, world_size: int) -> None:
@@ -48,7 +48,7 @@ class Program:
         self._names = [self._operator(number) for number in range(OPERATORS)]
 
     def texts(self) -> list[str]:
-        """Return what an agent says once a stream: the names of the operators, and of types."""
+        """Return the texts sent once a stream: names of operators and of types."""
         return ["", "float32", *self._names]
 
     def groups(self, rank: int) -> tuple[ProcessGroup, ...]:
@@ -99,7 +99,7 @@ class Program:
 
 
 class Agent:
-    """One agent with its ranks: says an iteration when it is told to."""
+    """One agent with its ranks, which reports an iteration on request."""
 
     def __init__(self, address: str, index: int, program: Program, root: str) -> None:
         self._program, self._index, self._root = program, index, root
@@ -121,7 +121,7 @@ class Agent:
         self._introduce()
 
     def say(self, iteration: int) -> None:
-        """Report what every rank of this agent ran in an iteration."""
+        """Report an iteration of every rank of this agent."""
         program, names = self._program, self._program.call_names(iteration)
         calls_at = self._texts
         for rank in self._ranks:
@@ -143,7 +143,7 @@ class Agent:
             self._send(report, items=2)
 
     def wait_received(self) -> None:
-        """Return when the coordinator has all that was said."""
+        """Return when the coordinator has received all reports."""
         with self._answered:
             done = self._answered.wait_for(
                 lambda: self._failure or self._received >= self._sequence, _PATIENCE_S

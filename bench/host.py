@@ -29,7 +29,7 @@ _SHM = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A running daemon and room for trees."""
+    """A running daemon and a folder for trees."""
 
     folder: Path
     agent: str
@@ -38,7 +38,7 @@ class Host:
     def environment(
         self, name: str, own: Mapping[str, object] | None = None, /, **common: object
     ) -> dict[str, str]:
-        """Write the plan of the job `name`, whose tree is its folder; return what names it.
+        """Write the plan of the job `name`, whose tree is its folder; return its variables.
 
         Keywords change `common_dump_settings`, `own` changes the section `rankdump`.
         """
@@ -75,7 +75,7 @@ class Host:
         return session
 
     def status(self) -> StatusView:
-        """Return what the agent knows."""
+        """Return the status of the agent."""
         return fetch_agent_status(self.agent)
 
     def wait_until_written(self, name: str, iteration: int) -> None:
@@ -93,14 +93,14 @@ class Host:
         return self.folder / f"tree-{name}"
 
     def remove_tensors(self, name: str) -> None:
-        """Delete what ranks wrote to a tree; the coordinator may still be busy with the rest."""
+        """Delete the ranks' files of a tree; the coordinator may still be writing the others."""
         for folder in self.tree(name).glob("rank_*"):
             shutil.rmtree(folder)
 
 
 @contextmanager
 def memory_folder() -> Generator[Path, None, None]:
-    """Lend a folder in memory; a disk would measure itself."""
+    """Yield a folder in memory, so that no disk is measured."""
     root = _SHM if _SHM.is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="rd-bench-", dir=root))
     try:
@@ -111,7 +111,7 @@ def memory_folder() -> Generator[Path, None, None]:
 
 @contextmanager
 def running_host(*, workers: int = 1) -> Generator[Host, None, None]:
-    """Lend a daemon of its own process, or of several; it stops with the measurement."""
+    """Yield a daemon of one or several processes; it stops with the measurement."""
     with memory_folder() as folder:
         socket = folder / "agent.sock"
         command = [sys.executable, "-m", "rankdumpd", "standalone"]
@@ -124,7 +124,7 @@ def running_host(*, workers: int = 1) -> Generator[Host, None, None]:
 
 @contextmanager
 def running_daemon(command: list[str], address: str, log: Path) -> Generator[int, None, None]:
-    """Lend a process that answers at an address; RuntimeError with its log when it does not."""
+    """Yield a process that serves an address; RuntimeError with its log when it does not."""
     # How full the disk of this machine is should change nothing.
     kept = ("RANKDUMPD_AGENT__KEEP_FREE_RATIO", "RANKDUMPD_AGENT__KEEP_FREE_INODES_RATIO")
     environ = os.environ | dict.fromkeys(kept, "0")

@@ -1,6 +1,6 @@
 """Step time with the hook attached and nothing selected, against the same model without it.
 
-Twins with equal weights step in turns, so that whatever else the machine does hits both.
+Two models with equal weights step alternately, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .timing import seconds
 from .training import Trainer
 
 STEP_S = 0.02
-"""A step takes at least this long."""
+"""Least duration of a step."""
 PAIRS = 250
 WARMUP_PAIRS = 10
 
 
 def trainer_of(batch_size: int) -> Trainer:
-    """Return a trainer; equal sizes give twins."""
+    """Return a trainer; equal sizes give equal models."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)

@@ -1,8 +1,7 @@
-"""Sustained speed from a rank to the tree, against its parts done bare; packed and not.
+"""Sustained speed from a rank to the tree, compressed and not, against the bare work.
 
-The peers do the same work without a daemon: raw zstd packs the same files on as many threads,
-and a bare writer puts the same npy files, not packed, into as many new ones. Everything is in
-memory.
+The same work is done without a daemon: raw zstd compresses the same files on as many threads, and a
+plain writer writes the same npy files uncompressed. Everything is in memory.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _GB = 1e9
 
 
 def measure() -> Result:
-    """Measure the daemon with both codecs, raw zstd and bare writes in turns; compare medians."""
+    """Measure both codecs of the daemon, raw zstd and plain writes alternately; compare medians."""
     tensors = activations(TENSORS, ELEMENTS)
     threads = cores()
     total_gb = ROUNDS * tensors.nbytes / _GB
@@ -79,7 +78,7 @@ def _ingest(host: Host, name: str, codec: str, tensors: Tensors) -> float:
 
 
 def _raw_zstd(tensors: Tensors, threads: int) -> float:
-    """Pack the same files by zstandard alone; a thread takes one tensor through its rounds."""
+    """Compress the same files with zstandard alone; a thread has one tensor in all rounds."""
 
     def pack(number: int) -> None:
         compressor = zstandard.ZstdCompressor(level=1, write_checksum=True)
@@ -109,7 +108,7 @@ def _raw_write(tensors: Tensors, folder: Path, threads: int) -> float:
 
 
 def _over(numbers: range, work: Callable[[int], None], threads: int) -> float:
-    """Return the seconds that work on all numbers takes."""
+    """Return the seconds of the work on all numbers."""
 
     def run() -> None:
         with ThreadPoolExecutor(threads) as pool:

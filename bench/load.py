@@ -1,4 +1,4 @@
-"""A rank that dumps as fast as the agent takes it, until its standard input ends.
+"""Rank that dumps as fast as the agent accepts, until its standard input ends.
 
 `python -m bench.load` runs one; `loaded` runs some beside a measurement.
 """

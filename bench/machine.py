@@ -1,4 +1,4 @@
-"""Facts of the machine that a figure depends on."""
+"""Facts about the machine that results depend on."""
 
 from __future__ import annotations
 

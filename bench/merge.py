@@ -1,9 +1,9 @@
-"""Events a second from simulated agents into the published order, and the memory that takes.
+"""Events a second from simulated agents into the published order, and memory of the coordinator.
 
 The coordinator is a process of its own; agents send over real streams, all at once, one iteration
 after the other as a job would. The first iteration warms up: the clock runs from the second one's
-first report until the last line is in the file. What a sort of the same columns takes is measured
-in the same run.
+first report until the last line is in the file. A sort of the same columns is measured in the same
+run.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .process import cpu_s, memory_mb
 from .result import Result
 
 SCALES = {8: 40, 64: 8, 256: 4, 1024: 3}
-"""Iterations, by ranks: enough of them to tell their cost from that of the start."""
+"""Iterations, by ranks: enough to separate their cost from that of the start."""
 LARGEST = max(SCALES)
 _POLL_S = 0.5
-"""A status of a thousand ranks is work for the coordinator: it is not asked for all the time."""
+"""A status of a thousand ranks loads the coordinator, so it is requested rarely."""
 _PATIENCE_S = 900.0
 
 
@@ -42,10 +42,10 @@ class Run:
     events: int
     wall_s: float
     cpu_s: float
-    """Of the coordinator."""
+    """Processor time of the coordinator."""
     peak_mb: float
     first_peak_mb: float
-    """After the first iteration."""
+    """Peak after the first iteration."""
 
 
 def measure() -> Result:
@@ -103,7 +103,7 @@ def _run(ranks: int, iterations: int, *, tables: bool = False) -> Run:
 
 
 def _say(pool: ThreadPoolExecutor, agents: list[Agent], iteration: int) -> None:
-    """Have all agents say an iteration at once; return when the coordinator has heard it."""
+    """Report an iteration from all agents at once; return when the coordinator has received it."""
     for said in [pool.submit(agent.say, iteration) for agent in agents]:
         said.result()
     for agent in agents:
@@ -136,7 +136,7 @@ def _lexsort_events_per_s(ranks: int) -> float:
 
 @contextmanager
 def _coordinator(folder: Path, *, tables: bool) -> Generator[tuple[str, int], None, None]:
-    """Lend a coordinator in a process of its own; it publishes into memory."""
+    """Yield a coordinator in a process of its own; it publishes into memory."""
     most = 1 << 40 if tables else 0
     address, log = f"unix:{folder}/coordinator.sock", folder / "coordinator.log"
     config = folder / "rankdumpd.toml"

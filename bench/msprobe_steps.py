@@ -1,6 +1,6 @@
 """Step times of the encoder without and with msprobe, module level, statistics.
 
-`main` runs in a Python that has msprobe and knows nothing of rankdump; `run` asks such a Python.
+`main` runs in a Python with msprobe and without rankdump; `run` starts such a Python.
 """
 
 # pyright: reportMissingImports=false
@@ -24,7 +24,7 @@ def run(python: str, shape: str, folder: Path) -> tuple[list[float], list[float]
 
 
 def main(shape: str, folder: str) -> dict[str, list[float]]:
-    """Train twins, one of them under msprobe, and return the seconds of their steps."""
+    """Train two equal models, one of them under msprobe; return the seconds of their steps."""
     torch.set_num_threads(1)
     plain = encoder_trainer(SHAPES[shape])
     no_hook_s = step_times(lambda _: plain.step())[WARMUP_STEPS:]

@@ -1,6 +1,6 @@
-"""Asks a Python that has a peer to run a module of this package, and reads its answer.
+"""Runs a module of this package in a Python that has a peer, and reads its output.
 
-Run as a script there: troubleshooter cannot look at a stack that begins in `python -m`.
+It is run as a script, because troubleshooter fails on a stack that begins in `python -m`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a process and those that it started have taken, as the kernel counts it."""
+"""Resources of a process and its children, as the kernel counts them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def tree(pid: int) -> list[int]:
-    """Return a process and all below it: a daemon may spread over several."""
+    """Return a process and all its descendants: a daemon may have several."""
     found = [pid]
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, file.read_text().split()):
@@ -29,7 +29,7 @@ def cpu_s(pid: int) -> float:
 
 
 def memory_mb(pid: int, name: str) -> float:
-    """Return a figure of one process's memory, by its name in `/proc/PID/status`."""
+    """Return a memory number of one process, by its name in `/proc/PID/status`."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     kib = next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
     return kib * 1024 / _MB

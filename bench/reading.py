@@ -1,8 +1,8 @@
-"""How long commands that read a tree of many tensors take, and how much memory they need.
+"""Duration and memory of commands that read a tree of many tensors.
 
-The tree has 100,000 tensors of 10 ranks and 10 iterations with their manifests, written here in the
-forms of the contract. Each command is a process of its own, in turns; `..._vs_python` is against an
-interpreter that starts and does nothing. Processor time stands beside, for machines that are busy.
+The tree has 100,000 tensors of 10 ranks and 10 iterations with their manifests, written here
+without an agent. Each command is a process of its own, alternating; `..._vs_python` is against an
+interpreter that starts and does nothing. Processor time is given too, for busy machines.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COMMANDS = {
     "status": ("status",),
     "forecast": ("forecast",),
 }
-"""By what their figures are called; `ls_one` lists one iteration of one rank."""
+"""Commands by the name of their results; `ls_one` lists one iteration of one rank."""
 _RUN = """
 import json, sys
 from pathlib import Path
@@ -58,11 +58,11 @@ finally:
     used = resource.getrusage(resource.RUSAGE_SELF)
     json.dump({"peak": int(peak), "cpu_s": used.ru_utime + used.ru_stime}, sys.stderr)
 """
-"""A command line in a process that says at its end what it took."""
+"""Runs a command line in a process that prints its resources at the end."""
 
 
 def measure(*, quick: bool = False) -> Result:
-    """Measure all commands in turns; `quick` is a tree of a hundredth, once."""
+    """Measure all commands alternately; `quick` is a tree of a hundredth, once."""
     operators = OPERATORS // 100 if quick else OPERATORS
     taken: dict[str, list[float]] = defaultdict(list)
     with memory_folder() as folder:

@@ -1,4 +1,4 @@
-"""What a benchmark gives: numbers with units in their names, and the ratios that count."""
+"""Result of a benchmark: numbers with units in their names, and ratios."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Result:
     ratios: dict[str, float] = field(default_factory=dict[str, float])
 
     def to_json(self, bench: str) -> str:
-        """Return the one object of architecture.md section 9, on one line."""
+        """Return the result as one JSON object, on one line."""
         body = {
             "bench": bench,
             "figures": _rounded(self.figures),
@@ -29,7 +29,7 @@ class Result:
         return json.dumps(body)
 
     def to_text(self, bench: str) -> str:
-        """Return the same for people."""
+        """Return the result as a table."""
         rows = [*_rounded(self.ratios).items(), *_rounded(self.figures).items()]
         return "\n".join([bench, *(f"  {name:<32} {value:g}" for name, value in rows)])
 

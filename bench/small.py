@@ -1,7 +1,7 @@
-"""Small tensors through the whole pipeline: what a record costs when its bytes cost nothing.
+"""Small tensors through the whole pipeline: cost of a record when its bytes cost nothing.
 
-A record counts when it is acknowledged in the tree, a row when it stands in `statistic.csv`. Two
-ranks at once show what a second worker of the agent brings.
+A record counts when it is acknowledged in the tree, a row when it is in `statistic.csv`. Two
+ranks at once show the gain of a second worker of the agent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TIMEOUT_S = 600.0
 
 
 def measure() -> Result:
-    """Measure records, rows of statistics and `numpy.save` in turns."""
+    """Measure records, rows of statistics and `numpy.save` alternately."""
     tensors = activations(TENSORS, ELEMENTS)
     rates: dict[str, list[float]] = {"records": [], "rows": [], "saved": [], "one": [], "two": []}
     with running_host() as host, running_host(workers=2) as double, memory_folder() as folder:

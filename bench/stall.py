@@ -1,4 +1,4 @@
-"""How long the training thread is held up by a tensor, against a copy and a file of the same bytes.
+"""Time for which a tensor blocks the training thread, against a copy and a file of the same bytes.
 
 The buffer is never full: a round fills half of it, and the next one waits until the agent has
 written everything. Nothing but the calls of `Session.dump` is timed.
@@ -21,13 +21,13 @@ SIZES_MIB = (1, 4, 16, 64)
 ROUND_MIB = 128
 BUFFER_BYTES = 2 * ROUND_MIB << 20
 WARMUP_ROUNDS = 3
-"""Every page of the buffer was used once after these."""
+"""Rounds after which every page of the buffer was used once."""
 ROUNDS = 7
 _GB = ROUND_MIB * (1 << 20) / 1e9
 
 
 def measure() -> Result:
-    """Measure dump, memcpy and numpy.save in turns, for each size."""
+    """Measure dump, memcpy and numpy.save alternately, for each size."""
     # Each size cuts the same bytes differently.
     flat = activations(1, ROUND_MIB << 18)
     with (

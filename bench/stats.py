@@ -1,9 +1,8 @@
 """Step time with statistics and with full tensors, forward and backward, at module level.
 
-As peers.md, section C, measured others: two steps to warm up, three that count, cases in turns,
-every one a fresh twin and a fresh session. Those steps of the full-tensor case are a burst that the
-buffer takes in; the case then goes on until the buffer is full, and the steps after that are what a
-long run pays. msprobe steps in a process of its own when the variable
+Two steps warm up, three count; cases alternate, each with a fresh model and a fresh session. In the
+full-tensor case these steps fit into the buffer; the case then continues until the buffer is full,
+as in a long run, and times further steps. msprobe runs in a process of its own when the variable
 MSPROBE_PYTHON names a Python that has it.
 """
 
@@ -35,13 +34,13 @@ CASES = {
     "many_small_statistic": Case("many_small", "statistic"),
 }
 MSPROBE = {"": "standard", "many_small_": "many_small"}
-"""Shapes that msprobe is measured on, by what their names begin with."""
+"""Shapes that msprobe is measured on, by the beginning of result names."""
 
 Times = dict[str, list[float]]
 
 
 def measure() -> Result:
-    """Measure all cases in turns, then the first steps of a session against later ones."""
+    """Measure all cases alternately, then the first steps of a session against later ones."""
     torch.set_num_threads(1)
     python = os.environ.get("MSPROBE_PYTHON", "")
     times: Times = defaultdict(list)
@@ -70,7 +69,7 @@ def measure() -> Result:
 
 
 def _steps(host: Host, name: str, case: Case) -> list[float]:
-    """Return the seconds of the steps of one fresh trainer; nothing is left of it."""
+    """Return the seconds of the steps of one fresh trainer; remove its dump."""
     trainer = encoder_trainer(SHAPES[case.shape])
     if not case.dumped:
         return step_times(lambda _: trainer.step(), case.steps)
@@ -106,7 +105,7 @@ def _measure_msprobe(host: Host, python: str, repetition: int, times: Times) -> 
 
 
 def _msprobe_ratios(step_s: dict[str, float]) -> dict[str, float]:
-    """Return our step against theirs, and theirs against their own twin without a hook."""
+    """Return our step against msprobe's, and msprobe's against its own model without a hook."""
     ratios = {"step_vs_msprobe": step_s["statistic"] / step_s["msprobe"]}
     for prefix in MSPROBE:
         theirs, plain = step_s[f"{prefix}msprobe"], step_s[f"{prefix}msprobe_no_hook"]

@@ -1,4 +1,4 @@
-"""How long a status call takes while ranks keep the agent as busy as they can, and when idle."""
+"""Duration of a status call while ranks load the agent fully, and when it is idle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANKS = 2
 CALLS = 300
 PAUSE_S = 0.02
 WARMUP_S = 3.0
-"""The ranks have started and filled their buffers after this."""
+"""Time after which the ranks have filled their buffers."""
 TIMEOUT_S = 60.0
 
 
@@ -65,5 +65,5 @@ def _calls(stub: agent_pb2_grpc.AgentServiceStub) -> tuple[list[float], list[int
 
 
 def _accounted(host: Host) -> int:
-    """Return the tensors that the agent has done with."""
+    """Return the number of tensors that the agent has processed."""
     return sum(each.accounted_tensors for each in host.status().iterations)

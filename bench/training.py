@@ -1,4 +1,4 @@
-"""One training step, however the model looks. Needs torch only: a peer's Python imports it."""
+"""One training step of any model. Needs torch only: a peer's Python imports it."""
 
 from __future__ import annotations
 

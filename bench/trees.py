@@ -1,4 +1,4 @@
-"""What a finished tree holds, and what it takes."""
+"""Content and size of a finished tree."""
 
 from __future__ import annotations
 

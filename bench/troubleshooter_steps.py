@@ -1,7 +1,6 @@
 """Step times of the encoder without and with troubleshooter's `api_dump`.
 
-`main` runs in a Python that has troubleshooter and knows nothing of rankdump; `run` asks such a
-Python.
+`main` runs in a Python with troubleshooter and without rankdump; `run` starts such a Python.
 """
 
 # pyright: reportMissingImports=false

@@ -1,4 +1,4 @@
-"""A job of one rank, three steps and one operator, to see that a host collects."""
+"""A job of one rank, three steps and one operator, to check that a host collects dumps."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-r"""Trains a small transformer on handwritten digits with DistributedDataParallel, on CPU.
+r"""Train a small transformer on handwritten digits with DistributedDataParallel, on CPU.
 
     rankdump run --config examples/data_dump.json -- torchrun --nproc-per-node 2 \
         examples/torch_ddp.py
 
-Runs as well without rankdump; then the session below is off.
+Without `rankdump run` the session below is off, and the script trains as usual.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def batches(rank: int, world_size: int) -> list[tuple[torch.Tensor, torch.Tensor
 
 
 def train(rank: int, world_size: int) -> None:
-    """Train for as many steps as the configuration speaks of."""
+    """Train for as many steps as the configuration selects from."""
     torch.manual_seed(0)
     model = DistributedDataParallel(DigitReader())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -67,7 +67,7 @@ def train(rank: int, world_size: int) -> None:
 
 
 def main() -> None:
-    """Be one rank of the job."""
+    """Run one rank of the job."""
     dist.init_process_group("gloo")
     train(dist.get_rank(), dist.get_world_size())
     # The model holds the process group, and gloo's threads must not outlive the interpreter:

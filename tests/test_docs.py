@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from rankdump._cli.command_group import COMMAND_NAMES
+from rankdump._core.record import DROP_REASONS
 from rankdumpd.main import main as rankdumpd
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +32,16 @@ def test_every_promise_names_its_test():
     assert named
     for path, test in named:
         assert f"def {test}(" in (ROOT / path).read_text(), (path, test)
+
+
+def test_every_drop_reason_is_explained():
+    """The table has all of them, and no other."""
+    page = (ROOT / "docs" / "guarantees.md").read_text()
+    section = re.search(r"(?s)^## Drop reasons$(.*?)^## ", page, re.MULTILINE)
+    assert section
+    cells = re.findall(r"(?m)^\| (`.*?) \|", section[1])
+    named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(named) == sorted(DROP_REASONS)
 
 
 def test_commands():

@@ -1,17 +1,17 @@
 #!/bin/sh
-# Slurm's Epilog: as root on each host, after the job. Gives the agent time to write what it has of
-# this job, whatever others do, says what there is, and removes a folder that stayed empty. It never
-# fails, as the prolog.
+# Epilog of Slurm: runs as root on each host after the job. Waits until the agent has written all
+# tensors of this job, logs the result, and removes a folder that stayed empty. Like the prolog, it
+# never fails.
 dumps=${RANKDUMP_DUMPS:-/var/dump}
 socket=${RANKDUMP_SOCKET:-/run/rankdump/agent.sock}
 patience_s=${RANKDUMP_PATIENCE_S:-60}
 
-tell() {
+log() {
     echo "rankdump: $*" >&2
 }
 
-# Ranks of this job of which the agent has still something to write; empty when it knows of none, or
-# does not answer.
+# Prints the number of ranks of this job with unwritten tensors; nothing when the agent has no such job
+# or does not answer.
 unfinished() {
     timeout 10 rankdump status --agent "unix:$socket" --json | awk -v tree="\"$tree\"" '
         /"root":/ { own = index($0, tree) }
@@ -20,19 +20,19 @@ unfinished() {
 
 case ${SLURM_JOB_ID:-} in
 '' | *[!0-9]*)
-    tell "no SLURM_JOB_ID: not run by Slurm"
+    log "no SLURM_JOB_ID: not run by Slurm"
     exit 0
     ;;
 esac
 tree=$dumps/$SLURM_JOB_ID
-# Nothing came: a job without a plan.
+# The folder is empty: a job without a plan.
 rmdir "$tree" 2>/dev/null && exit 0
 [ -d "$tree" ] || exit 0
 end=$(($(date +%s) + patience_s))
 while left=$(unfinished) && [ "${left:-0}" -gt 0 ] && [ "$(date +%s)" -lt "$end" ]; do
     sleep 1
 done
-[ "${left:-0}" -gt 0 ] && tell "job $SLURM_JOB_ID: of $left ranks something is still to be written to $tree"
-tell "job $SLURM_JOB_ID:"
+[ "${left:-0}" -gt 0 ] && log "job $SLURM_JOB_ID: tensors of $left ranks are not yet written to $tree"
+log "job $SLURM_JOB_ID:"
 timeout 30 rankdump status "$tree" >&2
 exit 0

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Slurm's TaskProlog: as the user, before each task; what it prints is its environment. A task that
-# has no plan gets nothing, and runs as ever.
+# TaskProlog of Slurm: runs as the user before each task; its output sets variables of the task.
+# Nothing is set for a task without a plan.
 dumps=${RANKDUMP_DUMPS:-/var/dump}
 socket=${RANKDUMP_SOCKET:-/run/rankdump/agent.sock}
 
 [ -n "${RANKDUMP_CONFIG:-}${MINDSPORE_DUMP_CONFIG:-}" ] || exit 0
 [ -n "${RANKDUMP_AGENT:-}" ] || echo "export RANKDUMP_AGENT=unix:$socket"
 [ -n "${RANKDUMP_OUTPUT:-}" ] || echo "export RANKDUMP_OUTPUT=$dumps/${SLURM_JOB_ID:-job}"
-# Each step is a job of its own. A batch script is none: what it sets, its steps would inherit.
+# Each step is a job of its own; a batch script is not, because its steps would inherit the id.
 case ${SLURM_STEP_ID:-} in
 '' | *[!0-9]*) exit 0 ;;
 esac

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from deploy.host_copy import ROOT, Host, copied
+from deploy.host_copy import ROOT, HostCopy, copied
 
 
 @pytest.fixture(scope="session")
@@ -16,11 +16,11 @@ def package() -> Path:
 
 
 @pytest.fixture(scope="session")
-def host(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+def host(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostCopy]:
     at = tmp_path_factory.mktemp("host")
     with copied(at, package) as holder:
         try:
-            host = Host(holder, at)
+            host = HostCopy(holder, at)
             # A service that is installed is not to be started: nothing here is process 1.
             host.run("sh", "-c", "printf '#!/bin/sh\\nexit 101\\n' > /usr/sbin/policy-rc.d")
             host.run("chmod", "+x", "/usr/sbin/policy-rc.d")

@@ -1,4 +1,4 @@
-"""Runs a command under a unit's filter of system calls, without a service manager: in the copy.
+"""Runs a command under a unit's system call filter, without a service manager, in the host copy.
 
     python3 filtered.py NAMES-FILE COMMAND...
 

@@ -1,4 +1,4 @@
-"""A copy of this host: what is done to it is gone with its namespace of mounts."""
+"""Copy of this host in a mount namespace: changes vanish with the namespace."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def copied(at: Path, package: Path) -> subprocess.Popen[str]:
     return holder
 
 
-class Host:
+class HostCopy:
     """The copy: commands run in it, by default as root."""
 
     def __init__(self, holder: subprocess.Popen[str], at: Path) -> None:

@@ -1,4 +1,4 @@
-"""The manifests against the schemas of Kubernetes itself, in which no unknown key is allowed."""
+"""Manifests against the schemas of Kubernetes, which allow no unknown key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ for path in paths:
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_manifests_are_what_kubernetes_takes(version: str):
+def test_manifests_match_the_kubernetes_schemas(version: str):
     python = os.environ["KUBERNETES_PYTHON"]
     paths = sorted(map(str, MANIFESTS.glob("*.yaml")))
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The installed package at work: an agent as its own user, as its unit would run it."""
+"""The installed package at work: an agent as its own user, as under its unit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from deploy.host_copy import ROOT, Host
+from deploy.host_copy import ROOT, HostCopy
 
 WAIT_S = 60
 CONFIG = "/etc/rankdump/rankdumpd.toml"
@@ -45,10 +45,10 @@ def calls_allowed(unit: Path) -> set[str]:
     return allowed
 
 
-class Agent:
+class PackagedAgent:
     """An agent of the package under its unit's filter, and a service manager for it."""
 
-    def __init__(self, host: Host, **environ: str) -> None:
+    def __init__(self, host: HostCopy, **environ: str) -> None:
         self.heard: list[str] = []
         self._changed = threading.Condition()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -96,7 +96,7 @@ class Agent:
 
 
 @pytest.fixture
-def booted(host: Host) -> Host:
+def booted(host: HostCopy) -> HostCopy:
     """The copy with the folders of a boot, and a user whose jobs dump."""
     host.run("systemd-tmpfiles", "--create", "rankdump.conf")
     host.run("sh", "-c", "id alice || useradd --create-home --groups rankdump alice")
@@ -108,12 +108,12 @@ def booted(host: Host) -> Host:
 
 
 @contextlib.contextmanager
-def running(host: Host, **environ: str) -> Generator[Agent]:
-    with contextlib.closing(Agent(host, **environ)) as agent:
+def running(host: HostCopy, **environ: str) -> Generator[PackagedAgent]:
+    with contextlib.closing(PackagedAgent(host, **environ)) as agent:
         yield agent
 
 
-def first_dump(host: Host) -> str:
+def first_dump(host: HostCopy) -> str:
     """Run the commands of the README's first dump as a user; return what they say."""
     text = (ROOT / "deploy" / "README.md").read_text()
     section = text.split("## First dump")[1]
@@ -122,7 +122,7 @@ def first_dump(host: Host) -> str:
     return host.run("sh", "-ec", f"cd /home/alice; {script}", user="alice")
 
 
-def test_from_the_first_start_to_the_stop(booted: Host):
+def test_package_runs_from_first_start_to_stop(booted: HostCopy):
     """Its own user, one dump by the README, signs of life, a reload, an orderly end."""
     with running(booted) as agent:
         agent.wait_heard("READY=1")
@@ -150,7 +150,7 @@ def test_from_the_first_start_to_the_stop(booted: Host):
     assert folder[0].endswith("0")
 
 
-def test_a_restart_of_the_package_leaves_no_file_behind(booted: Host):
+def test_package_removal_leaves_only_settings_and_dumps(booted: HostCopy):
     """Removed, it takes its files with it; settings and dumps stay."""
     booted.run("dpkg", "--remove", "rankdump")
     assert not (booted.path / "usr/lib/rankdump").exists()

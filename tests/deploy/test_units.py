@@ -1,22 +1,22 @@
-"""What systemd itself says of the units, and of the users and folders that they need."""
+"""Units, users and folders of the package, checked by systemd itself."""
 
 from __future__ import annotations
 
 import pytest
-from deploy.host_copy import ROOT, Host
+from deploy.host_copy import ROOT, HostCopy
 
 SERVICES = ["rankdump-agent.service", "rankdump-coordinator.service"]
 UNITS = "/lib/systemd/system"
 
 
-def test_units_are_what_systemd_understands(host: Host):
+def test_units_pass_systemd_verification(host: HostCopy):
     """Run where the package is installed: commands have to be there. Not a word is a pass."""
     said = host.run("systemd-analyze", "verify", *[f"{UNITS}/{name}" for name in SERVICES])
     assert [line for line in said.splitlines() if "rankdump" in line] == []
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_exposure(host: Host, service: str):
+def test_units_have_low_exposure(host: HostCopy, service: str):
     """2.0 of 10 at most; the command fails above its threshold."""
     said = host.run(
         "systemd-analyze", "security", "--offline=true", "--threshold=20", f"{UNITS}/{service}"
@@ -24,7 +24,7 @@ def test_exposure(host: Host, service: str):
     assert "OK" in said.splitlines()[-1]
 
 
-def test_users_and_folders(host: Host):
+def test_package_creates_users_and_folders(host: HostCopy):
     """The package made the user, its group, and the folders with their modes."""
     assert "rankdump" in host.run("id", "rankdump")
     # Made at boot, which this copy never had.
@@ -35,7 +35,7 @@ def test_users_and_folders(host: Host):
         assert found == [mode, "rankdump", "rankdump"], folder
 
 
-def test_the_settings_of_the_package_are_legal(host: Host):
+def test_package_settings_are_valid(host: HostCopy):
     """Every key is known, and what differs from the defaults is what the units need."""
     config = ("--config", "/etc/rankdump/rankdumpd.toml", "--check-config")
     agent = host.run("rankdumpd", "agent", *config)

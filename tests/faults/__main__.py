@@ -1,4 +1,4 @@
-"""`python -m faults`: injects faults for a while, and says whether every law held.
+"""`python -m faults`: injects faults for a while, and reports whether every law held.
 
 Exit 0: all held; 1: one did not; 2: bad usage.
 """
@@ -17,30 +17,30 @@ from pathlib import Path
 from typing import Any
 
 from faults.oracle import told_once
-from faults.run import Order, keep, run
+from faults.run import RunRequest, keep, run
 from faults.schedule import schedule
-from faults.values import Fault, Kind, Verdict
+from faults.values import FaultKind, RunVerdict, ScheduledFault
 
 _INSIDE = "FAULTS_INSIDE"
 _TOLD = 12
 
 
 def main() -> int:
-    """Play what the command line says, in a mount namespace of its own."""
+    """Run as the command line requests, in a private mount namespace."""
     asked = _asked()
     if _INSIDE not in os.environ:
         os.environ[_INSIDE] = "1"
         own = ["unshare", "-rm", sys.executable, "-m", "faults", *sys.argv[1:]]
         os.execvp(own[0], own)
-    kinds = tuple(map(Kind, asked.only)) or tuple(Kind)
+    kinds = tuple(map(FaultKind, asked.only)) or tuple(FaultKind)
     faults = schedule(asked.seed, asked.seconds, asked.faults, kinds)
     if asked.replay:
         said = json.loads(Path(asked.replay).read_text())["schedule"]
-        faults = tuple(Fault(**each | {"kind": Kind(each["kind"])}) for each in said)
+        faults = tuple(ScheduledFault(**each | {"kind": FaultKind(each["kind"])}) for each in said)
     # Whoever is told to go ends the cast before.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder = Path(tempfile.mkdtemp(prefix="rig-"))
-    order = Order(asked.seed, asked.seconds, faults, asked.small, asked.pause, folder)
+    order = RunRequest(asked.seed, asked.seconds, faults, asked.small, asked.pause, folder)
     say = _silent if asked.quiet else _say
     say(f"seed {asked.seed}: {len(faults)} faults in {asked.seconds:g} s, in {folder}")
     verdict = run(order, say)
@@ -62,7 +62,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--faults", type=int, default=50)
-    parser.add_argument("--only", nargs="*", default=[], choices=[kind.value for kind in Kind])
+    parser.add_argument("--only", nargs="*", default=[], choices=[kind.value for kind in FaultKind])
     parser.add_argument("--small", action="store_true", help="One agent and three ranks.")
     parser.add_argument("--pause", type=float, default=0.6, help="Seconds between iterations.")
     parser.add_argument("--replay", help="JSON of an earlier run, whose faults are played again.")
@@ -72,7 +72,7 @@ def _asked() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _body(verdict: Verdict, faults: tuple[Fault, ...]) -> dict[str, Any]:
+def _body(verdict: RunVerdict, faults: tuple[ScheduledFault, ...]) -> dict[str, Any]:
     return asdict(verdict) | {"schedule": [asdict(fault) for fault in faults]}
 
 

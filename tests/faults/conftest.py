@@ -1,4 +1,4 @@
-"""What the tests of single faults get."""
+"""Fixtures of the tests of single faults."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults.stand import Stand
+from faults.agent_rig import AgentRig
 
 
 @pytest.fixture
-def stand(socket_folder: Path) -> Iterator[Stand]:
+def rig(socket_folder: Path) -> Iterator[AgentRig]:
     """An agent with a failing file layer."""
-    made = Stand(socket_folder)
+    made = AgentRig(socket_folder)
     yield made
     made.close()

@@ -1,20 +1,20 @@
-"""The laws of what daemons do beside the trees: orders they publish, room they take. Pure."""
+"""Laws of daemons beside the trees: published orders, and memory. Pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from faults.content import OPERATORS
-from faults.values import Life, Name, Placed, Seen
+from faults.tensor_content import OPERATORS
+from faults.values import PlacedOperator, RankLife, RunObservation, TensorName
 
 _MORE_PARTS, _MORE_MIB = 0.2, 36
 """An agent remembers files to link to in up to 20 MB, and a rank's iteration in half a KiB."""
 _MORE_DESCRIPTORS = 12
 
 
-def ordered(seen: Seen, lives: Mapping[str, Life]) -> Iterator[str]:
-    """Each operator of an iteration that a rank ended stands in the order, once; no other does."""
+def ordered(seen: RunObservation, lives: Mapping[str, RankLife]) -> Iterator[str]:
+    """Each operator of an iteration that a rank ended is in the order, once; no other does."""
     begun = {(each.root, each.rank, each.life): each.begun for each in lives.values()}
     for placed in seen.placed:
         name = placed.name
@@ -33,9 +33,11 @@ def ordered(seen: Seen, lives: Mapping[str, Life]) -> Iterator[str]:
             )
 
 
-def unplaced(seen: Seen, lives: Mapping[str, Life]) -> dict[tuple[int, int], list[Placed]]:
-    """Return what stands in no order although its rank ended the iteration, by rank and that."""
-    found: defaultdict[tuple[int, int], list[Placed]] = defaultdict(list)
+def unplaced(
+    seen: RunObservation, lives: Mapping[str, RankLife]
+) -> dict[tuple[int, int], list[PlacedOperator]]:
+    """Return operators of ended iterations that are in no order, by rank and iteration."""
+    found: defaultdict[tuple[int, int], list[PlacedOperator]] = defaultdict(list)
     for end in seen.ledger.ends:
         life = lives.get(end.session_id)
         if life is not None:
@@ -45,12 +47,12 @@ def unplaced(seen: Seen, lives: Mapping[str, Life]) -> dict[tuple[int, int], lis
     return found
 
 
-def _executed(life: Life, iteration: int) -> Iterable[Placed]:
+def _executed(life: RankLife, iteration: int) -> Iterable[PlacedOperator]:
     for number in range(OPERATORS):
-        yield Placed(life.root, Name(life.rank, life.life, iteration, number, 0))
+        yield PlacedOperator(life.root, TensorName(life.rank, life.life, iteration, number, 0))
 
 
-def grown(seen: Seen) -> Iterator[str]:
+def grown(seen: RunObservation) -> Iterator[str]:
     """No daemon has much more memory or descriptors at its end than after its first tenth."""
     for each in seen.growths:
         life = f"{each.who}, {each.seconds:.0f} s"

@@ -1,13 +1,13 @@
-"""The laws of a run, over what was seen of it. Pure: it says what does not hold."""
+"""Laws of a run, checked on the observations of it. Pure: it returns violations."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from faults.content import kept, names
 from faults.laws import grown, ordered
-from faults.values import Breach, Kind, Life, Name, Seen
+from faults.tensor_content import kept, names
+from faults.values import FaultKind, LawBreach, RankLife, RunObservation, TensorName
 
 from rankdump._core.record import DROP_REASONS
 
@@ -18,18 +18,18 @@ _ALWAYS = frozenset({"buffer_full"})
 _MOST = 20
 """Breaches of a law that are told."""
 REASONS_OF = {
-    Kind.KILL_RANK: {"torn"},
-    Kind.ENOSPC: {"disk_full", "disk_low"},
-    Kind.INODES: {"disk_full", "inodes_low"},
-    Kind.EIO: {"write_error"},
-    Kind.DESCRIPTORS: {"no_descriptors", "write_error"},
-    Kind.FLIPPED_CHUNK: {"corrupted"},
-    Kind.FLIPPED_SLAB: {"corrupted"},
+    FaultKind.KILL_RANK: {"torn"},
+    FaultKind.ENOSPC: {"disk_full", "disk_low"},
+    FaultKind.INODES: {"disk_full", "inodes_low"},
+    FaultKind.EIO: {"write_error"},
+    FaultKind.DESCRIPTORS: {"no_descriptors", "write_error"},
+    FaultKind.FLIPPED_CHUNK: {"corrupted"},
+    FaultKind.FLIPPED_SLAB: {"corrupted"},
 }
 """What a kind of fault may make an agent drop, beside what is always allowed."""
 
 
-def breaches(seen: Seen, happened: Mapping[str, int]) -> tuple[Breach, ...]:
+def breaches(seen: RunObservation, happened: Mapping[str, int]) -> tuple[LawBreach, ...]:
     """Return what does not hold; nothing is what one hopes for."""
     lives = {life.session_id: life for life in seen.lives}
     laws = {
@@ -48,17 +48,17 @@ def breaches(seen: Seen, happened: Mapping[str, int]) -> tuple[Breach, ...]:
         "no daemon grows while it lives": grown(seen),
         "nothing was wrong on the way": iter(seen.complaints),
     }
-    found: list[Breach] = []
+    found: list[LawBreach] = []
     for law, faults in laws.items():
         every = list(faults)
-        found += [Breach(law, what) for what in every[:_MOST]]
+        found += [LawBreach(law, what) for what in every[:_MOST]]
         if len(every) > _MOST:
-            found.append(Breach(law, f"and {len(every) - _MOST} more"))
+            found.append(LawBreach(law, f"and {len(every) - _MOST} more"))
     return tuple(found)
 
 
-def acknowledged(seen: Seen) -> Iterator[str]:
-    """Every number up to a rank's acknowledged one stands in a ledger."""
+def acknowledged(seen: RunObservation) -> Iterator[str]:
+    """Every number up to a rank's acknowledged one is in a ledger."""
     for life in seen.lives:
         there = seen.ledger.sequences.get(life.session_id, frozenset())
         missing = [n for n in range(1, life.acknowledged + 1) if n not in there]
@@ -66,8 +66,8 @@ def acknowledged(seen: Seen) -> Iterator[str]:
             yield f"{_of(life)}: {len(missing)} of {life.acknowledged}, the first {missing[0]}"
 
 
-def exact(seen: Seen, lives: Iterable[Life]) -> Iterator[str]:
-    """Every file is known, readable, and holds what its name says."""
+def exact(seen: RunObservation, lives: Iterable[RankLife]) -> Iterator[str]:
+    """Every file is known, readable, and has the content of its name."""
     by_name = {(life.rank, life.life): life for life in lives}
     for file in seen.files:
         name = file.name
@@ -78,19 +78,19 @@ def exact(seen: Seen, lives: Iterable[Life]) -> Iterator[str]:
             yield f"{file.path}: {file.fault}"
 
 
-def once(seen: Seen) -> Iterator[str]:
-    """No tensor has two files, or two rows of figures."""
+def once(seen: RunObservation) -> Iterator[str]:
+    """No tensor has two files, or two rows of statistics."""
     times = Counter((file.name, file.row) for file in seen.files if file.name is not None)
     for (name, _), count in times.items():
         if count > 1:
             yield f"{name} is there {count} times"
 
 
-def stored(seen: Seen, lives: Mapping[str, Life]) -> Iterator[str]:
+def stored(seen: RunObservation, lives: Mapping[str, RankLife]) -> Iterator[str]:
     """The ledger's paths are files with that tensor; no file is of a tensor that was dropped."""
     files = {(f.root, f.path): f for f in seen.files if f.name is not None and not f.row}
-    dropped: Counter[tuple[str, Name]] = Counter()
-    safe: Counter[tuple[str, Name]] = Counter()
+    dropped: Counter[tuple[str, TensorName]] = Counter()
+    safe: Counter[tuple[str, TensorName]] = Counter()
     for row in seen.ledger.rows:
         life = lives.get(row.session_id)
         if life is None or row.name is None:
@@ -108,8 +108,8 @@ def stored(seen: Seen, lives: Mapping[str, Life]) -> Iterator[str]:
             yield f"{key[1]}: {count} dropped and {safe[key]} kept, {there[key]} in the tree"
 
 
-def reasoned(seen: Seen, happened: Mapping[str, int]) -> Iterator[str]:
-    """Nothing is dropped under a word that nobody knows, or that no fault explains."""
+def reasoned(seen: RunObservation, happened: Mapping[str, int]) -> Iterator[str]:
+    """Every drop has a known reason that a fault explains."""
     allowed = set(_ALWAYS)
     for kind, reasons in REASONS_OF.items():
         if happened.get(kind.value):
@@ -120,12 +120,12 @@ def reasoned(seen: Seen, happened: Mapping[str, int]) -> Iterator[str]:
             yield f"{count} dropped as {reason!r}, which is no reason"
         elif reason not in allowed:
             yield f"{count} dropped as {reason}, and no fault was played that explains it"
-    flips = sum(happened.get(k.value, 0) for k in (Kind.FLIPPED_CHUNK, Kind.FLIPPED_SLAB))
+    flips = sum(happened.get(k.value, 0) for k in (FaultKind.FLIPPED_CHUNK, FaultKind.FLIPPED_SLAB))
     if counts["corrupted"] > flips:
         yield f"{counts['corrupted']} dropped as corrupted, and {flips} bytes were flipped"
 
 
-def drops(seen: Seen) -> Counter[str]:
+def drops(seen: RunObservation) -> Counter[str]:
     """Return how many tensors were dropped, by reason, by agents and by ranks."""
     counts = Counter(row.reason for row in seen.ledger.rows if row.fate == "dropped")
     for refused in seen.ledger.refused.values():
@@ -137,7 +137,7 @@ def drops(seen: Seen) -> Counter[str]:
     return counts
 
 
-def balanced(seen: Seen, lives: Mapping[str, Life]) -> Iterator[str]:
+def balanced(seen: RunObservation, lives: Mapping[str, RankLife]) -> Iterator[str]:
     """Of each iteration that ended every tensor is accounted for, once."""
     rows: Counter[tuple[str, int]] = Counter()
     for row in seen.ledger.rows:
@@ -159,7 +159,7 @@ def balanced(seen: Seen, lives: Mapping[str, Life]) -> Iterator[str]:
             )
 
 
-def listed(seen: Seen, lives: Mapping[str, Life]) -> Iterator[str]:
+def listed(seen: RunObservation, lives: Mapping[str, RankLife]) -> Iterator[str]:
     """A manifest is of an iteration that its rank had ended, adds up, and its files are there."""
     files = {(file.root, file.path) for file in seen.files}
     ends = {(end.session_id, end.iteration) for end in seen.ledger.ends}
@@ -178,7 +178,7 @@ def listed(seen: Seen, lives: Mapping[str, Life]) -> Iterator[str]:
             yield f"{where}: {len(gone)} files are not there, the first {gone[0]}"
 
 
-def whole(seen: Seen) -> Iterator[str]:
+def whole(seen: RunObservation) -> Iterator[str]:
     """A session that ended well has the end and the manifest of each of its iterations."""
     ends = {(end.session_id, end.iteration) for end in seen.ledger.ends}
     manifests = {(each.session_id, each.iteration) for each in seen.manifests}
@@ -189,7 +189,7 @@ def whole(seen: Seen) -> Iterator[str]:
                 yield f"{_of(life)}: no {what} of iterations {[i for _, i in missing][:8]}"
 
 
-def told(seen: Seen) -> Iterator[str]:
+def told(seen: RunObservation) -> Iterator[str]:
     """What the coordinator knows of an iteration is what its manifest says."""
     closed = {life.session_id for life in seen.lives if life.closed}
     for each in seen.manifests:
@@ -200,18 +200,18 @@ def told(seen: Seen) -> Iterator[str]:
             yield f"session {key[0]} iteration {key[1]}: {due} in its manifest, {found} told"
 
 
-def _due(life: Life, iteration: int) -> int:
+def _due(life: RankLife, iteration: int) -> int:
     return sum(map(kept, names(life.rank, life.life, iteration)))
 
 
-def _any_slot(name: Name) -> Name:
-    return Name(name.rank, name.life, name.iteration, name.number, -1)
+def _any_slot(name: TensorName) -> TensorName:
+    return TensorName(name.rank, name.life, name.iteration, name.number, -1)
 
 
-def _of(life: Life) -> str:
+def _of(life: RankLife) -> str:
     return f"rank {life.rank} life {life.life} ({life.session_id})"
 
 
-def told_once(breaches_: Collection[Breach]) -> list[str]:
+def told_once(breaches_: Collection[LawBreach]) -> list[str]:
     """Return the breaches as lines for people."""
     return [f"{breach.law}: {breach.what}" for breach in breaches_]

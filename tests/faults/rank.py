@@ -1,6 +1,6 @@
-"""One rank of a job without end, which writes down what it did.
+"""One rank of an endless job, which records its actions.
 
-python -m faults.rank JSON, where JSON is a `Part`; SIGUSR1 ends it well.
+python -m faults.rank JSON, where JSON is a `RankConfiguration`; SIGUSR1 ends it well.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from faults.content import OP_TYPE, names, op_name, tensor
-from faults.control import Control
-from faults.journal import Journal
-from faults.layer import Layer
+from faults.control_page import ControlPage
+from faults.fault_layer import FaultLayer
+from faults.rank_journal import RankJournal
+from faults.tensor_content import OP_TYPE, names, op_name, tensor
 
 import rankdump
 from rankdump._shm.slab_format import ENTRY_HEAD, RING_OFFSET
@@ -31,8 +31,8 @@ Requests: TypeAlias = Callable[[PushStream, int], Iterator[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What a rank is to play."""
+class RankConfiguration:
+    """Configuration of one rank."""
 
     rank: int
     life: int
@@ -45,16 +45,16 @@ class Part:
     """How many; 0 means until it is told to stop."""
 
 
-class Witnessed:
-    """The client's own objects, with an eye on them; for the only session of a process."""
+class ClientWitness:
+    """Wrappers of the client's objects that write the journal; for one session a process."""
 
-    def __init__(self, journal: Journal, control: Control) -> None:
+    def __init__(self, journal: RankJournal, control: ControlPage) -> None:
         self.session_id = ""
         self.left = 1
         self._journal = journal
         self._wrap_client()
         self._wrap_buffer()
-        flipper = Flipper(control)
+        flipper = BitFlipper(control)
         _put(SendBuffer, "publish", flipper.publish(SendBuffer.publish))
         _put(PushStream, "requests", flipper.requests(PushStream.requests))
 
@@ -89,13 +89,13 @@ def _put(owner: type, name: str, method: Callable[..., Any]) -> None:
     setattr(owner, name, method)
 
 
-class Flipper:
-    """Flips bits of entries of a slab that nobody was told of yet, where the page wants it.
+class BitFlipper:
+    """Flips bits of unannounced slab entries where the control page requests it.
 
     In the data, frame or head of a record; heads of declarations count as well.
     """
 
-    def __init__(self, control: Control, body: str = "") -> None:
+    def __init__(self, control: ControlPage, body: str = "") -> None:
         """Flip in entries of one kind of frame alone, where it is named."""
         self._control, self._body = control, body
         self._published: list[tuple[Any, Any]] = []
@@ -150,11 +150,11 @@ class Flipper:
         ring._mapping.memory[RING_OFFSET + room.offset + middle] ^= 0x10
 
 
-def play(part: Part, over: threading.Event) -> None:
+def play(part: RankConfiguration, over: threading.Event) -> None:
     """Dump until told to stop, or so many iterations."""
-    control = Control(part.control)
-    journal = Journal(Path(part.journal))
-    witnessed = Witnessed(journal, control)
+    control = ControlPage(part.control)
+    journal = RankJournal(Path(part.journal))
+    witnessed = ClientWitness(journal, control)
     session = rankdump.Session.from_environment(part.environ)
     assert session.active
     journal.say(
@@ -184,8 +184,8 @@ def play(part: Part, over: threading.Event) -> None:
 
 
 def main() -> None:
-    part = Part(**json.loads(sys.argv[1]))
-    Layer(Control(part.control), "/nothing")
+    part = RankConfiguration(**json.loads(sys.argv[1]))
+    FaultLayer(ControlPage(part.control), "/nothing")
     over = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: over.set())
     play(part, over)

@@ -1,4 +1,4 @@
-"""One run: cast, schedule, end, verdict."""
+"""One run: deployment, schedule, end, verdict."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from faults import orders, witness
-from faults.cast import MIB, Cast, cast_of
-from faults.director import LOOK_S, Director
-from faults.growth import Scales
+from faults import observation, published_order
+from faults.deployment import MIB, FaultDeployment, make_deployment
+from faults.descriptor_limit import open_descriptors, resident_bytes
 from faults.laws import unplaced
-from faults.limits import open_descriptors, resident_bytes
-from faults.lookout import Lookout
+from faults.memory_monitor import MemoryMonitor
 from faults.oracle import breaches, drops
-from faults.values import Fault, Placed, Seen, Verdict
+from faults.schedule_player import LOOK_S, SchedulePlayer
+from faults.tree_watcher import TreeWatcher
+from faults.values import PlacedOperator, RunObservation, RunVerdict, ScheduledFault
 
 from rankdump._cli.daemon_client import drain_agent, fetch_agent_status
 from rankdump._core.status import SessionState
@@ -32,20 +32,20 @@ _PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What is to be run."""
+class RunRequest:
+    """Parameters of a run."""
 
     seed: int
     seconds: float
-    faults: Sequence[Fault]
+    faults: Sequence[ScheduledFault]
     small: bool
     pause_s: float
     folder: Path
 
 
 @dataclass(slots=True)
-class Ending:
-    """What became of everybody, and what the coordinator knew then."""
+class RunEnding:
+    """State of all processes at the end, and the coordinator's view of it."""
 
     complaints: list[str]
     balances: dict[tuple[str, int], tuple[int, int, int]]
@@ -53,116 +53,130 @@ class Ending:
     sizes: dict[str, Any]
 
 
-def run(order: Order, say: Callable[[str], None]) -> Verdict:
+def run(order: RunRequest, say: Callable[[str], None]) -> RunVerdict:
     """Return the verdict over one run, which is made in a mount namespace of its own."""
-    cast = cast_of(order.folder, small=order.small, pause_s=order.pause_s)
-    for actor in (*cast.agents, cast.coordinator):
-        for disk in actor.disks:
+    deployment = make_deployment(order.folder, small=order.small, pause_s=order.pause_s)
+    for process in (*deployment.agents, deployment.coordinator):
+        for disk in process.disks:
             disk.mount()
-    lookout = Lookout([agent.tree / "dump" for agent in cast.agents], order.seed)
-    scales = Scales(cast)
-    director = Director(cast, order.faults, say=say)
+    watcher = TreeWatcher([agent.tree / "dump" for agent in deployment.agents], order.seed)
+    monitor = MemoryMonitor(deployment)
+    player = SchedulePlayer(deployment, order.faults, say=say)
     begun_s = time.monotonic()
     try:
-        _begin(cast)
-        director.play(order.seconds)
+        _begin(deployment)
+        player.play(order.seconds)
         played_s = time.monotonic() - begun_s
-        ending = _finish(cast, director, scales, say)
+        ending = _finish(deployment, player, monitor, say)
     finally:
-        scales.close()
-        lookout.close()
-        cast.close()
+        monitor.close()
+        watcher.close()
+        deployment.close()
     say("reading what is left")
-    happened = dict(director.happened)
-    seen = _seen(order, cast, ending, lookout, scales)
-    return Verdict(
+    happened = dict(player.happened)
+    seen = _seen(order, deployment, ending, watcher, monitor)
+    return RunVerdict(
         order.seed,
         round(played_s, 1),
         happened,
-        dict(director.missed),
-        _figures(seen, cast, director, lookout) | ending.sizes,
+        dict(player.missed),
+        _figures(seen, deployment, player, watcher) | ending.sizes,
         breaches(seen, happened),
     )
 
 
-def _seen(order: Order, cast: Cast, ending: Ending, lookout: Lookout, scales: Scales) -> Seen:
+def _seen(
+    order: RunRequest,
+    deployment: FaultDeployment,
+    ending: RunEnding,
+    watcher: TreeWatcher,
+    monitor: MemoryMonitor,
+) -> RunObservation:
     """Return all that there is to see."""
-    states = [agent.state for agent in cast.agents]
-    roots = [agent.tree / "dump" for agent in cast.agents]
-    complaints = ending.complaints + lookout.complaints
-    placed: Counter[Placed] = Counter()
-    for agent, root in zip(cast.agents, roots, strict=True):
-        found, unread = orders.published(root, agent.job_id)
+    states = [agent.state for agent in deployment.agents]
+    roots = [agent.tree / "dump" for agent in deployment.agents]
+    complaints = ending.complaints + watcher.complaints
+    placed: Counter[PlacedOperator] = Counter()
+    for agent, root in zip(deployment.agents, roots, strict=True):
+        found, unread = published_order.published(root, agent.job_id)
         placed.update(found)
         complaints += unread
-    seen = witness.seen(order.folder, states, roots, ending.balances, complaints)
-    return replace(seen, placed=placed, late=ending.late, growths=scales.growths())
+    seen = observation.seen(order.folder, states, roots, ending.balances, complaints)
+    return replace(seen, placed=placed, late=ending.late, growths=monitor.growths())
 
 
-def _begin(cast: Cast) -> None:
-    """Start everybody; return when every rank has been told that something of it is safe."""
-    for actor in (cast.coordinator, *cast.agents):
-        actor.start()
+def _begin(deployment: FaultDeployment) -> None:
+    """Start all processes; return when every rank has an acknowledgement."""
+    for process in (deployment.coordinator, *deployment.agents):
+        process.start()
     until_s = time.monotonic() + _PATIENCE_S
-    while not all(is_daemon_serving(actor.address) for actor in (cast.coordinator, *cast.agents)):
+    while not all(
+        is_daemon_serving(process.address)
+        for process in (deployment.coordinator, *deployment.agents)
+    ):
         assert time.monotonic() < until_s, "the daemons do not come up"
-    for rank in cast.ranks:
+    for rank in deployment.ranks:
         rank.start()
-    while not all(rank.up for rank in cast.ranks):
+    while not all(rank.up for rank in deployment.ranks):
         assert time.monotonic() < until_s, "the ranks do not come up"
         time.sleep(LOOK_S)
 
 
-def _finish(cast: Cast, director: Director, scales: Scales, say: Callable[[str], None]) -> Ending:
+def _finish(
+    deployment: FaultDeployment,
+    player: SchedulePlayer,
+    monitor: MemoryMonitor,
+    say: Callable[[str], None],
+) -> RunEnding:
     """Let everybody end well; return what did not, and what the coordinator knew."""
-    ending = Ending(list(director.ends), {}, {}, {})
-    for actor in cast.actors:
-        actor.control.heal()
-    for proxy in cast.proxies:
+    ending = RunEnding(list(player.ends), {}, {}, {})
+    for process in deployment.processes:
+        process.control.heal()
+    for proxy in deployment.proxies:
         proxy.hole(False)
         proxy.delay(0)
     say("healed; ranks say goodbye")
-    _all_live(cast, director)
-    for rank in cast.ranks:
+    _all_live(deployment, player)
+    for rank in deployment.ranks:
         rank.wanted = False
         rank.kill(signal.SIGUSR1)
-    for rank in cast.ranks:
+    for rank in deployment.ranks:
         code = rank.end(_PATIENCE_S)
         if code != 0:
             ending.complaints.append(f"rank {rank.role.rank} ended with {code}")
-    ending.complaints += [*_not_well(cast), *_drained(cast)]
-    _hear(cast.coordinator.address, ending)
-    ending.sizes = _sizes(cast)
-    scales.close()
+    ending.complaints += [*_not_well(deployment), *_drained(deployment)]
+    _hear(deployment.coordinator.address, ending)
+    ending.sizes = _sizes(deployment)
+    monitor.close()
     say("daemons stop")
-    ending.complaints += [*_stopped(cast), *_left_behind(cast)]
+    ending.complaints += [*_stopped(deployment), *_left_behind(deployment)]
     return ending
 
 
-def _hear(address: str, ending: Ending) -> None:
-    """Ask the coordinator for all that it knows, once it has published it."""
+def _hear(address: str, ending: RunEnding) -> None:
+    """Query the coordinator's view, once it has published everything."""
     try:
-        ending.complaints += orders.wait_published(address, _PATIENCE_S)
-        ending.balances = witness.balances(address)
-        ending.late = orders.late(address)
+        ending.complaints += published_order.wait_published(address, _PATIENCE_S)
+        ending.balances = observation.balances(address)
+        ending.late = published_order.late(address)
     except RankdumpError as error:
         ending.complaints.append(f"the coordinator: {error}")
 
 
-def _stopped(cast: Cast) -> Iterator[str]:
-    for actor in (*cast.agents, cast.coordinator):
-        actor.wanted = False
-        actor.kill(signal.SIGTERM)
-        code = actor.end(20)
+def _stopped(deployment: FaultDeployment) -> Iterator[str]:
+    for process in (*deployment.agents, deployment.coordinator):
+        process.wanted = False
+        process.kill(signal.SIGTERM)
+        code = process.end(20)
         if code != 0:
-            yield f"{actor.name} ended with {code} after SIGTERM"
+            yield f"{process.name} ended with {code} after SIGTERM"
 
 
-def _left_behind(cast: Cast) -> Iterator[str]:
-    for agent in cast.agents:
+def _left_behind(deployment: FaultDeployment) -> Iterator[str]:
+    for agent in deployment.agents:
         left = [str(path) for path in agent.run.rglob("*.slab")]
         left += [str(path) for path in (agent.tree / "dump").rglob("rank_*/**/.*.tmp")]
-        closed = {life.session_id for life in witness.lives(agent.folder) if life.closed}
+        closed = {life.session_id for life in observation.lives(agent.folder) if life.closed}
         yield from (f"{path} is left behind" for path in left if _of(path, closed))
 
 
@@ -171,30 +185,32 @@ def _of(path: str, closed: set[str]) -> bool:
     return any(session in path for session in closed)
 
 
-def _all_live(cast: Cast, director: Director) -> None:
-    """Wait until everybody has been up for a while, so that a goodbye is heard."""
+def _all_live(deployment: FaultDeployment, player: SchedulePlayer) -> None:
+    """Wait until all processes have been up for a while, so that session ends are received."""
     until_s = time.monotonic() + _PATIENCE_S
-    servers = (cast.coordinator, *cast.agents)
+    servers = (deployment.coordinator, *deployment.agents)
     while time.monotonic() < until_s:
-        if all(rank.settled for rank in cast.ranks) and all(
+        if all(rank.settled for rank in deployment.ranks) and all(
             is_daemon_serving(s.address) for s in servers
         ):
             break
-        director.look_after()
+        player.look_after()
         time.sleep(LOOK_S)
 
 
-def _not_well(cast: Cast) -> list[str]:
+def _not_well(deployment: FaultDeployment) -> list[str]:
     """Return which ranks could not hand over everything, though nothing failed any more."""
-    lives = {(life.rank, life.life): life for life in witness.lives(cast.agents[0].folder)}
-    last = [lives.get((rank.role.rank, rank.starts - 1)) for rank in cast.ranks]
+    lives = {
+        (life.rank, life.life): life for life in observation.lives(deployment.agents[0].folder)
+    }
+    last = [lives.get((rank.role.rank, rank.starts - 1)) for rank in deployment.ranks]
     return [f"rank {each.rank} life {each.life} kept something" for each in last
             if each is not None and not each.closed]  # fmt: skip
 
 
-def _drained(cast: Cast) -> list[str]:
+def _drained(deployment: FaultDeployment) -> list[str]:
     found: list[str] = []
-    for agent in cast.agents:
+    for agent in deployment.agents:
         try:
             left = drain_agent(agent.address, timeout_s=_PATIENCE_S)
             view = fetch_agent_status(agent.address)
@@ -209,20 +225,22 @@ def _drained(cast: Cast) -> list[str]:
     return found
 
 
-def _sizes(cast: Cast) -> dict[str, Any]:
+def _sizes(deployment: FaultDeployment) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for actor in (*cast.agents, cast.coordinator):
+    for process in (*deployment.agents, deployment.coordinator):
         with contextlib.suppress(OSError):
-            found[f"{actor.name}_resident_mib"] = round(resident_bytes(actor.pid) / MIB)
-            found[f"{actor.name}_descriptors"] = open_descriptors(actor.pid)
+            found[f"{process.name}_resident_mib"] = round(resident_bytes(process.pid) / MIB)
+            found[f"{process.name}_descriptors"] = open_descriptors(process.pid)
     return found
 
 
-def _figures(seen: Seen, cast: Cast, director: Director, lookout: Lookout) -> dict[str, Any]:
+def _figures(
+    seen: RunObservation, deployment: FaultDeployment, player: SchedulePlayer, watcher: TreeWatcher
+) -> dict[str, Any]:
     fates = Counter(row.fate for row in seen.ledger.rows)
     lives = {life.session_id: life for life in seen.lives}
     return {
-        "faults": sum(director.happened.values()),
+        "faults": sum(player.happened.values()),
         "lives": len(seen.lives),
         "acknowledged": sum(life.acknowledged for life in seen.lives),
         "numbers": sum(map(len, seen.ledger.sequences.values())),
@@ -231,7 +249,7 @@ def _figures(seen: Seen, cast: Cast, director: Director, lookout: Lookout) -> di
         "figures": sum(seen.ledger.figures.values()),
         "dropped": dict(drops(seen)),
         "files": sum(not file.row for file in seen.files),
-        "bytes": sum(_tree_bytes(agent.tree) for agent in cast.agents),
+        "bytes": sum(_tree_bytes(agent.tree) for agent in deployment.agents),
         "manifests": len(seen.manifests),
         "told": len(seen.balances),
         "in_order": sum(seen.placed.values()),
@@ -239,9 +257,9 @@ def _figures(seen: Seen, cast: Cast, director: Director, lookout: Lookout) -> di
         "twice_in_order": sum(count > 1 for count in seen.placed.values()),
         "not_in_order": sum(map(len, unplaced(seen, lives).values())),
         "growths": [asdict(each) for each in seen.growths],
-        "starts": {actor.name: actor.starts for actor in cast.actors},
-        "looks": lookout.looks,
-        "manifests_looked_at": lookout.manifests,
+        "starts": {process.name: process.starts for process in deployment.processes},
+        "looks": watcher.looks,
+        "manifests_looked_at": watcher.manifests,
     }
 
 
@@ -250,7 +268,7 @@ def _tree_bytes(tree: Path) -> int:
     return (room.f_blocks - room.f_bfree) * room.f_frsize
 
 
-def keep(order: Order, target: Path) -> None:
+def keep(order: RunRequest, target: Path) -> None:
     """Copy what a broken run left, but for what is in the trees, to where it stays."""
     ignored = shutil.ignore_patterns("*.sock*", "*.slab", "dump", ".ballast*", "*.control")
     shutil.copytree(order.folder, target, ignore=ignored, dirs_exist_ok=True)

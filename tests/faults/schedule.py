@@ -1,45 +1,45 @@
-"""Which faults come when: a pure function of the seed."""
+"""Schedule of faults: a pure function of the seed."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Collection
 
-from faults.values import Fault, Kind
+from faults.values import FaultKind, ScheduledFault
 
 WEIGHTS = {
-    Kind.KILL_RANK: 70,
-    Kind.KILL_AGENT: 35,
-    Kind.KILL_WORKER: 15,
-    Kind.KILL_COORDINATOR: 25,
-    Kind.CUT: 60,
-    Kind.DELAY: 35,
-    Kind.HOLE: 15,
-    Kind.EIO: 45,
-    Kind.ENOSPC: 30,
-    Kind.INODES: 20,
-    Kind.STATE_FULL: 15,
-    Kind.STALL: 20,
-    Kind.STOPPED: 10,
-    Kind.DOUBLED: 30,
-    Kind.SWAPPED: 20,
-    Kind.FLIPPED_CHUNK: 15,
-    Kind.FLIPPED_SLAB: 15,
-    Kind.CLOCK: 15,
-    Kind.DESCRIPTORS: 10,
+    FaultKind.KILL_RANK: 70,
+    FaultKind.KILL_AGENT: 35,
+    FaultKind.KILL_WORKER: 15,
+    FaultKind.KILL_COORDINATOR: 25,
+    FaultKind.CUT: 60,
+    FaultKind.DELAY: 35,
+    FaultKind.HOLE: 15,
+    FaultKind.EIO: 45,
+    FaultKind.ENOSPC: 30,
+    FaultKind.INODES: 20,
+    FaultKind.STATE_FULL: 15,
+    FaultKind.STALL: 20,
+    FaultKind.STOPPED: 10,
+    FaultKind.DOUBLED: 30,
+    FaultKind.SWAPPED: 20,
+    FaultKind.FLIPPED_CHUNK: 15,
+    FaultKind.FLIPPED_SLAB: 15,
+    FaultKind.CLOCK: 15,
+    FaultKind.DESCRIPTORS: 10,
 }
 """How often each comes, out of 500."""
 LASTS_S = {
-    Kind.DELAY: (0.5, 2.0),
-    Kind.HOLE: (0.5, 2.0),
-    Kind.EIO: (0.2, 1.0),
-    Kind.ENOSPC: (0.3, 1.5),
-    Kind.INODES: (0.3, 1.5),
-    Kind.STATE_FULL: (0.3, 1.5),
-    Kind.STALL: (0.2, 3.0),
-    Kind.STOPPED: (0.2, 2.0),
-    Kind.CLOCK: (0.5, 3.0),
-    Kind.DESCRIPTORS: (0.5, 1.5),
+    FaultKind.DELAY: (0.5, 2.0),
+    FaultKind.HOLE: (0.5, 2.0),
+    FaultKind.EIO: (0.2, 1.0),
+    FaultKind.ENOSPC: (0.3, 1.5),
+    FaultKind.INODES: (0.3, 1.5),
+    FaultKind.STATE_FULL: (0.3, 1.5),
+    FaultKind.STALL: (0.2, 3.0),
+    FaultKind.STOPPED: (0.2, 2.0),
+    FaultKind.CLOCK: (0.5, 3.0),
+    FaultKind.DESCRIPTORS: (0.5, 1.5),
 }
 """Shortest and longest; the others are over at once."""
 _AT_ONCE = 2
@@ -53,26 +53,28 @@ def tail_s(seconds: float) -> float:
 
 
 def schedule(
-    seed: int, seconds: float, faults: int, kinds: Collection[Kind] = tuple(Kind)
-) -> tuple[Fault, ...]:
+    seed: int, seconds: float, faults: int, kinds: Collection[FaultKind] = tuple(FaultKind)
+) -> tuple[ScheduledFault, ...]:
     """Return that many faults in the order of their times, each of the kinds at least once.
 
     As long as there are enough of them; and never more than two windows of a kind at once.
     """
     dice = random.Random(seed)
-    drawn = [kind for kind in Kind if kind in kinds]
+    drawn = [kind for kind in FaultKind if kind in kinds]
     dice.shuffle(drawn)
     least = max(1, faults // 40)
     plan = (drawn * least)[:faults]
     weights = [WEIGHTS[kind] for kind in drawn]
     plan += dice.choices(drawn, weights, k=faults - len(plan))
-    made: list[Fault] = []
+    made: list[ScheduledFault] = []
     for kind in plan:
         made.append(_placed(dice, kind, seconds, made))
     return tuple(sorted(made, key=lambda fault: (fault.at_s, fault.kind.value)))
 
 
-def _placed(dice: random.Random, kind: Kind, seconds: float, others: list[Fault]) -> Fault:
+def _placed(
+    dice: random.Random, kind: FaultKind, seconds: float, others: list[ScheduledFault]
+) -> ScheduledFault:
     end_s = max(HEAD_S, seconds - tail_s(seconds))
     shortest, longest = LASTS_S.get(kind, (0.0, 0.0))
     fault = None
@@ -80,7 +82,7 @@ def _placed(dice: random.Random, kind: Kind, seconds: float, others: list[Fault]
         # Where time is short, windows are.
         lasts_s = dice.uniform(shortest, longest) / (1 + attempt // 8)
         at_s = dice.uniform(HEAD_S, max(HEAD_S, end_s - lasts_s))
-        fault = Fault(round(at_s, 3), kind, dice.randrange(1 << 16), round(lasts_s, 3),
+        fault = ScheduledFault(round(at_s, 3), kind, dice.randrange(1 << 16), round(lasts_s, 3),
                       dice.randrange(1 << 16))  # fmt: skip
         if crowd(fault, others) < _AT_ONCE:
             break
@@ -88,7 +90,7 @@ def _placed(dice: random.Random, kind: Kind, seconds: float, others: list[Fault]
     return fault
 
 
-def crowd(fault: Fault, others: list[Fault]) -> int:
+def crowd(fault: ScheduledFault, others: list[ScheduledFault]) -> int:
     """Return how many windows of its kind are open while one of a fault is."""
     return sum(
         fault.lasts_s > 0

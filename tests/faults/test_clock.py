@@ -1,4 +1,4 @@
-"""A clock that is set: names stay apart, and nothing is lost."""
+"""Clock steps: names stay distinct, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from faults.stand import EACH, Stand
+from faults.agent_rig import EACH, AgentRig
 
 import rankdump
 
@@ -15,27 +15,27 @@ DAY_US = 86_400_000_000
 
 
 @pytest.mark.parametrize("step_us", [DAY_US, -DAY_US, -1])
-def test_steps_of_the_clock_within_a_session(stand: Stand, step_us: int):
-    with stand.session() as session:
+def test_clock_steps_within_a_session_lose_nothing(rig: AgentRig, step_us: int):
+    with rig.session() as session:
         for iteration in range(4):
-            stand.control.clock_us = step_us * (iteration % 2)
-            stand.play(session, iteration)
-    assert [each.kept_tensors for each in stand.settled(4)] == [EACH] * 4
-    assert stand.control.hits("clock")
-    assert stand.stored() == 4 * EACH
+            rig.control.clock_us = step_us * (iteration % 2)
+            rig.play(session, iteration)
+    assert [each.kept_tensors for each in rig.settled(4)] == [EACH] * 4
+    assert rig.control.hits("clock")
+    assert rig.stored() == 4 * EACH
 
 
-def test_a_rank_that_starts_again_at_the_very_same_time(stand: Stand, monkeypatch):
+def test_rank_restarted_at_the_same_time_loses_nothing_uncounted(rig: AgentRig, monkeypatch):
     """Law: of two tensors with one name and one time both are there, or one is counted."""
     for value in range(2):
         ticks = itertools.count(1_800_000_000_000_000_000, 1_000_000)
         monkeypatch.setattr(time, "time_ns", ticks.__next__)
-        with stand.session() as session:
+        with rig.session() as session:
             session.step(1)
             session.dump(
                 "Add", "Default/Add-op0", "output", 0, np.full(100, value, dtype=np.float32)
             )
-    kept = sum(each.kept_tensors for each in stand.settled(2))
-    dump = rankdump.open(stand.root)
+    kept = sum(each.kept_tensors for each in rig.settled(2))
+    dump = rankdump.open(rig.root)
     found = sorted(float(dump.load(entry)[0]) for entry in dump.tensors())
     assert found == [0.0, 1.0][:kept]

@@ -1,25 +1,25 @@
-"""No descriptor is left: what cannot be opened is counted, and the next one is opened."""
+"""Missing descriptors: files that cannot be opened are counted, and the next one is opened."""
 
 from __future__ import annotations
 
 import errno
 
-from faults.stand import EACH, Stand, wait_until
+from faults.agent_rig import EACH, AgentRig, wait_until
 
 
-def test_files_that_cannot_be_opened_are_counted_by_their_reason(stand: Stand):
-    with stand.session() as session:
-        stand.play(session, 1)
+def test_missing_descriptors_are_counted_as_drop_reason(rig: AgentRig):
+    with rig.session() as session:
+        rig.play(session, 1)
         session.step(2)
-        stand.settled(1)
-        stand.control.fail("open", errno.EMFILE, 1000)
-        stand.play(session, 2)
+        rig.settled(1)
+        rig.control.fail("open", errno.EMFILE, 1000)
+        rig.play(session, 2)
         session.step(3)
-        wait_until(lambda: stand.of(2).dropped.get("no_descriptors") == EACH)
-        stand.control.heal()
-        stand.play(session, 3)
-    first, second, third = stand.settled(3)
+        wait_until(lambda: rig.of(2).dropped.get("no_descriptors") == EACH)
+        rig.control.heal()
+        rig.play(session, 3)
+    first, second, third = rig.settled(3)
     assert (first.kept_tensors, third.kept_tensors) == (EACH, EACH)
     assert dict(second.dropped) == {"no_descriptors": EACH}
-    assert stand.stored() == 2 * EACH
-    stand.wait_manifests([1, 2, 3])
+    assert rig.stored() == 2 * EACH
+    rig.wait_manifests([1, 2, 3])

@@ -1,4 +1,4 @@
-"""Two agents at one folder: the second one refuses, or leaves alone what is the first one's."""
+"""Two agents on one folder: the second is rejected, or keeps the first one's files."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from faults.stand import EACH, Stand
-from integration.conftest import Embedded, Rank
+from faults.agent_rig import EACH, AgentRig
+from integration.conftest import EmbeddedAgent, WireRank
 
 from rankdump.errors import ConfigError
 
 
-def test_a_state_folder_has_one_agent(stand: Stand, tmp_path: Path):
+def test_state_folder_has_one_agent(rig: AgentRig, tmp_path: Path):
     with pytest.raises(ConfigError, match="no other agent"):
-        Embedded(stand.folder)
+        EmbeddedAgent(rig.folder)
 
 
-def test_a_slab_that_was_just_granted_stays_where_another_agent_starts(stand: Stand):
+def test_new_slab_is_kept_when_another_agent_starts(rig: AgentRig):
     """Law: agents with one folder for shared memory do not take each other's away."""
-    rank = Rank(stand.agent.address, stand.root, wants_slab=True)
+    rank = WireRank(rig.agent.address, rig.root, wants_slab=True)
     granted = Path(rank.open().slab.path)
     assert granted.exists()
-    other = stand.folder / "other"
+    other = rig.folder / "other"
     other.mkdir()
     with contextlib.suppress(ConfigError):
-        Embedded(other, runtime_dir=str(stand.folder), slab_bytes=1 << 20).stop()
+        EmbeddedAgent(other, runtime_dir=str(rig.folder), slab_bytes=1 << 20).stop()
     assert granted.exists()
     rank.close()
-    with stand.session() as session:
-        stand.play(session, 0)
-    assert stand.settled(1)[0].kept_tensors == EACH
+    with rig.session() as session:
+        rig.play(session, 0)
+    assert rig.settled(1)[0].kept_tensors == EACH

@@ -1,4 +1,4 @@
-"""What the rig's rooms hand to each other."""
+"""Values that modules of the rig exchange."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 
-class Kind(str, Enum):
+class FaultKind(str, Enum):
     """A kind of fault."""
 
     KILL_RANK = "kill_rank"
@@ -33,23 +33,23 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ScheduledFault:
     """One fault of a schedule."""
 
     at_s: float
     """Since the run began."""
-    kind: Kind
+    kind: FaultKind
     target: int
-    """Whom it hits: counted round those of the cast that the kind can hit."""
+    """Index of the target, modulo the processes that this kind can hit."""
     lasts_s: float
-    """0 for what is over at once."""
+    """0 for a fault without duration."""
     amount: int
-    """How hard, or how: the kind says what it means."""
+    """Strength or variant; the meaning depends on the kind."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Name:
-    """Which tensor of a job: by this alone its elements are known."""
+class TensorName:
+    """Identity of a tensor of a job; it determines the elements."""
 
     rank: int
     life: int
@@ -59,7 +59,7 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class RankLife:
     """One process of a rank, by its journal."""
 
     rank: int
@@ -77,12 +77,12 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LedgerRow:
     """A tensor in an agent's ledger."""
 
     session_id: str
     sequence: int
-    name: Name | None
+    name: TensorName | None
     """None for one that nobody dumped."""
     fate: str
     reason: str
@@ -90,7 +90,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class IterationEndRow:
     """The end of an iteration in an agent's ledger."""
 
     session_id: str
@@ -100,11 +100,11 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
-    """All that an agent remembers."""
+class LedgerContent:
+    """Content of the ledgers of all agents."""
 
-    rows: tuple[Row, ...]
-    ends: tuple[End, ...]
+    rows: tuple[LedgerRow, ...]
+    ends: tuple[IterationEndRow, ...]
     sequences: Mapping[str, frozenset[int]]
     """Numbers that stand there, by session."""
     figures: Mapping[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
@@ -120,12 +120,12 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A tensor in the tree, or a row of figures."""
+class FoundTensor:
+    """A tensor in the tree, or a row of statistics."""
 
     root: str
     path: str
-    name: Name | None
+    name: TensorName | None
     """None for one that nobody dumped."""
     fault: str
     """Why it is not the tensor of that name, bit for bit; empty when it is."""
@@ -133,7 +133,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedManifest:
     """A manifest."""
 
     session_id: str
@@ -145,17 +145,17 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedOperator:
     """An operator in the published order of the job of a tree."""
 
     root: str
-    name: Name | None
+    name: TensorName | None
     """Its first slot; None for one that nobody executed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
-    """One process of a daemon, after the first tenth of its life and in the last."""
+class ProcessGrowth:
+    """Resources of one daemon process after the first tenth of its life, and in the last."""
 
     who: str
     seconds: float
@@ -168,35 +168,35 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Everything that is known at the end."""
+class RunObservation:
+    """All observations at the end of a run."""
 
-    lives: tuple[Life, ...]
-    ledger: Ledger
-    files: tuple[Found, ...]
-    manifests: tuple[Listed, ...]
+    lives: tuple[RankLife, ...]
+    ledger: LedgerContent
+    files: tuple[FoundTensor, ...]
+    manifests: tuple[ListedManifest, ...]
     balances: Mapping[tuple[str, int], tuple[int, int, int]]
     """As the coordinator has them, by session and iteration: expected, kept, dropped."""
     complaints: tuple[str, ...] = ()
     """What was wrong while the run went on, or at its end."""
-    placed: Mapping[Placed, int] = field(default_factory=dict[Placed, int])
+    placed: Mapping[PlacedOperator, int] = field(default_factory=dict[PlacedOperator, int])
     """How often each operator stands in the published orders."""
     late: Mapping[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """Of ranks and iterations the events that came too late for them, as the coordinator says."""
-    growths: tuple[Growth, ...] = ()
+    growths: tuple[ProcessGrowth, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Breach:
-    """A law that does not hold."""
+class LawBreach:
+    """A violation of a law."""
 
     law: str
     what: str
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a run ends with."""
+class RunVerdict:
+    """Result of a run."""
 
     seed: int
     seconds: float
@@ -204,4 +204,4 @@ class Verdict:
     """Faults that really did, by kind."""
     missed: Mapping[str, int]
     figures: Mapping[str, Any]
-    breaches: tuple[Breach, ...]
+    breaches: tuple[LawBreach, ...]

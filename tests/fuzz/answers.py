@@ -1,11 +1,11 @@
-"""What agents report to a coordinator, and what people and ranks are answered."""
+"""Targets for reports of agents to a coordinator, and answers to users and ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from fuzz.pieces import chosen, pieces
+from fuzz.input_pieces import chosen, pieces
 from google.protobuf.message import DecodeError
 
 from rankdump._core.execution_order import (

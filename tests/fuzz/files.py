@@ -1,8 +1,10 @@
-"""Files of tensors and what describes them: npy, zstd, bin, manifests, overflow records."""
+"""Targets for files of tensors and their descriptions: npy, zstd, bin, manifests, overflow
+records.
+"""
 
 from __future__ import annotations
 
-from fuzz.pieces import chosen, file_of
+from fuzz.input_pieces import chosen, file_of
 
 from rankdump._analysis.reader import tensor_loader
 from rankdump._analysis.reader.tensor_loader import described, load_file

@@ -1,4 +1,4 @@
-"""Names: paths of files to what they say, and what operators are called to paths."""
+"""Targets for names: parsing of file paths, and paths made from operator names."""
 
 from __future__ import annotations
 

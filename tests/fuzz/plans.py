@@ -1,4 +1,4 @@
-"""Plans as they travel, and the configurations of every dialect."""
+"""Targets for serialized plans, and for configurations of every dialect."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from fuzz.pieces import chosen, file_of
+from fuzz.input_pieces import chosen, file_of
 
 from rankdump._analysis.compare.call_names import read_name_mapping
 from rankdump._config.config_file import load_config_plan, make_dump_config_plan

@@ -1,4 +1,4 @@
-"""A slab in its file, and bells: taken in by the rooms of the agent themselves."""
+"""Target for a slab in its file with doorbells, processed by the agent's own intake."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fuzz.pieces import chosen
+from fuzz.input_pieces import chosen
 from fuzz.streams import MOST_RECORD_BYTES, PLANS, REQUEST, settle, slab_of, told
 
 from rankdump._core.plan import DumpPlan
@@ -28,8 +28,8 @@ _NO_LIMIT = 1 << 62
 """Nobody would make room for who waits: there is one thread."""
 
 
-class _Rooms:
-    """A session with its intake; what is handed on is settled when that is asked for."""
+class _RingSession:
+    """A session with its intake; received frames are committed on request."""
 
     def __init__(self, plan: DumpPlan) -> None:
         self.session = RankSession(REQUEST, plan)
@@ -52,7 +52,7 @@ class _Rooms:
         self._cost += sum(map(_cost_of, items)) if cost is None else cost
 
     def settle(self) -> None:
-        """Read elements as workers do, then commit, give room back and acknowledge."""
+        """Read elements as workers do, then commit, give space back and acknowledge."""
         taken, self._taken = self._taken, []
         for item in taken:
             if isinstance(item, ReceivedRecord):
@@ -67,7 +67,7 @@ def _cost_of(parcel: ReceivedRecord) -> int:
     return compute_cost_bytes(parcel.head.byte_count)
 
 
-def _read(rooms: _Rooms, read: Callable[[], None]) -> None:
+def _read(rooms: _RingSession, read: Callable[[], None]) -> None:
     """Take something in; a fault in it ends the stream, and what came before it counts."""
     try:
         read()
@@ -93,7 +93,7 @@ def rings(data: bytes) -> None:
     count, rest = chosen(rest, _MOST_BELLS + 1)
     bells = [int.from_bytes(rest[at : at + 8], "little") for at in range(0, 8 * count, 8)]
     slab = _file_of(slab_of(rest[8 * count :]))
-    rooms = _Rooms(PLANS[which])
+    rooms = _RingSession(PLANS[which])
     ring = RingReader(slab, rooms.intake, acknowledged=0, add_finding=rooms.session.add_finding)
     rooms.session.attach_ring(ring)
     for bell in bells:

@@ -1,7 +1,7 @@
-"""Fuzzes one target under atheris, from its corpus: `make fuzz TARGET=npys SECONDS=600`.
+"""Runner of one target under atheris, from its corpus: `make fuzz TARGET=npys SECONDS=600`.
 
 What breaks it is left as `build/fuzz/TARGET/found-*`, one input for each place that fails, to be
-put into the corpus with what mends it; the run goes on.
+put into the corpus with its fix; the run continues.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONGEST_INPUT = 1 << 14
 _LONGEST_RUN_S = 10
 
 
-class _Finds:
+class _FindingRecorder:
     """Feeds a target, and keeps the first input for each place that fails."""
 
     def __init__(self, name: str, work: Path) -> None:
@@ -64,7 +64,7 @@ def main(name: str, seconds: int) -> None:
         "-print_final_stats=1",
     )
     folders = str(work / "corpus"), str(CORPUS / name)
-    atheris.Setup([sys.argv[0], *flags, *folders], _Finds(name, work))
+    atheris.Setup([sys.argv[0], *flags, *folders], _FindingRecorder(name, work))
     atheris.Fuzz()
 
 

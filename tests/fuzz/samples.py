@@ -1,4 +1,4 @@
-"""One good value of each kind that travels."""
+"""One valid value of each kind of message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the first files of the corpus, good ones: `PYTHONPATH=tests python -m fuzz.seeds`.
+"""Generator of the first, valid files of the corpus: `PYTHONPATH=tests python -m fuzz.seeds`.
 
 A fuzzer starts from these; what it found is kept beside them.
 """
@@ -9,8 +9,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fuzz import damaged, samples
-from fuzz.pieces import joined
+from fuzz import damaged_rows, samples
+from fuzz.input_pieces import joined
 from fuzz.seeds_of_files import FILES
 from fuzz.streams import PLANS, RING_BYTES
 from fuzz.targets import CORPUS
@@ -46,8 +46,8 @@ def main() -> None:
         "slabs": [b"\0" + _slab()],
         "old_slabs": [b"\0" + _old_slab()],
         "rings": [*_rings()],
-        "sessions": [*_changes(damaged.ledger_base()[1].columns)],
-        "states": [*_changes(damaged.state_base()[1].columns)],
+        "sessions": [*_changes(damaged_rows.ledger_base()[1].columns)],
+        "states": [*_changes(damaged_rows.state_base()[1].columns)],
         "ledger": [*_kept()],
         "reports": [joined([_report(1), _report(2)])],
         "answers": [*_answers()],

@@ -1,4 +1,4 @@
-"""The first files of the corpus for what readers find on disk, and in configurations."""
+"""First corpus files of the targets that read files and configurations."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What ranks send: introductions, and streams of frames in any order, to one session."""
+"""Targets for messages of ranks: openings, and streams of frames in any order."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
 
-from fuzz.pieces import chosen, pieces
+from fuzz.input_pieces import chosen, pieces
 from google.protobuf.message import DecodeError
 
 from rankdump._core.events import EventColumns
@@ -72,8 +72,8 @@ REQUEST = SessionRequest(
 )
 
 
-class _Agent:
-    """A session that settles what its stream completes at once, as the rooms behind it would."""
+class _StreamSession:
+    """A session that commits completed frames at once, in place of workers and committer."""
 
     def __init__(self, plan: DumpPlan) -> None:
         self.session = RankSession(REQUEST, plan)
@@ -169,7 +169,7 @@ def _apply(session: RankSession, declared: MetadataFrame) -> None:
 
 
 def told(session: RankSession) -> None:
-    """Tell how a session stands, as people are told."""
+    """Return the status of a session as users see it."""
     view = StatusView(sessions=(session.status(),), iterations=tuple(session.iterations()))
     assert view_from_wire(view_to_wire(view)) == view
 
@@ -182,7 +182,7 @@ def _admit(head: RecordHead) -> SelectionVerdict:
 def frames(data: bytes) -> None:
     """Frames of streams of one session, good and bad, in any order."""
     which, rest = chosen(data, len(PLANS))
-    agent = _Agent(PLANS[which])
+    agent = _StreamSession(PLANS[which])
     for piece in pieces(rest):
         agent.take(piece)
     agent.end()
@@ -216,7 +216,7 @@ def old_slabs(data: bytes) -> None:
 def _read(data: bytes, version: int) -> None:
     which, rest = chosen(data, len(PLANS))
     store = SlabMemory(slab_of(rest, version=version))
-    agent, reader = _Agent(PLANS[which]), SlabReader(store)
+    agent, reader = _StreamSession(PLANS[which]), SlabReader(store)
     try:
         for entry in reader.read_entries():
             _taken(agent, reader, entry, "copy_failed")
@@ -226,7 +226,7 @@ def _read(data: bytes, version: int) -> None:
         agent.end()
 
 
-def _taken(agent: _Agent, reader: SlabReader, entry: SlabEntry, lost: str) -> None:
+def _taken(agent: _StreamSession, reader: SlabReader, entry: SlabEntry, lost: str) -> None:
     if not entry.is_corrupted:
         agent.take(bytes(entry.frame), reader.read_data(entry), "" if entry.has_data else lost)
 

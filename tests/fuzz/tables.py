@@ -1,10 +1,12 @@
-"""Files of lines: tables of figures, info and stack files of API dumps, orders, hints, graphs."""
+"""Targets for files of lines: statistics, info and stack files of API dumps, orders, hints,
+graphs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from fuzz.pieces import chosen, file_of
+from fuzz.input_pieces import chosen, file_of
 
 from rankdump._analysis.reader.source_lines import read_ir_operators, read_stack_operators
 from rankdump._analysis.reader.statistic_tables import TableRecords, read_info, read_table_rows
@@ -26,7 +28,7 @@ _OPERATOR = parse_file_name("Add.Default_Add-op0.7.3.1700000000000000.csv")
 
 
 def statistics(data: bytes) -> None:
-    """A table of figures: of a folder, or of one operator."""
+    """A table of statistics: of a folder, or of one operator."""
     which, rest = chosen(data, 2)
     path = file_of(rest, "statistic.csv")
     operator = _OPERATOR if which else None

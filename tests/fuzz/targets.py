@@ -1,4 +1,4 @@
-"""Every decoder of bytes that somebody else made, by the name of its folder in the corpus.
+"""Every decoder of untrusted bytes, by the name of its folder in the corpus.
 
 A target returns, or raises a RankdumpError: whatever else it raises is a defect, and so is memory
 out of proportion to its input.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fuzz import answers, damaged, files, naming, plans, rings, streams, tables
+from fuzz import answers, damaged_rows, files, naming, plans, rings, streams, tables
 
 from rankdump.errors import RankdumpError
 
@@ -24,8 +24,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         streams.old_slabs,
         rings.rings,
         streams.ledger,
-        damaged.sessions,
-        damaged.states,
+        damaged_rows.sessions,
+        damaged_rows.states,
         answers.reports,
         answers.answers,
         plans.plans,

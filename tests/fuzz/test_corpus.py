@@ -1,4 +1,4 @@
-"""Nothing in the corpus, nor anything near it, breaks a decoder or takes memory for nothing."""
+"""Corpus and its mutations: no decoder fails or takes excessive memory."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_every_target_has_its_corpus():
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_is_kept(name: str):
-    """What was found once stays mended, and takes memory in proportion."""
+def test_targets_survive_their_corpus(name: str):
+    """Inputs that once failed no longer do, and take memory in proportion."""
     for path in kept(name):
         data = path.read_bytes()
         fed(name, data)
@@ -40,7 +40,7 @@ def test_what_is_kept(name: str):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_is_near(name: str):
+def test_targets_survive_mutations_of_their_corpus(name: str):
     """Bytes changed, taken out, put in and repeated."""
     near = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
     seeds = [path.read_bytes() for path in kept(name)]

@@ -1,4 +1,6 @@
-"""A rank that speaks the wire by hand, and agents for it: in this process or in another."""
+"""Ranks that speak the wire protocol directly, and agents for them: in this process or in
+another.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ WAIT_S = 60
 
 @pytest.fixture
 def short_dir() -> Iterator[Path]:
-    """A folder whose path leaves room for a socket's name."""
+    """A folder whose path leaves space for a socket's name."""
     path = Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
     yield path
     shutil.rmtree(path)
@@ -64,8 +66,8 @@ def kind_of(array: np.ndarray, **fields: Any) -> bytes:
     return agent_pb2.TensorKind(**{**defaults, **fields}).SerializeToString()
 
 
-class Frames:
-    """Frames made by hand."""
+class FrameBuilder:
+    """Builder of frames."""
 
     @staticmethod
     def record(
@@ -101,7 +103,7 @@ class Frames:
         stamps: list[int] | None = None,
         **fields: Any,
     ) -> agent_pb2.Frame:
-        """Return rows of figures; the first has the time of a record with that number."""
+        """Return rows of statistics; the first has the time of a record with that number."""
         times = stamps or range(STAMP + sequence, STAMP + sequence + len(rows))
         body = agent_pb2.FigureRows(
             iteration=iteration,
@@ -137,12 +139,12 @@ class Frames:
 
 
 @pytest.fixture
-def frames() -> type[Frames]:
+def frames() -> type[FrameBuilder]:
     """What frames are made with."""
-    return Frames
+    return FrameBuilder
 
 
-class Stream:
+class PushStreamClient:
     """One Push stream with the answers it got."""
 
     def __init__(self, stub: agent_pb2_grpc.AgentServiceStub, hello: agent_pb2.Hello) -> None:
@@ -158,13 +160,13 @@ class Stream:
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
 
-    def send(self, *frames: agent_pb2.Frame) -> Stream:
+    def send(self, *frames: agent_pb2.Frame) -> PushStreamClient:
         batch = agent_pb2.FrameBatch(frames=frames)
         self._requests.put(agent_pb2.PushRequest(batch=batch))
         return self
 
-    def ring(self, written: int) -> Stream:
-        """Announce what stands in the slab."""
+    def ring(self, written: int) -> PushStreamClient:
+        """Announce what is in the slab."""
         doorbell = agent_pb2.Doorbell(written=written)
         self._requests.put(agent_pb2.PushRequest(doorbell=doorbell))
         return self
@@ -222,8 +224,8 @@ class Stream:
 
 
 @dataclass
-class Rank:
-    """A training process as the agent sees it."""
+class WireRank:
+    """A simulated training process on the wire."""
 
     address: str
     root: Path
@@ -283,9 +285,9 @@ class Rank:
         self.token = response.token
         return response
 
-    def push(self, token: bytes | None = None) -> Stream:
+    def push(self, token: bytes | None = None) -> PushStreamClient:
         token = self.token if token is None else token
-        return Stream(self.stub, agent_pb2.Hello(session_id=self.session_id, token=token))
+        return PushStreamClient(self.stub, agent_pb2.Hello(session_id=self.session_id, token=token))
 
     def status(self):
         return self.stub.Status(agent_pb2.AgentStatusRequest()).view
@@ -304,15 +306,15 @@ def make_rank(short_dir: Path) -> Iterator:
     """Makes ranks whose channels are closed at the end."""
     with contextlib.ExitStack() as stack:
 
-        def make(address: str, **fields) -> Rank:
-            rank = Rank(address, fields.pop("root", short_dir / "dump"), **fields)
+        def make(address: str, **fields) -> WireRank:
+            rank = WireRank(address, fields.pop("root", short_dir / "dump"), **fields)
             stack.callback(rank.close)
             return rank
 
         yield make
 
 
-class Embedded:
+class EmbeddedAgent:
     """An agent in this process; may be stopped and started again on the same state."""
 
     def __init__(self, folder: Path, **settings) -> None:
@@ -342,17 +344,17 @@ def make_agent(short_dir: Path) -> Iterator:
     """Makes agents that stop by themselves."""
     with contextlib.ExitStack() as stack:
 
-        def make(**settings) -> Embedded:
+        def make(**settings) -> EmbeddedAgent:
             # Tests do not depend on how full the disk of this machine is.
             usual = {"encode_threads": 2, "keep_free_ratio": 0.0, "keep_free_inodes_ratio": 0.0}
-            embedded = Embedded(short_dir, **(usual | settings))
+            embedded = EmbeddedAgent(short_dir, **(usual | settings))
             stack.callback(embedded.stop)
             return embedded
 
         yield make
 
 
-class Daemon:
+class StandaloneProcess:
     """`rankdumpd standalone` as a process of its own."""
 
     def __init__(self, folder: Path, **environ: str) -> None:
@@ -402,8 +404,8 @@ def make_daemon(short_dir: Path) -> Iterator:
     """Makes daemons that are gone at the end."""
     with contextlib.ExitStack() as stack:
 
-        def make(**environ: str) -> Daemon:
-            daemon = Daemon(short_dir, **environ)
+        def make(**environ: str) -> StandaloneProcess:
+            daemon = StandaloneProcess(short_dir, **environ)
             stack.callback(daemon.close)
             return daemon
 

@@ -1,4 +1,4 @@
-"""An agent in this process, driven frame by frame over a real Unix socket."""
+"""Agent in this process, driven frame by frame over a real Unix socket."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def manifests(root: Path, rank: int = 0) -> list[Manifest]:
 
 @pytest.fixture
 def rank(make_agent, make_rank):
-    """A rank at the door of a running agent."""
+    """A rank connected to a running agent."""
     return make_rank(make_agent().address)
 
 
-class TestBytes:
-    def test_zstd_command_gives_numpy_the_same_bytes(self, rank, frames, tmp_path):
+class TestRecordFiles:
+    def test_zstd_command_unpacks_to_the_npy_bytes(self, rank, frames, tmp_path):
         """What `zstd -d` unpacks is what numpy loads, and it is what the rank sent."""
         rank.open()
         rank.push().send(frames.record(1, ARRAY), frames.goodbye(2)).finish()
@@ -66,7 +66,7 @@ class TestBytes:
         assert np.load(plain).shape == ARRAY.shape
 
     @pytest.mark.parametrize("size", [1, 7, 4000, 5000])
-    def test_chunks_of_any_size_make_the_same_file(self, make_agent, make_rank, frames, size):
+    def test_chunk_size_does_not_change_the_file(self, make_agent, make_rank, frames, size):
         """How a record is cut into chunks leaves no trace."""
         rank = make_rank(make_agent().address, codec="none")
         rank.open()
@@ -78,7 +78,7 @@ class TestBytes:
         assert np.load(path).tobytes() == array.tobytes()
 
     @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2)])
-    def test_scalars_and_empty_tensors(self, rank, frames, shape):
+    def test_scalars_and_empty_tensors_are_stored(self, rank, frames, shape):
         """A tensor without dimensions or without elements is a tensor like any other."""
         array = np.ones(shape, dtype=np.int64)
         rank.open()
@@ -94,8 +94,8 @@ class TestBytes:
             ("float8_e4m3fn", np.array([0x38, 0xC0], dtype=np.uint8), [1.0, -2.0]),
         ],
     )
-    def test_types_numpy_lacks_are_widened(self, rank, frames, dtype, raw, values):
-        """bfloat16 and float8 stand as float32 on disk, under their own name in the manifest."""
+    def test_types_without_numpy_equivalent_are_widened(self, rank, frames, dtype, raw, values):
+        """bfloat16 and float8 are float32 on disk, with their own name in the manifest."""
         rank.open()
         stream = rank.push().send(frames.record(1, raw, dtype=dtype), frames.end(2, 0, 1))
         stream.finish()
@@ -104,7 +104,7 @@ class TestBytes:
         assert load(path).tolist() == values
         assert manifests(rank.root)[0].records[0].dtype == dtype
 
-    def test_modes_are_the_plans_whatever_the_umask(self, rank, frames):
+    def test_file_modes_follow_the_plan_regardless_of_umask(self, rank, frames):
         """Files and folders get the plan's modes."""
         old = os.umask(0o077)
         try:
@@ -117,8 +117,8 @@ class TestBytes:
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o750
 
 
-class TestIterations:
-    def test_manifest_balances_and_stands_last(self, rank, frames):
+class TestIterationEnds:
+    def test_manifest_is_balanced_and_written_last(self, rank, frames):
         """Expected equals stored plus dropped, from both sides; no manifest before the end."""
         rank.open()
         stream = rank.push().send(
@@ -137,7 +137,7 @@ class TestIterations:
         assert stream.send(frames.goodbye(4)).finish() is grpc.StatusCode.OK
         assert rank.status().findings == []
 
-    def test_what_does_not_add_up_is_said(self, rank, frames):
+    def test_unbalanced_iteration_is_reported(self, rank, frames):
         """A rank that expects more than it sent is a finding, not a quiet difference."""
         rank.open()
         rank.push().send(frames.record(1, ARRAY), frames.end(2, 0, 4), frames.goodbye(3)).finish()
@@ -145,10 +145,10 @@ class TestIterations:
             "rank 0, iteration 0: 4 tensors expected, 1 kept and 0 dropped"
         ]
 
-    def test_refused_records_are_counted_and_their_bytes_thrown_away(
+    def test_dropped_records_are_counted_and_their_bytes_discarded(
         self, make_agent, make_rank, frames
     ):
-        """The agent has the last word on the plan; what it refuses is in the balance."""
+        """The agent has the last word on the plan; what it rejects is in the balance."""
         selection = TensorSelection(iterations=IterationSelection("1", ((1, 1),)))
         rank = make_rank(make_agent(max_record_bytes=100).address, selection=selection)
         rank.open()
@@ -161,8 +161,8 @@ class TestIterations:
         assert dropped == [{"iteration_excluded": 1}, {"record_too_large": 1}]
         stream.finish()
 
-    def test_order_files_follow_the_rank(self, rank, frames):
-        """Operators stand in program order, and each iteration on a line of its own."""
+    def test_order_files_are_written_for_each_rank(self, rank, frames):
+        """Operators are in program order, and each iteration on a line of its own."""
 
         def events(sequence: int, iteration: int) -> agent_pb2.Frame:
             names = ["Default/b-op0", "Default/a-op0"]
@@ -184,7 +184,7 @@ class TestIterations:
         )
         assert (folder / "ms_global_execution_order_graph_0.csv").read_text() == "3\n7\n"
 
-    def test_metadata_of_every_rank(self, make_agent, make_rank):
+    def test_metadata_is_written_for_every_rank(self, make_agent, make_rank):
         """Each rank folder describes itself; a file that is there stays as it is."""
         address = make_agent().address
         for number in (0, 1):
@@ -201,9 +201,9 @@ class TestIterations:
         assert kept == rank.config_source
 
 
-class TestResuming:
-    def test_cut_and_resumed_stream_loses_and_doubles_nothing(self, rank, frames):
-        """After a cut the rank sends again what was not acknowledged, and each stands once."""
+class TestSessionResumption:
+    def test_resumed_stream_loses_and_duplicates_nothing(self, rank, frames):
+        """After a cut the rank resends unacknowledged frames, and each is stored once."""
         rank.open()
         stream = rank.push().send(frames.record(1, ARRAY), frames.record(2, ARRAY + 1))
         stream.send(frames.record(3, ARRAY + 2, first_bytes=100))
@@ -222,7 +222,9 @@ class TestResuming:
         assert manifest.status.is_balanced
         assert len(manifest.records) == 3
 
-    def test_restarted_agent_takes_up_where_the_ledger_stands(self, make_agent, make_rank, frames):
+    def test_restarted_agent_continues_after_the_last_committed_frame(
+        self, make_agent, make_rank, frames
+    ):
         """A new agent on the same state acknowledges what the old one committed."""
         agent = make_agent()
         rank = make_rank(agent.address)
@@ -241,7 +243,7 @@ class TestResuming:
         agent.restart()
         assert rank.status().sessions == []
 
-    def test_what_was_committed_but_not_carried_out_is_made_up_for(
+    def test_committed_metadata_without_effect_is_applied_after_restart(
         self, make_agent, make_rank, frames
     ):
         """An agent that dies between commit and manifest leaves the manifest to the next one."""
@@ -282,8 +284,8 @@ class TestResuming:
         assert first.wait_over() is grpc.StatusCode.UNAVAILABLE
         assert second.finish() is grpc.StatusCode.OK
 
-    def test_lost_rank_is_called_lost(self, rank, frames):
-        """A stream that ends without a goodbye leaves a lost session and an open iteration."""
+    def test_lost_rank_is_reported_as_lost(self, rank, frames):
+        """A broken stream without a session end leaves a lost session and an open iteration."""
         rank.open()
         stream = rank.push().send(frames.record(1, ARRAY))
         stream.wait_acknowledged(1)
@@ -294,8 +296,8 @@ class TestResuming:
         assert view.findings == ["rank 0 ended within iteration 0, with 1 tensor in the tree"]
 
 
-class TestDoor:
-    def test_second_live_session_of_a_rank_is_refused_by_name(self, make_agent, make_rank, frames):
+class TestSessionOpening:
+    def test_second_live_session_of_a_rank_is_rejected_by_name(self, make_agent, make_rank, frames):
         """Two processes that both believe to be rank 0 must not mix their tensors."""
         address = make_agent().address
         first = make_rank(address, pid=111)
@@ -311,13 +313,13 @@ class TestDoor:
         stream.finish()
         second.open()
 
-    def test_wrong_token_is_refused(self, rank):
-        """Nobody pushes into a session by knowing its name."""
+    def test_wrong_token_is_rejected(self, rank):
+        """The name of a session is not enough to push into it."""
         rank.open()
         assert rank.push(token=b"guess").wait_over() is grpc.StatusCode.PERMISSION_DENIED
         assert rank.push(token=b"").wait_over() is grpc.StatusCode.PERMISSION_DENIED
 
-    def test_unknown_session_is_asked_to_open_again(self, rank):
+    def test_unknown_session_must_open_again(self, rank):
         """After a restart the rank learns that it has to introduce itself once more."""
         stream = rank.push(token=b"x")
         assert stream.wait_over() is grpc.StatusCode.UNAVAILABLE
@@ -333,14 +335,14 @@ class TestDoor:
             ({"root_text": "/proc/nowhere"}, grpc.StatusCode.FAILED_PRECONDITION),
         ],
     )
-    def test_sessions_that_cannot_be_served_are_refused(self, make_agent, make_rank, fields, code):
-        """A plan that cannot be carried out is refused at once, not tensor by tensor."""
+    def test_unsupported_sessions_are_rejected(self, make_agent, make_rank, fields, code):
+        """A plan that cannot be carried out is rejected at once, not tensor by tensor."""
         rank = make_rank(make_agent().address, **fields)
         with pytest.raises(grpc.RpcError) as refused:
             rank.open()
         assert refused.value.code() is code
 
-    def test_excluded_device_is_told_why(self, make_agent, make_rank):
+    def test_rank_on_excluded_device_gets_the_reason(self, make_agent, make_rank):
         """A rank that the plan leaves out learns so when it opens."""
         rank = make_rank(make_agent().address, selection=TensorSelection(devices=(1,)))
         assert rank.open().excluded == "support_device [1] excludes this rank's device 0"
@@ -357,7 +359,7 @@ class TestDoor:
             lambda f: [agent_pb2.Frame(sequence=1)],
         ],
     )
-    def test_bad_frame_ends_its_stream_only(self, make_agent, make_rank, frames, frames_of):
+    def test_bad_frame_ends_only_its_stream(self, make_agent, make_rank, frames, frames_of):
         """A frame that breaks a rule ends its stream; the agent and its neighbours live on."""
         address = make_agent().address
         good = make_rank(address, rank=1, world_size=2, session_id="good")
@@ -379,8 +381,8 @@ class TestDoor:
         assert dict(rank.status().iterations[0].dropped) == {"outside_root": 1}
 
 
-class TestQueue:
-    def test_full_queue_holds_ranks_back_and_loses_nothing(self, make_agent, make_rank, frames):
+class TestAgentQueue:
+    def test_full_queue_blocks_ranks_and_loses_nothing(self, make_agent, make_rank, frames):
         """Records far over the queue's limit all arrive, one over the whole limit among them."""
         rank = make_rank(make_agent(queue_bytes=1 << 20).address, codec="none")
         rank.open()
@@ -403,7 +405,7 @@ class TestQueue:
         assert stream.finish() is grpc.StatusCode.OK
         assert len(tensors(rank.root)) == 1
 
-    def test_drain_answers_when_everything_is_in_the_tree(self, rank, frames):
+    def test_drain_returns_when_everything_is_in_the_tree(self, rank, frames):
         """Control(Drain) returns after the last received record is committed."""
         rank.open()
         stream = rank.push().send(*[frames.record(n, ARRAY) for n in range(1, 51)])
@@ -413,8 +415,8 @@ class TestQueue:
         stream.finish()
 
 
-class TestService:
-    def test_health_and_reflection(self, rank):
+class TestAgentService:
+    def test_health_and_reflection_are_served(self, rank):
         """Health says SERVING for the whole and for the service; reflection lists it."""
         rank.status()
         # The stub files of both know the classes but not the calls.
@@ -428,7 +430,7 @@ class TestService:
         names = {service.name for service in answer.list_services_response.service}
         assert "rankdump.wire.v1.AgentService" in names
 
-    def test_stop_leaves_no_descriptor(self, make_agent, make_rank, frames):
+    def test_stop_leaks_no_descriptor(self, make_agent, make_rank, frames):
         """An agent that served and stopped holds no file open."""
         agent = make_agent()
 
@@ -443,7 +445,7 @@ class TestService:
         first = serve("one")
         assert [serve("two"), serve("three")] == [first, first]
 
-    def test_manifest_is_json_for_everyone(self, rank, frames):
+    def test_manifest_is_plain_json(self, rank, frames):
         """A manifest is plain JSON with the names that people search for."""
         rank.open()
         rank.push().send(frames.record(1, ARRAY), frames.end(2, 0, 1), frames.goodbye(3)).finish()
@@ -460,11 +462,11 @@ def is_ours(descriptor: Path) -> bool:
         return False
 
 
-class TestResending:
-    def test_doubled_and_swapped_batches_are_taken_once_in_order(
+class TestResentFrames:
+    def test_duplicate_and_swapped_batches_are_stored_once_in_order(
         self, make_agent, make_rank, frames
     ):
-        """A doubled one changes nothing; one that overtook another is asked for again."""
+        """A duplicate changes nothing; a batch that overtook another is requested again."""
         rank = make_rank(make_agent().address)
         rank.open()
         batches = [
@@ -484,7 +486,7 @@ class TestResending:
         assert written.status.is_balanced
         assert (written.status.stored + written.status.linked, len(tensors(rank.root))) == (8, 8)
 
-    def test_a_poison_frame_costs_itself(self, make_agent, make_rank, frames):
+    def test_poison_frame_drops_only_itself(self, make_agent, make_rank, frames):
         """It is sent again twice, then counted; what comes after it is taken."""
         agent = make_agent()
         rank = make_rank(agent.address)

@@ -1,4 +1,4 @@
-"""What was changed on its way is not taken for a tensor, and costs nothing but itself."""
+"""Agent and damaged data: it is not stored, and affects no other record."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 import xxhash
-from support.slab_rooms import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
+from support.slab_agents import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
 from support.slab_side import SlabSide
 
 from rankdump._shm.slab_format import ENTRY_HEAD
@@ -43,7 +43,7 @@ def put(side: SlabSide, frames, sequence: int, array: np.ndarray) -> int:
 
 @pytest.mark.parametrize("array", [ARRAY, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("place", ["frame", "data"])
-def test_a_changed_entry_is_a_counted_drop(rank, side, frames, array, place, caplog):
+def test_changed_ring_entry_is_counted_as_drop(rank, side, frames, array, place, caplog):
     """Whatever of it was changed after the seal; its neighbours are in the tree."""
     caplog.set_level(logging.CRITICAL)
     begins = [put(side, frames, number, array + number) for number in (1, 2, 3)]
@@ -58,7 +58,7 @@ def test_a_changed_entry_is_a_counted_drop(rank, side, frames, array, place, cap
 
 
 @pytest.mark.parametrize("place", ["head", "frame"])
-def test_a_declaration_that_was_changed_is_said_again(rank, side, frames, place):
+def test_changed_declaration_is_resent(rank, side, frames, place):
     """Its rank has it still: the slab is given up, and nothing is lost."""
     put(side, frames, 1, ARRAY)
     begin = side.writer.written
@@ -76,8 +76,8 @@ def test_a_declaration_that_was_changed_is_said_again(rank, side, frames, place)
     assert counts(rank) == {"stored": 1, "degraded": 0, "expected": 2, "corrupted": 1}
 
 
-def test_a_rank_that_died_behind_a_damaged_head_has_no_balance(rank, side, frames):
-    """Nobody knows what stands there, so its iteration has not ended, and a finding says it."""
+def test_rank_that_died_after_a_damaged_head_has_no_balance(rank, side, frames):
+    """The content is unknown, so its iteration has not ended, and a finding reports it."""
     put(side, frames, 1, ARRAY)
     begin = side.writer.written
     put(side, frames, 2, ARRAY + 1)
@@ -92,7 +92,7 @@ def test_a_rank_that_died_behind_a_damaged_head_has_no_balance(rank, side, frame
 
 
 @pytest.mark.parametrize("place", ["first frame", "frame", "data"])
-def test_a_changed_piece_costs_its_record(rank, side, frames, place):
+def test_changed_piece_drops_its_record(rank, side, frames, place):
     """A record in pieces says what all of it is known by; what follows is taken."""
     data, begins = LARGE.tobytes(), []
     checksum = xxhash.xxh3_128_digest(data)
@@ -116,7 +116,7 @@ def test_a_changed_piece_costs_its_record(rank, side, frames, place):
     assert stream.finish() is grpc.StatusCode.OK
 
 
-def test_what_was_not_sealed_is_taken(rank, side, frames):
+def test_unsealed_entries_are_stored(rank, side, frames):
     """A rank that was killed before its sender came to it leaves entries without checksums."""
     put(side, frames, 1, ARRAY)
     side.flip(side.writer.written - 200)
@@ -127,7 +127,7 @@ def test_what_was_not_sealed_is_taken(rank, side, frames):
 
 
 @pytest.mark.parametrize("first", [None, 1000])
-def test_on_the_stream(rank, side, frames, first):
+def test_checksum_on_the_stream_covers_the_whole_record(rank, side, frames, first):
     """Chunks are of the whole; without a checksum, as of an earlier library, all is taken."""
     side.unlock()
     stream = rank.push()

@@ -1,4 +1,4 @@
-"""An agent writes every tensor of a tree once; the rest are names of the same file."""
+"""Agent and identical tensors: each is written once, the others are hard links."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def inodes(tree: reader.Tree) -> int:
 
 @pytest.fixture
 def rank(make_agent, make_rank):
-    """A rank at the door of a running agent."""
+    """A rank connected to a running agent."""
     return make_rank(make_agent().address)
 
 
-def test_inputs_that_are_outputs_and_unchanged_weights(rank, frames):
+def test_equal_inputs_and_unchanged_weights_are_linked(rank, frames):
     """An input links to the output that it was, weights over iterations; all bytes are right."""
     rank.open()
     stream = rank.push().send(*step(frames, 1), *step(frames, 14, 1, constant=100))
@@ -88,7 +88,7 @@ def test_inputs_that_are_outputs_and_unchanged_weights(rank, frames):
     ]
 
 
-def test_replicas_link_across_ranks(make_agent, make_rank, frames):
+def test_replicas_are_linked_across_ranks(make_agent, make_rank, frames):
     """Two ranks of a tree with the same tensors hold one file for each."""
     agent = make_agent()
     ranks = [
@@ -104,7 +104,7 @@ def test_replicas_link_across_ranks(make_agent, make_rank, frames):
     assert (len(tree.entries), inodes(tree)) == (24, 9)
 
 
-def test_another_tree_and_another_codec_share_nothing(make_agent, make_rank, frames, short_dir):
+def test_trees_and_codecs_share_no_links(make_agent, make_rank, frames, short_dir):
     """Links stay in their tree, and a plan without packing gets plain files."""
     agent = make_agent()
     roots = [("a", "zstd"), ("b", "zstd"), ("a", "none")]
@@ -130,8 +130,8 @@ def test_another_tree_and_another_codec_share_nothing(make_agent, make_rank, fra
     }
 
 
-def test_without_links_everything_is_copied(rank, frames, monkeypatch):
-    """Where a disk refuses links nothing is lost: every record is stored in full."""
+def test_disk_without_links_gets_full_copies(rank, frames, monkeypatch):
+    """Where a disk rejects links nothing is lost: every record is stored in full."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(1, "refusing on purpose")
@@ -144,8 +144,8 @@ def test_without_links_everything_is_copied(rank, frames, monkeypatch):
     assert tree.manifests[0].status.stored == 12
 
 
-def test_one_name_less_hurts_no_other(rank, frames):
-    """Whoever removes an iteration leaves the links to its files whole, and the agent goes on."""
+def test_removing_an_iteration_keeps_files_linked_to_it(rank, frames):
+    """Removing an iteration keeps links to its files, and the agent continues."""
     rank.open()
     stream = rank.push().send(*step(frames, 1))
     stream.wait_acknowledged(13)
@@ -161,7 +161,7 @@ def test_one_name_less_hurts_no_other(rank, frames):
         assert reader.load(entry).size == 4096
 
 
-def test_noise_is_stored_plain_and_linked_plain(rank, frames):
+def test_incompressible_tensor_is_stored_and_linked_uncompressed(rank, frames):
     """What zstd cannot shrink is an `.npy` that numpy reads itself, its links too."""
     rank.open()
     sent = [frames.record(n, NOISE, op_name=NAMES[0], slot=n) for n in (1, 2)]
@@ -175,7 +175,7 @@ def test_noise_is_stored_plain_and_linked_plain(rank, frames):
         assert reader.load(entry).tobytes() == NOISE.tobytes()
 
 
-def test_a_link_has_its_row_of_figures(make_agent, make_rank, frames):
+def test_linked_tensor_has_a_statistics_row(make_agent, make_rank, frames):
     """`statistic.csv` has a row for every tensor, written or linked."""
     rank = make_rank(make_agent().address, content=ContentSettings(saved="full"))
     rank.open()
@@ -184,8 +184,8 @@ def test_a_link_has_its_row_of_figures(make_agent, make_rank, frames):
     assert len(table.read_text().splitlines()) == 13
 
 
-def test_killed_between_link_and_rename(make_daemon, make_rank, frames):
-    """What a killed daemon left under a hidden name is taken away when the record comes again."""
+def test_hidden_link_of_a_killed_agent_is_removed(make_daemon, make_rank, frames):
+    """What a killed daemon left under a hidden name is removed when the record comes again."""
     daemon = make_daemon()
     rank = make_rank(daemon.address)
     rank.open()

@@ -1,4 +1,4 @@
-"""Graphs, arguments and names as an agent writes them beside the tensors."""
+"""Graphs, arguments and names that an agent writes beside the tensors."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def order_of(root: Path) -> list[str]:
 
 @pytest.fixture
 def rank(make_agent, make_rank):
-    """A rank at the door of a running agent."""
+    """A rank connected to a running agent."""
     return make_rank(make_agent().address)
 
 
 class TestGraphs:
-    def test_parts_become_one_graph(self, rank, frames):
+    def test_parts_are_joined_to_one_graph(self, rank, frames):
         """Both files are there with the last part, and neither before it."""
         rank.open()
         stream = rank.push()
@@ -74,7 +74,7 @@ class TestGraphs:
         text = (folder / "ms_output_trace_code_graph_0.ir").read_text()
         assert [name for name in NAMES if f"# Fullname with scope: ({name})" in text] == NAMES
 
-    def test_observed_order_where_the_framework_has_none(self, rank, frames):
+    def test_observed_order_is_used_without_a_compiled_one(self, rank, frames):
         """Without a compiled order the file holds what ran."""
         rank.open()
         stream = rank.push().send(
@@ -86,8 +86,8 @@ class TestGraphs:
         assert order_of(rank.root) == NAMES[::-1]
 
     @pytest.mark.parametrize("graph_first", [True, False])
-    def test_compiled_order_goes_before_the_observed_one(self, rank, frames, graph_first):
-        """The framework's own order stands, whichever the agent heard of first."""
+    def test_compiled_order_replaces_the_observed_one(self, rank, frames, graph_first):
+        """The framework's own order is used, whichever the agent received first."""
         rank.open()
         declared = [
             part(NAMES, first=True, last=True, compiled=True),
@@ -118,7 +118,7 @@ class TestGraphs:
         assert stream.finish() is grpc.StatusCode.OK
         assert order_of(rank.root) == NAMES
 
-    def test_restart_between_two_parts(self, make_agent, make_rank, frames):
+    def test_parts_survive_a_restart_between_them(self, make_agent, make_rank, frames):
         """The part that came before is not asked for again, and not lost."""
         agent = make_agent()
         rank = make_rank(agent.address)
@@ -134,7 +134,7 @@ class TestGraphs:
         agent.restart()
         assert rank.status().sessions == []
 
-    def test_graph_that_grew_is_drawn_again(self, rank, frames):
+    def test_grown_graph_is_written_again(self, rank, frames):
         """The last description stands."""
         rank.open()
         stream = rank.push().send(
@@ -146,7 +146,7 @@ class TestGraphs:
         assert names_of(rank.root) == NAMES
 
     @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
-    def test_graph_that_could_not_be_written_is_drawn_at_the_next_start(
+    def test_unwritten_graph_is_written_at_the_next_start(
         self, make_agent, make_rank, frames, monkeypatch, code
     ):
         """It is a finding until then, and costs nothing else."""
@@ -172,7 +172,7 @@ class TestGraphs:
         assert names_of(rank.root) == NAMES
 
     def test_names_in_graph_and_order_agree(self, rank, frames):
-        """A name that cannot stand on a line is spelt the same way in both."""
+        """A name that cannot be on a line is spelt the same way in both."""
         names = ["Default/a\nb-op0", "Default/\u00e9-op0"]
         rank.open()
         rank.push().send(
@@ -184,8 +184,8 @@ class TestGraphs:
 
 
 class TestArguments:
-    def test_file_in_the_iteration(self, rank, frames):
-        """Each operator's arguments stand beside its tensors, all of them texts."""
+    def test_arguments_file_is_in_its_iteration(self, rank, frames):
+        """Each operator's arguments are beside its tensors, all of them texts."""
         values = {"stride": "(1, 1)", "bias": "False"}
         arguments = KernelArguments(
             3, (OperatorArguments(0, "Conv2d", "Default/net-Net/c.1-Conv2d/Conv2d-op0", values),)
@@ -200,7 +200,7 @@ class TestArguments:
         assert path.read_text().splitlines()[1] == '    "bias": "False",'
 
     def test_name_too_long_for_a_file_is_a_finding(self, rank, frames):
-        """It is said once, however many iterations it happens in; the rank goes on."""
+        """It is reported once, however many iterations it happens in; the rank continues."""
         name = "Default/" + "x" * 300
         rank.open()
         stream = rank.push().send(
@@ -234,8 +234,10 @@ class TestNames:
             ),
         ],
     )
-    def test_profile(self, make_agent, make_rank, frames, profile, target, end):
-        """The plan's profile spells the files, and its release stands in the metadata."""
+    def test_profile_sets_the_spelling_of_names(
+        self, make_agent, make_rank, frames, profile, target, end
+    ):
+        """The plan's profile spells the files, and its release is in the metadata."""
         rank = make_rank(make_agent().address, profile=profile, device_target=target, codec="none")
         rank.open()
         rank.push().send(frames.record(1, np.ones(2, dtype=np.float32))).finish()
@@ -244,7 +246,7 @@ class TestNames:
         about = json.loads((rank.root / "rank_0" / ".dump_metadata" / "config.json").read_text())
         assert about == {"device_target": target, "ms_version": f"{profile[2:]}.0"}
 
-    def test_parameters_keep_their_dots_in_the_old_names(self, make_agent, make_rank, frames):
+    def test_parameters_keep_their_dots_in_the_old_profile(self, make_agent, make_rank, frames):
         """MindSpore 2.0 finds them no other way."""
         rank = make_rank(make_agent().address, profile="ms2.0", codec="none")
         rank.open()
@@ -253,7 +255,7 @@ class TestNames:
         (path,) = (rank.root / "rank_0" / "Net").rglob("*.npy")
         assert path.name.startswith("Parameter.layers.0.weight.0.0.")
 
-    def test_unknown_profile_is_refused_at_the_door(self, make_agent, make_rank):
+    def test_unknown_profile_rejects_the_session(self, make_agent, make_rank):
         """With the profiles there are."""
         rank = make_rank(make_agent().address, profile="ms9")
         with pytest.raises(grpc.RpcError) as refused:
@@ -261,7 +263,7 @@ class TestNames:
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert "is not one of ms2.3, ms2.4, ms2.0" in (refused.value.details() or "")
 
-    def test_session_without_a_configuration_still_has_one(self, make_agent, make_rank):
+    def test_session_without_configuration_gets_a_default_one(self, make_agent, make_rank):
         """MindInsight passes over a rank without it: it is made from the plan."""
         rank = make_rank(make_agent().address, config_source=b"", content=ContentSettings("full"))
         rank.open()
@@ -272,8 +274,10 @@ class TestNames:
         assert body["e2e_dump_settings"]["enable"] is True
 
 
-def test_tensor_outside_any_declared_iteration(make_agent, make_rank, frames):
-    """An operator that raised ends no iteration: its inputs are in the tree, and that is said."""
+def test_tensor_outside_any_declared_iteration_is_stored_and_reported(
+    make_agent, make_rank, frames
+):
+    """An operator that raised ends no iteration: its inputs are in the tree and reported."""
     rank = make_rank(
         make_agent().address,
         selection=TensorSelection(trigger="exception"),

@@ -1,4 +1,4 @@
-"""Sessions whose opening takes longer than a rank waits, or never ends: told, kept, counted."""
+"""Session openings that outlast the rank's timeout, or never end: reported, kept, counted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.slab_rooms import MIB, wait_until
+from support.slab_agents import MIB, wait_until
 
 import rankdump
 from rankdump._core.manifest import Manifest
@@ -19,7 +19,7 @@ COUNT = 30
 
 
 class BusyDisk:
-    """Writes what is due before a session is open when it is told to."""
+    """Delays the writes before a session is open until released."""
 
     def __init__(self) -> None:
         self.free = threading.Event()
@@ -65,8 +65,8 @@ def texts(caplog, word: str) -> list[str]:
     return [text for r in caplog.records if word in (text := r.getMessage())]
 
 
-def test_what_was_dumped_meanwhile_is_delivered(start, busy, short_dir, caplog):
-    """The rank is told why it waits, and asks again; one opening serves all of its tries."""
+def test_tensors_dumped_during_a_slow_opening_are_delivered(start, busy, short_dir, caplog):
+    """The rank is notified of the reason, and opens again; one opening serves all tries."""
     agent, session = start()
     for step in range(2):
         dump(session, step)
@@ -85,7 +85,7 @@ def test_what_was_dumped_meanwhile_is_delivered(start, busy, short_dir, caplog):
     assert len(texts(caplog, "a disk is busy")) == 2  # the rank's, and the agent's
 
 
-def test_what_a_rank_gave_up_is_counted(start, busy, short_dir, caplog):
+def test_losses_of_a_rank_without_session_are_counted(start, busy, short_dir, caplog):
     """Its drops are in the balance of the job at once, and in the tree when there is one."""
     agent, session = start(block_timeout_s=0.2)
     for step in range(2):
@@ -121,8 +121,8 @@ def test_what_a_rank_gave_up_is_counted(start, busy, short_dir, caplog):
     assert [text for text in agent.view().findings if "was not open when it ended" in text]
 
 
-def test_only_who_asked_gets_what_came_of_it(busy, make_agent, make_rank):
-    """Another process that knows the session's name waits, and is refused like before."""
+def test_slow_opening_is_returned_only_to_its_requester(busy, make_agent, make_rank):
+    """Another process that knows the session's name waits, and is rejected like before."""
     address = make_agent().address
     rank = make_rank(address, secret=b"s" * 16)
     assert "a disk is busy" in rank.open().opening
@@ -134,7 +134,9 @@ def test_only_who_asked_gets_what_came_of_it(busy, make_agent, make_rank):
         thief.open()
 
 
-def test_who_was_let_in_and_never_came_is_named(make_agent, make_rank, monkeypatch, caplog):
+def test_opened_session_that_never_connected_is_reported(
+    make_agent, make_rank, monkeypatch, caplog
+):
     """In the log and in the status, for nothing else is left of it."""
     from rankdumpd.agent.session import registry
 
@@ -146,8 +148,8 @@ def test_who_was_let_in_and_never_came_is_named(make_agent, make_rank, monkeypat
     assert texts(caplog, "never connected") == [finding]
 
 
-def test_what_is_left_is_only_what_was_lost(make_agent, make_rank, frames):
-    """A frame of any other kind is refused, and so is a number out of turn."""
+def test_only_losses_may_follow_a_failed_opening(make_agent, make_rank, frames):
+    """A frame of any other kind is rejected, and so is a number out of turn."""
     agent = make_agent()
     rank = make_rank(agent.address)
     for wrong in (frames.record(1, np.ones(3)), frames.goodbye(2)):

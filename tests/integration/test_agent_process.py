@@ -1,4 +1,4 @@
-"""`rankdumpd standalone` as a process: start, signals, crashes, and what survives them."""
+"""`rankdumpd standalone` as a process: start, signals, crashes and restarts."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def tensors(root: Path) -> list[Path]:
     return sorted((root / "rank_0" / "Net").rglob("*.npy*"))
 
 
-def test_sigterm_drains_what_is_under_way(make_daemon, make_rank, frames):
-    """A rank that is told of the end finishes its stream, loses nothing, and the exit is 0."""
+def test_sigterm_drains_streams_and_queue(make_daemon, make_rank, frames):
+    """A rank that is notified of the end finishes its stream, loses nothing, and the exit is 0."""
     daemon = make_daemon()
     rank = make_rank(daemon.address)
     rank.open()
@@ -56,7 +56,7 @@ def test_sigterm_drains_what_is_under_way(make_daemon, make_rank, frames):
     assert not (daemon.folder / "d.sock").exists()
 
 
-def test_silent_rank_does_not_keep_the_daemon(make_daemon, make_rank, frames):
+def test_silent_rank_is_cut_off_at_the_drain_deadline(make_daemon, make_rank, frames):
     """A rank that ignores the end is cut off at the deadline; its frames are safe."""
     daemon = make_daemon(RANKDUMPD_AGENT__DRAIN_TIMEOUT_S="1")
     rank = make_rank(daemon.address)
@@ -69,8 +69,8 @@ def test_silent_rank_does_not_keep_the_daemon(make_daemon, make_rank, frames):
     assert len(tensors(rank.root)) == 1
 
 
-def test_second_signal_ends_at_once(make_daemon, make_rank, frames):
-    """Whoever asks twice does not wait for ranks."""
+def test_second_signal_ends_the_daemon_at_once(make_daemon, make_rank, frames):
+    """The second signal does not wait for ranks."""
     daemon = make_daemon()
     rank = make_rank(daemon.address)
     rank.open()
@@ -84,7 +84,7 @@ def test_second_signal_ends_at_once(make_daemon, make_rank, frames):
 
 
 def test_killed_daemon_resumes_on_its_state(make_daemon, make_rank, frames):
-    """After kill -9 a new daemon on the same state and socket goes on where the ledger stands."""
+    """After kill -9 a new daemon on the same state and socket continues from the ledger."""
     daemon = make_daemon()
     rank = make_rank(daemon.address)
     rank.open()
@@ -107,8 +107,8 @@ def test_killed_daemon_resumes_on_its_state(make_daemon, make_rank, frames):
     assert not list(rank.root.rglob(".*.tmp"))
 
 
-def test_killed_daemon_remembers_what_became_of_each_row(make_daemon, make_rank, frames):
-    """Rows of figures are counted, tabulated and listed once, those that were refused included."""
+def test_killed_daemon_remembers_the_outcome_of_each_row(make_daemon, make_rank, frames):
+    """Rows of statistics are counted, tabulated and listed once, dropped ones included."""
     daemon = make_daemon()
     rank = make_rank(daemon.address, content=ContentSettings("statistic", ("max",)))
     rank.open()
@@ -129,7 +129,7 @@ def test_killed_daemon_remembers_what_became_of_each_row(make_daemon, make_rank,
     assert all("\nMatMul" in text for text in tables)
 
 
-def test_coordinator_learns_through_the_same_socket(make_daemon, make_rank, frames):
+def test_standalone_agent_reports_through_its_own_socket(make_daemon, make_rank, frames):
     """A standalone daemon's agent reports sessions and balances to its own coordinator."""
     daemon = make_daemon()
     rank = make_rank(daemon.address)
@@ -149,8 +149,8 @@ def test_coordinator_learns_through_the_same_socket(make_daemon, make_rank, fram
     assert {"rankdump.wire.v1.AgentService", "rankdump.wire.v1.CoordinatorService"} <= names
 
 
-def test_address_of_a_live_server_is_not_taken(make_daemon, tmp_path):
-    """A second daemon on the same socket says so and leaves the first alone."""
+def test_address_of_a_live_server_is_rejected(make_daemon, tmp_path):
+    """A second daemon on the same socket reports it and leaves the first alone."""
     daemon = make_daemon()
     path = daemon.address.removeprefix("unix:")
     second = rankdumpd("standalone", "--socket", path, "--state-dir", str(tmp_path))
@@ -159,8 +159,8 @@ def test_address_of_a_live_server_is_not_taken(make_daemon, tmp_path):
     daemon.wait_serving()
 
 
-def test_state_of_a_live_agent_is_not_taken(make_daemon, short_dir):
-    """A second daemon on the same state folder says so, in one line."""
+def test_state_folder_of_a_live_agent_is_rejected(make_daemon, short_dir):
+    """A second daemon on the same state folder reports it, in one line."""
     make_daemon()
     state = str(short_dir / "state")
     second = rankdumpd("standalone", "--socket", f"{short_dir}/2.sock", "--state-dir", state)
@@ -169,7 +169,7 @@ def test_state_of_a_live_agent_is_not_taken(make_daemon, short_dir):
     assert second.stderr.count("\n") == 1
 
 
-def test_readiness_is_told_to_systemd(make_daemon, short_dir):
+def test_readiness_is_notified_to_systemd(make_daemon, short_dir):
     """READY=1 comes when calls are answered, STOPPING=1 when the end begins."""
     heard: list[bytes] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
@@ -185,7 +185,7 @@ def test_readiness_is_told_to_systemd(make_daemon, short_dir):
 
 
 class TestCommand:
-    def test_check_config_prints_what_holds(self, tmp_path):
+    def test_check_config_prints_the_effective_settings(self, tmp_path):
         """--check-config shows the resolved settings and starts nothing."""
         done = rankdumpd(
             "standalone", "--check-config", "--socket", str(tmp_path / "s"), PATH="/usr/bin"
@@ -203,7 +203,7 @@ class TestCommand:
             ("coordinator", '[coordinator]\nlisten = "unix:relative"\n', "absolute"),
         ],
     )
-    def test_configuration_errors_are_one_line(self, tmp_path, command, text, says):
+    def test_configuration_error_is_one_line(self, tmp_path, command, text, says):
         """A fault in the settings is one line on stderr and exit 2."""
         path = tmp_path / "rankdumpd.toml"
         path.write_text(text)
@@ -213,12 +213,12 @@ class TestCommand:
         assert says in done.stderr
         assert done.stderr.count("\n") == 1
 
-    def test_version(self):
+    def test_version_is_printed(self):
         done = rankdumpd("--version")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == f"rankdumpd, version {version('rankdump')}\n"
 
-    def test_health_says_whether_a_daemon_serves(self, make_daemon, short_dir):
+    def test_health_reports_whether_a_daemon_serves(self, make_daemon, short_dir):
         """Status 0 without a word, or 1 with one line: for probes."""
         address = f"unix:{short_dir}/d.sock"
         done = rankdumpd("health", address)
@@ -228,6 +228,6 @@ class TestCommand:
         done = rankdumpd("health", address)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
-    def test_unknown_command_is_usage(self):
+    def test_unknown_command_is_a_usage_error(self):
         """A command that does not exist is exit 2."""
         assert rankdumpd("serve").returncode == 2

@@ -1,4 +1,4 @@
-"""What an agent tells a coordinator that comes late, goes away, refuses, or forgets."""
+"""Reports of an agent to a coordinator that starts late, disappears, rejects or loses its state."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def events(first: int, count: int, iteration: int = 0) -> EventColumns:
     return EventColumns.from_events(found)
 
 
-class Agent:
-    """Ledger and reporter of an agent, and frames that come to it."""
+class ReportingAgentRig:
+    """Ledger and reporter of an agent, with frames to commit."""
 
     def __init__(self, folder: Path, address: str, report_bytes: int) -> None:
         self.folder, self.address, self.report_bytes = folder, address, report_bytes
@@ -119,11 +119,15 @@ def coordinator(short_dir: Path) -> Iterator[StubCoordinator]:
 
 
 @pytest.fixture
-def make_agent(coordinator: StubCoordinator, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
+def make_agent(
+    coordinator: StubCoordinator, tmp_path: Path
+) -> Iterator[Callable[..., ReportingAgentRig]]:
     with contextlib.ExitStack() as stack:
 
-        def make(address: str = coordinator.address, report_bytes: int = 1 << 30) -> Agent:
-            agent = Agent(tmp_path, address, report_bytes)
+        def make(
+            address: str = coordinator.address, report_bytes: int = 1 << 30
+        ) -> ReportingAgentRig:
+            agent = ReportingAgentRig(tmp_path, address, report_bytes)
             stack.callback(agent.close)
             agent.reporter.start()
             return agent
@@ -132,17 +136,17 @@ def make_agent(coordinator: StubCoordinator, tmp_path: Path) -> Iterator[Callabl
 
 
 @pytest.fixture
-def agent(make_agent) -> Agent:
+def agent(make_agent) -> ReportingAgentRig:
     return make_agent()
 
 
-def forgotten(agent: Agent, coordinator: StubCoordinator) -> None:
+def forgotten(agent: ReportingAgentRig, coordinator: StubCoordinator) -> None:
     """Wait until the log is empty: its items are forgotten after an answer to a heartbeat."""
     coordinator.wait(lambda: agent.ledger.log.waiting(0)[0] == 0)
 
 
-def test_what_was_said_before_the_coordinator_came_arrives_in_order(agent, coordinator):
-    """A late coordinator hears everything, events before the balance of their iteration."""
+def test_items_before_the_first_connection_arrive_in_order(agent, coordinator):
+    """A late coordinator receives everything, events before the balance of their iteration."""
     agent.reporter.session(SESSION, "/dump")
     agent.take(RankTimeouts({"HCCL_EXEC_TIMEOUT": "1800"}))
     for n in range(11):
@@ -172,8 +176,8 @@ def test_what_was_said_before_the_coordinator_came_arrives_in_order(agent, coord
     assert balances[0].sequence == 14
 
 
-def test_a_rank_is_known_while_it_is_quiet_and_everything_was_told(agent, coordinator):
-    """Said again and again, behind what it sent."""
+def test_state_of_a_quiet_rank_is_reported_repeatedly(agent, coordinator):
+    """The state is repeated, behind the items already sent."""
     coordinator.start()
     agent.take(events(0, 100))
     agent.quiet = [QuietRank("job", 3, "s", 1)]
@@ -188,8 +192,8 @@ def test_a_rank_is_known_while_it_is_quiet_and_everything_was_told(agent, coordi
     assert len(coordinator.heard) <= said + 1
 
 
-def test_names_are_said_once_a_stream(agent, coordinator, monkeypatch):
-    """A name costs its length once; a table that grew too large starts anew."""
+def test_names_are_sent_once_a_stream(agent, coordinator, monkeypatch):
+    """A name costs its length once; a table that grew too large starts again."""
     monkeypatch.setattr(report_stream, "MAX_TEXTS", 1_500)
     coordinator.start()
     for n in range(6):
@@ -213,7 +217,7 @@ def test_names_are_said_once_a_stream(agent, coordinator, monkeypatch):
     assert coordinator.columns[-1][2].to_events() == events(0, 10).to_events()
 
 
-def test_what_is_not_safe_is_kept_and_told_again(agent, coordinator):
+def test_items_are_kept_and_resent_until_stored(agent, coordinator):
     """Bodies stay until the coordinator has them for good, though the iteration is long over."""
     coordinator.holds_back = True
     coordinator.start()
@@ -240,7 +244,7 @@ def test_what_is_not_safe_is_kept_and_told_again(agent, coordinator):
     assert agent.ledger.unapplied("s") == []
 
 
-def test_a_repetition_is_cut_where_it_arrived_before(agent, coordinator):
+def test_resent_items_are_not_merged_with_new_ones(agent, coordinator):
     """What has arrived is never told again together with what is new, or it would count twice."""
     coordinator.holds_back = True
     coordinator.start()
@@ -256,7 +260,7 @@ def test_a_repetition_is_cut_where_it_arrived_before(agent, coordinator):
     assert coordinator.acknowledged == {}
 
 
-def test_an_agent_that_starts_again_goes_on_with_its_numbers(agent, coordinator):
+def test_restarted_agent_continues_its_numbers(agent, coordinator):
     """The log, its numbers and the agent's name outlive the process."""
     coordinator.holds_back = True
     coordinator.start()
@@ -275,8 +279,8 @@ def test_an_agent_that_starts_again_goes_on_with_its_numbers(agent, coordinator)
     assert max(r.sequence for r in coordinator.reports) == report_log.NUMBER_GAP + 4
 
 
-def test_a_coordinator_that_forgot_hears_of_sessions_again(agent, coordinator):
-    """Sessions and timeouts are told anew where a coordinator comes without its state."""
+def test_sessions_are_reported_again_to_a_coordinator_without_state(agent, coordinator):
+    """Sessions and timeouts are reported again to a coordinator without its state."""
     coordinator.start()
     agent.reporter.session(SESSION, "/dump")
     agent.take(RankTimeouts({"A": "1"}), RankTimeouts({"A": "2"}))
@@ -291,8 +295,8 @@ def test_a_coordinator_that_forgot_hears_of_sessions_again(agent, coordinator):
     assert dict(told.timeouts.variables) == {"A": "2"}
 
 
-def test_only_the_refused_item_is_given_up(agent, coordinator, caplog):
-    """Of many under way the one that is refused is found; all others arrive, and it is counted."""
+def test_only_the_rejected_item_is_lost(agent, coordinator, caplog):
+    """Of many under way the one that is rejected is found; all others arrive, and it is counted."""
     agent.take(*(events(10 * n, 10) for n in range(30)))
     agent.take(IterationEnd(0, 0))
 
@@ -321,8 +325,8 @@ def test_only_the_refused_item_is_given_up(agent, coordinator, caplog):
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"text"])
-def test_only_the_damaged_item_is_given_up(agent, coordinator, caplog, body):
-    """A frame that a disk damaged holds up nobody: all others arrive, and it is counted."""
+def test_only_the_damaged_item_is_lost(agent, coordinator, caplog, body):
+    """A frame that a disk damaged delays nothing else: all others arrive, and it is counted."""
     agent.take(*(events(10 * n, 10) for n in range(30)))
     agent.take(IterationEnd(0, 0))
     with agent.ledger._transaction() as base:
@@ -337,7 +341,7 @@ def test_only_the_damaged_item_is_given_up(agent, coordinator, caplog, body):
     assert all("of the report log cannot be read" in each for each in said)
 
 
-def test_a_break_loses_nothing(agent, coordinator):
+def test_broken_connection_loses_nothing(agent, coordinator):
     """A connection that breaks again and again costs repetitions, and no event."""
     breaks = iter([True, False, True, False, False, True] + [False] * 10_000)
 
@@ -353,7 +357,7 @@ def test_a_break_loses_nothing(agent, coordinator):
     assert agent.reporter.findings() == []
 
 
-def test_at_most_eight_requests_wait_for_an_answer(agent, coordinator, monkeypatch):
+def test_at_most_eight_requests_await_an_answer(agent, coordinator, monkeypatch):
     """Several reports are under way at once, and no more than was agreed."""
     monkeypatch.setattr(report_stream, "MAX_REQUEST_EVENTS", 10)
     coordinator.silent = True
@@ -378,7 +382,7 @@ def test_at_most_eight_requests_wait_for_an_answer(agent, coordinator, monkeypat
     assert coordinator.positions("s") == list(range(400))
 
 
-def test_what_is_kept_for_an_absent_coordinator_is_bounded(make_agent, coordinator):
+def test_report_log_is_bounded_while_the_coordinator_is_absent(make_agent, coordinator):
     """Beyond the bound the oldest events go, counted for ever; balances and what is new stay."""
     agent = make_agent(report_bytes=200_000)
     for n in range(50):
@@ -397,8 +401,8 @@ def test_what_is_kept_for_an_absent_coordinator_is_bounded(make_agent, coordinat
     assert coordinator.reports[-1].lost_events == lost
 
 
-def test_of_states_the_first_and_the_last_wait(agent, coordinator):
-    """A session that comes and goes while nobody listens takes no more room than one that stays."""
+def test_report_log_keeps_first_and_last_state_of_a_session(agent, coordinator):
+    """A session that comes and goes meanwhile takes no more space than one that stays."""
     for pid in range(100):
         agent.reporter.session(
             SessionStatus(*("job", "s", 3, 4, 3, "h", pid), SessionState.OPEN), ""
@@ -409,7 +413,7 @@ def test_of_states_the_first_and_the_last_wait(agent, coordinator):
     assert [s.pid for r in coordinator.reports for s in r.sessions] == [0, 99]
 
 
-def test_clock_and_warnings_come_with_heartbeats(agent, coordinator):
+def test_heartbeat_answers_carry_clock_and_warnings(agent, coordinator):
     """An agent with nothing to tell still learns its clock's offset and what ranks must know."""
     coordinator.ahead_us = 5_000_000
     coordinator.start()
@@ -431,8 +435,8 @@ def test_clock_and_warnings_come_with_heartbeats(agent, coordinator):
     assert clock.steps == 0
 
 
-def test_a_coordinator_that_falls_silent_is_given_up(agent, coordinator, monkeypatch):
-    """Without answers for too long the stream is begun anew."""
+def test_silent_coordinator_is_reconnected(agent, coordinator, monkeypatch):
+    """Without answers for too long the stream is begun again."""
     coordinator.silent = True
     coordinator.start()
     monkeypatch.setattr(agent.reporter, "_times", ReporterTimes(0.05, 0.01, 0.05, answer_s=0.2))
@@ -443,7 +447,7 @@ def test_a_coordinator_that_falls_silent_is_given_up(agent, coordinator, monkeyp
     assert coordinator.positions("s") == list(range(10))
 
 
-def test_without_a_coordinator_nothing_is_kept(make_agent):
+def test_agent_without_coordinator_keeps_no_reports(make_agent):
     """No address: no thread, no log, and events are forgotten with their iteration."""
     agent = make_agent(address="", report_bytes=0)
     agent.reporter.session(SESSION, "/dump")
@@ -455,7 +459,7 @@ def test_without_a_coordinator_nothing_is_kept(make_agent):
     assert agent.bodies() == 0
 
 
-def test_items_are_read_some_at_a_time(agent, coordinator, monkeypatch):
+def test_waiting_items_are_read_in_small_batches(agent, coordinator, monkeypatch):
     """However much waits, little of it is in memory."""
     monkeypatch.setattr(report_log, "MAX_READ_BYTES", 10_000)
     agent.take(*(events(100 * n, 100) for n in range(50)))
@@ -465,8 +469,8 @@ def test_items_are_read_some_at_a_time(agent, coordinator, monkeypatch):
     assert coordinator.positions("s") == list(range(5000))
 
 
-def test_numbers_that_a_power_loss_took_are_not_given_again(agent, coordinator, tmp_path):
-    """What is entered afterwards arrives, though the coordinator heard of other items before."""
+def test_report_numbers_lost_by_power_failure_are_not_reused(agent, coordinator, tmp_path):
+    """Items committed afterwards arrive, though the coordinator received others before."""
     coordinator.start()
     agent.take(events(0, 10))
     assert agent.reporter.flush(WAIT_S) == 0
@@ -490,8 +494,8 @@ def test_numbers_that_a_power_loss_took_are_not_given_again(agent, coordinator, 
     assert set(coordinator.positions("s")) == set(range(90))
 
 
-def test_a_ledger_that_was_put_back_goes_on_behind_what_was_heard(agent, coordinator, tmp_path):
-    """An old copy of the state folder knows less than the coordinator: all of it is told again."""
+def test_restored_ledger_continues_after_the_coordinators_number(agent, coordinator, tmp_path):
+    """An old copy of the state folder has less than the coordinator: all is reported again."""
     coordinator.start()
     agent.take(events(0, 10))
     assert agent.reporter.flush(WAIT_S) == 0
@@ -511,7 +515,7 @@ def test_a_ledger_that_was_put_back_goes_on_behind_what_was_heard(agent, coordin
     assert set(coordinator.positions("s")) == set(range(50))
 
 
-def test_a_coordinator_that_is_away_is_a_finding_until_it_comes(agent, coordinator, caplog):
+def test_absent_coordinator_is_a_finding_until_it_connects(agent, coordinator, caplog):
     """Also before there is anything to tell; a wait for it ends after another try."""
     caplog.set_level(logging.INFO, "rankdumpd.agent.report.reporter")
     said = f"coordinator {coordinator.address} has been unreachable since 20"

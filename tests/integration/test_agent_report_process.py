@@ -1,4 +1,4 @@
-"""Reports of agents that are processes: killed, moved between workers, warned in the end."""
+"""Reports of agents that are processes: killed, moved between workers, with warnings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.slab_rooms import wait_until
+from support.slab_agents import wait_until
 from support.stub_coordinator import StubCoordinator
 from support.worker_host import WAIT_S, WorkerHost
 
@@ -62,10 +62,10 @@ def everything(turns: int) -> list[int]:
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_an_agent_killed_before_the_acknowledgement_tells_all_again(
+def test_agent_killed_before_acknowledgement_resends_all(
     make_host, coordinator, make_rank, forgets
 ):
-    """Law: every event arrives, under numbers that go on, from an agent of the same name."""
+    """Law: every event arrives, under numbers that continue, from an agent of the same name."""
     host = make_host(1)
     rank = make_rank(host.address, wants_slab=False)
     rank.open()
@@ -101,9 +101,7 @@ def test_an_agent_killed_before_the_acknowledgement_tells_all_again(
     stream.cut()
 
 
-def test_two_workers_report_for_themselves_and_sessions_move_with_what_is_unsaid(
-    make_host, coordinator, make_rank
-):
+def test_sessions_move_between_workers_with_their_unsent_reports(make_host, coordinator, make_rank):
     """Each worker has a name and a log; another number of workers loses nothing of either."""
     host = make_host(2)
     coordinator.holds_back = True
@@ -132,9 +130,7 @@ def test_two_workers_report_for_themselves_and_sessions_move_with_what_is_unsaid
     assert told == {*ranks}
 
 
-def test_a_warning_reaches_the_ranks_of_its_job_and_those_that_come_later(
-    make_host, coordinator, make_rank
-):
+def test_warning_reaches_present_and_later_ranks_of_its_job(make_host, coordinator, make_rank):
     """What the coordinator repeats goes out on each stream once."""
     coordinator.warnings = [("job", "half of it is used"), ("other", "not this one")]
     host = make_host(1)
@@ -156,10 +152,8 @@ def test_a_warning_reaches_the_ranks_of_its_job_and_those_that_come_later(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_stop_does_not_wait_for_a_coordinator_that_is_away(
-    make_host, coordinator, make_rank, workers
-):
-    """Status says what is not delivered; the stop says where it stays, and the next one tells."""
+def test_stop_does_not_wait_for_an_absent_coordinator(make_host, coordinator, make_rank, workers):
+    """Status and stop report undelivered items; the next agent sends them."""
     coordinator.stop()
     # Longer than the patience of this test.
     host = make_host(workers, DRAIN_TIMEOUT_S="600")

@@ -1,4 +1,4 @@
-"""What leaves a tree by age and size: whole iterations, oldest first, whatever comes between."""
+"""Retention of an agent: whole iterations are removed by age and size, oldest first."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ FULL = ContentSettings(saved="full")
 SIZE = 3000
 
 
-class Killed(BaseException):
-    """Stands for the end of a process between two steps."""
+class SimulatedKill(BaseException):
+    """Simulates the end of a process between two steps."""
 
 
-class House:
-    """A keeper on the ledger that an agent left, at any time one likes."""
+class RetentionRig:
+    """Retention manager on the ledger of a stopped agent, at any time."""
 
     def __init__(self, state: Path, policy: ResourcePolicy, *, days: float = 0.0) -> None:
         self.ledger, self.usage, self.told = (
@@ -72,8 +72,8 @@ class House:
 
 
 @contextlib.contextmanager
-def house(state: Path, policy: ResourcePolicy, *, days: float = 0.0) -> Generator[House]:
-    made = House(state, policy, days=days)
+def house(state: Path, policy: ResourcePolicy, *, days: float = 0.0) -> Generator[RetentionRig]:
+    made = RetentionRig(state, policy, days=days)
     try:
         yield made
     finally:
@@ -116,10 +116,10 @@ def iterations(root: Path, rank: int = 0) -> set[int]:
     return folders | {int(path.name.lstrip(".").split("_")[1].split(".")[0]) for path in manifests}
 
 
-class TestChoice:
+class TestRetentionChoice:
     """Which iterations go."""
 
-    def test_by_age(self, make_agent, send, state):
+    def test_iterations_are_removed_by_age(self, make_agent, send, state):
         """Those that ended too long ago; the same ones only once."""
         agent = make_agent()
         rank, _ = send(agent, 3)
@@ -136,7 +136,7 @@ class TestChoice:
             assert again.usage.total == 0
             assert again.ledger.retention.counts() == {"job": 3}
 
-    def test_by_size_and_links_free_nothing_until_the_last_goes(self, make_agent, send, state):
+    def test_iterations_are_removed_by_size_with_links_counted_last(self, make_agent, send, state):
         """Oldest first, until what is left fits; a shared file counts until its last name went."""
         agent = make_agent()
         rank, _ = send(agent, 4)
@@ -154,8 +154,8 @@ class TestChoice:
             assert none.removed() == [1, 2, 3]
             assert none.usage.total == 0
 
-    def test_a_pinned_job_stays(self, make_agent, send, state):
-        """Until it is let go; status says which are pinned."""
+    def test_pinned_job_is_kept(self, make_agent, send, state):
+        """Until it is unpinned; status shows which are pinned."""
         agent = make_agent()
         rank, _ = send(agent, 2)
         pin = agent_pb2.Pin(job_id="job", pinned=True)
@@ -169,7 +169,7 @@ class TestChoice:
             kept.ledger.retention.pin("job", False)
             assert kept.removed() == [0, 1]
 
-    def test_an_open_iteration_and_the_newest_of_a_live_job_stay(self, make_agent, send, state):
+    def test_open_and_newest_iterations_of_a_live_job_are_kept(self, make_agent, send, state):
         """A rank that is behind keeps what others have ended already."""
         agent = make_agent(retain_bytes=1)
         ahead, one = send(agent, 4, goodbye=False, session_id="ahead", world_size=2)
@@ -183,11 +183,13 @@ class TestChoice:
         two.finish()
 
 
-class TestRemoving:
+class TestRemoval:
     """How they go."""
 
     @pytest.mark.parametrize("steps", range(8))
-    def test_a_kill_between_any_two_steps(self, make_agent, send, state, monkeypatch, steps):
+    def test_kill_between_any_two_steps_leaves_no_half_removal(
+        self, make_agent, send, state, monkeypatch, steps
+    ):
         """The next process ends the same: what is begun goes, nothing else does."""
         agent = make_agent()
         rank, _ = send(agent, 2)
@@ -198,13 +200,13 @@ class TestRemoving:
         def cut(part, *, shared):
             for number, step in enumerate(steps_taken(part, shared=shared)):
                 if number == steps:
-                    raise Killed
+                    raise SimulatedKill
                 yield step
-            raise Killed
+            raise SimulatedKill
 
         with monkeypatch.context() as patched, house(state, policy) as killed:
             patched.setattr(manager, "remove_part", cut)
-            with pytest.raises(Killed):
+            with pytest.raises(SimulatedKill):
                 killed.removed()
         # Before its manifest is hidden nothing is gone; after that one line says what goes on.
         damages = check_tree(rank.root, workers=1).damages
@@ -220,7 +222,7 @@ class TestRemoving:
         assert view.findings == (retired,)
         assert [(i.iteration, i.complete) for i in view.iterations] == [(1, True)]
 
-    def test_the_tree_says_what_is_gone(self, make_agent, send, state):
+    def test_tree_lists_removed_iterations(self, make_agent, send, state):
         """A rank that lost what another has lacks nothing; status of the agent keeps balances."""
         agent = make_agent()
         rank, _ = send(agent, 2, session_id="one", job_id="a", world_size=2)
@@ -245,7 +247,7 @@ class TestRemoving:
         assert 0 < usage["a"].bytes_stored < usage["b"].bytes_stored + 2 * SIZE
         assert (usage["a"].retired_iterations, usage["b"].retired_iterations) == (2, 0)
 
-    def test_what_others_put_there_stays(self, make_agent, send, state):
+    def test_files_of_others_are_kept(self, make_agent, send, state):
         """A folder with anything else in it keeps that, and its tables."""
         agent = make_agent()
         rank, _ = send(agent, 1)
@@ -257,7 +259,9 @@ class TestRemoving:
         assert {path.name for path in folder.iterdir()} == {"notes.txt", "statistic.csv"}
 
     @pytest.mark.parametrize("place", ["rank_0/Net", "rank_0/Net/0", "rank_0/Net/0/0"])
-    def test_a_link_in_the_place_of_a_folder(self, make_agent, send, state, short_dir, place):
+    def test_link_in_place_of_a_folder_is_not_followed(
+        self, make_agent, send, state, short_dir, place
+    ):
         """What it leads to stays, whatever it is called; all else goes."""
         agent = make_agent()
         rank, _ = send(agent, 2)
@@ -275,7 +279,7 @@ class TestRemoving:
         assert (rank.root / place).is_symlink()
 
     @pytest.mark.parametrize("begun", [False, True])
-    def test_a_link_above_its_manifests_is_said(self, make_agent, send, state, short_dir, begun):
+    def test_link_above_manifests_is_reported(self, make_agent, send, state, short_dir, begun):
         """What cannot be found out is not begun, what was begun not finished."""
         agent = make_agent()
         rank, _ = send(agent, 1)
@@ -299,7 +303,7 @@ class TestRemoving:
             assert "a symbolic link is in the place of a folder" in said
         assert {path: path.stat() for path in outside.rglob("*")} == before
 
-    def test_a_folder_that_becomes_a_link_meanwhile(
+    def test_folder_replaced_by_a_link_during_removal_is_not_followed(
         self, make_agent, send, state, short_dir, monkeypatch
     ):
         """Between any two steps."""
@@ -322,7 +326,7 @@ class TestRemoving:
             assert some.removed() == [0]
         assert {path.name for path in outside.iterdir()} == {"statistic.csv"}
 
-    def test_it_waits_while_the_tree_is_mended(self, make_agent, send, state):
+    def test_removal_waits_for_a_repair_of_the_tree(self, make_agent, send, state):
         """What was begun is gone on with when the tree is free again."""
         agent = make_agent()
         rank, _ = send(agent, 1)
@@ -336,7 +340,7 @@ class TestRemoving:
             assert some.removed() == [0]
             assert some.keeper.findings() == []
 
-    def test_a_tree_that_is_gone_holds_nothing_up(self, make_agent, send, state):
+    def test_missing_tree_delays_no_other(self, make_agent, send, state):
         """What people removed themselves is done with."""
         agent = make_agent()
         rank, _ = send(agent, 1)
@@ -345,8 +349,8 @@ class TestRemoving:
         with house(state, ResourcePolicy(1, retain_s=1), days=1) as some:
             assert some.removed() == [0]
 
-    def test_a_damaged_manifest_keeps_no_other_from_going(self, make_agent, send, state):
-        """It is said, and its iteration stays."""
+    def test_damaged_manifest_does_not_keep_other_iterations(self, make_agent, send, state):
+        """It is reported, and its iteration stays."""
         agent = make_agent()
         rank, _ = send(agent, 2)
         agent.stop()
@@ -360,7 +364,7 @@ class TestRemoving:
             assert "manifest cannot be read" in said
 
 
-class TestReaders:
+class TestReadersOfRetiredIterations:
     """What is gone on purpose is not missing to anybody."""
 
     @pytest.fixture
@@ -378,7 +382,7 @@ class TestReaders:
         return whole.root, less.root
 
     @pytest.mark.parametrize("swapped", [False, True])
-    def test_diff(self, pair, swapped):
+    def test_diff_notes_retired_iterations(self, pair, swapped):
         """The rest is compared; what the other side has alone is retired here."""
         a, b = reversed(pair) if swapped else pair
         report = compare(a, b)
@@ -386,7 +390,7 @@ class TestReaders:
         assert report.notes == (f"{its} has retired iterations 0, 1 of rank 0, which {mine} has",)
         assert {(row.iteration, row.outcome.verdict) for row in report.rows} == {(2, "equal")}
 
-    def test_diff_of_one_iteration_each(self, pair):
+    def test_diff_of_one_iteration_each_notes_the_retired_one(self, pair):
         """Numbers that differ belong together only where nothing says that they do not."""
         whole, less = pair
         with pytest.raises(
@@ -398,7 +402,7 @@ class TestReaders:
         with pytest.raises(CorruptedError, match="rank 0: iteration 1 is retired: removed by age"):
             compare(whole, less, iteration=1)
 
-    def test_diff_while_files_go(self, pair, state, monkeypatch):
+    def test_diff_tolerates_files_removed_meanwhile(self, pair, state, monkeypatch):
         """Files of an iteration that is being removed are compared with nothing."""
         whole, less = pair
         manifests = less / "rank_0/.dump_metadata/manifest"
@@ -411,7 +415,7 @@ class TestReaders:
         with pytest.raises(CorruptedError, match="rank 0: iteration 0-2 is retired"):
             compare(whole, less)
 
-    def test_fsck(self, pair, capsys):
+    def test_fsck_lists_retired_iterations(self, pair, capsys):
         _, less = pair
         report = check_tree(less, workers=1)
         said = "rank 0: iteration 0-1 is retired: removed by age or to free disk space"
@@ -424,15 +428,15 @@ class TestReaders:
         (damage,) = check_tree(less, workers=1).damages
         assert (damage.kind.value, damage.path) == ("torn", str(path.relative_to(less)))
 
-    def test_a_dump_says_it(self, pair):
+    def test_opened_dump_lists_retired_iterations(self, pair):
         dump = reader.open(pair[1])
         assert dump.retired == ((0, 0), (0, 1))
         assert dump.where(iteration="1-2", side="input").retired == ((0, 1),)
         assert dump.where(rank=1).retired == ()
 
 
-def test_a_session_below_the_floor_hears_of_it_at_once(make_agent, make_rank):
-    """With the numbers, before its first tensor is refused; status says so as well."""
+def test_session_below_the_disk_floor_is_warned_at_once(make_agent, make_rank):
+    """With the numbers, before its first tensor is rejected; status reports it as well."""
     rank = make_rank(make_agent(keep_free_bytes=1 << 60).address)
     rank.open()
     stream = rank.push()
@@ -449,8 +453,10 @@ def test_a_session_below_the_floor_hears_of_it_at_once(make_agent, make_rank):
 @pytest.mark.parametrize(
     ("limit", "reason"), [("disk_bytes", "disk_cap"), ("job_bytes", "job_quota")]
 )
-def test_a_quota_is_never_passed_and_is_counted(make_agent, make_rank, frames, limit, reason):
-    """What it has no room for is dropped under its name; a restart knows what is taken."""
+def test_job_quota_is_never_exceeded_and_drops_are_counted(
+    make_agent, make_rank, frames, limit, reason
+):
+    """What it has no space for is dropped under its name; a restart knows what is taken."""
     agent = make_agent(**{limit: 5 * (SIZE + 128)})
     rank = make_rank(agent.address, codec="none")
     rank.open()

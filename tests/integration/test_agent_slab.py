@@ -1,4 +1,4 @@
-"""The agent's side of shared memory, against a rank that writes the ring by hand."""
+"""The agent's side of shared memory, with a rank that writes the ring directly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 import zstandard
-from support.slab_rooms import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
+from support.slab_agents import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
 from support.slab_side import SlabSide
 
 from rankdump._core.plan import ContentSettings, DeliverySettings
@@ -22,7 +22,7 @@ from rankdump.wire.v1 import agent_pb2
 
 @pytest.fixture
 def slab_agent(make_agent, short_dir):
-    """Makes agents whose slabs stand beside everything else of the test."""
+    """Makes agents whose slabs are beside everything else of the test."""
 
     def make(**settings):
         return make_agent(**({"runtime_dir": str(short_dir), "slab_bytes": MIB} | settings))
@@ -62,8 +62,10 @@ def put(frames):
     return put_one
 
 
-class TestWay:
-    def test_bytes_arrive_in_order_and_their_room_comes_back(self, slab_agent, enter, put, frames):
+class TestRingTransfer:
+    def test_entries_arrive_in_order_and_their_space_is_released(
+        self, slab_agent, enter, put, frames
+    ):
         """Several times what the slab holds goes through it, and is in the tree bit by bit."""
         rank, side = enter(slab_agent().address)
         stream = rank.push()
@@ -79,8 +81,8 @@ class TestWay:
         assert arrays_of(rank.root) == [array.tobytes() for array in arrays]
         assert manifest_of(rank.root).status.is_balanced
 
-    def test_larger_than_the_slab_goes_in_pieces(self, slab_agent, enter, put, frames):
-        """Pieces are released before the record is whole, so it needs no room for all of it."""
+    def test_record_larger_than_the_slab_is_split(self, slab_agent, enter, put, frames):
+        """Pieces are released before the record is whole, so it needs no space for all of it."""
         rank, side = enter(slab_agent().address)
         stream = rank.push()
         array = np.arange(MIB, dtype=np.float32)
@@ -95,8 +97,8 @@ class TestWay:
         assert arrays_of(rank.root) == [data, np.ones(5, np.int8).tobytes()]
         assert len(data) > 2 * side.writer.ring_bytes
 
-    def test_nothing_is_overwritten_before_it_is_committed(self, slab_agent, enter, put):
-        """Room comes back with the acknowledgement and not before: the slab is the only copy."""
+    def test_entry_is_not_overwritten_before_its_commit(self, slab_agent, enter, put):
+        """Space comes back with the acknowledgement and not before: the slab is the only copy."""
         agent = slab_agent()
         rank, side = enter(agent.address)
         with agent.agent._ledger._lock:
@@ -106,7 +108,7 @@ class TestWay:
         stream.wait_acknowledged(1)
         assert side.writer.released == side.writer.written
 
-    def test_what_could_not_be_settled_comes_again_through_another_slab(
+    def test_uncommitted_frame_is_resent_through_another_slab(
         self, slab_agent, enter, put, frames, request
     ):
         """The agent has read past it: the rank begins a new slab with what is not acknowledged."""
@@ -135,8 +137,8 @@ class TestWay:
         assert len(arrays_of(rank.root)) == 2
         stream.finish()
 
-    def test_a_copy_that_failed_is_a_counted_drop(self, slab_agent, enter, put, frames):
-        """Also within a record in pieces; what stands around it arrives."""
+    def test_failed_copy_is_counted_as_drop(self, slab_agent, enter, put, frames):
+        """Also within a record in pieces; what is around it arrives."""
         rank, side = enter(slab_agent().address)
         array = np.arange(100, dtype=np.float32)
         put(side, 1, array)
@@ -155,7 +157,7 @@ class TestWay:
 
     @pytest.mark.parametrize("saved", ["tensor", "full"])
     def test_degraded_record_is_a_row_and_a_count(self, slab_agent, enter, put, frames, saved):
-        """A tensor for which there was no room leaves its figures, whatever the plan saves."""
+        """A tensor for which there was no space leaves its statistics, whatever the plan saves."""
         content = ContentSettings(saved=saved, statistics=("max", "min"))
         delivery = DeliverySettings(buffer_bytes=MIB, on_full="statistic")
         rank, side = enter(slab_agent().address, content=content, delivery=delivery)
@@ -171,7 +173,7 @@ class TestWay:
         assert first.endswith(",3.5,0.25,")
         assert len(others) == (saved == "full")
 
-    def test_what_was_not_announced_is_read_on_the_next_stream(self, slab_agent, enter, put):
+    def test_unannounced_entries_are_read_on_the_next_stream(self, slab_agent, enter, put):
         """A bell that was lost with its stream costs nothing."""
         rank, side = enter(slab_agent().address)
         put(side, 1, np.ones(3))
@@ -182,7 +184,7 @@ class TestWay:
         rank.open()
         rank.push().wait_acknowledged(2)
 
-    def test_a_codec_reads_where_the_elements_lie(self, slab_agent, enter, put):
+    def test_codec_reads_elements_without_a_copy(self, slab_agent, enter, put):
         """The packed file holds the very bytes of the slab."""
         rank, side = enter(slab_agent().address, codec="zstd")
         array = np.arange(1000, dtype=np.float32)
@@ -191,7 +193,7 @@ class TestWay:
         packed = zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes())
         assert packed.endswith(array.tobytes())
 
-    def test_sixteen_sessions_of_two_ranks_at_once(self, slab_agent, enter, put, frames, short_dir):
+    def test_sixteen_sessions_run_at_once(self, slab_agent, enter, put, frames, short_dir):
         """Each finds its own tensors in its own tree, through a queue smaller than all of them."""
         address = slab_agent(queue_bytes=MIB).address
         whole = []
@@ -220,8 +222,8 @@ class TestWay:
         wait_until(lambda: not list((short_dir / "slabs").iterdir()))
 
 
-class TestFile:
-    def test_it_is_for_the_group_and_goes_with_the_goodbye(
+class TestSlabFiles:
+    def test_file_has_group_mode_and_is_removed_with_the_session(
         self, slab_agent, enter, frames, short_dir
     ):
         """Owner and group may map it, nobody else; every page of it is there in advance."""
@@ -237,7 +239,7 @@ class TestFile:
         stream.finish()
         wait_until(lambda: not path.exists())
 
-    def test_a_rank_that_returns_finds_its_slab_again(self, slab_agent, enter, put):
+    def test_reconnected_rank_gets_its_slab_again(self, slab_agent, enter, put):
         """The same file while it holds the lock; another one once it does not."""
         rank, side = enter(slab_agent().address)
         inode = os.fstat(side.descriptor).st_ino
@@ -246,7 +248,9 @@ class TestFile:
         side.unlock()
         assert Path(rank.open().slab.path).stat().st_ino != inode
 
-    def test_no_agent_goes_on_within_a_record_in_pieces(self, slab_agent, enter, put, frames):
+    def test_record_in_pieces_is_not_continued_by_another_agent(
+        self, slab_agent, enter, put, frames
+    ):
         """Its released pieces are gone: the rank gets another slab and begins the record again."""
         rank, side = enter(slab_agent().address)
         inode = os.fstat(side.descriptor).st_ino
@@ -263,7 +267,7 @@ class TestFile:
         assert arrays_of(rank.root) == [array.tobytes()]
         assert rank.drain().drained
 
-    def test_a_slab_nobody_can_map_is_taken_back(self, slab_agent, make_rank, frames):
+    def test_slab_that_cannot_be_mapped_is_removed(self, slab_agent, make_rank, frames):
         """A rank whose frames come on the stream all the same does not pay for one."""
         rank = make_rank(slab_agent().address, wants_slab=True, delivery=SMALL)
         path = Path(rank.open().slab.path)
@@ -271,8 +275,8 @@ class TestFile:
         rank.push().send(frames.record(1, np.ones(3))).wait_acknowledged(1)
         assert not path.exists()
 
-    def test_leftovers_go(self, slab_agent, short_dir):
-        """At its start an agent takes away slabs that neither a session nor a process needs."""
+    def test_leftover_files_are_removed(self, slab_agent, short_dir):
+        """At its start an agent removes slabs that neither a session nor a process needs."""
         folder = short_dir / "slabs"
         folder.mkdir()
         (folder / "old.slab").write_bytes(bytes(100))
@@ -281,9 +285,9 @@ class TestFile:
         assert [path.name for path in folder.iterdir()] == ["note.txt"]
 
 
-class TestMemory:
-    def test_over_the_cap_no_slab_and_then_no_session(self, slab_agent, make_rank, frames):
-        """Both are said; who has no slab sends on its stream."""
+class TestSlabMemory:
+    def test_memory_limit_denies_slab_then_session(self, slab_agent, make_rank, frames):
+        """Both are reported; a rank without a slab sends on its stream."""
         cap = {"memory_bytes": 36 * MIB + MIB // 2, "queue_bytes": MIB, "max_record_bytes": MIB}
         agent = slab_agent(**cap)
         for number in range(3):
@@ -302,8 +306,8 @@ class TestMemory:
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "a session needs 8388608 bytes" in (refused.value.details() or "")
 
-    def test_no_room_for_the_file_is_said(self, slab_agent, make_rank, frames, short_dir):
-        """Where the folder cannot be made frames go on the stream."""
+    def test_missing_space_for_the_file_is_reported(self, slab_agent, make_rank, frames, short_dir):
+        """Where the folder cannot be made, frames go over the stream."""
         (short_dir / "slabs").write_text("in the way")
         rank = make_rank(slab_agent().address, wants_slab=True)
         assert not rank.open().HasField("slab")
@@ -311,7 +315,7 @@ class TestMemory:
         rank.push().send(frames.record(1, np.ones(3))).wait_acknowledged(1)
 
     @pytest.mark.parametrize(("setting", "wants"), [({"slab_bytes": 0}, True), ({}, False)])
-    def test_it_can_be_switched_off(self, slab_agent, make_rank, setting, wants):
+    def test_slabs_can_be_disabled(self, slab_agent, make_rank, setting, wants):
         """By the operator with a size of 0, and by a rank that does not ask."""
         rank = make_rank(slab_agent(**setting).address, wants_slab=wants)
         assert not rank.open().HasField("slab")
@@ -357,10 +361,10 @@ def data_twice(side: SlabSide, frames) -> None:
         (data_twice, "bytes of data itself"),
     ],
 )
-def test_what_contradicts_itself_ends_one_stream(
+def test_contradictory_entry_ends_only_its_stream(
     slab_agent, enter, make_rank, frames, attack, says
 ):
-    """One clear line for the rank that did it; nobody else notices."""
+    """The offending rank gets one clear line; no other is affected."""
     agent = slab_agent()
     rank, side = enter(agent.address)
     attack(side, frames)
@@ -374,7 +378,7 @@ def test_what_contradicts_itself_ends_one_stream(
     other.push().send(frames.record(1, np.ones(3))).wait_acknowledged(1)
 
 
-def test_room_that_the_rank_gave_itself(slab_agent, enter, put):
+def test_rank_that_overwrites_the_agents_position_loses_its_stream(slab_agent, enter, put):
     """A rank that overwrites the agent's own number loses its stream."""
     rank, side = enter(slab_agent().address)
     stream = rank.push().ring(put(side, 1, np.ones(3)))
@@ -388,7 +392,7 @@ def test_room_that_the_rank_gave_itself(slab_agent, enter, put):
     assert "release to" in stream.details
 
 
-def test_bells_without_reason(slab_agent, enter, make_rank):
+def test_doorbell_without_entry_or_slab_is_rejected(slab_agent, enter, make_rank):
     """A bell beyond what is written, and one without a slab."""
     agent = slab_agent()
     rank, _ = enter(agent.address)

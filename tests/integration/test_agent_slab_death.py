@@ -1,4 +1,4 @@
-"""What stands in a slab when its rank is killed, when the agent restarts, and when both happen."""
+"""Slabs of killed ranks, of restarted agents, and of both."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 from support import slab_side
-from support.slab_rooms import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
+from support.slab_agents import MIB, SMALL, arrays_of, counts, manifest_of, wait_until
 
 from rankdump._core.status import SessionState
 from rankdump.wire.v1 import agent_pb2
@@ -19,7 +19,7 @@ from rankdump.wire.v1 import agent_pb2
 ARRAYS = [np.full(1000 + n, n, np.float32) for n in range(50)]
 
 
-class Child:
+class StagingProcess:
     """A process that stages entries in a slab, and holds its lock for as long as it lives."""
 
     def __init__(self, folder: Path) -> None:
@@ -62,8 +62,8 @@ class Child:
 
 
 @pytest.fixture
-def child(short_dir: Path) -> Iterator[Child]:
-    child = Child(short_dir / "staged")
+def child(short_dir: Path) -> Iterator[StagingProcess]:
+    child = StagingProcess(short_dir / "staged")
     yield child
     child.kill()
 
@@ -82,7 +82,7 @@ def state_of(agent) -> SessionState:
     return agent.agent.view().sessions[0].state
 
 
-def test_killed_right_after_staging_loses_nothing(agent, rank, child, frames, short_dir):
+def test_rank_killed_right_after_staging_loses_nothing(agent, rank, child, frames, short_dir):
     """Every record that a rank staged is in the tree, though it rang no bell and had no stream."""
     for number, array in enumerate(ARRAYS, 1):
         child.stage(frames.record(number, array, first_bytes=0), array.tobytes())
@@ -96,8 +96,8 @@ def test_killed_right_after_staging_loses_nothing(agent, rank, child, frames, sh
     assert state_of(agent) is SessionState.LOST
 
 
-def test_killed_within_a_copy_and_within_a_record(agent, rank, child, frames):
-    """What was begun is a counted drop; what stands before and behind it is in the tree."""
+def test_rank_killed_within_a_copy_drops_only_that_record(agent, rank, child, frames):
+    """What was begun is a counted drop; what is before and behind it is in the tree."""
     array = ARRAYS[0]
     head = [frames.record(number, array, first_bytes=0) for number in range(5)]
     child.stage(head[1], array.tobytes())
@@ -119,16 +119,16 @@ def test_killed_within_a_copy_and_within_a_record(agent, rank, child, frames):
     assert arrays_of(rank.root) == [array.tobytes()] * 2
 
 
-def test_goodbye_in_what_remains_closes_the_session(agent, rank, child, frames):
-    """A rank that is killed after its last words has said them."""
+def test_session_end_in_remaining_entries_closes_the_session(agent, rank, child, frames):
+    """A rank that is killed after its session end counts as closed."""
     child.stage(frames.goodbye(1))
     child.start(rank.open().slab)
     child.kill()
     wait_until(lambda: state_of(agent) is SessionState.CLOSED)
 
 
-def test_damaged_remains_are_said(agent, rank, child, frames, short_dir):
-    """What cannot be read is a finding; what stands before it is in the tree."""
+def test_damaged_remaining_entries_are_reported(agent, rank, child, frames, short_dir):
+    """What cannot be read is a finding; what is before it is in the tree."""
     child.stage(frames.record(1, ARRAYS[0], first_bytes=0), ARRAYS[0].tobytes())
     child.stage(frames.record(7, ARRAYS[0], first_bytes=0), ARRAYS[0].tobytes())
     child.start(rank.open().slab)
@@ -138,7 +138,7 @@ def test_damaged_remains_are_said(agent, rank, child, frames, short_dir):
     assert any("frame 7 follows frame 1" in finding for finding in rank.status().findings)
 
 
-def test_restarted_agent_goes_on_in_the_same_slab(agent, rank, child, frames):
+def test_restarted_agent_continues_in_the_same_slab(agent, rank, child, frames):
     """What the rank staged while no agent was there is in the tree, and nothing twice."""
     for number, array in enumerate(ARRAYS, 1):
         child.stage(frames.record(number, array, first_bytes=0), array.tobytes())
@@ -157,7 +157,7 @@ def test_restarted_agent_goes_on_in_the_same_slab(agent, rank, child, frames):
     assert manifest_of(rank.root).status.stored == 50
 
 
-def test_rank_that_died_while_no_agent_was_there(agent, rank, child, frames, short_dir):
+def test_slab_of_a_rank_that_died_without_agent_is_read(agent, rank, child, frames, short_dir):
     """The next agent finds its slab by the ledger and reads it to the end."""
     for number, array in enumerate(ARRAYS, 1):
         child.stage(frames.record(number, array, first_bytes=0), array.tobytes())
@@ -170,8 +170,8 @@ def test_rank_that_died_while_no_agent_was_there(agent, rank, child, frames, sho
 
 
 @pytest.mark.parametrize("damage", [bytes(100), b""])
-def test_slab_that_is_none_does_not_keep_the_agent(agent, rank, damage):
-    """A file that was truncated while no agent was there is a finding, and is taken away."""
+def test_truncated_slab_does_not_stop_the_agent(agent, rank, damage):
+    """A file that was truncated while no agent was there is a finding, and is removed."""
     path = Path(rank.open().slab.path)
     agent.stop()
     path.write_bytes(damage)

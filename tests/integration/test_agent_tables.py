@@ -1,4 +1,4 @@
-"""`statistic.csv` as an agent writes it: every row once, in order, whatever becomes of it."""
+"""`statistic.csv` of an agent: every row once and in order, also after restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEN = statistic_tables.FIXED_TABLE_STATISTICS
 FIXED = "Op Type,Op Name,Task ID,Stream ID,Timestamp,IO,Slot,Data Size,Data Type,Shape"
 STAMP = 1_700_000_000_000_000
 
-# mindspore-dump.md 3.4, golden rows of MindSpore's own tests
+# Golden rows of MindSpore's own tests of statistic.csv.
 GOLDEN = [
     ([[1, 2, 3], [4, 5, 6]], ("max", "min", "l2norm"), "6,1,9.53939,"),
     ([[7, 8, 9], [10, 11, 12]], ("max", "min", "l2norm"), "12,7,23.6432,"),
@@ -60,7 +60,7 @@ def manifest(root: Path, iteration: int = 0) -> Manifest:
 
 @pytest.fixture
 def record_of(frames):
-    """Makes records as their plan wants them: whole, or as figures."""
+    """Makes records as their plan wants them: whole, or as statistics."""
 
     def make(
         sequence: int, array: np.ndarray, content: ContentSettings, **fields
@@ -94,8 +94,8 @@ def dump(make_agent, make_rank, frames, record_of):
 
 @pytest.mark.parametrize("saved", ["full", "statistic"])
 @pytest.mark.parametrize(("values", "items", "tail"), GOLDEN)
-def test_golden_rows(dump, saved, values, items, tail):
-    """The figures of MindSpore's own tests, computed by the agent or sent by the rank."""
+def test_rows_equal_mindspores_own(dump, saved, values, items, tail):
+    """The statistics of MindSpore's own tests, computed by the agent or sent by the rank."""
     array = np.array(values, dtype=np.float32)
     root = dump([array], ContentSettings(saved, items))
     shape = ",".join(map(str, array.shape))
@@ -115,7 +115,9 @@ def test_golden_rows(dump, saved, values, items, tail):
         ("ms2.0", "MatMul-op0", "2,2,2,2,0,2,0,0,0,0"),
     ],
 )
-def test_header_and_tail_of_a_profile(make_agent, make_rank, frames, saved, profile, name, end):
+def test_old_profile_has_its_header_and_line_end(
+    make_agent, make_rank, frames, saved, profile, name, end
+):
     """The old release has ten columns and no comma at the end, whatever was asked for."""
     content = ContentSettings(saved, ("max", "min"))
     rank = make_rank(make_agent().address, content=content, profile=profile)
@@ -134,7 +136,7 @@ def test_header_and_tail_of_a_profile(make_agent, make_rank, frames, saved, prof
 
 
 @pytest.mark.parametrize("saved", ["full", "statistic"])
-def test_rows_stand_in_the_order_of_frames(make_agent, make_rank, frames, record_of, saved):
+def test_rows_are_in_the_order_of_frames(make_agent, make_rank, frames, record_of, saved):
     """Several workers finish large and small tensors in any order; rows come as they were sent."""
     content = ContentSettings(saved, ("max",))
     rank = make_rank(make_agent(encode_threads=4).address, content=content)
@@ -151,8 +153,8 @@ def test_rows_stand_in_the_order_of_frames(make_agent, make_rank, frames, record
     assert [row.values[0][1] for row in rows] == [str(n) for n in range(1, count + 1)]
 
 
-def test_statistics_alone_balance_and_store_no_bytes(dump):
-    """A tensor of which only figures were kept is in the balance, the manifest and the table."""
+def test_statistics_only_records_balance_without_files(dump):
+    """A tensor of which only statistics were kept is in the balance, the manifest and the table."""
     arrays = [np.full(4, n, dtype=np.float64) for n in range(3)]
     root = dump(arrays, ContentSettings("statistic"))
     found = manifest(root)
@@ -166,7 +168,7 @@ def test_statistics_alone_balance_and_store_no_bytes(dump):
     assert [record.timestamp_us for record in found.records] == stamps
 
 
-def test_rows_are_there_before_the_iteration_ends(make_agent, make_rank, record_of):
+def test_rows_are_written_before_the_iteration_ends(make_agent, make_rank, record_of):
     """A job that dies in the middle of an iteration leaves the rows of what it sent."""
     content = ContentSettings("full")
     rank = make_rank(make_agent().address, content=content)
@@ -178,14 +180,14 @@ def test_rows_are_there_before_the_iteration_ends(make_agent, make_rank, record_
 
 
 def test_complex_tensors_have_a_file_and_no_row(dump):
-    """With `full` they are stored like any other, without figures."""
+    """With `full` they are stored like any other, without statistics."""
     root = dump([np.ones(2, dtype=np.complex64), np.ones(2)], ContentSettings("full"))
     assert len(table(root)) == 2
     assert len(tensors(root)) == 2
 
 
-def test_what_has_no_figures_is_dropped_by_reason(make_agent, make_rank, frames, record_of):
-    """Elements where figures are due, or figures of complex numbers: counted, nothing else."""
+def test_tensors_without_statistics_are_dropped_by_reason(make_agent, make_rank, frames, record_of):
+    """Elements instead of statistics, or statistics of complex numbers, are only counted."""
     content = ContentSettings("statistic", ("max",))
     rank = make_rank(make_agent().address, content=content)
     rank.open()
@@ -204,7 +206,7 @@ def test_what_has_no_figures_is_dropped_by_reason(make_agent, make_rank, frames,
 
 
 @pytest.mark.parametrize("saved", ["tensor", "full"])
-def test_figures_that_the_plan_does_not_want_are_dropped(make_agent, make_rank, frames, saved):
+def test_statistics_outside_the_plan_are_dropped(make_agent, make_rank, frames, saved):
     """A rank that speaks of another plan than its own is not understood, however often it does."""
     rank = make_rank(make_agent().address, content=ContentSettings(saved))
     rank.open()
@@ -216,8 +218,8 @@ def test_figures_that_the_plan_does_not_want_are_dropped(make_agent, make_rank, 
     assert dict(manifest(rank.root).status.dropped) == {"unreadable": 1}
 
 
-def test_constants_have_a_table_beside_them(make_agent, make_rank, frames, record_of):
-    """Rows stand beside the files they speak of."""
+def test_constants_have_a_table_in_their_folder(make_agent, make_rank, frames, record_of):
+    """Rows are beside the files they describe."""
     content = ContentSettings("full", ("max",))
     rank = make_rank(make_agent().address, content=content)
     rank.open()
@@ -232,9 +234,7 @@ def test_constants_have_a_table_beside_them(make_agent, make_rank, frames, recor
     assert not (rank.root / "rank_0" / "Net" / "0" / "4").exists()
 
 
-def test_script_that_switches_dumping_on_is_not_held_to_the_iterations(
-    make_agent, make_rank, frames
-):
+def test_dump_start_bypasses_only_the_iteration_check(make_agent, make_rank, frames):
     """Only the check of the iteration is left out."""
     selection = TensorSelection(iterations=IterationSelection("9", ((9, 9),)), inputs=False)
     rank = make_rank(make_agent().address, selection=selection)
@@ -251,13 +251,15 @@ def test_script_that_switches_dumping_on_is_not_held_to_the_iterations(
     stream.finish()
 
 
-class TestRestarts:
+class TestTableRestarts:
     """Crashes at the worst moments, one agent after the other on the same ledger."""
 
     CONTENT = ContentSettings("full", ("max",))
 
-    def test_in_the_middle_of_an_iteration(self, make_agent, make_rank, frames, record_of):
-        """The next agent goes on behind the last row, and repeats none."""
+    def test_restart_within_an_iteration_continues_behind_the_last_row(
+        self, make_agent, make_rank, frames, record_of
+    ):
+        """The next agent continues behind the last row, and repeats none."""
         agent = make_agent()
         rank = make_rank(agent.address, content=self.CONTENT)
         rank.open()
@@ -276,7 +278,7 @@ class TestRestarts:
         assert manifest(rank.root).status.is_balanced
 
     @pytest.mark.parametrize("left", [0, 10, 170, 200, 10_000])
-    def test_after_commit_and_within_the_table(
+    def test_committed_rows_are_completed_in_the_table(
         self, make_agent, make_rank, frames, record_of, left
     ):
         """Rows that the ledger knows come into the table at the next start, torn or missing."""
@@ -315,8 +317,10 @@ class TestRestarts:
         assert not ended.exists()
         assert len(table(rank.root, 1)) == 2
 
-    def test_table_that_cannot_be_written_yet(self, make_agent, make_rank, frames, record_of):
-        """Rows wait for a disk that refuses them; the end counts once they are there."""
+    def test_rows_wait_until_the_table_can_be_written(
+        self, make_agent, make_rank, frames, record_of
+    ):
+        """Rows wait for a disk that rejects them; the end counts once they are there."""
         agent = make_agent()
         rank = make_rank(agent.address, content=self.CONTENT)
         rank.open()
@@ -338,7 +342,7 @@ class TestRestarts:
         assert rank.status().sessions == []
 
 
-def test_rows_of_many_iterations_go_where_they_belong(make_agent, make_rank, frames, record_of):
+def test_rows_of_one_batch_go_to_their_own_iterations(make_agent, make_rank, frames, record_of):
     """Frames of several iterations in one batch end up in their own tables."""
     content = ContentSettings("full", ("max",))
     rank = make_rank(make_agent().address, content=content)
@@ -355,7 +359,7 @@ def test_rows_of_many_iterations_go_where_they_belong(make_agent, make_rank, fra
         assert [row.split(",")[-2] for row in rows] == [str(iteration)] * 3
 
 
-def test_manifest_knows_the_time_of_each_row(dump):
+def test_manifest_has_the_time_of_each_row(dump):
     """A script that reads manifests finds the file or the row of a record by it."""
     root = dump([np.ones(2), np.ones(3)], ContentSettings("full"))
     folder = root / "rank_0" / ".dump_metadata" / "manifest"
@@ -370,14 +374,14 @@ def rows_of(*arrays: np.ndarray) -> list[tuple[np.ndarray, str]]:
     ]
 
 
-class TestRowsOfFigures:
+class TestStatisticRows:
     """Many tensors in one frame: each is a row, a record of the manifest and a count."""
 
     CONTENT = ContentSettings("statistic", ("max",))
     MIXED = ContentSettings("full", ("max",))
 
-    def test_rows_beside_records_in_the_order_of_frames(self, make_agent, make_rank, frames):
-        """Tensors for which there was no room stand between those that brought their elements."""
+    def test_rows_and_records_are_in_the_order_of_frames(self, make_agent, make_rank, frames):
+        """Tensors for which there was no space are between those that brought their elements."""
         delivery = DeliverySettings(on_full="statistic")
         rank = make_rank(make_agent(workers=4).address, content=self.MIXED, delivery=delivery)
         rank.open()
@@ -400,8 +404,8 @@ class TestRowsOfFigures:
         )
         assert [bool(record.path) for record in found.records] == [n in (0, 3) for n in range(8)]
 
-    def test_each_row_is_judged(self, make_agent, make_rank, frames):
-        """What the plan leaves out is counted by reason, row by row; the others stand."""
+    def test_each_row_is_admitted_or_dropped_by_itself(self, make_agent, make_rank, frames):
+        """What the plan leaves out is counted by reason, row by row; the others are stored."""
         selection = TensorSelection(inputs=False)
         rank = make_rank(make_agent().address, content=self.CONTENT, selection=selection)
         rank.open()
@@ -420,8 +424,8 @@ class TestRowsOfFigures:
         assert [record.shape for record in found.records] == [(2,), (3,)]
         assert len(table(rank.root)) == 3
 
-    def test_folders_of_one_frame(self, make_agent, make_rank, frames):
-        """Graphs and constants have tables of their own, and each graph hears of the iteration."""
+    def test_rows_of_one_frame_go_to_their_folders(self, make_agent, make_rank, frames):
+        """Graphs and constants have their own tables, and each graph gets the iteration."""
         rank = make_rank(make_agent().address, content=self.CONTENT)
         rank.open()
         row = rows_of(np.ones(2))
@@ -443,7 +447,9 @@ class TestRowsOfFigures:
         assert {path.name[-5] for path in orders} == {"0", "2"}
 
     @pytest.mark.parametrize("left", [0, 130, 210, 10_000])
-    def test_restart_within_an_iteration(self, make_agent, make_rank, frames, left):
+    def test_restart_within_an_iteration_keeps_counts_and_rows(
+        self, make_agent, make_rank, frames, left
+    ):
         """Counts, rows and the manifest are those of an agent that never stopped."""
         agent = make_agent()
         rank = make_rank(agent.address, content=self.CONTENT)
@@ -469,7 +475,7 @@ class TestRowsOfFigures:
         assert found.status.is_balanced
         assert [each.timestamp_us for each in found.records] == [STAMP + n for n in (1, 3, 4, 6)]
 
-    def test_rows_wait_for_a_disk_that_refuses_them(self, make_agent, make_rank, frames):
+    def test_rows_wait_for_a_failing_disk(self, make_agent, make_rank, frames):
         """They are acknowledged, because the ledger has them, and written when it is possible."""
         agent = make_agent()
         rank = make_rank(agent.address, content=self.CONTENT)
@@ -485,8 +491,8 @@ class TestRowsOfFigures:
         assert manifest(rank.root).status.is_balanced
         stream.finish()
 
-    def test_a_disk_without_room_is_remembered_by_row(self, make_agent, make_rank, frames):
-        """What was refused for want of room stays so after a restart, whatever the disk says."""
+    def test_drops_by_row_are_remembered_after_a_restart(self, make_agent, make_rank, frames):
+        """Rows dropped for lack of space stay dropped after a restart, regardless of the disk."""
         agent = make_agent(keep_free_bytes=1 << 60)
         rank = make_rank(agent.address, content=self.CONTENT)
         rank.open()

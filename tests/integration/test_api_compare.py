@@ -1,4 +1,4 @@
-"""`api_dump_compare` from folder to folder: the tool's own dumps and tables, and dumps of ours."""
+"""`api_dump_compare` on folders: dumps and tables of troubleshooter, and dumps of rankdump."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.api_dumps import Line, call, gradient, write_dump
+from support.api_dumps import ApiDumpLine, call, gradient, write_dump
 
 from rankdump.migrator import api_dump_compare
 
@@ -35,19 +35,19 @@ def rows(path: Path) -> list[list[str]]:
         return [row for row in csv.reader(file) if row][1:]
 
 
-def disturbed(lines: list[Line], name: str) -> list[Line]:
+def disturbed(lines: list[ApiDumpLine], name: str) -> list[ApiDumpLine]:
     return [replace(line, array=line.array + 1) if line.name == name else line for line in lines]
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_the_tools_own_tables_byte_for_byte(name, tmp_path):
+def test_tables_equal_troubleshooters_byte_for_byte(name, tmp_path):
     expected = {path.name: path.read_bytes() for path in golden(name).iterdir()}
     origin, target = PAIRS[name]
     api_dump_compare(golden(origin), golden(target), tmp_path / "out")
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == expected
 
 
-def test_releases_are_compared_with_each_other(tmp_path):
+def test_dumps_of_two_releases_are_compared(tmp_path):
     """The same net: all elements are close, and 1.0.18 has no means by default."""
     api_dump_compare(golden("1.0.17-all"), golden("1.0.18-all"), tmp_path / "npy")
     for step in (0, 1):
@@ -58,7 +58,7 @@ def test_releases_are_compared_with_each_other(tmp_path):
     assert {row[-1] for row in table} == {"0.00000, 0.00000, nan"}
 
 
-def test_packed_files_are_read_and_titles_printed(tmp_path, capsys):
+def test_compressed_files_are_read_and_titles_printed(tmp_path, capsys):
     a = write_dump(tmp_path / "a", NET)
     b = write_dump(tmp_path / "b", disturbed(NET, "NN_Conv2d_0_forward_output"), codec="zstd")
     assert api_dump_compare(str(a), str(b)) is None
@@ -70,8 +70,8 @@ def test_packed_files_are_read_and_titles_printed(tmp_path, capsys):
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
 
 
-def test_real_steps_pair_by_their_numbers(tmp_path, capsys):
-    def steps(*numbers: int) -> list[Line]:
+def test_real_steps_are_paired_by_number(tmp_path, capsys):
+    def steps(*numbers: int) -> list[ApiDumpLine]:
         """Two micro-batches in each."""
         return [
             line
@@ -95,7 +95,7 @@ def test_real_steps_pair_by_their_numbers(tmp_path, capsys):
     assert {row[2] for row in table} == {"(3, 2)"}
 
 
-def test_recomputed_calls_pair_with_their_like_and_are_left_out_without(tmp_path, capsys):
+def test_recomputed_calls_are_paired_only_with_recomputed_ones(tmp_path, capsys):
     plain = [*call("NN_Conv2d_0"), gradient("NN_Conv2d_0")]
     repeated = [*plain[:2], *call("NN_Conv2d_1", recomputed=True), plain[2]]
     a = write_dump(tmp_path / "a", plain, ours=True)
@@ -110,7 +110,7 @@ def test_recomputed_calls_pair_with_their_like_and_are_left_out_without(tmp_path
     ]
 
 
-def test_every_rank_that_both_have(tmp_path, capsys):
+def test_every_common_rank_is_compared(tmp_path, capsys):
     for rank in (0, 1, 2):
         write_dump(tmp_path / "a", NET, rank=rank)
     for rank in (0, 1):
@@ -123,7 +123,7 @@ def test_every_rank_that_both_have(tmp_path, capsys):
     assert names == {"ts_api_mapping_0.csv", "ts_api_mapping_rank1_0.csv"}
 
 
-def test_one_rank_of_each_is_compared_whatever_its_number(tmp_path):
+def test_single_ranks_are_compared_regardless_of_their_numbers(tmp_path):
     a = write_dump(tmp_path / "a", NET, rank=0)
     b = write_dump(tmp_path / "b", NET, rank=3)
     api_dump_compare(a, b, tmp_path / "out")
@@ -133,7 +133,7 @@ def test_one_rank_of_each_is_compared_whatever_its_number(tmp_path):
         api_dump_compare(a, b)
 
 
-def test_frameworks_by_their_files(tmp_path):
+def test_framework_is_recognised_by_its_files(tmp_path):
     a = write_dump(tmp_path / "a", [*call("NN_Linear_0"), *call("Torch_sub_0", (4,))])
     lines = [*call("NN_Dense_0"), *call("Functional_subtract_0", (4,))]
     b = write_dump(tmp_path / "b", lines, framework="mindspore")
@@ -146,7 +146,7 @@ def test_frameworks_by_their_files(tmp_path):
     ]
 
 
-def test_figures_where_one_side_has_no_elements_and_calls_where_it_has_no_figures(tmp_path, capsys):
+def test_statistics_or_calls_are_compared_without_elements(tmp_path, capsys):
     a = write_dump(tmp_path / "a", NET)
     b = write_dump(tmp_path / "b", NET, npy=False)
     api_dump_compare(a, b, tmp_path / "out")
@@ -159,7 +159,7 @@ def test_figures_where_one_side_has_no_elements_and_calls_where_it_has_no_figure
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["ts_api_mapping_0.csv"]
 
 
-def test_rows_that_are_left_out_on_request(tmp_path):
+def test_ignored_rows_are_left_out(tmp_path):
     a = write_dump(tmp_path / "a", NET)
     b = write_dump(tmp_path / "b", [*NET[:2], *call("Torch_sigmoid_0"), *NET[2:]])
     api_dump_compare(a, b, tmp_path / "out", ignore_unmatched=True, ignore_backward=True)
@@ -169,7 +169,7 @@ def test_rows_that_are_left_out_on_request(tmp_path):
     assert not (tmp_path / "out" / "ts_api_backward_compare_0.csv").exists()
 
 
-def test_a_damaged_tensor_is_a_row_and_a_line(tmp_path, capsys):
+def test_damaged_tensor_is_a_row_and_a_line(tmp_path, capsys):
     a = write_dump(tmp_path / "a", NET)
     path = a / "rank0" / "torch_api_dump" / "NN_Conv2d_0_forward_output.npy"
     path.write_bytes(path.read_bytes()[:-4])
@@ -184,7 +184,7 @@ def test_a_damaged_tensor_is_a_row_and_a_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("side", ["origin_path", "target_path"])
-def test_a_path_without_a_dump_is_one_line(side, tmp_path):
+def test_path_without_a_dump_is_one_line(side, tmp_path):
     good = write_dump(tmp_path / "good", NET)
     (tmp_path / "empty").mkdir()
     for bad in (tmp_path / "empty", tmp_path / "missing"):
@@ -193,7 +193,7 @@ def test_a_path_without_a_dump_is_one_line(side, tmp_path):
             api_dump_compare(*paths)
 
 
-def test_parameters_out_of_their_range(tmp_path):
+def test_parameters_out_of_range_are_errors(tmp_path):
     dump = write_dump(tmp_path / "a", NET)
     with pytest.raises(ValueError, match=r"rtol: -1\.0 is not allowed; allowed: a number from 0"):
         api_dump_compare(dump, dump, rtol=-1.0)

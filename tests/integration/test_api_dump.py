@@ -1,4 +1,4 @@
-"""Whole jobs that dump the calls of torch's API, with an agent of their own."""
+"""Whole jobs that dump the calls of torch's API, with an embedded agent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LISTED = ["NN_Conv2d_1", "Torch_matmul_0", "Tensor___add___4"]
 RANGE = ["Functional_max_pool2d_0", "Functional_relu_0"]
 
 RUNS: dict[str, dict[str, Any]] = {
-    # api-dump.md A.5
+    # Files of troubleshooter 1.0.17.
     "1.0.17-all": {},
     "1.0.17-statistics": {"dump_type": "statistics"},
     "1.0.17-list": {"mode": "list", "scope": LISTED},
@@ -39,7 +39,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def started(runs: list[dict[str, Any]], folder: Path, **environ: str) -> subprocess.Popen[str]:
-    """Start the job; its agent stands in that folder."""
+    """Start the job; its agent is in that folder."""
     return subprocess.Popen(
         [sys.executable, JOB, json.dumps(runs)],
         stdout=subprocess.PIPE,
@@ -97,8 +97,8 @@ def functions(stack: list[str]) -> list[str]:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("name", [name for name in RUNS if "-" in name])
-def test_the_same_as_the_real_tools(trees: Path, name: str):
-    """Names, order, types, shapes, files; figures and elements to 1e-5; stacks by function."""
+def test_dump_equals_troubleshooters(trees: Path, name: str):
+    """Names, order, types, shapes, files; statistics and elements to 1e-5; stacks by function."""
     golden, ours = GOLDEN / name, trees / name
     if not golden.is_dir():
         pytest.skip("the golden dumps are not beside this clone")
@@ -123,7 +123,7 @@ def _calls(tree: Path) -> list[tuple[str, int]]:
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("name", "count"), [("npy", 136), ("stack", 0)])
-def test_without_figures(trees: Path, name: str, count: int):
+def test_dump_without_statistics_has_nan_in_every_line(trees: Path, name: str, count: int):
     """Every line says NaN; a dump of stacks has no files of tensors."""
     tree = trees / name
     assert len(files(tree)) == count
@@ -133,7 +133,7 @@ def test_without_figures(trees: Path, name: str, count: int):
 
 
 @pytest.mark.torch
-def test_what_the_tool_does_not_do(trees: Path):
+def test_dump_has_steps_modes_and_state(trees: Path):
     """Steps are numbered, files belong to their owner, and the state is there."""
     tree = trees / "1.0.17-all"
     steps = [line[1] for line in lines(tree)]
@@ -148,9 +148,7 @@ def test_what_the_tool_does_not_do(trees: Path):
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("how", "code"), [("interrupt", -2), ("kill", -9)])
-def test_a_script_that_dies_keeps_what_was_dumped(
-    tmp_path: Path, socket_folder: Path, how: str, code: int
-):
+def test_dead_script_keeps_its_dump(tmp_path: Path, socket_folder: Path, how: str, code: int):
     """Also what the step did that was cut off; the agent ends by itself."""
     init = {"output_path": str(tmp_path / "dump"), "retain_backward": True}
     process = started([{"init": init, "end": how}], socket_folder)
@@ -166,7 +164,7 @@ def test_a_script_that_dies_keeps_what_was_dumped(
 
 
 @pytest.mark.torch
-def test_two_ranks(tmp_path: Path, socket_folder: Path):
+def test_two_ranks_have_folders_of_their_own(tmp_path: Path, socket_folder: Path):
     """Each has a folder of its own and the same calls; one agent merges their order."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

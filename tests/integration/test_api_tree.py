@@ -1,4 +1,4 @@
-"""Dumps of APIs as an agent writes them: each tensor, line and stack once, whatever happens."""
+"""API dumps written by an agent: each tensor, line and stack once."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def called(root: Path) -> list[str]:
     return [parse_stack_key(key) for key, _ in pairs]
 
 
-def test_a_step_as_the_real_tool_writes_it(make_agent, make_rank, record, frames):
+def test_step_is_written_as_troubleshooter_writes_it(make_agent, make_rank, record, frames):
     """Names, modes, lines and stacks; beside them the manifests, and nothing else."""
     rank = make_rank(
         make_agent().address, codec="none", content=ContentSettings("full", ITEMS), output=OUTPUT
@@ -114,7 +114,7 @@ def test_a_step_as_the_real_tool_writes_it(make_agent, make_rank, record, frames
     np.testing.assert_array_equal(loaded, X * 3)
 
 
-def test_ours_is_read_with_everything_manifests_know(make_agent, make_rank, record, frames):
+def test_tree_with_manifests_is_read_with_their_facts(make_agent, make_rank, record, frames):
     """Real iterations, raw names, digests, and the line of the script."""
     rank = make_rank(make_agent().address, content=ContentSettings("full", ITEMS), output=OUTPUT)
     rank.open()
@@ -142,7 +142,7 @@ def test_ours_is_read_with_everything_manifests_know(make_agent, make_rank, reco
     assert dump.sources["NN_Linear_0_backward"] == dump.sources[name]
 
 
-def test_statistics_without_figures_are_lines(make_agent, make_rank, frames):
+def test_dump_of_stacks_has_lines_without_statistics(make_agent, make_rank, frames):
     """A dump of stacks: names, types and shapes, and no element was touched."""
     content = ContentSettings("statistic", ())
     rank = make_rank(make_agent().address, content=content, output=OUTPUT)
@@ -160,7 +160,7 @@ def test_statistics_without_figures_are_lines(make_agent, make_rank, frames):
     assert (status.expected, status.stored) == (2, 2)
 
 
-def test_two_tensors_of_one_name(make_agent, make_rank, record, frames):
+def test_second_tensor_of_one_name_is_dropped(make_agent, make_rank, record, frames):
     """The first stays, the second is counted; the same one again is no second."""
     rank = make_rank(make_agent().address, content=ContentSettings("full", ITEMS), output=OUTPUT)
     rank.open()
@@ -178,7 +178,9 @@ def test_two_tensors_of_one_name(make_agent, make_rank, record, frames):
     assert len(info(rank.root)) == 2
 
 
-def test_a_crash_between_effect_and_ledger(make_agent, make_rank, record, frames, monkeypatch):
+def test_crash_between_write_and_commit_duplicates_nothing(
+    make_agent, make_rank, record, frames, monkeypatch
+):
     """What an agent wrote and did not remember is not written twice by the next one."""
     agent = make_agent()
     rank = make_rank(agent.address, content=ContentSettings("full", ITEMS), output=OUTPUT)
@@ -224,7 +226,7 @@ def test_a_crash_between_effect_and_ledger(make_agent, make_rank, record, frames
         (agent_pb2.CallStacks(iteration=1 << 63), "the number"),
     ],
 )
-def test_hostile_stacks_stop_at_the_door(make_agent, make_rank, stack, sentence):
+def test_hostile_stacks_are_rejected(make_agent, make_rank, stack, sentence):
     """One sentence, and no crash."""
     rank = make_rank(make_agent().address, content=ContentSettings("full", ITEMS), output=OUTPUT)
     rank.open()
@@ -233,7 +235,7 @@ def test_hostile_stacks_stop_at_the_door(make_agent, make_rank, stack, sentence)
     assert sentence in stream.details
 
 
-def test_a_plan_without_lines_is_refused(make_agent, make_rank):
+def test_plan_without_info_lines_is_rejected(make_agent, make_rank):
     """An info file has a line for every tensor."""
     rank = make_rank(make_agent().address, content=ContentSettings("tensor"), output=OUTPUT)
     with pytest.raises(grpc.RpcError, match="does not support saved_data 'tensor'"):

@@ -1,4 +1,4 @@
-"""Plain-array jobs through a real agent: what stands in the tree afterwards."""
+"""Jobs with plain arrays through a real agent, and the resulting tree."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def a_plan(
     )
 
 
-class Job:
-    """Begins sessions of rank 0 with one agent, and knows where the tree is."""
+class ArrayJob:
+    """Opens sessions of rank 0 with one agent, and has the path of the tree."""
 
     def __init__(self, root: Path, address: str) -> None:
         self.root = root
@@ -55,8 +55,8 @@ class Job:
 
 
 @pytest.fixture
-def start(make_agent, short_dir) -> Job:
-    return Job(short_dir / "dump", make_agent().address)
+def start(make_agent, short_dir) -> ArrayJob:
+    return ArrayJob(short_dir / "dump", make_agent().address)
 
 
 def add(session: rankdump.Session, name: str = "Default/Add-op0") -> None:
@@ -66,7 +66,7 @@ def add(session: rankdump.Session, name: str = "Default/Add-op0") -> None:
 
 
 def files(root: Path, iteration: int | str = 0, pattern: str = "*.npy") -> list[Path]:
-    """What stands in an iteration, in the order in which it was dumped."""
+    """What is in an iteration, in the order in which it was dumped."""
     found = (root / f"rank_0/Net/0/{iteration}").glob(pattern)
     return sorted(found, key=lambda path: path.name.split(".")[-6:-4])
 
@@ -77,8 +77,8 @@ def rows(root: Path, iteration: int = 0) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("saved", "count"), [("statistic", 0), ("full", 3)])
-def test_the_golden_figures_of_an_addition(start, saved, count):
-    """Law: figures of the rank and figures of the agent are the same (mindspore-dump.md 3.4)."""
+def test_statistics_of_an_addition_equal_mindspores(start, saved, count):
+    """Law: statistics computed by rank and agent equal those of MindSpore's own test."""
     with start(saved=saved) as session:
         add(session)
     assert rows(start.root) == [
@@ -89,14 +89,14 @@ def test_the_golden_figures_of_an_addition(start, saved, count):
     assert len(files(start.root)) == count
 
 
-def test_a_sample_is_what_stands_in_the_file(start):
+def test_sample_is_the_content_of_the_file(start):
     with start(sample_elements=4) as session:
         add(session)
     for path, array in zip(files(start.root), [*INPUTS, SUM], strict=True):
         np.testing.assert_array_equal(np.load(path), array.ravel()[:4])
 
 
-def test_an_overflow_stands_alone_in_the_tree(start):
+def test_only_the_overflow_is_in_the_tree(start):
     selection = TensorSelection(trigger="overflow", overflow_limit=1)
     with start(selection=selection) as session:
         for iteration in range(3):
@@ -108,7 +108,7 @@ def test_an_overflow_stands_alone_in_the_tree(start):
     assert names == ["Default_Div-op0"] * 2
 
 
-def test_what_raised_stands_in_the_tree(start):
+def test_inputs_of_the_operator_that_raised_are_in_the_tree(start):
     def job() -> None:
         with start(selection=TensorSelection(trigger="exception")) as session:
             for iteration in range(3):
@@ -140,15 +140,15 @@ session.dump("Div", "Default/Div-op0", "input", 0, np.ones(1))
 
 
 @pytest.mark.parametrize(("ending", "kept"), [("1 / 0", ["Default_Div-op0"]), ("", [])])
-def test_a_script_that_dies_leaves_what_raised(start, ending, kept):
-    """Law: nobody has to close the session: the interpreter's end tells how it ended."""
+def test_dead_script_leaves_the_operator_that_raised(start, ending, kept):
+    """Law: the session need not be closed: the end of the interpreter reports the cause."""
     command = [sys.executable, "-c", RAISING.format(ending=ending), str(start.root), start.address]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ("ZeroDivisionError" in done.stderr) is bool(kept)
     assert [path.name.split(".")[1] for path in start.root.rglob("*.npy")] == kept
 
 
-def test_the_switch_chooses_iterations_that_the_plan_does_not(start):
+def test_dump_start_selects_iterations_outside_the_plan(start):
     """Law: the agent lets through what the script itself switched on."""
     selection = TensorSelection(iterations=IterationSelection("9", ((9, 9),)))
     with start(selection=selection) as session:
@@ -164,7 +164,7 @@ def test_the_switch_chooses_iterations_that_the_plan_does_not(start):
     assert [len(files(start.root, i)) for i in (1, 2)] == [3, 3]
 
 
-def test_counting_begins_at_the_initial_iteration(start):
+def test_iterations_count_from_the_initial_iteration(start):
     selection = TensorSelection(
         initial_iteration=100, iterations=IterationSelection("101", ((101, 101),))
     )
@@ -175,7 +175,7 @@ def test_counting_begins_at_the_initial_iteration(start):
     assert [p.name for p in (start.root / "rank_0/Net/0").iterdir()] == ["101"]
 
 
-def test_constants_stand_once_in_their_own_folder(start):
+def test_constants_are_stored_once_in_their_own_folder(start):
     with start() as session:
         session.constant("data-1", np.ones(3))
         for iteration in range(2):
@@ -188,7 +188,7 @@ def test_constants_stand_once_in_their_own_folder(start):
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_a_compiled_order_takes_the_place_of_the_observed_one(start, given):
+def test_compiled_order_replaces_the_observed_one(start, given):
     with start() as session:
         if given:
             session.graph([CONV2, CONV1])
@@ -199,7 +199,7 @@ def test_a_compiled_order_takes_the_place_of_the_observed_one(start, given):
     assert order.splitlines()[1:] == expected
 
 
-def test_the_graph_says_which_line_an_operator_came_from(start):
+def test_graph_has_the_source_line_of_an_operator(start):
     with start() as session:
         add(session)
     text = (start.root / "rank_0/graphs/ms_output_trace_code_graph_0.ir").read_text()
@@ -207,7 +207,7 @@ def test_the_graph_says_which_line_an_operator_came_from(start):
     assert f"# In file {__file__}:" in text
 
 
-def test_in_the_old_profile_short_names_do_not_meet(start):
+def test_short_names_of_the_old_profile_do_not_collide(start):
     with start(profile="ms2.0") as session:
         for name in (CONV1, CONV2):
             session.dump("Conv2d", name, "output", 0, SUM)
@@ -216,7 +216,7 @@ def test_in_the_old_profile_short_names_do_not_meet(start):
     assert names == ["Conv2d.Conv2d-op0", "Conv2d.Conv2d-op1", "Parameter.conv1.weight"]
 
 
-def test_unused_kernels_are_in_the_notes_of_the_session(start, caplog):
+def test_unmatched_kernels_are_notes_of_the_session(start, caplog):
     operators = OperatorSelection(everything=False, types=("add", "conv"))
     with start(selection=TensorSelection(operators=operators)) as session:
         add(session)
@@ -225,7 +225,7 @@ def test_unused_kernels_are_in_the_notes_of_the_session(start, caplog):
 
 
 @pytest.mark.parametrize("saved", ["tensor", "statistic", "full"])
-def test_the_balance_holds_whatever_is_kept(start, saved):
+def test_manifest_is_balanced_in_every_mode(start, saved):
     """Law: the manifest of an iteration accounts for every tensor that the plan selects."""
     with start(saved=saved) as session:
         add(session)

@@ -1,5 +1,5 @@
-"""Jobs configured as users of Ascend do it, through a real daemon: what lies in the tree is what
-the layers computed, read with our reader and after our conversion.
+"""Jobs with configurations of Ascend through a real daemon: the tree, read and converted,
+equals the tensors of the layers.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def assert_as_seen(tree: Dump, seen: dict[str, np.ndarray], model: str, iteratio
 
 
 @pytest.mark.torch
-def test_each_call_of_a_model_is_an_iteration_of_two_ranks(tmp_path):
+def test_model_call_is_an_iteration_on_two_ranks(tmp_path):
     """An acl.json under `rankdump run`: no step is called, two devices share one folder."""
     config = acl(tmp_path, {"model_name": "Encoder"}, {"model_name": "Head", "layer": ["fc"]})
     dumped(tmp_path, config, "model calls", ranks=2)
@@ -105,7 +105,7 @@ def test_each_call_of_a_model_is_an_iteration_of_two_ranks(tmp_path):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("file_format", ["bin", "npy"])
-def test_an_asynchronous_data_dump_json(file_format, tmp_path):
+def test_asynchronous_data_dump_json_writes_bin_and_npy_trees(file_format, tmp_path):
     """Files of both kinds hold the same, in the tree that MindSpore names for Ascend."""
     dumped(tmp_path, mindspore(tmp_path, file_format), "steps")
     seen, tree = seen_by(tmp_path, 0), rankdump.open(tmp_path)
@@ -126,7 +126,7 @@ def test_an_asynchronous_data_dump_json(file_format, tmp_path):
 
 
 @pytest.mark.torch
-def test_what_is_converted_is_what_the_layers_saw(tmp_path):
+def test_converted_tree_equals_the_layers_tensors(tmp_path):
     """`rankdump convert` on a tree: bfloat16 as float32, names of msaccucmp."""
     config = acl(tmp_path, {"model_name": "Head"}, dump_step="2")
     dumped(tmp_path, config, "model calls")
@@ -145,7 +145,7 @@ def test_what_is_converted_is_what_the_layers_saw(tmp_path):
 
 
 @pytest.mark.torch
-def test_a_dump_config_is_the_plan_of_a_session(tmp_path):
+def test_dump_config_is_the_plan_of_a_session(tmp_path):
     """Outputs of two layers in steps 1 and 2."""
     (tmp_path / "other").mkdir()
     dumped(tmp_path, acl(tmp_path / "other"), "config")
@@ -159,8 +159,8 @@ def test_a_dump_config_is_the_plan_of_a_session(tmp_path):
 
 
 @pytest.mark.torch
-def test_two_models_with_two_configurations_one_after_the_other(tmp_path):
-    """The second also as figures alone; the calls' codes are checked in the job."""
+def test_two_configurations_apply_to_their_models(tmp_path):
+    """The second also as statistics alone; the calls' codes are checked in the job."""
     for name in ("first", "second", "other"):
         (tmp_path / name).mkdir()
     first = acl(tmp_path / "first", {"model_name": "Encoder"}, dump_step="0|3")

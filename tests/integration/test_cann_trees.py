@@ -1,4 +1,4 @@
-"""CANN's trees as an agent writes them: every tensor once, whatever form and whatever happens."""
+"""CANN's trees written by an agent: every tensor once, in every layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from support.slab_rooms import wait_until
+from support.slab_agents import wait_until
 
 from rankdump._binfile import bin_file
 from rankdump._binfile.header_parts import OpInput, OpOutput
@@ -116,7 +116,9 @@ def tensors(root: Path) -> list[Path]:
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 @pytest.mark.parametrize(("layout", "file_format"), PAIRS)
-def test_nested_operators(make_agent, make_rank, frames, layout, file_format, codec):
+def test_nested_operators_are_placed_by_the_layout(
+    make_agent, make_rank, frames, layout, file_format, codec
+):
     """Every tensor stands where the layout says, is named by the manifest, and can be read."""
     ids = LAYOUTS[layout].unknown_id
     rank = make_rank(make_agent().address, codec=codec, output=output_of(layout, file_format))
@@ -142,7 +144,7 @@ def test_nested_operators(make_agent, make_rank, frames, layout, file_format, co
     assert rank.status().findings == []
 
 
-def test_names_of_files(make_agent, make_rank, frames):
+def test_file_names_follow_cann(make_agent, make_rank, frames):
     """As CANN gives them: ids nobody knows are 65535, and formats follow the shape."""
     rank = make_rank(make_agent().address, codec="none", output=output_of("cann-op"))
     rank.open()
@@ -152,7 +154,7 @@ def test_names_of_files(make_agent, make_rank, frames):
     assert {f"{inner}.output.0.NCHW.npy", f"{inner}.input.2.ND.npy"} <= names
 
 
-def test_bfloat16_stays_two_bytes(make_agent, make_rank, frames):
+def test_bfloat16_is_stored_in_two_bytes(make_agent, make_rank, frames):
     """In a bin file elements are as the framework held them."""
     rank = make_rank(make_agent().address, output=output_of("cann", "bin"))
     rank.open()
@@ -166,7 +168,7 @@ def test_bfloat16_stays_two_bytes(make_agent, make_rank, frames):
     assert bytes(found.read_payload(found.payloads[0])) == raw.tobytes()
 
 
-def test_each_model_has_its_folder(make_agent, make_rank, frames):
+def test_model_has_its_own_folder(make_agent, make_rank, frames):
     """With a plan that names none, a tensor's kind says its model."""
     rank = make_rank(make_agent().address, output=output_of("cann", net_name=""))
     rank.open()
@@ -177,7 +179,7 @@ def test_each_model_has_its_folder(make_agent, make_rank, frames):
     assert folders == [f"{STARTED}/0/{name}/0" for name in ("Net/3", "Net1/1", "Net2/2")]
 
 
-def test_slot_that_no_header_can_hold(make_agent, make_rank, frames):
+def test_slot_too_high_for_a_header_is_dropped(make_agent, make_rank, frames):
     """A header says something of every slot: one of 10**9 is a counted loss, not an allocation."""
     rank = make_rank(make_agent().address, output=output_of("cann", "bin"))
     rank.open()
@@ -188,7 +190,7 @@ def test_slot_that_no_header_can_hold(make_agent, make_rank, frames):
     assert (status.stored, dict(status.dropped)) == (1, {"slot_too_high": 1})
 
 
-def test_long_names(make_agent, make_rank, frames):
+def test_long_names_are_mapped(make_agent, make_rank, frames):
     """A name over 255 bytes is found in mapping.csv; the joined file has a line of its own."""
     rank = make_rank(make_agent().address, output=output_of("cann", "bin"))
     rank.open()
@@ -203,8 +205,8 @@ def test_long_names(make_agent, make_rank, frames):
     assert [read(rank.root, each.path, each.member).tolist() for each in found] == [[1] * 3] * 2
 
 
-def test_plans_that_contradict_themselves(make_agent, make_rank):
-    """They are refused with what is wrong, before anything is written."""
+def test_contradictory_plans_are_rejected(make_agent, make_rank):
+    """They are rejected with what is wrong, before anything is written."""
     agent = make_agent()
     for number, (output, content, says) in enumerate(
         [
@@ -224,8 +226,8 @@ def test_plans_that_contradict_themselves(make_agent, make_rank):
             rank.open()
 
 
-class TestTables:
-    """Figures in the place of files, or beside them where there was no room."""
+class TestOperatorTables:
+    """Statistics in the place of files, or beside them where there was no space."""
 
     ROW = (np.ones((2, 3), dtype=np.float32), "6,1")
 
@@ -248,7 +250,7 @@ class TestTables:
         return [first, second, third, frames.end(4, 0, 4)]
 
     @pytest.mark.parametrize("layout", ["cann", "cann-op-step"])
-    def test_a_table_of_each_operator(self, make_agent, make_rank, frames, layout):
+    def test_each_operator_has_a_table(self, make_agent, make_rank, frames, layout):
         """Named like the operator's file, with CANN's columns and all of its rows in order."""
         rank = self.rank(make_agent, make_rank, content=CONTENT, output=output_of(layout))
         assert rank.push().send(*self.sent(frames)).finish() is grpc.StatusCode.OK
@@ -263,8 +265,8 @@ class TestTables:
         members = [record.member for record in manifest(rank.root, 0).records]
         assert members == ["input.0", "output.0", "output.0", "output.1"]
 
-    def test_degraded_beside_files(self, make_agent, make_rank, frames):
-        """Where there was no room for elements the operator has a table beside its file."""
+    def test_degraded_tensor_has_a_table_beside_the_file(self, make_agent, make_rank, frames):
+        """Where there was no space for elements the operator has a table beside its file."""
         content = ContentSettings("tensor", ("count", "max"), tables="operator")
         delivery = DeliverySettings(on_full="statistic")
         rank = self.rank(
@@ -286,7 +288,7 @@ class TestTables:
         (row,) = statistic_tables.parse_operator_table(table.read_text(), file="t")
         assert dict(row.values) == {"Count": "6", "Max Value": "1"}
 
-    def test_ids_in_folder_tables(self, make_agent, make_rank, frames):
+    def test_unknown_ids_in_folder_tables_are_65535(self, make_agent, make_rank, frames):
         """In MindSpore's asynchronous tree nobody's ids are 65535 in tables as well."""
         content = ContentSettings("statistic", ("count", "max"))
         output = output_of("mindspore-async")
@@ -296,8 +298,8 @@ class TestTables:
         rows = statistic_tables.parse_statistic_table(table.read_text(), file="t")
         assert [(row.task, row.stream) for row in rows] == [(65535, 65535)] * 4
 
-    def test_killed_agent(self, make_daemon, make_rank, frames):
-        """Each row stands in its operator's table once, whatever was sent again."""
+    def test_killed_agent_writes_each_row_once(self, make_daemon, make_rank, frames):
+        """Each row is in its operator's table once, whatever was sent again."""
         daemon = make_daemon()
         rank = make_rank(daemon.address, content=CONTENT, output=output_of("cann"))
         rank.open()
@@ -317,7 +319,7 @@ class TestTables:
         assert [text.count("\n") for text in tables] == [2] * 40
 
 
-class TestJoining:
+class TestOperatorJoin:
     """The end of an iteration, when something is in its way."""
 
     OUTPUT = output_of("cann", "bin")
@@ -346,8 +348,8 @@ class TestJoining:
             stream.send(*sent[first : first + 7])
         return stream
 
-    def test_full_disk(self, make_agent, make_rank, frames, failing, monkeypatch):
-        """Operators and manifest wait until there is room; nothing stands twice then."""
+    def test_join_waits_for_a_full_disk(self, make_agent, make_rank, frames, failing, monkeypatch):
+        """Operators and manifest wait until there is space; then nothing is stored twice."""
         monkeypatch.setattr(post_commit, "FIRST_RETRY_S", 0.01)
         monkeypatch.setattr(committer, "CHECK_INTERVAL_S", 0.01)
         rank = make_rank(make_agent().address, codec="none", output=self.OUTPUT)
@@ -368,8 +370,8 @@ class TestJoining:
         sizes = sum(path.stat().st_size for path in tensors(rank.root))
         assert sizes == rank.status().iterations[0].bytes_stored
 
-    def test_disk_that_refuses(self, make_agent, make_rank, frames, failing, caplog):
-        """Tensors stay in files of their own, which the manifest names; it is said once."""
+    def test_failed_join_leaves_single_files(self, make_agent, make_rank, frames, failing, caplog):
+        """Tensors stay in files of their own, which the manifest names; it is reported once."""
         rank = make_rank(make_agent().address, codec="none", output=self.OUTPUT)
         rank.open()
         *records, end = nested(frames)
@@ -389,7 +391,7 @@ class TestJoining:
         sizes = sum(path.stat().st_size for path in tensors(rank.root))
         assert sizes == rank.status().iterations[0].bytes_stored
 
-    def test_iteration_that_ends_twice(self, make_agent, make_rank, frames):
+    def test_iteration_that_ends_twice_joins_later_tensors(self, make_agent, make_rank, frames):
         """Its later tensors are joined like the first; those joined already stay so."""
         rank = make_rank(make_agent().address, output=self.OUTPUT)
         rank.open()
@@ -399,7 +401,7 @@ class TestJoining:
         assert len({each.path for each in found.records}) == 4 == len(tensors(rank.root))
         assert found.status.bytes_stored == sum(p.stat().st_size for p in tensors(rank.root))
 
-    def test_tensor_that_comes_when_its_operator_is_joined(self, make_agent, make_rank, frames):
+    def test_late_tensor_gets_its_own_file(self, make_agent, make_rank, frames):
         """It has a file of its own, and the manifest names that when the iteration ends again."""
         rank = make_rank(make_agent().address, output=self.OUTPUT)
         rank.open()
@@ -424,7 +426,7 @@ class TestJoining:
         assert np.array_equal(read(rank.root, found[-1].path, "input.1"), NESTED[0][3])
         assert len(tensors(rank.root)) == 3
 
-    def test_rank_that_dies_in_an_iteration(self, make_agent, make_rank, frames):
+    def test_dead_rank_leaves_single_files(self, make_agent, make_rank, frames):
         """What it sent can be read, each tensor alone."""
         rank = make_rank(make_agent().address, output=self.OUTPUT)
         rank.open()
@@ -436,7 +438,7 @@ class TestJoining:
 
     @pytest.mark.parametrize("moment", ["join", "joined", "remove", "removed"])
     @pytest.mark.parametrize("codec", ["none", "zstd"])
-    def test_agent_that_ends_between_two_steps(
+    def test_interrupted_join_is_repeated_without_loss(
         self, make_agent, make_rank, frames, monkeypatch, moment, codec
     ):
         """Doing it again gives the same: no tensor is gone, and none is there twice."""
@@ -475,7 +477,9 @@ class TestJoining:
         assert sizes == found.status.bytes_stored
 
     @pytest.mark.parametrize(("seed", "codec"), [(0, "none"), (1, "zstd"), (2, "zstd")])
-    def test_killed_at_any_moment(self, make_daemon, make_rank, frames, seed, codec):
+    def test_agent_killed_at_any_moment_stores_each_tensor_once(
+        self, make_daemon, make_rank, frames, seed, codec
+    ):
         """After any number of kills every tensor is in the tree once, and can be read."""
         chance = random.Random(seed)
         daemon = make_daemon()
@@ -503,8 +507,8 @@ class TestJoining:
         assert not list(rank.root.rglob(".*.tmp"))
 
 
-def test_long_joining_holds_nobody_up(make_agent, make_rank, frames, monkeypatch):
-    """Law: all others go on; the rank itself does, too, but its goodbye waits for its manifest."""
+def test_long_join_delays_no_other_rank(make_agent, make_rank, frames, monkeypatch):
+    """Law: all ranks continue, but the session end of this one waits for its manifest."""
     may_end = threading.Event()
     go_on = iteration_end.IterationJoin.join_some
     monkeypatch.setattr(
@@ -537,7 +541,7 @@ def test_long_joining_holds_nobody_up(make_agent, make_rank, frames, monkeypatch
         assert len({record.path for record in found.records}) == 2
 
 
-def test_many_ranks_at_once(make_agent, make_rank, frames):
+def test_ranks_that_end_together_have_their_own_files(make_agent, make_rank, frames):
     """Ranks that end iterations at the same time have each their own files."""
     agent = make_agent()
     ranks = [

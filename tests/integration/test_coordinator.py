@@ -1,4 +1,4 @@
-"""A real coordinator on a Unix socket, spoken to by agents that are only their messages."""
+"""Coordinator on a Unix socket, with simulated agents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.reporting_agent import PATIENCE_S, Job, ReportingAgent
+from support.reporting_agent import PATIENCE_S, ReportedJob, ReportingAgent
 
 from rankdump._core.events import (
     OPEN_END_POSITION,
@@ -35,8 +35,8 @@ from rankdumpd.server.grpc_server import GrpcServer
 from rankdumpd.settings import CoordinatorSettings
 
 
-class Host:
-    """A coordinator behind a server; what it keeps outlives it."""
+class CoordinatorHost:
+    """A coordinator behind a server; its state outlives it."""
 
     def __init__(self, folder: Path, *, ends_with_job: bool = False, **settings: object) -> None:
         self._folder = folder
@@ -76,11 +76,11 @@ class Host:
 
 
 @pytest.fixture
-def make_host(socket_folder) -> Iterator[Callable[..., Host]]:
-    made: list[Host] = []
+def make_host(socket_folder) -> Iterator[Callable[..., CoordinatorHost]]:
+    made: list[CoordinatorHost] = []
 
-    def make(**settings) -> Host:
-        made.append(Host(socket_folder, **settings))
+    def make(**settings) -> CoordinatorHost:
+        made.append(CoordinatorHost(socket_folder, **settings))
         return made[-1]
 
     yield make
@@ -89,7 +89,7 @@ def make_host(socket_folder) -> Iterator[Callable[..., Host]]:
 
 
 @pytest.fixture
-def host(make_host) -> Host:
+def host(make_host) -> CoordinatorHost:
     return make_host()
 
 
@@ -112,7 +112,7 @@ def wait_until(true: Callable[[], object]) -> None:
         threading.Event().wait(0.02)
 
 
-def published(host: Host, job_id: str) -> int:
+def published(host: CoordinatorHost, job_id: str) -> int:
     (merge,) = host.status(job_id).merges
     return merge.published_iterations
 
@@ -126,10 +126,10 @@ def hint(job_id: str, reason: str, *, waiting: bool = False) -> TimeoutHint:
     )  # fmt: skip
 
 
-def test_two_agents_become_one_order(host, tmp_path) -> None:
-    """What is gathered is in the order before it is published; then it stands on disk."""
+def test_reports_of_two_agents_become_one_order(host, tmp_path) -> None:
+    """What is gathered is in the order before it is published; then it is on disk."""
     assert host.coordinator.service_names == ("rankdump.wire.v1.CoordinatorService",)
-    job = Job("job", str(tmp_path), 2, operators=1, collectives=1)
+    job = ReportedJob("job", str(tmp_path), 2, operators=1, collectives=1)
     one, two = host.agent("one"), host.agent("two")
     one.session(job.session(0), job.root)
     one.iteration(job, 0, 4)
@@ -164,9 +164,9 @@ def test_two_agents_become_one_order(host, tmp_path) -> None:
     assert (merge.published_events, merge.pending_events, merge.lag_s) == (4, 0, 0.0)
 
 
-def test_a_greeting_says_where_to_go_on(host, tmp_path) -> None:
+def test_stream_answer_names_stored_and_published_numbers(host, tmp_path) -> None:
     """States are safe once they are committed; events not before their iteration is published."""
-    job = Job("job", str(tmp_path), 2)
+    job = ReportedJob("job", str(tmp_path), 2)
     agent = host.agent("one")
     agent.session(job.session(0), job.root)
     agent.iteration(job, 0, 0)
@@ -182,12 +182,12 @@ def test_a_greeting_says_where_to_go_on(host, tmp_path) -> None:
     again.close()
 
 
-def test_times_and_clock_are_the_coordinators(host, tmp_path) -> None:
+def test_times_are_converted_to_the_coordinators_clock(host, tmp_path) -> None:
     """An agent that is behind by a second has its events a second later."""
     before_us = time.time_ns() // 1000
     clock = host.stub.Clock(pb.ClockRequest(), timeout=PATIENCE_S)
     assert before_us <= clock.received_us <= clock.sent_us <= time.time_ns() // 1000
-    job = Job("job", str(tmp_path), 1, operators=1, collectives=0)
+    job = ReportedJob("job", str(tmp_path), 1, operators=1, collectives=0)
     agent = host.agent("one")
     agent.events(job, 0, job.events(0, 0))
     ahead = pb.ClockEstimate(offset_us=1_000_000, error_us=10, steps=1, known=True)
@@ -200,9 +200,9 @@ def test_times_and_clock_are_the_coordinators(host, tmp_path) -> None:
     agent.close()
 
 
-def test_a_hostile_stream_ends_alone(host, tmp_path) -> None:
+def test_hostile_stream_ends_alone(host, tmp_path) -> None:
     """INVALID_ARGUMENT with the fault for one agent; the other does not notice."""
-    job = Job("job", str(tmp_path), 2)
+    job = ReportedJob("job", str(tmp_path), 2)
     good, bad = host.agent("good"), host.agent("bad")
     good.session(job.session(0), job.root)
     good.send()
@@ -222,7 +222,7 @@ def test_a_hostile_stream_ends_alone(host, tmp_path) -> None:
     good.close()
 
 
-def test_jobs_are_apart_and_an_unknown_one_is_refused(host, tmp_path) -> None:
+def test_jobs_are_separate_and_unknown_ones_rejected(host, tmp_path) -> None:
     """Two jobs at once; the order asked for without a job is that of the job heard last."""
     calls = (
         lambda job: host.order(job_id=job),
@@ -233,7 +233,7 @@ def test_jobs_are_apart_and_an_unknown_one_is_refused(host, tmp_path) -> None:
         host.order()
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     agent = host.agent("one")
-    jobs = [Job(name, str(tmp_path / name), 1) for name in "ab"]
+    jobs = [ReportedJob(name, str(tmp_path / name), 1) for name in "ab"]
     for iteration in range(3):
         for job in jobs:
             agent.session(job.session(0), job.root)
@@ -256,9 +256,9 @@ def test_jobs_are_apart_and_an_unknown_one_is_refused(host, tmp_path) -> None:
     agent.close()
 
 
-def test_a_long_order_comes_in_pages_and_one_graph_can_be_chosen(host, tmp_path) -> None:
+def test_order_is_paged_and_selected_by_graph(host, tmp_path) -> None:
     """Positions run on over pages; another graph's entries are left out when asked."""
-    job = Job("job", str(tmp_path), 2, operators=2500)
+    job = ReportedJob("job", str(tmp_path), 2, operators=2500)
     agent = host.agent("one")
     agent.events(job, 0, job.events(0, 0))
     agent.send()
@@ -270,9 +270,9 @@ def test_a_long_order_comes_in_pages_and_one_graph_can_be_chosen(host, tmp_path)
     agent.close()
 
 
-def test_findings_of_what_still_runs_are_provisional(host, tmp_path) -> None:
+def test_findings_of_running_iterations_are_provisional(host, tmp_path) -> None:
     """Asked for alone they come without entries; nothing of them is kept."""
-    job = Job("job", str(tmp_path), 2)
+    job = ReportedJob("job", str(tmp_path), 2)
     agent = host.agent("one")
     agent.session(job.session(0), job.root)
     agent.events(job, 0, job.events(0, 0))
@@ -286,10 +286,10 @@ def test_findings_of_what_still_runs_are_provisional(host, tmp_path) -> None:
     agent.close()
 
 
-def test_after_the_deadline_an_iteration_is_published_as_partial(make_host, tmp_path) -> None:
+def test_overdue_iteration_is_published_as_partial(make_host, tmp_path) -> None:
     """Who misses is named; what comes then is counted as late and published no more."""
     host = make_host(deadline_s=0.5)
-    job = Job("job", str(tmp_path), 2)
+    job = ReportedJob("job", str(tmp_path), 2)
     agent = host.agent("one")
     for rank in (0, 1):
         agent.session(job.session(rank), job.root)
@@ -307,9 +307,9 @@ def test_after_the_deadline_an_iteration_is_published_as_partial(make_host, tmp_
     agent.close()
 
 
-def test_drain_leaves_what_is_not_complete_to_the_next_process(make_host, tmp_path) -> None:
+def test_drain_leaves_incomplete_iterations_to_the_next_process(make_host, tmp_path) -> None:
     """Unless the job ends with this one: then half an iteration is better than none."""
-    job = Job("job", str(tmp_path), 2)
+    job = ReportedJob("job", str(tmp_path), 2)
     host = make_host()
     agent = host.agent("one")
     for rank in (0, 1):
@@ -329,10 +329,10 @@ def test_drain_leaves_what_is_not_complete_to_the_next_process(make_host, tmp_pa
     agent.close()
 
 
-def test_what_cannot_be_published_is_counted_and_said(host, tmp_path) -> None:
+def test_unpublishable_iteration_is_counted_and_reported(host, tmp_path) -> None:
     """A tree that cannot be written costs its own job only."""
     (tmp_path / "file").write_text("")
-    bad, good = (Job(name, str(tmp_path / name), 1) for name in ("file", "fine"))
+    bad, good = (ReportedJob(name, str(tmp_path / name), 1) for name in ("file", "fine"))
     agent = host.agent("one")
     for job in (bad, good):
         agent.session(job.session(0), job.root)
@@ -347,9 +347,7 @@ def test_what_cannot_be_published_is_counted_and_said(host, tmp_path) -> None:
     agent.close()
 
 
-def test_an_iteration_that_breaks_the_merge_does_not_take_others_along(
-    host, tmp_path, monkeypatch
-) -> None:
+def test_merge_failure_loses_only_its_iteration(host, tmp_path, monkeypatch) -> None:
     """A fault in the merge itself loses one iteration, counted and said; the next one is fine."""
     real = publication.merge_iteration
 
@@ -359,7 +357,7 @@ def test_an_iteration_that_breaks_the_merge_does_not_take_others_along(
         return real(view)
 
     monkeypatch.setattr(publication, "merge_iteration", broken_for_one)
-    job = Job("job", str(tmp_path), 1)
+    job = ReportedJob("job", str(tmp_path), 1)
     agent = host.agent("one")
     agent.session(job.session(0), job.root)
     for iteration in (1, 2):
@@ -373,9 +371,9 @@ def test_an_iteration_that_breaks_the_merge_does_not_take_others_along(
     agent.close()
 
 
-def test_hints_are_answered_said_and_remembered(make_host, tmp_path, monkeypatch) -> None:
+def test_hints_are_returned_logged_and_stored(make_host, tmp_path, monkeypatch) -> None:
     """Of what is published and of who waits now; warnings come with every answer."""
-    job = Job("job", str(tmp_path), 2)
+    job = ReportedJob("job", str(tmp_path), 2)
     settled = hint("job", "rank 1 was late")
     live = hint("job", "rank 1 is awaited", waiting=True)
     monkeypatch.setattr(publication, "build_hints", lambda state, facts: (settled,))
@@ -411,9 +409,9 @@ def test_hints_are_answered_said_and_remembered(make_host, tmp_path, monkeypatch
     assert again.status("job").hints == (settled,)
 
 
-def test_a_state_that_is_full_acknowledges_nothing_until_it_is_not(host, tmp_path) -> None:
-    """It is said in status, tried again, and nothing is lost meanwhile."""
-    job = Job("job", str(tmp_path), 1)
+def test_full_state_disk_acknowledges_nothing(host, tmp_path) -> None:
+    """It is reported in status, tried again, and nothing is lost meanwhile."""
+    job = ReportedJob("job", str(tmp_path), 1)
     agent = host.agent("one")
     agent.session(job.session(0), job.root)
     agent.send()
@@ -436,11 +434,11 @@ def test_a_state_that_is_full_acknowledges_nothing_until_it_is_not(host, tmp_pat
     agent.close()
 
 
-def test_old_jobs_are_let_go_and_their_trees_stay(make_host, tmp_path) -> None:
+def test_old_jobs_are_removed_and_their_trees_kept(make_host, tmp_path) -> None:
     """By age all that are over, by size the oldest; a job that runs stays."""
     host = make_host()
     agent = host.agent("one")
-    jobs = [Job(name, str(tmp_path / name), 1) for name in ("first", "second", "runs")]
+    jobs = [ReportedJob(name, str(tmp_path / name), 1) for name in ("first", "second", "runs")]
     for job in jobs:
         agent.session(job.session(0, notes=MANY_NOTES), job.root)
         agent.iteration(job, 0, 0)
@@ -465,10 +463,10 @@ def test_old_jobs_are_let_go_and_their_trees_stay(make_host, tmp_path) -> None:
     assert [merge.job_id for merge in make_host().status().merges] == ["runs"]
 
 
-def test_128_agents_with_open_streams(host, tmp_path) -> None:
+def test_128_open_streams_become_one_order(host, tmp_path) -> None:
     """All streams at once, answered in turns, and one order in the end; status keeps its size."""
     agents, iterations = 128, 2
-    job = Job("job", str(tmp_path), agents, operators=3, collectives=1)
+    job = ReportedJob("job", str(tmp_path), agents, operators=3, collectives=1)
 
     def work(rank: int) -> ReportingAgent:
         with grpc.insecure_channel(host.address, [("grpc.use_local_subchannel_pool", 1)]) as own:
@@ -500,11 +498,11 @@ def test_128_agents_with_open_streams(host, tmp_path) -> None:
     assert host.order()[1] == []
 
 
-def test_a_status_stays_within_a_message(host, tmp_path) -> None:
+def test_status_stays_within_the_message_limit(host, tmp_path) -> None:
     """1,024 ranks with many iterations: the newest balances, and how many older there are."""
     world, iterations = 1024, 24
     agent = host.agent("one")
-    job = Job("job", str(tmp_path), world)
+    job = ReportedJob("job", str(tmp_path), world)
     for rank in range(world):
         agent.session(job.session(rank), job.root)
     for iteration in range(iterations):
@@ -521,7 +519,7 @@ def test_a_status_stays_within_a_message(host, tmp_path) -> None:
     agent.close()
 
 
-def test_a_coordinator_that_never_started_can_be_drained_and_stopped(tmp_path) -> None:
+def test_coordinator_that_never_started_can_be_stopped(tmp_path) -> None:
     """stop is safe without start, and twice; two cannot have one state."""
     settings = dataclasses.replace(CoordinatorSettings(), state_dir=str(tmp_path))
     coordinator = JobCoordinator(settings)
@@ -535,15 +533,13 @@ def test_a_coordinator_that_never_started_can_be_drained_and_stopped(tmp_path) -
     other.stop()
 
 
-def test_hints_that_fail_do_not_keep_orders_from_being_published(
-    make_host, tmp_path, monkeypatch
-) -> None:
+def test_failing_hints_do_not_prevent_publication(make_host, tmp_path, monkeypatch) -> None:
     """Neither when an iteration is observed, nor when they are shown, nor at the next start."""
 
     def broken(*_args: object) -> None:
         raise IndexError("a bug")
 
-    job = Job("job", str(tmp_path), 1)
+    job = ReportedJob("job", str(tmp_path), 1)
     host = make_host()
     agent = host.agent("one")
     agent.session(job.session(0), job.root)

@@ -1,4 +1,4 @@
-"""A real `rankdumpd coordinator` that is killed in the middle of a job, and what it still knows."""
+"""`rankdumpd coordinator` as a process that is killed in the middle of a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.reporting_agent import PATIENCE_S, Job, ReportingAgent
+from support.reporting_agent import PATIENCE_S, ReportedJob, ReportingAgent
 
 from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER
 from rankdump._core.status import SessionState, StatusView
@@ -30,7 +30,7 @@ WORLD = AGENTS * RANKS
 ITERATIONS = 12
 
 
-class Process:
+class CoordinatorProcess:
     """A coordinator process that can be killed and started again on the same state."""
 
     def __init__(self, folder: Path) -> None:
@@ -70,11 +70,11 @@ class Process:
 
 
 @pytest.fixture
-def process(socket_folder: Path) -> Iterator[Callable[[str], Process]]:
+def process(socket_folder: Path) -> Iterator[Callable[[str], CoordinatorProcess]]:
     with contextlib.ExitStack() as stack:
 
-        def make(name: str) -> Process:
-            made = Process(socket_folder / name)
+        def make(name: str) -> CoordinatorProcess:
+            made = CoordinatorProcess(socket_folder / name)
             stack.callback(made.close)
             return made
 
@@ -86,7 +86,9 @@ def wait_until(true: Callable[[], object]) -> None:
         threading.Event().wait(0.02)
 
 
-def run(process: Process, job: Job, kills: dict[tuple[int, int], int]) -> list[ReportingAgent]:
+def run(
+    process: CoordinatorProcess, job: ReportedJob, kills: dict[tuple[int, int], int]
+) -> list[ReportingAgent]:
     """Run a job; after (iteration, agent) has reported, kill the coordinator so many times."""
     agents = [ReportingAgent(f"agent{number}", f"host{number}") for number in range(AGENTS)]
     for agent in agents:
@@ -120,20 +122,18 @@ def files(root: str) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
-def order(process: Process, job_id: str) -> list[tuple[int, int]]:
+def order(process: CoordinatorProcess, job_id: str) -> list[tuple[int, int]]:
     pages = process.stub.Order(pb.OrderRequest(job_id=job_id), timeout=PATIENCE_S)
     entries = (entry_from_wire(entry) for page in pages for entry in page.entries)
     return [(entry.position, entry.iteration) for entry in entries]
 
 
-def test_killed_again_and_again_it_publishes_what_an_undisturbed_one_does(
-    process, tmp_path
-) -> None:
+def test_repeatedly_killed_coordinator_publishes_the_same_order(process, tmp_path) -> None:
     """Killed with part of an iteration taken, right after it was complete, and twice in a row."""
-    calm = Job("job", str(tmp_path / "calm"), WORLD)
+    calm = ReportedJob("job", str(tmp_path / "calm"), WORLD)
     run(process("calm"), calm, {})
     kills = {(0, 1): 1, (2, AGENTS - 1): 1, (3, 0): 1, (6, 2): 2, (11, AGENTS - 1): 1}
-    torn = Job("job", str(tmp_path / "torn"), WORLD)
+    torn = ReportedJob("job", str(tmp_path / "torn"), WORLD)
     disturbed = process("torn")
     agents = run(disturbed, torn, kills)
     assert files(torn.root) == files(calm.root)
@@ -149,9 +149,9 @@ def test_killed_again_and_again_it_publishes_what_an_undisturbed_one_does(
         agent.close()
 
 
-def test_a_restart_forgets_nothing_and_acknowledges_what_it_did(process, tmp_path) -> None:
+def test_restart_keeps_status_order_and_numbers(process, tmp_path) -> None:
     """Status, order and numbers are those of before, and a finished job stays readable."""
-    job = Job("job", str(tmp_path), WORLD)
+    job = ReportedJob("job", str(tmp_path), WORLD)
     coordinator = process("c")
     agents = run(coordinator, job, {})
     before, entries, written = coordinator.status(), order(coordinator, "job"), files(job.root)
@@ -170,9 +170,9 @@ def test_a_restart_forgets_nothing_and_acknowledges_what_it_did(process, tmp_pat
     assert files(job.root) == written
 
 
-def test_a_stop_leaves_a_running_iteration_to_the_next_process(process, tmp_path) -> None:
+def test_stop_leaves_a_running_iteration_to_the_next_process(process, tmp_path) -> None:
     """SIGTERM in the middle of a job publishes nothing that is not complete."""
-    job = Job("job", str(tmp_path), 2)
+    job = ReportedJob("job", str(tmp_path), 2)
     coordinator = process("c")
     one, two = ReportingAgent("one"), ReportingAgent("two")
     for rank, agent in enumerate((one, two)):
@@ -194,8 +194,8 @@ def test_a_stop_leaves_a_running_iteration_to_the_next_process(process, tmp_path
     assert coordinator.status().order_findings == ()
 
 
-def test_two_coordinators_do_not_share_a_state(process, socket_folder) -> None:
-    """The second one says so in one line and ends."""
+def test_second_coordinator_on_one_state_is_rejected(process, socket_folder) -> None:
+    """The second one reports it in one line and ends."""
     process("c")
     environ = {
         **os.environ,

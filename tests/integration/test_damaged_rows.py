@@ -1,4 +1,4 @@
-"""A row of the ledger that a disk damaged costs its session, and keeps nobody else out."""
+"""Damaged rows of the ledger: only their session is rejected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from support.slab_rooms import wait_until
+from support.slab_agents import wait_until
 
 from rankdump._core.events import EventColumns, EventKind, RankEvent
 from rankdump._core.manifest import Manifest
@@ -80,7 +80,7 @@ def damage(folder: Path, table: str, change: str) -> None:
 
 
 def goes_on(rank, frames) -> None:
-    """Be a rank that comes back, ends its iteration and says goodbye."""
+    """Run a rank that comes back, ends its iteration and its session."""
     assert rank.open().acknowledged_sequence == 2
     stream = rank.push().send(frames.end(3, 0, 1), frames.goodbye(4))
     stream.wait_acknowledged(4)
@@ -91,8 +91,10 @@ def goes_on(rank, frames) -> None:
 
 
 @pytest.mark.parametrize("what", DAMAGES)
-def test_one_session_is_lost_and_no_other(left, frames, make_rank, short_dir, caplog, what: str):
-    """Law: the agent starts, says once whom it refuses and why, and serves everybody else."""
+def test_damaged_row_rejects_only_its_session(
+    left, frames, make_rank, short_dir, caplog, what: str
+):
+    """Law: the agent starts, says once whom it rejects and why, and serves everybody else."""
     agent, (bad, good) = left
     damage(short_dir, *DAMAGES[what])
     with caplog.at_level(logging.ERROR):
@@ -114,7 +116,7 @@ def test_one_session_is_lost_and_no_other(left, frames, make_rank, short_dir, ca
     stream.cut()
 
 
-def test_what_is_only_odd_costs_nothing(left, frames, short_dir):
+def test_undecodable_host_name_is_shown_as_it_is(left, frames, short_dir):
     """A host that cannot be spelt any more is shown as it is."""
     agent, (bad, good) = left
     damage(short_dir, "sessions", "request = CAST(replace(request, 'here', x'ff') AS TEXT)")
@@ -131,7 +133,7 @@ def test_what_is_only_odd_costs_nothing(left, frames, short_dir):
         (RankSession, "restore", OSError(errno.EIO, "a tree that does not answer")),
     ],
 )
-def test_a_disk_that_fails_for_a_moment_refuses_nobody(
+def test_transient_read_error_rejects_no_session(
     left, frames, monkeypatch, whose: type, name: str, error: Exception
 ):
     """What could not be read when the agent began is read when its rank comes back."""

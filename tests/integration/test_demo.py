@@ -1,4 +1,4 @@
-"""The demonstration and its promise: a real two-rank DDP job, dumped byte for byte."""
+"""The demonstration: a two-rank DDP job, dumped byte for byte."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def collected(tmp_path_factory):
     return folder / "tree", seen, done.stderr
 
 
-def test_files_hold_what_the_ranks_computed(collected):
+def test_files_equal_the_tensors_of_the_ranks(collected):
     """Every tensor that independent hooks saw lies in the tree, bit for bit, and no other."""
     tree, seen, _ = collected
     found: dict[int, Counter] = {0: Counter(), 1: Counter()}
@@ -77,7 +77,7 @@ def test_files_hold_what_the_ranks_computed(collected):
     assert sum(found[0].values()) > 100
 
 
-def test_the_zstd_command_gives_plain_npy_files(collected, tmp_path):
+def test_zstd_command_unpacks_to_npy_files(collected, tmp_path):
     """Law: no tool of ours is needed to read a tree."""
     tree, _, _ = collected
     command = shutil.which("zstd")
@@ -94,7 +94,7 @@ def test_the_zstd_command_gives_plain_npy_files(collected, tmp_path):
         np.testing.assert_array_equal(np.load(plain), load(entry))
 
 
-def test_everything_is_accounted_for(collected):
+def test_all_iterations_are_complete_without_drops(collected):
     """Both ranks finished all iterations and nothing was lost on the way."""
     view = status(collected[0])
     assert [(i.rank, i.iteration) for i in view.iterations] == [
@@ -105,7 +105,7 @@ def test_everything_is_accounted_for(collected):
     assert "dropped:" not in collected[2]
 
 
-def test_the_order_joins_both_ranks(collected):
+def test_order_merges_both_ranks(collected):
     """Each all-reduce and barrier is one line with both ranks, and nothing is odd."""
     order = read_order(collected[0])
     assert order.findings == ()
@@ -130,7 +130,7 @@ TUTORIAL = [0, *range(5, 9), *range(100, 121)]
 """The iterations that `0|5-8|100-120` means, both ends of a range included."""
 
 
-def test_the_example_trains_alike_with_and_without(tmp_path, socket_folder):
+def test_example_trains_identically_without_dump(tmp_path, socket_folder):
     """The example runs without rankdump, and being dumped changes none of its losses."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     alone = finished(torchrun(EXAMPLE), environ)
@@ -148,7 +148,7 @@ def test_the_example_trains_alike_with_and_without(tmp_path, socket_folder):
         assert len(rows) == len(list(folder.glob("*.npy*"))) > 0
 
 
-def test_the_tutorials_settings_select_26_iterations_of_the_listed_devices(tmp_path, socket_folder):
+def test_tutorial_settings_select_26_iterations_of_listed_devices(tmp_path, socket_folder):
     """Of ranks on devices 0, 7 and 8, `support_device` [0..7] dumps the first two."""
     job = f"{sys.executable} {JOBS / 'many_steps.py'}"
     ranks = " && ".join(f"RANK={r} LOCAL_RANK={d} {job}" for r, d in enumerate((0, 7, 8)))

@@ -1,4 +1,4 @@
-"""The files of deploy/ that no package test runs: Slurm's scripts and Kubernetes' objects."""
+"""Files of deploy/ that no package test runs: scripts for Slurm and manifests for Kubernetes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPTS = sorted((DEPLOY / "slurm").glob("*.sh"))
 
 
 def run(name: str, place: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of Slurm's as one of its hosts would, with the commands of a test in front."""
+    """Run a script of Slurm as on its hosts, with the test's commands first on the path."""
     bin_dir = place / "bin"
     bin_dir.mkdir(exist_ok=True)
     commands = {"rankdump": f'exec {sys.executable} -m rankdump "$@"', "systemctl": "exit 1"}
@@ -45,7 +45,7 @@ def run(name: str, place: Path, **environ: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_package_and_project_state_the_same_terms():
+def test_package_and_project_have_the_same_licence():
     project = (DEPLOY.parent / "pyproject.toml").read_text()
     (terms,) = re.findall(r'^license = "(.*)"$', project, re.MULTILINE)
     (authors,) = re.findall(r'^authors = \[\{ name = "(.*)" \}\]$', project, re.MULTILINE)
@@ -57,7 +57,7 @@ def test_package_and_project_state_the_same_terms():
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_a_script_of_slurm_never_fails(script: Path, short_dir: Path):
+def test_slurm_scripts_never_fail(script: Path, short_dir: Path):
     """Without Slurm's variables, without an agent, without a folder: status 0."""
     assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
     for environ in ({}, {"SLURM_JOB_ID": "../7"}, {"SLURM_JOB_ID": "7"}):
@@ -66,7 +66,7 @@ def test_a_script_of_slurm_never_fails(script: Path, short_dir: Path):
     assert not (short_dir.parent / "7").exists()
 
 
-def test_a_task_with_a_plan_is_told_where_the_agent_is(short_dir: Path):
+def test_task_prolog_sets_the_agent_of_a_task_with_a_plan(short_dir: Path):
     assert run("task-prolog.sh", short_dir, SLURM_JOB_ID="7").stdout == ""
     told = run("task-prolog.sh", short_dir, SLURM_JOB_ID="7", RANKDUMP_CONFIG="dump.json").stdout
     assert told.splitlines() == [
@@ -87,7 +87,9 @@ def test_a_task_with_a_plan_is_told_where_the_agent_is(short_dir: Path):
         ("", "", []),
     ],
 )
-def test_a_step_is_told_the_id_of_its_job(short_dir: Path, step: str, named: str, told: list[str]):
+def test_task_prolog_sets_the_job_id_of_a_step(
+    short_dir: Path, step: str, named: str, told: list[str]
+):
     """The one that ranks would give it without the prolog."""
     environ = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": step, "RANKDUMP_JOB_ID": named}
     own = {"RANKDUMP_CONFIG": "x", "RANKDUMP_AGENT": "unix:/a", "RANKDUMP_OUTPUT": "/b"}
@@ -99,8 +101,8 @@ def test_a_step_is_told_the_id_of_its_job(short_dir: Path, step: str, named: str
         assert told == [f"export RANKDUMP_JOB_ID={derived}"]
 
 
-def test_the_epilog_waits_for_its_own_job_and_no_other(make_agent, short_dir: Path):
-    """Job 9 goes on beside it, on the same agent, and is not waited for; job 7 is."""
+def test_epilog_waits_only_for_its_own_job(make_agent, short_dir: Path):
+    """Job 9 continues beside it, on the same agent, and is not waited for; job 7 is."""
     agent = make_agent()
     socket = agent.address.removeprefix("unix:")
     own = {"RANKDUMP_SOCKET": socket, "RANKDUMP_PATIENCE_S": "600"}
@@ -117,13 +119,13 @@ def test_the_epilog_waits_for_its_own_job_and_no_other(make_agent, short_dir: Pa
             dump(session, tensors(0, 0, 5))
             hurried = own | {"RANKDUMP_PATIENCE_S": "0"}
             said = run("epilog.sh", short_dir, SLURM_JOB_ID="7", **hurried).stderr
-            assert f"of 1 ranks something is still to be written to {places['7'].tree}" in said
+            assert f"tensors of 1 ranks are not yet written to {places['7'].tree}" in said
         # It would not end within the patience of a test if it waited for job 9.
         said = run("epilog.sh", short_dir, SLURM_JOB_ID="7", **own).stderr
-        assert "still to be written" not in said
+        assert "not yet written" not in said
 
 
-def test_a_job_of_slurm_from_prolog_to_epilog(make_agent, short_dir: Path):
+def test_slurm_scripts_serve_a_job_from_prolog_to_epilog(make_agent, short_dir: Path):
     """Its folder is there before it, its dump after it; an empty folder goes."""
     agent = make_agent()
     socket = agent.address.removeprefix("unix:")
@@ -164,7 +166,7 @@ def mounts(container: dict[str, Any], pod: dict[str, Any]) -> dict[str, str]:
     return {m["mountPath"]: volumes[m["name"]] for m in container["volumeMounts"]}
 
 
-def test_containers_share_what_ranks_and_agent_need(tmp_path: Path):
+def test_containers_share_socket_and_shared_memory(tmp_path: Path):
     """Socket and shared memory stand at the same path in both, and on the host."""
     agent = settings_of("daemonset.yaml", tmp_path).agent
     pod = pod_of("daemonset.yaml", "DaemonSet")
@@ -196,7 +198,7 @@ def settings_of(name: str, folder: Path) -> DaemonSettings:
 
 
 @pytest.mark.parametrize(("name", "kind"), PODS)
-def test_a_pod_has_its_certificates_and_its_ports(name: str, kind: str, tmp_path: Path):
+def test_pods_have_their_certificates_and_ports(name: str, kind: str, tmp_path: Path):
     """As its settings say; the keys of the secret are those of the command that makes it."""
     settings, pod = settings_of(name, tmp_path), pod_of(name, kind)
     (container,) = pod["containers"]
@@ -219,7 +221,7 @@ def test_a_pod_has_its_certificates_and_its_ports(name: str, kind: str, tmp_path
     }
 
 
-def test_agents_report_to_the_service_of_the_coordinator(tmp_path: Path):
+def test_agents_report_to_the_coordinators_service(tmp_path: Path):
     """Under a name that its certificate is for; the coordinator writes where the agents do."""
     service = objects("coordinator.yaml")["Service"]
     host = "{name}.{namespace}.svc".format(**service["metadata"])
@@ -239,8 +241,8 @@ def test_agents_report_to_the_service_of_the_coordinator(tmp_path: Path):
     assert agent.agent.roots in {m["mountPath"] for m in container["volumeMounts"]}
 
 
-def test_the_namespace_lets_agents_in_and_says_who_goes_first():
-    """hostPath is for `privileged` namespaces alone; the class stands before it is used."""
+def test_namespace_allows_agents_and_has_the_priority_class():
+    """hostPath is for `privileged` namespaces alone; the class is before it is used."""
     around = objects("namespace.yaml")
     labels = around["Namespace"]["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "privileged"
@@ -251,7 +253,7 @@ def test_the_namespace_lets_agents_in_and_says_who_goes_first():
         assert objects(name)[kind]["metadata"]["namespace"] == "rankdump"
 
 
-def test_monitors_find_the_pods_and_the_names_of_their_certificates():
+def test_pod_monitors_match_pods_and_certificates():
     for monitor in all_objects("podmonitor.yaml"):
         assert (monitor["apiVersion"], monitor["kind"]) == (
             "monitoring.coreos.com/v1",
@@ -272,7 +274,7 @@ def test_monitors_find_the_pods_and_the_names_of_their_certificates():
 
 
 @pytest.mark.parametrize(("name", "kind"), PODS)
-def test_a_container_may_do_little(name: str, kind: str):
+def test_containers_have_few_privileges(name: str, kind: str):
     pod = pod_of(name, kind)
     (container,) = pod["containers"]
     allowed = pod["securityContext"] | container["securityContext"]

@@ -1,4 +1,4 @@
-"""Two runs of a real two-rank job compared: the report names where they part.
+"""Comparison of two runs of a two-rank job: the report names where they begin to differ.
 
 Law: of a network and the same one with one layer's weight disturbed by 0.001, that layer comes
 first on both ranks; a NaN put in on one rank is named with rank, iteration and line.
@@ -71,7 +71,7 @@ def line_of(text: str) -> int:
     return next(n for n, line in enumerate(JOB.read_text().splitlines(), 1) if text in line)
 
 
-def test_a_disturbed_weight_is_found_where_it_is(disturbed):
+def test_diff_finds_the_disturbed_layer(disturbed):
     (origin,) = disturbed.origins
     (suspect,) = origin.suspects
     assert origin.certain
@@ -82,12 +82,12 @@ def test_a_disturbed_weight_is_found_where_it_is(disturbed):
     assert suspect.source[-1].line == line_of("self.spoiler(self.wide(rows))")
 
 
-def test_it_is_named_on_both_ranks(disturbed):
+def test_diff_names_the_layer_on_both_ranks(disturbed):
     found = [(o.certain, o.suspects[0].rank, o.suspects[0].name_a) for o in disturbed.rank_origins]
     assert found == [(True, 0, LAYER), (True, 1, LAYER)]
 
 
-def test_everything_before_it_agrees_and_everything_has_a_partner(disturbed):
+def test_calls_before_the_origin_agree_and_all_are_paired(disturbed):
     assert disturbed.notes == ()
     assert {row.rule for row in disturbed.rows} == {"exact"}
     at = disturbed.origins[0].suspects[0].position
@@ -97,7 +97,7 @@ def test_everything_before_it_agrees_and_everything_has_a_partner(disturbed):
     assert all(row.outcome.verdict.agrees for row in before if row.op_type not in outer)
 
 
-def test_a_nan_on_one_rank_is_named_with_rank_iteration_and_line(spoilt):
+def test_diff_names_rank_iteration_and_line_of_a_nan(spoilt):
     (origin,) = of_kind(spoilt.origins, "nonfinite")
     (suspect,) = origin.suspects
     assert (origin.side, origin.certain) == ("b", True)
@@ -108,7 +108,7 @@ def test_a_nan_on_one_rank_is_named_with_rank_iteration_and_line(spoilt):
     assert (difference.certain, difference.suspects[0].rank) == (True, 1)
 
 
-def test_the_other_rank_knows_who_sent_it(spoilt):
+def test_diff_finds_the_nan_received_by_the_other_rank(spoilt):
     """Rank 0 sees the NaN in the gradients that the all-reduce gave it."""
     other = [o.suspects[0] for o in spoilt.rank_origins if o.suspects[0].rank == 0]
     assert other
@@ -116,13 +116,13 @@ def test_the_other_rank_knows_who_sent_it(spoilt):
     assert all("it was received from rank 1" in suspect.reason for suspect in other)
 
 
-def test_an_iteration_without_it_agrees(folder, plain, spoilt):
+def test_iteration_without_the_nan_agrees(folder, plain, spoilt):
     report = rankdump.compare(plain, spoilt.b, iteration=0)
     assert report.agrees
     assert {row.outcome.verdict for row in report.rows} == {TensorVerdict.EQUAL}
 
 
-def test_ranks_have_other_data(plain):
+def test_two_ranks_differ_first_in_their_data(plain):
     """Two ranks of one run part where their data come in, and in nothing that was dumped."""
     report = rankdump.compare(plain, plain, rank_a=0, rank_b=1, iteration=0)
     (origin,) = report.origins
@@ -135,7 +135,7 @@ def apis(folder) -> Path:
     return folder / "apis"
 
 
-def test_calls_of_the_api_lead_to_the_disturbed_layer_as_well(apis):
+def test_diff_of_api_dumps_finds_the_disturbed_layer(apis):
     report = rankdump.compare(apis / "plain", apis / "disturbed")
     (origin,) = report.origins
     (suspect,) = origin.suspects
@@ -145,8 +145,8 @@ def test_calls_of_the_api_lead_to_the_disturbed_layer_as_well(apis):
     assert [o.suspects[0].name_a for o in report.rank_origins] == [suspect.name_a] * 2
 
 
-def test_a_call_of_one_version_alone_does_not_shift_the_others(apis):
-    """On rank 1, in the second step, `where` stands in the place of a product."""
+def test_inserted_call_does_not_shift_the_pairing(apis):
+    """On rank 1, in the second step, `where` is in the place of a product."""
     report = rankdump.compare(apis / "plain", apis / "nan")
     alone = {row.op_type for row in report.rows if not row.rule}
     assert alone == {"Tensor___mul__", "Torch_where"}

@@ -1,4 +1,4 @@
-"""Every command of the documents does what it says, as it stands there.
+"""Commands of the documents, run as written, with the documented output.
 
 Where a command starts a training script it is run under `rankdump run` and plain, and both dump the
 same. `docs/mindspore.md` needs MindSpore: tests/mindspore/test_docs.py runs it.
@@ -20,7 +20,7 @@ from typing import cast
 import distributed
 import pytest
 from support import documented_material as material
-from support.documented import PAGES, ROOT, Page, blocks, commands, unlabelled
+from support.documented import PAGES, ROOT, DocumentPage, blocks, commands, unlabelled
 from support.native_tree import write_tree
 
 import rankdump
@@ -28,7 +28,7 @@ import rankdump
 pytestmark = pytest.mark.slow
 
 RUN = "rankdump run --config data_dump.json --"
-PACKAGE = "tests/deploy/test_package.py::test_from_the_first_start_to_the_stop"
+PACKAGE = "tests/deploy/test_package.py::test_package_runs_from_first_start_to_stop"
 NEEDS_SYSTEMD = (
     "sudo apt-get install -y debhelper python3-pip python3-venv",
     "sudo apt-get install -y ./build/deb/rankdump_*.deb",
@@ -44,8 +44,8 @@ NEEDS_SYSTEMD = (
 
 
 @dataclass
-class Trained:
-    """Trees of the README's script: as `rankdump run` leaves it, and with other weights."""
+class TrainedTrees:
+    """Trees of the README's script under `rankdump run`, and with other weights."""
 
     tree: Path
     other: Path
@@ -71,10 +71,10 @@ def environ(temp: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) -> Trained:
-    """Run the command of the README as it stands there, then without `rankdump run`."""
+def trained(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) -> TrainedTrees:
+    """Run the command of the README as written, then without `rankdump run`."""
     folder = tmp_path_factory.mktemp("trained")
-    page = Page(ROOT / "README.md", folder, environ)
+    page = DocumentPage(ROOT / "README.md", folder, environ)
     write_job(page)
     command = f"{RUN} torchrun --nproc-per-node 2 train.py"
     page.run(command, says=r"all +18/18")
@@ -85,17 +85,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) -
     page.environ |= {"SEED": "1"}
     (folder / "data").rename(folder / "plain")
     plain(page, command)
-    return Trained(folder / "under_run/dump", folder / "data/dump")
+    return TrainedTrees(folder / "under_run/dump", folder / "data/dump")
 
 
-def write_job(page: Page, config: str = "data_dump.json") -> None:
+def write_job(page: DocumentPage, config: str = "data_dump.json") -> None:
     """Write the README's script, and a configuration that dumps into /data/dump."""
     snippet = blocks(ROOT / "README.md", "python")[0]
     material.script(page.folder / "train.py", snippet)
     (page.folder / config).write_text(page.here(material.data_dump("/data/dump")))
 
 
-def plain(page: Page, command: str) -> None:
+def plain(page: DocumentPage, command: str) -> None:
     """Run a command of the page without `rankdump run` before it."""
     done = page.shell(command.partition(" -- ")[2])
     assert done.returncode == 0, done.stdout
@@ -106,7 +106,7 @@ def copied(tree: Path, to: Path) -> None:
     shutil.copytree(tree, to, copy_function=os.link)
 
 
-def readme(page: Page, trained: Trained) -> None:
+def readme(page: DocumentPage, trained: TrainedTrees) -> None:
     page.elsewhere(
         f"{RUN} torchrun --nproc-per-node 2 train.py",
         "tests/integration/test_documented_commands.py::trained",
@@ -140,11 +140,11 @@ def readme(page: Page, trained: Trained) -> None:
     with standalone(page):
         page.run("rankdump pin JOB", JOB="digits", says="is pinned")
         page.run("rankdump unpin JOB", JOB="digits", says="is not pinned")
-    Page(page.path, ROOT, page.environ).run("make demo", says="all +52/242")
+    DocumentPage(page.path, ROOT, page.environ).run("make demo", says="all +52/242")
 
 
 @contextlib.contextmanager
-def standalone(page: Page) -> Generator[None]:
+def standalone(page: DocumentPage) -> Generator[None]:
     """Run a daemon at the address that the page's commands ask."""
     socket = page.environ["RANKDUMP_AGENT"].removeprefix("unix:")
     with page.background(
@@ -153,7 +153,7 @@ def standalone(page: Page) -> Generator[None]:
         yield
 
 
-def apidump(page: Page, _: Trained) -> None:
+def apidump(page: DocumentPage, _: TrainedTrees) -> None:
     snippet = blocks(page.path, "python")[0]
     calls, compare = snippet.rsplit("\n\n", 1)
     material.script(page.folder / "train.py", calls)
@@ -176,7 +176,7 @@ def apidump(page: Page, _: Trained) -> None:
     assert rankdump.open(page.folder / "dump").ranks == (0, 1)
 
 
-def ascend(page: Page, _: Trained) -> None:
+def ascend(page: DocumentPage, _: TrainedTrees) -> None:
     written = page.here((ROOT / "examples" / "acl.json").read_text())
     (page.folder / "acl.json").write_text(written)
     (page.folder / "data/dump").mkdir(parents=True)
@@ -215,7 +215,7 @@ def ascend(page: Page, _: Trained) -> None:
     assert not [*(page.folder / "data/native").glob("Conv2D*")]
 
 
-def comparing(page: Page, trained: Trained) -> None:
+def comparing(page: DocumentPage, trained: TrainedTrees) -> None:
     for name, tree in (("before", trained.tree), ("after", trained.other)):
         copied(tree, page.folder / name)
     both = {"A": "after", "B": "before"}
@@ -238,7 +238,7 @@ def dask_scheduler() -> Generator[str]:
         yield cast("distributed.LocalCluster", cluster).scheduler_address
 
 
-def configuration(page: Page, _: Trained) -> None:
+def configuration(page: DocumentPage, _: TrainedTrees) -> None:
     text = material.data_dump("/data/dump", iteration="0|5-3")
     (page.folder / "data_dump.json").write_text(text)
     page.run(
@@ -246,7 +246,7 @@ def configuration(page: Page, _: Trained) -> None:
     )
 
 
-def converting(page: Page, _: Trained) -> None:
+def converting(page: DocumentPage, _: TrainedTrees) -> None:
     material.bin_files(page.folder / "dump")
     page.run(
         "rankdump convert -d dump -o npy -f NCHW", status=1, says="(?s)ends at byte.*3 tensors"
@@ -254,7 +254,7 @@ def converting(page: Page, _: Trained) -> None:
     page.run("ls npy", says=r"(?s)input.0.2x20x3x5.npy.*output.0.30x50.npy.*failed_file_list")
 
 
-def coordinator(page: Page, _: Trained) -> None:
+def coordinator(page: DocumentPage, _: TrainedTrees) -> None:
     """Both daemons as processes of their own, and a job at the agent."""
     daemons = {}
     settings = page.folder / "etc/rankdump/rankdumpd.toml"
@@ -283,7 +283,7 @@ def coordinator(page: Page, _: Trained) -> None:
         page.run("rankdump hints", says="gloo")
 
 
-def fsck(page: Page, trained: Trained) -> None:
+def fsck(page: DocumentPage, trained: TrainedTrees) -> None:
     copied(trained.tree, page.folder / "data/dump")
     (page.folder / "data_dump.json").write_text(page.here(material.data_dump("/data/dump")))
     page.run("rankdump fsck /data/dump", says="450 digests correct")
@@ -294,12 +294,12 @@ def fsck(page: Page, trained: Trained) -> None:
     page.run("rankdump forecast /data/dump --config data_dump.json", says="iterations of 2 ranks")
 
 
-def hints(page: Page, trained: Trained) -> None:
+def hints(page: DocumentPage, trained: TrainedTrees) -> None:
     page.elsewhere("rankdump hints", "tests/integration/test_documented_commands.py::coordinator")
     page.run("rankdump hints TREE", TREE=trained.tree, says="gloo")
 
 
-def ingest(page: Page, _: Trained) -> None:
+def ingest(page: DocumentPage, _: TrainedTrees) -> None:
     for name in ("data", "dev/shm"):
         write_tree(page.folder / name / "native")
     page.run("rankdump ingest /data/native --into /data/tree", says="0 skipped, 0 failed")
@@ -310,7 +310,7 @@ def ingest(page: Page, _: Trained) -> None:
     assert not [*(page.folder / "dev/shm/native").rglob("*.npy")]
 
 
-def order(page: Page, trained: Trained) -> None:
+def order(page: DocumentPage, trained: TrainedTrees) -> None:
     copied(trained.tree, page.folder / "data/dump")
     tree = {"TREE": "/data/dump"}
     page.run("rankdump order TREE --iteration 7 --rank 1", tree, says="AllReduce")
@@ -323,12 +323,12 @@ def order(page: Page, trained: Trained) -> None:
     assert isinstance(names["slow"], list)
 
 
-def overflow(page: Page, _: Trained) -> None:
+def overflow(page: DocumentPage, _: TrainedTrees) -> None:
     material.overflows(page.folder / "dump/20261121180000/0/resnet/1/3")
     page.run("rankdump overflow dump", status=1, says="(?s)0x120.*1 with an overflow")
 
 
-def reading(page: Page, _: Trained) -> None:
+def reading(page: DocumentPage, _: TrainedTrees) -> None:
     material.two_ranks(page.folder / "tree")
     material.with_nan(page.folder / "dtypes")
     material.of_a_device(page.folder / "ascend")
@@ -351,7 +351,7 @@ def reading(page: Page, _: Trained) -> None:
             exec(code, names)
 
 
-def security(page: Page, _: Trained) -> None:
+def security(page: DocumentPage, _: TrainedTrees) -> None:
     (page.folder / "root").mkdir()
     page.run("rankdumpd certs init /root/rankdump-ca")
     for who in commands(page.path):
@@ -365,7 +365,7 @@ def security(page: Page, _: Trained) -> None:
     page.run("rankdumpd certs revoke /root/rankdump-ca ann", says="ann")
 
 
-def deploy(page: Page, _: Trained) -> None:
+def deploy(page: DocumentPage, _: TrainedTrees) -> None:
     for command in NEEDS_SYSTEMD:
         page.elsewhere(command, PACKAGE)
     page.elsewhere("/usr/lib/rankdump/bin/python3 /usr/share/doc/rankdump/first_dump.py", PACKAGE)
@@ -382,26 +382,26 @@ def deploy(page: Page, _: Trained) -> None:
     assert rankdump.open(page.folder / "data/dump").ranks == (0, 1)
 
 
-def limits(page: Page, _: Trained) -> None:
+def limits(page: DocumentPage, _: TrainedTrees) -> None:
     for name in ("pin", "unpin"):
         page.elsewhere(
             f"rankdump {name} JOB", "tests/integration/test_documented_commands.py::readme"
         )
 
 
-def mindspore(page: Page, _: Trained) -> None:
+def mindspore(page: DocumentPage, _: TrainedTrees) -> None:
     for command in commands(page.path):
         page.elsewhere(command, "tests/mindspore/test_docs.py::test_two_ranks")
 
 
-def performance(page: Page, _: Trained) -> None:
+def performance(page: DocumentPage, _: TrainedTrees) -> None:
     """A benchmark takes many minutes; that it is there is all that is looked at."""
     for command in commands(page.path):
         if bench := re.match(r"python -m bench (\w+)", command):
             page.elsewhere(command, f"bench/{bench[1]}.py::measure")
 
 
-SCENES: dict[str, Callable[[Page, Trained], None]] = {
+SCENES: dict[str, Callable[[DocumentPage, TrainedTrees], None]] = {
     "README.md": readme,
     "docs/apidump.md": apidump,
     "docs/ascend.md": ascend,
@@ -425,10 +425,12 @@ SCENES: dict[str, Callable[[Page, Trained], None]] = {
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands(path: Path, tmp_path: Path, environ: dict[str, str], trained: Trained):
+def test_documented_commands_give_the_documented_output(
+    path: Path, tmp_path: Path, environ: dict[str, str], trained: TrainedTrees
+):
     name = str(path.relative_to(ROOT))
     assert not unlabelled(path), "label the block `sh` or `console`"
-    page = Page(path, tmp_path, environ)
+    page = DocumentPage(path, tmp_path, environ)
     if scene := SCENES.get(name):
         scene(page, trained)
     page.finish()

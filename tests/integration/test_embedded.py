@@ -1,4 +1,4 @@
-"""The daemon that a script brings along: shared by the ranks of a host, gone with the last."""
+"""Embedded daemon: shared by the ranks of a host, ends with the last one."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def daemon_of_a_user(folder: Path) -> bool:
         os.close(users)
 
 
-class Rank:
-    """A process that has a share until its standard input ends."""
+class RankProcess:
+    """A process that uses the daemon until its standard input ends."""
 
     def __init__(self, folder: Path) -> None:
         self.process = subprocess.Popen(
@@ -74,8 +74,8 @@ class Rank:
         assert (out, self.process.returncode) == ("left\n", 0)
 
 
-def test_ranks_share_one_daemon_until_the_last_is_gone(socket_folder: Path):
-    ranks = [Rank(socket_folder) for _ in range(2)]
+def test_ranks_share_one_daemon_until_the_last_exits(socket_folder: Path):
+    ranks = [RankProcess(socket_folder) for _ in range(2)]
     addresses = {rank.address() for rank in ranks}
     assert len(addresses) == 1
     address = addresses.pop()
@@ -85,9 +85,9 @@ def test_ranks_share_one_daemon_until_the_last_is_gone(socket_folder: Path):
     assert list(socket_folder.iterdir()) == []
 
 
-def test_killed_ranks_leave_nothing(socket_folder: Path):
+def test_killed_ranks_leave_no_daemon_and_no_folder(socket_folder: Path):
     """The daemon drains, ends and clears its folder away by itself."""
-    rank = Rank(socket_folder)
+    rank = RankProcess(socket_folder)
     folder = Path(rank.address().removeprefix("unix:")).parent
     rank.process.send_signal(signal.SIGKILL)
     rank.process.communicate(timeout=60)
@@ -95,8 +95,8 @@ def test_killed_ranks_leave_nothing(socket_folder: Path):
     assert list(socket_folder.iterdir()) == []
 
 
-def test_what_was_killed_with_its_daemon_is_cleared_by_the_next(socket_folder: Path):
-    rank = Rank(socket_folder)
+def test_leftovers_of_a_killed_daemon_are_removed_by_the_next(socket_folder: Path):
+    rank = RankProcess(socket_folder)
     folder = DaemonFolder(Path(rank.address().removeprefix("unix:")).parent)
     daemon = daemon_in(folder.path)
     # The daemon first: it would clear its folder away.
@@ -111,15 +111,15 @@ def test_what_was_killed_with_its_daemon_is_cleared_by_the_next(socket_folder: P
     assert list(socket_folder.iterdir()) == []
 
 
-def test_ranks_that_come_while_the_daemon_ends_get_another(socket_folder: Path):
+def test_ranks_that_come_while_the_daemon_ends_get_a_new_one(socket_folder: Path):
     """A launcher that kills its ranks starts them again at once, with the same job's name."""
-    rank = Rank(socket_folder)
+    rank = RankProcess(socket_folder)
     folder = Path(rank.address().removeprefix("unix:")).parent
     daemon = daemon_in(folder)
     os.kill(daemon, signal.SIGSTOP)
     rank.process.send_signal(signal.SIGKILL)
     rank.process.communicate(timeout=60)
-    again = Rank(socket_folder)
+    again = RankProcess(socket_folder)
     wait_for(lambda: daemon_of_a_user(folder))
     os.kill(daemon, signal.SIGKILL)
     address = again.address()
@@ -130,7 +130,7 @@ def test_ranks_that_come_while_the_daemon_ends_get_another(socket_folder: Path):
     assert list(socket_folder.iterdir()) == []
 
 
-def test_a_fork_has_no_share(socket_folder: Path):
+def test_forked_worker_does_not_keep_the_daemon(socket_folder: Path):
     """A worker that outlives its rank does not keep the daemon."""
     lease = DaemonLease("job", root=socket_folder)
     reader, writer = os.pipe()
@@ -146,7 +146,7 @@ def test_a_fork_has_no_share(socket_folder: Path):
     os.waitpid(child, 0)
 
 
-def test_one_that_cannot_start_says_why(socket_folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_failed_start_reports_its_cause(socket_folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANKDUMPD_AGENT__QUEUE_BYTES", "many")
     with pytest.raises(UnavailableError, match=r"ended before it was ready.*QUEUE_BYTES"):
         DaemonLease("job", root=socket_folder)
@@ -154,7 +154,7 @@ def test_one_that_cannot_start_says_why(socket_folder: Path, monkeypatch: pytest
     assert "QUEUE_BYTES" in kept.read_text()
 
 
-def test_a_folder_of_somebody_else_is_not_used(socket_folder: Path):
+def test_folder_of_another_user_is_not_used(socket_folder: Path):
     """Others may write to /dev/shm, but not choose where a rank's tensors go."""
     link = socket_folder / f"rankdump-of-{os.getuid()}-job"
     elsewhere = socket_folder / "elsewhere"

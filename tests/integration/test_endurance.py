@@ -1,4 +1,4 @@
-"""A million records leave memory as it was after the first tenth of them, in rank and agent."""
+"""Memory of rank and agent over a million records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def memory_dir() -> Iterator[Path]:
     ("saved", "records"), [("statistic", 1_000_000), ("tensor", 100_000)], ids=["rows", "files"]
 )
 @pytest.mark.timeout(WAIT_S)
-def test_memory_does_not_grow(
+def test_memory_of_rank_and_agent_does_not_grow(
     memory_dir: Path, make_daemon, short_dir: Path, saved: str, records: int
 ):
     daemon = make_daemon()

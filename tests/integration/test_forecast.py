@@ -1,4 +1,4 @@
-"""One iteration that was dumped tells what ten will take."""
+"""Forecast of a plan's need from one dumped iteration."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def measured(root: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("form", ["tensor", "full", "bin", "api"])
-def test_one_iteration_against_ten(make_agent, make_rank, frames, short_dir, capsys, form):
+def test_forecast_from_one_iteration_matches_ten(
+    make_agent, make_rank, frames, short_dir, capsys, form
+):
     agent = make_agent()
     output = {"layout": "mindspore-async", "file_format": "bin"} if form == "bin" else {}
     output = {"layout": "api-torch"} if form == "api" else output
@@ -95,7 +97,7 @@ def config(folder: Path, root: Path, iteration: str = "0-9") -> str:
     return str(path)
 
 
-def test_words_and_codes(one, short_dir, capsys, monkeypatch):
+def test_forecast_output_and_exit_codes(one, short_dir, capsys, monkeypatch):
     room = shutil.disk_usage(one)
     monkeypatch.setattr("rankdump._core.forecast.KEEP_FREE_RATIO", 0.0)
     plenty = ["--keep-free", "0"]
@@ -113,7 +115,7 @@ def test_words_and_codes(one, short_dir, capsys, monkeypatch):
     assert "no iteration with tensors is complete" in capsys.readouterr().err
 
 
-def test_run_requires_that_it_fits(one, short_dir, capfd):
+def test_run_with_require_fit_starts_only_fitting_jobs(one, short_dir, capfd):
     """A job whose plan does not fit is not started."""
     started = short_dir / "started"
     job = ["--", sys.executable, "-c", f"open({str(started)!r}, 'w')"]

@@ -1,4 +1,4 @@
-"""Trees that agents wrote, checked: they have no problem until something is done to them."""
+"""Check of trees that agents wrote, intact and damaged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from integration.conftest import STAMP
-from support.flips import flipped
+from support.flipped_bytes import flipped
 
 from rankdump._analysis.fsck.damage import CheckReport, DamageKind
 from rankdump._analysis.fsck.repair import repair_tree
@@ -120,7 +120,7 @@ def words(report: CheckReport) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("codec", ["zstd", "none"])
 @pytest.mark.parametrize("form", FORMS)
-def test_what_an_agent_wrote_is_clean(dumped, form, codec):
+def test_fsck_finds_no_problem_in_an_agents_tree(dumped, form, codec):
     root = dumped(form, codec)
     report = check_tree(root, workers=2)
     assert report.damages == ()
@@ -130,7 +130,7 @@ def test_what_an_agent_wrote_is_clean(dumped, form, codec):
 
 @pytest.mark.parametrize("codec", ["zstd", "none"])
 @pytest.mark.parametrize("form", ["npy", "cann-bin", "api"])
-def test_every_byte_that_is_flipped_is_found(dumped, form, codec):
+def test_fsck_finds_every_flipped_byte(dumped, form, codec):
     """One after the other in each file that a manifest names; of large files some."""
     root = dumped(form, codec, TENSORS)
     chance = random.Random(form + codec)
@@ -144,7 +144,7 @@ def test_every_byte_that_is_flipped_is_found(dumped, form, codec):
     assert check_tree(root, workers=1).damages == ()
 
 
-def test_each_word(dumped, short_dir):
+def test_fsck_names_each_kind_of_damage(dumped, short_dir):
     """What is done to a tree is named, each file with its word, and nothing else is."""
     root = dumped("npy", "none", TENSORS)
     paths = [path for path in named(root) if path.stat().st_nlink == 1]
@@ -193,7 +193,9 @@ def test_each_word(dumped, short_dir):
     ("layout", "tables"),
     [("mindspore-sync", "folder"), ("cann", "operator"), ("cann-op-step", "operator")],
 )
-def test_rows_that_are_not_those_of_their_manifest(make_agent, make_rank, frames, layout, tables):
+def test_fsck_finds_rows_that_differ_from_the_manifest(
+    make_agent, make_rank, frames, layout, tables
+):
     """Each row that a manifest names is in a table, with its operator, type and shape."""
     output = {"layout": layout, **({} if layout == "mindspore-sync" else {"started": STARTED})}
     content = ContentSettings("statistic", ("max", "min"), tables=tables)
@@ -233,7 +235,7 @@ def test_rows_that_are_not_those_of_their_manifest(make_agent, make_rank, frames
     assert check_tree(rank.root, workers=1).damages == ()
 
 
-def test_iteration_that_does_not_add_up(dumped):
+def test_fsck_finds_an_unbalanced_iteration(dumped):
     root = dumped("npy")
     (path,) = root.rglob("iteration_0.*.json")
     path.chmod(0o600)
@@ -246,8 +248,8 @@ def test_iteration_that_does_not_add_up(dumped):
     assert kinds.count(DamageKind.UNBALANCED) == 2
 
 
-def test_files_of_an_operators_tensors_left_by_a_crash(dumped):
-    """They stand in its file: --repair removes them, and not the file."""
+def test_repair_removes_tensor_files_left_by_a_crash(dumped):
+    """They are in its file: --repair removes them, and not the file."""
     root = dumped("async-bin", "none", TENSORS)
     whole = path_of(root)
     own = whole.with_name(f"{whole.name}.input.0")
@@ -262,7 +264,7 @@ def test_files_of_an_operators_tensors_left_by_a_crash(dumped):
     assert check_tree(root, workers=1).damages == ()
 
 
-def test_repair_leaves_what_is_being_written(dumped, capsys):
+def test_repair_keeps_files_being_written(dumped, capsys):
     root = dumped("npy")
     leftover = root / "rank_0/Net/0/0/.x.tmp"
     with leftover.open("w") as writer:
@@ -274,7 +276,7 @@ def test_repair_leaves_what_is_being_written(dumped, capsys):
     assert not leftover.exists()
 
 
-def test_usage(dumped, capsys):
+def test_fsck_usage_errors(dumped, capsys):
     root = str(dumped("npy"))
     assert run_command_line(["fsck", "--rebuild", root]) == 2
     assert run_command_line(["fsck", "--repair", "--rebuild", "--state-dir", "x", root]) == 2

@@ -1,7 +1,6 @@
-"""The arrays of real MindSpore trees, dumped again through an agent: the same names and bytes.
+"""Arrays of real MindSpore trees, dumped again through an agent: the same names and bytes.
 
-Left out, each by a rule below and counted: what the CPU backend of those releases is known to get
-wrong (mindspore-observed.md 1, 2.6 and 4).
+Not compared, each by a rule below and counted: known errors of the CPU backend of those releases.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def golden(tree: str) -> Path:
 
 
 @dataclass(frozen=True)
-class File:
+class GoldenTensor:
     """One tensor of a golden tree."""
 
     path: Path
@@ -79,12 +78,12 @@ class File:
         return self.unreadable or 0 in parse_npy_header(self.data).shape
 
 
-def files_of(rank: Path) -> Iterator[File]:
+def files_of(rank: Path) -> Iterator[GoldenTensor]:
     for path in sorted(rank.glob("*/*/*/*.npy")):
         mapping = path.parent / "mapping.csv"
         names = dict(rows_of(mapping)) if mapping.exists() else {}
         place = path.parent.relative_to(rank.parent)
-        yield File(path, f"{place}/{names.get(path.name, path.name)}", path.read_bytes())
+        yield GoldenTensor(path, f"{place}/{names.get(path.name, path.name)}", path.read_bytes())
 
 
 def rows_of(mapping: Path) -> list[list[str]]:
@@ -131,9 +130,9 @@ def dump_again(rank: Path, number: int, world_size: int, plan: DumpPlan, address
                 process.constant(file.key.op_name, np.load(file.path), graph=file.key.graph)
 
 
-def constants_by_process(files: list[File]) -> list[list[File]]:
+def constants_by_process(files: list[GoldenTensor]) -> list[list[GoldenTensor]]:
     """Return the first of each name, the second, and so on: a process writes each name once."""
-    by_name: dict[str, list[File]] = {}
+    by_name: dict[str, list[GoldenTensor]] = {}
     for file in files:
         by_name.setdefault(STAMP.sub(".", file.relative), []).append(file)
     copies = max(map(len, by_name.values()), default=0)
@@ -147,7 +146,7 @@ def contents(rank: Path) -> Counter[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_golden_tree_dumped_again(tree: str, make_agent, tmp_path: Path):
+def test_golden_tree_dumped_again_is_identical(tree: str, make_agent, tmp_path: Path):
     """The same names but for the time, the same bytes, the same execution order, file by file."""
     origin, (profile, left_out) = golden(tree), TREES[tree]
     ranks = sorted(origin.glob("rank_*"))

@@ -1,4 +1,4 @@
-"""Trees that earlier versions wrote are read, checked and compared as those versions did."""
+"""Trees of earlier versions are read, checked and compared as by those versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def recorded(kept: Path, what: str):
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=NAMES)
-def test_an_old_tree_answers_as_before(kept: Path, tmp_path: Path):
+def test_old_tree_is_read_as_by_its_own_version(kept: Path, tmp_path: Path):
     """Law: what a version wrote, and said of it, later versions read and say as well."""
     tree = restore(kept, tmp_path / kept.name)
     assert sums(tree) == recorded(kept, "sums")
@@ -26,7 +26,7 @@ def test_an_old_tree_answers_as_before(kept: Path, tmp_path: Path):
     assert missing(answers(tree), recorded(kept, "answers")) == []
 
 
-def test_links_are_links_again(tmp_path: Path):
+def test_restored_tree_has_its_hard_links(tmp_path: Path):
     """The copies of a tensor that a tree has once are no files of their own."""
     kept = FOLDER / "tree-0.1.0" / "net"
     tree = restore(kept, tmp_path / "net")
@@ -36,7 +36,7 @@ def test_links_are_links_again(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=NAMES)
-def test_a_changed_byte_does_not_pass(kept: Path, tmp_path: Path):
+def test_changed_byte_of_an_old_tree_is_found(kept: Path, tmp_path: Path):
     """The recorded sums see every byte, and the check of the tree those of its tensors."""
     tree, expected = restore(kept, tmp_path / kept.name), recorded(kept, "sums")
     chance = random.Random(7)

@@ -1,4 +1,4 @@
-"""What kills or spoils today's dump tools (each seen in one of them) does neither here.
+"""Cases that break other dump tools: training and dump stay intact.
 
 Law: the job's numbers are those of a run without rankdump, bit for bit, and its dump is whole.
 """
@@ -59,13 +59,13 @@ def tensors(whole):
     return found
 
 
-def test_losses_are_bit_identical(whole):
+def test_losses_are_bit_identical_with_dump(whole):
     plain, dumped, _ = whole
     assert dumped.returncode == 0, dumped.stderr
     assert dumped.stdout == plain
 
 
-def test_every_iteration_adds_up(whole):
+def test_every_iteration_is_balanced(whole):
     plain, _, tree = whole
     iterations = status(tree).iterations
     assert len(iterations) == len(plain.splitlines())
@@ -85,7 +85,7 @@ def pick(found, op_type: str, side: str, scope: str = "Default/"):
     ]
 
 
-def test_bfloat16_and_float8_are_kept_as_float32(tensors):
+def test_bfloat16_and_float8_are_stored_as_float32(tensors):
     for name, wanted in (("bfloat16", "bfloat16"), ("float8", "float8_e4m3fn")):
         typed = [a for e, a in tensors[name] if e.record is not None and e.record.dtype == wanted]
         assert typed, name
@@ -97,7 +97,7 @@ def test_keyword_arguments_and_dict_outputs_are_recorded(tensors):
     assert {"kwargs.mask", "kwargs.options.bias", "out.hidden"} <= arguments
 
 
-def test_an_in_place_operator_shows_its_input_as_it_was(tensors):
+def test_in_place_operator_has_its_original_input(tensors):
     inputs = pick(tensors["in_place"], "ReLU", "input")
     outputs = pick(tensors["in_place"], "ReLU", "output")
     assert len(inputs) == len(outputs) == 2
@@ -107,7 +107,7 @@ def test_an_in_place_operator_shows_its_input_as_it_was(tensors):
 
 
 @pytest.mark.parametrize("name", ["checkpoint_reentrant", "checkpoint_not_reentrant"])
-def test_recomputation_is_marked_and_keeps_its_numbers(tensors, name):
+def test_recomputed_calls_are_marked_and_keep_their_numbers(tensors, name):
     again = {e.op_name for e, _ in tensors[name] if e.op_name.startswith("Recompute/")}
     first = {e.op_name for e, _ in tensors[name] if e.op_name.startswith("Default/")}
     assert again
@@ -115,7 +115,7 @@ def test_recomputation_is_marked_and_keeps_its_numbers(tensors, name):
     assert not any(op.endswith("-op1") for op in first | again)
 
 
-def test_threads_do_not_mix(tensors):
+def test_calls_of_threads_are_not_mixed(tensors):
     """Law: input and output of one call carry one number, whoever else calls the module."""
     inputs = {e.op_name: a for e, a in pick(tensors["four_threads"], "ReLU", "input")}
     outputs = {e.op_name: a for e, a in pick(tensors["four_threads"], "ReLU", "output")}
@@ -125,19 +125,19 @@ def test_threads_do_not_mix(tensors):
         np.testing.assert_array_equal(np.maximum(before, 0), outputs[name])
 
 
-def test_repeated_forwards_count_up_and_workers_add_nothing(tensors):
+def test_repeated_forwards_are_numbered_without_data_workers(tensors):
     for name, calls in (("accumulated_gradients", 3), ("inference", 3), ("loader_workers", 2)):
         numbers = Counter(e.op_name for e, _ in pick(tensors[name], "ReLU", "output"))
         assert sorted(op[-3:] for op in numbers) == [f"op{n}" for n in range(calls)], name
         assert set(numbers.values()) == {1}
 
 
-def test_what_the_transforms_computed_is_there(tensors):
+def test_tensors_of_function_transforms_are_recorded(tensors):
     assert pick(tensors["functional_transforms"], "Linear", "output")
     assert pick(tensors["without_source"], "Linear", "output")
 
 
-def test_an_unhandled_exception_leaves_a_readable_dump(tmp_path):
+def test_unhandled_exception_leaves_a_readable_dump(tmp_path):
     done = job(*command(tmp_path, "unhandled"))
     assert done.returncode == 1
     assert "the user's own bug" in done.stderr
@@ -147,7 +147,7 @@ def test_an_unhandled_exception_leaves_a_readable_dump(tmp_path):
         load(entry)
 
 
-def test_a_killed_rank_loses_nothing_it_had_handed_over(tmp_path):
+def test_killed_rank_loses_no_staged_tensor(tmp_path):
     done = job(*command(tmp_path, "killed"), HARD_CASES_KILL="1")
     plain = job(sys.executable, str(JOB), "killed")
     assert done.returncode == 128 + 9, done.stderr
@@ -158,7 +158,7 @@ def test_a_killed_rank_loses_nothing_it_had_handed_over(tmp_path):
     assert "before the session was closed" in done.stderr
 
 
-def test_a_full_disk_costs_tensors_never_the_training(tmp_path):
+def test_full_disk_drops_tensors_and_training_continues(tmp_path):
     """A real file system of 1 MiB: what did not fit is counted under its reason."""
     tree = tmp_path / "tree"
     tree.mkdir()

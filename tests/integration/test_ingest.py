@@ -1,4 +1,4 @@
-"""Ingest as people run it: beside a job that writes, killed at any moment, and in an agent."""
+"""Ingest beside a writing job, killed at any moment, and in an agent."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def loaded(dump: Dump, entry: Entry) -> np.ndarray | str:
 
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("delete", [False, True])
-def test_golden_tree_while_it_is_written(tree: str, delete: bool, tmp_path: Path):
+def test_ingest_follows_a_tree_while_it_is_written(tree: str, delete: bool, tmp_path: Path):
     """Followed while another process writes it, a real tree gives the same arrays."""
     origin = GOLDEN / tree
     if not origin.is_dir():
@@ -108,7 +108,7 @@ def test_golden_tree_while_it_is_written(tree: str, delete: bool, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("delete", [False, True])
 @pytest.mark.parametrize("seed", range(2))
-def test_killed_at_any_call_and_run_again(seed: int, delete: bool, tmp_path: Path):
+def test_ingest_killed_at_any_call_imports_each_file_once(seed: int, delete: bool, tmp_path: Path):
     """After every kill each file is in the source or committed; in the end each is there once."""
     source, tree = tmp_path / "source", tmp_path / "tree"
     files = write_tree(source, dict(native_files(ranks=1)))
@@ -141,7 +141,7 @@ def test_killed_at_any_call_and_run_again(seed: int, delete: bool, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_killed_while_following(seed: int, tmp_path: Path):
+def test_ingest_killed_while_following_imports_each_file_once(seed: int, tmp_path: Path):
     """The whole command, killed from outside again and again while a job writes."""
     chance = random.Random(seed)
     source, tree = tmp_path / "source", tmp_path / "tree"
@@ -165,8 +165,8 @@ def test_killed_while_following(seed: int, tmp_path: Path):
     assert list(source.iterdir()) == []
 
 
-def test_two_at_once(tmp_path: Path):
-    """The second is refused with one line; the first does not notice."""
+def test_second_ingest_of_one_tree_is_rejected(tmp_path: Path):
+    """The second is rejected with one line; the first does not notice."""
     source, tree = tmp_path / "source", tmp_path / "tree"
     files = write_tree(source)
     first = start(source, "--into", tree, "--follow")
@@ -179,7 +179,7 @@ def test_two_at_once(tmp_path: Path):
     assert stored(tree) == files
 
 
-def test_the_engine_goes_when_the_command_is_killed(tmp_path: Path):
+def test_engine_exits_when_its_command_is_killed(tmp_path: Path):
     """Nobody is left to write to a tree that the next command wants."""
     source, tree = tmp_path / "source", tmp_path / "tree"
     files = write_tree(source)
@@ -200,7 +200,7 @@ def test_the_engine_goes_when_the_command_is_killed(tmp_path: Path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_agent_takes_over_its_folder(workers: int, short_dir: Path):
+def test_agent_ingests_its_configured_folder(workers: int, short_dir: Path):
     """As it comes, with each tensor removed; what may be appended to stays for its writer."""
     source, tree = short_dir / "source", short_dir / "tree"
     config = short_dir / "agent.toml"
@@ -230,7 +230,7 @@ def test_an_agent_takes_over_its_folder(workers: int, short_dir: Path):
     assert left == set(files) - tensors
 
 
-def test_an_agent_refuses_folders_within_each_other(short_dir: Path):
+def test_agent_rejects_nested_ingest_folders(short_dir: Path):
     environ = os.environ | {
         "RANKDUMPD_AGENT__LISTEN": f"unix:{short_dir}/a.sock",
         "RANKDUMPD_AGENT__STATE_DIR": str(short_dir / "state"),
@@ -244,7 +244,7 @@ def test_an_agent_refuses_folders_within_each_other(short_dir: Path):
     assert "does not contain it" in done.stderr
 
 
-def test_an_agent_takes_over_into_its_roots_alone(short_dir: Path):
+def test_agent_ingests_only_into_its_roots(short_dir: Path):
     environ = os.environ | {
         "RANKDUMPD_AGENT__LISTEN": f"unix:{short_dir}/a.sock",
         "RANKDUMPD_AGENT__STATE_DIR": str(short_dir / "state"),

@@ -1,4 +1,4 @@
-"""Jobs as people start them, without `rankdump run` and without an agent: python, torchrun."""
+"""Jobs without `rankdump run` and without an agent: python, torchrun."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def configuration(folder: Path, tree: Path, **rankdump: object) -> Path:
     return path
 
 
-class Job:
+class PlainJob:
     """A script, with its temporary files in a folder of their own."""
 
     def __init__(self, folder: Path, temp: Path) -> None:
@@ -94,8 +94,8 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path, socket_folder: Path) -> Job:
-    return Job(tmp_path, socket_folder)
+def job(tmp_path: Path, socket_folder: Path) -> PlainJob:
+    return PlainJob(tmp_path, socket_folder)
 
 
 def kept(tree: Path) -> list[tuple[int, int, int]]:
@@ -111,7 +111,7 @@ BEGINNINGS = {
 
 
 @pytest.mark.parametrize("begin", BEGINNINGS)
-def test_a_plain_script_brings_an_agent_along(job, begin):
+def test_plain_script_starts_an_embedded_agent(job, begin):
     """Everything is dumped; one line says where the agent is, which is gone with the script."""
     tree = job.folder / "dump"
     tree.mkdir()
@@ -129,7 +129,7 @@ def test_a_plain_script_brings_an_agent_along(job, begin):
 
 
 @pytest.mark.parametrize("variable", ["RANKDUMP_CONFIG", "MINDSPORE_DUMP_CONFIG"])
-def test_a_script_with_a_wrong_configuration_runs_as_without_one(job, variable):
+def test_script_with_a_wrong_configuration_runs_without_dump(job, variable):
     """One line names the fault, and nothing after it gives another cause."""
     tree = job.folder / "dump"
     config = configuration(job.folder, tree)
@@ -144,7 +144,7 @@ def test_a_script_with_a_wrong_configuration_runs_as_without_one(job, variable):
 
 
 @pytest.mark.torch
-def test_calls_of_cann_bring_an_agent_along(job):
+def test_acl_calls_start_an_embedded_agent(job):
     file = job.folder / "acl.json"
     file.write_text(json.dumps({"dump": {"dump_path": str(job.folder), "dump_op_switch": "on"}}))
     out, err = job.run(ACL.format(file=str(file)))
@@ -153,7 +153,7 @@ def test_calls_of_cann_bring_an_agent_along(job):
 
 
 @pytest.mark.torch
-def test_calls_of_cann_say_that_nothing_can_be_dumped(job):
+def test_acl_calls_return_an_error_without_an_agent(job):
     """Without the extra, and with an agent that is not there."""
     file = job.folder / "acl.json"
     file.write_text(json.dumps({"dump": {"dump_path": str(job.folder), "dump_op_switch": "on"}}))
@@ -166,7 +166,7 @@ def test_calls_of_cann_say_that_nothing_can_be_dumped(job):
     assert "3 tensors were not dumped" in err
 
 
-def test_without_the_extra_one_line_says_how_much_is_missing(job):
+def test_job_without_the_extra_logs_its_losses_in_one_line(job):
     script = ARRAYS.format(begin=BEGINNINGS["environment"])
     config = configuration(job.folder, job.folder / "dump")
     _, err = job.run(WITHOUT_THE_EXTRA + script, RANKDUMP_CONFIG=str(config))
@@ -178,7 +178,7 @@ def test_without_the_extra_one_line_says_how_much_is_missing(job):
     )
 
 
-def test_a_configuration_may_forbid_it(job):
+def test_configuration_can_forbid_the_embedded_agent(job):
     script = ARRAYS.format(begin=BEGINNINGS["environment"])
     config = configuration(job.folder, job.folder / "dump", embedded=False)
     _, err = job.run(script, RANKDUMP_CONFIG=str(config))
@@ -208,7 +208,7 @@ def test_ranks_of_plain_torchrun_share_an_agent(job):
 
 
 @pytest.mark.torch
-def test_two_jobs_of_plain_torchrun_at_once(job):
+def test_two_jobs_of_plain_torchrun_have_their_own_trees(job):
     """Each has a tree and an order of its own."""
     trees = [job.folder / name for name in "ab"]
     port = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]

@@ -1,4 +1,4 @@
-"""A ledger made anew from a tree: it says what the old one said, and nothing comes twice."""
+"""Ledger rebuilt from a tree: it equals the old one, and nothing is stored twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.slab_rooms import wait_until
+from support.slab_agents import wait_until
 
 from rankdump._analysis.fsck.tree_check import check_tree
 from rankdump._cli.command_group import run_command_line
@@ -54,7 +54,7 @@ def rows(state_dir: Path, query: str) -> list:
 
 
 @pytest.mark.parametrize("output", [{}, BIN], ids=["npy", "bin"])
-def test_the_new_ledger_is_the_old_one(make_agent, make_rank, frames, short_dir, output):
+def test_rebuilt_ledger_equals_the_old_one(make_agent, make_rank, frames, short_dir, output):
     agent = make_agent()
     rank = make_rank(agent.address, output=output)
     rank.open()
@@ -93,7 +93,7 @@ def test_the_new_ledger_is_the_old_one(make_agent, make_rank, frames, short_dir,
     assert rows(state, "SELECT COUNT(*) FROM records") == [(12,)]
 
 
-def test_what_no_manifest_has_is_sent_again_and_stands_there_once(
+def test_records_without_manifest_are_resent_and_stored_once(
     make_agent, make_rank, frames, short_dir
 ):
     agent = make_agent()
@@ -111,7 +111,7 @@ def test_what_no_manifest_has_is_sent_again_and_stands_there_once(
     assert check_tree(rank.root, workers=1).damages == ()
 
 
-def test_rows_of_figures_and_sessions_without_numbers(make_agent, make_rank, frames, short_dir):
+def test_rebuild_of_statistics_rows_and_old_manifests(make_agent, make_rank, frames, short_dir):
     """More tensors than frames; and manifests of before they said their session."""
     agent = make_agent()
     rank = make_rank(agent.address, content=ContentSettings("statistic", ("max",)))
@@ -142,8 +142,8 @@ def retired_of(rank) -> list[int]:
     return [job.retired_iterations for job in rank.status().usage]
 
 
-def test_what_was_retired_stays_so(make_agent, make_rank, frames, short_dir):
-    """Status says it after a rebuild as before, and nothing of it is removed again."""
+def test_rebuild_keeps_retired_iterations_retired(make_agent, make_rank, frames, short_dir):
+    """Status shows it after a rebuild as before, and nothing of it is removed again."""
     agent = make_agent(retain_bytes=1)
     rank = make_rank(agent.address)
     rank.open()
@@ -165,7 +165,7 @@ def test_what_was_retired_stays_so(make_agent, make_rank, frames, short_dir):
     assert again.agent._ledger.retention.unfinished() == []
 
 
-def test_a_removal_that_was_cut_is_finished(make_agent, make_rank, frames, short_dir):
+def test_rebuild_completes_an_interrupted_removal(make_agent, make_rank, frames, short_dir):
     """The hidden manifest says which files are left, and a session of nothing else is there."""
     agent = make_agent()
     rank = make_rank(agent.address)
@@ -192,7 +192,7 @@ def test_a_removal_that_was_cut_is_finished(make_agent, make_rank, frames, short
     assert check_tree(rank.root, workers=1).damages == ()
 
 
-def test_what_is_refused(make_agent, make_rank, frames, short_dir, capfd):
+def test_rebuild_rejects_unsuitable_folders(make_agent, make_rank, frames, short_dir, capfd):
     agent = make_agent()
     rank = make_rank(agent.address)
     rank.open()

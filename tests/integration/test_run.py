@@ -1,4 +1,4 @@
-"""`rankdump run` as people use it: a real daemon, real processes, real files."""
+"""`rankdump run` with a real daemon, real processes and real files."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def test_everything_selected_is_in_the_tree(config, start, tmp_path, socket_folder):
+def test_run_dumps_all_selected_tensors(config, start, tmp_path, socket_folder):
     """Both ranks' selected iterations lie in the tree, exact; the job's output is its own."""
     code, out, err = ended(start(config, "sh", "-c", BOTH_RANKS))
     assert code == 0, err
@@ -104,7 +104,7 @@ def test_everything_selected_is_in_the_tree(config, start, tmp_path, socket_fold
     assert list(socket_folder.iterdir()) == []
 
 
-def test_the_exit_code_is_the_jobs(config, start):
+def test_run_returns_the_exit_code_of_the_job(config, start):
     """A failing job fails as it would alone, and what it dumped is kept."""
     code, _, err = ended(start(config, sys.executable, JOB, 0, 1, 5))
     assert code == 5
@@ -118,7 +118,7 @@ def test_the_exit_code_is_the_jobs(config, start):
         ("raise SystemExit(9)", 9, "code 9 before"),
     ],
 )
-def test_nobody_connected_is_said(config, start, script, code, cause):
+def test_run_reports_the_likely_cause_of_an_empty_dump(config, start, script, code, cause):
     """An empty dump names its likely cause."""
     returned, _, err = ended(start(config, sys.executable, "-c", script))
     assert returned == code
@@ -126,7 +126,7 @@ def test_nobody_connected_is_said(config, start, script, code, cause):
     assert cause in err
 
 
-def test_why_a_rank_dumped_nothing_is_said(start, tmp_path):
+def test_excluded_rank_logs_the_setting_that_excludes_it(start, tmp_path):
     """An excluded rank reads which setting excludes it."""
     config = written(tmp_path / "other.json", support_device=[5])
     code, _, err = ended(start(config, sys.executable, JOB, 0, 1))
@@ -134,7 +134,7 @@ def test_why_a_rank_dumped_nothing_is_said(start, tmp_path):
     assert "rank 0: nothing dumped: support_device [5] excludes this rank's device 0" in err
 
 
-def test_a_wrong_configuration_stops_before_the_job(start, tmp_path):
+def test_run_with_a_wrong_configuration_starts_no_job(start, tmp_path):
     """Exit code 2 and one line; the job never starts."""
     config = written(tmp_path / "wrong.json", input_output=7)
     marker = tmp_path / "started"
@@ -145,7 +145,9 @@ def test_a_wrong_configuration_stops_before_the_job(start, tmp_path):
 
 
 @pytest.mark.parametrize(("command", "code"), [("no-such-command-here", 127), ("/dev/null", 126)])
-def test_a_command_that_cannot_start(config, start, command, code, socket_folder):
+def test_run_returns_shell_codes_for_commands_that_cannot_start(
+    config, start, command, code, socket_folder
+):
     """The codes of a shell, and one line with the command's name."""
     returned, _, err = ended(start(config, command))
     assert returned == code
@@ -153,7 +155,7 @@ def test_a_command_that_cannot_start(config, start, command, code, socket_folder
     assert list(socket_folder.iterdir()) == []
 
 
-def test_a_daemon_that_cannot_start_is_code_three(config, start, tmp_path):
+def test_run_returns_three_when_the_daemon_cannot_start(config, start, tmp_path):
     """The last line of its log is shown, the log is kept, and the job never starts."""
     marker = tmp_path / "started"
     process = start(config, "touch", marker, RANKDUMPD_AGENT__QUEUE_BYTES="many")
@@ -196,7 +198,7 @@ def daemon_of(process: subprocess.Popen[str]) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_stopping_run_stops_the_job_and_keeps_the_dump(config, start, tmp_path, number):
+def test_signal_to_run_stops_the_job_and_keeps_the_dump(config, start, tmp_path, number):
     """A signal reaches the job; what it had dumped is in the tree; no process is left."""
     ready = tmp_path / "ready"
     # The shell waits for its child, and leaves by a trap: its code shows that it heard.
@@ -212,8 +214,8 @@ def test_stopping_run_stops_the_job_and_keeps_the_dump(config, start, tmp_path, 
     until(lambda: not alive(daemon))
 
 
-def test_a_killed_daemon_does_not_fail_the_job(config, start, tmp_path):
-    """The job ends as it would have; the summary then comes from the tree, and says so."""
+def test_killed_daemon_does_not_fail_the_job(config, start, tmp_path):
+    """The job ends as without it; the summary comes from the tree and mentions it."""
     ready, go = tmp_path / "ready", tmp_path / "go"
     wait = f"while [ ! -e {go} ]; do sleep 0.05; done"
     script = f"{sys.executable} {JOB} 0 2; touch {ready}; {wait}; echo the job ends"
@@ -231,7 +233,7 @@ def test_a_killed_daemon_does_not_fail_the_job(config, start, tmp_path):
     assert ["0", "2/2", "4"] in [line.split()[:3] for line in err.splitlines()]
 
 
-def test_a_killed_command_leaves_no_daemon_and_no_shared_memory(config, start, socket_folder):
+def test_killed_run_leaves_no_daemon_and_no_shared_memory(config, start, socket_folder):
     """kill -9 on `rankdump run` itself, in a job in which nobody has connected."""
     process = start(config, "sleep", "600")
     until(lambda: list(socket_folder.glob("*/agent.sock")))
@@ -245,7 +247,7 @@ def test_a_killed_command_leaves_no_daemon_and_no_shared_memory(config, start, s
     process.communicate(timeout=60)
 
 
-def test_a_job_that_outlives_a_killed_command_is_dumped_to_its_end(
+def test_job_that_outlives_a_killed_run_is_dumped_to_its_end(
     config, start, tmp_path, socket_folder
 ):
     """Its daemon stays until the last rank has left, then clears its folder away."""
@@ -265,8 +267,8 @@ def test_a_job_that_outlives_a_killed_command_is_dumped_to_its_end(
     ]
 
 
-def test_an_acl_file_that_enables_nothing(start, tmp_path):
-    """It is no error, for CANN neither; that nothing will come is said before and after."""
+def test_run_warns_about_an_acl_file_that_enables_nothing(start, tmp_path):
+    """It is no error, as in CANN; the empty dump is reported before and after."""
     path = tmp_path / "acl.json"
     path.write_text('{"dump": {}}')
     code, _, err = ended(start(path, sys.executable, JOB, 0, 1))
@@ -275,7 +277,7 @@ def test_an_acl_file_that_enables_nothing(start, tmp_path):
     assert "no rank connected: the configuration enables no dump" in err
 
 
-def test_the_job_is_not_told_to_dump_by_itself_as_well(config, start, tmp_path):
+def test_run_removes_mindspores_own_dump_variable(config, start, tmp_path):
     """MindSpore would dump what MINDSPORE_DUMP_CONFIG names; a dump of its own stays."""
     shown = "import os; print(os.environ.get('MINDSPORE_DUMP_CONFIG'))"
     other = tmp_path / "native.json"

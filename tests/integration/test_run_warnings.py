@@ -1,4 +1,4 @@
-"""`rankdump run` says what will surprise before the job starts."""
+"""Warnings of `rankdump run` before the job starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from support.configurations import body_of
 
 
-def test_warnings_come_before_the_job(tmp_path: Path, short_dir: Path):
+def test_run_prints_warnings_before_the_job_starts(tmp_path: Path, short_dir: Path):
     """One line each on stderr, then the job's own; its output and its code stay its own."""
     config = tmp_path / "data_dump.json"
     config.write_text(json.dumps(body_of(common={"iteration": "5-3", "support_device": [0, 0]})))

@@ -1,4 +1,4 @@
-"""The generated code and the daemon run on the oldest and the newest runtimes allowed."""
+"""Generated code and daemon on the oldest and the newest allowed runtimes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lowest(line: str) -> str:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("end", ["oldest", "newest"])
-def test_a_tensor_makes_the_whole_way(end: str, socket_folder: Path):
+def test_round_trip_works_on_oldest_and_newest_runtimes(end: str, socket_folder: Path):
     """Law: the lower bounds in pyproject.toml are true, and nothing newer broke them."""
     home = ROOT / "build" / "runtimes" / end
     wanted = requirements(oldest=end == "oldest")

@@ -1,4 +1,4 @@
-"""A daemon under a service manager: notifications, reloads and stops."""
+"""Daemon under a service manager: notifications, reloads and stops."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ WAIT_S = 60
 ARRAY = np.arange(1000, dtype=np.float32)
 
 
-class Manager:
-    """A service manager: it runs a daemon in a folder and hears what that says."""
+class ServiceManager:
+    """A service manager that runs a daemon in a folder and reads its notifications."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -102,13 +102,13 @@ class Manager:
 
 
 @pytest.fixture
-def manager(short_dir: Path) -> Iterator[Manager]:
-    with contextlib.closing(Manager(short_dir)) as manager:
+def manager(short_dir: Path) -> Iterator[ServiceManager]:
+    with contextlib.closing(ServiceManager(short_dir)) as manager:
         manager.configure()
         yield manager
 
 
-def test_signs_of_life_come_twice_as_often_as_the_watchdog_wants(manager: Manager):
+def test_watchdog_is_notified_twice_per_period(manager: ServiceManager):
     manager.run(WATCHDOG_USEC="100000")
     assert "STATUS=0 ranks, 0 frames" in manager.wait_heard("READY=1")
     assert "STATUS=0 ranks" in manager.wait_heard("WATCHDOG=1", times=3)
@@ -118,7 +118,9 @@ def test_signs_of_life_come_twice_as_often_as_the_watchdog_wants(manager: Manage
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_reload_takes_over_what_it_may_and_names_the_rest(manager: Manager, workers: int):
+def test_reload_applies_settings_and_lists_those_that_need_a_restart(
+    manager: ServiceManager, workers: int
+):
     """A broken file changes nothing, and ranks notice none of it."""
     manager.configure(workers=workers)
     manager.run()
@@ -142,7 +144,7 @@ def test_a_reload_takes_over_what_it_may_and_names_the_rest(manager: Manager, wo
     assert "agent.nonsense" in log
 
 
-def test_limits_hold_for_the_streams_that_come(manager: Manager, make_rank, frames):
+def test_reloaded_limits_apply_to_new_streams(manager: ServiceManager, make_rank, frames):
     manager.run()
     manager.wait_heard("READY=1")
     manager.configure(keep_free_bytes=1 << 59)
@@ -166,7 +168,7 @@ main()
 """
 
 
-def test_a_disk_that_hangs_does_not_hold_the_stop(manager: Manager, make_rank, frames):
+def test_hanging_disk_does_not_block_the_stop(manager: ServiceManager, make_rank, frames):
     """It ends soon after the deadline, says how much it leaves, and leaves with status 1."""
     manager.configure(drain_timeout_s=0.5)
     manager.run(program=("-c", STALLED))

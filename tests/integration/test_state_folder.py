@@ -1,4 +1,4 @@
-"""How an agent ends whose state folder is full or damaged: in one line, as a fault."""
+"""Agent with a full or damaged state folder: it ends with one line and status 1."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def ended(arguments: list[str]) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_no_space_in_the_state_folder_is_a_fault_and_no_mistake(short_dir):
-    """A service manager starts it again until there is room; a wrong setting it would not."""
+def test_full_state_folder_ends_with_exit_status_one(short_dir):
+    """A service manager starts it again until there is space; a wrong setting it would not."""
     (short_dir / "state").mkdir()
     fill = f"mount -t tmpfs -o size=16k tmpfs {short_dir}/state && exec"
     status, said = ended(["unshare", "-rm", "sh", "-c", f'{fill} "$@"', "sh", *command(short_dir)])
@@ -38,7 +38,7 @@ def test_no_space_in_the_state_folder_is_a_fault_and_no_mistake(short_dir):
 
 
 @pytest.mark.parametrize("keeps", [0, 4096])
-def test_a_damaged_ledger_ends_the_process(short_dir, keeps):
+def test_damaged_ledger_ends_the_process(short_dir, keeps):
     """Whatever of the file is not SQLite's: one line that says which file it is."""
     AgentLedger(short_dir / "state").close()
     path = short_dir / "state" / "ledger.sqlite"

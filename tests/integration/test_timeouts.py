@@ -1,4 +1,4 @@
-"""Ranks that wait for one another: hints before a timeout, and who it was that never came."""
+"""Ranks that wait for one another: hints before a timeout, and findings about absent ranks."""
 
 from __future__ import annotations
 
@@ -57,16 +57,14 @@ def running(
 
 
 def hints_of(tree: Path) -> list[dict[str, Any]]:
-    """What stands in the tree's file, by `rankdump hints`."""
+    """What is in the tree's file, by `rankdump hints`."""
     done = rankdump("hints", str(tree), "--json")
     assert done.returncode in (0, 1), done.stderr
     return json.loads(done.stdout)["hints"]
 
 
 @pytest.mark.parametrize(("case", "culprit"), [("sleepy", 2), ("slow_dump", 1)])
-def test_the_hint_names_who_was_late_and_what_dumping_had_to_do_with_it(
-    tmp_path: Path, case: str, culprit: int
-):
+def test_hint_names_the_late_rank_and_the_share_of_dumping(tmp_path: Path, case: str, culprit: int):
     """A rank that sleeps is not the dump's fault; one whose dump is slow is."""
     with running(case, tmp_path, timeout_s=600) as job:
         assert job.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
@@ -83,7 +81,7 @@ def test_the_hint_names_who_was_late_and_what_dumping_had_to_do_with_it(
     assert late["first_rank"] != culprit
 
 
-def test_the_warning_comes_before_the_timeout(tmp_path: Path):
+def test_warning_is_logged_before_the_timeout(tmp_path: Path):
     """Half of 20 s: ranks say so in their log while they wait, with the line to set."""
     with running("stuck_dump", tmp_path, timeout_s=20) as job:
         assert job.wait(PATIENCE_S) != 0
@@ -104,7 +102,7 @@ def test_the_warning_comes_before_the_timeout(tmp_path: Path):
     )
 
 
-def test_a_rank_that_skips_a_collective_is_named_while_the_others_hang(tmp_path: Path):
+def test_rank_that_skips_a_collective_is_named_while_others_hang(tmp_path: Path):
     """From what the agents hold: rank, group, number, and the last operator it did run."""
     with running("skips", tmp_path, timeout_s=25) as job:
         missing = named_while_hanging(tmp_path, job)

@@ -1,4 +1,4 @@
-"""Agents, coordinators, ranks and people over TCP: who is let in, who is not, and what is said."""
+"""TLS between agents, coordinators, ranks and users: admission, rejection and messages."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from support.authorities import Authority, variables
-from support.slab_rooms import wait_until
+from support.certificate_authority import CertificateAuthority, variables
+from support.slab_agents import wait_until
 
 import rankdump
 from rankdump._cli import daemon_client
@@ -46,9 +46,9 @@ ARRAY = np.arange(6, dtype=np.float32)
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
     """One authority with a certificate of each role, and those that nobody should believe."""
-    made = Authority(tmp_path_factory.mktemp("tls") / "ca")
+    made = CertificateAuthority(tmp_path_factory.mktemp("tls") / "ca")
     for role in ("agent", "operator", "reader", "rank"):
         made.issue(role, role)
     made.issue("nobody", hosts=("localhost",))
@@ -56,7 +56,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return made
 
 
-class Served:
+class TlsService:
     """A service behind TLS and a gate, in this process."""
 
     def __init__(self, folder: Path, settings: TlsSettings, *services: GrpcService) -> None:
@@ -78,7 +78,7 @@ class Served:
 
 
 @pytest.fixture
-def running(authority: Authority, tmp_path: Path) -> Iterator[Served]:
+def running(authority: CertificateAuthority, tmp_path: Path) -> Iterator[TlsService]:
     """An agent and a coordinator that listen on TCP, with a certificate of their own each time."""
     agent = DumpAgent(
         AgentSettings(listen=ANYWHERE, state_dir=str(tmp_path / "a"), encode_threads=1)
@@ -93,7 +93,7 @@ def running(authority: Authority, tmp_path: Path) -> Iterator[Served]:
         revoked.write_text("")
         name = f"server-{tmp_path.name}"
         settings = dataclasses.replace(authority.server(name), revoked=str(revoked))
-        served = Served(tmp_path, settings, agent, coordinator)
+        served = TlsService(tmp_path, settings, agent, coordinator)
         stack.callback(served.stop)
         yield served
 
@@ -124,7 +124,7 @@ def dump(address: str, tree: Path, credentials: TlsCredentials) -> None:
         session.dump("Add", "Default/Add-op1", "output", 0, ARRAY)
 
 
-def test_a_rank_dumps_over_tls(authority: Authority, running: Served, tmp_path: Path):
+def test_rank_dumps_over_tls(authority: CertificateAuthority, running: TlsService, tmp_path: Path):
     """Law: with certificates on both sides everything works as it does on a socket."""
     dump(running.address, tmp_path / "tree", authority.credentials("rank"))
     (found,) = (tmp_path / "tree").rglob("*.npy")
@@ -149,8 +149,10 @@ CALLS = {
         ("nobody", set[str]()),
     ],
 )
-def test_what_a_role_may_do(authority: Authority, running: Served, shows, role, allowed):
-    """Every call of people is answered for the right roles, and refused for the others."""
+def test_role_permits_its_calls_and_no_others(
+    authority: CertificateAuthority, running: TlsService, shows, role, allowed
+):
+    """Every call of users is answered for the right roles, and rejected for the others."""
     shows(authority.credentials(role))
     done = set[str]()
     for name, call in CALLS.items():
@@ -160,8 +162,10 @@ def test_what_a_role_may_do(authority: Authority, running: Served, shows, role, 
     assert done == allowed
 
 
-def test_a_wrong_role_is_told_so(authority: Authority, running: Served, shows, capsys):
-    """One line: whose certificate, what it wanted, for whom that is. Code 1."""
+def test_wrong_role_is_reported_in_one_line(
+    authority: CertificateAuthority, running: TlsService, shows, capsys
+):
+    """One line: the certificate, the call, and the roles that may make it. Code 1."""
     shows(authority.credentials("rank"))
     assert run_command_line(["status", "--agent", running.address]) == 1
     said = capsys.readouterr().err
@@ -171,8 +175,8 @@ def test_a_wrong_role_is_told_so(authority: Authority, running: Served, shows, c
     )
 
 
-def test_a_revoked_certificate_is_told_so(
-    authority: Authority, running: Served, shows, capsys, tmp_path: Path, caplog
+def test_revoked_certificate_is_reported_as_such(
+    authority: CertificateAuthority, running: TlsService, shows, capsys, tmp_path: Path, caplog
 ):
     """To people in one line, to a rank once: it is no matter of reaching anybody."""
     for name in ("operator", "rank"):
@@ -189,8 +193,10 @@ def test_a_revoked_certificate_is_told_so(
     assert len(told) == 1
 
 
-def test_a_server_in_the_clear_is_told_apart(authority: Authority, tmp_path: Path, shows):
-    """It answers, and what it says is no TLS."""
+def test_server_without_tls_is_reported_as_such(
+    authority: CertificateAuthority, tmp_path: Path, shows
+):
+    """It answers, but without TLS."""
     server = GrpcServer(ANYWHERE, ())
     shows(authority.credentials("operator"))
     try:
@@ -200,7 +206,9 @@ def test_a_server_in_the_clear_is_told_apart(authority: Authority, tmp_path: Pat
         server.stop(0)
 
 
-def test_people_may_not_pose_as_ranks_or_agents(authority: Authority, running: Served, tmp_path):
+def test_user_certificates_cannot_pose_as_ranks_or_agents(
+    authority: CertificateAuthority, running: TlsService, tmp_path
+):
     with open_channel(running.address, authority.credentials("operator")) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             agent_pb2_grpc.AgentServiceStub(channel).OpenSession(request(tmp_path), timeout=WAIT_S)
@@ -225,15 +233,20 @@ def test_people_may_not_pose_as_ranks_or_agents(authority: Authority, running: S
         ("no file", "certificate file /nowhere: No such file or directory"),
     ],
 )
-def test_why_nobody_answers(
-    authority: Authority, running: Served, shows, tmp_path: Path, case: str, said: str
+def test_certificate_problem_is_one_line_at_the_client(
+    authority: CertificateAuthority,
+    running: TlsService,
+    shows,
+    tmp_path: Path,
+    case: str,
+    said: str,
 ):
     """Law: whatever is wrong with a certificate is one clear line at the client, code 3."""
     ours = authority.credentials("operator")
     if case == "expired":
         shows(authority.credentials("expired"))
     elif case in ("other authority", "server of another", "self-made"):
-        other = Authority(tmp_path / "other").issue("rank", "operator")
+        other = CertificateAuthority(tmp_path / "other").issue("rank", "operator")
         ca = {"other authority": ours.ca, "server of another": other.ca}.get(case)
         if ca is None:
             # Believes both sides itself: only the server can say no.
@@ -252,7 +265,7 @@ def test_why_nobody_answers(
         daemon_client.fetch_agent_status(running.address)
 
 
-def test_settings_of_a_client_that_lack_something(authority: Authority, monkeypatch, capsys):
+def test_missing_client_settings_are_named(authority: CertificateAuthority, monkeypatch, capsys):
     """A variable that is missing is named; so is a host that is asked for in the clear. Code 2."""
     monkeypatch.setenv("RANKDUMP_TLS_CA", authority.credentials("operator").ca)
     assert run_command_line(["status", "--agent", "127.0.0.1:1"]) == 2
@@ -265,25 +278,33 @@ def test_settings_of_a_client_that_lack_something(authority: Authority, monkeypa
     )
 
 
-def test_a_rank_says_once_why_it_is_alone(
-    authority: Authority, running: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_rank_logs_the_connection_problem_once(
+    authority: CertificateAuthority,
+    running: TlsService,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ):
-    """Law: training goes on, and its log says the cause once, not never and not always."""
+    """Law: training continues, and its log shows the cause once, not never and not always."""
     dump(running.address, tmp_path / "t", authority.credentials("expired"))
     told = [r.message for r in caplog.records if "certificate has expired" in r.message]
     assert len(told) == 1
     assert "training continues" in told[0]
 
 
-def test_a_rank_with_the_wrong_role_is_told_once(
-    authority: Authority, running: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_rank_with_the_wrong_role_logs_it_once(
+    authority: CertificateAuthority,
+    running: TlsService,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ):
     dump(running.address, tmp_path / "t", authority.credentials("reader"))
     told = [r for r in caplog.records if r.name == "rankdump" and "is for rank" in r.message]
     assert len(told) == 1
 
 
-def test_a_certificate_that_is_revoked(authority: Authority, running: Served, tmp_path: Path):
+def test_revoked_certificate_ends_its_open_streams(
+    authority: CertificateAuthority, running: TlsService, tmp_path: Path
+):
     """Law: its open streams end, and on the same connection it may do nothing more."""
     rank = authority.credentials("rank")
     with open_channel(running.address, rank) as channel:
@@ -312,7 +333,9 @@ def _first_and_then_nothing(
     over.wait(WAIT_S)
 
 
-def test_certificates_that_are_renewed(authority: Authority, running: Served, shows):
+def test_renewed_certificate_is_used_by_the_next_connection(
+    authority: CertificateAuthority, running: TlsService, shows
+):
     """Law: the next connection sees the new one, without a restart; the earlier one lives on."""
     operator = authority.credentials("operator")
     host, port = running.address.rsplit(":", 1)
@@ -333,7 +356,9 @@ def test_certificates_that_are_renewed(authority: Authority, running: Served, sh
     daemon_client.fetch_agent_status(running.address)
 
 
-def test_who_did_what_is_written_down(authority: Authority, running: Served, shows, tmp_path: Path):
+def test_audit_log_records_callers_and_calls(
+    authority: CertificateAuthority, running: TlsService, shows, tmp_path: Path
+):
     """Sessions, streams, reads, drains and refusals; whose they were; and no token."""
     dump(running.address, tmp_path / "tree", authority.credentials("rank"))
     shows(authority.credentials("operator"))
@@ -368,8 +393,10 @@ def test_who_did_what_is_written_down(authority: Authority, running: Served, sho
     assert not any("token" in line or "secret" in line for line in running.lines())
 
 
-def test_an_agent_reports_over_tls(authority: Authority, running: Served, tmp_path: Path, caplog):
-    """With its role it does; without, it says so and gives nothing up until it is let in."""
+def test_agent_reports_to_the_coordinator_over_tls(
+    authority: CertificateAuthority, running: TlsService, tmp_path: Path, caplog
+):
+    """With its role it reports; without it logs this and loses nothing until admitted."""
     credentials = authority.credentials("reader")
     own = tmp_path / "own"
     own.mkdir()
@@ -407,8 +434,10 @@ def _copy(source: TlsCredentials, target: TlsCredentials) -> None:
         Path(getattr(target, name)).write_bytes(Path(getattr(source, name)).read_bytes())
 
 
-def test_the_workers_of_a_front_over_tls(authority: Authority, short_dir: Path, shows):
-    """Law: redirected ranks meet the certificate they know, and the front its workers."""
+def test_workers_serve_redirected_ranks_over_tls(
+    authority: CertificateAuthority, short_dir: Path, shows
+):
+    """Law: redirected ranks find the same certificate, and the supervisor reaches its workers."""
     notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     notified.bind(f"{short_dir}/notify")
     notified.settimeout(WAIT_S)
@@ -453,8 +482,8 @@ def test_the_workers_of_a_front_over_tls(authority: Authority, short_dir: Path, 
         assert process.wait(WAIT_S) == 0
 
 
-def test_without_certificates_nothing_but_loopback(authority: Authority):
-    """The same address is served with certificates, and refused without."""
+def test_addresses_beyond_loopback_need_certificates(authority: CertificateAuthority):
+    """The same address is served with certificates, and rejected without."""
     with pytest.raises(ConfigError, match=r"with certificates \(\[tls\]\)"):
         GrpcServer("0.0.0.0:0", ()).start()
     server = GrpcServer("0.0.0.0:0", (), tls=ServerCertificates(authority.server("everywhere")))
@@ -462,7 +491,9 @@ def test_without_certificates_nothing_but_loopback(authority: Authority):
     server.stop(0)
 
 
-def test_every_role_may_ask_for_health_and_what_there_is(authority: Authority, running: Served):
+def test_health_and_reflection_are_open_to_every_role(
+    authority: CertificateAuthority, running: TlsService
+):
     """Also streams of theirs pass; a certificate without any role may not even that."""
     with open_channel(running.address, authority.credentials("rank")) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
@@ -479,7 +510,7 @@ def test_every_role_may_ask_for_health_and_what_there_is(authority: Authority, r
             health.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
 
 
-def test_a_socket_is_written_down_as_local(short_dir: Path, tmp_path: Path):
+def test_socket_callers_are_audited_as_local(short_dir: Path, tmp_path: Path):
     """Everything is allowed there, and all that is known of the caller is that it is here."""
     agent = DumpAgent(AgentSettings(listen=f"unix:{short_dir}/a", state_dir=f"{short_dir}/state"))
     path = tmp_path / "audit"
@@ -503,7 +534,7 @@ def test_a_socket_is_written_down_as_local(short_dir: Path, tmp_path: Path):
     ]
 
 
-def test_a_process_opens_its_audit_once(make_daemon, tmp_path: Path):
+def test_audit_log_is_opened_once_per_process(make_daemon, tmp_path: Path):
     """The gate, the page and what removes iterations write through one."""
     path = tmp_path / "audit"
     daemon = make_daemon(RANKDUMPD_LOG__AUDIT=str(path), RANKDUMPD_METRICS__LISTEN=ANYWHERE)
@@ -517,7 +548,7 @@ def test_a_process_opens_its_audit_once(make_daemon, tmp_path: Path):
     assert opened == 1
 
 
-def test_an_audit_file_that_cannot_be(short_dir: Path):
+def test_unusable_audit_file_ends_the_start(short_dir: Path):
     """One line, and code 2, before anything listens."""
     environ = os.environ | {
         "RANKDUMPD_COORDINATOR__LISTEN": f"unix:{short_dir}/c",
@@ -551,8 +582,8 @@ def check_config(own: TlsSettings, coordinator: str, folder: Path) -> subprocess
     )
 
 
-def test_check_config_looks_at_certificates_and_asks_the_coordinator(
-    authority: Authority, running: Served, tmp_path: Path
+def test_check_config_checks_certificates_and_calls_the_coordinator(
+    authority: CertificateAuthority, running: TlsService, tmp_path: Path
 ):
     """Status 0, 1 or 2 as nothing, something or everything is wrong; settings on standard output.
 
@@ -587,7 +618,9 @@ def test_check_config_looks_at_certificates_and_asks_the_coordinator(
     assert any("is not valid: certificate has expired" in line for line in lines)
 
 
-def test_an_agent_whose_files_do_not_fit_does_not_start(authority: Authority, tmp_path: Path):
+def test_agent_with_mismatched_certificate_files_does_not_start(
+    authority: CertificateAuthority, tmp_path: Path
+):
     """One line, status 2: not hours later, when there is something to report."""
     shown = authority.credentials("agent")
     own = TlsSettings(shown.ca, shown.certificate, authority.credentials("rank").key)

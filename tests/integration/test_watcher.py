@@ -1,4 +1,4 @@
-"""Memory that somebody else writes to: watched outputs through a real agent."""
+"""Watched outputs through a real agent: memory that other operators write to."""
 
 # torch types what stands in a module as `Tensor | Module`.
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -31,8 +31,8 @@ NAME = re.compile(
 )
 
 
-class Stomping(nn.Module):
-    """Writes where it has no business: into what another operator gave."""
+class OverwritingLayer(nn.Module):
+    """Writes into the output of another operator."""
 
     def __init__(self, victims: list[Tensor]) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Net(nn.Module):
         self.victims: list[Tensor] = []
         self.first = nn.Linear(2, 3)
         self.calm = nn.Identity()
-        self.wild = Stomping(self.victims)
+        self.wild = OverwritingLayer(self.victims)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -87,7 +87,7 @@ def manifests(root: Path) -> list[Manifest]:
     return [Manifest.from_json(path.read_bytes()) for path in folder.rglob("*.json")]
 
 
-def test_the_layer_that_stomped_is_found(start, short_dir):
+def test_watched_output_shows_the_layer_that_overwrote_it(start, short_dir):
     """Law: each file has the content after its layer, under the name that says both operators."""
     with start(("calm", "wild"), ("first",)) as session:
         session.attach(net := Net())
@@ -111,14 +111,14 @@ def test_the_layer_that_stomped_is_found(start, short_dir):
         assert manifest.status.dropped == {}
 
 
-class Noted(torch.autograd.Function):
-    """An operator that notes when its part of the graph is gone."""
+class NotedOperator(torch.autograd.Function):
+    """An operator that records when its part of the graph is freed."""
 
     gone = 0
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
-        ctx.note = Note()
+        ctx.note = GraphNote()
         return x * 2
 
     @staticmethod
@@ -126,16 +126,16 @@ class Noted(torch.autograd.Function):
         return gradients[0] * 2
 
 
-class Note:
-    """What only a graph refers to."""
+class GraphNote:
+    """Object that only a graph refers to."""
 
     def __del__(self) -> None:
-        Noted.gone += 1
+        NotedOperator.gone += 1
 
 
 class Doubling(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return Noted.apply(x)  # pyright: ignore[reportReturnType]
+        return NotedOperator.apply(x)  # pyright: ignore[reportReturnType]
 
 
 def losses(session: rankdump.Session) -> tuple[list[float], list[int]]:
@@ -144,7 +144,7 @@ def losses(session: rankdump.Session) -> tuple[list[float], list[int]]:
     net = nn.Sequential(nn.Linear(4, 8), Doubling(), nn.ReLU(inplace=True), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     session.attach(net)
-    found, gone, Noted.gone = [], [], 0
+    found, gone, NotedOperator.gone = [], [], 0
     for i in range(4):
         session.step(i)
         loss = net(torch.randn(3, 4)).square().mean()
@@ -154,11 +154,11 @@ def losses(session: rankdump.Session) -> tuple[list[float], list[int]]:
         found.append(loss.item())
         del loss
         gc.collect()
-        gone.append(Noted.gone)
+        gone.append(NotedOperator.gone)
     return found, gone
 
 
-def test_training_is_what_it_was(start):
+def test_watching_changes_no_result(start):
     """Law: being watched changes no result, and keeps no graph of gradients alive."""
     plain = losses(rankdump.Session())
     assert plain[1] == [1, 2, 3, 4]
@@ -167,7 +167,7 @@ def test_training_is_what_it_was(start):
         assert losses(session) == plain
 
 
-def test_memory_that_was_taken_away_is_counted(start, short_dir):
+def test_freed_watched_memory_is_counted_as_drop(start, short_dir):
     """Law: what has no memory any more is a loss with its reason, and no crash."""
     with start(("1", "2"), ("0",)) as session:
         net = nn.Sequential(nn.Linear(2, 2), nn.Identity(), nn.Identity())

@@ -1,4 +1,4 @@
-"""An agent of several processes: who takes which rank, and what survives whose death."""
+"""Agent with several worker processes: distribution of ranks, crashes and restarts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def until(look: Callable[[], StatusView], holds: Callable[[StatusView], bool]) -
     return view
 
 
-def test_ranks_are_shared_out_and_all_of_it_is_in_the_tree(make_host):
+def test_ranks_are_distributed_and_all_tensors_are_in_the_tree(make_host):
     """Law: every rank's tensors are in the tree, whichever worker wrote them; the view has all."""
     host = make_host(2)
     for rank in range(4):
@@ -83,13 +83,13 @@ def test_ranks_are_shared_out_and_all_of_it_is_in_the_tree(make_host):
 
 
 def all_is_needed(view: StatusView) -> bool:
-    """Whether all four ranks are over, and what they need says so; it follows a moment later."""
+    """Whether all four ranks have ended, and the needs, which follow later, show it."""
     stored = sum(i.bytes_stored for i in view.iterations if i.complete)
     needs = [need.bytes_stored for need in view.needs]
     return sum(i.complete for i in view.iterations) == 4 and needs == [stored]
 
 
-def test_what_workers_need_and_their_ledgers_are_added_up(make_host, short_dir):
+def test_needs_and_ledgers_of_workers_are_added_up(make_host, short_dir):
     """One sentence of all ranks, not one of each worker, which knows its own part only."""
     host = make_host(2, JOB_BYTES="150000", KEEP_FREE_RATIO="0", KEEP_FREE_INODES_RATIO="0")
     with contextlib.ExitStack() as sessions:
@@ -108,7 +108,7 @@ def test_what_workers_need_and_their_ledgers_are_added_up(make_host, short_dir):
 
 
 @pytest.mark.parametrize("shared_memory", [True, False])
-def test_a_killed_worker_comes_back_and_the_rank_loses_nothing(make_host, shared_memory):
+def test_killed_worker_restarts_and_its_rank_loses_nothing(make_host, shared_memory):
     """What was acknowledged is in its ledger, what was not is sent again or lies in the slab."""
     host = make_host(2)
     index = select_worker("job", 3, 2)
@@ -129,7 +129,7 @@ def test_a_killed_worker_comes_back_and_the_rank_loses_nothing(make_host, shared
     assert host.stop() == 0, host.log()
 
 
-def test_a_worker_that_is_away_is_said_and_the_others_go_on(make_host):
+def test_absent_worker_is_reported_and_others_continue(make_host):
     host = make_host(2)
     with host.session(0) as session:
         session.step(0)
@@ -143,7 +143,7 @@ def test_a_worker_that_is_away_is_said_and_the_others_go_on(make_host):
     assert drain_agent(host.address, timeout_s=WAIT_S) == 0
 
 
-def test_a_killed_front_leaves_no_process_and_the_next_one_goes_on(make_host):
+def test_killed_supervisor_leaves_no_process_and_is_succeeded(make_host):
     host = make_host(2)
     with host.session(1) as session:
         session.step(0)
@@ -156,8 +156,8 @@ def test_a_killed_front_leaves_no_process_and_the_next_one_goes_on(make_host):
     assert host.manifests(1)[0].status.is_balanced
 
 
-def test_a_front_that_starts_while_workers_of_a_killed_one_end(make_host):
-    """The next front waits for the ledgers that dying workers still hold."""
+def test_supervisor_waits_for_workers_of_a_killed_one(make_host):
+    """The next supervisor waits for the ledgers that dying workers still hold."""
     host = make_host(2)
     watches = watch(host.workers().values())
     host.process.kill()
@@ -188,8 +188,8 @@ def test_sigterm_drains_all_workers(make_host):
     assert not list(host.folder.glob("worker-*"))
 
 
-def test_a_service_manager_may_signal_every_process(make_host):
-    """Signal and leash are one wish: a worker that gets both drains as ever."""
+def test_sigterm_to_every_process_drains_as_usual(make_host):
+    """A worker that gets both the signal and the pipe's end drains as usual."""
     host = make_host(2)
     with host.session(0) as session:
         session.step(0)
@@ -202,7 +202,7 @@ def test_a_service_manager_may_signal_every_process(make_host):
     np.testing.assert_array_equal(host.arrays(0), tensors(0, 0, 100))
 
 
-def test_a_silent_rank_is_cut_off_at_the_deadline(make_host, make_rank, frames):
+def test_silent_rank_is_cut_off_at_the_deadline(make_host, make_rank, frames):
     host = make_host(2, DRAIN_TIMEOUT_S="1")
     front = make_rank(host.address)
     rank = make_rank(f"unix:{host.folder}/{front.open().redirect}", root=host.tree)
@@ -214,8 +214,8 @@ def test_a_silent_rank_is_cut_off_at_the_deadline(make_host, make_rank, frames):
     assert host.process.wait(WAIT_S) == 0
 
 
-def test_readiness_means_all_workers(make_host, short_dir):
-    """The service manager hears of the front alone, and only when every worker serves."""
+def test_readiness_is_notified_when_all_workers_serve(make_host, short_dir):
+    """The service manager learns of the supervisor alone, and only when every worker serves."""
     heard: list[bytes] = []
     served: list[bool] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
@@ -248,7 +248,7 @@ def until_served(served: list[bool]) -> bool:
     return any(len(served) == 3 or pause.wait(0.05) for _ in range(1000))
 
 
-def test_the_front_refuses_frames_and_says_why(make_host, make_rank):
+def test_supervisor_rejects_frames_with_the_reason(make_host, make_rank):
     """A client that follows no redirect learns that it is too old."""
     rank = make_rank(make_host(2).address)
     answer = rank.open()
@@ -262,7 +262,7 @@ def test_the_front_refuses_frames_and_says_why(make_host, make_rank):
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_coordinator_in_front_of_workers_hears_of_all_ranks(make_host):
+def test_standalone_coordinator_gets_reports_of_all_workers(make_host):
     """`standalone --workers N`: workers report to the address at which ranks ask."""
     host = make_host(2, command="standalone")
     for rank in range(2):
@@ -284,7 +284,7 @@ def test_a_coordinator_in_front_of_workers_hears_of_all_ranks(make_host):
     assert host.stop() == 0, host.log()
 
 
-def test_over_tcp_a_worker_is_another_port(make_host, make_rank, frames):
+def test_worker_over_tcp_has_its_own_port(make_host, make_rank, frames):
     """A client goes to a port of the host that it knows the agent by."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -314,12 +314,12 @@ def refused(*arguments: str, **environ: str) -> str:
 @pytest.mark.parametrize(
     ("workers", "says"), [("0", "1 to 256"), ("-1", "1 to 256"), ("257", "1 to 256"), ("x", "int")]
 )
-def test_a_number_of_workers_that_cannot_be(workers, says):
+def test_invalid_number_of_workers_is_one_line(workers, says):
     """One line says what is legal, and nothing starts."""
     assert says in refused("agent", "--workers", workers)
 
 
-def test_what_workers_cannot_be_given_is_one_line(tmp_path, short_dir):
+def test_faults_shared_by_workers_are_one_line(tmp_path, short_dir):
     """Faults in what all workers share are found before any of them starts."""
     state = {"RANKDUMPD_AGENT__STATE_DIR": str(tmp_path), "RANKDUMPD_AGENT__WORKERS": "2"}
     name = "x" * (107 - len(f"{short_dir}/"))  # a front could listen there, no worker beside it
@@ -333,7 +333,7 @@ def test_what_workers_cannot_be_given_is_one_line(tmp_path, short_dir):
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_state_of_a_live_front_is_not_taken(make_host, short_dir, workers):
+def test_state_of_a_live_supervisor_is_rejected(make_host, short_dir, workers):
     host = make_host(2)
     said = refused(
         "agent",

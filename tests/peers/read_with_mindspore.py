@@ -1,4 +1,4 @@
-"""Reads a dump tree with MindSpore 2.0's own programs and prints what they found, as JSON.
+"""Reads a dump tree with MindSpore 2.0's own programs and prints the results as JSON.
 
 Runs under the Python of a virtual environment that has mindspore and mindinsight 2.0.0, and knows
 nothing of rankdump.

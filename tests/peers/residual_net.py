@@ -1,4 +1,4 @@
-"""A small network: a shortcut, convolution, normalisation, an in-place operator called twice."""
+"""Small network: a shortcut, convolution, normalisation, an in-place operator called twice."""
 
 from __future__ import annotations
 

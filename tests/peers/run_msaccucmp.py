@@ -1,4 +1,4 @@
-"""Runs CANN's own msaccucmp.py where there is no CANN: its arguments are this script's.
+"""Runs CANN's own msaccucmp.py without CANN, with the same arguments.
 
 Everything is msaccucmp's but one step: a closed library turns a file's header into JSON there. Here
 a table of fields does, made from the published description of the message (CANN 8 operator dump

@@ -1,4 +1,4 @@
-"""Runs troubleshooter's `api_dump_*`: dumps of small nets made up from a seed, and comparisons.
+"""Runs troubleshooter's `api_dump_*`: dumps of small nets from a seed, and comparisons.
 
     run_troubleshooter.py MODULE dump JSON       one dump, as `Dump` in test_troubleshooter.py says
     run_troubleshooter.py MODULE words JSON      one dump of calls with words: the net Wordy
@@ -41,7 +41,7 @@ STEPS = {
 
 
 class Net(nn.Module):
-    """Calls the steps it is told, one after the other."""
+    """Calls the steps it is notified, one after the other."""
 
     def __init__(self, steps):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Trees of profile `ms2.0` as MindSpore 2.0's own readers see them: `make peers` runs this.
+"""Trees of profile `ms2.0` in MindSpore 2.0's own readers; run by `make peers`.
 
 The readers are the C++ offline debugger (`mindspore.offline_debug`) and MindInsight's DumpAnalyzer,
 in a virtual environment of their own; PEERS_PYTHON names its Python.
@@ -72,18 +72,18 @@ def found(tree: Path) -> dict:
     return read(tree)
 
 
-def test_every_rank_and_iteration_is_seen(found):
+def test_readers_find_every_rank_and_iteration(found):
     assert found["ranks"] == list(RANKS)
     assert found["iterations"] == [0, 2, 3]
 
 
-def test_the_debugger_reads_every_tensor_as_it_is(tree, found):
+def test_debugger_reads_every_tensor_unchanged(tree, found):
     """Bytes and shape, of every rank, by the operator's name in the graph."""
     assert found["debugger_different"] == []
     assert found["debugger_same"] == len(walk(tree).entries) > 100
 
 
-def test_the_graph_has_every_operator_of_the_order(tree, found):
+def test_graph_has_every_operator_of_the_order(tree, found):
     for rank in RANKS:
         order = tree / f"rank_{rank}/execution_order/ms_execution_order_graph_0.csv"
         names = order.read_text().splitlines()[1:]
@@ -93,14 +93,14 @@ def test_the_graph_has_every_operator_of_the_order(tree, found):
         assert operators <= set(found["nodes"][str(rank)])
 
 
-def test_the_analyzer_gives_values_and_finds_what_is_large(found):
+def test_analyzer_reads_values_and_finds_large_ones(found):
     assert found["analyzer_values"] > 100
     watched = found["watched"]
     assert watched["expected"]
     assert watched["found"] == watched["expected"]
 
 
-def test_a_tensor_under_another_name_is_not_found(tree, tmp_path):
+def test_debugger_does_not_find_a_renamed_tensor(tree, tmp_path):
     """The check can fail: the name in the graph decides what the debugger finds."""
     copy = tmp_path / "tree"
     shutil.copytree(tree, copy)

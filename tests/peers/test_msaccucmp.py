@@ -1,4 +1,4 @@
-"""Our conversion beside CANN's own: `make peers` runs this.
+"""Conversion compared with CANN's own; run by `make peers`.
 
 `run_msaccucmp.py` says how msaccucmp runs without CANN. MSPROBE_PYTHON names the Python of a
 virtual environment that has it.
@@ -28,7 +28,7 @@ NUMBERS = {kind.name: kind.number for kind in DATA_TYPES.values()}
 
 
 @dataclass(frozen=True)
-class Tensor:
+class FileTensor:
     """One tensor of a file."""
 
     data_type: str
@@ -42,41 +42,41 @@ class Tensor:
 FORMATS = {
     # Target: every tensor of it can be converted by both.
     "NCHW": [
-        Tensor("FLOAT16", "NC1HWC0", (2, 2, 3, 5, 16), (2, 20, 3, 5), 2),
-        Tensor("INT8", "NC1HWC0", (2, 2, 3, 5, 32), (2, 40, 3, 5), 1),
-        Tensor("FLOAT", "NC1HWC0", (2, 2, 3, 5, 16), None, 4),
-        Tensor("FLOAT16", "FRACTAL_Z", (2 * 3 * 5, 2, 16, 16), (20, 30, 3, 5), 2),
-        Tensor("FLOAT", "NHWC", (2, 3, 4, 5), (2, 5, 3, 4), 4),
-        Tensor("FLOAT", "HWCN", (2, 3, 4, 5), None, 4),
-        Tensor("FLOAT", "NCHW", (2, 3, 4, 5), (2, 3, 4, 5), 4),
-        Tensor("FLOAT16", "FRACTAL_NZ", (2, 4, 2, 16, 16), (2, 30, 50), 2),
+        FileTensor("FLOAT16", "NC1HWC0", (2, 2, 3, 5, 16), (2, 20, 3, 5), 2),
+        FileTensor("INT8", "NC1HWC0", (2, 2, 3, 5, 32), (2, 40, 3, 5), 1),
+        FileTensor("FLOAT", "NC1HWC0", (2, 2, 3, 5, 16), None, 4),
+        FileTensor("FLOAT16", "FRACTAL_Z", (2 * 3 * 5, 2, 16, 16), (20, 30, 3, 5), 2),
+        FileTensor("FLOAT", "NHWC", (2, 3, 4, 5), (2, 5, 3, 4), 4),
+        FileTensor("FLOAT", "HWCN", (2, 3, 4, 5), None, 4),
+        FileTensor("FLOAT", "NCHW", (2, 3, 4, 5), (2, 3, 4, 5), 4),
+        FileTensor("FLOAT16", "FRACTAL_NZ", (2, 4, 2, 16, 16), (2, 30, 50), 2),
     ],
     "NHWC": [
-        Tensor("FLOAT16", "NC1HWC0", (2, 2, 3, 5, 16), (2, 3, 5, 20), 2),
-        Tensor("INT32", "NCHW", (2, 3, 4, 5), None, 4),
-        Tensor("INT32", "HWCN", (2, 3, 4, 5), None, 4),
-        Tensor("FLOAT16", "FRACTAL_NZ", (4, 2, 16, 16), (30, 50), 2),
+        FileTensor("FLOAT16", "NC1HWC0", (2, 2, 3, 5, 16), (2, 3, 5, 20), 2),
+        FileTensor("INT32", "NCHW", (2, 3, 4, 5), None, 4),
+        FileTensor("INT32", "HWCN", (2, 3, 4, 5), None, 4),
+        FileTensor("FLOAT16", "FRACTAL_NZ", (4, 2, 16, 16), (30, 50), 2),
     ],
     "HWCN": [
-        Tensor("FLOAT16", "NC1HWC0", (2, 2, 3, 5, 16), (3, 5, 20, 2), 2),
-        Tensor("FLOAT16", "FRACTAL_Z", (2 * 3 * 5, 2, 16, 16), (3, 5, 30, 20), 2),
-        Tensor("UINT8", "NHWC", (2, 3, 4, 5), None, 1),
+        FileTensor("FLOAT16", "NC1HWC0", (2, 2, 3, 5, 16), (3, 5, 20, 2), 2),
+        FileTensor("FLOAT16", "FRACTAL_Z", (2 * 3 * 5, 2, 16, 16), (3, 5, 30, 20), 2),
+        FileTensor("UINT8", "NHWC", (2, 3, 4, 5), None, 1),
     ],
     "ND": [
-        Tensor("FLOAT16", "FRACTAL_NZ", (4, 2, 16, 16), (30, 50), 2),
-        Tensor("INT8", "FRACTAL_NZ", (3, 2, 2, 16, 32), (3, 32, 64), 1),
-        Tensor("FLOAT16", "NDC1HWC0", (2, 3, 2, 4, 5, 16), None, 2),
-        Tensor("DOUBLE", "ND", (7, 3), (7, 3), 8),
+        FileTensor("FLOAT16", "FRACTAL_NZ", (4, 2, 16, 16), (30, 50), 2),
+        FileTensor("INT8", "FRACTAL_NZ", (3, 2, 2, 16, 32), (3, 32, 64), 1),
+        FileTensor("FLOAT16", "NDC1HWC0", (2, 3, 2, 4, 5, 16), None, 2),
+        FileTensor("DOUBLE", "ND", (7, 3), (7, 3), 8),
     ],
-    "NCDHW": [Tensor("FLOAT16", "NDC1HWC0", (2, 3, 2, 4, 5, 16), (2, 20, 3, 4, 5), 2)],
+    "NCDHW": [FileTensor("FLOAT16", "NDC1HWC0", (2, 3, 2, 4, 5, 16), (2, 20, 3, 4, 5), 2)],
     "FRACTAL_Z": [
-        Tensor("FLOAT16", "NCHW", (20, 30, 3, 5), None, 2),
-        Tensor("FLOAT16", "HWCN", (3, 5, 30, 20), None, 2),
-        Tensor("FLOAT16", "NHWC", (20, 3, 5, 30), None, 2),
+        FileTensor("FLOAT16", "NCHW", (20, 30, 3, 5), None, 2),
+        FileTensor("FLOAT16", "HWCN", (3, 5, 30, 20), None, 2),
+        FileTensor("FLOAT16", "NHWC", (20, 3, 5, 30), None, 2),
     ],
 }
 PLAIN = [
-    Tensor(name, "ND", shape, shape, bytes_)
+    FileTensor(name, "ND", shape, shape, bytes_)
     for name, bytes_ in (
         ("FLOAT", 4),
         ("FLOAT16", 2),
@@ -100,7 +100,7 @@ PLAIN = [
 ]
 
 
-def payload(tensor: Tensor) -> bytes:
+def payload(tensor: FileTensor) -> bytes:
     count = int(np.prod(tensor.shape)) if tensor.shape else 1
     if tensor.data_type == "BOOL":
         return RANDOM.integers(0, 2, count, "u1").tobytes()
@@ -111,7 +111,7 @@ def payload(tensor: Tensor) -> bytes:
     return RANDOM.bytes(size)
 
 
-def facts_of(tensor: Tensor, size: int) -> dict[str, Any]:
+def facts_of(tensor: FileTensor, size: int) -> dict[str, Any]:
     return {
         "data_type": NUMBERS[tensor.data_type],
         "format": FORMAT_NUMBERS[tensor.form],
@@ -122,7 +122,7 @@ def facts_of(tensor: Tensor, size: int) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, name: str, tensors: list[Tensor]) -> None:
+def write(folder: Path, name: str, tensors: list[FileTensor]) -> None:
     """Make a file whose inputs and outputs are both these tensors."""
     datas = [payload(tensor) for tensor in tensors * 2]
     fields = [facts_of(tensor, len(data)) for tensor, data in zip(tensors * 2, datas, strict=True)]
@@ -165,7 +165,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["npy", "bin"])
-def test_every_type_without_a_format(kind, tmp_path):
+def test_conversion_of_every_type_equals_msaccucmp(kind, tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
     write(folder, "types", PLAIN)
@@ -177,7 +177,7 @@ def test_every_type_without_a_format(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", ["npy", "bin"])
 @pytest.mark.parametrize("target", FORMATS)
-def test_every_format_that_both_know(target, kind, tmp_path):
+def test_conversion_of_every_common_format_equals_msaccucmp(target, kind, tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
     write(folder, "formats", FORMATS[target])
@@ -187,7 +187,7 @@ def test_every_format_that_both_know(target, kind, tmp_path):
     assert [name for name in theirs if not same(theirs[name], ours[name])] == []
 
 
-def test_a_name_that_is_too_long(tmp_path):
+def test_long_names_are_mapped_as_by_msaccucmp(tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
     write(folder, "n" * 215, PLAIN[:1])
@@ -221,7 +221,7 @@ RECORDS = {
 
 
 @pytest.mark.parametrize("kind", RECORDS)
-def test_an_overflow_file_is_the_same_json(kind, tmp_path):
+def test_overflow_json_equals_msaccucmp(kind, tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
     output = OpOutput(NUMBERS["UINT8"], FORMAT_NUMBERS["ND"], Shape((2048,)), size=2048)
@@ -233,7 +233,7 @@ def test_an_overflow_file_is_the_same_json(kind, tmp_path):
     assert same(*(made[f"{name}.output.0.json"] for made in (theirs, ours)))
 
 
-def test_small_floats_are_theirs_where_theirs_are_right(tmp_path):
+def test_small_floats_equal_msaccucmp_where_it_is_right(tmp_path):
     """They lose the sign of an infinity, know no NaN of E4M3FN, and miss HiF8 between 1 and 4."""
     folder = tmp_path / "in"
     folder.mkdir()

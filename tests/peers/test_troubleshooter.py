@@ -1,10 +1,10 @@
-"""Our comparison of API dumps beside troubleshooter's own: `make peers` runs this.
+"""Comparison of API dumps against troubleshooter's own; run by `make peers`.
 
 TROUBLESHOOTER_PYTHON names the Python of a virtual environment that has it, with torch.
 
 Left out of what is compared, with its reason: where three or more calls in a row have no partner,
 the tool lists the tensors of the inner ones in the order in which the file system names the files;
-here they stand in that of the info file. So lines are compared in order for figures, and as a set
+here they are in that of the info file. So lines are compared in order for statistics, and as a set
 for elements.
 """
 
@@ -28,7 +28,7 @@ GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "troubleshooter"
 
 
 @dataclass(frozen=True)
-class Dump:
+class NetRun:
     """One run of a net that follows from its seed."""
 
     out: str
@@ -93,7 +93,7 @@ def check(tmp_path: Path, pairs: list[tuple[Path, Path, dict[str, Any]]]) -> Non
         assert files(ours, ordered=ordered) == expected
 
 
-def test_every_golden_tree_with_the_whole_one(tmp_path):
+def test_comparison_of_golden_dumps_equals_troubleshooter(tmp_path):
     trees = ["1.0.17-list", "1.0.17-range", "1.0.17-api_list", "1.0.17-noise", "1.0.17-statistics"]
     pairs = [(GOLDEN / "1.0.17-all", GOLDEN / tree, {}) for tree in trees]
     pairs += [(GOLDEN / tree, GOLDEN / "1.0.17-all", {"ignore_unmatched": True}) for tree in trees]
@@ -101,13 +101,13 @@ def test_every_golden_tree_with_the_whole_one(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nets_with_calls_inserted_and_left_out(seed, tmp_path):
+def test_comparison_with_inserted_calls_equals_troubleshooter(seed, tmp_path):
     figures = {"dump_type": "statistics"}
     dumps = {
-        "a": Dump("", seed),
-        "b": Dump("", seed, changed=3, noise=0.001),
-        "forward": Dump("", seed, changed=1, backward=False),
-        "figures": Dump("", seed, changed=5, start=figures),
+        "a": NetRun("", seed),
+        "b": NetRun("", seed, changed=3, noise=0.001),
+        "forward": NetRun("", seed, changed=1, backward=False),
+        "figures": NetRun("", seed, changed=5, start=figures),
     }
     for name, dump in dumps.items():
         run("dump", {**asdict(dump), "out": str(tmp_path / name)})
@@ -132,10 +132,10 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_our_dump_of_the_same_program_is_the_same_to_the_tool(kind, tmp_path):
+def test_troubleshooter_finds_our_dump_identical_to_its_own(kind, tmp_path):
     """Names, order, steps and numbers; the real step and the manifests do not disturb it."""
     for seed in (1, 2):
-        dump = Dump("", seed, start=KINDS[kind])
+        dump = NetRun("", seed, start=KINDS[kind])
         for module in ("troubleshooter", "rankdump"):
             run("dump", {**asdict(dump), "out": str(tmp_path / f"{module}{seed}")}, module)
     pairs = [(tmp_path / f"troubleshooter{n}", tmp_path / f"rankdump{n}", {}) for n in (1, 2)]
@@ -155,7 +155,7 @@ def test_our_dump_of_the_same_program_is_the_same_to_the_tool(kind, tmp_path):
 
 
 @pytest.mark.parametrize("start", [{}, {"dump_type": "statistics", "filter_data": False}])
-def test_words_and_recomputed_calls_are_read_by_the_tool(start, tmp_path):
+def test_troubleshooter_reads_keyword_arguments_and_recomputed_calls(start, tmp_path):
     """Its reader wants numbers for places, and no more than two."""
     dumps = [tmp_path / name for name in ("a", "b")]
     for dump in dumps:

@@ -1,4 +1,4 @@
-"""One row of the table of acl.json files, and how such a file is written and loaded."""
+"""Row of the table of acl.json files, and how such a file is written and loaded."""
 
 from __future__ import annotations
 

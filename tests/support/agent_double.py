@@ -1,4 +1,4 @@
-"""An agent's double: a real gRPC server whose answers a test decides."""
+"""Test double of an agent: a real gRPC server whose answers a test decides."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
 
 
 class FakeSlab:
-    """A slab as an agent holds it; `take` gives entries as the stream would bring them."""
+    """A slab on the agent's side; `take` returns entries as frames of the stream."""
 
     def __init__(self, path: Path, ring_bytes: int) -> None:
         self.path = path
@@ -171,7 +171,7 @@ class FakeSlab:
         return subprocess.run([sys.executable, "-c", code, str(self.path)]).returncode == 7
 
 
-class Running:
+class RunningFakeAgent:
     """A fake agent that answers on an address."""
 
     def __init__(self, address: str) -> None:
@@ -186,7 +186,7 @@ class Running:
         self._server.stop(grace=None).wait()
 
 
-def bodies(running: Running, kind: str) -> list:
+def bodies(running: RunningFakeAgent, kind: str) -> list:
     """What of one kind arrived, in its order; of a record, with all that its kind says."""
     frames = running.agent.frames
     found = [getattr(f, kind) for f in frames if f.WhichOneof("body") == kind]
@@ -205,8 +205,8 @@ def sent(record: agent_pb2.Record) -> SimpleNamespace:
     )
 
 
-def rows(running: Running) -> list[SimpleNamespace]:
-    """All rows of figures that arrived, in their order, each with what its frame says."""
+def rows(running: RunningFakeAgent) -> list[SimpleNamespace]:
+    """All rows of statistics that arrived, in their order, each with what its frame says."""
     found = []
     for message in bodies(running, "figure_rows"):
         frame = statistic_rows_from_wire(message)
@@ -225,12 +225,12 @@ def rows(running: Running) -> list[SimpleNamespace]:
     return found
 
 
-def kinds(running: Running) -> list[str | None]:
+def kinds(running: RunningFakeAgent) -> list[str | None]:
     """The kinds of all frames, in their order."""
     return [frame.WhichOneof("body") for frame in running.agent.frames]
 
 
-def event_names(running: Running) -> list[str]:
+def event_names(running: RunningFakeAgent) -> list[str]:
     """The names of all events."""
     batches = map(events_from_wire, bodies(running, "events"))
     return [event.name for batch in batches for event in batch.to_events()]

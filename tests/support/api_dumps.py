@@ -1,4 +1,4 @@
-"""API dumps made up for tests: info files, npy files, and what makes them ours."""
+"""API dumps for tests: info files, npy files, and the manifests of rankdump's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankdump._codec.file_codec import get_codec
 
 
 @dataclass(frozen=True)
-class Line:
+class ApiDumpLine:
     """One tensor of a dump."""
 
     name: str
@@ -34,7 +34,7 @@ class Line:
 
 def write_dump(
     root: Path,
-    lines: Sequence[Line],
+    lines: Sequence[ApiDumpLine],
     *,
     rank: int = 0,
     framework: str = "torch",
@@ -64,14 +64,15 @@ def write_dump(
 
 def call(
     name: str, shape: tuple[int, ...] = (2, 3), *, step: int = 1, recomputed: bool = False
-) -> list[Line]:
+) -> list[ApiDumpLine]:
     """Return the tensors of a forward call with one input and one output."""
     filled = np.full(shape, 1.0, np.float32)
     return [
-        Line(f"{name}_forward_{place}", filled, step, recomputed) for place in ("input.0", "output")
+        ApiDumpLine(f"{name}_forward_{place}", filled, step, recomputed)
+        for place in ("input.0", "output")
     ]
 
 
-def gradient(name: str, shape: tuple[int, ...] = (2, 3), *, step: int = 1) -> Line:
+def gradient(name: str, shape: tuple[int, ...] = (2, 3), *, step: int = 1) -> ApiDumpLine:
     """Return the gradient of what a call returned."""
-    return Line(f"{name}_backward_input", np.full(shape, 0.5, np.float32), step)
+    return ApiDumpLine(f"{name}_backward_input", np.full(shape, 0.5, np.float32), step)

@@ -1,4 +1,4 @@
-"""Headers of bin files as hypothesis makes them, and files made from them."""
+"""Headers of bin files as hypothesis strategies, and files made from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GOLDEN = bytes.fromhex(
     "3b000000000000000a03322e3010a58294bb95d0ee021a10080110021a030a010230083a030a0102"
     "2210080110021a030a0102280832030a010232076e65742f4164640000803f000000400000404000008040"
 )
-"""ascend-formats.md 1.4: `net/Add`, one FLOAT input [1, 2], one FLOAT output [3, 4]."""
+"""Header of the operator `net/Add`, one FLOAT input [1, 2], one FLOAT output [3, 4]."""
 
 uint64 = st.integers(0, (1 << 64) - 1) | st.integers(0, 9)
 uint32 = st.integers(0, (1 << 32) - 1)

@@ -1,4 +1,4 @@
-"""CANN's trees written by hand: real bin files, plain or packed, with or without manifests."""
+"""CANN's trees written by hand: bin files, plain or compressed, with or without manifests."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _part(kind: type[Part], array: np.ndarray | None, word: int, original: tuple
 
 
 def write(path: Path, parts: list[bytes]) -> Path:
-    """Write a file, packed where its name says so: a frame for each part."""
+    """Write a file, packed where its name reports it: a frame for each part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.name.endswith(".zst"):
         parts = [bytes(b) for part in parts for b in get_codec("zstd").encode([part])]

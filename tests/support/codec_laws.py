@@ -1,4 +1,4 @@
-"""What every codec promises: the same bytes back, from any thread, or an honest refusal."""
+"""Laws of every codec: the same bytes back, from any thread, or an error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CodecLaws:
     @inherited
     @given(pieces=parts)
     def test_same_bytes_every_time(self, pieces: list[bytes]):
-        """Encoding is a function: equal parts make equal files, so links can stand for copies."""
+        """Encoding is a function: equal parts make equal files, so links can be for copies."""
         assert self.encoded(*pieces) == self.encoded(*pieces)
 
     def test_takes_any_buffer(self):
@@ -59,7 +59,7 @@ class CodecLaws:
         assert source == COMPRESSIBLE
 
     def test_limit(self):
-        """One byte over the limit is refused, with both numbers."""
+        """One byte over the limit is rejected, with both numbers."""
         packed = self.encoded(COMPRESSIBLE)
         size = len(COMPRESSIBLE)
         assert self.codec.decode(packed, limit_bytes=size) == COMPRESSIBLE

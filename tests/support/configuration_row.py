@@ -1,4 +1,4 @@
-"""One row of the table of configurations: what is changed in the base one, and what follows."""
+"""Row of the table of configurations: a change of the base configuration and its result."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rankdump.errors import MISSING_VALUE, ConfigError
 
 
 @dataclass(frozen=True)
-class Row:
+class ConfigurationRow:
     """`refused` names the dotted key at fault; otherwise the plan has `gives` and all `warns`."""
 
     source: str
-    """Section of mindspore-dump.md, and its row in words."""
+    """Number of the rule in the MindSpore 2.3 Dump guide, and the rule in words."""
     common: Mapping[str, object] = field(default_factory=dict[str, object])
     e2e: object = field(default_factory=dict[str, object])
     own: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -67,15 +67,17 @@ def _value_at(body: object, key: str) -> object:
     return value
 
 
-def refused(source: str, key: str, *values: object, allowed: str, **common: object) -> list[Row]:
+def refused(
+    source: str, key: str, *values: object, allowed: str, **common: object
+) -> list[ConfigurationRow]:
     """Rows for values that a key of either section may not have."""
     section, name = key.split(".")
-    rows: list[Row] = []
+    rows: list[ConfigurationRow] = []
     for value in values:
         changes = {name: value}
         mine = section == "common_dump_settings"
         rows.append(
-            Row(
+            ConfigurationRow(
                 f"{source}: {name} {'missing' if value is ABSENT else repr(value)}",
                 common={**common, **changes} if mine else common,
                 e2e={} if mine else changes,

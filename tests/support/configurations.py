@@ -1,4 +1,4 @@
-"""Configuration files for tests: written, loaded, and refused in one line."""
+"""Configuration files for tests: written, loaded, and rejected in one line."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def rows(
     """Rows of a program in the order in which its tensors were seen.
 
     Each word is a tensor: `fc1<=` an input of fc1 that agrees, `fc1>!` an output that differs; the
-    words of one call need not stand together. `+` in front: side b alone has the call, `*` side a.
+    words of one call need not be adjacent. `+` in front: side b alone has the call, `*` side a.
     `nonfinite` says it of words without their last sign, of both sides.
     """
     positions: dict[str, int] = {}

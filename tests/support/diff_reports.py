@@ -1,4 +1,4 @@
-"""Reports of comparisons, made by hand: nothing is read or measured."""
+"""Comparison reports, made by hand: nothing is read or measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a document tells people to type, run as it stands there in a folder that plays the host."""
+"""Runner of a document's commands, as written, in a folder that stands for the host."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def unlabelled(page: Path) -> list[str]:
     return [line for line in texts if re.match(rf"(?:\$ )?{_PROGRAM} ", line)]
 
 
-class Page:
-    """A document whose commands are run one by one; each of them has to be."""
+class DocumentPage:
+    """A document whose commands are run one by one; none may be left out."""
 
     def __init__(self, path: Path, folder: Path, environ: Mapping[str, str]) -> None:
         self.path, self.folder = path, folder

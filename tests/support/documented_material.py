@@ -1,4 +1,4 @@
-"""What the documents' commands work on: scripts, configurations, and trees of every kind."""
+"""Input of the documents' commands: scripts, configurations, and trees of every kind."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 from support import overflow_files
+from support.bin_conversion import NAME, bin_file, blocks, numbered, tensor
 from support.cann_trees import CannTree
-from support.converting import NAME, bin_file, blocks, numbered, tensor
 from support.tree_builder import TreeBuilder
 
 from rankdump._core.record import TensorSide

@@ -1,4 +1,4 @@
-"""A worker of a comparison that is killed when it meets a file of a certain name."""
+"""Comparison worker that is killed at a file of a certain name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker of a comparison with a fault of its own."""
+"""Comparison worker that raises."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Trees of earlier versions: how they are kept beside the tests, and what is asked about them.
+"""Trees of earlier versions: how they are stored beside the tests, and their expected answers.
 
 `python golden_trees.py VERSION TREE...` keeps trees in tests/golden/tree-VERSION, with the answers
 of the code that runs; `tests/integration/jobs/golden_tree.py` wrote those of 0.1.0.
 
-A tree is kept as its own npy, csv and json files. What else it holds stands in `NAME.other.json`:
+A tree is kept as its own npy, csv and json files. What else it holds is in `NAME.other.json`:
 the text or the bytes of other files, and of a hard link, which git does not know, what it is linked
 to. The graphs for other programs (`.pb`) and the tables in Parquet are left out.
 """

@@ -1,4 +1,4 @@
-"""What every layout promises: a path is the key it stands for, and never leaves its folder."""
+"""Laws of every layout: a path identifies its key, and never leaves its folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOSTILE_NAMES = (
 )
 
 
-class Place(Protocol):
+class RecordPlace(Protocol):
     """Where a layout puts a record."""
 
     @property
@@ -81,7 +81,7 @@ EXAMPLE = TensorKey(0, "Net", 0, 0, 1, "T", "a/b", TensorSide.INPUT, 0)
 class LayoutLaws:
     """Derive, and set the functions of the layout under test, in the profile under test."""
 
-    place_of: Callable[[TensorKey, str], Place]
+    place_of: Callable[[TensorKey, str], RecordPlace]
     key_of: Callable[[str], TensorKey | None]
     readable: Callable[[TensorKey], TensorKey]
     """The key as a file name can carry it."""
@@ -89,8 +89,8 @@ class LayoutLaws:
     """What the path of a key begins with."""
     suffixes: tuple[str, ...] = ("", ".zst")
 
-    def readable_path(self, place: Place) -> str:
-        """Return the path that key_of can read: a mapped name stands in for the one on disk."""
+    def readable_path(self, place: RecordPlace) -> str:
+        """Return the path that key_of can read: a mapped name is in for the one on disk."""
         return f"{place.folder}/{place.mapped_from or place.name}"
 
     @inherited
@@ -115,7 +115,7 @@ class LayoutLaws:
     @inherited
     @given(key=keys)
     def test_stays_in_its_folder(self, key: TensorKey):
-        """No name leaves the folder, and every component can stand on a disk."""
+        """No name leaves the folder, and every component can be on a disk."""
         for suffix in self.suffixes:
             path = type(self).place_of(key, suffix).path
             parts = path.split("/")

@@ -1,6 +1,6 @@
-"""Runs a job of collectives and messages step by step, once as it was and once without stalls.
+"""Step-by-step simulation of a job of collectives and messages, with and without stalls.
 
-The slow truth that the hints' model is held against: it shares nothing with it.
+Slow reference for the model of the hints, with no code in common.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ REDUCE, SEND, RECV = EventKind.ALL_REDUCE, EventKind.SEND, EventKind.RECV
 
 
 @dataclass(frozen=True)
-class Call:
-    """What its members do together: all of them work and stall first, each as long as it says."""
+class JobCall:
+    """One call of its members, each of which works and stalls first for a given time."""
 
     members: tuple[int, ...]
     """Of a message the sender, then the receiver."""
@@ -26,7 +26,7 @@ class Call:
 
 
 @dataclass
-class Run:
+class JobRun:
     """When each member came to each call."""
 
     arrivals: list[list[int]] = field(default_factory=list)
@@ -37,11 +37,11 @@ class Run:
         return max(0, times[0] - times[1]) if message else max(times) - min(times)
 
 
-def run(calls: list[Call], *, stalls: bool) -> Run:
+def run(calls: list[JobCall], *, stalls: bool) -> JobRun:
     """Play the job with its stalls or without them."""
     clock: dict[int, int] = {}
     waits: dict[int, list[int]] = {}
-    result = Run()
+    result = JobRun()
     for call in calls:
         arrivals: list[int] = []
         for rank, work, stall in zip(call.members, call.work_us, call.stall_us, strict=True):
@@ -57,7 +57,7 @@ def run(calls: list[Call], *, stalls: bool) -> Run:
     return result
 
 
-def dumped(calls: list[Call]) -> list[tuple[int, int]]:
+def dumped(calls: list[JobCall]) -> list[tuple[int, int]]:
     """The spread of each call, and dumping's part of it."""
     real, without = run(calls, stalls=True), run(calls, stalls=False)
     spreads = [
@@ -67,7 +67,7 @@ def dumped(calls: list[Call]) -> list[tuple[int, int]]:
     return [(spread, min(max(0, spread - undumped), spread)) for spread, undumped in spreads]
 
 
-def events(calls: list[Call], *, iteration: int = 0) -> dict[int, list[EventColumns]]:
+def events(calls: list[JobCall], *, iteration: int = 0) -> dict[int, list[EventColumns]]:
     """What the ranks of that job report."""
     groups = {
         call.members: ProcessGroup(_name(call), tuple(sorted(call.members))) for call in calls
@@ -108,12 +108,12 @@ def events(calls: list[Call], *, iteration: int = 0) -> dict[int, list[EventColu
     }
 
 
-def _next_wait(calls: list[Call], call: Call, rank: int, position: int) -> int:
+def _next_wait(calls: list[JobCall], call: JobCall, rank: int, position: int) -> int:
     later = calls[next(at for at, other in enumerate(calls) if other is call) + 1 :]
     own = [other for other in later if rank in other.members]
     ahead = next((at for at, other in enumerate(own) if not other.deferred), len(own))
     return position + ahead + 1
 
 
-def _name(call: Call) -> str:
+def _name(call: JobCall) -> str:
     return "-".join(map(str, call.members)) + ("m" if call.message else "")

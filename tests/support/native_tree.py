@@ -1,4 +1,4 @@
-"""Trees as MindSpore and CANN write them, and what an ingest must make of them."""
+"""Trees as MindSpore and CANN write them, and the expected result of an ingest."""
 
 from __future__ import annotations
 

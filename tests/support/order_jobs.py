@@ -1,4 +1,4 @@
-"""Simulated jobs: random programs of a few ranks, on clocks of any kind, as columns to merge."""
+"""Simulated jobs: random programs of a few ranks on arbitrary clocks, as columns to merge."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def on_clocks(program: Program, clock: Callable[[int, int], int]) -> Program:
     }
 
 
-class Rank:
+class SimulatedRank:
     """One simulated rank: its program counter, its clock, what it has begun and completed."""
 
     def __init__(self, rank: int) -> None:
@@ -123,7 +123,7 @@ class Rank:
         self.done.append(replace(event, end_position=self.position, end_us=self.clock))
 
 
-class Job:
+class SimulatedJob:
     """Runs a script of steps the way a job without a fault would.
 
     In lockstep its ranks leave a blocking collective in the same microsecond.
@@ -131,7 +131,7 @@ class Job:
 
     def __init__(self, *, lockstep: bool = False) -> None:
         self.lockstep = lockstep
-        self.ranks = [Rank(rank) for rank in range(WORLD)]
+        self.ranks = [SimulatedRank(rank) for rank in range(WORLD)]
         self.sequences = [0] * len(GROUPS)
         self.sent: dict[tuple[int, int], int] = {}
         self.received: dict[tuple[int, int], int] = {}
@@ -142,7 +142,7 @@ class Job:
         rank.clock += abs(jump) if self.lockstep else jump
         getattr(self, what)(rank, b, delay)
 
-    def operator(self, rank: Rank, _: int, delay: bool) -> None:
+    def operator(self, rank: SimulatedRank, _: int, delay: bool) -> None:
         rank.operators += 1
         event = rank.begin(f"Op{rank.operators}", EventKind.OPERATOR)
         if delay:
@@ -150,15 +150,15 @@ class Job:
         else:
             rank.complete(event)
 
-    def everywhere(self, _: Rank, which: int, __: bool) -> None:
+    def everywhere(self, _: SimulatedRank, which: int, __: bool) -> None:
         for rank in self.ranks:
             rank.complete(rank.begin(f"Layer{which}", EventKind.OPERATOR, graph=0))
 
-    def leave(self, rank: Rank, _: int, __: bool) -> None:
+    def leave(self, rank: SimulatedRank, _: int, __: bool) -> None:
         if rank.modules:
             rank.complete(rank.modules.pop())
 
-    def collective(self, rank: Rank, which: int, delay: bool) -> None:
+    def collective(self, rank: SimulatedRank, which: int, delay: bool) -> None:
         which %= len(GROUPS)
         group, kind = GROUPS[which], KINDS[rank.position % len(KINDS)]
         sequence = self.sequences[which]
@@ -177,7 +177,7 @@ class Job:
             else:
                 it.complete(event)
 
-    def send(self, rank: Rank, to: int, delay: bool) -> None:
+    def send(self, rank: SimulatedRank, to: int, delay: bool) -> None:
         to %= WORLD
         number = self.sent.get((rank.rank, to), 0)
         self.sent[rank.rank, to] = number + 1
@@ -187,7 +187,7 @@ class Job:
         else:
             rank.complete(event)
 
-    def receive(self, rank: Rank, sender: int, delay: bool) -> None:
+    def receive(self, rank: SimulatedRank, sender: int, delay: bool) -> None:
         sender %= WORLD
         number = self.received.get((sender, rank.rank), 0)
         there = number < self.sent.get((sender, rank.rank), 0)
@@ -200,12 +200,12 @@ class Job:
         else:
             rank.complete(event)
 
-    def wait(self, rank: Rank, which: int, _: bool) -> None:
+    def wait(self, rank: SimulatedRank, which: int, _: bool) -> None:
         if rank.flying and self.may_end(rank, event := rank.flying[which % len(rank.flying)]):
             rank.flying.remove(event)
             rank.complete(event)
 
-    def may_end(self, rank: Rank, event: RankEvent) -> bool:
+    def may_end(self, rank: SimulatedRank, event: RankEvent) -> bool:
         arrived = self.sent.get((event.peer, rank.rank), 0)
         return event.kind is not EventKind.RECV or event.sequence < arrived
 
@@ -243,7 +243,7 @@ STEPS = st.lists(
 
 def simulated(steps: Sequence[Step], *, lockstep: bool = False, waiting: bool = False) -> Program:
     """Return what the ranks of a job did that followed a script."""
-    job = Job(lockstep=lockstep)
+    job = SimulatedJob(lockstep=lockstep)
     for step in steps:
         job.step(*step)
     return job.finish(waiting=waiting)

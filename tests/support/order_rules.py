@@ -1,4 +1,4 @@
-"""The rules of the merged order, checked one by one, by a checker that shares nothing with it."""
+"""Rules of the merged order, checked one by one, independently of the merge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Overflow records as CANN lays them out, byte by byte."""
+"""Overflow records in CANN's layouts, byte by byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads of records from the keys that their files have."""
+"""Heads of records from the keys of their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent that is only its messages: numbered items, resent after what was acknowledged."""
+"""Simulated agent: numbered items, resent from the acknowledged number on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MICROSECONDS = 1_700_000_000_000_000
 
 
 @dataclass(frozen=True)
-class Job:
+class ReportedJob:
     """What a simulated job runs: every rank the same operators, and collectives of all."""
 
     job_id: str
@@ -88,7 +88,9 @@ class ReportingAgent:
         roots = {status.job_id: root} if root else {}
         self._log(sessions=[session_to_wire(status)], roots=roots)
 
-    def events(self, job: Job, rank: int, columns: EventColumns, session_id: str = "") -> None:
+    def events(
+        self, job: ReportedJob, rank: int, columns: EventColumns, session_id: str = ""
+    ) -> None:
         message = pb.RankEvents(
             job_id=job.job_id,
             rank=rank,
@@ -100,11 +102,11 @@ class ReportingAgent:
     def balance(self, status: IterationStatus) -> None:
         self._log(iterations=[iteration_to_wire(status)])
 
-    def timeouts(self, job: Job, rank: int, timeouts: RankTimeouts) -> None:
+    def timeouts(self, job: ReportedJob, rank: int, timeouts: RankTimeouts) -> None:
         message = pb.RankTimeouts(job_id=job.job_id, rank=rank, timeouts=timeouts_to_wire(timeouts))
         self._log(timeouts=[message])
 
-    def iteration(self, job: Job, rank: int, iteration: int) -> None:
+    def iteration(self, job: ReportedJob, rank: int, iteration: int) -> None:
         """Log all of one iteration of a rank."""
         self.events(job, rank, job.events(rank, iteration))
         self.balance(job.balance(rank, iteration))
@@ -137,7 +139,7 @@ class ReportingAgent:
         return self.answer
 
     def acknowledged(self) -> bool:
-        """Ask whether everything is safe."""
+        """Return whether everything is acknowledged."""
         return self.exchange().acknowledged_sequence == len(self.items)
 
     def close(self) -> None:

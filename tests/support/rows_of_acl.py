@@ -1,4 +1,4 @@
-"""Rows of ascend-formats.md 4.1 to 4.3, 4.5 and 4.6 that are accepted, and the plans they give."""
+"""Rows of CANN 8's acl.json reference that are accepted, and the resulting plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of ascend-formats.md 4.2 and 4.3 that are errors, by the violation they stand for."""
+"""Rows of CANN 8's acl.json reference that are errors, by violation."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Rows of mindspore-dump.md 1.8 to 1.10: e2e_dump_settings, op_debug_mode, statistic_category.
+"""Rows of the MindSpore 2.3 Dump guide: e2e_dump_settings, op_debug_mode, statistic_category.
 
-Left out: the tensors that sampling and detection make (1.8, 1.9), which are of a run; `hash` and
-its kin (1.10), which only 2.7.2 has and which are refused here as in every version before.
+Not covered: the tensors that sampling and detection make (1.8, 1.9), which are of a run; `hash` and
+its kin (1.10), which only 2.7.2 has and which are rejected here as in every version before.
 """
 
 from __future__ import annotations
 
-from support.configuration_row import Row, refused
+from support.configuration_row import ConfigurationRow, refused
 from support.configurations import ABSENT, NOT_ARRAY, NOT_TEXT, NOT_UINT
 
 from rankdump._core.plan import IterationSelection, OperatorSelection
@@ -30,38 +30,46 @@ SYNCHRONOUS = [
         "1.8", f"{E}.device_stat_precision_mode", *NOT_TEXT, "bogus", allowed='"high" or "low"'
     ),
     *(
-        Row(f"1.8 an array as section: {value!r}", e2e=value, refused=E, allowed="an object")
+        ConfigurationRow(
+            f"1.8 an array as section: {value!r}", e2e=value, refused=E, allowed="an object"
+        )
         for value in ([], None, 1, "x")
     ),
-    Row(
+    ConfigurationRow(
         "1.8 missing",
         common={"op_debug_mode": 0},
         e2e=ABSENT,
         gives={"output.layout": "cann", "output.net_name": "LeNet"},
         warns=(f"{E}: missing; this selects asynchronous dump",),
     ),
-    Row(
+    ConfigurationRow(
         "1.8 enable false",
         common={"op_debug_mode": 0},
         e2e=ASYNC,
         gives={"output.layout": "cann", "output.file_format": "bin"},
         warns=(f"{E}.enable: False selects asynchronous dump: an Ascend tree is written",),
     ),
-    Row("1.8 trans_flag false", e2e={"trans_flag": False}, warns=("changes nothing",)),
-    Row(
+    ConfigurationRow("1.8 trans_flag false", e2e={"trans_flag": False}, warns=("changes nothing",)),
+    ConfigurationRow(
         "1.8 save_kernel_args",
         e2e={"save_kernel_args": True},
         gives={"content.kernel_arguments": True},
     ),
-    Row("1.8 unknown key", e2e={"sample_nun": 3}, warns=("the nearest is sample_num",)),
-    Row("1.8 key of the other section", e2e={"kernels": 3}, warns=(f"belongs in {C}",)),
+    ConfigurationRow(
+        "1.8 unknown key", e2e={"sample_nun": 3}, warns=("the nearest is sample_num",)
+    ),
+    ConfigurationRow(
+        "1.8 key of the other section", e2e={"kernels": 3}, warns=(f"belongs in {C}",)
+    ),
 ]
 
 ACL_DUMP = {"MS_ACL_DUMP_CFG_PATH": "/etc/d.json", "MINDSPORE_DUMP_CONFIG": "/etc/d.json"}
 TREES = [
-    Row("2.13 synchronous", gives={"output.layout": "mindspore-sync", "output.file_format": "npy"}),
+    ConfigurationRow(
+        "2.13 synchronous", gives={"output.layout": "mindspore-sync", "output.file_format": "npy"}
+    ),
     *(
-        Row(
+        ConfigurationRow(
             f"2.13 {words}",
             common={"op_debug_mode": 0},
             e2e=ASYNC,
@@ -79,7 +87,7 @@ TREES = [
             ("by force", {"layout": "cann-step"}, ACL_DUMP, "cann-step"),
         )
     ),
-    Row(
+    ConfigurationRow(
         "2.13 by force, synchronous",
         environ=ACL_DUMP,
         own={"layout": "cann"},
@@ -88,13 +96,17 @@ TREES = [
 ]
 
 SAMPLING = [
-    Row("1.8 sample_mode 0", e2e={"sample_mode": 0}, gives={"content.sample_elements": 0}),
-    Row("1.8 sample_num in mode 0", e2e={"sample_mode": 0, "sample_num": "x"}),
-    Row("1.8 sample_num alone", e2e={"sample_num": 0}),
-    Row("1.8 sample_num missing", e2e=SAMPLED, gives={"content.sample_elements": 100}),
-    Row("1.8 sample_num", e2e={**SAMPLED, "sample_num": 1}, gives={"content.sample_elements": 1}),
+    ConfigurationRow(
+        "1.8 sample_mode 0", e2e={"sample_mode": 0}, gives={"content.sample_elements": 0}
+    ),
+    ConfigurationRow("1.8 sample_num in mode 0", e2e={"sample_mode": 0, "sample_num": "x"}),
+    ConfigurationRow("1.8 sample_num alone", e2e={"sample_num": 0}),
+    ConfigurationRow("1.8 sample_num missing", e2e=SAMPLED, gives={"content.sample_elements": 100}),
+    ConfigurationRow(
+        "1.8 sample_num", e2e={**SAMPLED, "sample_num": 1}, gives={"content.sample_elements": 1}
+    ),
     *(
-        Row(
+        ConfigurationRow(
             f"1.8 sample_num {value!r}",
             e2e={**SAMPLED, "sample_num": value},
             refused=f"{E}.sample_num",
@@ -102,7 +114,7 @@ SAMPLING = [
         )
         for value in (0, 1 << 32, *NOT_UINT)
     ),
-    Row(
+    ConfigurationRow(
         "1.8 sample_mode when not enabled",
         common={"op_debug_mode": 0},
         e2e={**ASYNC, **SAMPLED},
@@ -112,21 +124,23 @@ SAMPLING = [
 ]
 
 PLACES = [
-    Row(
+    ConfigurationRow(
         "1.8 stat_calc_mode device",
         common=STATISTIC,
         e2e=DEVICE,
         gives={"content.on_device": True, "content.precision": "high"},
     ),
-    Row(
+    ConfigurationRow(
         "1.8 device_stat_precision_mode",
         common=STATISTIC,
         e2e={**DEVICE, "device_stat_precision_mode": "low"},
         gives={"content.on_device": True, "content.precision": "low"},
     ),
-    Row("1.8 stat_calc_mode host", common=STATISTIC, gives={"content.on_device": False}),
+    ConfigurationRow(
+        "1.8 stat_calc_mode host", common=STATISTIC, gives={"content.on_device": False}
+    ),
     *(
-        Row(
+        ConfigurationRow(
             f"1.8 stat_calc_mode device, saved_data {saved}",
             common={"saved_data": saved},
             e2e=DEVICE,
@@ -135,21 +149,21 @@ PLACES = [
         )
         for saved in ("tensor", "full")
     ),
-    Row(
+    ConfigurationRow(
         "1.8 stat_calc_mode device, op_debug_mode 3",
         common={**STATISTIC, "op_debug_mode": 3},
         e2e=DEVICE,
         gives={"content.on_device": False},
         warns=('becomes "host": op_debug_mode checks the elements first',),
     ),
-    Row(
+    ConfigurationRow(
         "1.8 stat_calc_mode device, not enabled",
         common={**STATISTIC, "op_debug_mode": 0, "file_format": "npy"},
         e2e={**ASYNC, **DEVICE},
         gives={"content.on_device": False},
         warns=(ASYNC_WARNING, 'becomes "host": synchronous dump is not enabled'),
     ),
-    Row(
+    ConfigurationRow(
         "9.4 stat_calc_mode device under fixed columns",
         common=STATISTIC,
         e2e=DEVICE,
@@ -160,14 +174,20 @@ PLACES = [
 ]
 
 DEBUG_MODES = [
-    Row("1.9 missing, sync", gives={"selection.trigger": "always"}),
-    Row("1.9 mode 0", common={"op_debug_mode": 0}, gives={"selection.trigger": "always"}),
-    Row("1.9 mode 3", common={"op_debug_mode": 3}, gives={"selection.trigger": "overflow"}),
-    Row("1.9 mode 4", common={"op_debug_mode": 4}, gives={"selection.trigger": "exception"}),
+    ConfigurationRow("1.9 missing, sync", gives={"selection.trigger": "always"}),
+    ConfigurationRow(
+        "1.9 mode 0", common={"op_debug_mode": 0}, gives={"selection.trigger": "always"}
+    ),
+    ConfigurationRow(
+        "1.9 mode 3", common={"op_debug_mode": 3}, gives={"selection.trigger": "overflow"}
+    ),
+    ConfigurationRow(
+        "1.9 mode 4", common={"op_debug_mode": 4}, gives={"selection.trigger": "exception"}
+    ),
     *refused("1.9 sync", f"{C}.op_debug_mode", 1, 2, allowed="1 and 2 are for asynchronous dump"),
     *refused("1.9 sync", f"{C}.op_debug_mode", 5, 99, allowed="3 (overflow) or 4 (exception)"),
     *(
-        Row(
+        ConfigurationRow(
             f"1.9 async mode {mode}",
             common={"op_debug_mode": mode},
             e2e=ASYNC,
@@ -182,39 +202,39 @@ DEBUG_MODES = [
             (4, "exception", ()),
         )
     ),
-    Row(
+    ConfigurationRow(
         "1.9 async, no mode",
         common={"op_debug_mode": 5},
         e2e=ASYNC,
         refused=f"{C}.op_debug_mode",
         allowed="1, 2 or 3 (overflow)",
     ),
-    Row(
+    ConfigurationRow(
         "1.9 mode 3 and dump_mode 2",
         common={"op_debug_mode": 3, "dump_mode": 2},
         gives={"selection.operators": OperatorSelection()},
         warns=("dump_mode: 2 becomes 0",),
     ),
-    Row(
+    ConfigurationRow(
         "1.9 mode 4 and iteration",
         common={"op_debug_mode": 4, "iteration": "0|2"},
         gives={"selection.iterations": IterationSelection()},
         warns=("iteration: '0|2' becomes \"all\"",),
     ),
-    Row(
+    ConfigurationRow(
         "1.9 mode 4 and sampling",
         common={"op_debug_mode": 4},
         e2e=SAMPLED,
         gives={"content.sample_elements": 0},
         warns=("sample_mode: 1 becomes 0",),
     ),
-    Row(
+    ConfigurationRow(
         "1.9 mode 4 and outputs",
         common={"op_debug_mode": 4, "input_output": 2},
         gives={"selection.inputs": True, "selection.outputs": False},
         warns=("input_output: 2 becomes 1",),
     ),
-    Row(
+    ConfigurationRow(
         "1.9 mode 4 and dump_mode",
         common={"op_debug_mode": 4, "dump_mode": 1, "kernels": ["a"]},
         gives={"selection.operators": OperatorSelection(everything=False, types=("a",))},
@@ -223,8 +243,10 @@ DEBUG_MODES = [
 ]
 
 
-def category(source: str, items: list[str], *warns: str, saved: str = "statistic") -> Row:
-    return Row(
+def category(
+    source: str, items: list[str], *warns: str, saved: str = "statistic"
+) -> ConfigurationRow:
+    return ConfigurationRow(
         f"1.10 {source}",
         common={"saved_data": saved, "statistic_category": items},
         gives={"content.statistics": tuple(items), "content.saved": saved},
@@ -233,7 +255,9 @@ def category(source: str, items: list[str], *warns: str, saved: str = "statistic
 
 
 CATEGORIES = [
-    Row("1.10 missing", common=STATISTIC, gives={"content.statistics": ("max", "min", "l2norm")}),
+    ConfigurationRow(
+        "1.10 missing", common=STATISTIC, gives={"content.statistics": ("max", "min", "l2norm")}
+    ),
     *(category(item, [item]) for item in STATISTIC_TITLES),
     category("the user's order", [*reversed(STATISTIC_TITLES)], saved="full"),
     category("empty", [], "names no statistic, so the tables have none"),
@@ -247,24 +271,24 @@ CATEGORIES = [
     ),
     *refused("1.10", f"{C}.statistic_category", ["hash"], allowed='"md5"', saved_data="full"),
     *(
-        Row(f"1.10 not looked at: {value!r}", common={"statistic_category": value})
+        ConfigurationRow(f"1.10 not looked at: {value!r}", common={"statistic_category": value})
         for value in ("text", 7, ["sum"], [])
     ),
-    Row(
+    ConfigurationRow(
         "1.10 device",
         common={**STATISTIC, "statistic_category": [*STATISTIC_TITLES]},
         e2e=DEVICE,
         gives={"content.statistics": DEVICE_STATISTICS, "content.on_device": True},
         warns=("zero count, md5: a device computes only max, min, avg, l2norm",),
     ),
-    Row(
+    ConfigurationRow(
         "1.10 device, none left",
         common={**STATISTIC, "statistic_category": ["md5"]},
         e2e=DEVICE,
         gives={"content.statistics": ()},
         warns=("is used without md5",),
     ),
-    Row(
+    ConfigurationRow(
         "9.4 fixed columns",
         common={**STATISTIC, "statistic_category": ["md5"]},
         own={"profile": "ms2.0"},

@@ -1,12 +1,12 @@
-"""Rows of mindspore-dump.md 1.4 to 1.7: iteration, path, support_device and kernels.
+"""Rows of the MindSpore 2.3 Dump guide: iteration, path, support_device and kernels.
 
-Left out, because they are of a run and not of a file: the folder made when the first file is
+Not covered, because they concern a run, not a file: the folder made when the first file is
 written (1.5), the device that is not in the list (1.6), entries that never matched (1.7).
 """
 
 from __future__ import annotations
 
-from support.configuration_row import Row, refused
+from support.configuration_row import ConfigurationRow, refused
 from support.configurations import ABSENT
 
 from rankdump._core.plan import IterationSelection, OperatorSelection
@@ -16,8 +16,10 @@ DIAGNOSTIC = {"MS_DIAGNOSTIC_DATA_PATH": "/diagnostic"}
 LONG = "n" * 256
 
 
-def iteration(source: str, text: str, *spans: tuple[int, int], warns: tuple[str, ...] = ()) -> Row:
-    return Row(
+def iteration(
+    source: str, text: str, *spans: tuple[int, int], warns: tuple[str, ...] = ()
+) -> ConfigurationRow:
+    return ConfigurationRow(
         f"1.4 {source}: {text[:30]}",
         common={"iteration": text},
         gives={"selection.iterations": IterationSelection(text, spans)},
@@ -25,9 +27,11 @@ def iteration(source: str, text: str, *spans: tuple[int, int], warns: tuple[str,
     )
 
 
-def kernels(source: str, *items: object, warns: tuple[str, ...] = (), **lists: list[str]) -> Row:
+def kernels(
+    source: str, *items: object, warns: tuple[str, ...] = (), **lists: list[str]
+) -> ConfigurationRow:
     names, types, patterns = (tuple(lists.get(n, ())) for n in ("names", "types", "patterns"))
-    return Row(
+    return ConfigurationRow(
         f"1.7 {source}",
         common={"dump_mode": 1, "kernels": list(items)},
         gives={"selection.operators": OperatorSelection(False, names, types, patterns)},
@@ -35,14 +39,14 @@ def kernels(source: str, *items: object, warns: tuple[str, ...] = (), **lists: l
     )
 
 
-def expression(source: str, pattern: str, reads: str, *warns: str) -> Row:
+def expression(source: str, pattern: str, reads: str, *warns: str) -> ConfigurationRow:
     return kernels(source, f"name-regex({pattern})", patterns=[reads], warns=warns)
 
 
 EMPTY = "'' is an empty segment and matches no iteration"
 
 ITERATION = [
-    Row(
+    ConfigurationRow(
         "1.4 all", common={"iteration": "all"}, gives={"selection.iterations": IterationSelection()}
     ),
     *refused("1.4 characters", f"{C}.iteration", "", "All", "0,1", "0|all", "all|0", allowed="all"),
@@ -72,9 +76,11 @@ ITERATION = [
 ]
 
 PATH = [
-    Row("1.5 absolute", common={"path": "/a_b-C/0"}, gives={"output.root": "/a_b-C/0"}),
+    ConfigurationRow(
+        "1.5 absolute", common={"path": "/a_b-C/0"}, gives={"output.root": "/a_b-C/0"}
+    ),
     *(
-        Row(f"1.5 slashes: {path}", common={"path": path}, gives={"output.root": root})
+        ConfigurationRow(f"1.5 slashes: {path}", common={"path": path}, gives={"output.root": root})
         for path, root in (("/a/", "/a"), ("//a///b", "/a/b"), ("/", "/"))
     ),
     *refused("1.5 relative", f"{C}.path", "a", "./a", allowed="an absolute folder"),
@@ -91,7 +97,7 @@ PATH = [
     ),
     *refused("1.5 nowhere", f"{C}.path", ABSENT, "", allowed="MS_DIAGNOSTIC_DATA_PATH"),
     *(
-        Row(
+        ConfigurationRow(
             f"1.5 from the environment: {path!r}",
             common={"path": path},
             environ=DIAGNOSTIC,
@@ -99,14 +105,14 @@ PATH = [
         )
         for path in (ABSENT, "")
     ),
-    Row(
+    ConfigurationRow(
         "1.5 trailing slash in the environment",
         common={"path": ABSENT},
         environ={"MS_DIAGNOSTIC_DATA_PATH": "/d/"},
         gives={"output.root": "/d/debug_dump"},
     ),
     *(
-        Row(
+        ConfigurationRow(
             f"1.5 the same rule in the environment: {value}",
             common={"path": ABSENT},
             environ={"MS_DIAGNOSTIC_DATA_PATH": value},
@@ -116,30 +122,34 @@ PATH = [
         for value in ("rel", "/a.b")
     ),
     *(
-        Row(f"rankdump's own variable: {value!r}", environ={"RANKDUMP_OUTPUT": value}, gives=gives)
+        ConfigurationRow(
+            f"rankdump's own variable: {value!r}", environ={"RANKDUMP_OUTPUT": value}, gives=gives
+        )
         for value, gives in (("/o v/x.y", {"output.root": "/o v/x.y"}), ("", {}))
     ),
-    Row(
+    ConfigurationRow(
         "rankdump's own variable, relative",
         environ={"RANKDUMP_OUTPUT": "rel"},
         refused="RANKDUMP_OUTPUT",
         allowed="an absolute folder",
     ),
-    Row(
+    ConfigurationRow(
         "rankdump's own variable hides no bad path",
         common={"path": "/a.b"},
         environ={"RANKDUMP_OUTPUT": "/o"},
         refused=f"{C}.path",
         allowed="an absolute folder",
     ),
-    Row("1.5 both", common={"path": "/a"}, environ=DIAGNOSTIC, gives={"output.root": "/a"}),
-    Row(
+    ConfigurationRow(
+        "1.5 both", common={"path": "/a"}, environ=DIAGNOSTIC, gives={"output.root": "/a"}
+    ),
+    ConfigurationRow(
         "1.5 a name over 255",
         common={"path": f"/{LONG}"},
         gives={"output.root": f"/{LONG}"},
         warns=("no file can be written",),
     ),
-    Row(
+    ConfigurationRow(
         "1.5 a path of 4096",
         common={"path": "/nn" * 1366},
         gives={"output.root": "/nn" * 1366},
@@ -148,9 +158,11 @@ PATH = [
 ]
 
 DEVICES = [
-    Row("1.6 list", common={"support_device": [0, 7]}, gives={"selection.devices": (0, 7)}),
+    ConfigurationRow(
+        "1.6 list", common={"support_device": [0, 7]}, gives={"selection.devices": (0, 7)}
+    ),
     *(
-        Row(
+        ConfigurationRow(
             f"1.6 {source}",
             common={"support_device": items},
             gives={"selection.devices": devices},
@@ -176,7 +188,7 @@ DEVICES = [
         )
     ),
     *(
-        Row(
+        ConfigurationRow(
             f"1.6 no number: {item!r}",
             common={"support_device": [item]},
             refused=f"{C}.support_device[0]",
@@ -197,7 +209,7 @@ CLASSES = [
     kernels("empty text is skipped", "", "a", types=["a"]),
     kernels("empty list", warns=("kernels: [] selects nothing, as in 2.3; from 2.5",)),
     *(
-        Row(
+        ConfigurationRow(
             f"1.7 list of empty text: {items}",
             common={"dump_mode": 1, "kernels": items},
             gives={"selection.operators": OperatorSelection()},
@@ -206,7 +218,7 @@ CLASSES = [
         for items in ([""], [" ", ""])
     ),
     *(
-        Row(
+        ConfigurationRow(
             f"1.7 {source}",
             common={"dump_mode": 1, "kernels": items},
             refused=f"{C}.kernels",
@@ -228,7 +240,9 @@ CLASSES = [
     ),
     kernels("not closed", "name-regex(a", types=["name-regex(a"], warns=("a type, not an",)),
     kernels("case", "Name-Regex(a/b)", names=["Name-Regex(a/b)"], warns=("a name, not an",)),
-    Row("1.7 unused in mode 0", common={"kernels": ["name-regex(()", "Conv2D", "", "", 7]}),
+    ConfigurationRow(
+        "1.7 unused in mode 0", common={"kernels": ["name-regex(()", "Conv2D", "", "", 7]}
+    ),
 ]
 
 EXPRESSIONS = [
@@ -243,7 +257,7 @@ EXPRESSIONS = [
     expression("range to a dash", "[+--]", r"[+-\-]"),
     expression("gradient", "Gradients/.*", "Gradients/.*"),
     *(
-        Row(
+        ConfigurationRow(
             f"1.7 invalid expression: {pattern}",
             common={"dump_mode": 1, "kernels": [f"name-regex({pattern})"]},
             refused=f"{C}.kernels",

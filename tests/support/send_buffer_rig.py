@@ -1,4 +1,4 @@
-"""A send buffer on a slab without any agent: the test reads what a rank left."""
+"""Send buffer on a slab without an agent: the test reads the rank's entries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 256
 """Bytes of every tensor."""
 
 
-class Rig:
+class SendBufferRig:
     """A send buffer on a slab, and the agent's view of it."""
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Send buffers without a sender, for tests of what fills them."""
+"""Send buffers without a sender, for tests of their producers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rank's side of a slab, by hand; run as a program it stages frames and waits to be killed."""
+"""The rank's side of a slab, by hand; as a program it stages frames and waits to be killed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SlabSide:
         sequence: int = 0,
         mark: int = 0,
     ) -> int:
-        """Publish one entry as soon as there is room; return the position behind it."""
+        """Publish one entry as soon as there is space; return the position behind it."""
         deadline = time.monotonic() + WAIT_S
         while (room := self.writer.reserve(frame, len(data), sequence=sequence, mark=mark)) is None:
             if time.monotonic() > deadline:
@@ -67,7 +67,7 @@ class SlabSide:
         fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self.descriptor)
 
 

@@ -1,4 +1,4 @@
-"""The JSON schema of `rankdump status --json`, made from the values it prints and their words.
+"""JSON schema of `rankdump status --json`, made from printed values and their documentation.
 
 `python tests/support/status_schema.py > docs/status.schema.json`, which is `make schema`.
 """

@@ -1,4 +1,4 @@
-"""A coordinator that remembers what it was told, and fails where it is told to."""
+"""Coordinator that stores every message, and fails on request."""
 
 from __future__ import annotations
 

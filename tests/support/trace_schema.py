@@ -1,4 +1,4 @@
-"""Checks a trace against the rules of the trace event format that Perfetto holds it to."""
+"""Check of a trace against the trace event format, as Perfetto requires it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def flows_of(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def _check_metadata(events: list[dict[str, Any]]) -> None:
-    """Metadata stands first, once per process and thread, and covers everything drawn."""
+    """Metadata is first, once per process and thread, and covers everything drawn."""
     kinds = [event["ph"] == "M" for event in events]
     assert kinds == sorted(kinds, reverse=True)
     said = defaultdict(set)

@@ -1,4 +1,4 @@
-"""Trees written by hand, with nothing of the daemon."""
+"""Trees written by hand, without code of the daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent of several processes for tests: started, killed, watched by its process ids."""
+"""Agent of several processes for tests: started, killed, watched by process id."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BUFFER_BYTES = 16 << 20
 
 
 class RankPlace:
-    """What a rank has to know of an agent, in any process."""
+    """Address and folders that a rank needs of an agent, in any process."""
 
     def __init__(self, folder: Path, address: str = "") -> None:
         self.folder = folder
@@ -134,7 +134,7 @@ class WorkerHost(RankPlace):
         return found
 
     def kill_all(self) -> None:
-        """End the front without a word, and wait for its workers to follow."""
+        """Kill the supervisor, and wait for its workers to end."""
         watches = watch(self.workers().values())
         self.process.kill()
         self.process.wait(WAIT_S)
@@ -168,7 +168,7 @@ def dump(session: rankdump.Session, arrays: Iterable[np.ndarray]) -> None:
 
 
 def watch(pids: Iterable[int]) -> list[int]:
-    """Return descriptors by which the end of processes is told."""
+    """Return descriptors by which the end of processes is notified."""
     return [os.pidfd_open(pid) for pid in pids]
 
 

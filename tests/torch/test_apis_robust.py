@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from support import watching
+from support import armed_iteration
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
@@ -42,7 +42,7 @@ class Net(nn.Module):
 def watched(
     recorder, model: nn.Module | None = None, **options
 ) -> AbstractContextManager[TorchApiHook]:
-    return watching.watched(recorder, model, **{"retain_backward": True, **options})
+    return armed_iteration.watched(recorder, model, **{"retain_backward": True, **options})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
@@ -216,8 +216,8 @@ def test_modes_of_the_script_may_begin_and_end_within_ours(recorder) -> None:
     with Watching() as other:
         torch.sigmoid(torch.ones(2))
         hook.detach()
-        assert watching.modes() == [other]
-    assert not watching.modes()
+        assert armed_iteration.modes() == [other]
+    assert not armed_iteration.modes()
     assert len(theirs.heard) == heard > 0
     assert "sigmoid" in other.heard
     assert "gelu" in theirs.heard
@@ -227,7 +227,7 @@ def test_modes_of_the_script_may_begin_and_end_within_ours(recorder) -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 class TestCompiled:
-    pytestmark = watching.COMPILING
+    pytestmark = armed_iteration.COMPILING
 
     @pytest.fixture(autouse=True)
     def fresh_compiler(self) -> None:
@@ -291,7 +291,7 @@ def test_copied_models_and_a_detached_model_have_no_hooks(recorder) -> None:
     for each in (*copies, model):
         each(torch.ones(1, 4))
     assert len(recorder.events) == count >= seen
-    assert not watching.modes()
+    assert not armed_iteration.modes()
 
 
 def test_calls_of_an_evaluation_are_no_repetitions(recorder) -> None:

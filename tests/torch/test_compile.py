@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.watching import COMPILING
+from support.armed_iteration import COMPILING
 from torch import Tensor, nn
 
 from rankdump._frameworks.torch.model_hook import attach_model

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agent_double import Running, bodies
+from support.agent_double import RunningFakeAgent, bodies
 
 from rankdump._core.events import OPEN_END_POSITION, EventKind, RankEvent
 from rankdump._core.timeouts import GroupTimeout
@@ -164,7 +164,7 @@ def test_bucket_that_cannot_be_reduced_ends_its_event(tmp_path) -> None:
 
 def test_waiting_collective_is_sent_while_it_waits(tmp_path, socket_folder) -> None:
     """Rank 0 sends the all-reduce in which it hangs; rank 1 starts only after that arrived."""
-    agents = [Running(f"unix:{socket_folder}/{rank}.sock") for rank in (0, 1)]
+    agents = [RunningFakeAgent(f"unix:{socket_folder}/{rank}.sock") for rank in (0, 1)]
 
     def told(rank: int) -> list[RankEvent]:
         batches = bodies(agents[rank], "events")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.watching import watched
+from support.armed_iteration import watched
 from torch import nn
 from torch.nn import functional
 

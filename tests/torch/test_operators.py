@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.watching import COMPILING, watched
+from support.armed_iteration import COMPILING, watched
 from torch import Tensor, nn
 
 from rankdump._frameworks.api_calls import ApiOptions

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.agent_double import Running
+from support.agent_double import RunningFakeAgent
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def address(socket_folder: Path) -> str:
 
 
 @pytest.fixture
-def running(address: str) -> Iterator[Running]:
-    server = Running(address)
+def running(address: str) -> Iterator[RunningFakeAgent]:
+    server = RunningFakeAgent(address)
     yield server
     server.stop()

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.authorities import Authority
+from support.certificate_authority import CertificateAuthority
 
 from rankdump._wire.channel import TlsCredentials
 from rankdump.errors import ConfigError
@@ -18,8 +18,8 @@ COORDINATOR = "coordinator.cluster:7421"
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    made = Authority(tmp_path_factory.mktemp("tls") / "ca")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    made = CertificateAuthority(tmp_path_factory.mktemp("tls") / "ca")
     for role in ("agent", "reader"):
         made.issue(role, role)
     made.issue_expired("expired", "agent")
@@ -34,26 +34,28 @@ def said(tls: TlsSettings, **more: str) -> list[str]:
     return [doubt.text for doubt in check_certificates(tls, **more)]
 
 
-def test_certificates_in_order_and_none_at_all_are_fine(authority: Authority):
+def test_certificates_in_order_and_none_at_all_are_fine(authority: CertificateAuthority):
     assert said(settings_of(authority.credentials("agent")), reports_to=COORDINATOR) == []
     assert said(TlsSettings(), reports_to=COORDINATOR) == []
 
 
-def test_a_certificate_whose_time_is_over_is_said(authority: Authority):
+def test_a_certificate_whose_time_is_over_is_said(authority: CertificateAuthority):
     shown = authority.credentials("expired")
     assert said(settings_of(shown)) == [
         f"the certificate {shown.certificate} is not valid: certificate has expired"
     ]
 
 
-def test_a_certificate_of_another_authority_is_said(authority: Authority, tmp_path: Path):
-    other = Authority(tmp_path / "ca")
+def test_a_certificate_of_another_authority_is_said(
+    authority: CertificateAuthority, tmp_path: Path
+):
+    other = CertificateAuthority(tmp_path / "ca")
     shown = dataclasses.replace(authority.credentials("agent"), ca=str(other.store.certificate()))
     (text,) = said(settings_of(shown))
     assert text.startswith(f"the certificate {shown.certificate} is not valid: ")
 
 
-def test_a_role_that_a_coordinator_does_not_take_is_said(authority: Authority):
+def test_a_role_that_a_coordinator_does_not_take_is_said(authority: CertificateAuthority):
     shown = authority.credentials("reader")
     assert said(settings_of(shown), reports_to=COORDINATOR) == [
         f"certificate {shown.certificate} has the roles: reader; "
@@ -62,7 +64,7 @@ def test_a_role_that_a_coordinator_does_not_take_is_said(authority: Authority):
     assert said(settings_of(shown)) == said(settings_of(shown), reports_to="unix:/c.sock") == []
 
 
-def test_files_that_cannot_be_used_are_errors(authority: Authority, tmp_path: Path):
+def test_files_that_cannot_be_used_are_errors(authority: CertificateAuthority, tmp_path: Path):
     agent = settings_of(authority.credentials("agent"))
     swapped = dataclasses.replace(agent, key=authority.credentials("reader").key)
     with pytest.raises(ConfigError, match=r"reader\.key.*the key of .*agent\.pem"):

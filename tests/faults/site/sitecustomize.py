@@ -1,10 +1,10 @@
-"""Python's own hook at every start: daemons and their workers get the failing layer by it."""
+"""Startup hook of Python that installs the fault layer in daemons and their workers."""
 
 from __future__ import annotations
 
 import os
 
 if "FAULTS_CONTROL" in os.environ:
-    from faults.layer import install
+    from faults.fault_layer import install
 
     install(os.environ["FAULTS_CONTROL"], os.environ["FAULTS_PREFIX"])

@@ -1,4 +1,4 @@
-"""Dumps the calls of a small net, as a script of troubleshooter does: `import ... as ts` and all.
+"""Job that dumps the API calls of a small net with a script written for troubleshooter.
 
 Arguments: a list of runs as JSON, each with `init` and `start` (parameters of the calls), `steps`,
 and `end` (how the script ends in the middle of the last step; empty for in good order).

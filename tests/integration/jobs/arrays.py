@@ -1,4 +1,4 @@
-"""One rank without a framework: dumps known arrays through a session.
+"""Job of one rank without a framework that dumps known arrays through a session.
 
 python arrays.py RANK ITERATIONS [EXIT_CODE]
 """
@@ -14,7 +14,7 @@ import rankdump
 
 
 def expected(rank: int, iteration: int, slot: int) -> np.ndarray:
-    """Return what stands in the tree for that tensor."""
+    """Return what is in the tree for that tensor."""
     return np.full((4, 5), rank * 100 + iteration * 10 + slot, np.float32)
 
 

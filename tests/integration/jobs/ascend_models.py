@@ -1,4 +1,4 @@
-"""Two models in the words of Ascend's users; leaves beside the dump what their layers saw.
+"""Job of two models configured as on Ascend; it also writes the tensors that its layers received.
 
 ascend_models.py FOLDER steps | "model calls" | config | acl
 """

@@ -1,4 +1,4 @@
-"""One rank of many, without a framework; on request it kills itself as soon as all is staged.
+"""Job of one of many ranks, without a framework; on request it kills itself once all is staged.
 
 python crowd.py RANK WORLD_SIZE FINISH, where FINISH is `close` or `kill`
 """

@@ -1,4 +1,4 @@
-"""Two DDP ranks that digest, by hooks of their own, what rankdump is to dump beside them.
+"""Job of two DDP ranks that digest, with hooks of their own, the tensors that rankdump dumps.
 
 torchrun --nproc-per-node 2 ddp_digests.py FOLDER: writes FOLDER/rank_N.json, a list of
 [iteration, op type or parameter name, side, slot, sha256].

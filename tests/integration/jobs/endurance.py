@@ -1,4 +1,4 @@
-"""One rank that dumps many small arrays, and notes the memory that it and the agent take.
+"""Job of one rank that dumps many small arrays, and prints the memory of rank and agent.
 
 python endurance.py RECORDS AGENT_PID TREE: prints a line `rank_bytes agent_bytes` after each tenth
 """

@@ -1,4 +1,4 @@
-"""Four ranks in two sub-groups that go wrong in one way: sleepy, slow_dump, stuck_dump or skips.
+"""Job of four ranks in two groups with one fault: sleepy, slow_dump, stuck_dump or skips.
 
 torchrun --nproc-per-node 4 four_ranks.py CASE TIMEOUT_S FOLDER
 """

@@ -1,4 +1,4 @@
-"""A job made of everything that kills or spoils today's dump tools; prints its losses exactly.
+"""Job with every case that breaks other dump tools; it prints its losses exactly.
 
 Every case is one iteration of one session. Run it with and without a plan: the lines must agree.
 Usage: hard_cases.py [CASE ...]

@@ -1,4 +1,4 @@
-"""An ingest that kills itself at one of its system calls.
+"""Ingest that kills itself at one of its system calls.
 
 python killed_ingest.py CALL ARGUMENTS...     as `rankdumpd ingest ARGUMENTS`
 """

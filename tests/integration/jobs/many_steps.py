@@ -1,4 +1,4 @@
-"""One rank without a framework that runs the tutorial's 121 steps, two arrays in each."""
+"""Job of one rank without a framework with the tutorial's 121 steps of two arrays each."""
 
 from __future__ import annotations
 

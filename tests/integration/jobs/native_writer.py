@@ -1,4 +1,4 @@
-"""Writes a tree as MindSpore does, file by file, from another one: slowly, in pieces, by rename.
+"""Copies a tree as MindSpore writes one, file by file: slowly, in pieces, by rename.
 
     python native_writer.py FROM TO SEED
 

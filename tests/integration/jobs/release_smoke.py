@@ -1,4 +1,4 @@
-"""What an installation of a release must do, tried by `make release`; knows nothing of the clone.
+"""Checks an installed release; run by `make release`, independent of the clone.
 
 python release_smoke.py base: without extras. With `daemon`: commands, and a session that brings its
 own daemon.

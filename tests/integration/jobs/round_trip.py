@@ -1,4 +1,4 @@
-"""Dumps a few arrays through a real agent and reads them back; run inside another runtime.
+"""Job that dumps a few arrays through an agent and reads them back; run on other runtimes.
 
 Usage: round_trip.py FOLDER. Prints the versions it ran on.
 """

@@ -1,4 +1,4 @@
-"""A small encoder on two ranks in three versions, one after the other: plain, disturbed and nan.
+"""Job of a small encoder on two ranks in three versions: plain, disturbed and nan.
 
 torchrun --nproc-per-node 2 two_versions.py FOLDER
 

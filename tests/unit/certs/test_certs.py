@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from support.authorities import Authority
+from support.certificate_authority import CertificateAuthority
 
 from rankdump._wire.channel import find_credentials_fault
 from rankdump.errors import ConfigError
@@ -21,8 +21,8 @@ from rankdumpd.settings import DaemonSettings, TlsSettings, load_settings
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "ca")
+def authority(tmp_path: Path) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path / "ca")
 
 
 def refused(*arguments: str) -> str:
@@ -37,7 +37,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_files_are_for_their_owner(authority: Authority):
+def test_files_are_for_their_owner(authority: CertificateAuthority):
     """The folder 0700, keys 0600."""
     authority.issue("ann", "operator")
     assert mode(authority.folder) == 0o700
@@ -47,7 +47,7 @@ def test_files_are_for_their_owner(authority: Authority):
     }  # fmt: skip
 
 
-def test_nothing_is_overwritten(authority: Authority):
+def test_nothing_is_overwritten(authority: CertificateAuthority):
     """A second `init` or `issue` leaves every byte as it is."""
     authority.issue("ann", "operator")
     before = {path.name: path.read_bytes() for path in authority.folder.iterdir()}
@@ -73,7 +73,9 @@ def test_a_folder_that_others_can_look_into_is_refused(tmp_path: Path):
         (("--name", "x", "--host", "x" * 64 + ".org"), "a host's name or IP address"),
     ],
 )
-def test_what_cannot_be_issued(authority: Authority, arguments: tuple[str, ...], said: str):
+def test_what_cannot_be_issued(
+    authority: CertificateAuthority, arguments: tuple[str, ...], said: str
+):
     assert said in refused("issue", str(authority.folder), *arguments)
     assert len(list(authority.folder.iterdir())) == 3
 
@@ -81,12 +83,12 @@ def test_what_cannot_be_issued(authority: Authority, arguments: tuple[str, ...],
 def test_without_an_authority_nothing_is_issued(tmp_path: Path):
     for words in (("show",), ("issue", "--name", "x", "--role", "rank")):
         assert "rankdumpd certs init" in refused(words[0], str(tmp_path), *words[1:])
-    authority = Authority(tmp_path / "ca")
+    authority = CertificateAuthority(tmp_path / "ca")
     authority.issue("ann", "operator")
     assert refused("revoke", str(authority.folder), "bob").endswith("allowed: ann")
 
 
-def test_a_certificate_says_who_and_for_what(authority: Authority):
+def test_a_certificate_says_who_and_for_what(authority: CertificateAuthority):
     """Roles as names, hosts of both kinds; only one with hosts can be a server's."""
     authority.issue("both", "agent", "operator", hosts=("node1", "10.0.0.1", "::1"))
     found = describe_certificate(authority.store.certificate("both").read_bytes())
@@ -103,7 +105,7 @@ def test_a_certificate_says_who_and_for_what(authority: Authority):
         assert key.curve.name == "secp256r1"
 
 
-def test_what_is_printed_can_be_copied(authority: Authority, tmp_path: Path):
+def test_what_is_printed_can_be_copied(authority: CertificateAuthority, tmp_path: Path):
     """The lines of `issue` are settings as they stand, and variables for those who only call."""
     folder = str(authority.folder)
     said = authority.run("issue", folder, "--name", "node1", "--role", "agent", "--host", "node1")
@@ -117,7 +119,7 @@ def test_what_is_printed_can_be_copied(authority: Authority, tmp_path: Path):
     assert said.splitlines()[1] == f"export RANKDUMP_TLS_CERT={folder}/ann.pem"
 
 
-def test_revoked_is_told(authority: Authority):
+def test_revoked_is_told(authority: CertificateAuthority):
     """`revoke` adds the fingerprint once; `show` says it, and what expired."""
     authority.issue("ann", "operator")
     authority.issue("node1", "agent", hosts=("node1",))
@@ -157,7 +159,9 @@ def test_a_list_that_breaks_later_stays_as_it_was(tmp_path: Path):
     assert revoked.read_fingerprints() == {"cd" * 32}
 
 
-def test_settings_of_a_server_are_checked_before_it_serves(authority: Authority, tmp_path: Path):
+def test_settings_of_a_server_are_checked_before_it_serves(
+    authority: CertificateAuthority, tmp_path: Path
+):
     """One line names the file at fault."""
     good = authority.server()
     assert ServerCertificates(good).read_material().hosts == ("localhost", "127.0.0.1")
@@ -174,7 +178,7 @@ def test_settings_of_a_server_are_checked_before_it_serves(authority: Authority,
             ServerCertificates(TlsSettings(*files))
 
 
-def test_a_pair_that_is_half_renewed_waits_for_its_other_half(authority: Authority):
+def test_a_pair_that_is_half_renewed_waits_for_its_other_half(authority: CertificateAuthority):
     """Law: between two copies onto a host the old certificate stays in use, whole."""
     settings = authority.server()
     certificates = ServerCertificates(settings)
@@ -186,12 +190,12 @@ def test_a_pair_that_is_half_renewed_waits_for_its_other_half(authority: Authori
     assert certificates.read_material().hosts == ("127.0.0.1",)
 
 
-def test_what_is_wrong_with_the_own_certificate(authority: Authority, tmp_path: Path):
+def test_what_is_wrong_with_the_own_certificate(authority: CertificateAuthority, tmp_path: Path):
     """A client finds out by itself what no server tells it."""
     ann = authority.issue("ann", "operator")
     assert find_credentials_fault(ann) == ""
     assert "expired" in find_credentials_fault(authority.issue_expired("old", "operator"))
-    other = Authority(tmp_path / "other").issue("ann", "operator")
+    other = CertificateAuthority(tmp_path / "other").issue("ann", "operator")
     assert "unable to get local issuer" in find_credentials_fault(
         type(ann)(ann.ca, other.certificate, other.key)
     )

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.bin_conversion import NAME, bin_file, blocks, files_of, numbered, tensor
 from support.bin_files import packed_file_of
-from support.converting import NAME, bin_file, blocks, files_of, numbered, tensor
 
 from rankdump._binfile.overflow_record import convert_overflow_to_json
 from rankdump._cli import progress

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.agent_double import Running, bodies
+from support.agent_double import RunningFakeAgent, bodies
 
 import rankdump
 from rankdump import acl
@@ -24,7 +24,7 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture
-def cycle(running: Running) -> Iterator[AclDumpLifecycle]:
+def cycle(running: RunningFakeAgent) -> Iterator[AclDumpLifecycle]:
     """A life cycle of its own, whose sessions go to a fake agent."""
     made = AclDumpLifecycle({"RANKDUMP_AGENT": running.address})
     yield made
@@ -128,7 +128,9 @@ def test_what_nobody_thought_of_is_a_number_too(
     assert "surprise" in caplog.text
 
 
-def test_a_refused_rank_is_an_error(cycle: AclDumpLifecycle, running: Running, write, caplog):
+def test_a_refused_rank_is_an_error(
+    cycle: AclDumpLifecycle, running: RunningFakeAgent, write, caplog
+):
     """Nothing is counted after a refusal, so no number of tensors tells of it."""
     running.agent.refusal = "rank 0 is taken"
     cycle.init_dump()
@@ -249,7 +251,7 @@ def test_warnings_are_said_by_one_rank(running, write, caplog):
         assert caplog.text.count("dump_kernel_data") == said
 
 
-def test_a_dump_config_is_the_plan_of_a_session(running: Running, tmp_path: Path):
+def test_a_dump_config_is_the_plan_of_a_session(running: RunningFakeAgent, tmp_path: Path):
     """`rankdump.tf` has no life cycle: a session takes its object as a plan."""
     config = rankdump.tf.DumpConfig(enable_dump=True, dump_path=str(tmp_path), dump_step="1")
     with rankdump.Session(config, agent=running.address) as session:
@@ -262,7 +264,7 @@ def test_a_dump_config_is_the_plan_of_a_session(running: Running, tmp_path: Path
     assert (output.layout, output.root, len(output.started)) == ("cann", str(tmp_path), 14)
 
 
-def test_an_acl_file_from_the_environment(running: Running, write: Write):
+def test_an_acl_file_from_the_environment(running: RunningFakeAgent, write: Write):
     """RANKDUMP_CONFIG may name either kind of file."""
     environ = {"RANKDUMP_CONFIG": str(write()), "RANKDUMP_AGENT": running.address}
     with rankdump.Session.from_environment(environ) as session:

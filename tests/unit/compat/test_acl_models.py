@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.agent_double import Running, bodies
+from support.agent_double import RunningFakeAgent, bodies
 from torch import Tensor, nn
 
 import rankdump
@@ -44,7 +44,7 @@ class Outer(nn.Module):
 
 
 @pytest.fixture
-def cycle(running: Running) -> Iterator[AclDumpLifecycle]:
+def cycle(running: RunningFakeAgent) -> Iterator[AclDumpLifecycle]:
     made = AclDumpLifecycle({"RANKDUMP_AGENT": running.address})
     assert made.init_dump() == acl.OK
     yield made
@@ -60,7 +60,7 @@ def write(folder: Path, **dump: Any) -> str:
 EVERY = {"dump_op_switch": "on", "dump_list": []}
 
 
-def calls_of(running: Running, op_type: str = "Net", side: str = "output") -> list[int]:
+def calls_of(running: RunningFakeAgent, op_type: str = "Net", side: str = "output") -> list[int]:
     """The iterations of one operator's tensors, in the order they came."""
     return [
         record.iteration

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.api_dumps import Line, call, gradient, write_dump
+from support.api_dumps import ApiDumpLine, call, gradient, write_dump
 
 from rankdump._compat.tensor_pairs import (
     ApiDumpStep,
@@ -18,7 +18,7 @@ from rankdump._compat.tensor_pairs import (
 from rankdump.errors import CorruptedError
 
 
-def tensors(lines: list[Line], tmp_path: Path) -> tuple[ApiInfoTensor, ...]:
+def tensors(lines: list[ApiDumpLine], tmp_path: Path) -> tuple[ApiInfoTensor, ...]:
     write_dump(tmp_path, lines, npy=False)
     return read_dump_info(tmp_path / "rank0" / "torch_api_dump_info.pkl").tensors
 
@@ -52,7 +52,7 @@ def test_a_line_that_its_writer_did_not_finish_is_left_out_and_said(tmp_path):
 
 def test_a_name_of_no_api_is_left_out_and_said(tmp_path):
     path = tmp_path / "info.pkl"
-    path.write_text(Line("something_else").text() + "\n")
+    path.write_text(ApiDumpLine("something_else").text() + "\n")
     assert "something_else" in read_dump_info(path).notes[0]
 
 
@@ -127,7 +127,7 @@ def test_calls_of_two_threads_that_interleave_are_two(tmp_path):
 
 
 def test_a_layer_that_is_called_again_is_a_call_again(tmp_path):
-    mark = Line("LAYER_fc_forward_input")
+    mark = ApiDumpLine("LAYER_fc_forward_input")
     (step,) = guess_steps(tensors([mark, *call("NN_Linear_0"), mark], tmp_path), "pytorch")
     assert step.names == ("LAYER_fc", "NN_Linear_0", "LAYER_fc")
 

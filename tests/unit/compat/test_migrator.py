@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.agent_double import Running, bodies
+from support.agent_double import RunningFakeAgent, bodies
 
 import rankdump
 from rankdump import migrator
@@ -112,7 +112,7 @@ Begin = Callable[..., ApiDumpController]
 
 
 @pytest.fixture
-def begun(running: Running, framework: Framework, tmp_path: Path) -> Iterator[Begin]:
+def begun(running: RunningFakeAgent, framework: Framework, tmp_path: Path) -> Iterator[Begin]:
     """Makes dumps that were set up, which go to a fake agent."""
     made: list[ApiDumpController] = []
 
@@ -129,11 +129,11 @@ def begun(running: Running, framework: Framework, tmp_path: Path) -> Iterator[Be
     default_session.set_step_listener(lambda number: None)
 
 
-def sent(running: Running) -> list[tuple[int, str]]:
+def sent(running: RunningFakeAgent) -> list[tuple[int, str]]:
     return [(record.iteration, record.op_name) for record in bodies(running, "record")]
 
 
-def test_a_dump_of_two_steps(begun: Begin, framework: Framework, running: Running, caplog):
+def test_a_dump_of_two_steps(begun: Begin, framework: Framework, running: RunningFakeAgent, caplog):
     """Everything since the start is with the agent when the stop returns, by steps."""
     dumping = begun()
     dumping.start(ApiDumpRequest())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support import rows_of_common, rows_of_modes, rows_of_selection
-from support.configuration_row import Row
+from support.configuration_row import ConfigurationRow
 
 from rankdump._config.mindspore_config import MINDSPORE_KEYS
 
@@ -14,7 +14,7 @@ ROWS = [*rows_of_common.ROWS, *rows_of_selection.ROWS, *rows_of_modes.ROWS]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.source[:70] for row in ROWS])
-def test_row(tmp_path: Path, row: Row):
+def test_row(tmp_path: Path, row: ConfigurationRow):
     """Accepted, accepted with exactly these warnings, or refused by key and value."""
     row.check(tmp_path)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.merged import merged
+from support.merged_order import merged
 from support.trace_schema import checked_trace, flows_of, slices_of
 
 from rankdump._core.events import OPEN_END_POSITION, EventKind, ProcessGroup, RankEvent

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from support.agent_double import Running, bodies, introduction_of, kinds
+from support.agent_double import RunningFakeAgent, bodies, introduction_of, kinds
 
 import rankdump
 from rankdump._core.events import OPEN_END_POSITION, EventKind, ProcessGroup, RankEvent
@@ -36,17 +36,17 @@ def a_plan(content: ContentSettings | None = None, **selection) -> DumpPlan:
 
 
 def started(
-    running: Running, content: ContentSettings | None = None, **selection
+    running: RunningFakeAgent, content: ContentSettings | None = None, **selection
 ) -> rankdump.Session:
     return rankdump.Session(a_plan(content, **selection), agent=running.address)
 
 
-def spans(running: Running) -> list[tuple[int, int, int]]:
+def spans(running: RunningFakeAgent) -> list[tuple[int, int, int]]:
     ends = bodies(running, "iteration_end")
     return [(end.iteration, end.first_position, end.last_position) for end in ends]
 
 
-def events(running: Running) -> list[RankEvent]:
+def events(running: RunningFakeAgent) -> list[RankEvent]:
     return [e for batch in bodies(running, "events") for e in events_from_wire(batch).to_events()]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.agent_double import Running, bodies, event_names, introduction_of, kinds
+from support.agent_double import RunningFakeAgent, bodies, event_names, introduction_of, kinds
 
 import rankdump
 from rankdump._core.graph import GraphNode, GraphParameter, TensorType
@@ -31,17 +31,17 @@ def a_plan(profile: str = "ms2.3", **selection) -> DumpPlan:
     )
 
 
-def started(running: Running, profile: str = "ms2.3", **selection) -> rankdump.Session:
+def started(running: RunningFakeAgent, profile: str = "ms2.3", **selection) -> rankdump.Session:
     return rankdump.Session(a_plan(profile, **selection), agent=running.address)
 
 
-def of_pipeline(running: Running, plan: DumpPlan) -> DumpPipeline:
+def of_pipeline(running: RunningFakeAgent, plan: DumpPlan) -> DumpPipeline:
     pipeline = DumpPipeline(plan, introduction_of(plan), running.address)
     pipeline.start()
     return pipeline
 
 
-def nodes(running: Running) -> list[list[str]]:
+def nodes(running: RunningFakeAgent) -> list[list[str]]:
     return [[node.name for node in part.nodes] for part in bodies(running, "graph_part")]
 
 

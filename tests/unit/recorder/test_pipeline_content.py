@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.agent_double import Running, bodies, introduction_of, kinds, rows
+from support.agent_double import RunningFakeAgent, bodies, introduction_of, kinds, rows
 
 import rankdump
 from rankdump._core.plan import (
@@ -38,7 +38,7 @@ def a_plan(profile: str = "ms2.3", selection: TensorSelection | None = None, **c
     )
 
 
-def started(running: Running, a_plan: DumpPlan) -> rankdump.Session:
+def started(running: RunningFakeAgent, a_plan: DumpPlan) -> rankdump.Session:
     return rankdump.Session(a_plan, agent=running.address)
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from support.agent_double import Running, bodies, plan
+from support.agent_double import RunningFakeAgent, bodies, plan
 from support.send_buffers import SendBufferDouble
 
 import rankdump
@@ -19,11 +19,11 @@ from rankdump._wire.session_messages import timeouts_from_wire
 GLOO = GroupTimeout("0", "gloo", 20_000_000)
 
 
-def started(running: Running, tmp_path, **environ: str) -> rankdump.Session:
+def started(running: RunningFakeAgent, tmp_path, **environ: str) -> rankdump.Session:
     return rankdump.Session(plan(tmp_path), agent=running.address, environ=environ)
 
 
-def declared(running: Running) -> list[RankTimeouts]:
+def declared(running: RunningFakeAgent) -> list[RankTimeouts]:
     return [timeouts_from_wire(message) for message in bodies(running, "timeouts")]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.agent_double import Running, bodies, event_names, introduction_of, kinds, rows
+from support.agent_double import RunningFakeAgent, bodies, event_names, introduction_of, kinds, rows
 
 import rankdump
 from rankdump._core.plan import (
@@ -51,7 +51,7 @@ def request() -> SessionRequest:
     return introduction_of(a_plan("always"))
 
 
-def found(running: Running) -> list[tuple[str, str, int]]:
+def found(running: RunningFakeAgent) -> list[tuple[str, str, int]]:
     return [(r.op_name, r.side.value, r.slot) for r in bodies(running, "record")]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.agent_double import Running, bodies, introduction_of, rows
+from support.agent_double import RunningFakeAgent, bodies, introduction_of, rows
 
 import rankdump
 from rankdump._core.plan import (
@@ -51,7 +51,7 @@ def a_plan(
     )
 
 
-def started(running: Running, *lists: tuple[str, ...], **settings) -> rankdump.Session:
+def started(running: RunningFakeAgent, *lists: tuple[str, ...], **settings) -> rankdump.Session:
     return rankdump.Session(a_plan(*lists, **settings), agent=running.address)
 
 
@@ -59,17 +59,17 @@ def out(session: rankdump.Session, name: str, array: np.ndarray, slot: int = 0, 
     session.dump("Add", name, "output", slot, array, **place)
 
 
-def found(running: Running) -> list[tuple[str, int, list[float]]]:
+def found(running: RunningFakeAgent) -> list[tuple[str, int, list[float]]]:
     return [
         (r.op_name, r.slot, np.frombuffer(r.data, "f4").tolist()) for r in bodies(running, "record")
     ]
 
 
-def again(running: Running) -> list[str]:
+def again(running: RunningFakeAgent) -> list[str]:
     return [name for name, *_ in found(running) if "_To_" in name]
 
 
-def balance(running: Running) -> tuple[int, dict[str, int]]:
+def balance(running: RunningFakeAgent) -> tuple[int, dict[str, int]]:
     (end,) = bodies(running, "iteration_end")
     return end.expected, dict(end.dropped)
 

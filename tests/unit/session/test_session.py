@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.agent_double import Running, bodies, event_names, plan
+from support.agent_double import RunningFakeAgent, bodies, event_names, plan
 
 import rankdump
 from rankdump._core.plan import DumpPlan, IterationSelection, OutputSettings, TensorSelection
@@ -43,11 +43,11 @@ def config(folder: Path, **changes) -> Path:
     return path
 
 
-def records(running: Running) -> list:
+def records(running: RunningFakeAgent) -> list:
     return bodies(running, "record")
 
 
-def ends(running: Running) -> list:
+def ends(running: RunningFakeAgent) -> list:
     return bodies(running, "iteration_end")
 
 
@@ -141,7 +141,7 @@ def test_session_takes_plan_and_agent_from_the_environment(tmp_path, running):
     assert np.frombuffer(records(running)[0].data, "<i4").tolist() == [0, 1, 2]
 
 
-def started(running: Running, tmp_path, selection=None, **delivery) -> rankdump.Session:
+def started(running: RunningFakeAgent, tmp_path, selection=None, **delivery) -> rankdump.Session:
     the_plan = plan(tmp_path, **delivery)
     if selection is not None:
         the_plan = DumpPlan(output=OutputSettings(str(tmp_path)), selection=selection)
@@ -216,7 +216,7 @@ def test_missing_agent_is_one_warning_and_a_count(tmp_path, address, caplog):
 
 def test_loss_and_return_of_the_agent_are_logged_once_each(tmp_path, address, caplog):
     caplog.set_level(logging.WARNING, "rankdump")
-    first = Running(address)
+    first = RunningFakeAgent(address)
     session = started(first, tmp_path)
     session.dump("Add", "a", "input", 0, np.ones(1))
     while not first.agent.committed:
@@ -225,7 +225,7 @@ def test_loss_and_return_of_the_agent_are_logged_once_each(tmp_path, address, ca
     for slot in range(50):
         session.dump("Add", "a", "input", slot, np.ones(1))
         time.sleep(0.01)
-    second = Running(address)
+    second = RunningFakeAgent(address)
     session.close()
     second.stop()
     assert caplog.text.count("lost the agent at") == 1

@@ -7,7 +7,7 @@ import logging
 
 import numpy as np
 import pytest
-from support.agent_double import Running, bodies, event_names, introduction_of
+from support.agent_double import RunningFakeAgent, bodies, event_names, introduction_of
 from support.configurations import body_of
 
 import rankdump
@@ -28,7 +28,7 @@ def a_plan(**selection) -> DumpPlan:
     return DumpPlan(output=OutputSettings("/x"), selection=TensorSelection(**selection))
 
 
-def started(running: Running, **selection) -> rankdump.Session:
+def started(running: RunningFakeAgent, **selection) -> rankdump.Session:
     return rankdump.Session(a_plan(**selection), agent=running.address)
 
 

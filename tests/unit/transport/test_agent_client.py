@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from support.agent_double import Running, introduction_of, plan
+from support.agent_double import RunningFakeAgent, introduction_of, plan
 from support.record_heads import head_of
 
 from rankdump._core.record import TensorKey, TensorSide
@@ -64,7 +64,7 @@ def bytes_of(frames, sequence: int) -> bytes:
     return b"".join(f.record.data or f.chunk.data for f in parts)
 
 
-def test_records_arrive_whole_and_in_order(running: Running, tmp_path):
+def test_records_arrive_whole_and_in_order(running: RunningFakeAgent, tmp_path):
     watched = Watched(running.address, tmp_path)
     watched.client.start(5)
     data = np.random.default_rng(0).bytes(3 * MAX_CHUNK_BYTES + 17)
@@ -79,7 +79,9 @@ def test_records_arrive_whole_and_in_order(running: Running, tmp_path):
     assert len(watched.taken) == 1
 
 
-def test_a_cut_stream_resumes_after_the_last_acknowledged_record(running: Running, tmp_path):
+def test_a_cut_stream_resumes_after_the_last_acknowledged_record(
+    running: RunningFakeAgent, tmp_path
+):
     """Law: nothing is lost by a reconnect, and nothing acknowledged is sent again."""
     running.agent.cut_after = 4
     watched = Watched(running.address, tmp_path)
@@ -99,7 +101,7 @@ def test_an_agent_that_comes_late_gets_everything(address: str, tmp_path):
     watched.client.start(5)
     assert watched.client.link is LinkState.ABSENT
     watched.buffer.submit(staged(b"early"))
-    late = Running(address)
+    late = RunningFakeAgent(address)
     try:
         eventually(lambda: watched.client.link is LinkState.UP)
         assert watched.client.close(10) == 0
@@ -108,7 +110,7 @@ def test_an_agent_that_comes_late_gets_everything(address: str, tmp_path):
         late.stop()
 
 
-def test_an_agent_that_went_away_is_said_once(running: Running, tmp_path, monkeypatch):
+def test_an_agent_that_went_away_is_said_once(running: RunningFakeAgent, tmp_path, monkeypatch):
     """Items that keep coming neither hurry the reconnecting nor repeat the news of it."""
     watched = Watched(running.address, tmp_path)
     watched.client.start(5)
@@ -125,7 +127,7 @@ def test_an_agent_that_went_away_is_said_once(running: Running, tmp_path, monkey
 
 
 def test_a_closing_session_does_not_wait_for_the_next_attempt(
-    running: Running, tmp_path, monkeypatch
+    running: RunningFakeAgent, tmp_path, monkeypatch
 ):
     """Law: what an agent that is back can take is delivered, however long it was away."""
     monkeypatch.setattr("rankdump._transport.agent_client.MIN_PAUSE_S", 600.0)
@@ -135,7 +137,7 @@ def test_a_closing_session_does_not_wait_for_the_next_attempt(
     running.stop()
     eventually(lambda: watched.client.link is LinkState.AWAY)
     watched.buffer.submit(staged(b"waits"))
-    back = Running(running.address)
+    back = RunningFakeAgent(running.address)
     try:
         assert watched.client.close(20) == 0
         assert bytes_of(back.agent.frames, 1) == b"waits"
@@ -153,7 +155,7 @@ def test_no_agent_at_all_leaves_the_records_counted(address: str, tmp_path):
     assert time.monotonic() - begun < 30  # far from its patience: nobody was ever there
 
 
-def test_a_rank_that_ends_before_the_first_answer_waits_for_it(running: Running, tmp_path):
+def test_a_rank_that_ends_before_the_first_answer_waits_for_it(running: RunningFakeAgent, tmp_path):
     """An agent on a busy host may take longer to answer than a short job takes."""
     held = threading.Event()
     running.agent.before_opening = lambda: held.wait(60)
@@ -170,7 +172,9 @@ def test_a_rank_that_ends_before_the_first_answer_waits_for_it(running: Running,
     assert lost == [0]
 
 
-def test_an_agent_that_does_not_answer_is_called_that(running: Running, tmp_path, monkeypatch):
+def test_an_agent_that_does_not_answer_is_called_that(
+    running: RunningFakeAgent, tmp_path, monkeypatch
+):
     """And not absent: what the rank says of it is all that there is to go by."""
     held = threading.Event()
     running.agent.before_opening = lambda: held.wait(60)
@@ -185,7 +189,7 @@ def test_an_agent_that_does_not_answer_is_called_that(running: Running, tmp_path
     watched.client.close(1)
 
 
-def test_a_refusal_is_final_and_has_its_reason(running: Running, tmp_path):
+def test_a_refusal_is_final_and_has_its_reason(running: RunningFakeAgent, tmp_path):
     running.agent.refusal = "rank 0 is taken by pid 7"
     said: list[str] = []
     client = AgentClient(
@@ -204,7 +208,7 @@ def test_a_refusal_is_final_and_has_its_reason(running: Running, tmp_path):
     client.close(1)
 
 
-def test_waiting_time_counts_only_while_something_waits(running: Running, tmp_path):
+def test_waiting_time_counts_only_while_something_waits(running: RunningFakeAgent, tmp_path):
     running.agent.acknowledge_up_to = 0
     watched = Watched(running.address, tmp_path)
     watched.client.start(5)
@@ -214,7 +218,7 @@ def test_waiting_time_counts_only_while_something_waits(running: Running, tmp_pa
     assert watched.client.close(0.1) == 1
 
 
-def test_only_a_tensor_makes_the_ship_busy(running: Running, tmp_path):
+def test_only_a_tensor_makes_the_ship_busy(running: RunningFakeAgent, tmp_path):
     """Law: what will give no room back when it is taken is nothing to wait for."""
     running.agent.acknowledge_up_to = 0
     watched = Watched(running.address, tmp_path)
@@ -229,7 +233,7 @@ def test_only_a_tensor_makes_the_ship_busy(running: Running, tmp_path):
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_the_owner_is_asked_for_events_whether_or_not_anything_moves(
-    running: Running, tmp_path, busy
+    running: RunningFakeAgent, tmp_path, busy
 ):
     asked, over = threading.Semaphore(0), threading.Event()
     watched = Watched(running.address, tmp_path, on_tick=asked.release)
@@ -248,7 +252,7 @@ def test_the_owner_is_asked_for_events_whether_or_not_anything_moves(
     watched.client.close(5)
 
 
-def test_what_the_agent_would_have_said_is_passed_on(running: Running, tmp_path):
+def test_what_the_agent_would_have_said_is_passed_on(running: RunningFakeAgent, tmp_path):
     running.agent.warnings = ["half of the time is used"]
     watched = Watched(running.address, tmp_path)
     watched.client.start(5)
@@ -259,7 +263,7 @@ def test_what_the_agent_would_have_said_is_passed_on(running: Running, tmp_path)
 
 
 @pytest.mark.parametrize("count", [1, 500])
-def test_many_small_records_share_messages(running: Running, tmp_path, count):
+def test_many_small_records_share_messages(running: RunningFakeAgent, tmp_path, count):
     watched = Watched(running.address, tmp_path)
     for stamp in range(count):
         watched.buffer.submit(staged(b"y" * 64, stamp))

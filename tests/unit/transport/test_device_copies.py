@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.send_buffer_rig import SIZE, Rig
+from support.send_buffer_rig import SIZE, SendBufferRig
 
 from rankdump._core.recorder_protocol import PlacementResult
 
@@ -81,15 +81,15 @@ class Copier:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return Rig(tmp_path)
+def rig(tmp_path: Path) -> SendBufferRig:
+    return SendBufferRig(tmp_path)
 
 
 def data(byte: int) -> bytes:
     return bytes([byte]) * SIZE
 
 
-def test_nothing_is_published_before_it_is_there(rig: Rig):
+def test_nothing_is_published_before_it_is_there(rig: SendBufferRig):
     """In the order of the records, whichever copy ends first; the slab is pinned once."""
     device = Device()
     for byte in (1, 2, 3):
@@ -108,7 +108,7 @@ def test_nothing_is_published_before_it_is_there(rig: Rig):
     assert not rig.buffer.copies.has_pending
 
 
-def test_a_copy_that_fails_is_told_and_its_number_given(rig: Rig):
+def test_a_copy_that_fails_is_told_and_its_number_given(rig: SendBufferRig):
     device = Device()
     rig.place(device.tensor(1))
     rig.place(device.tensor(2))
@@ -119,7 +119,7 @@ def test_a_copy_that_fails_is_told_and_its_number_given(rig: Rig):
     assert len(rig.torn) == 1
 
 
-def test_without_pinned_memory_the_copy_is_made_at_once(rig: Rig):
+def test_without_pinned_memory_the_copy_is_made_at_once(rig: SendBufferRig):
     device = Device(pins=False)
     rig.place(device.tensor(1))
     assert rig.read() == [data(1)]
@@ -127,7 +127,7 @@ def test_without_pinned_memory_the_copy_is_made_at_once(rig: Rig):
 
 
 @pytest.mark.parametrize("fails_to", ["pin", "copy"])
-def test_a_device_that_fails_costs_no_tensor(rig: Rig, fails_to: str):
+def test_a_device_that_fails_costs_no_tensor(rig: SendBufferRig, fails_to: str):
     """The plain copy is made instead, for this tensor and for those after it."""
     device = Device(fails_to=fails_to)
     for byte in (1, 2):
@@ -137,7 +137,7 @@ def test_a_device_that_fails_costs_no_tensor(rig: Rig, fails_to: str):
     assert rig.torn == []
 
 
-def test_a_slab_is_given_up_when_the_last_copy_is_there(rig: Rig):
+def test_a_slab_is_given_up_when_the_last_copy_is_there(rig: SendBufferRig):
     """What was copied is carried along; the memory is unpinned before it goes."""
     device = Device()
     rig.place(device.tensor(1))
@@ -150,7 +150,7 @@ def test_a_slab_is_given_up_when_the_last_copy_is_there(rig: Rig):
     assert [each.tensors for each in rig.buffer.items.numbered] == [1]
 
 
-def test_a_copy_that_hangs_does_not_hold_up_the_end(rig: Rig):
+def test_a_copy_that_hangs_does_not_hold_up_the_end(rig: SendBufferRig):
     device = Device()
     rig.place(device.tensor(1))
     rig.buffer.wait_for_copies(rig.ring, 0.05)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.agent_double import Running, introduction_of, plan
+from support.agent_double import RunningFakeAgent, introduction_of, plan
 from support.record_heads import head_of
 
 from rankdump._core.record import TensorKey, TensorSide
@@ -79,9 +79,11 @@ class Sender:
         self.buffer.submit(StagedRecord(head_of(key, "uint8", (4,), 4), data))
 
 
-def test_every_connection_begins_at_the_known_address(running: Running, address: str, tmp_path):
+def test_every_connection_begins_at_the_known_address(
+    running: RunningFakeAgent, address: str, tmp_path
+):
     """Law: the front decides anew after each cut; nothing is lost on the way."""
-    worker = Running(f"{address}.1")
+    worker = RunningFakeAgent(f"{address}.1")
     try:
         running.agent.redirect = "a.sock.1"
         worker.agent.cut_after = 4
@@ -97,13 +99,15 @@ def test_every_connection_begins_at_the_known_address(running: Running, address:
         worker.stop()
 
 
-def test_a_worker_that_is_away_is_looked_for_again(running: Running, address: str, tmp_path):
+def test_a_worker_that_is_away_is_looked_for_again(
+    running: RunningFakeAgent, address: str, tmp_path
+):
     running.agent.redirect = "a.sock.1"
     sender = Sender(address, tmp_path)
     sender.client.start(5)
     assert sender.client.link is LinkState.ABSENT
     sender.submit(1)
-    worker = Running(f"{address}.1")
+    worker = RunningFakeAgent(f"{address}.1")
     try:
         assert sender.up.wait(30)
         assert sender.client.close(10) == 0
@@ -111,9 +115,9 @@ def test_a_worker_that_is_away_is_looked_for_again(running: Running, address: st
         worker.stop()
 
 
-def test_being_sent_on_twice_is_an_error(running: Running, address: str, tmp_path):
+def test_being_sent_on_twice_is_an_error(running: RunningFakeAgent, address: str, tmp_path):
     """Two agents that send a rank to and fro would keep it busy for ever."""
-    worker = Running(f"{address}.1")
+    worker = RunningFakeAgent(f"{address}.1")
     try:
         running.agent.redirect = worker.agent.redirect = "a.sock.1"
         sender = Sender(address, tmp_path)

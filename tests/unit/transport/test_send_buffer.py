@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from support.send_buffer_rig import SIZE, Rig
+from support.send_buffer_rig import SIZE, SendBufferRig
 
 from rankdump._core.recorder_protocol import PlacementResult
 from rankdump._core.session_protocol import IterationEnd
@@ -18,7 +18,7 @@ def test_records_do_not_starve_what_the_sender_has(tmp_path: Path):
 
     Declarations once piled up in the memory of a rank whose agent was slower than it.
     """
-    rig = Rig(tmp_path)
+    rig = SendBufferRig(tmp_path)
     loader = RingLoader(rig.buffer)
     tensor = ArraySource(np.zeros(SIZE, "u1"))
     while rig.place(tensor) is PlacementResult.DONE:

@@ -14,8 +14,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import record_heads
-from support.agent_double import FakeAgent, FakeSlab, Running, introduction_of, plan
-from support.send_buffer_rig import SIZE, Rig
+from support.agent_double import FakeAgent, FakeSlab, RunningFakeAgent, introduction_of, plan
+from support.send_buffer_rig import SIZE, SendBufferRig
 
 from rankdump._core.graph import GraphNode, GraphPart, OperatorGraph
 from rankdump._core.record import TensorKey, TensorSide
@@ -117,7 +117,7 @@ def slab(socket_folder: Path) -> FakeSlab:
 
 
 @pytest.fixture
-def host(running: Running, slab: FakeSlab) -> Running:
+def host(running: RunningFakeAgent, slab: FakeSlab) -> RunningFakeAgent:
     """An agent that grants a slab."""
     running.agent.slab = slab
     return running
@@ -143,7 +143,7 @@ def test_the_same_bytes_through_a_slab_and_in_chunks(given):
     found = []
     for with_slab in (True, False):
         folder = Path(tempfile.mkdtemp(prefix="rd-"))
-        server = Running(f"unix://{folder}/a.sock")
+        server = RunningFakeAgent(f"unix://{folder}/a.sock")
         try:
             server.agent.slab = FakeSlab(folder / "a.slab", MIN_RING_BYTES)
             rank = Rank(server.address, folder, with_slab)
@@ -164,7 +164,7 @@ def test_the_same_bytes_through_a_slab_and_in_chunks(given):
     assert [n for n in expected if found[1][n] != expected[n]] == []
 
 
-def test_declarations_keep_their_place_behind_the_records(host: Running, tmp_path):
+def test_declarations_keep_their_place_behind_the_records(host: RunningFakeAgent, tmp_path):
     rank = Rank(host.address, tmp_path)
     rank.client.start(5)
     for iteration in range(3):
@@ -186,7 +186,7 @@ def test_declarations_keep_their_place_behind_the_records(host: Running, tmp_pat
     assert rank.client.left_in_slab == 0
 
 
-def test_entries_share_doorbells(host: Running, tmp_path):
+def test_entries_share_doorbells(host: RunningFakeAgent, tmp_path):
     rank = Rank(host.address, tmp_path)
     rank.client.start(5)
     for _ in range(2000):
@@ -204,7 +204,7 @@ class Unreadable(ArraySource):
         raise ValueError("gone")
 
 
-def test_a_copy_that_fails_has_its_number_all_the_same(host: Running, tmp_path):
+def test_a_copy_that_fails_has_its_number_all_the_same(host: RunningFakeAgent, tmp_path):
     """Law: numbers have no gaps; the agent counts the record whose bytes never came."""
     rank = Rank(host.address, tmp_path)
     rank.client.start(5)
@@ -218,7 +218,9 @@ def test_a_copy_that_fails_has_its_number_all_the_same(host: Running, tmp_path):
     assert [head.timestamp_us for head in rank.torn] == [2]
 
 
-def test_a_full_slab_waits_for_the_agent_as_long_as_it_has_patience(host: Running, tmp_path):
+def test_a_full_slab_waits_for_the_agent_as_long_as_it_has_patience(
+    host: RunningFakeAgent, tmp_path
+):
     host.agent.acknowledge_up_to = 0
     rank = Rank(host.address, tmp_path, timeout_s=0.2)
     rank.client.start(5)
@@ -230,7 +232,7 @@ def test_a_full_slab_waits_for_the_agent_as_long_as_it_has_patience(host: Runnin
     assert rank.client.left_in_slab == outcomes.count(PlacementResult.DONE)
 
 
-def test_a_slow_agent_makes_nobody_lose_anything(host: Running, tmp_path):
+def test_a_slow_agent_makes_nobody_lose_anything(host: RunningFakeAgent, tmp_path):
     """Many times what the slab holds, from several threads at once."""
     rank = Rank(host.address, tmp_path)
     rank.client.start(5)
@@ -262,7 +264,7 @@ def test_an_agent_that_comes_late_gets_what_waited_first(address, slab, tmp_path
     for number in range(3):
         assert rank.keep(np.full(5, number)) is PlacementResult.ELSEWHERE
     rank.buffer.submit(IterationEnd(0, 3))
-    late = Running(address)
+    late = RunningFakeAgent(address)
     late.agent.slab = slab
     try:
         eventually(lambda: len(rank.taken) == 3)
@@ -274,7 +276,7 @@ def test_an_agent_that_comes_late_gets_what_waited_first(address, slab, tmp_path
     assert [np.frombuffer(d, "<i8")[0] for d in tensors(late.agent).values()] == [0, 1, 2, 3]
 
 
-def test_a_reconnect_resends_nothing_that_is_in_the_slab(host: Running, slab, tmp_path):
+def test_a_reconnect_resends_nothing_that_is_in_the_slab(host: RunningFakeAgent, slab, tmp_path):
     host.agent.acknowledge_up_to = 2
     host.agent.cut_after = 6
     rank = Rank(host.address, tmp_path)
@@ -338,7 +340,9 @@ def test_an_agent_that_began_anew_inside_a_large_tensor_gets_it_whole(host, slab
 
 
 @pytest.mark.parametrize("fault", ["missing", "short", "blank", "link", "locked"])
-def test_a_slab_that_cannot_be_used_is_said_once(running: Running, socket_folder, tmp_path, fault):
+def test_a_slab_that_cannot_be_used_is_said_once(
+    running: RunningFakeAgent, socket_folder, tmp_path, fault
+):
     """Law: whatever is wrong with it, the frames go over the stream."""
     slab = FakeSlab(socket_folder / "a.slab", LARGE)
     holder = None
@@ -398,7 +402,7 @@ def test_events_too_large_for_their_slab_take_the_stream(running, socket_folder,
     assert len(rank.streams) == 1
 
 
-def test_the_lock_says_that_the_rank_lives(host: Running, slab: FakeSlab, tmp_path):
+def test_the_lock_says_that_the_rank_lives(host: RunningFakeAgent, slab: FakeSlab, tmp_path):
     rank = Rank(host.address, tmp_path)
     rank.client.start(5)
     rank.keep(np.ones(3))
@@ -407,7 +411,7 @@ def test_the_lock_says_that_the_rank_lives(host: Running, slab: FakeSlab, tmp_pa
     assert not slab.locked()
 
 
-def test_nothing_is_asked_for_without_wanting_it(host: Running, tmp_path):
+def test_nothing_is_asked_for_without_wanting_it(host: RunningFakeAgent, tmp_path):
     rank = Rank(host.address, tmp_path, wants_slab=False)
     rank.client.start(5)
     assert rank.keep(np.ones(3)) is PlacementResult.ELSEWHERE
@@ -416,7 +420,7 @@ def test_nothing_is_asked_for_without_wanting_it(host: Running, tmp_path):
     assert rank.streams == []
 
 
-def test_a_refused_rank_keeps_nothing(running: Running, tmp_path):
+def test_a_refused_rank_keeps_nothing(running: RunningFakeAgent, tmp_path):
     running.agent.refusal = "no"
     rank = Rank(running.address, tmp_path)
     rank.client.start(5)
@@ -427,7 +431,7 @@ def test_a_refused_rank_keeps_nothing(running: Running, tmp_path):
 
 def test_what_was_damaged_before_the_slab_was_given_up_is_said_to_be_lost(tmp_path, caplog):
     """What stands behind it is carried on, and the digest under which data lay goes with it."""
-    rig = Rig(tmp_path)
+    rig = SendBufferRig(tmp_path)
     source = ArraySource(np.arange(SIZE, dtype=np.uint8))
     for _ in range(5):
         assert rig.place(source) is PlacementResult.DONE
@@ -453,7 +457,7 @@ def test_what_was_damaged_before_the_slab_was_given_up_is_said_to_be_lost(tmp_pa
 @pytest.mark.parametrize(("at", "body"), [(0, "lost"), (5, "record"), (ENTRY_HEAD.size, "lost")])
 def test_what_was_damaged_before_it_was_sealed_is_found_as_well(tmp_path, at, body):
     """The slab is given up between two bells: magic, state and frame; a seal mends the state."""
-    rig = Rig(tmp_path)
+    rig = SendBufferRig(tmp_path)
     for value in range(3):
         rig.place(ArraySource(np.full(SIZE, value, dtype=np.uint8)))
     rig.ring._mapping.memory[RING_OFFSET + rig.ring.written // 3 + at] ^= 0x40
@@ -466,7 +470,7 @@ def test_what_was_damaged_before_it_was_sealed_is_found_as_well(tmp_path, at, bo
 
 def test_a_copy_that_failed_in_a_slab_is_said_on_the_stream(tmp_path):
     """Its number is given, so what became of it has to be said somewhere."""
-    rig = Rig(tmp_path)
+    rig = SendBufferRig(tmp_path)
     rig.place(Unreadable(np.ones(SIZE, dtype=np.uint8)))
     rig.buffer.abandon_ring()
     (frame,) = make_frames(*rig.buffer.pop_items())

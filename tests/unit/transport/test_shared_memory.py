@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.agent_double import FakeSlab, Running, bodies, kinds, rows
+from support.agent_double import FakeSlab, RunningFakeAgent, bodies, kinds, rows
 
 import rankdump
 from rankdump._core.plan import (
@@ -31,14 +31,14 @@ SIZE = LARGE // 8
 
 
 @pytest.fixture
-def host(running: Running, socket_folder: Path) -> Running:
+def host(running: RunningFakeAgent, socket_folder: Path) -> RunningFakeAgent:
     """An agent that grants a slab."""
     running.agent.slab = FakeSlab(socket_folder / "a.slab", LARGE)
     return running
 
 
 def session_of(
-    host: Running,
+    host: RunningFakeAgent,
     *,
     saved: SavedDataMode = "tensor",
     trigger: TriggerMode = "always",
@@ -60,7 +60,7 @@ def fill(session: rankdump.Session, count: int = 20) -> None:
 
 
 @pytest.mark.parametrize("on_full", ["block", "drop", "statistic"])
-def test_an_exhausted_slab_is_counted(host: Running, on_full):
+def test_an_exhausted_slab_is_counted(host: RunningFakeAgent, on_full):
     """Law: expected = elements + figures + dropped, and none is in two of them."""
     agent = host.agent
     agent.acknowledge_up_to = 0
@@ -87,14 +87,14 @@ def test_an_exhausted_slab_is_counted(host: Running, on_full):
     assert order(host.agent) == list(range(1, len(order(host.agent)) + 1))
 
 
-def test_with_shared_memory_switched_off_nothing_is_asked_for(host: Running):
+def test_with_shared_memory_switched_off_nothing_is_asked_for(host: RunningFakeAgent):
     with session_of(host, shared_memory=False) as session:
         fill(session, 2)
     assert not host.agent.opened[0].wants_slab
     assert len(tensors(host.agent)) == 2
 
 
-def test_what_waits_for_a_verdict_goes_through_the_slab_too(host: Running):
+def test_what_waits_for_a_verdict_goes_through_the_slab_too(host: RunningFakeAgent):
     """Law: an operator that overflowed is sent, another leaves nothing and holds no room."""
     with session_of(host, trigger="overflow") as session:
         for number in range(3):
@@ -109,7 +109,7 @@ def test_what_waits_for_a_verdict_goes_through_the_slab_too(host: Running):
     assert tensors(host.agent)[1] == np.full(9, 1, "f4").tobytes()
 
 
-def test_figures_go_through_the_slab_too(host: Running):
+def test_figures_go_through_the_slab_too(host: RunningFakeAgent):
     with session_of(host, saved="statistic") as session:
         fill(session, 5)
     assert [len(row.figures) for row in rows(host)] == [3] * 5
@@ -118,7 +118,7 @@ def test_figures_go_through_the_slab_too(host: Running):
     assert host.agent.doorbells > 0
 
 
-def test_a_copy_that_fails_is_counted_by_the_agent_and_told_here(host: Running, caplog):
+def test_a_copy_that_fails_is_counted_by_the_agent_and_told_here(host: RunningFakeAgent, caplog):
     """Law: expected counts it once; its reason stands in the agent's balance, not in ours."""
 
     class Unreadable(ArraySource):
@@ -143,7 +143,7 @@ def test_a_copy_that_fails_is_counted_by_the_agent_and_told_here(host: Running, 
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_neither_sends_nor_hangs_nor_writes(host: Running):
+def test_a_child_neither_sends_nor_hangs_nor_writes(host: RunningFakeAgent):
     """Law: a forked data-loader worker leaves the parent's slab, numbers and lock alone."""
     assert host.agent.slab is not None
     session = session_of(host)
@@ -188,7 +188,7 @@ def test_a_child_neither_sends_nor_hangs_nor_writes(host: Running):
     assert not host.agent.slab.locked()
 
 
-def test_a_refused_rank_blames_nothing_else(host: Running, caplog):
+def test_a_refused_rank_blames_nothing_else(host: RunningFakeAgent, caplog):
     """The plan selects what ran: that nothing was dumped is the agent's word alone."""
     host.agent.refusal = "rank 0 is taken"
     with session_of(host) as session:

@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from support.authorities import Authority
+from support.certificate_authority import CertificateAuthority
 
 from rankdump._wire.channel import TlsCredentials, explain_unavailable
 from rankdump.errors import UnavailableError
@@ -29,7 +29,7 @@ OTHER_HOST = "its certificate names another host than this address"
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> TlsCredentials:
     """A certificate with which nothing is wrong."""
-    return Authority(tmp_path_factory.mktemp("causes") / "ca").issue("ann", "operator")
+    return CertificateAuthority(tmp_path_factory.mktemp("causes") / "ca").issue("ann", "operator")
 
 
 def said(text: str, credentials: TlsCredentials | None) -> str:
@@ -79,7 +79,7 @@ def test_without_one(text: str, credentials: TlsCredentials | None):
 
 def test_the_own_certificate_comes_first(tmp_path: Path):
     """Whatever gRPC says: a connection that is closed says nothing of its cause."""
-    authority = Authority(tmp_path / "ca")
+    authority = CertificateAuthority(tmp_path / "ca")
     expired = authority.issue_expired("old", "operator")
     for text in (CLOSED, RESET, f"{NEVER}{REFUSED}"):
         assert said(text, expired).endswith("is not valid: certificate has expired")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.record_heads import head_of
-from support.travel import (
+from support.wire_round_trip import (
     blobs,
     lines,
     names,

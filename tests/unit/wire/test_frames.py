@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.record_heads import head_of
-from support.travel import ONE, lines, losses, same_columns, sent, texts, uint32, uint64
+from support.wire_round_trip import ONE, lines, losses, same_columns, sent, texts, uint32, uint64
 
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.travel import counts, sent, sint64, texts, uint32, uint64
+from support.wire_round_trip import counts, sent, sint64, texts, uint32, uint64
 
 from rankdump._core.events import EventKind
 from rankdump._core.record import TensorSide

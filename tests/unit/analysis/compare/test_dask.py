@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import KilledWorker, LocalCluster
-from support.pairs_of_tensors import pair, path_of
+from support.tensor_pairs import pair, path_of
 
 from rankdump._analysis.compare import pair_comparison
 from rankdump._analysis.compare.compare_pool import compare_pairs

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from support.pairs_of_tensors import pair, path_of, tensor
+from support.tensor_pairs import pair, path_of, tensor
 
 from rankdump._analysis.compare import pair_comparison as module
 from rankdump._analysis.compare.pair_comparison import compare_pair

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.pairs_of_tensors import pair, path_of, tensor
+from support.tensor_pairs import pair, path_of, tensor
 
 from rankdump._analysis.compare import compare_pool, pair_comparison
 from rankdump._analysis.compare.compare_pool import compare_pairs

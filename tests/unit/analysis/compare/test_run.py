@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.api_dumps import Line, write_dump
+from support.api_dumps import ApiDumpLine, write_dump
 from support.api_dumps import call as api_call
 from support.tree_builder import TreeBuilder
 
@@ -172,7 +172,7 @@ def test_what_one_side_lacks_is_noted(one, tmp_path):
 
 def test_the_mark_of_a_layer_that_one_side_lacks_is_no_difference(tmp_path):
     """A dump with files has it once, where it is called first."""
-    mark = Line("LAYER_fc_forward_input", np.zeros(1, np.float32), step=1)
+    mark = ApiDumpLine("LAYER_fc_forward_input", np.zeros(1, np.float32), step=1)
     fuller = [mark, *api_call("NN_Linear_0", step=1), replace(mark, step=2)]
     both = (fuller, fuller[:-1])
     a, b = (

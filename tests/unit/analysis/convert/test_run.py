@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.bin_conversion import NAME, bin_file, blocks, files_of, killed, numbered, tensor
 from support.bin_files import file_of, headers
-from support.converting import NAME, bin_file, blocks, files_of, killed, numbered, tensor
 
 from rankdump._analysis.convert import conversion as run_module
 from rankdump._analysis.convert.conversion import convert_files

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.flips import flipped
+from support.flipped_bytes import flipped
 from support.native_tree import write_tree
 from support.tree_builder import TreeBuilder
 

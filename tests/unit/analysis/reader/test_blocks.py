@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.pairs_of_tensors import entry_of, tensor
+from support.tensor_pairs import entry_of, tensor
 
 from rankdump._core.manifest import ManifestRecord
 from rankdump.errors import CorruptedError

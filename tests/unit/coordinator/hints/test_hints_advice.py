@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.limits_of_ranks import PAIR, S, environment, limits, torch
+from support.rank_limits import PAIR, S, environment, limits, torch
 
 from rankdump._core.timeouts import RankTimeouts
 from rankdumpd.coordinator.hints.assessment import SettingsAdvice, advise_settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.limits_of_ranks import PAIR, WORLD, S, environment, limits, torch
+from support.rank_limits import PAIR, WORLD, S, environment, limits, torch
 
 from rankdump._core.timeouts import TIMEOUT_VARIABLES, GroupTimeout, RankTimeouts
 from rankdumpd.coordinator.fleet_views import JobFacts

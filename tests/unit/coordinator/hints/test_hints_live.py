@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.limits_of_ranks import S, session, torch
+from support.rank_limits import S, session, torch
 
 from rankdump._core.events import (
     OPEN_END_POSITION,

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.lockstep import Call, dumped, events
+from support.lockstep import JobCall, dumped, events
 from support.order_jobs import view_of
 
 from rankdumpd.coordinator.hints.spread_history import (
@@ -22,10 +22,10 @@ pairs = st.tuples(times, times)
 
 
 @st.composite
-def jobs(draw: st.DrawFn, *, stalls: st.SearchStrategy[int] = times) -> list[Call]:
+def jobs(draw: st.DrawFn, *, stalls: st.SearchStrategy[int] = times) -> list[JobCall]:
     """Any sequence of collectives of sub-groups and messages between pairs."""
     world = draw(st.integers(2, 5))
-    calls: list[Call] = []
+    calls: list[JobCall] = []
     for _ in range(draw(st.integers(1, 12))):
         message = draw(st.booleans())
         size = 2 if message else draw(st.integers(2, world))
@@ -33,16 +33,18 @@ def jobs(draw: st.DrawFn, *, stalls: st.SearchStrategy[int] = times) -> list[Cal
         members = tuple(members if message else sorted(members))
         work = tuple(draw(times) for _ in members)
         stall = tuple(draw(stalls) for _ in members)
-        calls.append(Call(members, work, stall, message))
+        calls.append(JobCall(members, work, stall, message))
     return calls
 
 
-def found(calls: list[Call], programs: dict[int, RankTimeline] | None = None) -> list[CallSpread]:
+def found(
+    calls: list[JobCall], programs: dict[int, RankTimeline] | None = None
+) -> list[CallSpread]:
     order = merge_iteration(view_of(events(calls), iteration=0))
     return list(measure_call_spreads(order, {} if programs is None else programs, {}))
 
 
-def told(calls: list[Call]) -> list[tuple[int, int]]:
+def told(calls: list[JobCall]) -> list[tuple[int, int]]:
     """Spread and part of all waits; a send has none."""
     order = merge_iteration(view_of(events(calls), iteration=0))
     kinds = order.calls.columns["kind"]
@@ -55,23 +57,23 @@ def told(calls: list[Call]) -> list[tuple[int, int]]:
 
 @settings(deadline=None)
 @given(calls=jobs())
-def test_the_part_is_what_a_job_without_dumping_would_not_have_waited(calls: list[Call]):
+def test_the_part_is_what_a_job_without_dumping_would_not_have_waited(calls: list[JobCall]):
     """The same as two runs of the job, one of them without stalls."""
     assert told(calls) == sorted(dumped(calls))
 
 
 @settings(deadline=None)
 @given(calls=jobs(stalls=st.just(0)))
-def test_without_stalls_dumping_has_no_part(calls: list[Call]):
+def test_without_stalls_dumping_has_no_part(calls: list[JobCall]):
     assert not any(part for _, part in told(calls))
 
 
 @settings(deadline=None)
 @given(calls=jobs(), deferred=st.data())
-def test_the_part_is_never_more_than_the_spread(calls: list[Call], deferred: st.DataObject):
+def test_the_part_is_never_more_than_the_spread(calls: list[JobCall], deferred: st.DataObject):
     """Whatever overlaps."""
     mixed = [
-        Call(c.members, c.work_us, c.stall_us, deferred=deferred.draw(st.booleans()))
+        JobCall(c.members, c.work_us, c.stall_us, deferred=deferred.draw(st.booleans()))
         for c in calls
         if not c.message
     ]
@@ -82,19 +84,19 @@ def test_the_part_is_never_more_than_the_spread(calls: list[Call], deferred: st.
 @given(rank=st.integers(0, 2), stall=st.integers(1, 10**9))
 def test_one_rank_that_stalls_causes_all_of_the_wait(rank: int, stall: int):
     stalls = tuple(stall if each == rank else 0 for each in range(3))
-    (spread,) = found([Call((0, 1, 2), (5, 5, 5), stalls)])
+    (spread,) = found([JobCall((0, 1, 2), (5, 5, 5), stalls)])
     assert (spread.spread_us, spread.dump_us, spread.last_rank) == (stall, stall, rank)
 
 
 def test_a_delay_travels_through_a_third_rank():
     """Rank 0 stalls, rank 1 waits for it, and rank 2 waits for rank 1."""
-    calls = [Call((0, 1), (5, 5), (700, 0)), Call((1, 2), (5, 10), (0, 0))]
+    calls = [JobCall((0, 1), (5, 5), (700, 0)), JobCall((1, 2), (5, 10), (0, 0))]
     assert [(each.spread_us, each.dump_us) for each in found(calls)] == [(700, 700), (700, 700)]
 
 
 def test_stalls_that_all_have_alike_are_nobodys_wait():
     """One sleeps; that all dump for as long does not make it dumping's wait."""
-    (spread,) = found([Call((0, 1), (5, 9005), (700, 700))])
+    (spread,) = found([JobCall((0, 1), (5, 9005), (700, 700))])
     assert (spread.spread_us, spread.dump_us) == (9000, 0)
 
 
@@ -102,24 +104,24 @@ def test_stalls_that_all_have_alike_are_nobodys_wait():
 @given(rounds=st.lists(st.tuples(times, times, pairs, pairs), min_size=1, max_size=6))
 def test_buckets_that_overlap_carry_delays_on(rounds: list[tuple[int, int, Pair, Pair]]):
     """As DDP reduces gradients: started one after the other, waited for where the last starts."""
-    calls: list[Call] = []
+    calls: list[JobCall] = []
     for work, more, stalls, later in rounds:
-        calls.append(Call((0, 1), (work, work), stalls, deferred=True))
-        calls.append(Call((0, 1), (more, more), later))
+        calls.append(JobCall((0, 1), (work, work), stalls, deferred=True))
+        calls.append(JobCall((0, 1), (more, more), later))
     assert told(calls) == sorted(dumped(calls))
 
 
 def test_the_sum_of_a_new_session_starts_anew():
     """A lower sum of stalls is not a stall below zero."""
     programs = {0: RankTimeline(stall_us=10_000, delay_us=50), 1: RankTimeline(0, 0)}
-    (spread,) = found([Call((0, 1), (0, 0), (30, 0))], programs)
+    (spread,) = found([JobCall((0, 1), (0, 0), (30, 0))], programs)
     assert (spread.spread_us, spread.dump_us) == (30, 30)
     assert programs[0].stall_us == 30
 
 
 def test_a_missing_member_counts_as_long_as_the_others_waited():
     """It was waited for until the others gave up."""
-    batches = events([Call((0, 1), (5, 5), (0, 0)), Call((0, 1), (5, 5), (0, 0))])
+    batches = events([JobCall((0, 1), (5, 5), (0, 0)), JobCall((0, 1), (5, 5), (0, 0))])
     late = batches[0][0]
     late.columns["end_us"][1] = late.columns["start_us"][1] + 20_000_000
     (kept,) = batches[1]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.limits_of_ranks import S, environment, session, torch
-from support.lockstep import Call, events
+from support.lockstep import JobCall, events
 from support.order_jobs import view_of
+from support.rank_limits import S, environment, session, torch
 
 from rankdump._core.events import EventColumns, EventKind, ProcessGroup, RankEvent
 from rankdump._core.timeouts import HintLevel, RankTimeouts, TimeoutHint
@@ -33,8 +33,8 @@ from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 
 def order(iteration: int, *late_us: int, stall_us: int = 0, number: int = 1) -> GlobalOrder:
     """Two ranks meet; the second one comes so late each time, and dumping has its part."""
-    calls = [Call((0, 1), (0, late), (0, min(stall_us, late))) for late in late_us]
-    calls = [Call(c.members, (0, c.work_us[1] - c.stall_us[1]), c.stall_us) for c in calls]
+    calls = [JobCall((0, 1), (0, late), (0, min(stall_us, late))) for late in late_us]
+    calls = [JobCall(c.members, (0, c.work_us[1] - c.stall_us[1]), c.stall_us) for c in calls]
     batches = events(calls, iteration=iteration)
     for (batch,) in batches.values():
         batch.columns["sequence"][:] += np.uint64(number)
@@ -201,7 +201,7 @@ def test_history_and_groups_are_bounded(monkeypatch: pytest.MonkeyPatch):
     assert [point[0] for point in history.history] == list(range(6, 70))
     monkeypatch.setattr(state_room, "MAX_HINT_GROUPS", 1)
     batches = {
-        0: [EventColumns.from_events(events([Call((0, 2), (0, 9), (0, 0))])[0][0].to_events())]
+        0: [EventColumns.from_events(events([JobCall((0, 2), (0, 9), (0, 0))])[0][0].to_events())]
     }
     assert (
         len(update_hint_state(state, merge_iteration(view_of(batches, iteration=70))).groups) == 1
@@ -219,7 +219,7 @@ def test_a_group_of_one_never_waits():
     lone = {
         0: [
             EventColumns.from_events(
-                events([Call((0,), (0,), (0,))])[0][0].to_events(), (ProcessGroup("0", (0,)),)
+                events([JobCall((0,), (0,), (0,))])[0][0].to_events(), (ProcessGroup("0", (0,)),)
             )
         ]
     }

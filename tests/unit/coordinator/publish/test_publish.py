@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from support.merged import merged
+from support.merged_order import merged
 
 from rankdump._core.events import EventKind, Finding, FindingKind, ProcessGroup, RankEvent
 from rankdump._core.execution_order import (

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.mortal import Mortal
-from support.reporting_agent import Job
+from support.reporting_agent import ReportedJob
+from support.restarted_reports import RestartedReportStore
 
 from rankdump._core.status import EventSource, SessionState
 from rankdumpd.coordinator.fleet_views import AgentReport, PublicationResult, PublishedOffsets
 
 WORLD = 3
 ITERATIONS = 3
-JOB = Job("j", "/tree", WORLD, operators=2, collectives=1)
+JOB = ReportedJob("j", "/tree", WORLD, operators=2, collectives=1)
 ALL = [(at, dict.fromkeys(range(WORLD), 3)) for at in range(ITERATIONS)]
 
 
@@ -29,7 +29,7 @@ def items(rank: int) -> list[dict[str, tuple]]:
     return [*found, {"sessions": (JOB.session(rank, SessionState.CLOSED),)}]
 
 
-class World(Mortal):
+class World(RestartedReportStore):
     """A coordinator on a disk, its agents, and what is in the files."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.mortal import Mortal
+from support.restarted_reports import RestartedReportStore
 
 from rankdump._core.events import EventColumns, EventKind, FindingKind, RankEvent
 from rankdump._core.status import EventSource, IterationStatus, SessionState, SessionStatus
@@ -50,7 +50,7 @@ def said(rank: int, life: int, iterations: int, *, ends: bool) -> Iterator[dict[
     yield session(SessionState.CLOSED if ends else SessionState.LOST)
 
 
-class World(Mortal):
+class World(RestartedReportStore):
     """A coordinator on a disk, its agents, and what is in the files."""
 
     def __init__(self, lives: tuple[tuple[int, ...], ...]) -> None:

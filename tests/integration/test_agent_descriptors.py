@@ -1,0 +1,47 @@
+"""Agent without free descriptors, and a second agent on one runtime folder."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import numpy as np
+from support.slab_agents import SMALL, counts
+
+from rankdump._core.record import SPACE_REASONS
+
+WAIT_S = 60
+
+
+def test_missing_descriptors_are_a_drop_reason_until_they_return(make_daemon, make_rank, frames):
+    """Tensors that come meanwhile are counted drops; when descriptors are back, so is the tree."""
+    daemon = make_daemon()
+    rank = make_rank(daemon.address)
+    rank.open()
+    arrays = [np.full(100, n, np.float32) for n in range(4)]
+    stream = rank.push().send(frames.record(1, arrays[1]))
+    stream.wait_acknowledged(1)
+    pid = daemon.process.pid
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+    stream.send(frames.record(2, arrays[2])).wait_acknowledged(2)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    stream.send(frames.record(3, arrays[3])).wait_acknowledged(3)
+    assert counts(rank) == {"stored": 2, "degraded": 0, "expected": 0, "no_descriptors": 1}
+    assert "no_descriptors" in SPACE_REASONS
+
+
+def test_second_agent_on_one_runtime_folder_is_rejected(make_daemon, make_rank, short_dir):
+    """The second reports it in one line, and the slabs of the first stay."""
+    daemon = make_daemon()
+    rank = make_rank(daemon.address, wants_slab=True, delivery=SMALL)
+    rank.open()
+    before = list((short_dir / "slabs").iterdir())
+    command = [sys.executable, "-m", "rankdumpd", "standalone"]
+    command += ["--socket", f"{short_dir}/2.sock", "--state-dir", f"{short_dir}/state2"]
+    second = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
+    assert second.returncode == 2
+    (said,) = [line for line in second.stderr.splitlines() if line.startswith("rankdumpd: ")]
+    assert said.endswith("a folder in which no other agent has its slabs")
+    assert list((short_dir / "slabs").iterdir()) == before != []
