@@ -419,7 +419,7 @@ def test_a_state_that_is_full_acknowledges_nothing_until_it_is_not(host, tmp_pat
     agent.send()
     wait_until(agent.acknowledged)
     with host.coordinator._publishing_lock:
-        base = host.coordinator._state._base
+        base = host.coordinator._state._connection
         (pages,) = base.execute("PRAGMA page_count").fetchone()
         base.execute(f"PRAGMA max_page_count = {pages}")
     agent.session(job.session(0, notes=("x" * 100_000,)), job.root)

@@ -107,7 +107,7 @@ def test_a_forgotten_job_leaves_nothing_and_gives_its_room_back(state, tmp_path)
 def test_all_rows_or_none(state) -> None:
     """A disk that is full in the middle leaves what was there, and the next write is fine."""
     state.write(rows_of("j"))
-    base = state._base
+    base = state._connection
     (pages,) = base.execute("PRAGMA page_count").fetchone()
     base.execute(f"PRAGMA max_page_count = {pages}")
     large = FindingRow("j", 1, Finding(FindingKind.GAP, 4, "x" * 1_000_000))
@@ -144,7 +144,7 @@ def test_a_state_of_the_version_before_is_taken_over(tmp_path) -> None:
     row = PublishedIterationRow("j", 2, 4, 10, None, {})
     state = CoordinatorState(tmp_path)
     state.write([row, session("s")])
-    state._base.executescript(
+    state._connection.executescript(
         "ALTER TABLE published DROP COLUMN start; ALTER TABLE published DROP COLUMN starts;"
         "ALTER TABLE sessions DROP COLUMN first; PRAGMA user_version = 1"
     )
@@ -159,7 +159,7 @@ def test_a_state_of_the_version_before_is_taken_over(tmp_path) -> None:
 def test_a_row_that_cannot_be_read_is_said_in_one_line(state) -> None:
     """Going on without it would publish again what is published."""
     state.write(rows_of("j"))
-    state._base.execute("UPDATE settled SET book = 'torn'")
+    state._connection.execute("UPDATE settled SET book = 'torn'")
     with pytest.raises(CorruptedError, match=r"coordinator\.sqlite cannot be read"):
         list(state.rows())
 
@@ -182,7 +182,7 @@ def test_a_coordinator_says_in_one_line_that_its_state_is_damaged(state, tmp_pat
     """At its start, not to everybody who asks it later."""
     state.write([row for row in rows_of("j") if not isinstance(row, BalanceRow)])
     state.write([BalanceRow(IterationStatus("j", "sj", 0, 3, True), "a", 3)])
-    state._base.execute(f"UPDATE {change}")
+    state._connection.execute(f"UPDATE {change}")
     state.close()
     coordinator = JobCoordinator(CoordinatorSettings(state_dir=str(tmp_path)))
     try:
