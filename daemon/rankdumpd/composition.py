@@ -46,18 +46,18 @@ def _open_audit_log(settings: DaemonSettings) -> AbstractContextManager[AuditLog
 
 def _build_agent(
     settings: DaemonSettings,
-    meters: MetricCounters,
+    counters: MetricCounters,
     audit: AuditLog | None,
     required: RequiredFiles,
 ) -> DumpAgent | WorkerSupervisor:
     machine.lower_priority(settings.agent.nice)
     if settings.agent.workers > 1:
-        return WorkerSupervisor(settings, os.environ, meters=meters, required=required)
+        return WorkerSupervisor(settings, os.environ, counters=counters, required=required)
     reclaim_worker_sessions(settings.agent)
     tls = settings.tls
     own = TlsCredentials(tls.ca, tls.certificate, tls.key)
     return DumpAgent(
-        settings.agent, own, audit=audit.add if audit else no_op, meters=meters, required=required
+        settings.agent, own, audit=audit.add if audit else no_op, meters=counters, required=required
     )
 
 
@@ -65,7 +65,7 @@ def _build_server(
     settings: DaemonSettings,
     address: str,
     services: Sequence[GrpcService],
-    meters: MetricCounters,
+    counters: MetricCounters,
     audit: AuditLog | None,
     required: RequiredFiles,
     *,
@@ -84,7 +84,7 @@ def _build_server(
             revoked=revoked,
             audit=audit,
             own_may=is_worker,
-            meters=meters,
+            counters=counters,
         )
     group = find_group_id(settings.agent.runtime_group)
     return GrpcServer(
@@ -120,14 +120,14 @@ def serve_agent(settings: DaemonSettings, reread: SettingsReader, pipe: WorkerPi
     """Run an agent until a signal; return the exit status. With a `pipe` it is a worker."""
     # One process of a host follows the folder: the supervisor, where there are workers.
     ingest = () if pipe else _build_ingest(settings.agent)
-    meters, required = MetricCounters(), RequiredFiles()
+    counters, required = MetricCounters(), RequiredFiles()
     with _open_audit_log(settings) as audit:
-        agent = _build_agent(settings, meters, audit, required)
-        metrics, page = build_metrics(settings, meters, agent, audit=audit)
+        agent = _build_agent(settings, counters, audit, required)
+        metrics, page = build_metrics(settings, counters, agent, audit=audit)
         services = (agent, metrics)
         listen = settings.agent.listen
         server = _build_server(
-            settings, listen, services, meters, audit, required, is_worker=bool(pipe)
+            settings, listen, services, counters, audit, required, is_worker=bool(pipe)
         )
         components = (agent, *ingest, *page)
         return lifecycle.run_process(
@@ -142,13 +142,13 @@ def serve_agent(settings: DaemonSettings, reread: SettingsReader, pipe: WorkerPi
 
 def serve_coordinator(settings: DaemonSettings, reread: SettingsReader) -> int:
     """Run a coordinator until a signal; return the exit status."""
-    meters, required = MetricCounters(), RequiredFiles()
+    counters, required = MetricCounters(), RequiredFiles()
     with _open_audit_log(settings) as audit:
-        coordinator = JobCoordinator(settings.coordinator, meters=meters, required=required)
-        metrics, page = build_metrics(settings, meters, coordinator, audit=audit)
+        coordinator = JobCoordinator(settings.coordinator, counters=counters, required=required)
+        metrics, page = build_metrics(settings, counters, coordinator, audit=audit)
         services = (coordinator, metrics)
         server = _build_server(
-            settings, settings.coordinator.listen, services, meters, audit, required
+            settings, settings.coordinator.listen, services, counters, audit, required
         )
         components = (coordinator, *page)
         return lifecycle.run_process(
@@ -158,11 +158,11 @@ def serve_coordinator(settings: DaemonSettings, reread: SettingsReader) -> int:
 
 def serve_both(settings: DaemonSettings, reread: SettingsReader) -> int:
     """Run agent and coordinator on one address until a signal; return the exit status."""
-    meters, required = MetricCounters(), RequiredFiles()
+    counters, required = MetricCounters(), RequiredFiles()
     with _open_audit_log(settings) as audit:
-        agent = _build_agent(settings, meters, audit, required)
-        coordinator = JobCoordinator(settings.coordinator, meters=meters, required=required)
-        return _serve_host(settings, reread, meters, audit, (agent, coordinator), required)
+        agent = _build_agent(settings, counters, audit, required)
+        coordinator = JobCoordinator(settings.coordinator, counters=counters, required=required)
+        return _serve_host(settings, reread, counters, audit, (agent, coordinator), required)
 
 
 def serve_embedded(
@@ -173,15 +173,15 @@ def serve_embedded(
     The folder is removed then, unless another process uses it again. Without `merges` there is no
     coordinator. Return the exit status.
     """
-    meters, required = MetricCounters(), RequiredFiles()
+    counters, required = MetricCounters(), RequiredFiles()
     with _open_audit_log(settings) as audit:
-        agent = _build_agent(settings, meters, audit, required)
+        agent = _build_agent(settings, counters, audit, required)
         coordinator = JobCoordinator(
-            settings.coordinator, ends_with_job=True, meters=meters, required=required
+            settings.coordinator, ends_with_job=True, counters=counters, required=required
         )
         parts = (agent, coordinator) if merges else (agent,)
         lifecycle.stop_at_end_of_file(sys.stdin.fileno(), still_used=lambda: _has_ranks(agent))
-        status = _serve_host(settings, reread, meters, audit, parts, required)
+        status = _serve_host(settings, reread, counters, audit, parts, required)
     folder.remove_unused(keep_log=status != 0, by_daemon=True)
     return status
 
@@ -189,15 +189,15 @@ def serve_embedded(
 def _serve_host(
     settings: DaemonSettings,
     reread: SettingsReader,
-    meters: MetricCounters,
+    counters: MetricCounters,
     audit: AuditLog | None,
     parts: Sequence[DumpAgent | WorkerSupervisor | JobCoordinator],
     required: RequiredFiles,
 ) -> int:
     """Serve an agent, and a coordinator if `parts` has one, on the agent's address."""
-    metrics, page = build_metrics(settings, meters, *parts, audit=audit)
+    metrics, page = build_metrics(settings, counters, *parts, audit=audit)
     server = _build_server(
-        settings, settings.agent.listen, (*parts, metrics), meters, audit, required
+        settings, settings.agent.listen, (*parts, metrics), counters, audit, required
     )
     agent, *others = parts
     components = (agent, *_build_ingest(settings.agent), *others, *page)

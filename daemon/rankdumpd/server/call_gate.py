@@ -68,13 +68,13 @@ class CallGate(grpc.ServerInterceptor):
         revoked: RevokedCertificates | None = None,
         audit: AuditLog | None = None,
         own_may: bool = False,
-        meters: MetricCounters | None = None,
+        counters: MetricCounters | None = None,
     ) -> None:
         """Without certificates every caller is local. With `own_may` a caller with this server's
         certificate may call everything: so does the supervisor of a worker.
         """
         self._certificates, self._revoked, self._audit = certificates, revoked, audit
-        self._own_may, self._meters = own_may, meters or MetricCounters()
+        self._own_may, self._counters = own_may, counters or MetricCounters()
         self._streams: set[_AdmittedCall] = set()
         self._logged = LogOnce(_logger)
         self._lock = threading.Lock()
@@ -165,7 +165,7 @@ class CallGate(grpc.ServerInterceptor):
         if why:
             # Once for each reason: callers try again.
             self._logged.log(logging.WARNING, f"a call was refused: {why}")
-            self._meters.add(
+            self._counters.add(
                 "rankdump_refused_calls_total", code=grpc.StatusCode.PERMISSION_DENIED.name
             )
             self._write(call, "refused", result=grpc.StatusCode.PERMISSION_DENIED.name)

@@ -66,14 +66,14 @@ class PageRefusals:
 
     def __init__(
         self,
-        meters: MetricCounters,
+        counters: MetricCounters,
         audit: AuditLog | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the counters at 0; `clock` is monotonic, in seconds."""
-        self._meters, self._audit, self._clock = meters, audit, clock
-        self._meters.start_at_zero(PAGE_REFUSALS_METRIC)
+        self._counters, self._audit, self._clock = counters, audit, clock
+        self._counters.start_at_zero(PAGE_REFUSALS_METRIC)
         self._lock = threading.Lock()
         self._logged = LogOnce(_logger)
         self._quiet_to_s = 0.0
@@ -81,7 +81,7 @@ class PageRefusals:
 
     def count(self, reason: str) -> None:
         """Count a refusal of which only the reason is known."""
-        self._meters.add(PAGE_REFUSALS_METRIC, reason=reason)
+        self._counters.add(PAGE_REFUSALS_METRIC, reason=reason)
 
     def add(self, reason: str, caller: CallerIdentity, asked: str, why: str) -> None:
         """Count a refusal and audit who requested what; each reason is logged once."""
@@ -390,7 +390,7 @@ class MetricsEndpoint(lifecycle.Component):
         metrics: ProcessMetrics,
         tls: TlsSettings,
         *,
-        meters: MetricCounters | None = None,
+        counters: MetricCounters | None = None,
         audit: AuditLog | None = None,
     ) -> None:
         """ConfigError when the page would be open to all hosts, or certificates cannot be read."""
@@ -402,7 +402,7 @@ class MetricsEndpoint(lifecycle.Component):
         self._host, self._port = host, int(port)
         self._guard = MetricsPageGuard(tls) if tls.on else None
         self._metrics = metrics
-        self._refusals = PageRefusals(meters or MetricCounters(), audit)
+        self._refusals = PageRefusals(counters or MetricCounters(), audit)
         self._server: MetricsPageServer | None = None
         self._thread: BackgroundThread | None = None
 
@@ -448,13 +448,15 @@ class MetricsEndpoint(lifecycle.Component):
 
 def build_metrics(
     settings: DaemonSettings,
-    meters: MetricCounters,
+    counters: MetricCounters,
     *halves: MetricsProvider,
     audit: AuditLog | None = None,
 ) -> tuple[ProcessMetrics, tuple[MetricsEndpoint, ...]]:
     """Return the metrics of a process, and the page with them if settings ask for one."""
-    metrics = ProcessMetrics((meters.samples, *(half.samples for half in halves)))
+    metrics = ProcessMetrics((counters.samples, *(half.samples for half in halves)))
     listen = settings.metrics.listen
     if not listen:
         return metrics, ()
-    return metrics, (MetricsEndpoint(listen, metrics, settings.tls, meters=meters, audit=audit),)
+    return metrics, (
+        MetricsEndpoint(listen, metrics, settings.tls, counters=counters, audit=audit),
+    )

@@ -99,15 +99,15 @@ class SupervisorServicer(agent_pb2_grpc.AgentServiceServicer):
         clients: WorkerClients,
         *,
         redirect: Callable[[SessionRequest], str],
-        meters: MetricCounters,
+        counters: MetricCounters,
     ) -> None:
-        self._clients, self._redirect, self._meters = clients, redirect, meters
+        self._clients, self._redirect, self._counters = clients, redirect, counters
 
     def OpenSession(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.OpenSessionRequest, context: grpc.ServicerContext
     ) -> agent_pb2.OpenSessionResponse:
         """Redirect a rank to its worker."""
-        with abort_on_error(context, self._meters):
+        with abort_on_error(context, self._counters):
             redirect = self._redirect(session_messages.session_request_from_wire(request))
             grant = SessionGrant(b"", 0, 0, redirect=redirect)
             return session_messages.session_grant_to_wire(grant)
@@ -116,7 +116,7 @@ class SupervisorServicer(agent_pb2_grpc.AgentServiceServicer):
         self, request_iterator: Iterator[agent_pb2.PushRequest], context: grpc.ServicerContext
     ) -> Iterator[agent_pb2.PushResponse]:
         """Refuse a rank that did not follow its redirect."""
-        with abort_on_error(context, self._meters):
+        with abort_on_error(context, self._counters):
             raise RejectedError(
                 "this agent has several workers, and this client follows no redirect: it is older "
                 "than the agent"
@@ -135,7 +135,7 @@ class SupervisorServicer(agent_pb2_grpc.AgentServiceServicer):
         self, request: agent_pb2.ControlRequest, context: grpc.ServicerContext
     ) -> agent_pb2.ControlResponse:
         """Forward a drain or a pin to all workers."""
-        with abort_on_error(context, self._meters):
+        with abort_on_error(context, self._counters):
             if request.HasField("pin"):
                 self._clients.pin_job(request.pin)
                 return agent_pb2.ControlResponse()
@@ -165,7 +165,7 @@ class WorkerSupervisor(Component):
         settings: DaemonSettings,
         environ: Mapping[str, str],
         *,
-        meters: MetricCounters | None = None,
+        counters: MetricCounters | None = None,
         required: RequiredFiles | None = None,
     ) -> None:
         """Run the workers with `environ` and their share of the settings; `required` are this
@@ -198,12 +198,14 @@ class WorkerSupervisor(Component):
             required=required or RequiredFiles(),
         )
         self._draining = False
-        self._meters = meters or MetricCounters()
+        self._counters = counters or MetricCounters()
         self._sums, self._summing = WorkerMetricSums(), threading.Lock()
 
     def register(self, server: grpc.Server) -> None:
         """Add the agent's service to a server."""
-        servicer = SupervisorServicer(self._clients, redirect=self._redirect, meters=self._meters)
+        servicer = SupervisorServicer(
+            self._clients, redirect=self._redirect, counters=self._counters
+        )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
     def start(self) -> None:

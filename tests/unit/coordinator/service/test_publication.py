@@ -43,12 +43,12 @@ def merges(monkeypatch) -> Counted:
 
 def merged_ahead(merges: Counted, view: IterationView, *, writing: bool = True) -> OrderPremerger:
     one = OrderPremerger(lambda _: view)
-    one.set_writing(writing)
-    one.start()
+    one.is_writing = writing
+    one.thread.start()
     if writing:
         assert merges.merged.wait(PATIENCE_S)
-    one.stop()
-    one.stop()
+    one.thread.stop()
+    one.thread.stop()
     return one
 
 
@@ -103,9 +103,9 @@ def test_a_merge_that_fails_ahead_fails_when_it_is_its_turn(monkeypatch):
 
     monkeypatch.setattr(publication, "merge_iteration", broken)
     one = OrderPremerger(lambda _: VIEW)
-    one.set_writing(True)
-    one.start()
+    one.is_writing = True
+    one.thread.start()
     assert tried.wait(PATIENCE_S)
-    one.stop()
+    one.thread.stop()
     with pytest.raises(IndexError):
         one.merge_view(VIEW)
