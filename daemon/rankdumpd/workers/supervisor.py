@@ -1,5 +1,5 @@
-"""Supervisor of the workers of one agent: gives each its share of the settings, starts and stops
-them, redirects ranks to them and merges their status. It receives no frames itself.
+"""Supervisor of the workers of one agent: divides the limits among them, starts and stops them,
+redirects ranks to them and merges their status. It receives no frames itself.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def build_worker_settings(
         report_bytes=max(MIN_WORKER_QUEUE_BYTES, settings.report_bytes // workers),
         memory_bytes=max(queue_bytes, memory_bytes // workers),
         runtime_dir=runtime_dir,
-        # Rounded up: with ranks distributed evenly, all of max_sessions find a place.
+        # Rounded up, so that max_sessions evenly distributed ranks are admitted.
         max_sessions=-(-settings.max_sessions // workers),
         disk_bytes=_divide_limit(settings.disk_bytes, workers),
         job_bytes=_divide_limit(settings.job_bytes, workers),
@@ -156,7 +156,7 @@ _WORKER_STOP_TIMEOUT_S = 8.0
 class WorkerSupervisor(Component):
     """An agent of several workers; it owns the state folder from its creation until `stop`."""
 
-    # The time of its workers, and as much again for one that hangs.
+    # The time of a worker, and as much again for one that hangs.
     leave_s = 2 * Component.leave_s
     service_names: tuple[str, ...] = (SERVICE_NAME,)
 
@@ -173,7 +173,7 @@ class WorkerSupervisor(Component):
         """
         self._all_settings = settings
         self._settings = agent = settings.agent
-        # Fails early: this is the longest of all socket paths.
+        # Checked early: this is the longest of all socket paths.
         parse_socket_path(build_worker_address(agent.listen, agent.workers - 1))
         self._group = find_group_id(agent.runtime_group)
         self._paths = find_state_paths(agent)
@@ -209,7 +209,7 @@ class WorkerSupervisor(Component):
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
     def start(self) -> None:
-        """Bring all sessions to their workers, start these and wait until they serve."""
+        """Move all sessions to their workers, start these and wait until they serve."""
         try:
             self._make_runtime_folders()
             migrate_sessions(
@@ -224,7 +224,7 @@ class WorkerSupervisor(Component):
             raise
 
     def drain(self, timeout_s: float) -> int:
-        """Let all workers drain at the same time; return what is left."""
+        """Drain all workers at the same time; return the number of items left."""
         self._draining = True
         deadline_s = time.monotonic() + timeout_s + _WORKER_STOP_TIMEOUT_S
         for worker in self._workers:
@@ -240,7 +240,7 @@ class WorkerSupervisor(Component):
             worker.stop()
             folder = self._paths.worker_paths(worker.index).runtime_dir
             if folder:
-                # A folder with slabs that are still needed stays.
+                # A folder with slabs in use is kept.
                 with contextlib.suppress(OSError):
                     folder.rmdir()
         self._release_locks()
@@ -260,11 +260,11 @@ class WorkerSupervisor(Component):
             worker.send_settings(self._build_environment(worker.index))
 
     def fault(self) -> str:
-        """Return which worker would no longer be restarted; a worker with a fault exits itself."""
+        """Return which worker would not be restarted; a worker with a fault exits by itself."""
         return "; ".join(filter(None, (worker.fault() for worker in self._workers)))
 
     def brief(self) -> str:
-        """Return how many workers serve."""
+        """Return the number of workers that serve."""
         return f"{self._clients.serving_count} of {len(self._workers)} workers serve"
 
     def _make_worker(self, index: int, environ: Mapping[str, str]) -> WorkerProcess:
@@ -308,7 +308,7 @@ class WorkerSupervisor(Component):
                 if folder:
                     make_group_folder(folder, self._group)
             except OSError as error:
-                # The worker will fail at it too, and do without shared memory.
+                # The worker will fail in the same way, and work without shared memory.
                 _logger.warning(
                     "the folder %s for shared memory cannot be created: %s", folder, error
                 )
@@ -321,7 +321,7 @@ class WorkerSupervisor(Component):
 
 
 def find_state_paths(settings: AgentSettings) -> StatePaths:
-    """Return where an agent of these settings keeps its state and its slabs."""
+    """Return the state and runtime folders of an agent with these settings."""
     socket = parse_socket_path(settings.listen)
     runtime_dir = Path(settings.runtime_dir) if settings.runtime_dir else socket and socket.parent
     return StatePaths(Path(settings.state_dir), runtime_dir if socket else None)
