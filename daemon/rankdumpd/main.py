@@ -73,7 +73,7 @@ def agent(
         return serve_agent(settings, reread, None if as_worker is None else WorkerPipe())
 
     if as_worker is not None:
-        # Its supervisor has checked the certificates.
+        # The supervisor of a worker has checked the certificates.
         _execute(config, check_config, serve, override, who=f"worker {as_worker} ")
         return
     _execute(config, check_config, serve, override, reports_to=lambda own: own.agent.coordinator)
@@ -84,7 +84,7 @@ def agent(
 @_check
 def coordinator(config: Path | None, check_config: bool) -> None:
     """Merge the events that the agents of jobs report into one execution order."""
-    _execute(config, check_config, serve_coordinator, reports_to=_report_to_nobody)
+    _execute(config, check_config, serve_coordinator, reports_to=_report_nowhere)
 
 
 @main.command()
@@ -126,7 +126,7 @@ def standalone(
             return serve_both(settings, reread)
         return serve_embedded(settings, reread, folder, merges=not no_coordinator)
 
-    _execute(config, check_config, serve, override, reports_to=_report_to_nobody)
+    _execute(config, check_config, serve, override, reports_to=_report_nowhere)
 
 
 @main.command()
@@ -137,7 +137,7 @@ def standalone(
     "--until-idle",
     metavar="SECONDS",
     type=click.FloatRange(min=0),
-    help="Follow DIR until nothing has come for so long.",
+    help="Follow DIR until no file has arrived for this many seconds.",
 )
 @click.option(
     "--delete-source", is_flag=True, help="Remove each source file once its copy is committed."
@@ -218,7 +218,7 @@ def _keep_settings(settings: DaemonSettings) -> DaemonSettings:
     return settings
 
 
-def _report_to_nobody(_settings: DaemonSettings) -> str:
+def _report_nowhere(_settings: DaemonSettings) -> str:
     return ""
 
 

@@ -51,7 +51,7 @@ from rankdumpd.settings import DaemonSettings, TlsSettings
 
 PAGE_REFUSALS_METRIC = "rankdump_refused_page_requests_total"
 AUDIT_INTERVAL_S = 1.0
-"""Least time between two audit lines about callers without a trusted certificate."""
+"""Shortest time between two audit lines about callers without a trusted certificate."""
 
 _logger = logging.getLogger(__name__)
 
@@ -59,9 +59,9 @@ _logger = logging.getLogger(__name__)
 class PageRefusals:
     """Counts, audits and logs refused requests; safe to use from several threads.
 
-    Anybody who reaches the port can cause refusals without end. For callers without a trusted
-    certificate one audit line a second is written, with the number of those left out, so that they
-    cannot push other entries out of the audit. All refusals are counted.
+    Anyone who reaches the port can cause refusals. For callers without a trusted certificate one
+    audit line a second is written, with the number of refusals in between, so that they cannot
+    displace other entries. All refusals are counted.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class PageRefusals:
 
 METRICS_PATH = "/metrics"
 METRICS_METHOD = "/rankdump.wire.v1.MetricsService/Metrics"
-"""Roles that may call this method may read the page."""
+"""Method whose roles may read the page."""
 _REQUEST_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 8
 
@@ -148,7 +148,7 @@ class MetricsPageGuard:
                     self._context = self._build_context()
                     self._seen = material
                 except (OSError, ConfigError) as error:
-                    # The files changed again meanwhile: the next connection reads them again.
+                    # The files changed again: the next connection reads them.
                     _logger.warning(
                         "metrics page: the new certificate files cannot be used: %s",
                         error,
@@ -189,7 +189,7 @@ class MetricsPageServer(http.server.ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         """Bind without a lookup of the host's name, which may take long."""
-        # The base class does the same, and then the lookup.
+        # As in the base class, without the lookup.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -198,12 +198,12 @@ class MetricsPageServer(http.server.ThreadingHTTPServer):
         """Refuse a connection when there are too many."""
         accepted = self._connections.acquire(blocking=False)
         if not accepted:
-            # Not audited: all other connections wait for this thread.
+            # Not audited, because all other connections wait for this thread.
             self.refusals.count("busy")
         return accepted
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve one connection, then make room for another."""
+        """Serve one connection, then release its slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -230,7 +230,7 @@ class MetricsPageServer(http.server.ThreadingHTTPServer):
             raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log failed connections at the level of debugging only: clients cause them."""
+        """Log failed connections at debug level, because clients cause them."""
         _logger.debug("a connection from %s failed", client_address, exc_info=True)
 
 
@@ -253,7 +253,7 @@ class _MetricsPageHandler(http.server.BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK, content_type, encode(server.registry))
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class
-        """Log requests at the level of debugging only: one comes every few seconds."""
+        """Log requests at debug level, because one arrives every few seconds."""
         _logger.debug(format, *args)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
@@ -317,7 +317,7 @@ def _format_peer(address: Any) -> str:
 
 
 def _identify_page_caller(connection: ssl.SSLSocket, peer: str) -> CallerIdentity:
-    """Return who has connected, by the certificate that the handshake verified."""
+    """Return the caller of a connection, by the certificate that the handshake verified."""
     der, shown = connection.getpeercert(binary_form=True), connection.getpeercert()
     if not der or not shown:
         return build_unknown_caller(peer)
@@ -372,7 +372,7 @@ class ProcessMetrics(metrics_pb2_grpc.MetricsServiceServicer):
                 found += source()
                 self._failing.discard(number)
             except Exception as error:
-                # When something is broken, monitoring needs the other metrics most of all.
+                # The metrics of other sources are most useful when something is broken.
                 if number not in self._failing:
                     _logger.error("metrics of one source are left out: %r", error)
                 self._failing.add(number)
@@ -426,7 +426,7 @@ class MetricsEndpoint(lifecycle.Component):
         _logger.info("metrics are served at %s%s", self.address, METRICS_PATH)
 
     def drain(self, timeout_s: float) -> int:
-        """Continue to serve: the progress of a drain can be read from metrics."""
+        """Continue to serve, so that metrics show the progress of the drain."""
         return 0
 
     def stop(self) -> None:
