@@ -77,7 +77,7 @@ class WatchedFiles(Generic[WatchedValue]):
                     _logger.info("reloaded the files %s", ", ".join(map(str, self._paths)))
                     self._on_reload(self._paths)
                 except ConfigError as error:
-                    # Perhaps only one of the files was replaced so far; the next change is read again.
+                    # Perhaps only one of the files was replaced so far; later changes are read too.
                     _logger.error(
                         "changed files cannot be used; their earlier content stays in use: %s",
                         error,
