@@ -11,12 +11,12 @@ from rankdump.errors import ConfigError
 from rankdumpd.settings import DaemonSettings, load_settings
 
 
-def test_nothing_given_means_the_defaults():
+def test_settings_default_without_file_and_environment():
     """Without file and environment the documented defaults hold."""
     assert load_settings(None, {"PATH": "x"}) == DaemonSettings()
 
 
-def test_environment_overrides_the_file(tmp_path: Path):
+def test_settings_from_environment_override_file(tmp_path: Path):
     """A variable wins over the file, the file over the defaults."""
     path = tmp_path / "a.toml"
     path.write_text("[agent]\nworkers = 3\nqueue_bytes = 8388608\n[coordinator]\ndeadline_s = 5\n")
@@ -54,7 +54,7 @@ def test_environment_overrides_the_file(tmp_path: Path):
         ("", {"RANKDUMPD_AGENT__WORKER": "2"}, ("nearest: RANKDUMPD_AGENT__WORKERS",)),
     ],
 )
-def test_errors_name_the_key_and_what_is_allowed(tmp_path: Path, text, environ, says):
+def test_settings_errors_name_key_and_allowed_values(tmp_path: Path, text, environ, says):
     """Whatever is wrong, the one line says where and what would be right."""
     path = tmp_path / "a.toml"
     path.write_text(text)
@@ -64,13 +64,13 @@ def test_errors_name_the_key_and_what_is_allowed(tmp_path: Path, text, environ, 
     assert "\n" not in str(refused.value)
 
 
-def test_missing_file_is_an_error_not_a_default(tmp_path: Path):
+def test_missing_settings_file_is_an_error(tmp_path: Path):
     """A file that is named has to be there."""
     with pytest.raises(ConfigError, match="No such file"):
         load_settings(tmp_path / "none.toml", {})
 
 
-def test_printed_settings_can_be_read_back(tmp_path: Path):
+def test_printed_settings_round_trip(tmp_path: Path):
     """What --check-config prints is a file that gives the same settings."""
     first = load_settings(None, {"RANKDUMPD_AGENT__STATE_DIR": '/a "b" \\c'})
     path = tmp_path / "a.toml"
@@ -78,7 +78,7 @@ def test_printed_settings_can_be_read_back(tmp_path: Path):
     assert load_settings(path, {}) == first
 
 
-def test_sample_file_shows_every_key_with_its_default():
+def test_sample_settings_file_has_every_key_with_default():
     """The file in deploy/ says what holds without it, key for key."""
     sample = Path(__file__).parents[2] / "deploy" / "rankdumpd.toml"
     assert load_settings(sample, {}) == DaemonSettings()

@@ -24,7 +24,7 @@ def test_commands_and_package_have_the_version_of_the_library(capsys):
     assert said.output == f"rankdumpd, version {rankdump.__version__}\n"
 
 
-def test_debian_kubernetes_and_changelog_have_it_too():
+def test_debian_kubernetes_and_changelog_have_the_version():
     debian = (ROOT / "deploy/debian/changelog").read_text()
     assert debian.startswith(f"rankdump ({rankdump.__version__}-")
     images = [p.read_text() for p in (ROOT / "deploy/kubernetes").iterdir()]

@@ -37,7 +37,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_files_are_for_their_owner(authority: Authority):
+def test_init_and_issue_create_files_for_the_owner_only(authority: Authority):
     """The folder 0700, keys 0600."""
     authority.issue("ann", "operator")
     assert mode(authority.folder) == 0o700
@@ -47,7 +47,7 @@ def test_files_are_for_their_owner(authority: Authority):
     }  # fmt: skip
 
 
-def test_nothing_is_overwritten(authority: Authority):
+def test_init_and_issue_overwrite_nothing(authority: Authority):
     """A second `init` or `issue` leaves every byte as it is."""
     authority.issue("ann", "operator")
     before = {path.name: path.read_bytes() for path in authority.folder.iterdir()}
@@ -57,7 +57,7 @@ def test_nothing_is_overwritten(authority: Authority):
     assert {path.name: path.read_bytes() for path in authority.folder.iterdir()} == before
 
 
-def test_a_folder_that_others_can_look_into_is_refused(tmp_path: Path):
+def test_init_rejects_folder_open_to_others(tmp_path: Path):
     tmp_path.chmod(0o755)
     assert "mode 0700" in refused("init", str(tmp_path))
     tmp_path.chmod(0o700)
@@ -73,12 +73,14 @@ def test_a_folder_that_others_can_look_into_is_refused(tmp_path: Path):
         (("--name", "x", "--host", "x" * 64 + ".org"), "a host's name or IP address"),
     ],
 )
-def test_what_cannot_be_issued(authority: Authority, arguments: tuple[str, ...], said: str):
+def test_issue_rejects_invalid_arguments(
+    authority: Authority, arguments: tuple[str, ...], said: str
+):
     assert said in refused("issue", str(authority.folder), *arguments)
     assert len(list(authority.folder.iterdir())) == 3
 
 
-def test_without_an_authority_nothing_is_issued(tmp_path: Path):
+def test_commands_require_an_authority(tmp_path: Path):
     for words in (("show",), ("issue", "--name", "x", "--role", "rank")):
         assert "rankdumpd certs init" in refused(words[0], str(tmp_path), *words[1:])
     authority = Authority(tmp_path / "ca")
@@ -86,7 +88,7 @@ def test_without_an_authority_nothing_is_issued(tmp_path: Path):
     assert refused("revoke", str(authority.folder), "bob").endswith("allowed: ann")
 
 
-def test_a_certificate_says_who_and_for_what(authority: Authority):
+def test_certificate_contains_name_roles_and_hosts(authority: Authority):
     """Roles as names, hosts of both kinds; only one with hosts can be a server's."""
     authority.issue("both", "agent", "operator", hosts=("node1", "10.0.0.1", "::1"))
     found = describe_certificate(authority.store.certificate("both").read_bytes())
@@ -103,7 +105,7 @@ def test_a_certificate_says_who_and_for_what(authority: Authority):
         assert key.curve.name == "secp256r1"
 
 
-def test_what_is_printed_can_be_copied(authority: Authority, tmp_path: Path):
+def test_issue_prints_valid_settings_and_variables(authority: Authority, tmp_path: Path):
     """The lines of `issue` are settings as they stand, and variables for those who only call."""
     folder = str(authority.folder)
     said = authority.run("issue", folder, "--name", "node1", "--role", "agent", "--host", "node1")
@@ -117,7 +119,7 @@ def test_what_is_printed_can_be_copied(authority: Authority, tmp_path: Path):
     assert said.splitlines()[1] == f"export RANKDUMP_TLS_CERT={folder}/ann.pem"
 
 
-def test_revoked_is_told(authority: Authority):
+def test_revoke_lists_certificate_once_and_show_prints_it(authority: Authority):
     """`revoke` adds the fingerprint once; `show` says it, and what expired."""
     authority.issue("ann", "operator")
     authority.issue("node1", "agent", hosts=("node1",))
@@ -132,7 +134,7 @@ def test_revoked_is_told(authority: Authority):
     assert states[::2] == [["ann", "revoked"], ["node1", "valid"], ["old", "expired"]]
 
 
-def test_revoked_lines_as_openssl_prints_them(tmp_path: Path):
+def test_revocation_list_accepts_fingerprints_as_openssl_prints_them(tmp_path: Path):
     """Colons, capitals, comments and empty lines are fine; anything else is named."""
     path, digits = tmp_path / "revoked", "AB" * 32
     path.write_text(f"# list\n\n{':'.join(['AB'] * 32)} # ann\n")
@@ -144,7 +146,7 @@ def test_revoked_lines_as_openssl_prints_them(tmp_path: Path):
         RevokedCertificates(tmp_path / "none")
 
 
-def test_a_list_that_breaks_later_stays_as_it_was(tmp_path: Path):
+def test_invalid_revocation_list_keeps_earlier_content(tmp_path: Path):
     """Law: a typing error lets nobody in again."""
     path = tmp_path / "revoked"
     path.write_text("ab" * 32)
@@ -157,7 +159,7 @@ def test_a_list_that_breaks_later_stays_as_it_was(tmp_path: Path):
     assert revoked.read_fingerprints() == {"cd" * 32}
 
 
-def test_settings_of_a_server_are_checked_before_it_serves(authority: Authority, tmp_path: Path):
+def test_server_certificate_files_are_checked_at_start(authority: Authority, tmp_path: Path):
     """One line names the file at fault."""
     good = authority.server()
     assert ServerCertificates(good).read_material().hosts == ("localhost", "127.0.0.1")
@@ -174,7 +176,7 @@ def test_settings_of_a_server_are_checked_before_it_serves(authority: Authority,
             ServerCertificates(TlsSettings(*files))
 
 
-def test_a_pair_that_is_half_renewed_waits_for_its_other_half(authority: Authority):
+def test_half_renewed_pair_keeps_old_certificate(authority: Authority):
     """Law: between two copies onto a host the old certificate stays in use, whole."""
     settings = authority.server()
     certificates = ServerCertificates(settings)
@@ -186,7 +188,7 @@ def test_a_pair_that_is_half_renewed_waits_for_its_other_half(authority: Authori
     assert certificates.read_material().hosts == ("127.0.0.1",)
 
 
-def test_what_is_wrong_with_the_own_certificate(authority: Authority, tmp_path: Path):
+def test_find_credentials_fault_names_the_problem(authority: Authority, tmp_path: Path):
     """A client finds out by itself what no server tells it."""
     ann = authority.issue("ann", "operator")
     assert find_credentials_fault(ann) == ""
@@ -201,5 +203,5 @@ def test_what_is_wrong_with_the_own_certificate(authority: Authority, tmp_path: 
     )
 
 
-def test_off_by_default():
+def test_tls_is_off_by_default():
     assert not DaemonSettings().tls.on

@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "audit.jsonl"
 
 
-def test_a_line_says_when_and_what(path: Path):
+def test_audit_line_has_time_event_and_escaped_fields(path: Path):
     """Control characters stay inside their line, long texts are cut."""
     audit = AuditLog(path, clock=lambda: 1.5)
     audit.add("call", {"who": "local", "job": "a\nb", "root": "x" * 9999, "rank": 3})
@@ -43,7 +43,7 @@ def test_a_line_says_when_and_what(path: Path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
-def test_a_link_is_not_followed(path: Path, tmp_path: Path):
+def test_audit_log_rejects_links_pipes_and_missing_folders(path: Path, tmp_path: Path):
     """Nor a pipe waited for, nor a folder made: each is one clear line at the start."""
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"log\.audit"):
@@ -55,7 +55,7 @@ def test_a_link_is_not_followed(path: Path, tmp_path: Path):
             AuditLog(there)
 
 
-def test_files_are_kept_by_number(path: Path):
+def test_audit_log_rotates_numbered_files(path: Path):
     """Each is as long as allowed, the oldest ones go, and no line is in two."""
     audit = AuditLog(path, max_bytes=200)
     for number in range(40):
@@ -68,7 +68,7 @@ def test_files_are_kept_by_number(path: Path):
     assert kept == list(range(40 - len(kept), 40))
 
 
-def test_several_processes_may_write_one_file(path: Path):
+def test_audit_log_is_shared_by_processes(path: Path):
     """Law: with a rotation under the others' hands every line is in one file, once and whole."""
     audits = [AuditLog(path, max_bytes=60_000) for _ in range(3)]
 
@@ -88,7 +88,7 @@ def test_several_processes_may_write_one_file(path: Path):
     assert len(list(path.parent.iterdir())) > 1
 
 
-def test_a_file_that_was_moved_away_is_made_again(path: Path):
+def test_audit_log_recreates_moved_file(path: Path):
     """As logrotate does it."""
     audit = AuditLog(path)
     audit.add("call", {"number": 0})
@@ -98,7 +98,7 @@ def test_a_file_that_was_moved_away_is_made_again(path: Path):
     assert [line["number"] for line in lines(path)] == [1]
 
 
-def test_a_full_disk_is_counted_and_said_once(
+def test_audit_log_counts_lines_lost_to_full_disk(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """Law: half a line never stays, and the file says how many lines it lacks."""
@@ -126,7 +126,7 @@ def test_a_full_disk_is_counted_and_said_once(
     assert audit.lost_lines == 0
 
 
-def test_a_device_that_is_full_from_the_start_ends_nothing():
+def test_audit_log_on_full_device_raises_nothing():
     audit = AuditLog(Path("/dev/full"))
     audit.add("call", {})
     assert audit.lost_lines == 1

@@ -19,14 +19,14 @@ from rankdumpd.server.grpc_server import GrpcServer, parse_socket_path
     "address",
     ["0.0.0.0:0", "[::]:0", "example.org:1", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", ""],
 )
-def test_only_loopback_without_tls(address):
+def test_server_without_tls_accepts_loopback_only(address):
     """Anything but this host is refused as long as nothing protects it."""
     with pytest.raises(ConfigError):
         GrpcServer(address, ()).start()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0"])
-def test_port_zero_becomes_a_real_one(address):
+def test_server_returns_real_port_for_port_zero(address):
     """The address that comes back can be dialled, and is free again after stop."""
     server = GrpcServer(address, ())
     host, _, port = server.start().rpartition(":")
@@ -38,7 +38,7 @@ def test_port_zero_becomes_a_real_one(address):
     server.stop(0)
 
 
-def test_socket_and_its_folder_are_for_owner_and_group(socket_folder: Path):
+def test_server_socket_and_folder_are_for_owner_and_group(socket_folder: Path):
     """The socket is 0660 in a folder made 0750, and gone after stop."""
     path = socket_folder / "made" / "a.sock"
     server = GrpcServer(f"unix://{path}", ())
@@ -50,7 +50,7 @@ def test_socket_and_its_folder_are_for_owner_and_group(socket_folder: Path):
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_so_is_the_folder_that_shared_memory_made(socket_folder: Path, umask: int):
+def test_server_keeps_folder_that_shared_memory_created(socket_folder: Path, umask: int):
     """An agent has a folder for slabs beside its socket before there is a socket."""
     path = socket_folder / "made" / "a.sock"
     before = os.umask(umask)
@@ -67,7 +67,7 @@ def test_so_is_the_folder_that_shared_memory_made(socket_folder: Path, umask: in
     slabs.leave()
 
 
-def test_nobody_else_can_connect_before_the_modes_are_right(
+def test_server_socket_is_never_open_to_others(
     socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Law: whatever the umask, others cannot write to a socket for a moment; nor to its folder."""
@@ -89,7 +89,7 @@ def test_nobody_else_can_connect_before_the_modes_are_right(
     assert seen == [0o700, 0o755]
 
 
-def test_a_socket_and_its_folder_are_given_to_a_group(
+def test_server_gives_socket_and_folder_to_group(
     socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The group of the settings has both; one that this process may not give to is named."""
@@ -109,7 +109,7 @@ def test_a_socket_and_its_folder_are_given_to_a_group(
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702])
-def test_a_folder_that_others_may_write_to_is_refused(socket_folder: Path, mode: int):
+def test_server_rejects_socket_folder_writable_by_others(socket_folder: Path, mode: int):
     """There somebody else could listen in our place."""
     folder = socket_folder / "open"
     folder.mkdir()
@@ -119,7 +119,7 @@ def test_a_folder_that_others_may_write_to_is_refused(socket_folder: Path, mode:
     assert list(folder.iterdir()) == []
 
 
-def test_stale_socket_is_replaced_a_live_one_is_not(socket_folder: Path):
+def test_server_replaces_stale_socket_only(socket_folder: Path):
     """A socket nobody listens on makes way; one with a server behind it does not."""
     path = socket_folder / "a.sock"
     with socket.socket(socket.AF_UNIX) as dead:
@@ -133,7 +133,7 @@ def test_stale_socket_is_replaced_a_live_one_is_not(socket_folder: Path):
     first.stop(0)
 
 
-def test_other_files_are_never_removed(socket_folder: Path):
+def test_server_leaves_other_files_in_place(socket_folder: Path):
     """A file where the socket should be is left alone."""
     path = socket_folder / "precious"
     path.write_text("data")
@@ -143,12 +143,12 @@ def test_other_files_are_never_removed(socket_folder: Path):
 
 
 @pytest.mark.parametrize("address", ["unix:relative", "unix:", "unix:/" + "x" * 120])
-def test_socket_paths_that_cannot_be(address):
+def test_server_rejects_invalid_socket_paths(address):
     """A path no socket can have is refused before anything is made."""
     with pytest.raises(ConfigError):
         parse_socket_path(address)
 
 
-def test_stop_without_start():
+def test_server_stop_without_start_does_nothing():
     """Stopping what never started is nothing."""
     GrpcServer("127.0.0.1:0", ()).stop(0)

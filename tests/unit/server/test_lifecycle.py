@@ -25,7 +25,7 @@ from rankdumpd.settings import AgentSettings, DaemonSettings, LogSettings, adopt
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_before_the_wait_counts(number):
+def test_signal_waiter_returns_earlier_signal(number):
     asked = SignalWaiter()
     try:
         os.kill(os.getpid(), number)
@@ -34,7 +34,7 @@ def test_a_signal_before_the_wait_counts(number):
         asked.close()
 
 
-def test_a_signal_to_another_thread_wakes_the_wait():
+def test_signal_waiter_wakes_for_signal_in_other_thread():
     """The kernel may give a signal to any thread: the one that waits must learn of it."""
     asked = SignalWaiter()
     ready, done = threading.Event(), threading.Event()
@@ -56,7 +56,7 @@ def test_a_signal_to_another_thread_wakes_the_wait():
 
 
 @pytest.mark.parametrize("first", ["leash", "signal"])
-def test_a_wish_by_leash_and_by_signal_is_one_wish(first):
+def test_signal_waiter_counts_pipe_request_and_signal_once(first):
     """A service manager may signal a worker whose front has just asked it to drain."""
     asked = SignalWaiter()
     try:
@@ -70,13 +70,13 @@ def test_a_wish_by_leash_and_by_signal_is_one_wish(first):
     asked.request()
 
 
-def test_handlers_are_given_back():
+def test_signal_waiter_restores_handlers():
     before = signal.getsignal(signal.SIGTERM)
     SignalWaiter().close()
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_wishes_come_one_by_one_and_a_stop_goes_first():
+def test_signal_waiter_returns_stop_before_reload():
     asked = SignalWaiter(reloads=True)
     try:
         assert asked.wait(0) is ProcessRequest.NOTHING
@@ -92,7 +92,7 @@ def test_wishes_come_one_by_one_and_a_stop_goes_first():
         asked.close()
 
 
-def test_a_command_without_settings_leaves_a_hangup_alone():
+def test_signal_waiter_without_reload_ignores_sighup():
     before = signal.getsignal(signal.SIGHUP)
     asked = SignalWaiter()
     assert signal.getsignal(signal.SIGHUP) is before
@@ -100,7 +100,7 @@ def test_a_command_without_settings_leaves_a_hangup_alone():
 
 
 class TestSettings:
-    def test_what_may_change_is_taken_over(self):
+    def test_adopts_reloadable_settings(self):
         old = DaemonSettings()
         agent = AgentSettings(keep_free_bytes=1, retain_days=2.0, workers=3)
         news = adopt_settings(
@@ -111,13 +111,13 @@ class TestSettings:
         assert news.settings.agent == AgentSettings(keep_free_bytes=1, retain_days=2.0)
         assert news.settings.log == LogSettings(level="debug")
 
-    def test_nothing_changed_is_nothing_said(self):
+    def test_reports_no_change_of_equal_settings(self):
         news = adopt_settings(DaemonSettings(), DaemonSettings())
         assert (news.settings, news.changed, news.pending_restart) == (DaemonSettings(), (), ())
 
 
 class TestNotifier:
-    def test_without_a_service_manager_nothing_is_said(self):
+    def test_sends_nothing_without_service_manager(self):
         notifier = ServiceManagerNotifier({"WATCHDOG_USEC": "2000000"})
         notifier.send_ready("x")
         assert notifier.tick_s == LIVENESS_INTERVAL_S
@@ -135,10 +135,10 @@ class TestNotifier:
             ({}, 10.0),
         ],
     )
-    def test_ticks(self, environ, tick_s):
+    def test_tick_is_half_of_watchdog_interval(self, environ, tick_s):
         assert ServiceManagerNotifier({"NOTIFY_SOCKET": "/nowhere", **environ}).tick_s == tick_s
 
-    def test_a_long_start_asks_for_time_until_it_is_over(self, socket_folder: Path):
+    def test_extends_timeout_during_long_start(self, socket_folder: Path):
         address = str(socket_folder / "n.sock")
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             manager.bind(address)
@@ -153,7 +153,7 @@ class TestNotifier:
                 said = manager.recv(99)
                 assert said == b"STATUS=stopping" or said.startswith(b"EXTEND")
 
-    def test_a_manager_that_is_gone_is_a_line_in_the_log(self, caplog):
+    def test_logs_missing_service_manager(self, caplog):
         ServiceManagerNotifier({"NOTIFY_SOCKET": "@rankdump nobody"}).send_ready("here")
         assert "cannot be notified of READY=1 at @rankdump nobody" in caplog.text
 
@@ -227,7 +227,7 @@ def reread(environ: object) -> DaemonSettings:
     raise ConfigError("rankdumpd.toml", "agent.x", "", "known keys")
 
 
-def test_a_drain_that_hangs_is_left_with_its_numbers(exits: list[int], caplog):
+def test_process_exits_when_drain_hangs(exits: list[int], caplog):
     """Whatever a disk holds up: the process is gone a little after the deadline."""
     release = threading.Event()
     rooms = [FakeRoom(on_drain=lambda: int(release.wait(60))), FakeRoom()]
@@ -239,7 +239,7 @@ def test_a_drain_that_hangs_is_left_with_its_numbers(exits: list[int], caplog):
     release.set()
 
 
-def test_a_thread_that_would_keep_the_process_is_named(exits: list[int], caplog):
+def test_process_exits_and_names_thread_that_blocks_exit(exits: list[int], caplog):
     release = threading.Event()
     thread = threading.Thread(target=release.wait, name="rankdumpd-stuck")
     with pytest.raises(Left):
@@ -252,7 +252,7 @@ def test_a_thread_that_would_keep_the_process_is_named(exits: list[int], caplog)
     thread.join()
 
 
-def test_a_drain_that_fails_is_said_and_everything_is_stopped(exits: list[int], caplog):
+def test_process_logs_failed_drain_and_stops_components(exits: list[int], caplog):
     rooms = [FakeRoom(on_drain=lambda: 1 // 0), FakeRoom()]
     assert lifecycle.run_process(rooms, FakeDoor(), settings=SETTINGS, reread=reread) == 1
     assert [room.stopped for room in rooms] == [1, 1]
@@ -260,7 +260,7 @@ def test_a_drain_that_fails_is_said_and_everything_is_stopped(exits: list[int], 
     assert not exits
 
 
-def test_a_start_that_fails_stops_what_runs(exits: list[int]):
+def test_process_with_failed_start_stops_started_components(exits: list[int]):
     def fails() -> None:
         raise ConfigError("f", "k", "v", "other")
 

@@ -42,7 +42,9 @@ def groups(tmp_path: Path) -> Groups:
         ({"unit/inner": ""}, 2),
     ],
 )
-def test_cores(groups: Groups, monkeypatch: pytest.MonkeyPatch, limits, cores: int):
+def test_count_cores_respects_affinity_and_quotas(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch, limits, cores: int
+):
     """The least of affinity and of every quota around the process, and never none."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
     for group, text in limits.items():
@@ -50,7 +52,7 @@ def test_cores(groups: Groups, monkeypatch: pytest.MonkeyPatch, limits, cores: i
     assert machine.count_cores(groups.root, groups.own) == cores
 
 
-def test_memory(groups: Groups):
+def test_read_memory_respects_control_groups(groups: Groups):
     total = machine.read_memory_bytes(groups.root, groups.own)
     assert total > 64 << 20
     groups.say("unit/inner", "memory.max", "max")
@@ -59,13 +61,13 @@ def test_memory(groups: Groups):
     assert machine.read_memory_bytes(groups.root, groups.own) == 64 << 20
 
 
-def test_without_control_groups(tmp_path: Path):
+def test_resources_without_control_groups_are_those_of_machine(tmp_path: Path):
     nowhere = tmp_path / "nowhere"
     assert machine.count_cores(nowhere, nowhere) == len(os.sched_getaffinity(0))
     assert machine.read_memory_bytes(nowhere, nowhere) > 64 << 20
 
 
-def test_giving_way_is_never_taken_back():
+def test_lower_priority_never_raises_it_again():
     """In a process of its own: priority that was given up cannot be had again."""
     code = """
 import os
@@ -81,7 +83,7 @@ print(found)
     assert ran.stdout.strip() == str([max(n, before) for n in (0, 10, 10, 19)])
 
 
-def test_hosts_are_told_apart_by_boot_machine_and_network(tmp_path: Path):
+def test_host_id_depends_on_boot_machine_and_network(tmp_path: Path):
     """Each part makes another host; what cannot be read makes none."""
 
     def host(boot: str, machine_id: str, network: str) -> str:

@@ -57,13 +57,13 @@ def values(samples: Iterable[MetricSample]) -> dict[SampleKey, float]:
     return {build_sample_key(sample): sample.value for sample in samples}
 
 
-def test_names_are_those_of_the_table_and_each_is_used():
+def test_metric_definitions_match_names_in_code():
     """Every name in the code stands in the table; every name of the table is counted somewhere."""
     used = {find_metric_name(name) for text in SOURCES for name in NAMES.findall(text)}
     assert used == set(METRIC_DEFINITIONS)
 
 
-def test_names_follow_the_conventions():
+def test_metric_names_follow_conventions():
     """Counters end with _total, units are base units, and a help text is a sentence."""
     for name, metric in METRIC_DEFINITIONS.items():
         assert re.fullmatch(r"[a-z][a-z_]*[a-z]", name)
@@ -73,7 +73,7 @@ def test_names_follow_the_conventions():
         assert not {"le", "quantile", "job_name"} & set(metric.labels)
 
 
-def test_every_drop_by_its_reason_is_there_from_the_start():
+def test_drop_counters_start_at_zero_for_every_reason():
     found = values(MetricCounters(AGENT_PREFIX).samples())
     for reason in DROP_REASONS:
         for by in ("agent", "rank"):
@@ -105,7 +105,7 @@ def drop_words(text: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_every_word_for_a_drop_is_in_the_closed_list():
+def test_drop_reasons_in_code_are_in_closed_list():
     """Law: no tensor is dropped for a reason that monitoring would count as `other`."""
     words = {word for text in (*SOURCES, *CLIENT) for word in drop_words(text)}
     assert len(words) > 20
@@ -113,7 +113,7 @@ def test_every_word_for_a_drop_is_in_the_closed_list():
 
 
 @given(st.dictionaries(st.text(max_size=12), st.integers(1, 9), max_size=30))
-def test_what_a_rank_says_adds_no_labels(drops: dict[str, int]):
+def test_unknown_drop_reasons_add_no_labels(drops: dict[str, int]):
     """Law: hostile reasons are counted, all of them, under words that are known beforehand."""
     found = count_iteration_end(IterationEnd(1, sum(drops.values()), drops, 0))
     by_reason = {key: value for key, value in found.items() if key[0] == DROPPED}
@@ -121,7 +121,7 @@ def test_what_a_rank_says_adds_no_labels(drops: dict[str, int]):
     assert sum(by_reason.values()) == sum(drops.values())
 
 
-def test_roots_and_jobs_have_a_bound():
+def test_samples_of_roots_and_jobs_are_bounded():
     """Of many only the fullest disks and the largest jobs have a sample of their own."""
     many = range(3 * MAX_LABELLED_SAMPLES)
     view = StatusView(
@@ -136,7 +136,7 @@ def test_roots_and_jobs_have_a_bound():
     assert len(jobs) == MAX_LABELLED_SAMPLES
 
 
-def test_a_histogram_adds_up():
+def test_histogram_buckets_are_cumulative():
     meters = MetricCounters()
     for seconds in (0.0004, 0.001, 0.3, 99.0):
         meters.add_duration("rankdump_agent_commit_seconds", seconds)
@@ -150,7 +150,7 @@ def test_a_histogram_adds_up():
     assert found["rankdump_agent_commit_seconds_sum", ()] == pytest.approx(99.3014)
 
 
-def test_samples_of_several_are_one():
+def test_aggregate_samples_combines_processes():
     """Amounts add up; of one disk the least room counts; names that nobody knows are left out."""
     root = {"root": "/d"}
     found = aggregate_samples(
@@ -173,7 +173,7 @@ Steps = st.lists(
 
 
 @given(Steps)
-def test_sums_of_workers_never_fall(steps: list[tuple[int, int, bool, bool]]):
+def test_worker_metric_sums_never_fall(steps: list[tuple[int, int, bool, bool]]):
     """Law: whoever is silent or begins anew, what was counted stays, and nothing counts twice."""
     name = "rankdump_agent_received_bytes_total"
     sums, begun, counted = WorkerMetricSums(), [1.0, 2.0, 3.0], [0, 0, 0]

@@ -45,7 +45,7 @@ def desk(tmp_path: Path):
     made.audit.close()
 
 
-def test_every_reason_begins_at_zero(desk: Desk):
+def test_refusal_counters_start_at_zero(desk: Desk):
     """An alert sees the first one rise."""
     samples = desk.meters.samples()
     assert {s.labels["reason"]: s.value for s in samples} == dict.fromkeys(
@@ -54,7 +54,7 @@ def test_every_reason_begins_at_zero(desk: Desk):
     assert {s.name for s in samples} == {PAGE_REFUSALS_METRIC}
 
 
-def test_who_is_known_is_written_down_each_time(desk: Desk):
+def test_refusals_of_known_callers_are_all_audited(desk: Desk):
     desk.refuse(KNOWN, times=3)
     assert [{**line, "time": ""} for line in desk.lines()] == [
         {
@@ -72,7 +72,7 @@ def test_who_is_known_is_written_down_each_time(desk: Desk):
 
 
 @pytest.mark.parametrize("caller", [STRANGER, LOCAL_CALLER])
-def test_whom_nothing_identifies_has_a_line_a_second(desk: Desk, caller: CallerIdentity):
+def test_refusals_of_unknown_callers_are_audited_once_a_second(desk: Desk, caller: CallerIdentity):
     """Law: lines and what they say was left out add up, and others are written down meanwhile."""
     desk.refuse(caller, times=1000)
     desk.refuse(KNOWN)
@@ -83,7 +83,7 @@ def test_whom_nothing_identifies_has_a_line_a_second(desk: Desk, caller: CallerI
     assert desk.counted("role") == 1002
 
 
-def test_the_log_says_each_reason_once(desk: Desk, caplog: pytest.LogCaptureFixture):
+def test_refusal_reasons_are_logged_once(desk: Desk, caplog: pytest.LogCaptureFixture):
     desk.refuse(STRANGER, times=3)
     desk.refuse(KNOWN)
     desk.refusals.add("path", LOCAL_CALLER, "GET / HTTP/1.1", "metrics are at /metrics")
@@ -93,7 +93,7 @@ def test_the_log_says_each_reason_once(desk: Desk, caplog: pytest.LogCaptureFixt
     ]
 
 
-def test_without_an_audit_they_are_counted():
+def test_refusals_without_audit_are_counted():
     meters = MetricCounters()
     refusals = PageRefusals(meters)
     refusals.add("path", STRANGER, "", "no")

@@ -43,7 +43,7 @@ class Deaf:
         return []
 
 
-def test_who_does_not_answer_is_said_not_left_out_in_silence(socket_folder: Path):
+def test_view_has_finding_for_worker_without_answer(socket_folder: Path):
     view = WorkerClients([Away(), Deaf(socket_folder)]).collect_view()
     assert view == StatusView(findings=view.findings)
     history, away, deaf = view.findings
@@ -54,10 +54,10 @@ def test_who_does_not_answer_is_said_not_left_out_in_silence(socket_folder: Path
     assert deaf.startswith("worker 1 does not answer, and this status lacks its ranks: ")
 
 
-def test_nothing_is_called_drained_that_did_not_say_so(socket_folder: Path):
+def test_drain_counts_worker_without_answer_as_unfinished(socket_folder: Path):
     assert WorkerClients([Away(), Deaf(socket_folder)]).drain_workers(0.2) == 2
 
 
-def test_a_pin_that_a_worker_did_not_hear_of_is_an_error(socket_folder: Path):
+def test_pin_fails_for_worker_without_answer(socket_folder: Path):
     with pytest.raises(UnavailableError):
         WorkerClients([Deaf(socket_folder)]).pin_job(agent_pb2.Pin(job_id="job", pinned=True))

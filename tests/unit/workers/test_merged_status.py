@@ -25,7 +25,7 @@ def view(rank: int, *, root: str, load: AgentLoad, findings: tuple[str, ...] = (
     return StatusView((session,), (iteration,), load, (root,), findings)
 
 
-def test_every_rank_is_there_and_every_sentence_once():
+def test_merged_view_has_every_rank_and_each_finding_once():
     one = view(0, root="/a", load=AgentLoad(1, 10, 50, 100), findings=("same", "one"))
     two = view(1, root="/a", load=AgentLoad(2, 20, 40, 90), findings=("same",))
     both = merge_views([one, two], ["own", "same"])
@@ -36,7 +36,7 @@ def test_every_rank_is_there_and_every_sentence_once():
     assert both.findings == ("same", "one", "own")
 
 
-def test_a_worker_without_a_tree_says_nothing_of_disks():
+def test_merged_view_ignores_worker_without_tree():
     used = view(0, root="/a", load=AgentLoad(0, 0, 50, 100))
     assert merge_views([StatusView(), used], ()).load == AgentLoad(0, 0, 50, 100)
     assert merge_views([StatusView()], ()).load == AgentLoad()
@@ -56,7 +56,7 @@ def worker(rank: int, *, used: int) -> StatusView:
     return replace(known, findings=tuple(said))
 
 
-def test_what_workers_need_adds_up():
+def test_merged_view_adds_up_needs_of_workers():
     """On the disk each fits alone: only the front sees that both do not."""
     both = merge_views([worker(0, used=0), worker(1, used=0)], ())
     assert both.needs == (JobNeed("job", "/a", 10, 120, 120, 4),)
@@ -67,7 +67,7 @@ def test_what_workers_need_adds_up():
     )
 
 
-def test_a_worker_whose_own_part_is_too_small_is_heard():
+def test_merged_view_keeps_shortage_of_single_worker():
     """Together there would be room, and ranks are not where it is."""
     other = replace(worker(1, used=0), needs=(), findings=(), disks=())
     one = worker(0, used=0)
@@ -75,7 +75,7 @@ def test_a_worker_whose_own_part_is_too_small_is_heard():
     assert both.findings == one.findings != ()
 
 
-def test_ledgers_of_workers_are_one():
+def test_merged_view_sums_ledgers():
     """With the room of the fullest, should they be on several disks."""
     both = merge_views([worker(0, used=0), worker(1, used=0)], ())
     assert both.ledger == LedgerStatus("/state", 21, 69, 100)

@@ -121,7 +121,9 @@ def move(agent: StatePaths, workers: int) -> None:
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(numbers=st.lists(st.integers(1, 5), min_size=1, max_size=4))
-def test_any_number_after_any_other(tmp_path_factory, numbers: list[int]):
+def test_migration_moves_sessions_between_any_numbers_of_workers(
+    tmp_path_factory, numbers: list[int]
+):
     """Law: whatever the numbers of workers were, every session stands where the law says, whole."""
     folder = tmp_path_factory.mktemp("agent")
     agent = StatePaths(folder / "state", folder / "run")
@@ -134,7 +136,7 @@ def test_any_number_after_any_other(tmp_path_factory, numbers: list[int]):
 
 
 @pytest.mark.parametrize("crash", ["_move_rows", "_delete_rows", "_move_slabs"])
-def test_a_crash_on_the_way_does_no_harm(agent: StatePaths, monkeypatch, crash):
+def test_migration_continues_after_crash(agent: StatePaths, monkeypatch, crash):
     """The next start goes on, even with another number."""
     fill(agent)
     with monkeypatch.context() as patch:
@@ -152,9 +154,7 @@ def _die(*_arguments: object) -> None:
 
 
 @pytest.mark.parametrize("crash", ["", "_delete_rows"])
-def test_what_is_not_reported_moves_in_its_order_and_gets_new_numbers(
-    agent: StatePaths, monkeypatch, crash
-):
+def test_migration_renumbers_unreported_items_in_order(agent: StatePaths, monkeypatch, crash):
     """Numbers of another log may be taken, so a session's items are numbered anew, each once."""
     fill(agent)
     fill_log(agent, [(f"s{rank}", number) for number in (3, 1, 2) for rank in RANKS])
@@ -176,7 +176,7 @@ def test_what_is_not_reported_moves_in_its_order_and_gets_new_numbers(
     assert min(number for number, _, _ in log_of(agent)) > 3 * len(RANKS)
 
 
-def test_a_session_keeps_its_secret(agent: StatePaths):
+def test_migrated_session_keeps_its_secret(agent: StatePaths):
     """Who opened it resumes it, whichever worker it has come to."""
     ledger = AgentLedger(agent.state_dir / "making")
     ledger.open_session(dataclasses.replace(request(0), secret=b"digest"))
@@ -190,13 +190,13 @@ def test_a_session_keeps_its_secret(agent: StatePaths):
     assert row.request.secret == b"digest"
 
 
-def test_nothing_to_do_makes_no_tables(agent: StatePaths):
+def test_migration_without_sessions_creates_no_tables(agent: StatePaths):
     move(agent, 2)
     assert not agent.worker_paths(0).ledger.exists()
     assert not (agent.state_dir.parent / "run").exists()
 
 
-def test_a_worker_that_still_runs_keeps_its_ledger(agent: StatePaths):
+def test_migration_fails_while_worker_runs(agent: StatePaths):
     guard = lock_ledger_folder(agent.worker_paths(1).state_dir)
     with pytest.raises(ConfigError, match="no other agent uses"):
         move(agent, 2)
@@ -204,7 +204,7 @@ def test_a_worker_that_still_runs_keeps_its_ledger(agent: StatePaths):
     move(agent, 2)
 
 
-def test_a_session_that_cannot_be_read_keeps_nobody_out(agent: StatePaths):
+def test_migration_skips_unreadable_session(agent: StatePaths):
     fill(agent)
     with contextlib.closing(sqlite3.connect(agent.ledger)) as base, base:
         base.execute("UPDATE sessions SET request = ? WHERE session_id = 's0'", (json.dumps([]),))
@@ -212,7 +212,7 @@ def test_a_session_that_cannot_be_read_keeps_nobody_out(agent: StatePaths):
     assert {r for index in range(2) for r in found(agent.worker_paths(index))} == set(RANKS) - {0}
 
 
-def test_a_move_that_fails_is_one_line(agent: StatePaths):
+def test_failed_migration_is_one_error_line(agent: StatePaths):
     """Rather no agent than one that forgets what it owes."""
     fill(agent)
     agent.worker_paths(0).ledger.mkdir(parents=True)
@@ -227,7 +227,7 @@ def pins_of(home: StatePaths) -> set[str]:
         return {job_id for (job_id,) in base.execute("SELECT job_id FROM pins")}
 
 
-def test_pins_are_everywhere_and_nowhere_that_is_left(agent: StatePaths):
+def test_migration_copies_pins_to_all_workers(agent: StatePaths):
     """Every worker knows what is pinned, whoever was told; who is gone brings nothing back."""
     fill(agent)
     with contextlib.closing(sqlite3.connect(agent.ledger)) as base, base:

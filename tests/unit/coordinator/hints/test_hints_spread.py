@@ -55,20 +55,20 @@ def told(calls: list[Call]) -> list[tuple[int, int]]:
 
 @settings(deadline=None)
 @given(calls=jobs())
-def test_the_part_is_what_a_job_without_dumping_would_not_have_waited(calls: list[Call]):
+def test_dump_share_equals_difference_to_job_without_dumping(calls: list[Call]):
     """The same as two runs of the job, one of them without stalls."""
     assert told(calls) == sorted(dumped(calls))
 
 
 @settings(deadline=None)
 @given(calls=jobs(stalls=st.just(0)))
-def test_without_stalls_dumping_has_no_part(calls: list[Call]):
+def test_dump_share_is_zero_without_stalls(calls: list[Call]):
     assert not any(part for _, part in told(calls))
 
 
 @settings(deadline=None)
 @given(calls=jobs(), deferred=st.data())
-def test_the_part_is_never_more_than_the_spread(calls: list[Call], deferred: st.DataObject):
+def test_dump_share_is_at_most_the_spread(calls: list[Call], deferred: st.DataObject):
     """Whatever overlaps."""
     mixed = [
         Call(c.members, c.work_us, c.stall_us, deferred=deferred.draw(st.booleans()))
@@ -80,19 +80,19 @@ def test_the_part_is_never_more_than_the_spread(calls: list[Call], deferred: st.
 
 @settings(deadline=None)
 @given(rank=st.integers(0, 2), stall=st.integers(1, 10**9))
-def test_one_rank_that_stalls_causes_all_of_the_wait(rank: int, stall: int):
+def test_dump_share_of_single_stalled_rank_is_whole_spread(rank: int, stall: int):
     stalls = tuple(stall if each == rank else 0 for each in range(3))
     (spread,) = found([Call((0, 1, 2), (5, 5, 5), stalls)])
     assert (spread.spread_us, spread.dump_us, spread.last_rank) == (stall, stall, rank)
 
 
-def test_a_delay_travels_through_a_third_rank():
+def test_delay_propagates_through_third_rank():
     """Rank 0 stalls, rank 1 waits for it, and rank 2 waits for rank 1."""
     calls = [Call((0, 1), (5, 5), (700, 0)), Call((1, 2), (5, 10), (0, 0))]
     assert [(each.spread_us, each.dump_us) for each in found(calls)] == [(700, 700), (700, 700)]
 
 
-def test_stalls_that_all_have_alike_are_nobodys_wait():
+def test_equal_stalls_cause_no_dump_share():
     """One sleeps; that all dump for as long does not make it dumping's wait."""
     (spread,) = found([Call((0, 1), (5, 9005), (700, 700))])
     assert (spread.spread_us, spread.dump_us) == (9000, 0)
@@ -100,7 +100,7 @@ def test_stalls_that_all_have_alike_are_nobodys_wait():
 
 @settings(deadline=None)
 @given(rounds=st.lists(st.tuples(times, times, pairs, pairs), min_size=1, max_size=6))
-def test_buckets_that_overlap_carry_delays_on(rounds: list[tuple[int, int, Pair, Pair]]):
+def test_overlapping_calls_propagate_delays(rounds: list[tuple[int, int, Pair, Pair]]):
     """As DDP reduces gradients: started one after the other, waited for where the last starts."""
     calls: list[Call] = []
     for work, more, stalls, later in rounds:
@@ -109,7 +109,7 @@ def test_buckets_that_overlap_carry_delays_on(rounds: list[tuple[int, int, Pair,
     assert told(calls) == sorted(dumped(calls))
 
 
-def test_the_sum_of_a_new_session_starts_anew():
+def test_stall_of_new_session_starts_at_zero():
     """A lower sum of stalls is not a stall below zero."""
     programs = {0: RankTimeline(stall_us=10_000, delay_us=50), 1: RankTimeline(0, 0)}
     (spread,) = found([Call((0, 1), (0, 0), (30, 0))], programs)
@@ -117,7 +117,7 @@ def test_the_sum_of_a_new_session_starts_anew():
     assert programs[0].stall_us == 30
 
 
-def test_a_missing_member_counts_as_long_as_the_others_waited():
+def test_missing_member_has_known_wait_as_spread():
     """It was waited for until the others gave up."""
     batches = events([Call((0, 1), (5, 5), (0, 0)), Call((0, 1), (5, 5), (0, 0))])
     late = batches[0][0]

@@ -97,7 +97,7 @@ def world(ranks: int) -> ProcessGroup:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @settings(max_examples=30, deadline=None)
 @given(at=st.integers(3 * ROUND_US, 10 * ROUND_US), host=st.integers(0, 3))
-def test_a_clock_that_is_set_is_corrected_where_it_was(by, ranks, at, host) -> None:
+def test_clock_step_is_corrected_where_it_happened(by, ranks, at, host) -> None:
     """Whenever it is set, its events stay within the collectives that enclose them."""
     meetings = [world(ranks)] * 13
     true = rounds(meetings, ranks)
@@ -115,7 +115,7 @@ def test_a_clock_that_is_set_is_corrected_where_it_was(by, ranks, at, host) -> N
         assert starts(as_corrected(program, order)) == starts(true)
 
 
-def test_a_constant_difference_is_taken_away() -> None:
+def test_constant_clock_offset_is_corrected() -> None:
     """An offset shows at the first collective already, and holds before it as well."""
     meetings = [world(3)] * 6
     true = rounds(meetings, 3)
@@ -126,7 +126,7 @@ def test_a_constant_difference_is_taken_away() -> None:
     assert first == {GAP_US, GAP_US - 7, GAP_US - 14}
 
 
-def test_a_clock_that_drifts_is_followed() -> None:
+def test_clock_drift_is_corrected() -> None:
     """A tenth of a percent is corrected to within what counts as noise."""
     meetings = [world(3)] * 400
     true = rounds(meetings, 3)
@@ -137,7 +137,7 @@ def test_a_clock_that_drifts_is_followed() -> None:
 
 
 @pytest.mark.parametrize("noise", [0, 40, 5000])
-def test_what_members_leave_apart_anyway_corrects_nothing(noise) -> None:
+def test_late_exits_do_not_change_a_clock(noise) -> None:
     """Ranks that leave late now and then have no other clock."""
     meetings = [world(4)] * 60
     program = rounds(meetings, 4, noise=noise)
@@ -146,7 +146,7 @@ def test_what_members_leave_apart_anyway_corrects_nothing(noise) -> None:
     assert starts(as_corrected(program, order)) == starts(program)
 
 
-def test_few_exits_prove_little() -> None:
+def test_few_exits_correct_large_differences_only() -> None:
     """A few milliseconds at two collectives may be chance; a second is not."""
     meetings = [world(3)] * 2
     for offset, corrected in ((5000, False), (1_000_000, True)):
@@ -158,7 +158,7 @@ def test_few_exits_prove_little() -> None:
         assert bool(order.skews) is corrected
 
 
-def test_groups_that_share_a_clock_connect_the_others() -> None:
+def test_clocks_are_compared_across_connected_groups() -> None:
     """No collective has all ranks: the clocks are compared through those in between."""
     chain = [ProcessGroup(f"g{at}", (at, at + 1)) for at in range(4)]
     meetings = chain * 8
@@ -175,7 +175,7 @@ def test_groups_that_share_a_clock_connect_the_others() -> None:
     assert len(offsets) == 1
 
 
-def test_ranks_of_one_host_are_corrected_together() -> None:
+def test_clock_correction_applies_to_all_ranks_of_host() -> None:
     """One of them meets other hosts; the correction is the clock's."""
     across, inside = ProcessGroup("across", (0, 2, 4)), ProcessGroup("inside", (2, 3))
     meetings = [across, inside] * 8
@@ -186,7 +186,7 @@ def test_ranks_of_one_host_are_corrected_together() -> None:
     assert starts(as_corrected(program, order)) == starts(true)
 
 
-def test_a_clock_set_while_a_module_runs_tears_no_event() -> None:
+def test_clock_step_within_an_event_corrects_each_end() -> None:
     """Of an event that began before and ended after, each end has its own correction."""
     meetings = [world(3)] * 12
     true = rounds(meetings, 3)

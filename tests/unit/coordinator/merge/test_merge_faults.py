@@ -33,7 +33,7 @@ from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
         ),
     ],
 )
-def test_a_mismatch_names_the_number_and_both_sides(change, kind, words) -> None:
+def test_mismatch_names_sequence_and_both_sides(change, kind, words) -> None:
     """Kind, size or type that differ at one number: one finding, and still one entry."""
     result = merged([op(1), coll(2, 4), coll(3, 5)], [op(1), coll(2, 4), coll(3, 5, **change)])
     (finding,) = result.findings
@@ -45,7 +45,7 @@ def test_a_mismatch_names_the_number_and_both_sides(change, kind, words) -> None
     assert [e.ranks for e in result.entries() if e.kind.is_collective] == [(0, 1), (0, 1)]
 
 
-def test_ranks_that_differ_again_and_again_are_one_finding() -> None:
+def test_repeated_mismatch_is_one_finding() -> None:
     """A rank with another element type says so at each call: once, with how many more."""
     program = [coll(at, at) for at in range(1, 41)]
     other = [coll(at, at, dtype="int8") for at in range(1, 41)]
@@ -61,19 +61,19 @@ def test_ranks_that_differ_again_and_again_are_one_finding() -> None:
         {"kind": EventKind.SCATTER, "element_count": 0, "dtype": ""},
     ],
 )
-def test_a_member_that_says_nothing_contradicts_nobody(change) -> None:
+def test_unset_size_or_type_is_no_mismatch(change) -> None:
     """A size or type left unsaid is not a mismatch."""
     both = {"kind": change.get("kind", EventKind.ALL_REDUCE)}
     assert merged([coll(1, 0, **both)], [coll(1, 0, **(both | change))]).findings == ()
 
 
-def test_uneven_sizes_are_legal_where_the_operation_allows_them() -> None:
+def test_uneven_sizes_of_all_to_all_are_no_mismatch() -> None:
     """all_to_all may move different numbers of elements on each rank."""
     kind = {"kind": EventKind.ALL_TO_ALL}
     assert merged([coll(1, 0, **kind)], [coll(1, 0, element_count=3, **kind)]).findings == ()
 
 
-def test_a_missing_member_is_named_with_the_last_thing_it_did() -> None:
+def test_missing_member_is_reported_with_its_last_operator() -> None:
     """The entry says who is missing; one finding says where that rank stopped, and how often."""
     result = merged(
         [op(1), coll(2, 0), coll(3, 1), coll(4, 2)],
@@ -87,7 +87,7 @@ def test_a_missing_member_is_named_with_the_last_thing_it_did() -> None:
     assert missing == [(), (1,), (1,)]
 
 
-def test_a_silent_rank_is_one_finding_and_an_excluded_one_is_none() -> None:
+def test_silent_rank_is_one_finding_and_excluded_rank_none() -> None:
     """A rank without any event is named once for all its calls; one the plan leaves out, never."""
     program = [coll(1, 0), coll(2, 0, group="other"), message(3, EventKind.SEND, 1)]
     (finding,) = merged(program).findings
@@ -98,7 +98,7 @@ def test_a_silent_rank_is_one_finding_and_an_excluded_one_is_none() -> None:
     assert all(entry.missing == () for entry in result.entries())
 
 
-def test_two_groups_entered_in_opposite_order_are_one_circle() -> None:
+def test_groups_entered_in_opposite_order_are_one_cycle() -> None:
     """The circle is reported once with both calls, and the older call goes first."""
     a, b = {"group": "world"}, {"group": "other"}
     result = merged(
@@ -119,7 +119,7 @@ def test_two_groups_entered_in_opposite_order_are_one_circle() -> None:
         assert own == sorted(own)
 
 
-def test_a_circle_is_broken_at_the_older_call() -> None:
+def test_cycle_is_broken_at_oldest_call() -> None:
     """Which call goes first follows from time, not from names or numbers."""
     result = merged(
         [coll(1, 0, start_us=50), coll(2, 0, group="other", start_us=50)],
@@ -128,7 +128,7 @@ def test_a_circle_is_broken_at_the_older_call() -> None:
     assert [entry.group for entry in result.entries()] == ["other", "world"]
 
 
-def test_overlapping_calls_in_opposite_order_are_no_circle() -> None:
+def test_overlapping_calls_in_opposite_order_are_no_cycle() -> None:
     """What one rank has under way at once binds nothing."""
     a, b = {"group": "world"}, {"group": "other"}
     result = merged(
@@ -138,7 +138,7 @@ def test_overlapping_calls_in_opposite_order_are_no_circle() -> None:
     assert result.findings == ()
 
 
-def test_receives_posted_before_the_sends_are_no_circle() -> None:
+def test_asynchronous_receives_before_sends_are_no_cycle() -> None:
     """Both ranks post irecv, then isend, then wait: nothing to find, each send first."""
     programs = [
         [
@@ -155,7 +155,7 @@ def test_receives_posted_before_the_sends_are_no_circle() -> None:
         assert ends.index((EventKind.SEND, sender)) < ends.index((EventKind.RECV, receiver))
 
 
-def test_blocking_receives_before_the_sends_are_a_circle() -> None:
+def test_blocking_receives_before_sends_are_a_cycle() -> None:
     """Both ranks wait for the other's send before their own: a deadlock, of four calls."""
     (finding,) = merged(
         [message(1, EventKind.RECV, 1), message(2, EventKind.SEND, 1)],
@@ -166,7 +166,7 @@ def test_blocking_receives_before_the_sends_are_a_circle() -> None:
 
 
 @pytest.mark.parametrize("kind", [EventKind.SEND, EventKind.RECV])
-def test_one_end_of_a_message_without_the_other_is_found(kind) -> None:
+def test_message_with_one_end_is_a_finding(kind) -> None:
     """A send nobody received, or a receive nobody sent: one finding on the peer."""
     result = merged([message(1, kind, 1, sequence=6)], [op(1)])
     (finding,) = result.findings
@@ -175,7 +175,7 @@ def test_one_end_of_a_message_without_the_other_is_found(kind) -> None:
     assert [entry.missing for entry in result.entries() if entry.name == "Msg"] == [(1,)]
 
 
-def test_messages_disagree_like_members_do() -> None:
+def test_message_ends_with_different_size_or_type_are_a_mismatch() -> None:
     """Send and receive of one message name the same size and type."""
     (finding,) = merged(
         [message(1, EventKind.SEND, 1, element_count=4, dtype="int8")],
@@ -185,7 +185,7 @@ def test_messages_disagree_like_members_do() -> None:
     assert "from rank 0" in finding.text
 
 
-def test_groups_of_one_name_and_other_members_are_different_groups() -> None:
+def test_groups_of_same_name_and_other_ranks_are_distinct() -> None:
     """Members are matched by name and ranks together."""
     left, right = ProcessGroup("tp", (0, 1)), ProcessGroup("tp", (3, 2))
     program = [coll(1, 0, group="tp")]
@@ -198,7 +198,7 @@ def test_groups_of_one_name_and_other_members_are_different_groups() -> None:
     assert result.findings == ()
 
 
-def test_a_group_that_a_rank_never_declared_is_looked_up_at_the_others() -> None:
+def test_undeclared_group_is_found_in_batches_of_other_ranks() -> None:
     """A batch may come without its groups; nobody knowing the group is no fault either."""
     program = [coll(1, 0)]
     bare, full = EventColumns.from_events(program), EventColumns.from_events(program, (WORLD,))
@@ -207,7 +207,7 @@ def test_a_group_that_a_rank_never_declared_is_looked_up_at_the_others() -> None
     assert (entry.ranks, entry.missing) == ((0, 1), ())
 
 
-def test_repeated_numbers_are_matched_by_turn() -> None:
+def test_repeated_sequences_are_matched_by_order() -> None:
     """A framework without numbers says 0 each time: the n-th call meets the n-th call."""
     program = [coll(1, 0), coll(2, 0), coll(3, 0)]
     result = merged(program, program)
@@ -215,7 +215,7 @@ def test_repeated_numbers_are_matched_by_turn() -> None:
     assert result.findings == ()
 
 
-def test_two_events_at_one_position_are_found() -> None:
+def test_different_events_at_one_position_are_a_conflict() -> None:
     """The same event twice is a repeat; two different ones are a contradiction."""
     first = [op(1), op(2)]
     assert merged([*first, *first]).findings == ()
@@ -224,7 +224,7 @@ def test_two_events_at_one_position_are_found() -> None:
 
 
 @pytest.mark.parametrize("big", [2**63, 2**64 - 1])
-def test_numbers_at_the_edge_of_their_type_do_not_break_the_merge(big) -> None:
+def test_merge_handles_extreme_numbers(big) -> None:
     """Hostile positions, numbers and times give an order, not an exception."""
     low, high = -(2**63), 2**63 - 1
     program = [
@@ -237,14 +237,14 @@ def test_numbers_at_the_edge_of_their_type_do_not_break_the_merge(big) -> None:
     assert [entry.sequence for entry in result.entries() if entry.kind.is_collective] == [big]
 
 
-def test_nothing_gives_nothing() -> None:
+def test_merge_of_no_events_is_empty() -> None:
     """No rank, no batch, no event: an empty order."""
     for events in ({}, {0: []}, {0: [EventColumns.from_events([])]}):
         result = merge_iteration(view_of(events, iteration=3))
         assert (len(result), list(result.entries()), result.findings) == (0, [], ())
 
 
-def test_an_entry_carries_what_its_members_say() -> None:
+def test_call_entry_combines_its_members() -> None:
     """Graph, name and kind from the lowest rank, earliest start, latest end, rising positions."""
     result = merged(
         [coll(1, 5, graph=2, start_us=40, end_us=60)], [coll(1, 5, start_us=30, end_us=50)]

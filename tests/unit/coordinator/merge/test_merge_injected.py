@@ -137,7 +137,7 @@ FAULTS: dict[str, Fault] = {
 @pytest.mark.parametrize("fault", FAULTS)
 @settings(max_examples=60, deadline=None)
 @given(st.data(), STEPS, st.randoms(use_true_random=False))
-def test_a_fault_is_found_as_what_it_is(fault, data, steps, random) -> None:
+def test_injected_fault_is_the_only_finding(fault, data, steps, random) -> None:
     """Kind, rank, group and number of the one fault, and no other claim."""
     whole = simulated(steps)
     program, expected = FAULTS[fault](whole, random)
@@ -158,7 +158,7 @@ def test_a_fault_is_found_as_what_it_is(fault, data, steps, random) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(["everywhere", "collective"]), min_size=1, max_size=30),
        st.randoms(use_true_random=False))  # fmt: skip
-def test_another_operator_is_found_on_the_rank_that_ran_it(what, random) -> None:
+def test_injected_operator_is_found_on_its_rank(what, random) -> None:
     """All ranks run one program, one of them another operator: that one, at its position."""
     program = simulated([(each, 0, 0, False, 1) for each in [*what, "everywhere", "collective"]])
     rank, event = pick(program, random, lambda e: e.kind is EventKind.OPERATOR)

@@ -33,7 +33,7 @@ def expect_only_differences(result: GlobalOrder, expected: set[int]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(STEPS, st.integers(0, 20), st.booleans())
-def test_a_run_without_fault_keeps_every_rule(steps, cut, waiting) -> None:
+def test_order_of_run_without_fault_keeps_all_rules(steps, cut, waiting) -> None:
     """Whatever the program and the clocks, rules 1 to 4 hold and nobody is missed."""
     program = simulated(steps, waiting=waiting)
     result = merge_iteration(program_view(program, cut, spans=spans_of(program)))
@@ -45,7 +45,7 @@ def test_a_run_without_fault_keeps_every_rule(steps, cut, waiting) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(STEPS)
-def test_ranks_that_do_the_same_report_nothing(steps) -> None:
+def test_equal_programs_give_no_findings(steps) -> None:
     """The same program on every rank: nothing to find."""
     everywhere = [("everywhere", 0, b, False, jump) for _, _, b, _, jump in steps]
     world = [("collective", 0, 0, delay, jump) for _, _, _, delay, jump in steps]
@@ -58,7 +58,7 @@ def test_ranks_that_do_the_same_report_nothing(steps) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.randoms(use_true_random=False))
-def test_the_order_does_not_depend_on_how_events_come(steps, random) -> None:
+def test_order_is_independent_of_arrival_of_events(steps, random) -> None:
     """Batches cut and shuffled, sent twice, open before or after complete: the same order."""
     program = simulated(steps)
     once = {rank: batches(rank, events, 3) for rank, events in program.items()}
@@ -81,7 +81,7 @@ def test_the_order_does_not_depend_on_how_events_come(steps, random) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.integers(0, 3))
-def test_without_a_rank_what_is_left_still_keeps_the_rules(steps, lost) -> None:
+def test_order_without_a_rank_keeps_all_rules(steps, lost) -> None:
     """A rank that reported nothing is named as missing, and the others stay in order."""
     program = simulated(steps)
     program.pop(lost, None)
@@ -101,7 +101,7 @@ def test_without_a_rank_what_is_left_still_keeps_the_rules(steps, lost) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(STEPS, st.integers(0, 3), st.randoms(use_true_random=False))
-def test_lost_events_are_counted_and_nobody_is_called_missing(steps, rank, random) -> None:
+def test_lost_events_are_a_gap_and_no_absence(steps, rank, random) -> None:
     """Whatever is lost of a rank: one gap with the right number, and no claim about that rank."""
     program = simulated(steps)
     spans = spans_of(program)
@@ -139,7 +139,7 @@ CLOCKS = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(STEPS, CLOCKS, st.integers(0, 20))
-def test_no_clock_breaks_a_rule(steps, clocks, cut) -> None:
+def test_order_keeps_rules_with_any_clocks(steps, clocks, cut) -> None:
     """Offsets, drift and steps of a host's clock: the rules hold by the corrected times."""
 
     def clock(rank: int, true_us: int) -> int:
@@ -156,7 +156,7 @@ def test_no_clock_breaks_a_rule(steps, clocks, cut) -> None:
 
 
 @pytest.mark.slow
-def test_the_order_of_many_events_is_that_of_a_plain_sort() -> None:
+def test_order_of_many_operators_equals_plain_sort() -> None:
     """More events than are sorted at once, without a call: time, then rank, then position."""
     random = randomness.Random(5)
     steps = [("operator", rank, 0, False, random.choice([0, 1, 3])) for rank in range(4)] * 60_000

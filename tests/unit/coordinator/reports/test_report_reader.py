@@ -54,7 +54,7 @@ def read(**changes) -> AgentReport:
     return ReportReader().read(wire_report(**changes))
 
 
-def test_a_report_comes_off_the_wire_whole() -> None:
+def test_reader_returns_every_part_of_a_report() -> None:
     """Every part of a message is in the value."""
     timeouts = RankTimeouts(
         {"HCCL_EXEC_TIMEOUT": "68"}, (GroupTimeout("g", "gloo", 5),), {"x": 1.5}
@@ -81,7 +81,7 @@ def test_a_report_comes_off_the_wire_whole() -> None:
     assert [event.name for event in columns.to_events()] == ["Op"]
 
 
-def test_texts_are_said_once_a_stream_and_shared() -> None:
+def test_reader_shares_texts_of_a_stream() -> None:
     """Batches point into the texts of their stream; a list grows, and a new one leaves the old."""
     reader = ReportReader()
 
@@ -112,7 +112,7 @@ def test_texts_are_said_once_a_stream_and_shared() -> None:
         (5_000, 20, False, 0),
     ],
 )
-def test_times_are_those_of_the_coordinator(offset_us, error_us, known, applied) -> None:
+def test_reader_converts_times_to_coordinator_clock(offset_us, error_us, known, applied) -> None:
     """An offset that may be none is not applied; what has not ended stays open."""
     event = RankEvent(0, 0, 1, OPEN_END_POSITION, "x", EventKind.BARRIER, 100, 100, group="g")
     events = [of_rank(events_to_wire(EventColumns.from_events([event])))]
@@ -178,13 +178,13 @@ def test_times_are_those_of_the_coordinator(offset_us, error_us, known, applied)
             job_id="j", timeouts=events_pb2.Timeouts(limits={"x": float("inf")}))]},
     ],
 )  # fmt: skip
-def test_a_report_that_contradicts_itself_is_refused(changes) -> None:
+def test_reader_rejects_invalid_reports(changes) -> None:
     """Ids that are missing, ranks and sizes out of bounds, ragged columns, relative trees."""
     with pytest.raises(ProtocolError):
         read(**changes)
 
 
-def test_texts_of_a_report_are_bounded() -> None:
+def test_reader_bounds_texts_of_a_report() -> None:
     """Reasons are those of the list, and what people read is cut."""
     session = status_pb2.SessionStatus(
         job_id="j", session_id="s", world_size=1, state=SESSION_OPEN,
@@ -198,7 +198,7 @@ def test_texts_of_a_report_are_bounded() -> None:
     assert report.host == "x\ufffd[2J"
 
 
-def test_all_texts_of_a_stream_are_bounded(monkeypatch) -> None:
+def test_reader_bounds_texts_of_a_stream(monkeypatch) -> None:
     """However they are spread over its messages."""
     monkeypatch.setattr(report_reader, "MAX_TEXT_CHARACTERS", 10)
     reader = ReportReader()
@@ -208,7 +208,7 @@ def test_all_texts_of_a_stream_are_bounded(monkeypatch) -> None:
         reader.read(wire_report(texts=coordinator_pb2.Texts(first=2, texts=["y"])))
 
 
-def test_a_stream_belongs_to_one_agent() -> None:
+def test_reader_rejects_second_agent_on_a_stream() -> None:
     """Numbers of another agent on it would acknowledge what was never said."""
     reader = ReportReader()
     reader.read(wire_report())

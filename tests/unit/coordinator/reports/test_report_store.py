@@ -141,7 +141,7 @@ def findings(gather: ReportStore, job: str = "j") -> tuple[Finding, ...]:
     return gather.build_fleet_view(now_s=0.0).jobs[job].findings
 
 
-def test_no_more_agents_and_jobs_than_can_be_remembered(gather, monkeypatch) -> None:
+def test_store_bounds_agents_and_jobs(gather, monkeypatch) -> None:
     """Who is known already goes on."""
     monkeypatch.setattr(report_store, "MAX_AGENTS", 1)
     monkeypatch.setattr(rooms, "MAX_JOBS", 1)
@@ -155,7 +155,7 @@ def test_no_more_agents_and_jobs_than_can_be_remembered(gather, monkeypatch) -> 
     assert gather.job_ids() == ["j"]
 
 
-def test_an_iteration_is_ready_when_every_rank_has_finished_it(gather, agent) -> None:
+def test_iteration_is_ready_when_every_rank_has_finished_it(gather, agent) -> None:
     """One rank of two is not enough; with the second it is handed out once, with all events."""
     agent.report(events=(agent.events(0, 4), agent.events(1, 4)), iterations=(agent.done(0, 4),))
     assert gather.take_next_ready(now_s=29.9) is None
@@ -181,7 +181,7 @@ def test_an_iteration_is_ready_when_every_rank_has_finished_it(gather, agent) ->
         (SessionState.OPEN, "support_device [0] excludes this rank's device 1", True),
     ],
 )
-def test_a_rank_that_will_send_no_more_is_not_waited_for(
+def test_closed_and_excluded_ranks_do_not_delay_an_iteration(
     gather, agent, state, excluded, ready
 ) -> None:
     """Closed and excluded ranks do not hold an iteration up; lost ones may come back."""
@@ -193,7 +193,7 @@ def test_a_rank_that_will_send_no_more_is_not_waited_for(
         assert view.excluded == (frozenset({1}) if excluded else frozenset())
 
 
-def test_after_the_deadline_it_is_handed_out_with_those_who_are_late(gather, agent) -> None:
+def test_iteration_is_ready_after_deadline_with_late_ranks(gather, agent) -> None:
     """The deadline runs from what came last of the iteration: a slow rank is not a dead one."""
     agent.report(now_s=100.0, events=(agent.events(1, 4),))
     agent.report(now_s=350.0, events=(agent.events(0, 4),))
@@ -203,7 +203,7 @@ def test_after_the_deadline_it_is_handed_out_with_those_who_are_late(gather, age
     assert (view.late, view.late_count) == ((1,), 1)
 
 
-def test_a_job_whose_sessions_are_all_closed_does_not_wait(gather) -> None:
+def test_iteration_of_closed_job_is_ready_after_a_moment(gather) -> None:
     """A world that never came together is over when all who came have left, after a moment."""
     agent = Agent(gather, world=4)
     agent.report(sessions=(agent.session(0),), events=(agent.events(0, 4, 5),))
@@ -212,7 +212,7 @@ def test_a_job_whose_sessions_are_all_closed_does_not_wait(gather) -> None:
     assert [published(gather, now_s=CLOSED_JOB_TIMEOUT_S) for _ in range(3)] == [4, 5, None]
 
 
-def test_iterations_come_in_rising_order_unless_one_is_overdue(gather, agent) -> None:
+def test_iterations_are_ready_in_rising_order_unless_overdue(gather, agent) -> None:
     """A finished iteration waits for the one before it, at most until the deadline."""
     agent.report(now_s=0.0, events=(agent.events(0, 1),))
     agent.everything(3, now_s=1.0)
@@ -221,7 +221,7 @@ def test_iterations_come_in_rising_order_unless_one_is_overdue(gather, agent) ->
     assert [published(gather, now_s=300.0) for _ in range(3)] == [1, 2, 3]
 
 
-def test_an_overdue_iteration_does_not_wait_for_a_lower_one(gather, agent) -> None:
+def test_overdue_iteration_does_not_wait_for_lower_one(gather, agent) -> None:
     """What came first is published first when its time is up."""
     agent.report(now_s=0.0, events=(agent.events(0, 5),))
     agent.report(now_s=10.0, events=(agent.events(0, 4),))
@@ -229,14 +229,14 @@ def test_an_overdue_iteration_does_not_wait_for_a_lower_one(gather, agent) -> No
     assert published(gather, now_s=301.0) is None
 
 
-def test_every_hands_out_what_is_not_complete(gather, agent) -> None:
+def test_take_next_ready_with_every_returns_incomplete_iterations(gather, agent) -> None:
     """At the end all that has events goes, in rising order."""
     agent.report(events=(agent.events(0, 6, 5, 5),))
     assert names(gather.list_unpublished("j")[1][0]) == {0: ["Op1", "Op2"]}
     assert [published(gather, every=True) for _ in range(3)] == [5, 6, None]
 
 
-def test_a_repeated_report_changes_nothing(gather, agent) -> None:
+def test_repeated_report_changes_nothing(gather, agent) -> None:
     """Items that have arrived are not taken again; another agent's numbers are its own."""
     one = AgentReport("a", 7, events=(agent.events(0, 4),))
     assert gather.add_report(one, now_s=0.0).received == 7
@@ -255,7 +255,7 @@ def test_a_repeated_report_changes_nothing(gather, agent) -> None:
     assert view.provisional
 
 
-def test_two_jobs_do_not_mix(gather, agent) -> None:
+def test_store_separates_jobs(gather, agent) -> None:
     """Each job has its own ranks, trees and readiness; the latest is the last to report."""
     other = Agent(gather, job="k", world=1)
     other.everything(4)
@@ -269,7 +269,7 @@ def test_two_jobs_do_not_mix(gather, agent) -> None:
     assert set(gather.build_fleet_view(now_s=0.0).jobs) == {"j", "k"}
 
 
-def test_only_what_is_on_disk_is_acknowledged(gather, agent) -> None:
+def test_store_acknowledges_only_committed_items(gather, agent) -> None:
     """States when they are committed; events, and all behind them, when their iteration is."""
     assert agent.report().acknowledged == 0
     commit(gather)
@@ -291,7 +291,7 @@ def test_only_what_is_on_disk_is_acknowledged(gather, agent) -> None:
     assert commit(gather) == []
 
 
-def test_an_agent_waits_for_its_own_events_only(gather, agent) -> None:
+def test_acknowledgement_of_agent_depends_on_its_own_events(gather, agent) -> None:
     """What holds one agent back does not hold another."""
     other = Agent(gather, name="other")
     agent.report(events=(agent.events(0, 5),))
@@ -302,7 +302,7 @@ def test_an_agent_waits_for_its_own_events_only(gather, agent) -> None:
     assert other.report().acknowledged == 1
 
 
-def test_a_new_process_does_not_call_complete_what_it_has_not_heard_again(gather, agent) -> None:
+def test_restored_store_waits_for_unacknowledged_items(gather, agent) -> None:
     """Balances and goodbyes of before decide only when no event before them is outstanding."""
     other = Agent(gather, name="other")
     agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
@@ -327,7 +327,7 @@ def test_a_new_process_does_not_call_complete_what_it_has_not_heard_again(gather
     assert names(view) == {0: ["Op0"], 1: ["Op0"]}
 
 
-def test_a_rank_without_events_is_not_waited_for_by_a_new_process(gather, agent) -> None:
+def test_restored_store_does_not_wait_for_rank_without_events(gather, agent) -> None:
     """Its balance was acknowledged and is not said again: it counts as it stands."""
     other = Agent(gather, name="other")
     agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
@@ -339,7 +339,7 @@ def test_a_rank_without_events_is_not_waited_for_by_a_new_process(gather, agent)
     assert published(again) == 4
 
 
-def test_what_was_published_is_not_published_again(gather, agent) -> None:
+def test_restored_store_does_not_publish_again(gather, agent) -> None:
     """A new process takes the repeats of a published iteration for what they are."""
     agent.everything(4)
     agent.report(events=(agent.events(0, 5),))
@@ -355,7 +355,7 @@ def test_what_was_published_is_not_published_again(gather, agent) -> None:
     assert again.get_last_publication("j") == (PublishedOffsets("/tree/j", {"a": 1}, 1), "{}")
 
 
-def test_state_that_was_lost_takes_whatever_comes(gather) -> None:
+def test_store_without_state_accepts_any_sequence(gather) -> None:
     """Numbers only have to rise; nothing before them is waited for."""
     agent = Agent(gather)
     agent.sequence = 1000
@@ -365,7 +365,7 @@ def test_state_that_was_lost_takes_whatever_comes(gather) -> None:
     assert agent.report().acknowledged == 1002
 
 
-def test_events_after_publication_are_counted_unless_they_are_repeats(gather, agent) -> None:
+def test_late_events_are_counted_unless_repeated(gather, agent) -> None:
     """A late rank's events are a finding with their number; what was there is only a repeat."""
     agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
     agent.report(events=(agent.events(1, 4),))
@@ -384,7 +384,7 @@ def test_events_after_publication_are_counted_unless_they_are_repeats(gather, ag
     assert gather.backlog == 0
 
 
-def test_what_comes_late_while_it_is_written_is_on_disk_only_with_it(gather, agent) -> None:
+def test_late_events_during_publication_are_committed_with_it(gather, agent) -> None:
     """A crash in between must not leave an iteration that looks published."""
     agent.report(events=(agent.events(0, 4),))
     view = gather.take_next_ready(now_s=999.0)
@@ -401,7 +401,7 @@ def test_what_comes_late_while_it_is_written_is_on_disk_only_with_it(gather, age
     assert sorted(after) == ["AgentRow", "JobResultRow", "LateEventsRow", "PublishedIterationRow"]
 
 
-def test_a_rank_that_starts_over_ends_the_iterations_of_before(gather, agent) -> None:
+def test_restarted_rank_publishes_earlier_iterations(gather, agent) -> None:
     """They are published as they are, and the new session counts its iterations anew."""
     agent.everything(0)
     assert published(gather) == 0
@@ -421,7 +421,7 @@ def test_a_rank_that_starts_over_ends_the_iterations_of_before(gather, agent) ->
     assert view.merge.published_iterations == 3
 
 
-def test_without_sessions_nothing_is_complete_and_late_events_still_count(gather) -> None:
+def test_events_without_sessions_wait_for_deadline(gather) -> None:
     """Events of ranks nobody introduced wait for the deadline."""
     agent = Agent(gather)
     agent.report(events=(agent.events(0, 4),))
@@ -431,7 +431,7 @@ def test_without_sessions_nothing_is_complete_and_late_events_still_count(gather
     assert "1 events of rank 0" in findings(gather)[0].text
 
 
-def test_without_a_tree_an_iteration_waits_for_the_deadline(gather) -> None:
+def test_iteration_without_tree_waits_for_deadline(gather) -> None:
     """A root may come with a later report; without one the iteration is not kept for ever."""
     agent = Agent(gather, world=1)
     one, done = (agent.session(0),), (agent.done(0, 0),)
@@ -440,7 +440,7 @@ def test_without_a_tree_an_iteration_waits_for_the_deadline(gather) -> None:
     assert gather.take_next_ready(now_s=300.0).root == ""
 
 
-def test_groups_declared_once_are_known_in_later_batches(gather, agent) -> None:
+def test_declared_groups_are_known_in_later_batches(gather, agent) -> None:
     """A rank need not repeat its communicators with every batch."""
     agent.report(events=(agent.events(0, 4, groups=(WORLD,)),))
     agent.report(events=(agent.events(0, 5, 6),))
@@ -448,7 +448,7 @@ def test_groups_declared_once_are_known_in_later_batches(gather, agent) -> None:
         assert [batch.groups for batch in view.events[0]] == [(WORLD,)]
 
 
-def test_a_batch_without_events_says_how_long_its_rank_was_held_up(gather, agent) -> None:
+def test_batch_without_events_updates_stall_of_rank(gather, agent) -> None:
     """A rank that is stuck in its first tensor has nothing else to say."""
     source, empty = agent.events(1, groups=(WORLD,))
     said = [(source, dataclasses.replace(empty, stalled_us=stalled)) for stalled in (5, 9)]
@@ -464,7 +464,7 @@ def report_of(job_id: str) -> AgentReport:
     return AgentReport("any agent", 0, roots={job_id: "/tree"})
 
 
-def test_it_is_crowded_while_one_is_written_and_the_next_is_complete(gather, agent) -> None:
+def test_store_is_crowded_while_next_iteration_is_complete(gather, agent) -> None:
     """Memory holds what is being merged and what comes next, not all that agents have."""
     agent.report(sessions=tuple(map(agent.session, (0, 1))))
     for iteration in (4, 5):
@@ -480,13 +480,13 @@ def test_it_is_crowded_while_one_is_written_and_the_next_is_complete(gather, age
     assert not gather.is_crowded(report_of("j"))
 
 
-def test_only_iterations_with_something_open_may_have_somebody_waiting(gather, agent) -> None:
+def test_waiting_iterations_have_open_calls(gather, agent) -> None:
     """What has started and is not complete makes an iteration worth a look."""
     agent.report(events=(agent.events(0, 4), agent.events(0, 5, end=OPEN_END_POSITION)))
     assert [view.iteration for view in gather.list_waiting_iterations(now_s=0.0)] == [5]
 
 
-def test_a_rank_is_known_up_to_its_newest_event_or_what_its_agent_says(gather, agent) -> None:
+def test_rank_coverage_ends_at_newest_event_or_reported_time(gather, agent) -> None:
     """An agent that says that a rank is quiet knows more; of an earlier session it says nothing."""
     agent.report(sessions=(agent.session(0), agent.session(1)))
     agent.report(events=(agent.events(0, 5, 5, end=OPEN_END_POSITION, first=7_000_000),))
@@ -520,7 +520,7 @@ def known(gather: ReportStore) -> dict[int, int]:
     return {rank: heard.until_us for rank, heard in view.coverage.items()}
 
 
-def test_how_an_agent_stands_is_said_of_its_ranks(gather, agent) -> None:
+def test_rank_coverage_describes_state_of_agent(gather, agent) -> None:
     """What it has still to report; or since when it says nothing."""
     agent.report(sessions=(agent.session(0),), held_events=4000, load=AgentLoad(17), host="b")
     agent.report(
@@ -544,7 +544,7 @@ def test_how_an_agent_stands_is_said_of_its_ranks(gather, agent) -> None:
         (("1a", "1a"), ("localhost", "localhost")),
     ],
 )
-def test_hosts_with_one_name_are_not_one(gather, ids, called) -> None:
+def test_hosts_with_same_name_have_distinct_clocks(gather, ids, called) -> None:
     """Agents of one host, as workers are, share its name and its clock; those of two do not."""
     for rank, host_id in enumerate(ids):
         one = Agent(gather, name=f"a{rank}")
@@ -556,7 +556,7 @@ def test_hosts_with_one_name_are_not_one(gather, ids, called) -> None:
     assert view.clocks == dict(enumerate(called))
 
 
-def test_a_rank_with_a_name_of_its_own_has_the_clock_of_that_host(gather, agent) -> None:
+def test_rank_with_other_host_name_has_separate_clock(gather, agent) -> None:
     """In a container of the agent's host, or over the network: nobody knows which."""
     agent.report(sessions=(agent.session(0, host="pod"),), host="node", host_id="1a")
     agent.report(events=(agent.events(0, 5, session="s0"),), host="node", host_id="1a")
@@ -564,7 +564,7 @@ def test_a_rank_with_a_name_of_its_own_has_the_clock_of_that_host(gather, agent)
     assert view.clocks[0] == "pod at node"
 
 
-def test_agents_are_in_the_fleet_with_all_they_said(gather, agent) -> None:
+def test_fleet_view_contains_reported_state_of_agents(gather, agent) -> None:
     """Host, load, clock and losses are the newest; connected while a stream is open."""
     gather.count_stream("a", 1, now_s=1.0)
     clock = ClockEstimate(7, 3, 1, True)
@@ -585,7 +585,7 @@ def test_agents_are_in_the_fleet_with_all_they_said(gather, agent) -> None:
     assert not any(each.connected for each in gather.build_fleet_view(now_s=4.0).agents)
 
 
-def test_hints_know_the_limits_and_the_newest_session_of_each_rank(gather, agent) -> None:
+def test_job_facts_have_limits_and_newest_session_of_ranks(gather, agent) -> None:
     """Timeouts replace those of before, and survive."""
     timeouts = RankTimeouts({"HCCL_EXEC_TIMEOUT": "68"})
     agent.report(timeouts=(("j", 1, RankTimeouts()), ("j", 1, timeouts)))
@@ -596,7 +596,7 @@ def test_hints_know_the_limits_and_the_newest_session_of_each_rank(gather, agent
         assert {rank: s.session_id for rank, s in facts.sessions.items()} == {0: "s0", 1: "again"}
 
 
-def test_warnings_go_to_the_agents_of_their_job(gather, agent) -> None:
+def test_warnings_are_sent_to_agents_of_their_job(gather, agent) -> None:
     """Each answer repeats them; another job's agent does not hear them."""
     other = Agent(gather, job="k")
     other.report(sessions=(other.session(0),))
@@ -605,7 +605,7 @@ def test_warnings_go_to_the_agents_of_their_job(gather, agent) -> None:
     assert other.report().warnings == ()
 
 
-def test_findings_are_bounded_and_the_rest_is_counted(gather, agent) -> None:
+def test_store_bounds_findings_and_counts_the_rest(gather, agent) -> None:
     """A job that finds without end does not fill the memory, and says how many more."""
     agent.everything(4)
     many = (Finding(FindingKind.GAP, 4, "x"),) * (MAX_FINDINGS + 5)
@@ -615,7 +615,7 @@ def test_findings_are_bounded_and_the_rest_is_counted(gather, agent) -> None:
         assert (len(job.findings), job.more_findings) == (MAX_FINDINGS, 5)
 
 
-def test_an_iteration_that_was_not_written_is_not_counted_as_published(gather, agent) -> None:
+def test_unwritten_iteration_is_not_counted_as_published(gather, agent) -> None:
     """It is over all the same: its events are lost, and that has been said."""
     agent.everything(4)
     assert published(gather, written=False) == 4
@@ -624,7 +624,7 @@ def test_an_iteration_that_was_not_written_is_not_counted_as_published(gather, a
     assert published(gather) is None
 
 
-def test_finished_jobs_are_named_and_can_be_forgotten(gather, agent) -> None:
+def test_finished_jobs_are_listed_and_forgotten(gather, agent) -> None:
     """Over is a job that is closed and published, or that was not heard for long."""
     agent.everything(4, now_s=5.0)
     other = Agent(gather, job="k", world=1)
@@ -639,7 +639,7 @@ def test_finished_jobs_are_named_and_can_be_forgotten(gather, agent) -> None:
     assert gather.forget_agents(before_s=9.0) == ["agent of k"]
 
 
-def test_a_forgotten_agent_does_not_hold_what_it_left(gather, agent) -> None:
+def test_events_of_forgotten_agent_are_published(gather, agent) -> None:
     """Its events stay until they are published; nobody is left to be answered."""
     agent.report(events=(agent.events(0, 4),))
     gather.forget_agents(before_s=9.0)
@@ -647,7 +647,7 @@ def test_a_forgotten_agent_does_not_hold_what_it_left(gather, agent) -> None:
     assert published(gather, every=True) == 4
 
 
-def test_the_order_goes_to_the_tree_of_the_job_that_runs(gather, agent):
+def test_order_moves_to_tree_of_running_job(gather, agent):
     """An id that a later job has again, as in one Slurm job, has another tree then."""
     agent.everything(0)
     agent.report(sessions=tuple(agent.session(rank, SessionState.CLOSED) for rank in (0, 1)))
@@ -669,7 +669,7 @@ def test_the_order_goes_to_the_tree_of_the_job_that_runs(gather, agent):
     assert job.findings == ()
 
 
-def test_two_trees_of_one_id_at_once_are_found(gather, agent):
+def test_two_trees_of_one_job_are_a_finding(gather, agent):
     """On one host an agent refuses the second; ranks of another host are told apart here."""
     agent.report(sessions=(agent.session(0),), roots={"j": "/tree/other"})
     view = gather.build_fleet_view(now_s=0.0).jobs["j"]

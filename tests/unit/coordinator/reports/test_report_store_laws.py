@@ -76,7 +76,7 @@ _steps = st.one_of(
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(steps=st.lists(_steps, max_size=40))
-def test_nothing_is_lost_and_nothing_is_double(steps) -> None:
+def test_store_publishes_each_iteration_once_despite_crashes(steps) -> None:
     """Reports, commits and deaths in any order come to what an undisturbed run comes to."""
     world = World()
     for what, rank, count in steps:

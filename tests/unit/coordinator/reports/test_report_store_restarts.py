@@ -122,7 +122,7 @@ _steps = st.one_of(
 
 @settings(max_examples=400, deadline=None)
 @given(lives=st.tuples(*[_lives] * WORLD), steps=st.lists(_steps, max_size=40))
-def test_every_operator_is_there_once_or_late(lives, steps) -> None:
+def test_operator_is_in_order_once_or_counted_as_late(lives, steps) -> None:
     world = World(lives)
     for what, rank, count in steps:
         if what == "say":
@@ -166,7 +166,7 @@ def test_every_operator_is_there_once_or_late(lives, steps) -> None:
 # A rank's first session is said to be lost after another rank's second one has begun.
 @example(lives=(1, 1, 1), steps=["say"] * 4 + ["publish", "commit"])
 @example(lives=(1, 1), steps=["say", "commit", "die", "say", "say", "publish", "commit"])
-def test_nothing_is_late_where_all_ranks_start_over_together(lives, steps) -> None:
+def test_no_operator_is_late_when_all_ranks_restart_together(lives, steps) -> None:
     """Law: with lives of the same length, said in step, each operator stands in the order once."""
     world = World((lives,) * WORLD)
     for what in steps:

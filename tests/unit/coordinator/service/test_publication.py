@@ -52,7 +52,7 @@ def merged_ahead(merges: Counted, view: IterationView, *, writing: bool = True) 
     return one
 
 
-def test_it_is_merged_once_and_then_handed_over(merges):
+def test_premerger_returns_order_merged_ahead(merges):
     """A view made anew of the same batches is the same."""
     one = merged_ahead(merges, VIEW)
     order = one.merge_view(dataclasses.replace(VIEW, stalls={0: 5}))
@@ -77,7 +77,7 @@ def test_it_is_merged_once_and_then_handed_over(merges):
         },
     ],
 )
-def test_what_has_changed_is_merged_again(merges, change):
+def test_premerger_merges_changed_view_again(merges, change):
     """More events, a span, a rank that was given up: the order may be another."""
     one = merged_ahead(merges, VIEW)
     now = dataclasses.replace(VIEW, **change)
@@ -85,7 +85,7 @@ def test_what_has_changed_is_merged_again(merges, change):
     assert merges.views == [VIEW, now]
 
 
-def test_nothing_is_merged_ahead_while_nothing_is_written(merges):
+def test_premerger_is_idle_while_nothing_is_written(merges):
     """Then the merge itself is what everybody waits for."""
     one = merged_ahead(merges, VIEW, writing=False)
     assert merges.views == []
@@ -93,7 +93,7 @@ def test_nothing_is_merged_ahead_while_nothing_is_written(merges):
     assert merges.views == [VIEW]
 
 
-def test_a_merge_that_fails_ahead_fails_when_it_is_its_turn(monkeypatch):
+def test_premerger_raises_failed_merge_when_view_is_requested(monkeypatch):
     """And not before: it is said where it can be counted."""
     tried = threading.Event()
 

@@ -65,7 +65,7 @@ def state(tmp_path):
     state.close()
 
 
-def test_every_kind_of_row_is_read_back_as_it_was(state, tmp_path) -> None:
+def test_state_file_round_trips_every_kind_of_row(state, tmp_path) -> None:
     """Twice written is once there; another process finds the same."""
     state.write(rows_of("j"))
     state.write(rows_of("j"))
@@ -78,7 +78,7 @@ def test_every_kind_of_row_is_read_back_as_it_was(state, tmp_path) -> None:
     again.close()
 
 
-def test_a_later_row_replaces_an_earlier_one_and_keeps_its_place(state) -> None:
+def test_later_row_replaces_earlier_one_in_place(state) -> None:
     """Sessions stay in the order in which they began, whatever becomes of them."""
     state.write([session("b"), session("a")])
     closed = session("b", state=SessionState.CLOSED)
@@ -91,7 +91,7 @@ def test_a_later_row_replaces_an_earlier_one_and_keeps_its_place(state) -> None:
     ]
 
 
-def test_a_forgotten_job_leaves_nothing_and_gives_its_room_back(state, tmp_path) -> None:
+def test_forgotten_job_leaves_no_rows_and_frees_disk_space(state, tmp_path) -> None:
     """Another job's rows stay."""
     large = FindingRow("j", 1, Finding(FindingKind.GAP, 4, "x" * 1_000_000))
     state.write([*rows_of("k"), *rows_of("j"), large])
@@ -104,7 +104,7 @@ def test_a_forgotten_job_leaves_nothing_and_gives_its_room_back(state, tmp_path)
     assert list(state.rows()) == rows_of("k")[1:]
 
 
-def test_all_rows_or_none(state) -> None:
+def test_write_commits_all_rows_or_none(state) -> None:
     """A disk that is full in the middle leaves what was there, and the next write is fine."""
     state.write(rows_of("j"))
     base = state._connection
@@ -119,7 +119,7 @@ def test_all_rows_or_none(state) -> None:
     assert next(state.rows()) == AgentRow("a", "h", 9, 9)
 
 
-def test_a_state_has_one_owner_and_a_version(state, tmp_path) -> None:
+def test_state_file_has_one_owner_and_a_version(state, tmp_path) -> None:
     """A second process, a later version and a folder that is none are each said in one line."""
     with pytest.raises(ConfigError, match="no other coordinator"):
         CoordinatorState(tmp_path)
@@ -137,7 +137,7 @@ def test_a_state_has_one_owner_and_a_version(state, tmp_path) -> None:
         CoordinatorState(tmp_path)
 
 
-def test_a_state_of_the_version_before_is_taken_over(tmp_path) -> None:
+def test_state_file_of_earlier_version_is_migrated(tmp_path) -> None:
     """Where all ranks had started over together, their lives were numbered as runs are; of a
     session only the last report was known.
     """
@@ -156,7 +156,7 @@ def test_a_state_of_the_version_before_is_taken_over(tmp_path) -> None:
         again.close()
 
 
-def test_a_row_that_cannot_be_read_is_said_in_one_line(state) -> None:
+def test_damaged_row_is_an_error_in_one_line(state) -> None:
     """Going on without it would publish again what is published."""
     state.write(rows_of("j"))
     state._connection.execute("UPDATE settled SET book = 'torn'")
@@ -178,7 +178,7 @@ def test_a_row_that_cannot_be_read_is_said_in_one_line(state) -> None:
         "settled SET more_findings = x'ff'",
     ],
 )
-def test_a_coordinator_says_in_one_line_that_its_state_is_damaged(state, tmp_path, change) -> None:
+def test_coordinator_with_damaged_state_fails_at_start(state, tmp_path, change) -> None:
     """At its start, not to everybody who asks it later."""
     state.write([row for row in rows_of("j") if not isinstance(row, BalanceRow)])
     state.write([BalanceRow(IterationStatus("j", "sj", 0, 3, True), "a", 3)])
