@@ -21,6 +21,7 @@ from typing import Protocol
 
 from rankdump.errors import ConfigError
 from rankdumpd.server.background_thread import BackgroundThread
+from rankdumpd.server.grpc_server import GrpcServer
 from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.server.worker_pipe import WorkerPipe
 from rankdumpd.settings import DaemonSettings, adopt_settings
@@ -237,29 +238,9 @@ class Component(Protocol):
         return ""
 
 
-class ServerListener(Protocol):
-    """Server that accepts connections."""
-
-    def start(self) -> str:
-        """Bind and serve; return the address."""
-        ...
-
-    def refuse(self) -> None:
-        """Report in health checks that the process is about to stop."""
-        ...
-
-    def show(self, *, well: bool) -> None:
-        """Set the status of health checks; calls work in either case."""
-        ...
-
-    def stop(self, grace_s: float) -> None:
-        """End all calls."""
-        ...
-
-
 def run_process(
     components: Sequence[Component],
-    server: ServerListener,
+    server: GrpcServer,
     *,
     settings: DaemonSettings,
     reread: SettingsReader,
@@ -305,7 +286,7 @@ class _ProcessLife:
     def __init__(
         self,
         components: Sequence[Component],
-        server: ServerListener,
+        server: GrpcServer,
         settings: DaemonSettings,
         reread: SettingsReader,
         pipe: WorkerPipe | None,

@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import grpc
 
@@ -34,6 +34,7 @@ from rankdumpd.server.metrics import (
     is_cumulative,
 )
 from rankdumpd.server.state_files import RequiredFiles
+from rankdumpd.workers.worker_process import WorkerProcess
 
 
 def merge_views(views: Sequence[StatusView], findings: Iterable[str]) -> StatusView:
@@ -175,34 +176,7 @@ _DRAIN_MARGIN_S = 2.0
 # The status of a thousand ranks is larger than gRPC's default limit of 4 MiB.
 _CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 256 << 20),)
 
-Answer_co = TypeVar("Answer_co", covariant=True)
 Answer = TypeVar("Answer")
-
-
-class WorkerHandle(Protocol):
-    """Worker to which `WorkerClients` connects."""
-
-    @property
-    def index(self) -> int:
-        """Index of the worker."""
-        ...
-
-    @property
-    def address(self) -> str:
-        """Address of the worker; UnavailableError while it does not serve."""
-        ...
-
-    def wait_up(self, timeout_s: float) -> None:
-        """Wait until the worker serves, at most `timeout_s`."""
-        ...
-
-    def findings(self) -> list[str]:
-        """Return findings about the worker, a sentence each."""
-        ...
-
-
-class _WorkerCall(Protocol[Answer_co]):
-    def result(self) -> Answer_co: ...
 
 
 class WorkerClients:
@@ -210,7 +184,7 @@ class WorkerClients:
 
     def __init__(
         self,
-        members: Sequence[WorkerHandle],
+        members: Sequence[WorkerProcess],
         credentials: TlsCredentials | None = None,
         *,
         own_host: Callable[[], str] = lambda: "",
@@ -301,11 +275,11 @@ class WorkerClients:
         )
 
     def _call_all(
-        self, call: Callable[[grpc.Channel], _WorkerCall[Answer]]
+        self, call: Callable[[grpc.Channel], grpc.Future[Answer]]
     ) -> list[Answer | RankdumpError]:
         """Return the answer of each worker, or the error in its place."""
         with contextlib.ExitStack() as channels:
-            calls: list[_WorkerCall[Answer] | RankdumpError] = []
+            calls: list[grpc.Future[Answer] | RankdumpError] = []
             for member in self._members:
                 try:
                     channel = open_channel(member.address, self._credentials, self._options())
@@ -317,14 +291,14 @@ class WorkerClients:
             return [_await_answer(each) for each in calls]
 
 
-def _is_serving(member: WorkerHandle) -> bool:
+def _is_serving(member: WorkerProcess) -> bool:
     try:
         return bool(member.address)
     except UnavailableError:
         return False
 
 
-def _await_answer(call: _WorkerCall[Answer] | RankdumpError) -> Answer | RankdumpError:
+def _await_answer(call: grpc.Future[Answer] | RankdumpError) -> Answer | RankdumpError:
     if isinstance(call, RankdumpError):
         return call
     try:

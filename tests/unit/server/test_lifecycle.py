@@ -1,4 +1,4 @@
-"""A daemon hears what is wished of it, and ends when it should, whatever its rooms do."""
+"""Signals, service manager, start, drain and stop of a process."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 from rankdump.errors import ConfigError
 from rankdumpd.server import lifecycle
+from rankdumpd.server.grpc_server import GrpcServer
 from rankdumpd.server.lifecycle import (
     LIVENESS_INTERVAL_S,
     Component,
@@ -26,17 +27,17 @@ from rankdumpd.settings import AgentSettings, DaemonSettings, LogSettings, adopt
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_waiter_returns_earlier_signal(number):
-    asked = SignalWaiter()
+    waiter = SignalWaiter()
     try:
         os.kill(os.getpid(), number)
-        asked.wait()
+        waiter.wait()
     finally:
-        asked.close()
+        waiter.close()
 
 
 def test_signal_waiter_wakes_for_signal_in_other_thread():
     """The kernel may give a signal to any thread: the one that waits must learn of it."""
-    asked = SignalWaiter()
+    waiter = SignalWaiter()
     ready, done = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -48,26 +49,26 @@ def test_signal_waiter_wakes_for_signal_in_other_thread():
     thread.start()
     try:
         ready.wait(60)
-        asked.wait()
+        waiter.wait()
     finally:
         done.set()
         thread.join()
-        asked.close()
+        waiter.close()
 
 
 @pytest.mark.parametrize("first", ["leash", "signal"])
 def test_signal_waiter_counts_pipe_request_and_signal_once(first):
-    """A service manager may signal a worker whose front has just asked it to drain."""
-    asked = SignalWaiter()
+    """A service manager may signal a worker whose front has just waiter it to drain."""
+    waiter = SignalWaiter()
     try:
         if first == "leash":
-            asked.request()
+            waiter.request()
         os.kill(os.getpid(), signal.SIGTERM)
-        asked.request()
-        asked.wait()
+        waiter.request()
+        waiter.wait()
     finally:
-        asked.close()
-    asked.request()
+        waiter.close()
+    waiter.request()
 
 
 def test_signal_waiter_restores_handlers():
@@ -77,26 +78,26 @@ def test_signal_waiter_restores_handlers():
 
 
 def test_signal_waiter_returns_stop_before_reload():
-    asked = SignalWaiter(reloads=True)
+    waiter = SignalWaiter(reloads=True)
     try:
-        assert asked.wait(0) is ProcessRequest.NOTHING
+        assert waiter.wait(0) is ProcessRequest.NOTHING
         os.kill(os.getpid(), signal.SIGHUP)
-        assert asked.wait() is ProcessRequest.RELOAD
-        assert asked.wait(0) is ProcessRequest.NOTHING
+        assert waiter.wait() is ProcessRequest.RELOAD
+        assert waiter.wait(0) is ProcessRequest.NOTHING
         os.kill(os.getpid(), signal.SIGHUP)
-        asked.request()
-        assert asked.stopping
-        assert asked.wait() is ProcessRequest.STOP
-        assert asked.wait() is ProcessRequest.STOP
+        waiter.request()
+        assert waiter.stopping
+        assert waiter.wait() is ProcessRequest.STOP
+        assert waiter.wait() is ProcessRequest.STOP
     finally:
-        asked.close()
+        waiter.close()
 
 
 def test_signal_waiter_without_reload_ignores_sighup():
     before = signal.getsignal(signal.SIGHUP)
-    asked = SignalWaiter()
+    waiter = SignalWaiter()
     assert signal.getsignal(signal.SIGHUP) is before
-    asked.close()
+    waiter.close()
 
 
 class TestSettings:
@@ -158,8 +159,8 @@ class TestNotifier:
         assert "cannot be notified of READY=1 at @rankdump nobody" in caplog.text
 
 
-class FakeRoom(Component):
-    """A room that does what a test wants."""
+class FakeComponent(Component):
+    """Component whose start, drain and fault a test sets."""
 
     leave_s = 0.2
 
@@ -167,9 +168,9 @@ class FakeRoom(Component):
         self,
         on_start: Callable[[], None] = lambda: None,
         on_drain: Callable[[], int] = lambda: 0,
-        ill: str = "",
+        fault_text: str = "",
     ) -> None:
-        self.on_start, self.on_drain, self.ill = on_start, on_drain, ill
+        self.on_start, self.on_drain, self.fault_text = on_start, on_drain, fault_text
         self.stopped = 0
         self.given: list[DaemonSettings] = []
 
@@ -186,13 +187,16 @@ class FakeRoom(Component):
         self.given.append(settings)
 
     def fault(self) -> str:
-        return self.ill
+        return self.fault_text
 
     def brief(self) -> str:
         return "7 frames under way"
 
 
-class FakeDoor:
+class FakeServer(GrpcServer):
+    def __init__(self) -> None:
+        super().__init__("unix:/unused", ())
+
     def start(self) -> str:
         os.kill(os.getpid(), signal.SIGTERM)
         return "here"
@@ -204,7 +208,7 @@ class FakeDoor:
     def stop(self, grace_s: float) -> None: ...
 
 
-class Left(BaseException):
+class ProcessExit(BaseException):
     """The process would be gone."""
 
 
@@ -214,7 +218,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def leave(status: int) -> None:
         found.append(status)
-        raise Left
+        raise ProcessExit
 
     monkeypatch.setattr(os, "_exit", leave)
     return found
@@ -230,9 +234,9 @@ def reread(environ: object) -> DaemonSettings:
 def test_process_exits_when_drain_hangs(exits: list[int], caplog):
     """Whatever a disk holds up: the process is gone a little after the deadline."""
     release = threading.Event()
-    rooms = [FakeRoom(on_drain=lambda: int(release.wait(60))), FakeRoom()]
-    with pytest.raises(Left):
-        lifecycle.run_process(rooms, FakeDoor(), settings=SETTINGS, reread=reread)
+    components = [FakeComponent(on_drain=lambda: int(release.wait(60))), FakeComponent()]
+    with pytest.raises(ProcessExit):
+        lifecycle.run_process(components, FakeServer(), settings=SETTINGS, reread=reread)
     assert exits == [1]
     assert "the stop does not end" in caplog.text
     assert "rankdumpd-end): 7 frames under way; 7 frames" in caplog.text
@@ -242,9 +246,9 @@ def test_process_exits_when_drain_hangs(exits: list[int], caplog):
 def test_process_exits_and_names_thread_that_blocks_exit(exits: list[int], caplog):
     release = threading.Event()
     thread = threading.Thread(target=release.wait, name="rankdumpd-stuck")
-    with pytest.raises(Left):
+    with pytest.raises(ProcessExit):
         lifecycle.run_process(
-            [FakeRoom(thread.start)], FakeDoor(), settings=SETTINGS, reread=reread
+            [FakeComponent(thread.start)], FakeServer(), settings=SETTINGS, reread=reread
         )
     assert exits == [1]
     assert "rankdumpd-stuck" in caplog.text
@@ -253,9 +257,9 @@ def test_process_exits_and_names_thread_that_blocks_exit(exits: list[int], caplo
 
 
 def test_process_logs_failed_drain_and_stops_components(exits: list[int], caplog):
-    rooms = [FakeRoom(on_drain=lambda: 1 // 0), FakeRoom()]
-    assert lifecycle.run_process(rooms, FakeDoor(), settings=SETTINGS, reread=reread) == 1
-    assert [room.stopped for room in rooms] == [1, 1]
+    components = [FakeComponent(on_drain=lambda: 1 // 0), FakeComponent()]
+    assert lifecycle.run_process(components, FakeServer(), settings=SETTINGS, reread=reread) == 1
+    assert [component.stopped for component in components] == [1, 1]
     assert "ZeroDivisionError" in caplog.text
     assert not exits
 
@@ -264,8 +268,8 @@ def test_process_with_failed_start_stops_started_components(exits: list[int]):
     def fails() -> None:
         raise ConfigError("f", "k", "v", "other")
 
-    rooms = [FakeRoom(), FakeRoom(fails), FakeRoom()]
+    components = [FakeComponent(), FakeComponent(fails), FakeComponent()]
     with pytest.raises(ConfigError):
-        lifecycle.run_process(rooms, FakeDoor(), settings=SETTINGS, reread=reread)
-    assert [room.stopped for room in rooms] == [0, 1, 1]
+        lifecycle.run_process(components, FakeServer(), settings=SETTINGS, reread=reread)
+    assert [component.stopped for component in components] == [0, 1, 1]
     assert not exits
