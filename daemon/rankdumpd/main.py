@@ -84,7 +84,7 @@ def agent(
 @_check
 def coordinator(config: Path | None, check_config: bool) -> None:
     """Merge the events that the agents of jobs report into one execution order."""
-    _execute(config, check_config, serve_coordinator, reports_to=_report_nowhere)
+    _execute(config, check_config, serve_coordinator, reports_to=lambda _: "")
 
 
 @main.command()
@@ -126,7 +126,7 @@ def standalone(
             return serve_both(settings, reread)
         return serve_embedded(settings, reread, folder, merges=not no_coordinator)
 
-    _execute(config, check_config, serve, override, reports_to=_report_nowhere)
+    _execute(config, check_config, serve, override, reports_to=lambda _: "")
 
 
 @main.command()
@@ -214,19 +214,11 @@ def _with_workers(settings: AgentSettings, workers: int | None) -> AgentSettings
     return settings if workers is None else dataclasses.replace(settings, workers=workers)
 
 
-def _keep_settings(settings: DaemonSettings) -> DaemonSettings:
-    return settings
-
-
-def _report_nowhere(_settings: DaemonSettings) -> str:
-    return ""
-
-
 def _execute(
     config: Path | None,
     check_only: bool,
     serve: Callable[[DaemonSettings, SettingsReader], int],
-    change: Callable[[DaemonSettings], DaemonSettings] = _keep_settings,
+    change: Callable[[DaemonSettings], DaemonSettings] = lambda settings: settings,
     *,
     who: str = "",
     reports_to: Callable[[DaemonSettings], str] | None = None,

@@ -76,35 +76,35 @@ class PageRefusals:
         self._counters.start_at_zero(PAGE_REFUSALS_METRIC)
         self._lock = threading.Lock()
         self._logged = LogOnce(_logger)
-        self._quiet_to_s = 0.0
-        self._left_out = 0
+        self._next_audit_s = 0.0
+        self._unaudited = 0
 
     def count(self, reason: str) -> None:
         """Count a refusal of which only the reason is known."""
         self._counters.add(PAGE_REFUSALS_METRIC, reason=reason)
 
-    def add(self, reason: str, caller: CallerIdentity, asked: str, why: str) -> None:
-        """Count a refusal and audit who requested what; each reason is logged once."""
+    def add(self, reason: str, caller: CallerIdentity, request: str, why: str) -> None:
+        """Count and audit a refused request; each reason is logged once."""
         self.count(reason)
-        if self._logged.is_new(reason):
-            _logger.warning("the metrics page refused a request: %s", why)
+        text = f"the metrics page refused a request: {why}"
+        self._logged.log(logging.WARNING, text, about=reason)
         if self._audit is None:
             return
-        more = 0 if caller.is_known else self._count_left_out()
+        more = 0 if caller.is_known else self._count_unaudited()
         if more is not None:
-            fields = {"method": asked, **caller.audit_fields(), "result": reason}
+            fields = {"method": request, **caller.audit_fields(), "result": reason}
             self._audit.add("refused", {**fields, "more": more} if more else fields)
 
-    def _count_left_out(self) -> int | None:
+    def _count_unaudited(self) -> int | None:
         """Return how many refusals were not audited before this one; None to skip this one too."""
         with self._lock:
             now_s = self._clock()
-            if now_s < self._quiet_to_s:
-                self._left_out += 1
+            if now_s < self._next_audit_s:
+                self._unaudited += 1
                 return None
-            self._quiet_to_s = now_s + AUDIT_INTERVAL_S
-            left_out, self._left_out = self._left_out, 0
-            return left_out
+            self._next_audit_s = now_s + AUDIT_INTERVAL_S
+            unaudited, self._unaudited = self._unaudited, 0
+            return unaudited
 
 
 METRICS_PATH = "/metrics"
@@ -348,8 +348,8 @@ class ProcessMetrics(metrics_pb2_grpc.MetricsServiceServicer):
 
     def __init__(self, sources: Sequence[SampleSource]) -> None:
         self._sources = sources
-        self._begun_s = time.time()
-        self._failing: set[int] = set()
+        self._start_s = time.time()
+        self._logged = LogOnce(_logger)
 
     def register(self, server: grpc.Server) -> None:
         """Add the service to a server that has not started."""
@@ -365,17 +365,16 @@ class ProcessMetrics(metrics_pb2_grpc.MetricsServiceServicer):
         """Return the samples of all sources but those that fail."""
         found = [
             MetricSample("rankdump_build_info", 1, {"version": version("rankdump")}),
-            MetricSample("rankdump_start_time_seconds", self._begun_s),
+            MetricSample("rankdump_start_time_seconds", self._start_s),
         ]
         for number, source in enumerate(self._sources):
             try:
                 found += source()
-                self._failing.discard(number)
+                self._logged.forget(str(number))
             except Exception as error:
                 # The metrics of other sources are most useful when something is broken.
-                if number not in self._failing:
-                    _logger.error("metrics of one source are left out: %r", error)
-                self._failing.add(number)
+                text = f"the metrics of one source are omitted: {error!r}"
+                self._logged.log(logging.ERROR, text, about=str(number))
         return aggregate_samples(found)
 
 
@@ -449,11 +448,11 @@ class MetricsEndpoint(lifecycle.Component):
 def build_metrics(
     settings: DaemonSettings,
     counters: MetricCounters,
-    *halves: MetricsProvider,
+    *providers: MetricsProvider,
     audit: AuditLog | None = None,
 ) -> tuple[ProcessMetrics, tuple[MetricsEndpoint, ...]]:
     """Return the metrics of a process, and the page with them if settings ask for one."""
-    metrics = ProcessMetrics((counters.samples, *(half.samples for half in halves)))
+    metrics = ProcessMetrics((counters.samples, *(provider.samples for provider in providers)))
     listen = settings.metrics.listen
     if not listen:
         return metrics, ()
