@@ -1,4 +1,4 @@
-"""Settings: a file, an environment, and errors that name the key."""
+"""Settings from a file and the environment, and errors that name the key."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from rankdumpd.settings import DaemonSettings, load_settings
 
 
 def test_settings_default_without_file_and_environment():
-    """Without file and environment the documented defaults hold."""
     assert load_settings(None, {"PATH": "x"}) == DaemonSettings()
 
 
 def test_settings_from_environment_override_file(tmp_path: Path):
-    """A variable wins over the file, the file over the defaults."""
     path = tmp_path / "a.toml"
     path.write_text("[agent]\nworkers = 3\nqueue_bytes = 8388608\n[coordinator]\ndeadline_s = 5\n")
     settings = load_settings(
@@ -55,7 +53,7 @@ def test_settings_from_environment_override_file(tmp_path: Path):
     ],
 )
 def test_settings_errors_name_key_and_allowed_values(tmp_path: Path, text, environ, says):
-    """Whatever is wrong, the one line says where and what would be right."""
+    """Every error is one line."""
     path = tmp_path / "a.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as refused:
@@ -65,13 +63,12 @@ def test_settings_errors_name_key_and_allowed_values(tmp_path: Path, text, envir
 
 
 def test_missing_settings_file_is_an_error(tmp_path: Path):
-    """A file that is named has to be there."""
     with pytest.raises(ConfigError, match="No such file"):
         load_settings(tmp_path / "none.toml", {})
 
 
 def test_printed_settings_round_trip(tmp_path: Path):
-    """What --check-config prints is a file that gives the same settings."""
+    """The output of --check-config is a file with the same settings."""
     first = load_settings(None, {"RANKDUMPD_AGENT__STATE_DIR": '/a "b" \\c'})
     path = tmp_path / "a.toml"
     path.write_text("\n".join(first.lines()))
@@ -79,7 +76,7 @@ def test_printed_settings_round_trip(tmp_path: Path):
 
 
 def test_sample_settings_file_has_every_key_with_default():
-    """The file in deploy/ says what holds without it, key for key."""
+    """The file is in deploy/."""
     sample = Path(__file__).parents[2] / "deploy" / "rankdumpd.toml"
     assert load_settings(sample, {}) == DaemonSettings()
     shown = [line for line in sample.read_text().splitlines() if line and line[0] != "#"]

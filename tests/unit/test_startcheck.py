@@ -1,4 +1,4 @@
-"""What is said of certificates and keys that are not in order."""
+"""Warnings about certificates and private keys before a start."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_private_key_readable_by_others_gives_warning(
 
 
 def test_private_key_of_other_user_gives_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Root may own it, as in a container; no other user may."""
+    """Root may own it, as in a container."""
     key = tmp_path / "a.key"
     key.touch()
     key.chmod(0o604)

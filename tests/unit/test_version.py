@@ -1,4 +1,4 @@
-"""One version: of the library, the installed package, both commands and what is shipped."""
+"""Version of the library, the installed package, the commands and the packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_commands_and_package_have_the_version_of_the_library(capsys):
-    """`make setup` installs again when the version changes, so these cannot part."""
+    """`make setup` installs again when the version changes."""
     assert version("rankdump") == rankdump.__version__
     assert run_command_line(["--version"]) == 0
     assert capsys.readouterr().out == f"rankdump, version {rankdump.__version__}\n"

@@ -1,4 +1,4 @@
-"""An authority in a folder: what is made, for whom it can be read, and that nothing is lost."""
+"""Certificate authority in a folder: creation, permissions, revocation; checks of servers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def mode(path: Path) -> int:
 
 
 def test_init_and_issue_create_files_for_the_owner_only(authority: Authority):
-    """The folder 0700, keys 0600."""
+    """The folder has mode 0700, keys 0600."""
     authority.issue("ann", "operator")
     assert mode(authority.folder) == 0o700
     assert {mode(path) for path in authority.folder.glob("*.key")} == {0o600}
@@ -89,7 +89,7 @@ def test_commands_require_an_authority(tmp_path: Path):
 
 
 def test_certificate_contains_name_roles_and_hosts(authority: Authority):
-    """Roles as names, hosts of both kinds; only one with hosts can be a server's."""
+    """Only a certificate with hosts can be used by a server."""
     authority.issue("both", "agent", "operator", hosts=("node1", "10.0.0.1", "::1"))
     found = describe_certificate(authority.store.certificate("both").read_bytes())
     assert (found.name, found.roles) == ("both", ("agent", "operator"))
@@ -106,7 +106,7 @@ def test_certificate_contains_name_roles_and_hosts(authority: Authority):
 
 
 def test_issue_prints_valid_settings_and_variables(authority: Authority, tmp_path: Path):
-    """The lines of `issue` are settings as they stand, and variables for those who only call."""
+    """The printed lines are valid TOML, and variables for clients."""
     folder = str(authority.folder)
     said = authority.run("issue", folder, "--name", "node1", "--role", "agent", "--host", "node1")
     config = tmp_path / "rankdumpd.toml"
@@ -120,7 +120,6 @@ def test_issue_prints_valid_settings_and_variables(authority: Authority, tmp_pat
 
 
 def test_revoke_lists_certificate_once_and_show_prints_it(authority: Authority):
-    """`revoke` adds the fingerprint once; `show` says it, and what expired."""
     authority.issue("ann", "operator")
     authority.issue("node1", "agent", hosts=("node1",))
     authority.issue_expired("old", "reader")
@@ -135,7 +134,7 @@ def test_revoke_lists_certificate_once_and_show_prints_it(authority: Authority):
 
 
 def test_revocation_list_accepts_fingerprints_as_openssl_prints_them(tmp_path: Path):
-    """Colons, capitals, comments and empty lines are fine; anything else is named."""
+    """Colons, capitals, comments and empty lines are accepted; errors name the line."""
     path, digits = tmp_path / "revoked", "AB" * 32
     path.write_text(f"# list\n\n{':'.join(['AB'] * 32)} # ann\n")
     assert RevokedCertificates(path).read_fingerprints() == {digits.lower()}
@@ -147,7 +146,7 @@ def test_revocation_list_accepts_fingerprints_as_openssl_prints_them(tmp_path: P
 
 
 def test_invalid_revocation_list_keeps_earlier_content(tmp_path: Path):
-    """Law: a typing error lets nobody in again."""
+    """Law: a typing error in the list admits no revoked certificate."""
     path = tmp_path / "revoked"
     path.write_text("ab" * 32)
     revoked = RevokedCertificates(path)
@@ -160,7 +159,7 @@ def test_invalid_revocation_list_keeps_earlier_content(tmp_path: Path):
 
 
 def test_server_certificate_files_are_checked_at_start(authority: Authority, tmp_path: Path):
-    """One line names the file at fault."""
+    """The error names the file at fault."""
     good = authority.server()
     assert ServerCertificates(good).read_material().hosts == ("localhost", "127.0.0.1")
     ann = authority.issue("ann", "operator")
@@ -177,7 +176,7 @@ def test_server_certificate_files_are_checked_at_start(authority: Authority, tmp
 
 
 def test_half_renewed_pair_keeps_old_certificate(authority: Authority):
-    """Law: between two copies onto a host the old certificate stays in use, whole."""
+    """Law: the old pair stays in use until certificate and key are both replaced."""
     settings = authority.server()
     certificates = ServerCertificates(settings)
     before = certificates.read_material()
@@ -189,7 +188,6 @@ def test_half_renewed_pair_keeps_old_certificate(authority: Authority):
 
 
 def test_find_credentials_fault_names_the_problem(authority: Authority, tmp_path: Path):
-    """A client finds out by itself what no server tells it."""
     ann = authority.issue("ann", "operator")
     assert find_credentials_fault(ann) == ""
     assert "expired" in find_credentials_fault(authority.issue_expired("old", "operator"))

@@ -1,4 +1,4 @@
-"""The audit file: whole lines, for its owner and group, whatever happens to the disk."""
+"""Audit log: lines, permissions, rotation and full disks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_audit_line_has_time_event_and_escaped_fields(path: Path):
-    """Control characters stay inside their line, long texts are cut."""
+    """Control characters are escaped, and long texts are cut."""
     audit = AuditLog(path, clock=lambda: 1.5)
     audit.add("call", {"who": "local", "job": "a\nb", "root": "x" * 9999, "rank": 3})
     audit.close()
@@ -44,7 +44,7 @@ def test_audit_line_has_time_event_and_escaped_fields(path: Path):
 
 
 def test_audit_log_rejects_links_pipes_and_missing_folders(path: Path, tmp_path: Path):
-    """Nor a pipe waited for, nor a folder made: each is one clear line at the start."""
+    """Each is an error in one line at the start."""
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"log\.audit"):
         AuditLog(path)
@@ -56,7 +56,7 @@ def test_audit_log_rejects_links_pipes_and_missing_folders(path: Path, tmp_path:
 
 
 def test_audit_log_rotates_numbered_files(path: Path):
-    """Each is as long as allowed, the oldest ones go, and no line is in two."""
+    """Files have the allowed size, the oldest are removed, and no line is split."""
     audit = AuditLog(path, max_bytes=200)
     for number in range(40):
         audit.add("call", {"number": number})
@@ -69,7 +69,7 @@ def test_audit_log_rotates_numbered_files(path: Path):
 
 
 def test_audit_log_is_shared_by_processes(path: Path):
-    """Law: with a rotation under the others' hands every line is in one file, once and whole."""
+    """Law: with rotations by each other every line is in one file, once and whole."""
     audits = [AuditLog(path, max_bytes=60_000) for _ in range(3)]
 
     def add(which: int) -> None:
@@ -101,7 +101,7 @@ def test_audit_log_recreates_moved_file(path: Path):
 def test_audit_log_counts_lines_lost_to_full_disk(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """Law: half a line never stays, and the file says how many lines it lacks."""
+    """Law: partial lines are removed, and the file has the number of lost lines."""
     audit = AuditLog(path)
     audit.add("call", {"number": 0})
     write = os.write

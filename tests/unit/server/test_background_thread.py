@@ -1,4 +1,4 @@
-"""A background thread runs until it is stopped, and reports what ended it otherwise."""
+"""Background thread: start, stop, and the report of its failure."""
 
 from __future__ import annotations
 

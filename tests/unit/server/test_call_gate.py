@@ -1,4 +1,4 @@
-"""Who may call what: the table, and what is said to those who may not."""
+"""Roles of callers, and the texts of refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def may(role: str) -> set[str]:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_method_roles_list_every_method(service: str):
-    """Law: no method of a service that is registered was forgotten."""
+    """Law: every method of a registered service is listed."""
     assert set(methods_of(service)) <= set(METHOD_ROLES)
 
 
@@ -76,7 +76,7 @@ def test_health_and_reflection_need_any_role():
 
 @given(st.text(max_size=40), st.sets(st.sampled_from(ROLES)))
 def test_unlisted_method_is_refused(method: str, roles: set[str]):
-    """Law: what is new is closed until the table says for whom it is."""
+    """Law: a new method is refused until the table lists it."""
     assert method in METHOD_ROLES or "is for nobody" in explain_refusal(
         method, caller(*roles), revoked=frozenset()
     )
@@ -89,7 +89,7 @@ def test_local_callers_may_call_everything(method: str):
 
 @pytest.mark.parametrize("method", METHOD_ROLES)
 def test_revoked_certificate_is_refused_for_every_method(method: str):
-    """Even the front's own certificate."""
+    """The server's own certificate too."""
     who = caller(*ROLES)
     listed = frozenset({who.fingerprint})
     assert explain_refusal(method, who, revoked=listed, own=who.fingerprint).endswith("is revoked")
@@ -106,7 +106,7 @@ def test_own_certificate_may_call_everything_if_configured():
 
 @given(st.lists(st.text(max_size=30)))
 def test_roles_are_parsed_from_known_uris_only(uris: list[str]):
-    """Law: whatever a certificate says, its roles are some of those there are."""
+    """Law: any certificate gives a subset of the known roles."""
     assert parse_roles([*uris, "rankdump://role/rank", "rankdump://role/root"]) <= set(ROLES)
     assert parse_roles(
         ["RANKDUMP://role/rank", "rankdump://role/rank/x", " rankdump://role/rank"]
@@ -114,7 +114,6 @@ def test_roles_are_parsed_from_known_uris_only(uris: list[str]):
 
 
 def test_describe_request_returns_ids_and_no_secrets():
-    """Names of what it is about, and no secret."""
     plan = plan_to_json(DumpPlan(OutputSettings(root="/var/dump")))
     opened = agent_pb2.OpenSessionRequest(
         job_id="j", session_id="s", rank=3, plan_json=plan, secret=b"hush"

@@ -1,4 +1,4 @@
-"""What deploy/ holds for monitoring asks only for what there is."""
+"""Dashboards and alerts in deploy/: existing metrics and labels only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders that the front makes for its workers are for owner and group, whatever the umask is."""
+"""Folders for a group, with any umask."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_signal_waiter_returns_earlier_signal(number):
 
 
 def test_signal_waiter_wakes_for_signal_in_other_thread():
-    """The kernel may give a signal to any thread: the one that waits must learn of it."""
+    """The kernel may deliver a signal to any thread."""
     waiter = SignalWaiter()
     ready, done = threading.Event(), threading.Event()
 
@@ -58,7 +58,7 @@ def test_signal_waiter_wakes_for_signal_in_other_thread():
 
 @pytest.mark.parametrize("first", ["leash", "signal"])
 def test_signal_waiter_counts_pipe_request_and_signal_once(first):
-    """A service manager may signal a worker whose front has just waiter it to drain."""
+    """A service manager may signal a worker whose supervisor has just requested a drain."""
     waiter = SignalWaiter()
     try:
         if first == "leash":
@@ -209,7 +209,7 @@ class FakeServer(GrpcServer):
 
 
 class ProcessExit(BaseException):
-    """The process would be gone."""
+    """Raised in place of the exit of the process."""
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def reread(environ: object) -> DaemonSettings:
 
 
 def test_process_exits_when_drain_hangs(exits: list[int], caplog):
-    """Whatever a disk holds up: the process is gone a little after the deadline."""
+    """The process exits soon after the deadline."""
     release = threading.Event()
     components = [FakeComponent(on_drain=lambda: int(release.wait(60))), FakeComponent()]
     with pytest.raises(ProcessExit):

@@ -1,4 +1,4 @@
-"""Lines of the log: for people, for machines, for journald; and what `extra=` may name."""
+"""Log lines for people, programs and journald, and the keys of `extra=`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def keys_of(value: ast.expr, text: str, path: Path) -> set[str]:
 
 
 def test_extra_uses_only_log_keys():
-    """Law: who reads logs by machine knows every word there may be."""
+    """Law: programs that read logs can know every key."""
     used = {"job", "rank", "session"}
     for path in ROOT.rglob("*.py"):
         text = path.read_text()

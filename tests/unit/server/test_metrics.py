@@ -1,4 +1,4 @@
-"""Counting: names, sums, what is shown before anything happened, and what hostile ranks may add."""
+"""Metric definitions, counters and the aggregation of samples."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def values(samples: Iterable[MetricSample]) -> dict[SampleKey, float]:
 
 
 def test_metric_definitions_match_names_in_code():
-    """Every name in the code stands in the table; every name of the table is counted somewhere."""
+    """Every name in the code is in the table, and every name of the table is used."""
     used = {find_metric_name(name) for text in SOURCES for name in NAMES.findall(text)}
     assert used == set(METRIC_DEFINITIONS)
 
@@ -82,15 +82,15 @@ def test_drop_counters_start_at_zero_for_every_reason():
 
 
 def literals(nodes: Iterable[ast.AST | None]) -> set[str]:
-    """Every word among some expressions, but those that something is compared with."""
+    """Yield every text among expressions, without those of comparisons."""
     inner = [each for node in nodes if node for each in ast.walk(node)]
     compared = {at for each in inner if isinstance(each, ast.Compare) for at in ast.walk(each)}
     texts = {e.value for e in inner if isinstance(e, ast.Constant) and e not in compared}
     return {each for each in texts if isinstance(each, str) and WORD.fullmatch(each)}
 
 
-def drop_words(text: str) -> set[str]:
-    """Every literal that code gives as the reason of a drop."""
+def drop_reasons_in(text: str) -> set[str]:
+    """Yield every literal that code gives as the reason of a drop."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in GIVEN_TO:
@@ -106,15 +106,15 @@ def drop_words(text: str) -> set[str]:
 
 @pytest.mark.slow
 def test_drop_reasons_in_code_are_in_closed_list():
-    """Law: no tensor is dropped for a reason that monitoring would count as `other`."""
-    words = {word for text in (*SOURCES, *CLIENT) for word in drop_words(text)}
+    """Law: no drop is counted as `other`."""
+    words = {word for text in (*SOURCES, *CLIENT) for word in drop_reasons_in(text)}
     assert len(words) > 20
     assert words <= DROP_REASONS, words - DROP_REASONS
 
 
 @given(st.dictionaries(st.text(max_size=12), st.integers(1, 9), max_size=30))
 def test_unknown_drop_reasons_add_no_labels(drops: dict[str, int]):
-    """Law: hostile reasons are counted, all of them, under words that are known beforehand."""
+    """Law: hostile reasons are all counted under known labels."""
     found = count_iteration_end(IterationEnd(1, sum(drops.values()), drops, 0))
     by_reason = {key: value for key, value in found.items() if key[0] == DROPPED}
     assert {dict(labels)["reason"] for _, labels in by_reason} <= DROP_REASONS
@@ -122,7 +122,7 @@ def test_unknown_drop_reasons_add_no_labels(drops: dict[str, int]):
 
 
 def test_samples_of_roots_and_jobs_are_bounded():
-    """Of many only the fullest disks and the largest jobs have a sample of their own."""
+    """Only the fullest disks and the largest jobs have a sample of their own."""
     many = range(3 * MAX_LABELLED_SAMPLES)
     view = StatusView(
         disks=tuple(DiskStatus(f"/{i}", free_bytes=i) for i in many),
@@ -151,7 +151,7 @@ def test_histogram_buckets_are_cumulative():
 
 
 def test_aggregate_samples_combines_processes():
-    """Amounts add up; of one disk the least room counts; names that nobody knows are left out."""
+    """Amounts are added, the lowest free space counts, and unknown names are omitted."""
     root = {"root": "/d"}
     found = aggregate_samples(
         [
@@ -174,7 +174,7 @@ Steps = st.lists(
 
 @given(Steps)
 def test_worker_metric_sums_never_fall(steps: list[tuple[int, int, bool, bool]]):
-    """Law: whoever is silent or begins anew, what was counted stays, and nothing counts twice."""
+    """Law: counters of silent or restarted workers are kept, and none counts twice."""
     name = "rankdump_agent_received_bytes_total"
     sums, begun, counted = WorkerMetricSums(), [1.0, 2.0, 3.0], [0, 0, 0]
     total, told, clock = 0, [0, 0, 0], 3.0

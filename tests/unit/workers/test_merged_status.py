@@ -1,4 +1,4 @@
-"""The view of all workers: everything once, and the fullest disk."""
+"""Merged status of all workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_merged_view_ignores_worker_without_tree():
 
 
 def worker(rank: int, *, used: int) -> StatusView:
-    """A worker with half of a cap of 1000 bytes, and a rank that needs 10 times 60 more."""
+    """Return a worker with half of a limit of 1000 bytes; its rank needs 10 times 60 more."""
     need = JobNeed("job", "/a", iterations=10, bytes_stored=60, disk_bytes=60, inodes=2)
     known = replace(
         view(rank, root="/a", load=AgentLoad()),
@@ -57,7 +57,7 @@ def worker(rank: int, *, used: int) -> StatusView:
 
 
 def test_merged_view_adds_up_needs_of_workers():
-    """On the disk each fits alone: only the front sees that both do not."""
+    """Each need alone fits on the disk; both together do not."""
     both = merge_views([worker(0, used=0), worker(1, used=0)], ())
     assert both.needs == (JobNeed("job", "/a", 10, 120, 120, 4),)
     assert both.findings == (
@@ -68,7 +68,7 @@ def test_merged_view_adds_up_needs_of_workers():
 
 
 def test_merged_view_keeps_shortage_of_single_worker():
-    """Together there would be room, and ranks are not where it is."""
+    """The limits suffice together, but not for the ranks of one worker."""
     other = replace(worker(1, used=0), needs=(), findings=(), disks=())
     one = worker(0, used=0)
     both = merge_views([one, other], ())
@@ -76,7 +76,7 @@ def test_merged_view_keeps_shortage_of_single_worker():
 
 
 def test_merged_view_sums_ledgers():
-    """With the room of the fullest, should they be on several disks."""
+    """The lowest free space counts, in case they are on several disks."""
     both = merge_views([worker(0, used=0), worker(1, used=0)], ())
     assert both.ledger == LedgerStatus("/state", 21, 69, 100)
     assert merge_views([StatusView()], ()).ledger == LedgerStatus()

@@ -1,4 +1,4 @@
-"""The law of sharding: stable for ever, spread over neighbours, and about even over jobs."""
+"""Selection of the worker of a rank: stable, and evenly distributed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def test_select_worker_returns_valid_index(job: str, rank: int, workers: int):
 
 @given(job=jobs, block=st.integers(0, 1 << 16), workers=numbers)
 def test_select_worker_separates_neighbours(job: str, block: int, workers: int):
-    """As many ranks in a row as there are workers, from a multiple of that: one for each."""
+    """Of as many consecutive ranks as workers, from a multiple of that, each gets one worker."""
     row = range(block * workers, (block + 1) * workers)
     assert {select_worker(job, rank, workers) for rank in row} == set(range(workers))
 
 
 @given(job=jobs, start=st.integers(0, 7), ranks_each=st.sampled_from([2, 4, 8]))
 def test_select_worker_distributes_interleaved_hosts(job: str, start: int, ranks_each: int):
-    """Eight hosts, each with every eighth rank: no worker of a host stays without ranks."""
+    """With eight hosts, each with every eighth rank, every worker of a host has ranks."""
     own = [start + 8 * turn for turn in range(ranks_each)]
     assert {select_worker(job, rank, 2) for rank in own} == {0, 1}
 
@@ -47,5 +47,5 @@ def test_select_worker_distributes_jobs_of_one_rank(workers: int):
     [("job", 0, 2, 0), ("job", 1, 2, 1), ("job", 9, 4, 3), ("zwölf", 1023, 8, 5), ("", 0, 1, 0)],
 )
 def test_select_worker_is_stable_across_versions(job: str, rank: int, workers: int, index: int):
-    """Ledgers on disk depend on it: another answer would part a rank from what it sent."""
+    """Another answer would separate a rank from its rows in the ledgers."""
     assert select_worker(job, rank, workers) == index

@@ -1,4 +1,4 @@
-"""What workers get of the whole: their own places, and together no more than there is."""
+"""Settings of workers: separate folders, and shares within the limits."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_worker_address_and_redirect():
 
 
 def test_worker_environment_round_trips_settings():
-    """Law: what a front decided is what its worker reads, whatever else was in the environment."""
+    """Law: a worker reads the settings of its supervisor in any environment."""
     mine = DaemonSettings(
         agent=AgentSettings(
             listen="unix:/a b.sock", state_dir='/x "y"', workers=2, drain_timeout_s=0.25

@@ -1,4 +1,4 @@
-"""One worker process from its start to its end, with settings it cannot live with."""
+"""Worker process: start, drain, kill, and settings that prevent its start."""
 
 from __future__ import annotations
 
@@ -80,4 +80,4 @@ def test_worker_process_that_hangs_is_killed(worker: WorkerProcess, monkeypatch)
 
 
 def test_worker_process_stop_without_start(worker: WorkerProcess):
-    """The fixture stops it; so does a front that fails before its workers run."""
+    """The fixture stops the worker, as a supervisor does that failed before it started workers."""

@@ -1,4 +1,4 @@
-"""The file of hints in a tree: whole or not at all, every job its own part."""
+"""File of hints in a tree, which jobs share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines to set are legal, long enough, and in the order HCCL wants."""
+"""Advised settings: allowed by the runtime, long enough, and in the order that HCCL requires."""
 
 from __future__ import annotations
 

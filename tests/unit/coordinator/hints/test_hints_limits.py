@@ -1,4 +1,4 @@
-"""Which limits hold for a group, where they were read, and how the runtime rounds them."""
+"""Limits of a process group, their sources, and the rounding by the runtime."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_nccl_limit_needs_error_handling(variables: dict[str, str], strikes: boo
     [("torch 2.5.0", 480, 600), ("torch 2.3.1", 600, 600), ("torch 2.1.0", 600, 1800)],
 )
 def test_nccl_defaults_depend_on_torch_version(framework: str, beat: int, usual: int):
-    """Heartbeats are listed and never the budget: they strike a stuck watchdog."""
+    """Heartbeats are listed, but never used as the limit: they detect a stuck watchdog."""
     found = limits(RankTimeouts(), framework=framework, device="GPU")
     assert seconds(found, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC") == beat
     assert "not a late rank" in source(found, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")
@@ -194,7 +194,7 @@ def test_declared_limits_are_used():
 def test_any_variable_text_gives_valid_limits(
     variables: dict[str, str], backend: str, framework: str
 ):
-    """Whatever stands in the environment: every limit is a number of zero or more."""
+    """With any text in the environment every limit is a number of zero or more."""
     timeouts = RankTimeouts(variables, (GroupTimeout("w", backend, 5 * S),))
     for limit in limits(timeouts, framework=framework).sorted_limits:
         assert limit.limit_us >= 0

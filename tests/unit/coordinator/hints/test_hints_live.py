@@ -1,4 +1,4 @@
-"""Who waits now, for whom, how long, and what the ranks are told of it."""
+"""Hints and warnings about open waits."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def view(events: dict[int, list[EventColumns]], **more: Any) -> IterationView:
 
 
 def stuck(waited_s: float, *, stalled_us: int = 0) -> tuple[IterationView, int]:
-    """Ranks 0 and 2 are in an all-reduce to which rank 1 has not come."""
+    """Ranks 0 and 2 are in an all-reduce at which rank 1 has not arrived."""
     met = event(1, T0, sequence=6)
     events = {
         0: [batch(met), batch(event(2, T0 + 5, done=False, sequence=7))],
@@ -87,7 +87,7 @@ def test_open_wait_names_ranks_and_duration():
 
 
 def test_open_wait_ends_at_time_that_late_rank_has_reported():
-    """The agent of rank 1 is a minute behind: rank 1 may have come 3.4 s later, and had."""
+    """The agent of rank 1 is a minute behind, and rank 1 arrived after 3.4 s."""
     now, now_us = stuck(64)
     behind = RankCoverage(T0 + 5 + int(3.4 * S), "the agent of b has 12,000 events to report")
     (hint,) = find_open_waits(replace(now, coverage={**now.coverage, 1: behind}), FACTS, now_us)
@@ -102,7 +102,7 @@ def test_open_wait_ends_at_time_that_late_rank_has_reported():
 
 
 def test_hanging_rank_with_current_agent_gets_warning_in_time():
-    """What is known is a few seconds old, and half of 20 s are over."""
+    """The reports are a few seconds old, and half of the 20 s are over."""
     now, now_us = stuck(13)
     (hint,) = find_open_waits(
         replace(now, coverage={1: RankCoverage(now_us - 3 * S)}), FACTS, now_us
@@ -135,7 +135,7 @@ def test_open_wait_of_silent_agent_is_limited_to_known_time(
 
 
 def test_rank_known_to_be_late_is_named_before_unknown_ones():
-    """Of rank 1 nothing is heard for long; rank 2 is known not to have come."""
+    """Rank 1 has not reported for long; rank 2 is known to be late."""
     events = {0: [batch(event(1, T0, done=False))], 1: [], 2: []}
     coverage = {1: RankCoverage(T0 + S), 2: RankCoverage(T0 + 12 * S)}
     (hint,) = find_open_waits(view(events, coverage=coverage), FACTS, T0 + 13 * S)
@@ -202,7 +202,7 @@ def test_rank_without_reports_is_named():
 
 
 def test_late_rank_is_the_one_that_does_not_wait_elsewhere():
-    """Rank 0 waits for 1 and 2; rank 1 waits for 2 elsewhere: it is 2 that holds up all."""
+    """Rank 0 waits for 1 and 2, and rank 1 waits for 2 in another call."""
     other = ProcessGroup("q", (1, 2))
     inside = replace(batch(event(1, T0, done=False, group="q")), groups=(WORLD, other))
     events = {0: [batch(event(1, T0, done=False))], 1: [inside], 2: []}
@@ -225,7 +225,7 @@ def test_open_message_waits_for_its_other_end(waits: str, answers: str):
 
 
 def test_growing_wait_gets_few_warnings():
-    """A minute and a half of ticks against a budget of 20 s."""
+    """The wait is evaluated each second for a minute and a half, with a limit of 20 s."""
     said: dict[str, None] = {}
     for tenth in range(900):
         now, now_us = stuck(tenth / 10)
@@ -242,7 +242,9 @@ def test_growing_wait_gets_few_warnings():
 @settings(deadline=None)
 @given(waited=st.floats(0, 1000), stalled=st.integers(0, 10**9))
 def test_open_wait_hints_are_consistent(waited: float, stalled: int):
-    """The part is within the wait, the level follows the share, only what is near is said."""
+    """The dump share is within the wait, the level follows from the share, and only near hints get
+    a warning.
+    """
     now, now_us = stuck(waited, stalled_us=stalled)
     (hint,) = find_open_waits(now, FACTS, now_us)
     assert 0 <= hint.dump_us <= hint.spread_us
@@ -261,7 +263,7 @@ def test_hints_combine_published_and_open_waits():
 
 
 def test_warning_text_stays_within_a_step():
-    """A report that comes later shows that another rank waits for longer: that is no news."""
+    """A later report shows that another rank waits longer, which does not change the warning."""
     now, now_us = stuck(12)
     (first,) = find_open_waits(now, FACTS, now_us)
     said = build_warnings([first])

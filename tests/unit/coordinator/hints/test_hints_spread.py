@@ -1,4 +1,4 @@
-"""Spreads of arrivals and dumping's part of them, against a job that is played without dumping."""
+"""Spreads of arrivals and the share of dumping, compared with a simulated job without dumping."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def found(calls: list[Call], programs: dict[int, RankTimeline] | None = None) ->
     return list(measure_call_spreads(order, {} if programs is None else programs, {}))
 
 
-def told(calls: list[Call]) -> list[tuple[int, int]]:
-    """Spread and part of all waits; a send has none."""
+def measured_waits(calls: list[Call]) -> list[tuple[int, int]]:
+    """Return spread and dump share of all waits; a send has none."""
     order = merge_iteration(view_of(events(calls), iteration=0))
     kinds = order.calls.columns["kind"]
     return sorted(
@@ -56,26 +56,25 @@ def told(calls: list[Call]) -> list[tuple[int, int]]:
 @settings(deadline=None)
 @given(calls=jobs())
 def test_dump_share_equals_difference_to_job_without_dumping(calls: list[Call]):
-    """The same as two runs of the job, one of them without stalls."""
-    assert told(calls) == sorted(dumped(calls))
+    """Compared with a second run of the job without stalls."""
+    assert measured_waits(calls) == sorted(dumped(calls))
 
 
 @settings(deadline=None)
 @given(calls=jobs(stalls=st.just(0)))
 def test_dump_share_is_zero_without_stalls(calls: list[Call]):
-    assert not any(part for _, part in told(calls))
+    assert not any(part for _, part in measured_waits(calls))
 
 
 @settings(deadline=None)
 @given(calls=jobs(), deferred=st.data())
 def test_dump_share_is_at_most_the_spread(calls: list[Call], deferred: st.DataObject):
-    """Whatever overlaps."""
     mixed = [
         Call(c.members, c.work_us, c.stall_us, deferred=deferred.draw(st.booleans()))
         for c in calls
         if not c.message
     ]
-    assert all(0 <= part <= spread for spread, part in told(mixed))
+    assert all(0 <= part <= spread for spread, part in measured_waits(mixed))
 
 
 @settings(deadline=None)
@@ -93,7 +92,7 @@ def test_delay_propagates_through_third_rank():
 
 
 def test_equal_stalls_cause_no_dump_share():
-    """One sleeps; that all dump for as long does not make it dumping's wait."""
+    """One rank sleeps, and all ranks dump for the same time."""
     (spread,) = found([Call((0, 1), (5, 9005), (700, 700))])
     assert (spread.spread_us, spread.dump_us) == (9000, 0)
 
@@ -101,16 +100,16 @@ def test_equal_stalls_cause_no_dump_share():
 @settings(deadline=None)
 @given(rounds=st.lists(st.tuples(times, times, pairs, pairs), min_size=1, max_size=6))
 def test_overlapping_calls_propagate_delays(rounds: list[tuple[int, int, Pair, Pair]]):
-    """As DDP reduces gradients: started one after the other, waited for where the last starts."""
+    """As with DDP, calls start one after the other and are all awaited at the start of the last."""
     calls: list[Call] = []
     for work, more, stalls, later in rounds:
         calls.append(Call((0, 1), (work, work), stalls, deferred=True))
         calls.append(Call((0, 1), (more, more), later))
-    assert told(calls) == sorted(dumped(calls))
+    assert measured_waits(calls) == sorted(dumped(calls))
 
 
 def test_stall_of_new_session_starts_at_zero():
-    """A lower sum of stalls is not a stall below zero."""
+    """A lower stall than before is not a negative one."""
     programs = {0: RankTimeline(stall_us=10_000, delay_us=50), 1: RankTimeline(0, 0)}
     (spread,) = found([Call((0, 1), (0, 0), (30, 0))], programs)
     assert (spread.spread_us, spread.dump_us) == (30, 30)
@@ -118,7 +117,7 @@ def test_stall_of_new_session_starts_at_zero():
 
 
 def test_missing_member_has_known_wait_as_spread():
-    """It was waited for until the others gave up."""
+    """The others waited for it until they gave up."""
     batches = events([Call((0, 1), (5, 5), (0, 0)), Call((0, 1), (5, 5), (0, 0))])
     late = batches[0][0]
     late.columns["end_us"][1] = late.columns["start_us"][1] + 20_000_000

@@ -1,4 +1,4 @@
-"""What hints remember over iterations, what they expect, and what they say."""
+"""Hint state across iterations, projections, and the texts of hints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 
 
 def order(iteration: int, *late_us: int, stall_us: int = 0, number: int = 1) -> GlobalOrder:
-    """Two ranks meet; the second one comes so late each time, and dumping has its part."""
+    """Return an order of two ranks that meet; the second one is late, partly because of dumping."""
     calls = [Call((0, 1), (0, late), (0, min(stall_us, late))) for late in late_us]
     calls = [Call(c.members, (0, c.work_us[1] - c.stall_us[1]), c.stall_us) for c in calls]
     batches = events(calls, iteration=iteration)
@@ -103,7 +103,7 @@ def test_hint_without_limit_has_only_the_spread():
 
 
 def test_first_collective_uses_connect_limit():
-    """100 s of 120 s to connect are worse than 300 s of 1836 s later."""
+    """100 s of 120 s to connect are a larger share than 300 s of 1836 s later."""
     known = facts(environment(), framework="mindspore 2.3", device="Ascend")
     hint = hint_after([order(0, 100 * S, 300 * S, number=0)], known)
     assert hint.limit
@@ -135,7 +135,7 @@ def test_rising_spread_of_endless_plan_names_iteration_at_limit():
 @settings(deadline=None)
 @given(noise=st.lists(st.integers(0, 1000), min_size=64, max_size=64))
 def test_spread_trend_ignores_noise(noise: list[int]):
-    """Backwards or forwards, at most one of them rises; and never the even mixture."""
+    """Of a series and its reverse at most one rises, and their mixture never does."""
     mixed = [each for pair in zip(noise, reversed(noise), strict=True) for each in pair]
     assert fit_spread_trend(list(enumerate(mixed))) is None
 
@@ -184,7 +184,7 @@ def test_hint_state_rejects_other_texts(text: str):
 
 
 def test_hint_state_continues_after_restart():
-    """Restarted between two iterations the hints are what they would have been."""
+    """A restart between two iterations does not change the hints."""
     one, two = order(0, 5 * S, stall_us=S), order(1, 7 * S, stall_us=2 * S)
     whole = update_hint_state(update_hint_state(HintState(), one), two)
     assert (
@@ -209,7 +209,7 @@ def test_hint_state_bounds_history_and_groups(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_delays_are_cleared_by_iterations_that_were_not_dumped():
-    """What is not dumped has its collectives, too: no delay is left after it."""
+    """Iterations without a dump have collectives too, which even out delays."""
     state = update_hint_state(HintState(), order(0, 5 * S, stall_us=5 * S))
     assert state.delays == {0: 5 * S, 1: 5 * S}
     assert update_hint_state(state, order(10, 0)).iteration == 10
@@ -233,7 +233,7 @@ def test_group_of_one_rank_gives_no_hint():
 
 
 def test_hints_with_extreme_values_fit_the_wire():
-    """The widest times, the highest numbers and a plan with the last iteration there is."""
+    """The largest times and numbers, and a plan with the last possible iteration."""
     orders = [order(i, (i + 1) * 10**15) for i in range(6)]
     state = HintState()
     for each in orders:
@@ -251,7 +251,6 @@ def test_hints_with_extreme_values_fit_the_wire():
 
 
 def test_receive_without_send_gives_no_hint():
-    """Whatever it says of the other end."""
     alone = RankEvent(
         0, 0, 1, 1, "Recv", EventKind.RECV, 5, 9, group="g", sequence=3, peer=-1, stall_us=7
     )

@@ -1,4 +1,4 @@
-"""What is claimed of ranks that wait, are late, lost events or run the same program."""
+"""Findings about ranks that wait, are late, lost events or run the same program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankdump._core.events import OPEN_END_POSITION, EventKind, FindingKind, Pro
 
 
 def test_open_call_counts_its_waiting_members() -> None:
-    """Who waits has arrived; who has not come is named, with what it did instead."""
+    """The member that has not arrived is named with its last operator."""
     waiting = coll(2, 7, end_position=OPEN_END_POSITION)
     result = merged([op(1), waiting], [op(1), op(2, "Default/Stuck-op2")])
     (finding,) = result.findings
@@ -23,7 +23,7 @@ def test_open_call_counts_its_waiting_members() -> None:
 
 
 def test_complete_event_replaces_open_one() -> None:
-    """In any order, and with times that were corrected differently: no conflict, nobody waits."""
+    """In any order, and with differently corrected times, without a conflict."""
     begun, done = coll(1, 0, end_position=OPEN_END_POSITION), coll(1, 0, start_us=4, end_us=9)
     for program in ([begun, done], [done, begun], [begun, begun, done, begun]):
         result = merged(program, program)
@@ -33,7 +33,7 @@ def test_complete_event_replaces_open_one() -> None:
 
 
 def test_findings_of_running_iteration_are_provisional() -> None:
-    """While an iteration runs, what is missing may come, and what completes late is not lost."""
+    """Missing events may still arrive, and late completions are not lost."""
     programs = [op(1), coll(2, 0)], [op(1), op(3)]
     (finding,) = merged(*programs, provisional=True).findings
     assert finding.provisional
@@ -45,14 +45,13 @@ def test_findings_of_running_iteration_are_provisional() -> None:
 
 
 def test_late_rank_is_reported_as_not_arrived_in_time() -> None:
-    """The iteration was merged at its deadline: what the rank did later nobody knows."""
+    """The iteration was merged at its deadline; later events of the rank are not known."""
     (finding,) = merged([op(1), coll(2, 0)], [op(1)], late=(1,), late_count=1).findings
     assert "rank 1 had not arrived in time" in finding.text
     assert not finding.provisional
 
 
 def test_missing_rank_is_reported_with_call_it_waits_in() -> None:
-    """Who is missing because it waits for a third is named with the call it waits in."""
     trio = ProcessGroup("trio", (0, 1, 2))
     pair = ProcessGroup("pair", (1, 2))
     result = merged(
@@ -80,7 +79,7 @@ def test_missing_rank_is_reported_with_call_it_waits_in() -> None:
     ],
 )
 def test_ranks_that_wait_for_each_other_are_a_cycle(calls) -> None:
-    """Each waits in a call that the other never comes to: one circle, nobody is called missing."""
+    """Each waits in a call at which the other never arrives: one cycle, and no missing member."""
     one, other = calls
     (finding,) = merged([op(1), one], [op(1), other]).findings
     assert (finding.kind, finding.ranks) == (FindingKind.CYCLE, (0, 1))
@@ -90,7 +89,7 @@ def test_ranks_that_wait_for_each_other_are_a_cycle(calls) -> None:
 
 @pytest.mark.parametrize("named", [(), {0: (1, 4), 1: (1, 4)}])
 def test_gap_is_counted_and_hides_absences_it_may_explain(named) -> None:
-    """The lost event may be the call; a call that cannot be it is still claimed."""
+    """The lost event may be the call; other absences are still reported."""
     full = [op(1), coll(2, 0), coll(3, 1), coll(4, 2)]
     (gap,) = merged(full, [op(1), coll(2, 0), coll(4, 2)], spans=dict(named)).findings
     assert (gap.kind, gap.ranks, gap.position) == (FindingKind.GAP, (1,), 3)
@@ -102,14 +101,14 @@ def test_gap_is_counted_and_hides_absences_it_may_explain(named) -> None:
 
 
 def test_rank_with_all_events_lost_is_not_silent() -> None:
-    """It said how many there are: a gap, and no claim that it did nothing."""
+    """The rank reported the number of its events, so there is a gap."""
     (gap,) = merged([op(1), coll(2, 0)], spans={0: (1, 2), 1: (1, 2)}).findings
     assert (gap.kind, gap.ranks) == (FindingKind.GAP, (1,))
     assert "2 events of rank 1 were lost between positions 1 and 2" in gap.text
 
 
 def test_program_finding_names_first_different_operator() -> None:
-    """The minority is named with its operator, where it stands, and what the others did."""
+    """The finding names the minority, its operator and position, and the usual operator."""
     four = ProcessGroup("world", (0, 1, 2, 3))
     usual = [op(1, "A"), coll(2, 0), op(3, "B"), op(4, "C")]
     other = [op(1, "A"), coll(2, 0), op(3, "X"), op(4, "C")]
@@ -121,7 +120,7 @@ def test_program_finding_names_first_different_operator() -> None:
 
 
 def test_program_of_unfinished_rank_is_compared_as_far_as_it_got() -> None:
-    """A beginning is no difference; another operator in it is one, and an end is one, too."""
+    """A common beginning is no difference; another operator or an end is one."""
     usual = [op(1, "A"), coll(2, 0), op(3, "B"), op(4, "C")]
     late: dict[str, Any] = {"late": (1,), "late_count": 1}
     assert merged(usual, usual[:3], **late).findings == ()
@@ -133,7 +132,7 @@ def test_program_of_unfinished_rank_is_compared_as_far_as_it_got() -> None:
 
 
 def test_programs_of_pipeline_stages_are_not_compared() -> None:
-    """They send to each other, so meeting in one barrier makes them no equals; replicas are."""
+    """Ranks that exchange messages are stages, even in one barrier; replicas are compared."""
     world = ProcessGroup("world", (0, 1, 2, 3))
     first, second = ProcessGroup("dp0", (0, 1)), ProcessGroup("dp1", (2, 3))
 

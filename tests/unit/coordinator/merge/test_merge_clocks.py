@@ -1,4 +1,4 @@
-"""Clocks that differ are corrected by when members leave a collective together."""
+"""Correction of clocks by the times at which members leave a collective."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def world(ranks: int) -> ProcessGroup:
 @settings(max_examples=30, deadline=None)
 @given(at=st.integers(3 * ROUND_US, 10 * ROUND_US), host=st.integers(0, 3))
 def test_clock_step_is_corrected_where_it_happened(by, ranks, at, host) -> None:
-    """Whenever it is set, its events stay within the collectives that enclose them."""
+    """Events stay within the collectives around them, wherever the clock is set."""
     meetings = [world(ranks)] * 13
     true = rounds(meetings, ranks)
 
@@ -116,7 +116,7 @@ def test_clock_step_is_corrected_where_it_happened(by, ranks, at, host) -> None:
 
 
 def test_constant_clock_offset_is_corrected() -> None:
-    """An offset shows at the first collective already, and holds before it as well."""
+    """The offset found at the first collective also applies before it."""
     meetings = [world(3)] * 6
     true = rounds(meetings, 3)
     program = on_clocks(true, lambda rank, true_us: true_us + 5000 * (rank == 1))
@@ -127,7 +127,7 @@ def test_constant_clock_offset_is_corrected() -> None:
 
 
 def test_clock_drift_is_corrected() -> None:
-    """A tenth of a percent is corrected to within what counts as noise."""
+    """A drift of a tenth of a percent is corrected to within the noise."""
     meetings = [world(3)] * 400
     true = rounds(meetings, 3)
     program = on_clocks(true, lambda rank, true_us: true_us + true_us // 1000 * (rank == 2))
@@ -138,7 +138,7 @@ def test_clock_drift_is_corrected() -> None:
 
 @pytest.mark.parametrize("noise", [0, 40, 5000])
 def test_late_exits_do_not_change_a_clock(noise) -> None:
-    """Ranks that leave late now and then have no other clock."""
+    """Ranks leave some collectives late without a clock difference."""
     meetings = [world(4)] * 60
     program = rounds(meetings, 4, noise=noise)
     order = merged(program, meetings)
@@ -147,7 +147,7 @@ def test_late_exits_do_not_change_a_clock(noise) -> None:
 
 
 def test_few_exits_correct_large_differences_only() -> None:
-    """A few milliseconds at two collectives may be chance; a second is not."""
+    """At two collectives a few milliseconds may be chance; a second is not."""
     meetings = [world(3)] * 2
     for offset, corrected in ((5000, False), (1_000_000, True)):
 
@@ -159,7 +159,7 @@ def test_few_exits_correct_large_differences_only() -> None:
 
 
 def test_clocks_are_compared_across_connected_groups() -> None:
-    """No collective has all ranks: the clocks are compared through those in between."""
+    """No collective has all ranks, so clocks are compared through common ones."""
     chain = [ProcessGroup(f"g{at}", (at, at + 1)) for at in range(4)]
     meetings = chain * 8
     true = rounds(meetings, 5)
@@ -176,7 +176,7 @@ def test_clocks_are_compared_across_connected_groups() -> None:
 
 
 def test_clock_correction_applies_to_all_ranks_of_host() -> None:
-    """One of them meets other hosts; the correction is the clock's."""
+    """Only one rank of the host meets ranks of other hosts."""
     across, inside = ProcessGroup("across", (0, 2, 4)), ProcessGroup("inside", (2, 3))
     meetings = [across, inside] * 8
     true = rounds(meetings, 6)
@@ -187,7 +187,7 @@ def test_clock_correction_applies_to_all_ranks_of_host() -> None:
 
 
 def test_clock_step_within_an_event_corrects_each_end() -> None:
-    """Of an event that began before and ended after, each end has its own correction."""
+    """The event began before the step and ended after it."""
     meetings = [world(3)] * 12
     true = rounds(meetings, 3)
     at = 5 * ROUND_US + 3 * GAP_US + 10

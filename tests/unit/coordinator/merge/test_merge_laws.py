@@ -1,4 +1,4 @@
-"""The laws of the merged order, over random programs."""
+"""Laws of the merged order, over random programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 
 
 def expect_only_differences(result: GlobalOrder, expected: set[int]) -> None:
-    """Random ranks run different programs; where they should not is all that may be found."""
+    """Fail on findings other than differences: random ranks run different programs."""
     assert {finding.kind for finding in result.findings} <= {FindingKind.SEQUENCE_DIFFERENCE}
     assert {rank for finding in result.findings for rank in finding.ranks} == expected
 
@@ -34,7 +34,7 @@ def expect_only_differences(result: GlobalOrder, expected: set[int]) -> None:
 @settings(max_examples=300, deadline=None)
 @given(STEPS, st.integers(0, 20), st.booleans())
 def test_order_of_run_without_fault_keeps_all_rules(steps, cut, waiting) -> None:
-    """Whatever the program and the clocks, rules 1 to 4 hold and nobody is missed."""
+    """Rules 1 to 4 hold for random programs and clocks, and no member is missing."""
     program = simulated(steps, waiting=waiting)
     result = merge_iteration(program_view(program, cut, spans=spans_of(program)))
     check(result, program)
@@ -46,7 +46,6 @@ def test_order_of_run_without_fault_keeps_all_rules(steps, cut, waiting) -> None
 @settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_equal_programs_give_no_findings(steps) -> None:
-    """The same program on every rank: nothing to find."""
     everywhere = [("everywhere", 0, b, False, jump) for _, _, b, _, jump in steps]
     world = [("collective", 0, 0, delay, jump) for _, _, _, delay, jump in steps]
     mixed = [pair[i % 2] for i, pair in enumerate(zip(everywhere, world, strict=True))]
@@ -59,7 +58,7 @@ def test_equal_programs_give_no_findings(steps) -> None:
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.randoms(use_true_random=False))
 def test_order_is_independent_of_arrival_of_events(steps, random) -> None:
-    """Batches cut and shuffled, sent twice, open before or after complete: the same order."""
+    """Batches are cut, shuffled and repeated, with open events before or after complete ones."""
     program = simulated(steps)
     once = {rank: batches(rank, events, 3) for rank, events in program.items()}
     again = {}
@@ -82,7 +81,7 @@ def test_order_is_independent_of_arrival_of_events(steps, random) -> None:
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.integers(0, 3))
 def test_order_without_a_rank_keeps_all_rules(steps, lost) -> None:
-    """A rank that reported nothing is named as missing, and the others stay in order."""
+    """The rank that reported nothing is named as missing."""
     program = simulated(steps)
     program.pop(lost, None)
     result = merge_iteration(program_view(program))
@@ -102,7 +101,7 @@ def test_order_without_a_rank_keeps_all_rules(steps, lost) -> None:
 @settings(max_examples=200, deadline=None)
 @given(STEPS, st.integers(0, 3), st.randoms(use_true_random=False))
 def test_lost_events_are_a_gap_and_no_absence(steps, rank, random) -> None:
-    """Whatever is lost of a rank: one gap with the right number, and no claim about that rank."""
+    """One gap with the right number, and no absence of that rank."""
     program = simulated(steps)
     spans = spans_of(program)
     own = program.get(rank, [])
@@ -140,7 +139,7 @@ CLOCKS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(STEPS, CLOCKS, st.integers(0, 20))
 def test_order_keeps_rules_with_any_clocks(steps, clocks, cut) -> None:
-    """Offsets, drift and steps of a host's clock: the rules hold by the corrected times."""
+    """With offsets, drift and steps the rules hold by the corrected times."""
 
     def clock(rank: int, true_us: int) -> int:
         offset, drift, jumps = clocks[rank // 2]
@@ -157,7 +156,7 @@ def test_order_keeps_rules_with_any_clocks(steps, clocks, cut) -> None:
 
 @pytest.mark.slow
 def test_order_of_many_operators_equals_plain_sort() -> None:
-    """More events than are sorted at once, without a call: time, then rank, then position."""
+    """More events than are sorted at once, by time, then rank, then position."""
     random = randomness.Random(5)
     steps = [("operator", rank, 0, False, random.choice([0, 1, 3])) for rank in range(4)] * 60_000
     program = simulated(steps)

@@ -1,4 +1,4 @@
-"""Lines of the order's files, both ways, and the names of the files."""
+"""Lines of order and findings files, and the names of the files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rankdump.errors import CorruptedError
 
 
 def test_job_tags_of_similar_job_ids_differ() -> None:
-    """What sanitising makes equal, the digest keeps apart; every name says graph and job."""
+    """Ids that are equal after sanitising have different digests."""
     tags = [make_job_tag(job) for job in ("a_b", "a/b", "a.b", "a b", "\u00e9" * 99)]
     names = [add_job_tag(make_order_file_name(3), tag) for tag in tags]
     assert len(set(names)) == len(names)
@@ -69,7 +69,7 @@ ENTRIES = st.builds(
 
 @given(ENTRIES)
 def test_order_line_round_trips(entry) -> None:
-    """from_line is the inverse of to_line, and any reader of CSV sees the same fields."""
+    """Any reader of CSV gets the same fields."""
     line = format_order_line(entry)
     assert parse_order_line(line) == entry
     (cells,) = csv.reader([line], strict=True)
@@ -94,7 +94,7 @@ GOOD = format_order_line(OrderEntry(1, 0, 0, (0,), "n", EventKind.OPERATOR))
     ],
 )
 def test_invalid_order_line_is_corrupted(column, value) -> None:
-    """Any field that cannot be is a CorruptedError that says which line."""
+    """The CorruptedError names the line."""
     cells = GOOD.rstrip("\n").split(",")
     cells[ORDER_COLUMNS.index(column)] = value
     with pytest.raises(CorruptedError, match="is not a line of an execution order"):
@@ -102,7 +102,6 @@ def test_invalid_order_line_is_corrupted(column, value) -> None:
 
 
 def test_order_line_with_wrong_field_count_is_corrupted() -> None:
-    """Fields that are not there, or too many."""
     for line in ("", "1,2\n", GOOD[:-1] + ",1\n", "[1]\n"):
         with pytest.raises(CorruptedError):
             parse_order_line(line)
@@ -111,14 +110,12 @@ def test_order_line_with_wrong_field_count_is_corrupted() -> None:
 
 
 def test_order_page_lists_every_column_and_finding() -> None:
-    """docs/order.md is what people read; a column or kind that it leaves out is not documented."""
     page = (Path(__file__).parents[4] / "docs" / "order.md").read_text()
     rows = set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
     assert rows == {*ORDER_COLUMNS, *(kind.value for kind in FindingKind)}
 
 
 def test_event_kinds_have_distinct_names_in_order_lines() -> None:
-    """No two kinds share a word in the file."""
     lines = [format_order_line(replace(parse_order_line(GOOD), kind=kind)) for kind in EventKind]
     assert len({line.split(",")[3] for line in lines}) == len(EventKind)
 
@@ -138,7 +135,7 @@ def test_event_kinds_have_distinct_names_in_order_lines() -> None:
     )
 )
 def test_finding_line_round_trips(finding) -> None:
-    """One line, whatever its texts hold."""
+    """A finding is one line with any texts."""
     line = format_finding_line(finding)
     assert line.count("\n") == 1
     assert parse_finding_line(line) == finding

@@ -1,4 +1,4 @@
-"""The order's files: appended, resumed, never half written, cut to what the offsets says."""
+"""Order files: appended, continued after a crash, and never written in part."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def finding(iteration: int, text: str = "odd") -> Finding:
 def appended(
     root: Path, *iterations: int, offsets: PublishedOffsets | None = None, job: str = "j"
 ) -> PublishedOffsets:
-    """The offsets after some iterations, all of them written."""
+    """Return the offsets after some iterations, all of them written."""
     for iteration in iterations:
         offsets, problem = OrderPublisher().append(
             order(iteration), job_id=job, root=str(root), offsets=offsets
@@ -79,7 +79,6 @@ def contents(root: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(("root", "folder", "file"), [(0o750, 0o750, 0o640), (0o700, 0o700, 0o600)])
 def test_order_files_have_no_more_permissions_than_tree(tmp_path, root, folder, file) -> None:
-    """Folders and files are no more open than the tree that the agent made."""
     tree = tmp_path / "tree"
     tree.mkdir()
     tree.chmod(root)
@@ -90,7 +89,7 @@ def test_order_files_have_no_more_permissions_than_tree(tmp_path, root, folder, 
 
 
 def test_publisher_appends_iterations_with_rising_positions(tmp_path) -> None:
-    """A file per graph with its header, positions counted over all, readable as any CSV."""
+    """A file per graph with a header, positions counted over all, readable as CSV."""
     offsets = appended(tmp_path, 2, 5, 4)
     folder = tmp_path / GLOBAL_ORDER_FOLDER
     assert (folder / FIRST).read_text().splitlines()[0] == ",".join(ORDER_COLUMNS)
@@ -107,7 +106,6 @@ def test_publisher_appends_iterations_with_rising_positions(tmp_path) -> None:
 
 
 def test_reader_stops_at_committed_size(tmp_path) -> None:
-    """A reader gets the entries of the moment it asked."""
     before = appended(tmp_path, 1)
     reading = read_published_entries(before)
     appended(tmp_path, 2, offsets=before)
@@ -116,7 +114,7 @@ def test_reader_stops_at_committed_size(tmp_path) -> None:
 
 
 def test_publisher_truncates_uncommitted_bytes(tmp_path, monkeypatch) -> None:
-    """Killed after the files and before the offsets: the iteration is written again, once."""
+    """The process was killed before the offsets were committed; the iteration is written again."""
     # pyarrow leaves chance bits behind the last index of a page: equal tables, other bytes.
     monkeypatch.setattr(parquet_table, "_import_arrow", lambda: None)
     offsets = appended(tmp_path, 1)
@@ -138,7 +136,7 @@ def test_publisher_truncates_uncommitted_bytes(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.parametrize("torn", [b"", b"4,3,0,OPERATOR,Default/to"])
 def test_publisher_without_offsets_continues_existing_files(tmp_path, torn) -> None:
-    """The state was lost: what is there stays, a line that a crash tore is cut off."""
+    """The state was lost: existing lines are kept, and a torn line is cut off."""
     appended(tmp_path, 1, 2)
     path = tmp_path / GLOBAL_ORDER_FOLDER / FIRST
     with path.open("ab") as file:
@@ -149,7 +147,7 @@ def test_publisher_without_offsets_continues_existing_files(tmp_path, torn) -> N
 
 
 def test_publisher_without_offsets_replaces_repeated_iteration(tmp_path) -> None:
-    """The first iteration ever, killed before its offsets was kept; findings go with it."""
+    """The process was killed in its first iteration; its findings are replaced too."""
     offsets = appended(tmp_path, 1)
     write_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=offsets)
     assert [entry.iteration for entry in read_published_entries(appended(tmp_path, 1))] == [1, 1]
@@ -157,7 +155,6 @@ def test_publisher_without_offsets_replaces_repeated_iteration(tmp_path) -> None
 
 
 def test_publisher_continues_positions_in_new_tree(tmp_path) -> None:
-    """A job that goes on in another tree counts on."""
     offsets = appended(tmp_path / "a", 1)
     moved = appended(tmp_path / "b", 2, offsets=offsets)
     assert [entry.position for entry in read_published_entries(moved)] == [2, 3]
@@ -166,7 +163,7 @@ def test_publisher_continues_positions_in_new_tree(tmp_path) -> None:
 
 @pytest.mark.parametrize("size", [None, 0, 5, 150])
 def test_removed_or_truncated_file_is_begun_again(tmp_path, size, caplog) -> None:
-    """A person may clear the folder while the coordinator runs: the rest goes on."""
+    """Somebody clears the folder while the coordinator runs."""
     offsets = appended(tmp_path, 1)
     path = tmp_path / GLOBAL_ORDER_FOLDER / FIRST
     if size is None:
@@ -182,7 +179,7 @@ def test_removed_or_truncated_file_is_begun_again(tmp_path, size, caplog) -> Non
 
 @pytest.mark.parametrize("other", ["k", "a/b", "../../up", "\x00", "x" * 300, "\u00e9" * 200])
 def test_second_job_in_tree_has_tagged_files(tmp_path, other) -> None:
-    """Nothing of a job id leads out of the folder or onto the first job's files."""
+    """No job id leads out of the folder or to the files of the first job."""
     appended(tmp_path, 1)
     before = contents(tmp_path)
     offsets = appended(tmp_path, 7, job=other)
@@ -201,7 +198,7 @@ def test_second_job_in_tree_has_tagged_files(tmp_path, other) -> None:
 
 
 def test_findings_file_exists_only_with_findings(tmp_path) -> None:
-    """One finding a line, appended, and in the offsets."""
+    """One finding a line, appended, and included in the offsets."""
     path = tmp_path / GLOBAL_ORDER_FOLDER / FINDINGS_FILE
     offsets = appended(tmp_path, 1)
     assert write_findings([], job_id="j", root=str(tmp_path), offsets=offsets) == (offsets, "")
@@ -219,7 +216,7 @@ def test_findings_file_exists_only_with_findings(tmp_path) -> None:
 
 
 def test_findings_of_job_without_orders_are_written(tmp_path) -> None:
-    """An iteration that could not be merged is told, too."""
+    """The findings are about an iteration that could not be merged."""
     offsets, problem = write_findings([finding(4)], job_id="j", root=str(tmp_path), offsets=None)
     assert (problem, offsets and set(offsets.sizes)) == ("", {FINDINGS_FILE})
     assert [e.position for e in read_published_entries(appended(tmp_path, 5, offsets=offsets))] == [
@@ -230,7 +227,7 @@ def test_findings_of_job_without_orders_are_written(tmp_path) -> None:
 
 @pytest.mark.parametrize("full_at", [1, 3, 4])
 def test_full_disk_leaves_order_files_unchanged(tmp_path, monkeypatch, full_at) -> None:
-    """A full disk anywhere in an iteration: nothing of it stays, and the reason is told."""
+    """The disk becomes full anywhere in an iteration; the reason is returned."""
     monkeypatch.setattr(order_lines, "_BLOCK_LINES", 3)
     offsets = appended(tmp_path, 1)
     before, real, calls = contents(tmp_path), tree_files.write_fully, []
@@ -254,7 +251,7 @@ def test_full_disk_leaves_order_files_unchanged(tmp_path, monkeypatch, full_at) 
 
 @pytest.mark.parametrize("what", ["write_parquet_table", "format_trace"])
 def test_failed_table_or_trace_undoes_the_iteration(tmp_path, monkeypatch, what) -> None:
-    """All of an iteration or nothing, whole files included; also when the fault is ours."""
+    """Whole files are removed too, also after an error in our code."""
     monkeypatch.setattr("rankdumpd.coordinator.publish.publisher.has_parquet", lambda: True)
 
     def no_table(path, *_):
@@ -311,7 +308,6 @@ IN_THE_WAY = [
 @pytest.mark.parametrize("prepare", IN_THE_WAY)
 @pytest.mark.parametrize("position", [None, 7])
 def test_publisher_leaves_foreign_files_and_returns_reason(tmp_path, prepare, position) -> None:
-    """Foreign files and links are left alone, and the answer says why nothing was written."""
     prepare(tmp_path)
     offsets = None if position is None else PublishedOffsets(str(tmp_path), {}, position)
     new, problem = OrderPublisher().append(
@@ -327,7 +323,6 @@ def test_publisher_leaves_foreign_files_and_returns_reason(tmp_path, prepare, po
 
 
 def test_unwritable_findings_leave_offsets_unchanged(tmp_path) -> None:
-    """The answer says why."""
     _a_file_in_the_way(tmp_path)
     offsets = PublishedOffsets(str(tmp_path), {}, 3)
     same, problem = write_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=offsets)
@@ -336,13 +331,12 @@ def test_unwritable_findings_leave_offsets_unchanged(tmp_path) -> None:
 
 
 def test_publisher_without_tree_returns_reason() -> None:
-    """No root is a reason, not a crash."""
     _, problem = OrderPublisher().append(order(1), job_id="j", root="", offsets=None)
     assert "no agent has reported the tree of job 'j'" in problem
 
 
 def test_publisher_writes_only_into_configured_roots(tmp_path) -> None:
-    """A link inside them that leads out does not help; the reason names the tree and them."""
+    """A link inside them may not lead out; the reason names the tree and the roots."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "link").symlink_to(tmp_path)
     roots, root = (str(tmp_path / "in"),), str(tmp_path / "in" / "link" / "dump")
@@ -357,7 +351,7 @@ def test_publisher_writes_only_into_configured_roots(tmp_path) -> None:
 
 
 def test_reader_raises_on_damaged_line(tmp_path) -> None:
-    """Bytes changed under the coordinator are told, not skipped."""
+    """The bytes of a committed line were changed."""
     offsets = appended(tmp_path, 1)
     path = tmp_path / GLOBAL_ORDER_FOLDER / SECOND
     path.write_bytes(path.read_bytes().replace(b"ALL_REDUCE", b"ALL_REDUCT"))
@@ -366,7 +360,7 @@ def test_reader_raises_on_damaged_line(tmp_path) -> None:
 
 
 def test_control_characters_stay_within_an_order_line(tmp_path) -> None:
-    """A name with line breaks in it is still one line."""
+    """A name with line breaks is still one line."""
     wild = order(1, name="a\nb\rc\0d")
     offsets, _ = OrderPublisher().append(wild, job_id="j", root=str(tmp_path), offsets=None)
     assert offsets is not None
@@ -374,7 +368,7 @@ def test_control_characters_stay_within_an_order_line(tmp_path) -> None:
 
 
 def test_formatted_lines_equal_format_order_line(tmp_path, monkeypatch) -> None:
-    """Operators are written many at once; each line is what to_line makes of its entry."""
+    """Lines of operators are formatted many at once."""
     monkeypatch.setattr(order_lines, "_BLOCK_LINES", 7)
     events = {
         rank: [
@@ -397,14 +391,13 @@ def test_formatted_lines_equal_format_order_line(tmp_path, monkeypatch) -> None:
 
 
 def test_tables_need_pyarrow(tmp_path, monkeypatch) -> None:
-    """It is an extra."""
     monkeypatch.setattr(parquet_table, "_import_arrow", lambda: None)
     appended(tmp_path, 1)
     assert not any(name.endswith(".parquet") for name in contents(tmp_path))
 
 
 def test_parquet_table_equals_csv_lines(tmp_path) -> None:
-    """Same columns, lists as lists; the folder of a graph is one data set."""
+    """Same columns, with lists as lists; the folder of a graph is one data set."""
     parquet = importlib.import_module("pyarrow.parquet")
     offsets = appended(tmp_path, 4, 5)
     folder = tmp_path / GLOBAL_ORDER_FOLDER / make_order_file_name(1, "parquet")
@@ -424,14 +417,13 @@ def test_parquet_table_equals_csv_lines(tmp_path) -> None:
 
 
 def test_findings_file_has_lines_of_format_finding_line(tmp_path) -> None:
-    """What is noted is exactly the contract's line."""
     write_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=None)
     path = tmp_path / GLOBAL_ORDER_FOLDER / FINDINGS_FILE
     assert path.read_text() == format_finding_line(finding(1))
 
 
 def test_tables_are_limited_by_table_events(tmp_path) -> None:
-    """The lines are always there; a table of a thousand ranks costs more than some have."""
+    """The lines are always written."""
     offsets, problem = OrderPublisher(table_events=0).append(
         order(1), job_id="j", root=str(tmp_path), offsets=None
     )

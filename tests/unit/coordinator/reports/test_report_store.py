@@ -1,4 +1,4 @@
-"""What is ready, what is late, what may be forgotten; on a clock that the test sets."""
+"""Readiness, late events and acknowledgements of the report store, on a test clock."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NOW_US = 10**15
 
 
 class Agent:
-    """Numbers items the way an agent does."""
+    """Agent that numbers its items."""
 
     def __init__(self, gather: ReportStore, job: str = "j", world: int = 2, name: str = "") -> None:
         self.gather, self.job, self.world, self.sequence = gather, job, world, 0
@@ -109,7 +109,7 @@ def names(view: IterationView) -> dict[int, list[str]]:
 
 
 def published(gather: ReportStore, *, now_s: float = 0.0, **more) -> int | None:
-    """Hand out one iteration and settle it; return its number."""
+    """Publish one iteration; return its number."""
     view = gather.take_next_ready(now_s=now_s, every=more.pop("every", False))
     if view is None:
         return None
@@ -128,7 +128,7 @@ def commit(gather: ReportStore, *, now_s: float = 0.0) -> list[StateRow]:
 
 
 def remembered(*commits: list[StateRow]) -> ReportStore:
-    """Return what a new process knows after these rows were written."""
+    """Return the store of a new process, restored from these rows."""
     order = ("AgentRow", "JobRow", "PublishedIterationRow")
     rows = [row for each in commits for row in each]
     rows.sort(key=lambda row: order.index(k) if (k := type(row).__name__) in order else 9)
@@ -142,7 +142,7 @@ def findings(gather: ReportStore, job: str = "j") -> tuple[Finding, ...]:
 
 
 def test_store_bounds_agents_and_jobs(gather, monkeypatch) -> None:
-    """Who is known already goes on."""
+    """Known agents and jobs can still report."""
     monkeypatch.setattr(report_store, "MAX_AGENTS", 1)
     monkeypatch.setattr(rooms, "MAX_JOBS", 1)
     known = Agent(gather)
@@ -156,7 +156,7 @@ def test_store_bounds_agents_and_jobs(gather, monkeypatch) -> None:
 
 
 def test_iteration_is_ready_when_every_rank_has_finished_it(gather, agent) -> None:
-    """One rank of two is not enough; with the second it is handed out once, with all events."""
+    """One rank of two is not enough; afterwards it is returned once, with all events."""
     agent.report(events=(agent.events(0, 4), agent.events(1, 4)), iterations=(agent.done(0, 4),))
     assert gather.take_next_ready(now_s=29.9) is None
     agent.report(iterations=(agent.done(1, 4, first_position=3, last_position=9),))
@@ -184,7 +184,7 @@ def test_iteration_is_ready_when_every_rank_has_finished_it(gather, agent) -> No
 def test_closed_and_excluded_ranks_do_not_delay_an_iteration(
     gather, agent, state, excluded, ready
 ) -> None:
-    """Closed and excluded ranks do not hold an iteration up; lost ones may come back."""
+    """Lost sessions do, because they may continue."""
     agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
     agent.report(sessions=(agent.session(1, state, excluded=excluded),))
     view = gather.take_next_ready(now_s=1.0)
@@ -194,7 +194,7 @@ def test_closed_and_excluded_ranks_do_not_delay_an_iteration(
 
 
 def test_iteration_is_ready_after_deadline_with_late_ranks(gather, agent) -> None:
-    """The deadline runs from what came last of the iteration: a slow rank is not a dead one."""
+    """The deadline starts at the last report about the iteration."""
     agent.report(now_s=100.0, events=(agent.events(1, 4),))
     agent.report(now_s=350.0, events=(agent.events(0, 4),))
     agent.report(now_s=500.0, iterations=(agent.done(0, 4),))
@@ -204,7 +204,7 @@ def test_iteration_is_ready_after_deadline_with_late_ranks(gather, agent) -> Non
 
 
 def test_iteration_of_closed_job_is_ready_after_a_moment(gather) -> None:
-    """A world that never came together is over when all who came have left, after a moment."""
+    """Not all ranks of the world ever connected."""
     agent = Agent(gather, world=4)
     agent.report(sessions=(agent.session(0),), events=(agent.events(0, 4, 5),))
     agent.report(sessions=(agent.session(0, SessionState.CLOSED),))
@@ -222,7 +222,6 @@ def test_iterations_are_ready_in_rising_order_unless_overdue(gather, agent) -> N
 
 
 def test_overdue_iteration_does_not_wait_for_lower_one(gather, agent) -> None:
-    """What came first is published first when its time is up."""
     agent.report(now_s=0.0, events=(agent.events(0, 5),))
     agent.report(now_s=10.0, events=(agent.events(0, 4),))
     assert published(gather, now_s=301.0) == 5
@@ -230,14 +229,14 @@ def test_overdue_iteration_does_not_wait_for_lower_one(gather, agent) -> None:
 
 
 def test_take_next_ready_with_every_returns_incomplete_iterations(gather, agent) -> None:
-    """At the end all that has events goes, in rising order."""
+    """In rising order."""
     agent.report(events=(agent.events(0, 6, 5, 5),))
     assert names(gather.list_unpublished("j")[1][0]) == {0: ["Op1", "Op2"]}
     assert [published(gather, every=True) for _ in range(3)] == [5, 6, None]
 
 
 def test_repeated_report_changes_nothing(gather, agent) -> None:
-    """Items that have arrived are not taken again; another agent's numbers are its own."""
+    """The sequence numbers of another agent are independent."""
     one = AgentReport("a", 7, events=(agent.events(0, 4),))
     assert gather.add_report(one, now_s=0.0).received == 7
     assert gather.add_report(one, now_s=0.0).received == 7
@@ -256,7 +255,7 @@ def test_repeated_report_changes_nothing(gather, agent) -> None:
 
 
 def test_store_separates_jobs(gather, agent) -> None:
-    """Each job has its own ranks, trees and readiness; the latest is the last to report."""
+    """Each job has its own ranks, trees and readiness; the latest one reported last."""
     other = Agent(gather, job="k", world=1)
     other.everything(4)
     agent.report(events=(agent.events(0, 4),))
@@ -270,7 +269,7 @@ def test_store_separates_jobs(gather, agent) -> None:
 
 
 def test_store_acknowledges_only_committed_items(gather, agent) -> None:
-    """States when they are committed; events, and all behind them, when their iteration is."""
+    """Events, and all items after them, are acknowledged when their iteration is committed."""
     assert agent.report().acknowledged == 0
     commit(gather)
     assert agent.report().acknowledged == 2
@@ -292,7 +291,6 @@ def test_store_acknowledges_only_committed_items(gather, agent) -> None:
 
 
 def test_acknowledgement_of_agent_depends_on_its_own_events(gather, agent) -> None:
-    """What holds one agent back does not hold another."""
     other = Agent(gather, name="other")
     agent.report(events=(agent.events(0, 5),))
     other.report(events=(other.events(1, 4),))
@@ -303,7 +301,7 @@ def test_acknowledgement_of_agent_depends_on_its_own_events(gather, agent) -> No
 
 
 def test_restored_store_waits_for_unacknowledged_items(gather, agent) -> None:
-    """Balances and goodbyes of before decide only when no event before them is outstanding."""
+    """Restored balances and ends of sessions count only if no event before them is outstanding."""
     other = Agent(gather, name="other")
     agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
     other.report(events=(other.events(1, 4),), iterations=(other.done(1, 4),))
@@ -328,7 +326,7 @@ def test_restored_store_waits_for_unacknowledged_items(gather, agent) -> None:
 
 
 def test_restored_store_does_not_wait_for_rank_without_events(gather, agent) -> None:
-    """Its balance was acknowledged and is not said again: it counts as it stands."""
+    """Its balance was acknowledged and will not be reported again."""
     other = Agent(gather, name="other")
     agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
     other.report(iterations=(other.done(1, 4),))
@@ -340,7 +338,7 @@ def test_restored_store_does_not_wait_for_rank_without_events(gather, agent) -> 
 
 
 def test_restored_store_does_not_publish_again(gather, agent) -> None:
-    """A new process takes the repeats of a published iteration for what they are."""
+    """Repeated events of a published iteration are recognised."""
     agent.everything(4)
     agent.report(events=(agent.events(0, 5),))
     assert published(gather) == 4
@@ -356,7 +354,6 @@ def test_restored_store_does_not_publish_again(gather, agent) -> None:
 
 
 def test_store_without_state_accepts_any_sequence(gather) -> None:
-    """Numbers only have to rise; nothing before them is waited for."""
     agent = Agent(gather)
     agent.sequence = 1000
     answer = agent.report(sessions=(agent.session(0), agent.session(1)))
@@ -366,7 +363,7 @@ def test_store_without_state_accepts_any_sequence(gather) -> None:
 
 
 def test_late_events_are_counted_unless_repeated(gather, agent) -> None:
-    """A late rank's events are a finding with their number; what was there is only a repeat."""
+    """The finding has their number."""
     agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
     agent.report(events=(agent.events(1, 4),))
     assert gather.take_next_ready(now_s=999.0).late == (1,)
@@ -402,7 +399,7 @@ def test_late_events_during_publication_are_committed_with_it(gather, agent) -> 
 
 
 def test_restarted_rank_publishes_earlier_iterations(gather, agent) -> None:
-    """They are published as they are, and the new session counts its iterations anew."""
+    """The new session numbers its iterations from the start."""
     agent.everything(0)
     assert published(gather) == 0
     agent.report(events=(agent.events(0, 1, session="s0"),))
@@ -422,7 +419,6 @@ def test_restarted_rank_publishes_earlier_iterations(gather, agent) -> None:
 
 
 def test_events_without_sessions_wait_for_deadline(gather) -> None:
-    """Events of ranks nobody introduced wait for the deadline."""
     agent = Agent(gather)
     agent.report(events=(agent.events(0, 4),))
     assert gather.take_next_ready(now_s=1.0) is None
@@ -432,7 +428,7 @@ def test_events_without_sessions_wait_for_deadline(gather) -> None:
 
 
 def test_iteration_without_tree_waits_for_deadline(gather) -> None:
-    """A root may come with a later report; without one the iteration is not kept for ever."""
+    """A later report may name the tree."""
     agent = Agent(gather, world=1)
     one, done = (agent.session(0),), (agent.done(0, 0),)
     agent.report(roots={}, sessions=one, events=(agent.events(0, 0),), iterations=done)
@@ -441,7 +437,6 @@ def test_iteration_without_tree_waits_for_deadline(gather) -> None:
 
 
 def test_declared_groups_are_known_in_later_batches(gather, agent) -> None:
-    """A rank need not repeat its communicators with every batch."""
     agent.report(events=(agent.events(0, 4, groups=(WORLD,)),))
     agent.report(events=(agent.events(0, 5, 6),))
     for view in gather.list_unpublished("j")[1]:
@@ -449,7 +444,7 @@ def test_declared_groups_are_known_in_later_batches(gather, agent) -> None:
 
 
 def test_batch_without_events_updates_stall_of_rank(gather, agent) -> None:
-    """A rank that is stuck in its first tensor has nothing else to say."""
+    """A rank that is stuck in its first tensor has no events."""
     source, empty = agent.events(1, groups=(WORLD,))
     said = [(source, dataclasses.replace(empty, stalled_us=stalled)) for stalled in (5, 9)]
     agent.report(events=(agent.events(0, 4), *said))
@@ -465,7 +460,7 @@ def report_of(job_id: str) -> AgentReport:
 
 
 def test_store_is_crowded_while_next_iteration_is_complete(gather, agent) -> None:
-    """Memory holds what is being merged and what comes next, not all that agents have."""
+    """Memory holds the iteration in publication and the next one, not the backlog of agents."""
     agent.report(sessions=tuple(map(agent.session, (0, 1))))
     for iteration in (4, 5):
         assert not gather.is_crowded(report_of("j"))
@@ -481,13 +476,12 @@ def test_store_is_crowded_while_next_iteration_is_complete(gather, agent) -> Non
 
 
 def test_waiting_iterations_have_open_calls(gather, agent) -> None:
-    """What has started and is not complete makes an iteration worth a look."""
     agent.report(events=(agent.events(0, 4), agent.events(0, 5, end=OPEN_END_POSITION)))
     assert [view.iteration for view in gather.list_waiting_iterations(now_s=0.0)] == [5]
 
 
 def test_rank_coverage_ends_at_newest_event_or_reported_time(gather, agent) -> None:
-    """An agent that says that a rank is quiet knows more; of an earlier session it says nothing."""
+    """The reported time of an earlier session does not count."""
     agent.report(sessions=(agent.session(0), agent.session(1)))
     agent.report(events=(agent.events(0, 5, 5, end=OPEN_END_POSITION, first=7_000_000),))
     assert known(gather) == {0: 6_000_001}
@@ -515,13 +509,13 @@ def test_rank_coverage_ends_at_newest_event_or_reported_time(gather, agent) -> N
 
 
 def known(gather: ReportStore) -> dict[int, int]:
-    """Up to when each rank is known."""
+    """Return the time up to which each rank is known."""
     (view,) = gather.list_waiting_iterations(now_s=0.0)
     return {rank: heard.until_us for rank, heard in view.coverage.items()}
 
 
 def test_rank_coverage_describes_state_of_agent(gather, agent) -> None:
-    """What it has still to report; or since when it says nothing."""
+    """The number of items to report, or the time of its last report."""
     agent.report(sessions=(agent.session(0),), held_events=4000, load=AgentLoad(17), host="b")
     agent.report(
         events=(agent.events(0, 5, end=OPEN_END_POSITION, first=5),),
@@ -545,7 +539,7 @@ def test_rank_coverage_describes_state_of_agent(gather, agent) -> None:
     ],
 )
 def test_hosts_with_same_name_have_distinct_clocks(gather, ids, called) -> None:
-    """Agents of one host, as workers are, share its name and its clock; those of two do not."""
+    """Agents of one host, such as workers, share its clock."""
     for rank, host_id in enumerate(ids):
         one = Agent(gather, name=f"a{rank}")
         about: dict[str, Any] = {"host": "localhost", "host_id": host_id}
@@ -557,7 +551,7 @@ def test_hosts_with_same_name_have_distinct_clocks(gather, ids, called) -> None:
 
 
 def test_rank_with_other_host_name_has_separate_clock(gather, agent) -> None:
-    """In a container of the agent's host, or over the network: nobody knows which."""
+    """The rank is in a container on the agent's host, or on another host."""
     agent.report(sessions=(agent.session(0, host="pod"),), host="node", host_id="1a")
     agent.report(events=(agent.events(0, 5, session="s0"),), host="node", host_id="1a")
     (view,) = gather.list_unpublished("j")[1]
@@ -565,7 +559,7 @@ def test_rank_with_other_host_name_has_separate_clock(gather, agent) -> None:
 
 
 def test_fleet_view_contains_reported_state_of_agents(gather, agent) -> None:
-    """Host, load, clock and losses are the newest; connected while a stream is open."""
+    """Agents are connected while a stream is open."""
     gather.count_stream("a", 1, now_s=1.0)
     clock = ClockEstimate(7, 3, 1, True)
     report = AgentReport(
@@ -586,7 +580,7 @@ def test_fleet_view_contains_reported_state_of_agents(gather, agent) -> None:
 
 
 def test_job_facts_have_limits_and_newest_session_of_ranks(gather, agent) -> None:
-    """Timeouts replace those of before, and survive."""
+    """Newer timeouts replace earlier ones and are restored."""
     timeouts = RankTimeouts({"HCCL_EXEC_TIMEOUT": "68"})
     agent.report(timeouts=(("j", 1, RankTimeouts()), ("j", 1, timeouts)))
     agent.report(sessions=(agent.session(1, name="again"),))
@@ -597,7 +591,7 @@ def test_job_facts_have_limits_and_newest_session_of_ranks(gather, agent) -> Non
 
 
 def test_warnings_are_sent_to_agents_of_their_job(gather, agent) -> None:
-    """Each answer repeats them; another job's agent does not hear them."""
+    """Each answer repeats them."""
     other = Agent(gather, job="k")
     other.report(sessions=(other.session(0),))
     assert not gather.set_hints("j", hints=(), warnings=("rank 1 is late",))
@@ -606,7 +600,6 @@ def test_warnings_are_sent_to_agents_of_their_job(gather, agent) -> None:
 
 
 def test_store_bounds_findings_and_counts_the_rest(gather, agent) -> None:
-    """A job that finds without end does not fill the memory, and says how many more."""
     agent.everything(4)
     many = (Finding(FindingKind.GAP, 4, "x"),) * (MAX_FINDINGS + 5)
     assert published(gather, findings=many) == 4
@@ -616,7 +609,7 @@ def test_store_bounds_findings_and_counts_the_rest(gather, agent) -> None:
 
 
 def test_unwritten_iteration_is_not_counted_as_published(gather, agent) -> None:
-    """It is over all the same: its events are lost, and that has been said."""
+    """Its events are lost, and a finding says so."""
     agent.everything(4)
     assert published(gather, written=False) == 4
     for each in (gather, remembered(commit(gather))):
@@ -625,7 +618,7 @@ def test_unwritten_iteration_is_not_counted_as_published(gather, agent) -> None:
 
 
 def test_finished_jobs_are_listed_and_forgotten(gather, agent) -> None:
-    """Over is a job that is closed and published, or that was not heard for long."""
+    """A job is finished when it is closed and published, or silent for long."""
     agent.everything(4, now_s=5.0)
     other = Agent(gather, job="k", world=1)
     other.report(now_s=7.0, sessions=(other.session(0, SessionState.CLOSED),))
@@ -640,7 +633,6 @@ def test_finished_jobs_are_listed_and_forgotten(gather, agent) -> None:
 
 
 def test_events_of_forgotten_agent_are_published(gather, agent) -> None:
-    """Its events stay until they are published; nobody is left to be answered."""
     agent.report(events=(agent.events(0, 4),))
     gather.forget_agents(before_s=9.0)
     assert not any(isinstance(row, AgentRow) for row in commit(gather))
@@ -648,7 +640,7 @@ def test_events_of_forgotten_agent_are_published(gather, agent) -> None:
 
 
 def test_order_moves_to_tree_of_running_job(gather, agent):
-    """An id that a later job has again, as in one Slurm job, has another tree then."""
+    """A later job may have the same id and another tree, as within one Slurm job."""
     agent.everything(0)
     agent.report(sessions=tuple(agent.session(rank, SessionState.CLOSED) for rank in (0, 1)))
     first = gather.take_next_ready(now_s=0.0)
@@ -670,7 +662,7 @@ def test_order_moves_to_tree_of_running_job(gather, agent):
 
 
 def test_two_trees_of_one_job_are_a_finding(gather, agent):
-    """On one host an agent refuses the second; ranks of another host are told apart here."""
+    """An agent rejects the second tree on its host, so this happens between hosts."""
     agent.report(sessions=(agent.session(0),), roots={"j": "/tree/other"})
     view = gather.build_fleet_view(now_s=0.0).jobs["j"]
     (finding,) = view.findings

@@ -1,4 +1,4 @@
-"""What is written to the state is what is read back, by another process too."""
+"""State file of the coordinator: rows, versions, damage and full disks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def state(tmp_path):
 
 
 def test_state_file_round_trips_every_kind_of_row(state, tmp_path) -> None:
-    """Twice written is once there; another process finds the same."""
+    """A row that is written twice exists once, also for another process."""
     state.write(rows_of("j"))
     state.write(rows_of("j"))
     state.write(())
@@ -79,7 +79,7 @@ def test_state_file_round_trips_every_kind_of_row(state, tmp_path) -> None:
 
 
 def test_later_row_replaces_earlier_one_in_place(state) -> None:
-    """Sessions stay in the order in which they began, whatever becomes of them."""
+    """Sessions stay in the order in which they began."""
     state.write([session("b"), session("a")])
     closed = session("b", state=SessionState.CLOSED)
     state.write([closed, JobResultRow("j", None, "", 1)])
@@ -92,7 +92,7 @@ def test_later_row_replaces_earlier_one_in_place(state) -> None:
 
 
 def test_forgotten_job_leaves_no_rows_and_frees_disk_space(state, tmp_path) -> None:
-    """Another job's rows stay."""
+    """The rows of another job are kept."""
     large = FindingRow("j", 1, Finding(FindingKind.GAP, 4, "x" * 1_000_000))
     state.write([*rows_of("k"), *rows_of("j"), large])
     assert state.size_bytes > 1_000_000
@@ -105,7 +105,7 @@ def test_forgotten_job_leaves_no_rows_and_frees_disk_space(state, tmp_path) -> N
 
 
 def test_write_commits_all_rows_or_none(state) -> None:
-    """A disk that is full in the middle leaves what was there, and the next write is fine."""
+    """After a write to a full disk failed, the next one succeeds."""
     state.write(rows_of("j"))
     base = state._connection
     (pages,) = base.execute("PRAGMA page_count").fetchone()
@@ -120,7 +120,7 @@ def test_write_commits_all_rows_or_none(state) -> None:
 
 
 def test_state_file_has_one_owner_and_a_version(state, tmp_path) -> None:
-    """A second process, a later version and a folder that is none are each said in one line."""
+    """A second process, a later version and a missing folder are each an error in one line."""
     with pytest.raises(ConfigError, match="no other coordinator"):
         CoordinatorState(tmp_path)
     state.close()
@@ -138,9 +138,7 @@ def test_state_file_has_one_owner_and_a_version(state, tmp_path) -> None:
 
 
 def test_state_file_of_earlier_version_is_migrated(tmp_path) -> None:
-    """Where all ranks had started over together, their lives were numbered as runs are; of a
-    session only the last report was known.
-    """
+    """Starts get the number of their run; of a session only the last report was known."""
     row = PublishedIterationRow("j", 2, 4, 10, None, {})
     state = CoordinatorState(tmp_path)
     state.write([row, session("s")])
@@ -157,7 +155,7 @@ def test_state_file_of_earlier_version_is_migrated(tmp_path) -> None:
 
 
 def test_damaged_row_is_an_error_in_one_line(state) -> None:
-    """Going on without it would publish again what is published."""
+    """Ignoring it would publish an order twice."""
     state.write(rows_of("j"))
     state._connection.execute("UPDATE settled SET book = 'torn'")
     with pytest.raises(CorruptedError, match=r"coordinator\.sqlite cannot be read"):
@@ -179,7 +177,6 @@ def test_damaged_row_is_an_error_in_one_line(state) -> None:
     ],
 )
 def test_coordinator_with_damaged_state_fails_at_start(state, tmp_path, change) -> None:
-    """At its start, not to everybody who asks it later."""
     state.write([row for row in rows_of("j") if not isinstance(row, BalanceRow)])
     state.write([BalanceRow(IterationStatus("j", "sj", 0, 3, True), "a", 3)])
     state._connection.execute(f"UPDATE {change}")
