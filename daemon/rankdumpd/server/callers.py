@@ -107,8 +107,8 @@ def explain_refusal(
         return ""
     short = method.rpartition(".")[2]
     has = " and ".join(sorted(caller.roles)) or "none"
-    wanted = " or ".join(sorted(allowed)) or "nobody"
-    return f"{who} has the wrong role: {short} is for {wanted}, and its roles are: {has}"
+    roles = " or ".join(sorted(allowed)) or "nobody"
+    return f"{who} has the wrong role: {short} is for {roles}, and its roles are: {has}"
 
 
 def describe_request(message: object) -> dict[str, object]:

@@ -373,18 +373,18 @@ class _ProcessLife:
 
     def _drain(self) -> int:
         timeout_s = self._settings.agent.drain_timeout_s
-        deadline = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         unfinished = 0
         for component in self._components:
-            begun = time.monotonic()
-            left = component.drain(max(0.0, deadline - begun))
+            start_s = time.monotonic()
+            left = component.drain(max(0.0, deadline_s - start_s))
             unfinished += left
             if left:
                 _logger.error(
                     "%s: %d items are unfinished after %.1f s; ranks send them again",
                     type(component).__name__,
                     left,
-                    time.monotonic() - begun,
+                    time.monotonic() - start_s,
                 )
         return unfinished
 

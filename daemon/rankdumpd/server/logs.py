@@ -46,7 +46,7 @@ def build_log_fields(session: SessionIdentity, **more: object) -> dict[str, obje
 
 
 class TextLogFormatter(logging.Formatter):
-    """Lines for people; `who` stands before the name of the logger."""
+    """Formats lines for people; `who` comes before the name of the logger."""
 
     def __init__(self, who: str = "") -> None:
         super().__init__(f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s")

@@ -96,9 +96,9 @@ def _follow_pipe(
     descriptor: int, drain: Callable[[], None], reload: Callable[[Mapping[str, str]], None]
 ) -> None:
     # Unbuffered: this thread would hold the lock of a buffered file, which aborts the exit.
-    begun = b""
-    while some := os.read(descriptor, 4096):
-        *lines, begun = (begun + some).split(b"\n")
+    partial = b""
+    while data := os.read(descriptor, 4096):
+        *lines, partial = (partial + data).split(b"\n")
         for line in lines:
             word, _, rest = line.decode().partition(" ")
             if word == _DRAIN_WORD:

@@ -164,20 +164,20 @@ def _order_by_connection(
     for group, own in enumerate(clocks):
         for clock in own:
             of_clock.setdefault(clock, []).append(group)
-    begun: set[int] = set()
+    visited: set[int] = set()
     for seed in sorted(range(len(groups)), key=lambda group: -len(groups[group].place)):
-        waiting = [] if seed in begun else [(0, seed)]
-        while waiting:
-            group = heapq.heappop(waiting)[1]
-            if group in begun:
+        queue = [] if seed in visited else [(0, seed)]
+        while queue:
+            group = heapq.heappop(queue)[1]
+            if group in visited:
                 continue
-            begun.add(group)
+            visited.add(group)
             fresh = [clock for clock in clocks[group] if clock not in known]
             if fresh:
                 yield groups[group]
             for clock in clocks[group]:
                 for other in of_clock.pop(clock, ()):
-                    heapq.heappush(waiting, (-len(groups[other].place), other))
+                    heapq.heappush(queue, (-len(groups[other].place), other))
 
 
 def _compute_middles(places: EventColumn, ends: EventColumn) -> tuple[EventColumn, EventColumn]:

@@ -201,8 +201,8 @@ def _read_timeouts(message: coordinator_pb2.RankTimeouts) -> tuple[str, int, Ran
 def _read_rank_coverage(
     message: coordinator_pb2.RankHeard, clock: ClockEstimate
 ) -> ReportedRankCoverage:
-    _check_source("what was heard", message.job_id, message.rank)
-    check_text("what was heard with a session id", message.session_id, MAX_JOB_ID_CHARACTERS)
+    _check_source("coverage", message.job_id, message.rank)
+    check_text("coverage with a session id", message.session_id, MAX_JOB_ID_CHARACTERS)
     offset_us = clock.offset_us if _is_clock_off(clock) else 0
     until_us = message.until_us + offset_us
     return ReportedRankCoverage(message.job_id, message.rank, message.session_id, until_us)
