@@ -126,11 +126,12 @@ def describe_call(table: EventTable, match: CallMatch, call: int) -> CallDescrip
     return CallDescription(text, group, number, name, first["position"])
 
 
-def describe_ranks(ranks: Sequence[int]) -> str:
-    """Return `rank 3` or `ranks 0 1 2`, long lists cut with their number."""
+def describe_ranks(ranks: Sequence[int], count: int = 0) -> str:
+    """Return `rank 3` or `ranks 0 1 2`; `count` is their number if `ranks` are only the first."""
+    count = count or len(ranks)
     shown = " ".join(map(str, ranks[:_MAX_SHOWN_RANKS]))
-    more = f" and {len(ranks) - _MAX_SHOWN_RANKS} more" if len(ranks) > _MAX_SHOWN_RANKS else ""
-    return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
+    more = f" and {count - _MAX_SHOWN_RANKS} more" if count > _MAX_SHOWN_RANKS else ""
+    return f"rank{'s' if count != 1 else ''} {shown}{more}"
 
 
 def build_call_finding(

@@ -24,6 +24,7 @@ from rankdumpd.coordinator.hints.assessment import build_hints
 from rankdumpd.coordinator.hints.open_waits import find_open_waits
 from rankdumpd.coordinator.hints.rank_warnings import WarningKey, build_warnings
 from rankdumpd.coordinator.hints.spread_history import HintState, update_hint_state
+from rankdumpd.coordinator.merge.absence_findings import describe_ranks
 from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 from rankdumpd.coordinator.publish.publisher import OrderPublisher, write_findings
 from rankdumpd.coordinator.publish.tree_files import write_hints
@@ -355,9 +356,6 @@ class IterationPublisher:
 def _build_partial_findings(view: IterationView) -> Iterator[Finding]:
     """Yield a finding if an iteration is merged before all ranks have finished it."""
     if view.late_count:
-        named = " ".join(map(str, view.late))
-        more = view.late_count - len(view.late)
-        others = f" and {more} more" if more else ""
-        who = "rank" if view.late_count == 1 else "ranks"
-        text = f"iteration {view.iteration}: merged before {who} {named}{others} had finished it"
+        late = describe_ranks(view.late, view.late_count)
+        text = f"iteration {view.iteration}: merged before {late} had finished it"
         yield Finding(FindingKind.PARTIAL, view.iteration, text, ranks=view.late)
