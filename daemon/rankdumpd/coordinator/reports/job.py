@@ -92,7 +92,7 @@ class PendingIteration:
         if not self.has_open_calls:
             self.has_open_calls = bool((part.columns["end_position"] == OPEN_END_POSITION).any())
 
-    def last_positions(self) -> dict[int, int]:
+    def find_last_positions(self) -> dict[int, int]:
         """Return the last position of each rank."""
         return {
             rank: max(int(batch.columns["position"].max()) for batch in batches)
@@ -162,13 +162,13 @@ class ReportedJob:
         """Add a tree; when all sessions have ended, the order moves to the new one."""
         if root in self.roots:
             return
-        if self.roots and not self.ranks.have_all_ended():
+        if self.roots and not self.ranks.has_ended():
             self._other_trees[root] = None
             self.roots[root] = None
         else:
             self.roots = {root: None, **self.roots}
 
-    def tree_findings(self) -> list[Finding]:
+    def build_tree_findings(self) -> list[Finding]:
         """Return findings about ranks that dump into another tree than the order's."""
         first = next(iter(self.roots), "")
         return [
@@ -186,7 +186,7 @@ class ReportedJob:
         self.ranks.update_session(session, origin[0])
         # A session that ended does not belong to a run that another rank has begun since.
         if session.state is SessionState.OPEN:
-            self._enter_run(session.rank, self.ranks.start_of(session.rank))
+            self._enter_run(session.rank, self.ranks.count_earlier_starts(session.rank))
         agent_id, number = origin
         first = self._first.setdefault((session.session_id, agent_id), number)
         self.rows["session", session.session_id] = SessionStatusRow(
@@ -250,7 +250,7 @@ class ReportedJob:
         self.ranks.set_agent(source.session_id, agent_id)
         groups = self._known_groups(rank, columns)
         has_left = self.ranks.has_left(rank, source.session_id)
-        start = self.ranks.start_of(rank, source.session_id)
+        start = self.ranks.count_earlier_starts(rank, source.session_id)
         if not has_left:
             self.ranks.stalls[rank] = columns.stalled_us
             newest_us = columns.sent_us or int(columns.columns["end_us"].max(initial=0))
@@ -288,16 +288,18 @@ class ReportedJob:
             blocked = True
         return None
 
-    def next_complete(self) -> PendingIteration | None:
+    def find_next_complete(self) -> PendingIteration | None:
         """Return the lowest iteration that is not in publication, if it is complete."""
         lowest = min(self.pending, default=None)
-        if lowest is None or self.earlier_runs or not self.ranks.all_declared(lowest):
+        if lowest is None or self.earlier_runs or not self.ranks.is_finished_by_all(lowest):
             return None
         return self.pending[lowest]
 
     def is_crowded(self) -> bool:
         """Return whether iterations complete faster than they are published."""
-        return self.in_publication is not None and any(map(self.ranks.all_declared, self.pending))
+        return self.in_publication is not None and any(
+            map(self.ranks.is_finished_by_all, self.pending)
+        )
 
     def start_publication(self, pending: PendingIteration) -> None:
         """Move an iteration to publication; events that arrive from now on are late."""
@@ -309,8 +311,8 @@ class ReportedJob:
             finished, complete = set[int](), False
         else:
             del self.pending[iteration]
-        reached = {} if complete else pending.last_positions()
-        starts = {rank: self.ranks.start_of(rank) for rank in finished} | pending.starts
+        reached = {} if complete else pending.find_last_positions()
+        starts = {rank: self.ranks.count_earlier_starts(rank) for rank in finished} | pending.starts
         ((usual, _),) = Counter(starts.values()).most_common(1) or ((0, 0),)
         row = PublishedIterationRow(
             job_id=self.job_id,
@@ -339,7 +341,7 @@ class ReportedJob:
             self.job_id, self.offsets, self.hint_state, self.more_findings
         )
 
-    def unpublished(self) -> list[PendingIteration]:
+    def list_unpublished(self) -> list[PendingIteration]:
         """Return the unpublished iterations in the order of their publication."""
         publishing = [] if self.in_publication is None else [self.in_publication]
         return [*publishing, *self.earlier_runs, *(self.pending[at] for at in sorted(self.pending))]
@@ -359,7 +361,7 @@ class ReportedJob:
     def has_ended(self, *, now_s: float, silent_s: float) -> bool:
         """Return whether the job has ended, or is silent, and all of it is published."""
         silent = now_s - self.last_report_s >= silent_s
-        return not self.unpublished() and (silent or self.ranks.have_all_ended())
+        return not self.list_unpublished() and (silent or self.ranks.has_ended())
 
     def _enter_run(self, rank: int, start: int) -> None:
         """Add a start of a rank to the present run, or begin a new one with it."""
@@ -381,7 +383,7 @@ class ReportedJob:
     def _is_closed(self, now_s: float, deadline_s: float) -> bool:
         return (
             now_s - self.last_report_s >= min(CLOSED_JOB_TIMEOUT_S, deadline_s)
-            and self.ranks.have_all_ended()
+            and self.ranks.has_ended()
         )
 
     def _known_groups(self, rank: int, columns: EventColumns) -> tuple[ProcessGroup, ...]:
@@ -408,10 +410,10 @@ def build_iteration_view(
         iteration=pending.iteration,
         root=pending.root or next(iter(job.roots), ""),
         events={rank: tuple(batches) for rank, batches in pending.events.items()},
-        excluded=ranks.excluded(),
+        excluded=ranks.list_excluded(),
         late=tuple(islice(late, _MAX_LATE_RANKS)),
         late_count=max(0, ranks.world_size - len(finished)),
-        spans=ranks.spans(pending.iteration),
+        spans=ranks.list_spans(pending.iteration),
         clocks=clocks,
         stalls=dict(ranks.stalls),
         provisional=provisional,
@@ -435,12 +437,12 @@ def build_job_view(job: ReportedJob, *, now_s: float) -> JobView:
 
 def list_job_findings(job: ReportedJob) -> list[Finding]:
     """Return the findings about published iterations, then those about late events and trees."""
-    late = job.published.late_findings(MAX_FINDINGS)
-    return [*job.findings, *late, *job.tree_findings()]
+    late = job.published.build_late_findings(MAX_FINDINGS)
+    return [*job.findings, *late, *job.build_tree_findings()]
 
 
 def _merge_status(job: ReportedJob, *, now_s: float) -> MergeStatus:
-    unpublished = job.unpublished()
+    unpublished = job.list_unpublished()
     oldest = min((pending.first_s for pending in unpublished), default=now_s)
     return MergeStatus(
         job_id=job.job_id,

@@ -62,7 +62,7 @@ class RankRegistry:
             self._starts[name] = self._start_counts.get(rank, 0)
             self._start_counts[rank] = self._starts[name] + 1
 
-    def start_of(self, rank: int, session_id: str = "") -> int:
+    def count_earlier_starts(self, rank: int, session_id: str = "") -> int:
         """Return how often a rank had started over before a session, or before its newest one."""
         return self._starts.get(session_id or self._newest.get(rank, ""), 0)
 
@@ -120,22 +120,22 @@ class RankRegistry:
         return {
             rank
             for rank, name in self._newest.items()
-            if rank < self.world_size and (name in done or self._has_ended(name))
+            if rank < self.world_size and (name in done or self._has_session_ended(name))
         }
 
-    def all_declared(self, iteration: int) -> bool:
+    def is_finished_by_all(self, iteration: int) -> bool:
         """Return whether every rank has reported an iteration as complete."""
         return 0 < self.world_size <= len(self._done.get(iteration, {}))
 
-    def have_all_ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether there are sessions and all of them have ended."""
-        return bool(self._newest) and all(map(self._has_ended, self._newest.values()))
+        return bool(self._newest) and all(map(self._has_session_ended, self._newest.values()))
 
-    def excluded(self) -> frozenset[int]:
+    def list_excluded(self) -> frozenset[int]:
         """Return the ranks that the plan leaves out."""
         return frozenset(r for r, name in self._newest.items() if self.sessions[name].excluded)
 
-    def spans(self, iteration: int) -> dict[int, tuple[int, int]]:
+    def list_spans(self, iteration: int) -> dict[int, tuple[int, int]]:
         """Return first and last position of an iteration in each rank that reported them."""
         done = self._done.get(iteration, {})
         found = ((rank, done.get(name)) for rank, name in self._newest.items())
@@ -149,7 +149,7 @@ class RankRegistry:
         """Set the agent that reports a session."""
         self._agents[session_id] = agent_id
 
-    def clocks(self, hosts: Mapping[str, tuple[str, str]]) -> dict[int, str]:
+    def name_clocks(self, hosts: Mapping[str, tuple[str, str]]) -> dict[int, str]:
         """Return the host of each rank, under a name that no other host has.
 
         `hosts` has for each agent the name of its host and the unique name shown for it. A rank
@@ -162,12 +162,12 @@ class RankRegistry:
             found[rank] = own if not host else shown if own == host else f"{own} at {shown}"
         return found
 
-    def facts(self, job_id: str) -> JobFacts:
+    def build_facts(self, job_id: str) -> JobFacts:
         """Return the timeouts and sessions that hints are made from."""
         sessions = {rank: self.sessions[name] for rank, name in self._newest.items()}
         return JobFacts(job_id, dict(self._timeouts), sessions)
 
-    def _has_ended(self, name: str) -> bool:
+    def _has_session_ended(self, name: str) -> bool:
         session = self.sessions[name]
         return session.state is SessionState.CLOSED or bool(session.excluded)
 
@@ -269,7 +269,7 @@ class PublishedIterations:
         self._late[key] = self._late.get(key, 0) + len(part)
         changed[("late", *key)] = LateEventsRow(self._job_id, *key, self._late[key])
 
-    def late_findings(self, most: int) -> Iterator[Finding]:
+    def build_late_findings(self, most: int) -> Iterator[Finding]:
         """Yield at most `most` findings about events that arrived too late."""
         for (_, iteration, rank), count in list(self._late.items())[:most]:
             text = (

@@ -79,7 +79,7 @@ class ReportingAgent:
         self.clock, self.load = report.clock, report.load
         self.held_events, self.lost_events = report.held_events, report.lost_events
 
-    def first_number(self, report: AgentReport) -> int:
+    def find_first_number(self, report: AgentReport) -> int:
         """Return the lowest number that an item of a report may have."""
         return max(self.received + 1, report.sequence - report.items + 1)
 
@@ -127,7 +127,7 @@ class AgentRegistry:
         """Return for each agent the name of its host and the unique name shown for it."""
         return name_hosts({name: (agent.host, agent.host_id) for name, agent in self.by_id.items()})
 
-    def statuses(self, *, now_s: float) -> tuple[AgentStatus, ...]:
+    def list_statuses(self, *, now_s: float) -> tuple[AgentStatus, ...]:
         """Return the status of each agent."""
         hosts = self.hosts()
         return tuple(a.status(hosts[name][1], now_s=now_s) for name, a in self.by_id.items())
@@ -293,7 +293,7 @@ class ReportStore:
             agent = self._agents.get_or_add(report.agent_id, now_s=now_s)
             agent.update(report, now_s=now_s)
             if report.sequence > agent.received:
-                number = agent.first_number(report)
+                number = agent.find_first_number(report)
                 self._add_items(report, parts, number, now_s=now_s)
                 agent.jobs.update(_list_job_ids(report))
                 agent.received = report.sequence
@@ -338,7 +338,7 @@ class ReportStore:
         """Return the next iteration that is complete and large, while another is being written."""
         with self._lock:
             for job in self._jobs.values():
-                pending = job.next_complete()
+                pending = job.find_next_complete()
                 if job.in_publication and pending and pending.count >= least_events:
                     return self._view(job, pending, provisional=False)
             return None
@@ -355,7 +355,7 @@ class ReportStore:
             if job is None:
                 return None, []
             return job.offsets, [
-                self._view(job, each, provisional=True) for each in job.unpublished()
+                self._view(job, each, provisional=True) for each in job.list_unpublished()
             ]
 
     def list_findings(self, job_id: str) -> list[Finding]:
@@ -380,7 +380,7 @@ class ReportStore:
     def build_job_facts(self, job_id: str) -> JobFacts:
         """Return the timeouts and sessions of a job, for its hints."""
         with self._lock:
-            return self._jobs[job_id].ranks.facts(job_id)
+            return self._jobs[job_id].ranks.build_facts(job_id)
 
     def get_last_publication(self, job_id: str) -> tuple[PublishedOffsets | None, str]:
         """Return offsets and hint state of a job after its last publication."""
@@ -405,7 +405,7 @@ class ReportStore:
             rows, self._failed = self._failed, {}
             for job in self._jobs.values():
                 rows.update(job.changes(now_s=now_s, now_us=now_us))
-            lowest = [each.lowest for job in self._jobs.values() for each in job.unpublished()]
+            lowest = [each.lowest for job in self._jobs.values() for each in job.list_unpublished()]
             for agent in self._agents.rows(lowest, now_s=now_s, now_us=now_us):
                 rows["agent", agent.agent_id] = agent
             return rows
@@ -444,7 +444,7 @@ class ReportStore:
         with self._lock:
             return self._agents.forget(before_s=before_s)
 
-    def job_ids(self) -> list[str]:
+    def list_job_ids(self) -> list[str]:
         """Return the ids of all jobs."""
         with self._lock:
             return list(self._jobs)
@@ -453,7 +453,7 @@ class ReportStore:
     def backlog(self) -> int:
         """Number of iterations with events that are not published."""
         with self._lock:
-            return sum(len(job.unpublished()) for job in self._jobs.values())
+            return sum(len(job.list_unpublished()) for job in self._jobs.values())
 
     def build_fleet_view(self, *, now_s: float) -> FleetView:
         """Return a snapshot of all jobs and agents, without the events."""
@@ -463,13 +463,13 @@ class ReportStore:
                     job_id: build_job_view(job, now_s=now_s) for job_id, job in self._jobs.items()
                 },
                 latest=self._latest,
-                agents=self._agents.statuses(now_s=now_s),
+                agents=self._agents.list_statuses(now_s=now_s),
             )
 
     def _view(
         self, job: ReportedJob, pending: PendingIteration, *, provisional: bool
     ) -> IterationView:
-        clocks = job.ranks.clocks(self._agents.hosts())
+        clocks = job.ranks.name_clocks(self._agents.hosts())
         return build_iteration_view(job, pending, clocks, provisional=provisional)
 
     def _add_items(

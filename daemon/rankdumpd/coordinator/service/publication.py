@@ -114,7 +114,7 @@ class HintUpdater:
 
     def restore_states(self) -> None:
         """Restore the hints of the jobs in the store."""
-        for job_id in self._store.job_ids():
+        for job_id in self._store.list_job_ids():
             _, text = self._store.get_last_publication(job_id)
             try:
                 if text:

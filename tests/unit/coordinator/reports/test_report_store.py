@@ -152,7 +152,7 @@ def test_store_bounds_agents_and_jobs(gather, monkeypatch) -> None:
         with pytest.raises(ExhaustedError, match=r"1 (agents|jobs) have reported"):
             stranger.report(sessions=(stranger.session(0),))
     known.report(sessions=(known.session(1),))
-    assert gather.job_ids() == ["j"]
+    assert gather.list_job_ids() == ["j"]
 
 
 def test_iteration_is_ready_when_every_rank_has_finished_it(gather, agent) -> None:
