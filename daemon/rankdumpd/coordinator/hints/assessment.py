@@ -120,7 +120,7 @@ def advise_settings(
     need_us = find_next_step(expected_us / limit_us) * limit_us
     target_s = ceil(_SAFETY_FACTOR * need_us / SECOND_US)
     raised = _RaisedLimits(limits, sequence, target_s)
-    return SettingsAdvice(tuple(raised.lines()), raised.remark)
+    return SettingsAdvice(tuple(raised.list_settings()), raised.remark)
 
 
 class _RaisedLimits:
@@ -138,7 +138,7 @@ class _RaisedLimits:
         self._exec_s = self._raise_execution_limit()
         self.remark = self._build_remark()
 
-    def lines(self) -> Iterator[str]:
+    def list_settings(self) -> Iterator[str]:
         if self._aiv and self._exec_s > timeout_limits.MAX_HCCL_AIV_S:
             # No device has AIV as its default mode.
             yield "unset HCCL_OP_EXPANSION_MODE"
@@ -154,9 +154,9 @@ class _RaisedLimits:
         for scope, call in _TIMEOUT_CALLS.items():
             if self._is_low(scope.value, above_s=self._exec_s):
                 yield f"{call}(..., timeout=timedelta(seconds={self._raise_above_execution()}))"
-        yield from self._other_lines()
+        yield from self._list_other_settings()
 
-    def _other_lines(self) -> Iterator[str]:
+    def _list_other_settings(self) -> Iterator[str]:
         known = {
             timeout_limits.HCCL_EXEC,
             timeout_limits.HCCL_SESSION_EXEC,

@@ -98,7 +98,7 @@ def find_open_waits(
     since. `state` has the stalls of ranks without a call in this iteration.
     """
     ranks = {rank: _RankCalls(rank, batches) for rank, batches in view.events.items()}
-    calls = [call for rank in ranks.values() for call in rank.open_calls()]
+    calls = [call for rank in ranks.values() for call in rank.iter_open_calls()]
     stalls: Mapping[int, int] = state.stalls if state else {}
     hints: dict[ProcessGroup, TimeoutHint] = {}
     stuck = {call.rank for call in calls}
@@ -157,10 +157,10 @@ def _build_wait(
     """Return the wait of a call; `stalls` are those at the last merged call and the newest ones."""
     (now_us, iteration), (merged, newest) = now, stalls
     last, spread = claim.rank, claim.known_us
-    own = ranks[call.rank].stall_before(call.position, merged)
+    own = ranks[call.rank].find_stall_before(call.position, merged)
     before = merged.get(last, 0)
     if last in ranks:
-        before = ranks[last].stall_before(float("inf"), merged)
+        before = ranks[last].find_stall_before(float("inf"), merged)
     at_last = newest.get(last, 0)
     # A new session starts at zero.
     other = at_last - before if at_last >= before else at_last
@@ -200,7 +200,7 @@ class _RankCalls:
         self._batches = batches
         self._calls: dict[int, tuple[EventColumn, dict[str, int]]] = {}
 
-    def open_calls(self) -> Iterator[_OpenCall]:
+    def iter_open_calls(self) -> Iterator[_OpenCall]:
         """Yield the calls that have begun and are not complete."""
         pending: dict[int, tuple[EventColumns, int]] = {}
         for batch in self._batches:
@@ -210,7 +210,7 @@ class _RankCalls:
                     pending[int(columns["position"][row])] = (batch, row)
         for position, (batch, row) in pending.items():
             if not self._is_complete(position):
-                yield self._open_call(batch, row)
+                yield self._build_open_call(batch, row)
 
     def _is_complete(self, position: int) -> bool:
         """Return whether the call at a position was reported again, as complete."""
@@ -240,7 +240,7 @@ class _RankCalls:
                 return True
         return False
 
-    def stall_before(self, position: float, stalls: Mapping[int, int]) -> int:
+    def find_stall_before(self, position: float, stalls: Mapping[int, int]) -> int:
         """Return the stall at the last call before a position, or at the last merged call."""
         found = (-1, stalls.get(self._rank, 0))
         for at, batch in enumerate(self._batches):
@@ -274,7 +274,7 @@ class _RankCalls:
             self._calls[at] = rows, {batch.names[place]: place for place in used}
         return self._calls[at]
 
-    def _open_call(self, batch: EventColumns, row: int) -> _OpenCall:
+    def _build_open_call(self, batch: EventColumns, row: int) -> _OpenCall:
         columns = {name: column[row] for name, column in batch.columns.items()}
         group = batch.names[int(columns["group"])]
         declared = (each for each in batch.groups if each.name == group)

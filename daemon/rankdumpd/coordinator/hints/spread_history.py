@@ -124,9 +124,9 @@ class _SpreadWalk:
         undumped = [self._arrive(row) for row in range(low, high)]
         kind = self._kinds[call]
         if kind == int(EventKind.SEND):
-            return self._send(call, low, undumped[0])
+            return self._measure_send(call, low, undumped[0])
         if kind == int(EventKind.RECV):
-            return self._receive(call, low, undumped[0])
+            return self._measure_receive(call, low, undumped[0])
         starts = self._starts[low:high]
         first, last = min(starts), max(starts)
         undumped_last = max(undumped)
@@ -138,27 +138,27 @@ class _SpreadWalk:
             waited = max(0, int(self._calls.columns["end_us"][call]) - first)
             # Of several the one with the oldest last call, because the others may wait for it.
             late = min(missing, key=lambda rank: (self._last_start.get(rank, 0), rank))
-            dumped = min(self._stalled_since(late), waited)
+            dumped = min(self._measure_stall(late), waited)
             return CallSpread(call, first_rank, late, waited, dumped, arrived=False)
         spread = last - first
         last_rank = self._ranks[low + starts.index(last)]
         dumped = spread - (undumped_last - min(undumped))
         return CallSpread(call, first_rank, last_rank, spread, min(max(0, dumped), spread))
 
-    def _stalled_since(self, rank: int) -> int:
+    def _measure_stall(self, rank: int) -> int:
         """Return the stall of a rank by dumping since its last call."""
         newest, before = self._newest.get(rank, 0), 0
         if rank in self._timelines:
             before = self._timelines[rank].stall_us
         return newest - before if newest >= before else newest
 
-    def _send(self, call: int, row: int, undumped: int) -> CallSpread:
+    def _measure_send(self, call: int, row: int, undumped: int) -> CallSpread:
         rank, peer = self._ranks[row], self._peers[row]
         key = (self._groups[call], rank, peer, self._sequences[call])
         self._sent[key] = (self._starts[row], undumped)
         return CallSpread(call, rank, rank, 0, 0)
 
-    def _receive(self, call: int, row: int, undumped: int) -> CallSpread:
+    def _measure_receive(self, call: int, row: int, undumped: int) -> CallSpread:
         rank, peer = self._ranks[row], self._peers[row]
         arrival = self._starts[row]
         key = (self._groups[call], peer, rank, self._sequences[call])
@@ -284,7 +284,7 @@ def update_hint_state(
         rank: RankTimeline(stall, delays.get(rank, 0)) for rank, stall in state.stalls.items()
     }
     groups = dict(state.groups)
-    for (group, first), spread in _widest_spreads(order, timelines, stalls or {}).items():
+    for (group, first), spread in _find_widest_spreads(order, timelines, stalls or {}).items():
         history = groups.get(group, GroupSpreadHistory())
         groups[group] = _add_spread(history, _describe_spread(order, spread), first=first)
     return HintState(
@@ -295,7 +295,7 @@ def update_hint_state(
     )
 
 
-def _widest_spreads(
+def _find_widest_spreads(
     order: GlobalOrder, timelines: dict[int, RankTimeline], stalls: Mapping[int, int]
 ) -> dict[tuple[ProcessGroup, bool], CallSpread]:
     """Return the widest spreads of each group, in its first collective and after it."""
@@ -353,11 +353,11 @@ def _limit_groups(
     """Return at most MAX_HINT_GROUPS groups, because a job may create any number."""
     if len(groups) <= MAX_HINT_GROUPS:
         return groups
-    by_spread = sorted(groups.items(), key=lambda item: _max_spread_us(item[1]), reverse=True)
+    by_spread = sorted(groups.items(), key=lambda item: _find_max_spread_us(item[1]), reverse=True)
     return dict(by_spread[:MAX_HINT_GROUPS])
 
 
-def _max_spread_us(history: GroupSpreadHistory) -> int:
+def _find_max_spread_us(history: GroupSpreadHistory) -> int:
     return max(each.spread_us if each else 0 for each in (history.first, history.widest))
 
 

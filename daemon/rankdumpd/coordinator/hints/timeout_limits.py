@@ -261,9 +261,9 @@ def collect_group_limits(
         if session is None and rank not in facts.timeouts:
             continue
         own = next((each for each in timeouts.groups if each.group == group.name), None)
-        backend = backend or (own.backend if own else _usual_backend(session))
+        backend = backend or (own.backend if own else _find_default_backend(session))
         scope = GroupScope.WORLD if _is_world(group, session) else GroupScope.PART
-        for limit in _rank_limits(timeouts, own, session, scope):
+        for limit in _list_rank_limits(timeouts, own, session, scope):
             known.setdefault(limit, []).append(rank)
         aiv = aiv or _is_aiv(timeouts)
     limits = (
@@ -273,23 +273,23 @@ def collect_group_limits(
     return ProcessGroupLimits(backend, tuple(limits), aiv and backend == "hccl")
 
 
-def _rank_limits(
+def _list_rank_limits(
     timeouts: RankTimeouts,
     own: GroupTimeout | None,
     session: SessionStatus | None,
     scope: GroupScope,
 ) -> list[WaitLimit]:
-    backend = own.backend if own else _usual_backend(session)
+    backend = own.backend if own else _find_default_backend(session)
     torch = own is not None or (session is not None and session.framework.startswith("torch"))
     limits: list[WaitLimit] = []
     if backend == "hccl":
         limits += list_hccl_limits(timeouts, torch=torch)
     if torch and backend:
-        limits += _torch_limits(timeouts, backend, own, session, scope)
-    return limits + _session_limits(timeouts, backend)
+        limits += _list_torch_limits(timeouts, backend, own, session, scope)
+    return limits + _list_session_limits(timeouts, backend)
 
 
-def _torch_limits(
+def _list_torch_limits(
     timeouts: RankTimeouts,
     backend: str,
     own: GroupTimeout | None,
@@ -299,16 +299,16 @@ def _torch_limits(
     source = "process group"
     limit_us = own.timeout_us if own else 0
     if not limit_us:
-        limit_us = _default_s(backend, session) * SECOND_US
+        limit_us = _find_default_timeout_s(backend, session) * SECOND_US
         source = "default of torch"
     given = WaitLimit(TimeoutLimit(scope.value, limit_us, source, ()))
     if backend == "nccl":
         return [
             _apply_error_handling(given, timeouts.variables),
-            _nccl_heartbeat(timeouts, session),
+            _build_nccl_heartbeat(timeouts, session),
         ]
     if backend == "hccl":
-        return [_hccl_watchdog(given, timeouts), _hccl_heartbeat(timeouts)]
+        return [_build_hccl_watchdog(given, timeouts), _build_hccl_heartbeat(timeouts)]
     return [given]
 
 
@@ -321,7 +321,7 @@ def _apply_error_handling(given: WaitLimit, variables: Mapping[str, str]) -> Wai
     return _disable_limit(given, why)
 
 
-def _hccl_watchdog(given: WaitLimit, timeouts: RankTimeouts) -> WaitLimit:
+def _build_hccl_watchdog(given: WaitLimit, timeouts: RankTimeouts) -> WaitLimit:
     variables = timeouts.variables
     if is_variable_on(variables, "TORCH_HCCL_BLOCKING_WAIT", default=False):
         return given
@@ -339,18 +339,18 @@ def _hccl_watchdog(given: WaitLimit, timeouts: RankTimeouts) -> WaitLimit:
     return WaitLimit(raised, derived=True)
 
 
-def _nccl_heartbeat(timeouts: RankTimeouts, session: SessionStatus | None) -> WaitLimit:
-    usual = 480 if _torch_version(session) >= (2, 5) else 600
+def _build_nccl_heartbeat(timeouts: RankTimeouts, session: SessionStatus | None) -> WaitLimit:
+    usual = 480 if _parse_torch_version(session) >= (2, 5) else 600
     monitored = is_variable_on(timeouts.variables, "TORCH_NCCL_ENABLE_MONITORING", default=True)
-    return _heartbeat(timeouts, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", usual, monitored)
+    return _build_heartbeat(timeouts, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", usual, monitored)
 
 
-def _hccl_heartbeat(timeouts: RankTimeouts) -> WaitLimit:
+def _build_hccl_heartbeat(timeouts: RankTimeouts) -> WaitLimit:
     monitored = is_variable_on(timeouts.variables, "TORCH_HCCL_ENABLE_MONITORING", default=False)
-    return _heartbeat(timeouts, "TORCH_HCCL_HEARTBEAT_TIMEOUT_SEC", 600, monitored)
+    return _build_heartbeat(timeouts, "TORCH_HCCL_HEARTBEAT_TIMEOUT_SEC", 600, monitored)
 
 
-def _heartbeat(timeouts: RankTimeouts, name: str, usual_s: int, monitored: bool) -> WaitLimit:
+def _build_heartbeat(timeouts: RankTimeouts, name: str, usual_s: int, monitored: bool) -> WaitLimit:
     read = read_timeout_setting(
         timeouts.variables, name, usual_s, owner="torch", legal=(1, UNLIMITED_TIMEOUT_S)
     )
@@ -359,7 +359,7 @@ def _heartbeat(timeouts: RankTimeouts, name: str, usual_s: int, monitored: bool)
     return beat if monitored else _disable_limit(beat, "monitoring is off")
 
 
-def _session_limits(timeouts: RankTimeouts, backend: str) -> list[WaitLimit]:
+def _list_session_limits(timeouts: RankTimeouts, backend: str) -> list[WaitLimit]:
     """Return the limits that scripts declared; `read_exec_limit` reads that of HCCL."""
     limits: list[WaitLimit] = []
     for name in timeouts.limits:
@@ -377,7 +377,7 @@ def _disable_limit(limit: WaitLimit, why: str) -> WaitLimit:
     return replace(limit, limit=replace(limit.limit, limit_us=0, source=source))
 
 
-def _usual_backend(session: SessionStatus | None) -> str:
+def _find_default_backend(session: SessionStatus | None) -> str:
     if session is None:
         return ""
     torch = session.framework.startswith("torch")
@@ -386,11 +386,11 @@ def _usual_backend(session: SessionStatus | None) -> str:
     )
 
 
-def _default_s(backend: str, session: SessionStatus | None) -> int:
-    return 600 if backend == "nccl" and _torch_version(session) >= (2, 2) else _HALF_HOUR_S
+def _find_default_timeout_s(backend: str, session: SessionStatus | None) -> int:
+    return 600 if backend == "nccl" and _parse_torch_version(session) >= (2, 2) else _HALF_HOUR_S
 
 
-def _torch_version(session: SessionStatus | None) -> tuple[int, ...]:
+def _parse_torch_version(session: SessionStatus | None) -> tuple[int, ...]:
     version = session.framework.partition(" ")[2] if session else ""
     parts = version.split(".")[:2]
     return tuple(int(part) for part in parts if part.isdecimal()) or (2, 5)

@@ -183,7 +183,7 @@ class _RankLane:
         self.prefix = 0
         self.following = 0
 
-    def released(self) -> Iterator[int]:
+    def iter_released(self) -> Iterator[int]:
         """Yield the calls that this rank no longer blocks."""
         while self.prefix < len(self.done) and self.done[self.prefix]:
             self.prefix += 1
@@ -211,7 +211,7 @@ class _CallSequencer:
         order: list[int] = []
         cycles: list[tuple[int, ...]] = []
         for lane in self._lanes:
-            self._release(lane.released())
+            self._release_all(lane.iter_released())
         while len(order) < len(self._keys):
             if self._heap:
                 call = heapq.heappop(self._heap)[-1]
@@ -222,7 +222,7 @@ class _CallSequencer:
             self._finish(call)
         return order, cycles
 
-    def _release(self, calls: Iterator[int]) -> None:
+    def _release_all(self, calls: Iterator[int]) -> None:
         for call in calls:
             self._pending[call] -= 1
             if not self._pending[call] and not self._done[call]:
@@ -232,9 +232,9 @@ class _CallSequencer:
         self._done[call] = True
         for lane, place in self._members[call]:
             lane.done[lane.slots[place]] = True
-            self._release(lane.released())
+            self._release_all(lane.iter_released())
         if call in self._receive_of:
-            self._release(iter((self._receive_of[call],)))
+            self._release_all(iter((self._receive_of[call],)))
 
     def _find_cycle(self, call: int) -> tuple[int, ...]:
         """Follow the blocking calls until one repeats; return the cycle, causes first."""

@@ -51,7 +51,7 @@ class ClockCorrection:
     levels: EventColumn
     """Correction from the end of each of these calls on."""
 
-    def levels_at(self, places: EventColumn) -> EventColumn:
+    def find_levels(self, places: EventColumn) -> EventColumn:
         """Return the corrections at these places; the first level also holds before its place."""
         found = np.searchsorted(self.places, places, side="right") - 1
         return self.levels[np.maximum(found, 0)]
@@ -75,7 +75,7 @@ def find_clock_corrections(
     are not in it are compared in further groups with those that are known already.
     """
     names = sorted({name_rank_clock(rank, clocks) for rank in table.ranks})
-    groups = _collect_exits(table, match, sequence, _clock_numbers(table, clocks, names))
+    groups = _collect_exits(table, match, sequence, _number_clocks(table, clocks, names))
     known: dict[int, ClockCorrection] = {}
     for exits in _order_by_connection(groups, known):
         usable, residual = _compute_residuals(exits, known)
@@ -96,7 +96,7 @@ def _compute_residuals(
     corrections = np.zeros(len(exits.end_us), "i8")
     for clock in np.unique(exits.clock[~new]).tolist():
         own = exits.clock == clock
-        corrections[own] = known[clock].levels_at(exits.place[own])
+        corrections[own] = known[clock].find_levels(exits.place[own])
     measured = new if new.all() else ~new
     ends = exits.end_us + corrections
     places, middles = _compute_middles(exits.place[measured], ends[measured])
@@ -118,7 +118,7 @@ def find_comparable_calls(table: EventTable, match: CallMatch) -> EventColumn:
     return np.logical_and.reduceat((blocking & kinds)[match.members], match.bounds[:-1])
 
 
-def _clock_numbers(table: EventTable, clocks: Mapping[int, str], names: list[str]) -> EventColumn:
+def _number_clocks(table: EventTable, clocks: Mapping[int, str], names: list[str]) -> EventColumn:
     """Return the number of the clock that each member reads."""
     number = {name: at for at, name in enumerate(names)}
     counts = [own.stop - own.start for own in table.member_ranks.values()]
@@ -231,7 +231,7 @@ def correct_times(
         exits = compared if len(compared) else exits
         own_rows = table.members["row"][own][exits] - rows.start
         part = {field: column[rows] for field, column in columns.items()}
-        _correct_rank_times(part, own_rows, correction.levels_at(places[own][exits]))
+        _correct_rank_times(part, own_rows, correction.find_levels(places[own][exits]))
         np.maximum.accumulate(part["start_us"], out=part["time_us"])
     return replace(table, columns=columns)
 

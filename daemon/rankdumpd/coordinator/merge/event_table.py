@@ -195,7 +195,7 @@ def build_event_table(events: Mapping[int, Sequence[EventColumns]]) -> EventTabl
         batches = [batch for batch in events[rank] if len(batch)]
         if batches:
             builder.add(rank, batches)
-    return builder.table()
+    return builder.build()
 
 
 class _EventTableBuilder:
@@ -266,7 +266,7 @@ class _EventTableBuilder:
         low, self._member_height = self._member_height, self._member_height + len(own)
         self._member_ranks[rank] = slice(low, self._member_height)
 
-    def table(self) -> EventTable:
+    def build(self) -> EventTable:
         """Return the table of all ranks that were added."""
         fields = (*_CALL_FIELDS, "kind", "position", "end_position", "row", "rank")
         empty = [{field: np.empty(0, _COLUMN_TYPES[field]) for field in fields}]
