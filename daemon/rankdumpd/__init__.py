@@ -4,5 +4,5 @@ from __future__ import annotations
 
 import os
 
-# Read when gRPC is loaded. Nobody else says which handshake failed.
+# Read when gRPC is loaded; without it failed handshakes are not logged.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -9,7 +9,6 @@ import dataclasses
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rankdump._core import tree_root
@@ -37,61 +36,6 @@ from rankdumpd.settings import AgentSettings, DaemonSettings
 from rankdumpd.workers.supervisor import WorkerSupervisor, reclaim_worker_sessions
 
 
-def _open_audit_log(settings: DaemonSettings) -> AbstractContextManager[AuditLog | None]:
-    """Return the audit log of this process, open until the end of the context; None without one."""
-    if not settings.log.audit:
-        return contextlib.nullcontext()
-    return contextlib.closing(AuditLog(Path(settings.log.audit)))
-
-
-def _build_agent(
-    settings: DaemonSettings,
-    meters: MetricCounters,
-    audit: AuditLog | None,
-    required: RequiredFiles,
-) -> DumpAgent | WorkerSupervisor:
-    machine.lower_priority(settings.agent.nice)
-    if settings.agent.workers > 1:
-        return WorkerSupervisor(settings, os.environ, meters=meters, required=required)
-    reclaim_worker_sessions(settings.agent)
-    tls = settings.tls
-    own = TlsCredentials(tls.ca, tls.certificate, tls.key)
-    return DumpAgent(
-        settings.agent, own, audit=audit.add if audit else no_op, meters=meters, required=required
-    )
-
-
-def _build_server(
-    settings: DaemonSettings,
-    address: str,
-    services: Sequence[GrpcService],
-    meters: MetricCounters,
-    audit: AuditLog | None,
-    required: RequiredFiles,
-    *,
-    is_worker: bool = False,
-) -> GrpcServer:
-    """Return the gRPC server of a process, with its certificates and its call gate."""
-    tls = settings.tls
-    certificates = revoked = gate = None
-    if tls.on and not parse_socket_path(address):
-        on_reload = audit.add_reload if audit else ignore_reload
-        certificates = ServerCertificates(tls, on_reload)
-        revoked = RevokedCertificates(Path(tls.revoked), on_reload) if tls.revoked else None
-    if certificates or audit:
-        gate = CallGate(
-            certificates=certificates,
-            revoked=revoked,
-            audit=audit,
-            own_may=is_worker,
-            meters=meters,
-        )
-    group = find_group_id(settings.agent.runtime_group)
-    return GrpcServer(
-        address, services, tls=certificates, gate=gate, group=group, required=required
-    )
-
-
 def build_ingest_task(settings: AgentSettings, source: Path, tree: Path) -> IngestTask:
     """Return the task of ingesting a folder, with the threads and limits of an agent's settings."""
     threads = settings.encode_threads or machine.count_cores()
@@ -116,53 +60,104 @@ def _build_ingest(settings: AgentSettings) -> tuple[IngestComponent, ...]:
     return (IngestComponent(task),)
 
 
+class _DaemonProcess:
+    """Builds the components of one process, with their counters and audit log, and serves them."""
+
+    def __init__(self, settings: DaemonSettings, reread: SettingsReader) -> None:
+        self._settings, self._reread = settings, reread
+        self._counters, self._required = MetricCounters(), RequiredFiles()
+        self._audit = AuditLog(Path(settings.log.audit)) if settings.log.audit else None
+
+    def build_agent(self) -> DumpAgent | WorkerSupervisor:
+        """Return the agent, or the supervisor of its workers."""
+        settings, counters, required = self._settings, self._counters, self._required
+        machine.lower_priority(settings.agent.nice)
+        if settings.agent.workers > 1:
+            return WorkerSupervisor(settings, os.environ, counters=counters, required=required)
+        reclaim_worker_sessions(settings.agent)
+        tls = settings.tls
+        own = TlsCredentials(tls.ca, tls.certificate, tls.key)
+        audit = self._audit.add if self._audit else no_op
+        return DumpAgent(settings.agent, own, audit=audit, meters=counters, required=required)
+
+    def build_coordinator(self, *, ends_with_job: bool = False) -> JobCoordinator:
+        """Return the coordinator."""
+        return JobCoordinator(
+            self._settings.coordinator,
+            ends_with_job=ends_with_job,
+            counters=self._counters,
+            required=self._required,
+        )
+
+    def serve(
+        self,
+        *parts: DumpAgent | WorkerSupervisor | JobCoordinator,
+        address: str,
+        ingest: Sequence[IngestComponent] = (),
+        pipe: WorkerPipe | None = None,
+    ) -> int:
+        """Serve until a signal; return the exit status. A folder is ingested by the first part."""
+        metrics, page = build_metrics(self._settings, self._counters, *parts, audit=self._audit)
+        server = self._build_server(address, (*parts, metrics), is_worker=bool(pipe))
+        first, *others = parts
+        with contextlib.closing(self._audit) if self._audit else contextlib.nullcontext():
+            return lifecycle.run_process(
+                (first, *ingest, *others, *page),
+                server,
+                settings=self._settings,
+                reread=self._reread,
+                pipe=pipe,
+                required=self._required,
+            )
+
+    def _build_server(
+        self, address: str, services: Sequence[GrpcService], *, is_worker: bool
+    ) -> GrpcServer:
+        """Return the gRPC server of the process, with its certificates and its call gate."""
+        tls, audit = self._settings.tls, self._audit
+        certificates = revoked = gate = None
+        if tls.on and not parse_socket_path(address):
+            on_reload = audit.add_reload if audit else ignore_reload
+            certificates = ServerCertificates(tls, on_reload)
+            revoked = RevokedCertificates(Path(tls.revoked), on_reload) if tls.revoked else None
+        if certificates or audit:
+            gate = CallGate(
+                certificates=certificates,
+                revoked=revoked,
+                audit=audit,
+                own_may=is_worker,
+                counters=self._counters,
+            )
+        group = find_group_id(self._settings.agent.runtime_group)
+        return GrpcServer(
+            address, services, tls=certificates, gate=gate, group=group, required=self._required
+        )
+
+
 def serve_agent(settings: DaemonSettings, reread: SettingsReader, pipe: WorkerPipe | None) -> int:
     """Run an agent until a signal; return the exit status. With a `pipe` it is a worker."""
+    process = _DaemonProcess(settings, reread)
     # One process of a host follows the folder: the supervisor, where there are workers.
     ingest = () if pipe else _build_ingest(settings.agent)
-    meters, required = MetricCounters(), RequiredFiles()
-    with _open_audit_log(settings) as audit:
-        agent = _build_agent(settings, meters, audit, required)
-        metrics, page = build_metrics(settings, meters, agent, audit=audit)
-        services = (agent, metrics)
-        listen = settings.agent.listen
-        server = _build_server(
-            settings, listen, services, meters, audit, required, is_worker=bool(pipe)
-        )
-        components = (agent, *ingest, *page)
-        return lifecycle.run_process(
-            components,
-            server,
-            settings=settings,
-            reread=reread,
-            pipe=pipe,
-            required=required,
-        )
+    agent = process.build_agent()
+    return process.serve(agent, address=settings.agent.listen, ingest=ingest, pipe=pipe)
 
 
 def serve_coordinator(settings: DaemonSettings, reread: SettingsReader) -> int:
     """Run a coordinator until a signal; return the exit status."""
-    meters, required = MetricCounters(), RequiredFiles()
-    with _open_audit_log(settings) as audit:
-        coordinator = JobCoordinator(settings.coordinator, meters=meters, required=required)
-        metrics, page = build_metrics(settings, meters, coordinator, audit=audit)
-        services = (coordinator, metrics)
-        server = _build_server(
-            settings, settings.coordinator.listen, services, meters, audit, required
-        )
-        components = (coordinator, *page)
-        return lifecycle.run_process(
-            components, server, settings=settings, reread=reread, required=required
-        )
+    process = _DaemonProcess(settings, reread)
+    return process.serve(process.build_coordinator(), address=settings.coordinator.listen)
 
 
 def serve_both(settings: DaemonSettings, reread: SettingsReader) -> int:
-    """Run agent and coordinator on one address until a signal; return the exit status."""
-    meters, required = MetricCounters(), RequiredFiles()
-    with _open_audit_log(settings) as audit:
-        agent = _build_agent(settings, meters, audit, required)
-        coordinator = JobCoordinator(settings.coordinator, meters=meters, required=required)
-        return _serve_host(settings, reread, meters, audit, (agent, coordinator), required)
+    """Run agent and coordinator on the agent's address until a signal; return the exit status."""
+    process = _DaemonProcess(settings, reread)
+    return process.serve(
+        process.build_agent(),
+        process.build_coordinator(),
+        address=settings.agent.listen,
+        ingest=_build_ingest(settings.agent),
+    )
 
 
 def serve_embedded(
@@ -173,37 +168,14 @@ def serve_embedded(
     The folder is removed then, unless another process uses it again. Without `merges` there is no
     coordinator. Return the exit status.
     """
-    meters, required = MetricCounters(), RequiredFiles()
-    with _open_audit_log(settings) as audit:
-        agent = _build_agent(settings, meters, audit, required)
-        coordinator = JobCoordinator(
-            settings.coordinator, ends_with_job=True, meters=meters, required=required
-        )
-        parts = (agent, coordinator) if merges else (agent,)
-        lifecycle.stop_at_end_of_file(sys.stdin.fileno(), still_used=lambda: _has_ranks(agent))
-        status = _serve_host(settings, reread, meters, audit, parts, required)
+    process = _DaemonProcess(settings, reread)
+    agent = process.build_agent()
+    coordinator = [process.build_coordinator(ends_with_job=True)] if merges else []
+    lifecycle.stop_at_end_of_file(sys.stdin.fileno(), still_used=lambda: _has_ranks(agent))
+    ingest = _build_ingest(settings.agent)
+    status = process.serve(agent, *coordinator, address=settings.agent.listen, ingest=ingest)
     folder.remove_unused(keep_log=status != 0, by_daemon=True)
     return status
-
-
-def _serve_host(
-    settings: DaemonSettings,
-    reread: SettingsReader,
-    meters: MetricCounters,
-    audit: AuditLog | None,
-    parts: Sequence[DumpAgent | WorkerSupervisor | JobCoordinator],
-    required: RequiredFiles,
-) -> int:
-    """Serve an agent, and a coordinator if `parts` has one, on the agent's address."""
-    metrics, page = build_metrics(settings, meters, *parts, audit=audit)
-    server = _build_server(
-        settings, settings.agent.listen, (*parts, metrics), meters, audit, required
-    )
-    agent, *others = parts
-    components = (agent, *_build_ingest(settings.agent), *others, *page)
-    return lifecycle.run_process(
-        components, server, settings=settings, reread=reread, required=required
-    )
 
 
 def _has_ranks(agent: DumpAgent | WorkerSupervisor) -> bool:

@@ -73,7 +73,7 @@ def agent(
         return serve_agent(settings, reread, None if as_worker is None else WorkerPipe())
 
     if as_worker is not None:
-        # Its supervisor has checked the certificates.
+        # The supervisor of a worker has checked the certificates.
         _execute(config, check_config, serve, override, who=f"worker {as_worker} ")
         return
     _execute(config, check_config, serve, override, reports_to=lambda own: own.agent.coordinator)
@@ -84,7 +84,7 @@ def agent(
 @_check
 def coordinator(config: Path | None, check_config: bool) -> None:
     """Merge the events that the agents of jobs report into one execution order."""
-    _execute(config, check_config, serve_coordinator, reports_to=_report_to_nobody)
+    _execute(config, check_config, serve_coordinator, reports_to=lambda _: "")
 
 
 @main.command()
@@ -126,7 +126,7 @@ def standalone(
             return serve_both(settings, reread)
         return serve_embedded(settings, reread, folder, merges=not no_coordinator)
 
-    _execute(config, check_config, serve, override, reports_to=_report_to_nobody)
+    _execute(config, check_config, serve, override, reports_to=lambda _: "")
 
 
 @main.command()
@@ -137,7 +137,7 @@ def standalone(
     "--until-idle",
     metavar="SECONDS",
     type=click.FloatRange(min=0),
-    help="Follow DIR until nothing has come for so long.",
+    help="Follow DIR until no file has arrived for this many seconds.",
 )
 @click.option(
     "--delete-source", is_flag=True, help="Remove each source file once its copy is committed."
@@ -214,19 +214,11 @@ def _with_workers(settings: AgentSettings, workers: int | None) -> AgentSettings
     return settings if workers is None else dataclasses.replace(settings, workers=workers)
 
 
-def _keep_settings(settings: DaemonSettings) -> DaemonSettings:
-    return settings
-
-
-def _report_to_nobody(_settings: DaemonSettings) -> str:
-    return ""
-
-
 def _execute(
     config: Path | None,
     check_only: bool,
     serve: Callable[[DaemonSettings, SettingsReader], int],
-    change: Callable[[DaemonSettings], DaemonSettings] = _keep_settings,
+    change: Callable[[DaemonSettings], DaemonSettings] = lambda settings: settings,
     *,
     who: str = "",
     reports_to: Callable[[DaemonSettings], str] | None = None,

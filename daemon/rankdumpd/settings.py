@@ -416,15 +416,15 @@ class SettingsChange:
 def adopt_settings(old: DaemonSettings, new: DaemonSettings) -> SettingsChange:
     """Return the old settings with those of the new ones that may change while a process runs."""
     changed: list[str] = []
-    waiting: list[str] = []
+    pending: list[str] = []
     sections: dict[str, object] = {}
     for section in dataclasses.fields(DaemonSettings):
         before, after = getattr(old, section.name), getattr(new, section.name)
         live = LIVE_SETTINGS.get(section.name, ())
         names = [f.name for f in dataclasses.fields(after)]
         other = [name for name in names if getattr(before, name) != getattr(after, name)]
-        taken = {name: getattr(after, name) for name in other if name in live}
+        applied = {name: getattr(after, name) for name in other if name in live}
         changed += [f"{section.name}.{name}" for name in other if name in live]
-        waiting += [f"{section.name}.{name}" for name in other if name not in live]
-        sections[section.name] = dataclasses.replace(before, **taken)
-    return SettingsChange(dataclasses.replace(old, **sections), tuple(changed), tuple(waiting))
+        pending += [f"{section.name}.{name}" for name in other if name not in live]
+        sections[section.name] = dataclasses.replace(before, **applied)
+    return SettingsChange(dataclasses.replace(old, **sections), tuple(changed), tuple(pending))

@@ -417,7 +417,7 @@ def test_full_state_disk_acknowledges_nothing(host, tmp_path) -> None:
     agent.send()
     wait_until(agent.acknowledged)
     with host.coordinator._publishing_lock:
-        base = host.coordinator._state._base
+        base = host.coordinator._state._connection
         (pages,) = base.execute("PRAGMA page_count").fetchone()
         base.execute(f"PRAGMA max_page_count = {pages}")
     agent.session(job.session(0, notes=("x" * 100_000,)), job.root)

@@ -70,27 +70,27 @@ def names(root: Path) -> list[str]:
 def test_order_waits_for_its_full_disk_alone(coordinator, disk, tmp_path, code):
     full, free = tmp_path / "full", tmp_path / "free"
     disk[str(full)] = code
-    coordinator.take(report(3, "a", 0, full))
-    coordinator.take(report(6, "a", 1, full))
-    coordinator.take(report(3, "b", 0, free))
+    coordinator.add_report(report(3, "a", 0, full))
+    coordinator.add_report(report(6, "a", 1, full))
+    coordinator.add_report(report(3, "b", 0, free))
     wait_until(lambda: names(free) == ["Default/op0"])
     wait_until(lambda: coordinator.problem)
     assert coordinator.problem.startswith("job a: its order cannot be written and is tried again")
     assert os.strerror(code) in coordinator.problem
-    assert coordinator.take(AgentReport("agent-a", 0)).acknowledged == 0
+    assert coordinator.add_report(AgentReport("agent-a", 0)).acknowledged == 0
     assert coordinator.drain(0) == 2
     disk.clear()
     wait_until(lambda: names(full) == ["Default/op0", "Default/op1"])
     wait_until(lambda: not coordinator.problem)
-    wait_until(lambda: coordinator.take(AgentReport("agent-a", 0)).acknowledged == 6)
-    assert list(coordinator.findings("a")) == []
+    wait_until(lambda: coordinator.add_report(AgentReport("agent-a", 0)).acknowledged == 6)
+    assert list(coordinator.iter_findings("a")) == []
     assert coordinator.drain(0) == 0
 
 
 def test_permanent_disk_error_loses_the_order_and_is_reported(coordinator, disk, tmp_path):
     disk[str(tmp_path / "closed")] = errno.EROFS
-    coordinator.take(report(3, "a", 0, tmp_path / "closed"))
-    wait_until(lambda: list(coordinator.findings("a")))
+    coordinator.add_report(report(3, "a", 0, tmp_path / "closed"))
+    wait_until(lambda: list(coordinator.iter_findings("a")))
     assert coordinator.problem == ""
 
 

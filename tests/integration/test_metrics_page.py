@@ -53,7 +53,7 @@ class MetricsPageClient:
     ) -> None:
         self.tls, self.meters = tls or TlsSettings(), MetricCounters()
         metrics = ProcessMetrics((*sources, self.meters.samples))
-        self.endpoint = MetricsEndpoint(HERE, metrics, self.tls, meters=self.meters, audit=audit)
+        self.endpoint = MetricsEndpoint(HERE, metrics, self.tls, counters=self.meters, audit=audit)
         self.endpoint.start()
 
     def get(

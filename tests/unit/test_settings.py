@@ -1,4 +1,4 @@
-"""Settings: a file, an environment, and errors that name the key."""
+"""Settings from a file and the environment, and errors that name the key."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from rankdump.errors import ConfigError
 from rankdumpd.settings import DaemonSettings, load_settings
 
 
-def test_nothing_given_means_the_defaults():
-    """Without file and environment the documented defaults hold."""
+def test_settings_default_without_file_and_environment():
     assert load_settings(None, {"PATH": "x"}) == DaemonSettings()
 
 
-def test_environment_overrides_the_file(tmp_path: Path):
-    """A variable wins over the file, the file over the defaults."""
+def test_settings_from_environment_override_file(tmp_path: Path):
     path = tmp_path / "a.toml"
     path.write_text("[agent]\nworkers = 3\nqueue_bytes = 8388608\n[coordinator]\ndeadline_s = 5\n")
     settings = load_settings(
@@ -54,8 +52,8 @@ def test_environment_overrides_the_file(tmp_path: Path):
         ("", {"RANKDUMPD_AGENT__WORKER": "2"}, ("nearest: RANKDUMPD_AGENT__WORKERS",)),
     ],
 )
-def test_errors_name_the_key_and_what_is_allowed(tmp_path: Path, text, environ, says):
-    """Whatever is wrong, the one line says where and what would be right."""
+def test_settings_errors_name_key_and_allowed_values(tmp_path: Path, text, environ, says):
+    """Every error is one line."""
     path = tmp_path / "a.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as refused:
@@ -64,22 +62,21 @@ def test_errors_name_the_key_and_what_is_allowed(tmp_path: Path, text, environ, 
     assert "\n" not in str(refused.value)
 
 
-def test_missing_file_is_an_error_not_a_default(tmp_path: Path):
-    """A file that is named has to be there."""
+def test_missing_settings_file_is_an_error(tmp_path: Path):
     with pytest.raises(ConfigError, match="No such file"):
         load_settings(tmp_path / "none.toml", {})
 
 
-def test_printed_settings_can_be_read_back(tmp_path: Path):
-    """What --check-config prints is a file that gives the same settings."""
+def test_printed_settings_round_trip(tmp_path: Path):
+    """The output of --check-config is a file with the same settings."""
     first = load_settings(None, {"RANKDUMPD_AGENT__STATE_DIR": '/a "b" \\c'})
     path = tmp_path / "a.toml"
     path.write_text("\n".join(first.lines()))
     assert load_settings(path, {}) == first
 
 
-def test_sample_file_shows_every_key_with_its_default():
-    """The file in deploy/ says what holds without it, key for key."""
+def test_sample_settings_file_has_every_key_with_default():
+    """The file is in deploy/."""
     sample = Path(__file__).parents[2] / "deploy" / "rankdumpd.toml"
     assert load_settings(sample, {}) == DaemonSettings()
     shown = [line for line in sample.read_text().splitlines() if line and line[0] != "#"]

@@ -1,4 +1,4 @@
-"""What is said of certificates and keys that are not in order."""
+"""Warnings about certificates and private keys before a start."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def said(tls: TlsSettings, **more: str) -> list[str]:
     return [doubt.text for doubt in check_certificates(tls, **more)]
 
 
-def test_certificates_in_order_and_none_at_all_are_fine(authority: CertificateAuthority):
+def test_valid_or_no_certificates_give_no_warning(authority: CertificateAuthority):
     assert said(settings_of(authority.credentials("agent")), reports_to=COORDINATOR) == []
     assert said(TlsSettings(), reports_to=COORDINATOR) == []
 
 
-def test_a_certificate_whose_time_is_over_is_said(authority: CertificateAuthority):
+def test_expired_certificate_gives_warning(authority: CertificateAuthority):
     shown = authority.credentials("expired")
     assert said(settings_of(shown)) == [
         f"the certificate {shown.certificate} is not valid: certificate has expired"
     ]
 
 
-def test_a_certificate_of_another_authority_is_said(
+def test_certificate_of_other_authority_gives_warning(
     authority: CertificateAuthority, tmp_path: Path
 ):
     other = CertificateAuthority(tmp_path / "ca")
@@ -55,7 +55,7 @@ def test_a_certificate_of_another_authority_is_said(
     assert text.startswith(f"the certificate {shown.certificate} is not valid: ")
 
 
-def test_a_role_that_a_coordinator_does_not_take_is_said(authority: CertificateAuthority):
+def test_certificate_without_agent_role_gives_warning(authority: CertificateAuthority):
     shown = authority.credentials("reader")
     assert said(settings_of(shown), reports_to=COORDINATOR) == [
         f"certificate {shown.certificate} has the roles: reader; "
@@ -64,7 +64,7 @@ def test_a_role_that_a_coordinator_does_not_take_is_said(authority: CertificateA
     assert said(settings_of(shown)) == said(settings_of(shown), reports_to="unix:/c.sock") == []
 
 
-def test_files_that_cannot_be_used_are_errors(authority: CertificateAuthority, tmp_path: Path):
+def test_unusable_certificate_files_are_errors(authority: CertificateAuthority, tmp_path: Path):
     agent = settings_of(authority.credentials("agent"))
     swapped = dataclasses.replace(agent, key=authority.credentials("reader").key)
     with pytest.raises(ConfigError, match=r"reader\.key.*the key of .*agent\.pem"):
@@ -82,7 +82,7 @@ def test_files_that_cannot_be_used_are_errors(authority: CertificateAuthority, t
         (0o604, os.getuid(), (os.getgid(),), "is accessible to others (mode 0604): chmod 0600 "),
     ],
 )
-def test_a_key_that_others_may_read_is_said(
+def test_private_key_readable_by_others_gives_warning(
     tmp_path: Path, mode: int, uid: int, groups: tuple[int, ...], words: str
 ):
     key = tmp_path / "a.key"
@@ -92,8 +92,8 @@ def test_a_key_that_others_may_read_is_said(
     assert text == (f"private key {key} {words}{key}" if words else "")
 
 
-def test_a_key_of_somebody_else_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Root may own it, as in a container; no other user may."""
+def test_private_key_of_other_user_gives_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Root may own it, as in a container."""
     key = tmp_path / "a.key"
     key.touch()
     key.chmod(0o604)

@@ -1,4 +1,4 @@
-"""One version: of the library, the installed package, both commands and what is shipped."""
+"""Version of the library, the installed package, the commands and the packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_commands_and_package_have_the_version_of_the_library(capsys):
-    """`make setup` installs again when the version changes, so these cannot part."""
+    """`make setup` installs again when the version changes."""
     assert version("rankdump") == rankdump.__version__
     assert run_command_line(["--version"]) == 0
     assert capsys.readouterr().out == f"rankdump, version {rankdump.__version__}\n"
@@ -24,7 +24,7 @@ def test_commands_and_package_have_the_version_of_the_library(capsys):
     assert said.output == f"rankdumpd, version {rankdump.__version__}\n"
 
 
-def test_debian_kubernetes_and_changelog_have_it_too():
+def test_debian_kubernetes_and_changelog_have_the_version():
     debian = (ROOT / "deploy/debian/changelog").read_text()
     assert debian.startswith(f"rankdump ({rankdump.__version__}-")
     images = [p.read_text() for p in (ROOT / "deploy/kubernetes").iterdir()]

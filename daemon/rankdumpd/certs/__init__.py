@@ -1,1 +1,1 @@
-"""Private certificate authority in a folder, for people who have none."""
+"""Private certificate authority in a folder, for sites without one."""

@@ -25,7 +25,7 @@ from rankdumpd.server.tls import compute_fingerprint
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365
-# Clocks of hosts differ: a new certificate has to be valid on all of them at once.
+# Clocks of hosts differ, and a new certificate must be valid on all of them at once.
 _BEFORE = datetime.timedelta(minutes=5)
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _DNS_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
@@ -228,7 +228,7 @@ class CertificateStore:
         """Write a certificate and its key; ConfigError when the name is taken."""
         if self.certificate(name).exists() or self.key(name).exists():
             raise ConfigError(str(self.folder), name, "taken", "a name that is free")
-        # The key first: a certificate without a key would look complete.
+        # The key is written first, because a certificate without a key would look complete.
         _create_file(self.key(name), issued.key, _KEY_MODE)
         _create_file(self.certificate(name), issued.certificate, _OPEN_MODE)
 

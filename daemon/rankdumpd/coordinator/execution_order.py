@@ -33,7 +33,7 @@ class OrderedCalls:
     """rank, start_us, end_us, position, end_position (OPEN_END_POSITION for those that wait),
     stream, stall_us, peer."""
     missing: Mapping[int, tuple[int, ...]]
-    """Ranks that should have taken part and did not, by call; complete calls are absent."""
+    """Ranks that should have taken part and did not, by call; without complete calls."""
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -59,7 +59,7 @@ class GlobalOrder:
     findings: tuple[Finding, ...]
     skews: Mapping[str, int] = field(default_factory=dict[str, int])
     """Microseconds added to the last times of each clock whose ranks left their collectives before
-    or after the others; clocks that needed no correction are absent."""
+    or after the others; without clocks that needed no correction."""
 
     def __len__(self) -> int:
         return len(self.columns["call"])

@@ -1,5 +1,5 @@
-"""Frozen values that the packages of the coordinator exchange: reports and their answers, views of
-jobs and iterations, published offsets. Pure.
+"""Immutable values that the packages of the coordinator exchange: reports and their answers, views
+of jobs and iterations, published offsets. Pure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PublishedOffsets:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """Timeouts and sessions of the ranks of a job, from which its hints are made."""
+    """Timeouts and sessions of the ranks of a job, from which its hints are computed."""
 
     job_id: str
     timeouts: Mapping[int, RankTimeouts] = field(default_factory=dict[int, RankTimeouts])
@@ -47,7 +47,7 @@ class RankCoverage:
     """Time up to which the events of a rank are known."""
 
     until_us: int
-    """Every event that began before has arrived; on the coordinator's clock."""
+    """Every event that began before it has arrived; on the coordinator's clock."""
     agent: str = ""
     """Sentence on the state of its agent."""
 
@@ -79,7 +79,7 @@ class AgentReport:
     coverage: tuple[ReportedRankCoverage, ...] = ()
     host: str = ""
     host_id: str = ""
-    """Tells hosts of one name apart."""
+    """Distinguishes hosts of the same name."""
     clock: ClockEstimate = field(default_factory=ClockEstimate)
     load: AgentLoad = field(default_factory=AgentLoad)
     held_events: int = 0
@@ -87,7 +87,7 @@ class AgentReport:
 
     @property
     def items(self) -> int:
-        """Number of its numbered items."""
+        """Number of its items with sequence numbers."""
         return sum(map(len, (self.sessions, self.timeouts, self.events, self.iterations)))
 
 
@@ -136,9 +136,9 @@ class IterationView:
     clocks: Mapping[int, str] = field(default_factory=dict[int, str])
     """Name of the clock that each rank reads; ranks of one host share one."""
     stalls: Mapping[int, int] = field(default_factory=dict[int, int])
-    """How long dumping has stalled each rank since its session began, as reported last."""
+    """Time that dumping has stalled each rank since its session began, as reported last."""
     coverage: Mapping[int, RankCoverage] = field(default_factory=dict[int, RankCoverage])
-    """Time up to which each rank is known; ranks that reported nothing are absent."""
+    """Time up to which each rank is known; without ranks that reported nothing."""
     provisional: bool = False
     """Whether the iteration still runs, so that missing events may arrive."""
 
@@ -153,12 +153,12 @@ class JobView:
     iterations: tuple[IterationStatus, ...]
     """The newest balances."""
     older_iterations: int
-    """Number of older balances, which are left out."""
+    """Number of older balances, which are omitted."""
     merge: MergeStatus
     hints: tuple[TimeoutHint, ...]
     findings: tuple[Finding, ...]
     more_findings: int
-    """Number of findings that were left out; they are in the job's file."""
+    """Number of omitted findings; the file of the job has them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Rebuild of an agent's ledger from a tree: from its manifests only.
+"""Rebuild of an agent's ledger from the manifests of a tree.
 
-Uses from the agent how a ledger's file is made and what its tables are, and no component.
+Uses the agent's ledger tables, and none of its components.
 """

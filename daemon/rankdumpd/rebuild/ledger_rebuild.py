@@ -28,10 +28,10 @@ _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def read_manifests(root: Path, *, hidden: bool = False) -> Iterator[tuple[str, Manifest]]:
-    """Yield the manifests of all ranks with the folder of their rank; or those that are `hidden`,
-    of iterations that are being removed.
+    """Yield the manifests of all ranks, each with the folder of its rank; with `hidden`, those of
+    iterations that are being removed.
 
-    CorruptedError names one that cannot be read: a ledger without it would be wrong.
+    CorruptedError when one cannot be read, because a ledger without it would be wrong.
     """
     for rank in _list_rank_folders(root):
         folder = f"{rank}/{MANIFEST_FOLDER}"
@@ -41,13 +41,13 @@ def read_manifests(root: Path, *, hidden: bool = False) -> Iterator[tuple[str, M
 
 
 def read_retired_iterations(root: Path) -> Iterator[tuple[str, RetiredIteration]]:
-    """Yield what was removed of all ranks with the folder of their rank."""
+    """Yield the removed iterations of all ranks, each with the folder of its rank."""
     for rank in _list_rank_folders(root):
         if RETIRED_FILE not in _list_names(root, f"{rank}/{METADATA_FOLDER}"):
             continue
         path = f"{rank}/{METADATA_FOLDER}/{RETIRED_FILE}"
         try:
-            # After the last newline there is nothing, or a line that a crash cut off.
+            # After the last newline there may be a line that a crash cut off.
             for line in _read_bytes(root, path).decode(errors="replace").split("\n")[:-1]:
                 yield rank, RetiredIteration.from_line(line)
         except CorruptedError as error:
@@ -128,13 +128,13 @@ def rebuild_ledger(tree: Path, state_dir: Path) -> RebuiltLedger:
             "a folder without a ledger: move the existing one away",
         )
     sessions = _collect_sessions(tree)
-    guard = lock_ledger_folder(state_dir)
+    lock_fd = lock_ledger_folder(state_dir)
     try:
         _write_ledger(state_dir, sessions)
     except sqlite3.Error as error:
         raise ExhaustedError(f"{state_dir}: {error}") from None
     finally:
-        os.close(guard)
+        os.close(lock_fd)
     return RebuiltLedger(
         len(sessions),
         sum(len(each.ends) for each in sessions),
@@ -147,19 +147,19 @@ def _collect_sessions(tree: Path) -> list[SessionLedgerRows]:
         _group_by_session(read_manifests(tree)),
         _group_by_session(read_manifests(tree, hidden=True)),
     )
-    gone: defaultdict[_SessionKey, list[RetiredIteration]] = defaultdict(list)
+    retired: defaultdict[_SessionKey, list[RetiredIteration]] = defaultdict(list)
     for rank, line in read_retired_iterations(tree):
-        gone[rank, line.session_id].append(line)
+        retired[rank, line.session_id].append(line)
     root = os.path.realpath(tree)
     return [
         build_session_rows(
             SessionManifests(
-                tuple(whole[who].values()), tuple(cut[who].values()), tuple(gone[who])
+                tuple(whole[key].values()), tuple(cut[key].values()), tuple(retired[key])
             ),
             root=root,
-            graphs=list_ordered_graphs(tree, who[0]),
+            graphs=list_ordered_graphs(tree, key[0]),
         )
-        for who in sorted({*whole, *cut, *gone})
+        for key in sorted({*whole, *cut, *retired})
     ]
 
 
@@ -174,19 +174,19 @@ def _group_by_session(
 
 
 def _write_ledger(state_dir: Path, sessions: list[SessionLedgerRows]) -> None:
-    """Fill a file under another name, and give it its own when it is whole."""
-    growing = state_dir / f".{_LEDGER_FILE}.tmp"
-    growing.unlink(missing_ok=True)
-    with contextlib.closing(open_ledger_file(growing)) as base:
-        base.execute("PRAGMA journal_mode = DELETE")
-        base.execute("BEGIN IMMEDIATE")
+    """Fill a temporary file, and rename it when it is complete."""
+    temporary = state_dir / f".{_LEDGER_FILE}.tmp"
+    temporary.unlink(missing_ok=True)
+    with contextlib.closing(open_ledger_file(temporary)) as db:
+        db.execute("PRAGMA journal_mode = DELETE")
+        db.execute("BEGIN IMMEDIATE")
         for each in sessions:
-            base.execute(f"INSERT INTO sessions VALUES ({_build_placeholders(10)})", each.session)
-            base.executemany(f"INSERT INTO records VALUES {RECORD_PLACES}", each.records)
-            base.executemany(f"INSERT INTO iterations VALUES ({_build_placeholders(9)})", each.ends)
-            base.executemany(f"INSERT INTO retired VALUES ({_build_placeholders(6)})", each.retired)
-        base.execute("COMMIT")
-    growing.rename(state_dir / _LEDGER_FILE)
+            db.execute(f"INSERT INTO sessions VALUES ({_build_placeholders(10)})", each.session)
+            db.executemany(f"INSERT INTO records VALUES {RECORD_PLACES}", each.records)
+            db.executemany(f"INSERT INTO iterations VALUES ({_build_placeholders(9)})", each.ends)
+            db.executemany(f"INSERT INTO retired VALUES ({_build_placeholders(6)})", each.retired)
+        db.execute("COMMIT")
+    temporary.rename(state_dir / _LEDGER_FILE)
 
 
 def _build_placeholders(number: int) -> str:

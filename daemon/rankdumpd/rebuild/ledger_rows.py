@@ -21,7 +21,7 @@ LedgerRow: TypeAlias = "tuple[str | int | bytes, ...]"
 
 @dataclass(frozen=True, slots=True)
 class SessionLedgerRows:
-    """What the ledger says of one session."""
+    """Ledger rows of one session."""
 
     session: LedgerRow
     records: tuple[LedgerRow, ...]
@@ -31,11 +31,11 @@ class SessionLedgerRows:
 
 @dataclass(frozen=True, slots=True)
 class SessionManifests:
-    """What a tree says of one session; there is at least one of all."""
+    """Manifests and retired iterations of one session; at least one of them exists."""
 
     manifests: tuple[Manifest, ...] = ()
     hidden: tuple[Manifest, ...] = ()
-    """Of iterations whose removal was cut."""
+    """Manifests of iterations whose removal was interrupted."""
     retired: tuple[RetiredIteration, ...] = ()
 
 
@@ -44,8 +44,8 @@ def build_session_rows(
 ) -> SessionLedgerRows:
     """Return the rows of a session.
 
-    `graphs` are those whose program order is in the tree. A session of which the manifests do not
-    say what an agent needs to go on with it stands there to be counted, and cannot come back.
+    `graphs` are those whose program order is in the tree. A session whose manifests lack the data
+    that an agent needs to resume it is only counted, and cannot be resumed.
     """
     ordered = sorted(found.manifests, key=_last_sequence)
     records: list[LedgerRow] = []
@@ -53,22 +53,22 @@ def build_session_rows(
     spare = count(-1, -1)
     reached = 0
     for manifest in ordered:
-        # Of before manifests said it: as if there had been nothing but its tensors.
+        # Older manifests have no last sequence number: assume that only tensors were sent.
         end = _last_sequence(manifest) or reached + len(manifest.records) + 1
         numbers = iter(range(reached + 1, end))
-        for record, fate in _iter_record_fates(manifest):
-            # Rows of figures come many in a frame; no rank ever sends a number below 1.
+        for record, outcome in _iter_record_statuses(manifest):
+            # One frame has many rows of statistics; ranks never send numbers below 1.
             sequence = next(numbers, None) or next(spare)
-            records.append(_build_record_row(manifest.status, sequence, record, fate))
+            records.append(_build_record_row(manifest.status, sequence, record, outcome))
         ends.append(_build_end_row(manifest, end))
         reached = max(reached, end)
     request = _build_request(found, root)
-    about = {k: v for k, v in asdict(request).items() if not isinstance(v, bytes)}
-    # Nobody knows whether it said goodbye. Closed, it is not waited for, and may come back.
+    fields = {k: v for k, v in asdict(request).items() if not isinstance(v, bytes)}
+    # Whether the session was closed is not known. A closed one may be reopened and delays nothing.
     state, graphs_json = SessionState.CLOSED.value, json.dumps(sorted(graphs))
     reached = max([reached, *map(_last_sequence, found.hidden)])
-    how = (state, reached, len(ordered), "[]", graphs_json, "", 0)
-    session = (request.session_id, json.dumps(about), request.plan_json, *how)
+    progress = (state, reached, len(ordered), "[]", graphs_json, "", 0)
+    session = (request.session_id, json.dumps(fields), request.plan_json, *progress)
     return SessionLedgerRows(session, tuple(records), tuple(ends), tuple(_iter_retired_rows(found)))
 
 
@@ -77,7 +77,7 @@ def _last_sequence(manifest: Manifest) -> int:
 
 
 def _build_request(found: SessionManifests, root: str) -> SessionRequest:
-    """Return how the rank introduced itself, as far as its newest manifest says it."""
+    """Return the session request of the rank, as far as its newest manifest has the fields."""
     plan = plan_to_json(DumpPlan(OutputSettings(root)))
     every = sorted(found.manifests or found.hidden, key=_last_sequence)
     if not every:
@@ -96,7 +96,7 @@ def _build_request(found: SessionManifests, root: str) -> SessionRequest:
             config_source=b"",
         )
     newest = every[-1]
-    status, said = newest.status, newest.session
+    status, session = newest.status, newest.session
     return SessionRequest(
         job_id=status.job_id,
         session_id=status.session_id,
@@ -104,41 +104,41 @@ def _build_request(found: SessionManifests, root: str) -> SessionRequest:
         world_size=newest.world_size,
         device=newest.device,
         host=newest.host,
-        pid=said.pid if said else 0,
-        framework=said.framework if said else "",
-        device_target=said.device_target if said else "",
-        plan_json=said.plan.encode() if said else plan,
+        pid=session.pid if session else 0,
+        framework=session.framework if session else "",
+        device_target=session.device_target if session else "",
+        plan_json=session.plan.encode() if session else plan,
         config_source=b"",
     )
 
 
 def _iter_retired_rows(found: SessionManifests) -> Iterator[LedgerRow]:
-    """Yield the iterations that are gone, or of which the rest has to go."""
-    there = {each.status.iteration for each in found.manifests}
+    """Yield the iterations that were removed, or whose removal has to be completed."""
+    present = {each.status.iteration for each in found.manifests}
     cut = {each.status.iteration for each in found.hidden}
-    # A line may stand there twice.
-    lines = {line.iteration: line for line in found.retired if line.iteration not in there}
+    # An iteration may have several lines.
+    lines = {line.iteration: line for line in found.retired if line.iteration not in present}
     for iteration, line in sorted(lines.items()):
-        about = {"job": line.job_id, "rank": line.rank, "iteration": iteration, "why": line.why}
-        status = json.dumps({**about, "bytes": 0})
-        # What it took is in no sum of this ledger, so nothing is to be taken off.
+        fields = {"job": line.job_id, "rank": line.rank, "iteration": iteration, "why": line.why}
+        status = json.dumps({**fields, "bytes": 0})
+        # Its bytes are in no sum of this ledger, so none must be subtracted.
         yield (line.session_id, iteration, line.at_us, int(iteration not in cut), 0, status)
 
 
-def _iter_record_fates(manifest: Manifest) -> Iterator[tuple[ManifestRecord, RecordStatus]]:
-    """Yield the records of a manifest with what became of them: as many of each as it says."""
+def _iter_record_statuses(manifest: Manifest) -> Iterator[tuple[ManifestRecord, RecordStatus]]:
+    """Yield the records of a manifest with their status, as many of each as it counts."""
     linked, degraded = manifest.status.linked, manifest.status.degraded
     for record in manifest.records:
-        fate = RecordStatus.STORED
+        outcome = RecordStatus.STORED
         if record.path and not record.bytes_stored and linked:
-            fate, linked = RecordStatus.LINKED, linked - 1
+            outcome, linked = RecordStatus.LINKED, linked - 1
         elif not record.path and degraded:
-            fate, degraded = RecordStatus.DEGRADED, degraded - 1
-        yield record, fate
+            outcome, degraded = RecordStatus.DEGRADED, degraded - 1
+        yield record, outcome
 
 
 def _build_record_row(
-    status: IterationStatus, sequence: int, record: ManifestRecord, fate: RecordStatus
+    status: IterationStatus, sequence: int, record: ManifestRecord, outcome: RecordStatus
 ) -> LedgerRow:
     folder = find_folder(record.path.rpartition("/")[0])
     return (
@@ -146,7 +146,7 @@ def _build_record_row(
         sequence,
         folder.graph if folder is not None else 0,
         status.iteration,
-        fate.value,
+        outcome.value,
         "",
         record.path,
         record.op_type,
@@ -158,17 +158,17 @@ def _build_record_row(
         record.bytes_stored,
         record.digest,
         record.timestamp_us,
-        *("", ""),  # its row stands in its table
+        *("", ""),  # its row of statistics is in the table
         record.member,
-        *(0, "", ""),  # it is joined, or will never be
+        *(0, "", ""),  # its rows are joined already, or never will be
     )
 
 
 def _build_end_row(manifest: Manifest, sequence: int) -> LedgerRow:
     status = manifest.status
-    # It ended when its last tensor had come, or soon after: so old it is for who removes old ones.
+    # The time of its last tensor is the age of the iteration for retention.
     ended_us = max((record.timestamp_us for record in manifest.records), default=0)
-    # What the agent dropped and what the rank did stand as one sum in a manifest.
+    # A manifest has one sum for records that the agent and the rank dropped.
     end = IterationEnd(
         status.iteration,
         status.expected,

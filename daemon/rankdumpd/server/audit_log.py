@@ -23,7 +23,7 @@ from rankdump.errors import ConfigError
 MAX_AUDIT_BYTES = 16 << 20
 """Size at which a file is renamed and a new one begun."""
 MAX_AUDIT_FILES = 5
-"""Most files: the current one, and `.1` to `.4` with earlier lines."""
+"""Number of files: the current one, and `.1` to `.4` with earlier lines."""
 _LOG_MODE = 0o640
 _MAX_TEXT_CHARACTERS = 512
 _TRANSIENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE)
@@ -135,7 +135,7 @@ class AuditLog:
 
 
 def _open_log(path: Path) -> int:
-    # Not blocking: the path may be a pipe that nobody reads.
+    # Non-blocking, because the path may be a pipe without a reader.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.open(path, flags, _LOG_MODE)
 

@@ -1,4 +1,4 @@
-"""Thread that one component owns: started, stopped, waited for, and reported when it dies."""
+"""Thread of one component, with start, stop, join and a report of its failure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _logger = logging.getLogger(__name__)
 class BackgroundThread:
     """Runs a function in a thread until that returns; safe to use from several threads.
 
-    The function is expected to return soon after `is_stopping` has become true. Where it sleeps it
-    calls `wait`, which a stop ends.
+    The function must return soon after `is_stopping` has become true, and sleep with `wait`, which
+    a stop ends.
     """
 
     def __init__(self, run: Callable[[], object], name: str, *, daemon: bool = True) -> None:
@@ -36,7 +36,7 @@ class BackgroundThread:
         return self._stopping.is_set()
 
     def start(self) -> None:
-        """Run the function, also again after a stop."""
+        """Run the function; may be repeated after a stop."""
         self._stopping.clear()
         self._cause = ""
         self._thread = threading.Thread(
@@ -45,11 +45,11 @@ class BackgroundThread:
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until a stop is requested, at most for that long; return whether one was."""
+        """Sleep until a stop is requested, at most `timeout_s`; return whether one was."""
         return self._stopping.wait(timeout_s)
 
     def request_stop(self) -> None:
-        """Ask the function to return, and do not wait for it."""
+        """Request that the function returns, without waiting for it."""
         self._stopping.set()
 
     def join(self, timeout_s: float | None = None) -> bool:
@@ -64,7 +64,7 @@ class BackgroundThread:
         return self.join(timeout_s)
 
     def fault(self) -> str:
-        """Return what ended the function without a stop; empty when nothing did."""
+        """Return why the function ended without a stop; empty when it did not."""
         if self._thread is None or self.is_running or self.is_stopping:
             return ""
         return f"thread {self.name} has ended: {self._cause or 'its function returned'}"

@@ -68,20 +68,20 @@ class CallGate(grpc.ServerInterceptor):
         revoked: RevokedCertificates | None = None,
         audit: AuditLog | None = None,
         own_may: bool = False,
-        meters: MetricCounters | None = None,
+        counters: MetricCounters | None = None,
     ) -> None:
         """Without certificates every caller is local. With `own_may` a caller with this server's
-        certificate may call everything: so does the supervisor of a worker.
+        certificate, such as the supervisor of a worker, may call everything.
         """
         self._certificates, self._revoked, self._audit = certificates, revoked, audit
-        self._own_may, self._meters = own_may, meters or MetricCounters()
+        self._own_may, self._counters = own_may, counters or MetricCounters()
         self._streams: set[_AdmittedCall] = set()
         self._logged = LogOnce(_logger)
         self._lock = threading.Lock()
         self._thread = BackgroundThread(self._run, "rankdumpd-gate")
 
     def start(self) -> None:
-        """Begin to check open streams."""
+        """Start checking open streams."""
         if self._revoked:
             self._thread.start()
 
@@ -109,7 +109,7 @@ class CallGate(grpc.ServerInterceptor):
         handler = continuation(handler_call_details)
         if handler is None:
             return None
-        # Generic in its messages, which may be of any type here.
+        # Handlers are generic in the types of their messages.
         found: Any = handler
         kind = (bool(found.request_streaming), bool(found.response_streaming))
         serve = found.unary_unary or found.unary_stream or found.stream_unary or found.stream_stream
@@ -155,7 +155,7 @@ class CallGate(grpc.ServerInterceptor):
     def _admit(self, method: str, context: grpc.ServicerContext) -> _AdmittedCall:
         caller = LOCAL_CALLER
         if self._certificates:
-            # The stubs say bytes where it is a sequence of them.
+            # The type stubs have bytes in place of a sequence of them.
             shown: Any = context.auth_context()
             caller = identify_caller(shown, context.peer())
         call = _AdmittedCall(method, caller, context)
@@ -163,9 +163,9 @@ class CallGate(grpc.ServerInterceptor):
             method, caller, revoked=self._read_revoked(), own=self._read_own_fingerprint()
         )
         if why:
-            # Once for each reason: callers try again.
+            # Once for each reason, because callers try again.
             self._logged.log(logging.WARNING, f"a call was refused: {why}")
-            self._meters.add(
+            self._counters.add(
                 "rankdump_refused_calls_total", code=grpc.StatusCode.PERMISSION_DENIED.name
             )
             self._write(call, "refused", result=grpc.StatusCode.PERMISSION_DENIED.name)
@@ -174,7 +174,7 @@ class CallGate(grpc.ServerInterceptor):
 
     @contextmanager
     def _audited(self, call: _AdmittedCall, what: str = "call") -> Generator[None]:
-        """Audit how a call ended."""
+        """Audit the result of the call in the block."""
         failure = ""
         try:
             yield
@@ -218,7 +218,7 @@ def identify_caller(shown: Mapping[str, Iterable[bytes]], peer: str) -> CallerId
 
 
 def _note_request(call: _AdmittedCall, request: Any, *, streamed: bool) -> object:
-    """Return a request, or a stream of them, and note in the call what the first is about."""
+    """Return a request, or a stream of them; the first one is described in the call."""
     if not streamed:
         call.about |= describe_request(request)
         return request
@@ -230,7 +230,7 @@ def _note_request(call: _AdmittedCall, request: Any, *, streamed: bool) -> objec
             yield message
             return
 
-    # Later messages pass without a generator of ours.
+    # Only the first message passes through a generator.
     return chain(first(), messages)
 
 

@@ -33,7 +33,7 @@ METHOD_ROLES: Mapping[str, frozenset[str]] = {
     "/grpc.health.v1.Health/Watch": _ALL_ROLES,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _ALL_ROLES,
 }
-"""Roles that may call each method over TLS; nobody may call a method that is not listed."""
+"""Roles that may call each method over TLS; methods that are not listed are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +107,12 @@ def explain_refusal(
         return ""
     short = method.rpartition(".")[2]
     has = " and ".join(sorted(caller.roles)) or "none"
-    wanted = " or ".join(sorted(allowed)) or "nobody"
-    return f"{who} has the wrong role: {short} is for {wanted}, and its roles are: {has}"
+    roles = " or ".join(sorted(allowed)) or "nobody"
+    return f"{who} has the wrong role: {short} is for {roles}, and its roles are: {has}"
 
 
 def describe_request(message: object) -> dict[str, object]:
-    """Return what a request is about, as fields of an audit line."""
+    """Return the fields of an audit line that describe a request."""
     if isinstance(message, agent_pb2.OpenSessionRequest):
         return {
             "job": message.job_id,

@@ -16,7 +16,7 @@ _logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def abort_on_error(context: grpc.ServicerContext, meters: MetricCounters) -> Generator[None]:
+def abort_on_error(context: grpc.ServicerContext, counters: MetricCounters) -> Generator[None]:
     """End the call with the status of the block's RankdumpError, which is logged and counted.
 
     Any other exception passes: gRPC logs it and ends the call with UNKNOWN.
@@ -27,5 +27,5 @@ def abort_on_error(context: grpc.ServicerContext, meters: MetricCounters) -> Gen
         code = get_status_code(error)
         level = logging.INFO if isinstance(error, RetryableError) else logging.WARNING
         _logger.log(level, "call failed with %s: %s", code.name, error)
-        meters.add("rankdump_refused_calls_total", code=code.name)
+        counters.add("rankdump_refused_calls_total", code=code.name)
         context.abort(code, str(error))

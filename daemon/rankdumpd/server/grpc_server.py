@@ -25,12 +25,12 @@ from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.server.tls import ServerCertificates
 
 MAX_RECEIVE_BYTES = 8 << 20
-# Every open stream occupies a thread, also those of 1,024 agents; threads start when needed.
+# Every open stream occupies a thread, for up to 1,024 agents; threads start when needed.
 MAX_THREADS = 1280
 _SOCKET_MODE = 0o660
 _FOLDER_MODE = 0o750
 _PRIVATE_MODE = 0o700
-# Files that other threads make at that moment lose only the right of others to write.
+# Files that other threads create meanwhile only lose write permissions of group and others.
 _BINDING_UMASK = 0o022
 
 _logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class GrpcServer:
             interceptors=[self._gate] if self._gate else [],
             options=[
                 ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
-                # Without this a second server could share the port unnoticed.
+                # Otherwise a second server could share the port unnoticed.
                 ("grpc.so_reuseport", 0),
             ],
         )
@@ -108,7 +108,7 @@ class GrpcServer:
         return bound
 
     def show(self, *, well: bool) -> None:
-        """Report in health checks whether all is well; calls work in either case."""
+        """Set the status of health checks; calls work in either case."""
         states = health_pb2.HealthCheckResponse
         for name in self._names:
             self._health.set(name, states.SERVING if well else states.NOT_SERVING)
@@ -167,7 +167,7 @@ def _bind(server: grpc.Server, address: str, tls: ServerCertificates | None) -> 
 
 
 def _bind_socket(server: grpc.Server, path: Path, group: int) -> str:
-    # Connecting needs the right to write: nobody else connects before the mode is set.
+    # Connecting needs write permission, so others cannot connect before the mode is set.
     earlier = os.umask(_BINDING_UMASK)
     try:
         server.add_insecure_port(f"unix:{path}")

@@ -21,6 +21,7 @@ from typing import Protocol
 
 from rankdump.errors import ConfigError
 from rankdumpd.server.background_thread import BackgroundThread
+from rankdumpd.server.grpc_server import GrpcServer
 from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.server.worker_pipe import WorkerPipe
 from rankdumpd.settings import DaemonSettings, adopt_settings
@@ -42,8 +43,8 @@ class ProcessRequest(Enum):
 class SignalWaiter:
     """Waits for signals on a pipe: SIGTERM and SIGINT request a stop, SIGHUP a reload.
 
-    An Event would not do: its lock may be held by the very thread that the handler interrupts,
-    and a signal that another thread receives would not wake a thread that waits for a lock.
+    An Event is not used: the thread that the handler interrupts may hold its lock, and a signal
+    that another thread receives does not wake a thread that waits for a lock.
     """
 
     def __init__(self, *, reloads: bool = False) -> None:
@@ -61,7 +62,7 @@ class SignalWaiter:
         return self._stop
 
     def wait(self, timeout_s: float | None = None) -> ProcessRequest:
-        """Return the next request, NOTHING after the timeout; a stop comes before a reload."""
+        """Return the next request, a stop before a reload; NOTHING after the timeout."""
         while not (self._stop or self._reload):
             ready, _, _ = select.select([self._read_end], [], [], timeout_s)
             if not ready:
@@ -73,10 +74,10 @@ class SignalWaiter:
         return ProcessRequest.RELOAD
 
     def request(self, request: ProcessRequest = ProcessRequest.STOP) -> None:
-        """Request as a signal does, from any thread; it does not count as a first signal."""
+        """Request a stop or a reload from any thread; it does not count as a first signal."""
         self._stop = self._stop or request is ProcessRequest.STOP
         self._reload = self._reload or request is ProcessRequest.RELOAD
-        with contextlib.suppress(OSError):  # full, or closed: nobody waits then
+        with contextlib.suppress(OSError):  # the pipe is full or closed
             os.write(self._write_end, b"x")
 
     def close(self) -> None:
@@ -146,23 +147,23 @@ class ServiceManagerNotifier:
     def extend_timeout(
         self, limit_s: float, *, unless: Callable[[], bool] = lambda: False
     ) -> Generator[None]:
-        """Ask for more time while a start or a stop goes on, for at most `limit_s`."""
+        """Request more time for the start or stop in the block, for at most `limit_s`."""
         if not self._address:
             yield
             return
 
-        def ask() -> None:
+        def extend() -> None:
             deadline_s = time.monotonic() + limit_s
-            while not asking.wait(self.tick_s) and time.monotonic() < deadline_s and not unless():
-                # The time counts from now on, and has to reach beyond the next request.
+            while not extender.wait(self.tick_s) and time.monotonic() < deadline_s and not unless():
+                # The time counts from this message and must outlast the interval to the next one.
                 self._send(f"EXTEND_TIMEOUT_USEC={round(3 * self.tick_s * _US)}", *self._ping())
 
-        asking = BackgroundThread(ask, "rankdumpd-notify")
-        asking.start()
+        extender = BackgroundThread(extend, "rankdumpd-notify")
+        extender.start()
         try:
             yield
         finally:
-            asking.stop()
+            extender.stop()
 
     def _ping(self) -> tuple[str, ...]:
         return ("WATCHDOG=1",) if self._watchdog_us else ()
@@ -195,9 +196,9 @@ def _read_watchdog_us(environ: Mapping[str, str]) -> int:
 _CALL_GRACE_S = 1.0
 _USE_POLL_INTERVAL_S = 0.2
 _REQUIRED_FILES_INTERVAL_S = 2.0
-"""Seconds between two looks for required files."""
+"""Seconds between two checks of the required files."""
 _START_TIMEOUT_S = 3600.0
-"""Longest start for which the service manager is asked to wait."""
+"""Limit of the time for a start that is requested from the service manager."""
 _EXIT_FAILED = 1
 
 SettingsReader = Callable[[Mapping[str, str]], DaemonSettings]
@@ -208,14 +209,14 @@ class Component(Protocol):
     """A part of the process with a start, a stop and a health."""
 
     leave_s = 6.0
-    """Seconds that `stop` needs at most beyond the deadline of a drain, unless a disk hangs."""
+    """Longest duration of `stop` after the deadline of a drain, unless a disk hangs."""
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start working."""
         ...
 
     def drain(self, timeout_s: float) -> int:
-        """Accept nothing new, finish the rest; return how many items are left at the deadline."""
+        """Accept nothing new, finish the rest; return the number of items left at the deadline."""
         ...
 
     def stop(self) -> None:
@@ -223,10 +224,10 @@ class Component(Protocol):
         ...
 
     def reload(self, settings: DaemonSettings) -> None:
-        """Apply those settings that may change while the component works."""
+        """Apply the settings that may change while the component works."""
 
     def fault(self) -> str:
-        """Return which part has died so that only a restart of the process helps; empty if none.
+        """Return which part failed and needs a restart of the process; empty if none did.
 
         A disk that hangs is not a fault: a new process would hang too.
         """
@@ -237,29 +238,9 @@ class Component(Protocol):
         return ""
 
 
-class ServerListener(Protocol):
-    """The server that accepts connections: gRPC's."""
-
-    def start(self) -> str:
-        """Bind and serve; return the address."""
-        ...
-
-    def refuse(self) -> None:
-        """Report in health checks that the process is about to stop."""
-        ...
-
-    def show(self, *, well: bool) -> None:
-        """Report in health checks whether all is well; calls work in either case."""
-        ...
-
-    def stop(self, grace_s: float) -> None:
-        """End all calls."""
-        ...
-
-
 def run_process(
     components: Sequence[Component],
-    server: ServerListener,
+    server: GrpcServer,
     *,
     settings: DaemonSettings,
     reread: SettingsReader,
@@ -283,13 +264,13 @@ def run_process(
 
 
 def stop_at_end_of_file(descriptor: int, *, still_used: Callable[[], bool] = lambda: False) -> None:
-    """Ask this process to stop when a pipe has ended and `still_used` is false.
+    """Stop this process when a pipe has ended and `still_used` is false.
 
-    The end of the pipe means that the process at its other end is gone, for whatever reason.
+    The pipe ends when the process at its other end exits or is killed.
     """
 
     def wait() -> None:
-        # Not through a buffered file: its lock, held by this thread, would abort the exit.
+        # Unbuffered: this thread would hold the lock of a buffered file, which aborts the exit.
         while os.read(descriptor, 4096):
             pass
         while still_used():
@@ -305,7 +286,7 @@ class _ProcessLife:
     def __init__(
         self,
         components: Sequence[Component],
-        server: ServerListener,
+        server: GrpcServer,
         settings: DaemonSettings,
         reread: SettingsReader,
         pipe: WorkerPipe | None,
@@ -347,7 +328,7 @@ class _ProcessLife:
                 self._notifier.send_alive(self._brief())
 
     def end(self, *, drains: bool) -> int:
-        """Drain and stop, or only stop; return the exit status. Exit at once where that hangs."""
+        """Drain and stop, or only stop; return the exit status. Exit at once if that hangs."""
         limit_s = max(component.leave_s for component in self._components)
         limit_s += self._settings.agent.drain_timeout_s if drains else 0.0
         thread = threading.Thread(
@@ -362,7 +343,7 @@ class _ProcessLife:
                 "the stop does not end because a disk or a call hangs (threads: %s): %s; ranks "
                 "resend what was not acknowledged",
                 ", ".join(hanging),
-                self._brief() or "it is not known what is left",
+                self._brief() or "what is left is not known",
             )
             os._exit(_EXIT_FAILED)
         self._signals.close()
@@ -392,23 +373,23 @@ class _ProcessLife:
 
     def _drain(self) -> int:
         timeout_s = self._settings.agent.drain_timeout_s
-        deadline = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         unfinished = 0
         for component in self._components:
-            begun = time.monotonic()
-            left = component.drain(max(0.0, deadline - begun))
+            start_s = time.monotonic()
+            left = component.drain(max(0.0, deadline_s - start_s))
             unfinished += left
             if left:
                 _logger.error(
                     "%s: %d items are unfinished after %.1f s; ranks send them again",
                     type(component).__name__,
                     left,
-                    time.monotonic() - begun,
+                    time.monotonic() - start_s,
                 )
         return unfinished
 
     def _accept_environment(self, environ: Mapping[str, str]) -> None:
-        """Note the new settings that the supervisor sent."""
+        """Request a reload with the settings that the supervisor sent."""
         self._environ = environ
         self._signals.request(ProcessRequest.RELOAD)
 
@@ -434,7 +415,7 @@ class _ProcessLife:
         self._notifier.send_ready(self._brief())
 
     def _check_required_files(self) -> None:
-        """Log which required files are gone. That is not a fault: a new process would know less."""
+        """Log missing required files. They are no fault: a new process would lose more."""
         missing = self._required.find_missing()
         for sentence in missing:
             if sentence not in self._missing:

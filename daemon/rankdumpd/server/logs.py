@@ -22,7 +22,7 @@ _PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (log
 
 
 class SessionIdentity(Protocol):
-    """Anything that identifies a session: its request, or its status."""
+    """Object with the ids of a session, such as its request or its status."""
 
     @property
     def job_id(self) -> str:
@@ -46,7 +46,7 @@ def build_log_fields(session: SessionIdentity, **more: object) -> dict[str, obje
 
 
 class TextLogFormatter(logging.Formatter):
-    """Lines for people; `who` stands before the name of the logger."""
+    """Formats lines for people; `who` comes before the name of the logger."""
 
     def __init__(self, who: str = "") -> None:
         super().__init__(f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s")
@@ -89,7 +89,7 @@ class JournalLogFormatter(logging.Formatter):
 
 
 def build_formatter(settings: LogSettings, *, who: str, journal: bool) -> logging.Formatter:
-    """Return the formatter that the settings ask for."""
+    """Return the formatter for these settings."""
     formatter = JsonLogFormatter(who) if settings.format == "json" else TextLogFormatter(who)
     return JournalLogFormatter(formatter) if journal else formatter
 
@@ -97,7 +97,7 @@ def build_formatter(settings: LogSettings, *, who: str, journal: bool) -> loggin
 def set_up_logging(
     settings: LogSettings, environ: Mapping[str, str], *, who: str = "", to: TextIO | None = None
 ) -> None:
-    """Make all loggers of this process write to standard error; `who` names a worker."""
+    """Set up the log of this process on standard error; `who` names a worker."""
     stream = to or sys.stderr
     handler = logging.StreamHandler(stream)
     journal = environ.get("JOURNAL_STREAM", "") == _identify_stream(stream)

@@ -38,9 +38,8 @@ def count_cores(groups: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUP_FILE) -> in
 def read_host_id(proc: Path = Path("/proc"), machine: Path = Path("/etc/machine-id")) -> str:
     """Return a text that all processes of one host share and no other host has, whatever its name.
 
-    It is made of the boot id, the machine id and the network namespace: containers of one machine
-    count as several hosts, and copied images have the same machine id. Empty where none of these
-    can be read.
+    It contains the boot id, the machine id and the network namespace: containers of one machine
+    count as several hosts, and copied images share a machine id. Empty if none can be read.
     """
     parts: list[str] = []
     for path in (proc / "sys/kernel/random/boot_id", machine):
@@ -54,7 +53,7 @@ def read_host_id(proc: Path = Path("/proc"), machine: Path = Path("/etc/machine-
 def lower_priority(niceness: int) -> None:
     """Raise the niceness of this process to at least that much.
 
-    Of the whole process: the others would wait for a single nice thread that holds the GIL.
+    All threads get it, because others would wait for a single nice thread that holds the GIL.
     """
     if niceness > os.getpriority(os.PRIO_PROCESS, 0):
         os.setpriority(os.PRIO_PROCESS, 0, niceness)

@@ -23,11 +23,11 @@ AGENT_PREFIX, COORDINATOR_PREFIX, PROCESS_PREFIX = (
 )
 """Prefixes of the metrics of an agent, of a coordinator and of every process."""
 MAX_LABELLED_SAMPLES = 64
-"""Most roots or jobs that get a sample of their own."""
+"""Largest number of roots or jobs with a sample of their own."""
 DURATION_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Upper bounds of the buckets of duration histograms."""
 PAGE_REFUSAL_REASONS = ("busy", "certificate", "malformed", "method", "path", "role")
-"""Reasons for which the page refuses a request: too many connections, no trusted certificate, not
+"""Reasons why the page refuses a request: too many connections, no trusted certificate, not
 HTTP, a method other than GET, another path, a certificate without a reading role or revoked.
 """
 
@@ -45,7 +45,7 @@ class MetricKind(str, Enum):
 
 
 class MetricAggregation(str, Enum):
-    """How samples of several processes become one."""
+    """How samples of several processes are combined."""
 
     SUM = "sum"
     LEAST = "least"
@@ -190,7 +190,7 @@ _HISTOGRAM_SUFFIXES = ("_bucket", "_count", "_sum")
 
 
 def find_metric_name(name: str) -> str:
-    """Return the metric that a sample belongs to: a histogram has several samples.
+    """Return the metric of a sample; a histogram has several samples.
 
     >>> find_metric_name("rankdump_agent_commit_seconds_bucket")
     'rankdump_agent_commit_seconds'

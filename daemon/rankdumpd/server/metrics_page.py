@@ -51,7 +51,7 @@ from rankdumpd.settings import DaemonSettings, TlsSettings
 
 PAGE_REFUSALS_METRIC = "rankdump_refused_page_requests_total"
 AUDIT_INTERVAL_S = 1.0
-"""Least time between two audit lines about callers without a trusted certificate."""
+"""Shortest time between two audit lines about callers without a trusted certificate."""
 
 _logger = logging.getLogger(__name__)
 
@@ -59,57 +59,57 @@ _logger = logging.getLogger(__name__)
 class PageRefusals:
     """Counts, audits and logs refused requests; safe to use from several threads.
 
-    Anybody who reaches the port can cause refusals without end. For callers without a trusted
-    certificate one audit line a second is written, with the number of those left out, so that they
-    cannot push other entries out of the audit. All refusals are counted.
+    Anyone who reaches the port can cause refusals. For callers without a trusted certificate one
+    audit line a second is written, with the number of refusals in between, so that they cannot
+    displace other entries. All refusals are counted.
     """
 
     def __init__(
         self,
-        meters: MetricCounters,
+        counters: MetricCounters,
         audit: AuditLog | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the counters at 0; `clock` is monotonic, in seconds."""
-        self._meters, self._audit, self._clock = meters, audit, clock
-        self._meters.start_at_zero(PAGE_REFUSALS_METRIC)
+        self._counters, self._audit, self._clock = counters, audit, clock
+        self._counters.start_at_zero(PAGE_REFUSALS_METRIC)
         self._lock = threading.Lock()
         self._logged = LogOnce(_logger)
-        self._quiet_to_s = 0.0
-        self._left_out = 0
+        self._next_audit_s = 0.0
+        self._unaudited = 0
 
     def count(self, reason: str) -> None:
         """Count a refusal of which only the reason is known."""
-        self._meters.add(PAGE_REFUSALS_METRIC, reason=reason)
+        self._counters.add(PAGE_REFUSALS_METRIC, reason=reason)
 
-    def add(self, reason: str, caller: CallerIdentity, asked: str, why: str) -> None:
-        """Count a refusal and audit who requested what; each reason is logged once."""
+    def add(self, reason: str, caller: CallerIdentity, request: str, why: str) -> None:
+        """Count and audit a refused request; each reason is logged once."""
         self.count(reason)
-        if self._logged.is_new(reason):
-            _logger.warning("the metrics page refused a request: %s", why)
+        text = f"the metrics page refused a request: {why}"
+        self._logged.log(logging.WARNING, text, about=reason)
         if self._audit is None:
             return
-        more = 0 if caller.is_known else self._count_left_out()
+        more = 0 if caller.is_known else self._count_unaudited()
         if more is not None:
-            fields = {"method": asked, **caller.audit_fields(), "result": reason}
+            fields = {"method": request, **caller.audit_fields(), "result": reason}
             self._audit.add("refused", {**fields, "more": more} if more else fields)
 
-    def _count_left_out(self) -> int | None:
+    def _count_unaudited(self) -> int | None:
         """Return how many refusals were not audited before this one; None to skip this one too."""
         with self._lock:
             now_s = self._clock()
-            if now_s < self._quiet_to_s:
-                self._left_out += 1
+            if now_s < self._next_audit_s:
+                self._unaudited += 1
                 return None
-            self._quiet_to_s = now_s + AUDIT_INTERVAL_S
-            left_out, self._left_out = self._left_out, 0
-            return left_out
+            self._next_audit_s = now_s + AUDIT_INTERVAL_S
+            unaudited, self._unaudited = self._unaudited, 0
+            return unaudited
 
 
 METRICS_PATH = "/metrics"
 METRICS_METHOD = "/rankdump.wire.v1.MetricsService/Metrics"
-"""Roles that may call this method may read the page."""
+"""Method whose roles may read the page."""
 _REQUEST_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 8
 
@@ -148,7 +148,7 @@ class MetricsPageGuard:
                     self._context = self._build_context()
                     self._seen = material
                 except (OSError, ConfigError) as error:
-                    # The files changed again meanwhile: the next connection reads them again.
+                    # The files changed again: the next connection reads them.
                     _logger.warning(
                         "metrics page: the new certificate files cannot be used: %s",
                         error,
@@ -189,7 +189,7 @@ class MetricsPageServer(http.server.ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         """Bind without a lookup of the host's name, which may take long."""
-        # The base class does the same, and then the lookup.
+        # As in the base class, without the lookup.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -198,12 +198,12 @@ class MetricsPageServer(http.server.ThreadingHTTPServer):
         """Refuse a connection when there are too many."""
         accepted = self._connections.acquire(blocking=False)
         if not accepted:
-            # Not audited: all other connections wait for this thread.
+            # Not audited, because all other connections wait for this thread.
             self.refusals.count("busy")
         return accepted
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve one connection, then make room for another."""
+        """Serve one connection, then release its slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -230,7 +230,7 @@ class MetricsPageServer(http.server.ThreadingHTTPServer):
             raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log failed connections at the level of debugging only: clients cause them."""
+        """Log failed connections at debug level, because clients cause them."""
         _logger.debug("a connection from %s failed", client_address, exc_info=True)
 
 
@@ -253,7 +253,7 @@ class _MetricsPageHandler(http.server.BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK, content_type, encode(server.registry))
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class
-        """Log requests at the level of debugging only: one comes every few seconds."""
+        """Log requests at debug level, because one arrives every few seconds."""
         _logger.debug(format, *args)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
@@ -317,7 +317,7 @@ def _format_peer(address: Any) -> str:
 
 
 def _identify_page_caller(connection: ssl.SSLSocket, peer: str) -> CallerIdentity:
-    """Return who has connected, by the certificate that the handshake verified."""
+    """Return the caller of a connection, by the certificate that the handshake verified."""
     der, shown = connection.getpeercert(binary_form=True), connection.getpeercert()
     if not der or not shown:
         return build_unknown_caller(peer)
@@ -348,8 +348,8 @@ class ProcessMetrics(metrics_pb2_grpc.MetricsServiceServicer):
 
     def __init__(self, sources: Sequence[SampleSource]) -> None:
         self._sources = sources
-        self._begun_s = time.time()
-        self._failing: set[int] = set()
+        self._start_s = time.time()
+        self._logged = LogOnce(_logger)
 
     def register(self, server: grpc.Server) -> None:
         """Add the service to a server that has not started."""
@@ -365,17 +365,16 @@ class ProcessMetrics(metrics_pb2_grpc.MetricsServiceServicer):
         """Return the samples of all sources but those that fail."""
         found = [
             MetricSample("rankdump_build_info", 1, {"version": version("rankdump")}),
-            MetricSample("rankdump_start_time_seconds", self._begun_s),
+            MetricSample("rankdump_start_time_seconds", self._start_s),
         ]
         for number, source in enumerate(self._sources):
             try:
                 found += source()
-                self._failing.discard(number)
+                self._logged.forget(str(number))
             except Exception as error:
-                # When something is broken, monitoring needs the other metrics most of all.
-                if number not in self._failing:
-                    _logger.error("metrics of one source are left out: %r", error)
-                self._failing.add(number)
+                # The metrics of other sources are most useful when something is broken.
+                text = f"the metrics of one source are omitted: {error!r}"
+                self._logged.log(logging.ERROR, text, about=str(number))
         return aggregate_samples(found)
 
 
@@ -390,7 +389,7 @@ class MetricsEndpoint(lifecycle.Component):
         metrics: ProcessMetrics,
         tls: TlsSettings,
         *,
-        meters: MetricCounters | None = None,
+        counters: MetricCounters | None = None,
         audit: AuditLog | None = None,
     ) -> None:
         """ConfigError when the page would be open to all hosts, or certificates cannot be read."""
@@ -402,7 +401,7 @@ class MetricsEndpoint(lifecycle.Component):
         self._host, self._port = host, int(port)
         self._guard = MetricsPageGuard(tls) if tls.on else None
         self._metrics = metrics
-        self._refusals = PageRefusals(meters or MetricCounters(), audit)
+        self._refusals = PageRefusals(counters or MetricCounters(), audit)
         self._server: MetricsPageServer | None = None
         self._thread: BackgroundThread | None = None
 
@@ -426,7 +425,7 @@ class MetricsEndpoint(lifecycle.Component):
         _logger.info("metrics are served at %s%s", self.address, METRICS_PATH)
 
     def drain(self, timeout_s: float) -> int:
-        """Continue to serve: the progress of a drain can be read from metrics."""
+        """Continue to serve, so that metrics show the progress of the drain."""
         return 0
 
     def stop(self) -> None:
@@ -448,13 +447,15 @@ class MetricsEndpoint(lifecycle.Component):
 
 def build_metrics(
     settings: DaemonSettings,
-    meters: MetricCounters,
-    *halves: MetricsProvider,
+    counters: MetricCounters,
+    *providers: MetricsProvider,
     audit: AuditLog | None = None,
 ) -> tuple[ProcessMetrics, tuple[MetricsEndpoint, ...]]:
     """Return the metrics of a process, and the page with them if settings ask for one."""
-    metrics = ProcessMetrics((meters.samples, *(half.samples for half in halves)))
+    metrics = ProcessMetrics((counters.samples, *(provider.samples for provider in providers)))
     listen = settings.metrics.listen
     if not listen:
         return metrics, ()
-    return metrics, (MetricsEndpoint(listen, metrics, settings.tls, meters=meters, audit=audit),)
+    return metrics, (
+        MetricsEndpoint(listen, metrics, settings.tls, counters=counters, audit=audit),
+    )

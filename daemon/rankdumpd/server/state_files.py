@@ -1,5 +1,5 @@
 """Files that a daemon depends on: the SQLite file of its state with one owner at a time, folders
-that a group may enter, files that have to stay where they were made, and which errors of disks
+that a group may enter, files that have to stay in place, and which errors of disks
 and databases are transient.
 """
 
@@ -47,7 +47,7 @@ def is_no_space(error: BaseException) -> bool:
 
 
 def is_corrupted_database(error: BaseException) -> bool:
-    """Return whether a database file is corrupted, which never passes by itself.
+    """Return whether a database file is corrupted, which is never transient.
 
     Python has no subclass for that, but has subclasses for all errors of the caller.
     """
@@ -60,13 +60,13 @@ def describe_error(error: BaseException) -> str:
 
 
 _MIN_FREE_BYTES = 128 << 10
-"""Least space that the tables and the shared memory of a small database need."""
+"""Smallest space for the tables and the shared memory of a small database."""
 
 
 def open_database(
     path: Path, key: str, prepare: Callable[[sqlite3.Connection], None]
 ) -> sqlite3.Connection:
-    """Return a connection that `prepare` has given its tables.
+    """Return a connection to a database whose tables `prepare` created.
 
     ConfigError names the setting `key` when the folder cannot hold it, ExhaustedError when there
     is no space now; CorruptedError when the file is not a database.
@@ -108,7 +108,7 @@ def migrate_tables(
     version = read_tables_version(base, path, newest=newest, whose=whose)
     made = base.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (known_by,)).fetchone()
     script = "".join(migrations[step] for step in range(version, newest)) if made else ""
-    # In one transaction: half a migration could not be recognised.
+    # In one transaction, because a partial migration could not be detected.
     base.executescript(f"BEGIN; {script} PRAGMA user_version = {newest}; COMMIT;")
 
 
@@ -149,11 +149,11 @@ def _is_disk_full(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _RequiredFile:
-    """One file as it was when its watch began."""
+    """Identity of a file when its watch began."""
 
     identity: tuple[int, int] | None
     cost: str
-    """What does not work without the file, as a clause."""
+    """Consequence of its absence, as a clause."""
 
 
 class RequiredFiles:
@@ -166,7 +166,7 @@ class RequiredFiles:
         """A sentence for each file that was missing at the last check."""
 
     def watch_file(self, path: Path, cost: str) -> None:
-        """Require a file to stay where it is; `cost` says what does not work without it."""
+        """Require a file to stay where it is; `cost` is a clause on what fails without it."""
         with self._lock:
             self._kept[path] = _RequiredFile(_read_identity(path), cost)
 
@@ -206,5 +206,5 @@ def make_group_folder(path: Path, group: int, mode: int = GROUP_FOLDER_MODE) -> 
     for folder in reversed(missing):
         folder.mkdir(_PRIVATE_FOLDER_MODE, exist_ok=True)
         os.chown(folder, -1, group if folder == path else -1)
-        # Whatever the umask is: the folder of the socket may be among the parents.
+        # Independent of the umask, because the folder of the socket may be among the parents.
         folder.chmod(mode if folder == path else GROUP_FOLDER_MODE)

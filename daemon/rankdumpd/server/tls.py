@@ -45,7 +45,7 @@ class TlsMaterial:
 
 
 def ignore_reload(_files: Sequence[Path]) -> None:
-    """Do nothing when files were reloaded."""
+    """Callback that does nothing."""
 
 
 class WatchedFiles(Generic[WatchedValue]):
@@ -77,9 +77,10 @@ class WatchedFiles(Generic[WatchedValue]):
                     _logger.info("reloaded the files %s", ", ".join(map(str, self._paths)))
                     self._on_reload(self._paths)
                 except ConfigError as error:
-                    # Perhaps only one of several files was replaced yet: the next change counts.
+                    # Perhaps only one of the files was replaced so far; later changes are read too.
                     _logger.error(
-                        "changed files cannot be used, and those read before stay in use: %s", error
+                        "changed files cannot be used; their earlier content stays in use: %s",
+                        error,
                     )
             return self._value
 
@@ -88,7 +89,7 @@ class WatchedFiles(Generic[WatchedValue]):
 
 
 class ServerCertificates:
-    """Certificate of a server, its key and its authorities, as the files are now."""
+    """Certificate of a server, its key and its authorities, from files that may change."""
 
     def __init__(self, settings: TlsSettings, on_reload: ReloadCallback = ignore_reload) -> None:
         """ConfigError when the files cannot be read, do not match or name no host."""
@@ -181,7 +182,7 @@ def _load_pair(
     paths: Sequence[Path], ca: bytes, certificate: bytes, key: bytes
 ) -> x509.Certificate:
     """Return the server's certificate; ConfigError when the files do not match each other."""
-    # Imported here: a daemon without certificates does not need it.
+    # Imported here, because a daemon without certificates does not need it.
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
 

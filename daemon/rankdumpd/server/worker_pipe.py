@@ -1,9 +1,9 @@
 """Pipe between a worker and the process that started it: one pipe each way, both ends.
 
-The supervisor keeps the worker's standard input open. A line on it requests a drain or brings
-new settings; its end means that the supervisor is gone, and ends the worker at once: the next
-worker needs the ledger, and ranks resend what was not acknowledged. On its standard output the
-worker reports where it listens and, after a drain, how much is left.
+The supervisor keeps the worker's standard input open. A line on it requests a drain or contains
+new settings; its end means that the supervisor is gone, and the worker exits at once, because the
+next worker needs the ledger and ranks resend records that were not acknowledged. On its standard
+output the worker reports its address and, after a drain, the number of items left.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """The worker serves."""
+    """Report of a worker that serves."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDrained:
-    """The worker has drained."""
+    """Report of a worker that has drained."""
 
     unfinished_items: int
     """Items that were not finished by the deadline."""
@@ -47,7 +47,7 @@ class WorkerPipe:
         self, drain: Callable[[], None], reload: Callable[[Mapping[str, str]], None]
     ) -> None:
         """Call `drain` or `reload` when the supervisor requests it, `reload` with an environment of
-        settings; end this process when the supervisor is gone.
+        settings; exit when the supervisor is gone.
         """
         thread = threading.Thread(
             target=_follow_pipe,
@@ -58,21 +58,21 @@ class WorkerPipe:
         thread.start()
 
     def send_ready(self, address: str) -> None:
-        """Report that this process serves, and where."""
+        """Report the address at which this process serves."""
         _print_line(f"{_READY_WORD} {address}")
 
     def send_drained(self, items: int) -> None:
-        """Report how many items a drain left unfinished."""
+        """Report the number of items that a drain left unfinished."""
         _print_line(f"{_LEFT_WORD} {items}")
 
 
 def request_drain(process: subprocess.Popen[bytes]) -> None:
-    """Ask a worker to drain and exit; does nothing when it is gone."""
+    """Request that a worker drains and exits; does nothing when it is gone."""
     _write_line(process, _DRAIN_WORD)
 
 
 def send_settings(process: subprocess.Popen[bytes], environ: Mapping[str, str]) -> None:
-    """Ask a worker to reload its settings from this environment; does nothing when it is gone."""
+    """Request that a worker reloads its settings from this environment; does nothing when gone."""
     _write_line(process, f"{_RELOAD_WORD} {json.dumps(dict(environ))}")
 
 
@@ -95,10 +95,10 @@ def _write_line(process: subprocess.Popen[bytes], line: str) -> None:
 def _follow_pipe(
     descriptor: int, drain: Callable[[], None], reload: Callable[[Mapping[str, str]], None]
 ) -> None:
-    # Not through a buffered file: its lock, held by this thread, would abort the exit.
-    begun = b""
-    while some := os.read(descriptor, 4096):
-        *lines, begun = (begun + some).split(b"\n")
+    # Unbuffered: this thread would hold the lock of a buffered file, which aborts the exit.
+    partial = b""
+    while data := os.read(descriptor, 4096):
+        *lines, partial = (partial + data).split(b"\n")
         for line in lines:
             word, _, rest = line.decode().partition(" ")
             if word == _DRAIN_WORD:

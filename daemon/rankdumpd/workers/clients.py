@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import grpc
 
@@ -34,10 +34,11 @@ from rankdumpd.server.metrics import (
     is_cumulative,
 )
 from rankdumpd.server.state_files import RequiredFiles
+from rankdumpd.workers.worker_process import WorkerProcess
 
 
 def merge_views(views: Sequence[StatusView], findings: Iterable[str]) -> StatusView:
-    """Return one view of disjoint ranks, followed by further findings."""
+    """Return the sum of views of disjoint ranks, with further findings."""
     disks, usage = (
         _merge_disks(view.disks for view in views),
         _merge_usage(view.usage for view in views),
@@ -63,7 +64,7 @@ def merge_views(views: Sequence[StatusView], findings: Iterable[str]) -> StatusV
 
 
 def _iter_findings(views: Iterable[StatusView], *, apart: bool) -> Iterator[str]:
-    """Yield the findings of workers; with `apart`, without forecasts for their shares of limits."""
+    """Yield the findings of workers; with `apart`, without their own forecasts of shortages."""
     for view in views:
         own = forecast.describe_shortages(view.needs, view.disks, view.usage) if apart else ()
         yield from (sentence for sentence in view.findings if sentence not in own)
@@ -82,7 +83,7 @@ def _merge_ledgers(ledgers: Sequence[LedgerStatus]) -> LedgerStatus:
 
 
 def _merge_disks(views: Iterable[Iterable[DiskStatus]]) -> tuple[DiskStatus, ...]:
-    """Return each disk once, with the sums of what workers use and may use."""
+    """Return each disk once, with the sums of the workers' usage and limits."""
     merged: dict[str, DiskStatus] = {}
     for disk in (disk for disks in views for disk in disks):
         before = merged.get(disk.root)
@@ -120,7 +121,7 @@ class _WorkerCounts:
 
     begun_s: float = 0.0
     now: dict[SampleKey, float] = field(default_factory=dict[SampleKey, float])
-    """Counters of its present process, as of the last answer."""
+    """Counters of its present process in its last answer."""
     before: dict[SampleKey, float] = field(default_factory=dict[SampleKey, float])
     """Sums over its earlier processes."""
 
@@ -175,42 +176,15 @@ _DRAIN_MARGIN_S = 2.0
 # The status of a thousand ranks is larger than gRPC's default limit of 4 MiB.
 _CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 256 << 20),)
 
-Answer_co = TypeVar("Answer_co", covariant=True)
 Answer = TypeVar("Answer")
 
 
-class WorkerHandle(Protocol):
-    """A worker, as its clients see it."""
-
-    @property
-    def index(self) -> int:
-        """Index of the worker."""
-        ...
-
-    @property
-    def address(self) -> str:
-        """Address of the worker; UnavailableError while it does not serve."""
-        ...
-
-    def wait_up(self, timeout_s: float) -> None:
-        """Wait until the worker serves, at most for that long."""
-        ...
-
-    def findings(self) -> list[str]:
-        """Return findings about the worker, a sentence each."""
-        ...
-
-
-class _WorkerCall(Protocol[Answer_co]):
-    def result(self) -> Answer_co: ...
-
-
 class WorkerClients:
-    """Calls workers; connections last as long as a call, as a worker may die at any time."""
+    """Calls all workers; a connection lasts for one call, because a worker may die at any time."""
 
     def __init__(
         self,
-        members: Sequence[WorkerHandle],
+        members: Sequence[WorkerProcess],
         credentials: TlsCredentials | None = None,
         *,
         own_host: Callable[[], str] = lambda: "",
@@ -228,11 +202,11 @@ class WorkerClients:
 
     @property
     def serving_count(self) -> int:
-        """How many workers serve at present."""
+        """Number of workers that serve at present."""
         return sum(map(_is_serving, self._members))
 
     def collect_view(self) -> StatusView:
-        """Return the merged view of all workers, with a finding for each that does not answer."""
+        """Return the merged status of all workers, with a finding for each that does not answer."""
         answers = self._call_all(
             lambda channel: agent_pb2_grpc.AgentServiceStub(channel).Status.future(
                 agent_pb2.AgentStatusRequest(), timeout=WORKER_STATUS_TIMEOUT_S
@@ -265,8 +239,8 @@ class WorkerClients:
         }
 
     def drain_workers(self, timeout_s: float) -> int:
-        """Wait until all received records are in the tree; return how many are not, counting one
-        for each worker that does not answer.
+        """Wait until all received records are in the tree; return the number of those that are not,
+        plus one for each worker that does not answer.
         """
         deadline_s = time.monotonic() + timeout_s
         for member in self._members:
@@ -301,11 +275,11 @@ class WorkerClients:
         )
 
     def _call_all(
-        self, call: Callable[[grpc.Channel], _WorkerCall[Answer]]
+        self, call: Callable[[grpc.Channel], grpc.Future[Answer]]
     ) -> list[Answer | RankdumpError]:
         """Return the answer of each worker, or the error in its place."""
         with contextlib.ExitStack() as channels:
-            calls: list[_WorkerCall[Answer] | RankdumpError] = []
+            calls: list[grpc.Future[Answer] | RankdumpError] = []
             for member in self._members:
                 try:
                     channel = open_channel(member.address, self._credentials, self._options())
@@ -317,14 +291,14 @@ class WorkerClients:
             return [_await_answer(each) for each in calls]
 
 
-def _is_serving(member: WorkerHandle) -> bool:
+def _is_serving(member: WorkerProcess) -> bool:
     try:
         return bool(member.address)
     except UnavailableError:
         return False
 
 
-def _await_answer(call: _WorkerCall[Answer] | RankdumpError) -> Answer | RankdumpError:
+def _await_answer(call: grpc.Future[Answer] | RankdumpError) -> Answer | RankdumpError:
     if isinstance(call, RankdumpError):
         return call
     try:

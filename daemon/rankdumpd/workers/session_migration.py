@@ -1,8 +1,8 @@
-"""Migration of sessions to the worker that they belong to, before any worker runs, and the rule
-that selects it: always the same worker for a rank of a job and a number of workers.
+"""Migration of sessions to their workers before any worker runs, and the rule that selects the
+worker of a rank, which depends on the job, the rank and the number of workers only.
 
 Unfinished sessions must survive a change of the number of workers. A session moves with all of
-its rows, finished or not: a rank may reconnect only to learn that its end was committed. Every
+its rows, finished or not, because a rank may reconnect to learn that its end was committed. Every
 step may be repeated, so a crash in between does no harm.
 
 All sessions of a rank share tables and manifests of a tree, so they share a worker.
@@ -34,9 +34,9 @@ from rankdumpd.server.state_files import make_group_folder
 def select_worker(job_id: str, rank: int, workers: int) -> int:
     """Return the worker's index.
 
-    The digits of the rank to the base `workers`, added up: ranks of a host mostly follow each
-    other, or one another at the distance of a power of two, and either way neighbours get
-    different workers. Jobs of one rank are spread by their names.
+    It is computed from the sum of the digits of the rank to the base `workers`: the ranks of a host
+    are mostly consecutive or a power of two apart, and in both cases neighbours get different
+    workers. Jobs with one rank are distributed by their names.
     """
     index = zlib.crc32(job_id.encode(errors="surrogatepass"))
     while rank and workers > 1:
@@ -53,7 +53,7 @@ _SESSION_TABLES_QUERY = (
     " WHERE m.type = 'table' AND c.name = 'session_id'"
 )
 _NUMBER_COLUMN = "number"
-# Numbered rows get new numbers in their new ledger; a repetition is detected by the session.
+# Numbered rows get new numbers in their new ledger; a repetition is detected by the session id.
 _RENUMBER_CLAUSE = "AND NOT EXISTS (SELECT 1 FROM target.{} WHERE session_id = ?1) ORDER BY number"
 
 _logger = logging.getLogger(__name__)
@@ -93,8 +93,8 @@ class StatePaths:
 
 
 def migrate_sessions(agent: StatePaths, workers: int, *, group: int, patience_s: float) -> None:
-    """Move all sessions of an agent and its present and former workers to the workers that they
-    belong to, or to the agent when it has one worker only.
+    """Move all sessions of an agent and of its present and former workers to their workers, or to
+    the agent when it has one worker only.
 
     The caller owns the agent's state folder. ConfigError when a session cannot be moved, or when a
     worker still runs after `patience_s`; the errors of `state_files.open_database` where a ledger
@@ -175,7 +175,7 @@ def _find_worker_index(session_id: str, request: str, workers: int) -> int | Non
         about = json.loads(request)
         return select_worker(about["job_id"], about["rank"], workers)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        # One row that cannot be read must not keep all ranks from their sessions.
+        # A row that cannot be read must not affect the sessions of other ranks.
         extra = {"session": session_id}
         _logger.exception(
             "the row of session %s cannot be read, and the session is not moved",
@@ -193,7 +193,7 @@ def _move_slabs(source: StatePaths, owner_of: Mapping[str, StatePaths], group: i
         owner = owner_of.get(parse_session_id(slab.name), source)
         if owner.slabs is not None and owner != source:
             make_group_folder(owner.slabs, group, slab_folder.SLAB_FOLDER_MODE)
-            # A rank that has mapped the file is not affected by its new name.
+            # Renaming does not affect a rank that has mapped the file.
             slab.rename(owner.slabs / slab.name)
 
 
@@ -220,7 +220,7 @@ def _move_rows(base: sqlite3.Connection, target: Path, session_ids: list[str]) -
 
 
 def _move_pins(base: sqlite3.Connection, source: StatePaths, owners: list[StatePaths]) -> None:
-    """Copy the pins of a ledger to all others; delete them where no sessions stay."""
+    """Copy the pins of a ledger to all others; delete them where no sessions remain."""
     pins = base.execute("SELECT job_id, since_us FROM pins").fetchall()
     for owner in owners if pins else ():
         if owner != source:
@@ -249,7 +249,7 @@ def _transaction(base: sqlite3.Connection) -> Generator[None]:
 
 @contextmanager
 def _own_state_folder(state_dir: Path, patience_s: float) -> Generator[None]:
-    """Lock a worker's folder; a worker whose supervisor was killed needs a moment to exit."""
+    """Lock a worker's folder; waits for a worker whose supervisor was killed to exit."""
     deadline_s = time.monotonic() + patience_s
     while True:
         try:

@@ -1,5 +1,5 @@
-"""Supervisor of the workers of one agent: gives each its share of the settings, starts and stops
-them, redirects ranks to them and merges their status. It receives no frames itself.
+"""Supervisor of the workers of one agent: divides the limits among them, starts and stops them,
+redirects ranks to them and merges their status. It receives no frames itself.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def build_worker_settings(
         report_bytes=max(MIN_WORKER_QUEUE_BYTES, settings.report_bytes // workers),
         memory_bytes=max(queue_bytes, memory_bytes // workers),
         runtime_dir=runtime_dir,
-        # Rounded up: with ranks distributed evenly, all of max_sessions find a place.
+        # Rounded up, so that max_sessions evenly distributed ranks are admitted.
         max_sessions=-(-settings.max_sessions // workers),
         disk_bytes=_divide_limit(settings.disk_bytes, workers),
         job_bytes=_divide_limit(settings.job_bytes, workers),
@@ -99,15 +99,15 @@ class SupervisorServicer(agent_pb2_grpc.AgentServiceServicer):
         clients: WorkerClients,
         *,
         redirect: Callable[[SessionRequest], str],
-        meters: MetricCounters,
+        counters: MetricCounters,
     ) -> None:
-        self._clients, self._redirect, self._meters = clients, redirect, meters
+        self._clients, self._redirect, self._counters = clients, redirect, counters
 
     def OpenSession(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.OpenSessionRequest, context: grpc.ServicerContext
     ) -> agent_pb2.OpenSessionResponse:
         """Redirect a rank to its worker."""
-        with abort_on_error(context, self._meters):
+        with abort_on_error(context, self._counters):
             redirect = self._redirect(session_messages.session_request_from_wire(request))
             grant = SessionGrant(b"", 0, 0, redirect=redirect)
             return session_messages.session_grant_to_wire(grant)
@@ -116,7 +116,7 @@ class SupervisorServicer(agent_pb2_grpc.AgentServiceServicer):
         self, request_iterator: Iterator[agent_pb2.PushRequest], context: grpc.ServicerContext
     ) -> Iterator[agent_pb2.PushResponse]:
         """Refuse a rank that did not follow its redirect."""
-        with abort_on_error(context, self._meters):
+        with abort_on_error(context, self._counters):
             raise RejectedError(
                 "this agent has several workers, and this client follows no redirect: it is older "
                 "than the agent"
@@ -135,7 +135,7 @@ class SupervisorServicer(agent_pb2_grpc.AgentServiceServicer):
         self, request: agent_pb2.ControlRequest, context: grpc.ServicerContext
     ) -> agent_pb2.ControlResponse:
         """Forward a drain or a pin to all workers."""
-        with abort_on_error(context, self._meters):
+        with abort_on_error(context, self._counters):
             if request.HasField("pin"):
                 self._clients.pin_job(request.pin)
                 return agent_pb2.ControlResponse()
@@ -156,7 +156,7 @@ _WORKER_STOP_TIMEOUT_S = 8.0
 class WorkerSupervisor(Component):
     """An agent of several workers; it owns the state folder from its creation until `stop`."""
 
-    # The time of its workers, and as much again for one that hangs.
+    # The time of a worker, and as much again for one that hangs.
     leave_s = 2 * Component.leave_s
     service_names: tuple[str, ...] = (SERVICE_NAME,)
 
@@ -165,7 +165,7 @@ class WorkerSupervisor(Component):
         settings: DaemonSettings,
         environ: Mapping[str, str],
         *,
-        meters: MetricCounters | None = None,
+        counters: MetricCounters | None = None,
         required: RequiredFiles | None = None,
     ) -> None:
         """Run the workers with `environ` and their share of the settings; `required` are this
@@ -173,7 +173,7 @@ class WorkerSupervisor(Component):
         """
         self._all_settings = settings
         self._settings = agent = settings.agent
-        # Fails early: this is the longest of all socket paths.
+        # Checked early: this is the longest of all socket paths.
         parse_socket_path(build_worker_address(agent.listen, agent.workers - 1))
         self._group = find_group_id(agent.runtime_group)
         self._paths = find_state_paths(agent)
@@ -198,16 +198,18 @@ class WorkerSupervisor(Component):
             required=required or RequiredFiles(),
         )
         self._draining = False
-        self._meters = meters or MetricCounters()
+        self._counters = counters or MetricCounters()
         self._sums, self._summing = WorkerMetricSums(), threading.Lock()
 
     def register(self, server: grpc.Server) -> None:
         """Add the agent's service to a server."""
-        servicer = SupervisorServicer(self._clients, redirect=self._redirect, meters=self._meters)
+        servicer = SupervisorServicer(
+            self._clients, redirect=self._redirect, counters=self._counters
+        )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
     def start(self) -> None:
-        """Bring all sessions to their workers, start these and wait until they serve."""
+        """Move all sessions to their workers, start these and wait until they serve."""
         try:
             self._make_runtime_folders()
             migrate_sessions(
@@ -222,7 +224,7 @@ class WorkerSupervisor(Component):
             raise
 
     def drain(self, timeout_s: float) -> int:
-        """Let all workers drain at the same time; return what is left."""
+        """Drain all workers at the same time; return the number of items left."""
         self._draining = True
         deadline_s = time.monotonic() + timeout_s + _WORKER_STOP_TIMEOUT_S
         for worker in self._workers:
@@ -238,7 +240,7 @@ class WorkerSupervisor(Component):
             worker.stop()
             folder = self._paths.worker_paths(worker.index).runtime_dir
             if folder:
-                # A folder with slabs that are still needed stays.
+                # A folder with slabs in use is kept.
                 with contextlib.suppress(OSError):
                     folder.rmdir()
         self._release_locks()
@@ -258,11 +260,11 @@ class WorkerSupervisor(Component):
             worker.send_settings(self._build_environment(worker.index))
 
     def fault(self) -> str:
-        """Return which worker would no longer be restarted; a worker with a fault exits itself."""
+        """Return which worker would not be restarted; a worker with a fault exits by itself."""
         return "; ".join(filter(None, (worker.fault() for worker in self._workers)))
 
     def brief(self) -> str:
-        """Return how many workers serve."""
+        """Return the number of workers that serve."""
         return f"{self._clients.serving_count} of {len(self._workers)} workers serve"
 
     def _make_worker(self, index: int, environ: Mapping[str, str]) -> WorkerProcess:
@@ -306,7 +308,7 @@ class WorkerSupervisor(Component):
                 if folder:
                     make_group_folder(folder, self._group)
             except OSError as error:
-                # The worker will fail at it too, and do without shared memory.
+                # The worker will fail in the same way, and work without shared memory.
                 _logger.warning(
                     "the folder %s for shared memory cannot be created: %s", folder, error
                 )
@@ -319,7 +321,7 @@ class WorkerSupervisor(Component):
 
 
 def find_state_paths(settings: AgentSettings) -> StatePaths:
-    """Return where an agent of these settings keeps its state and its slabs."""
+    """Return the state and runtime folders of an agent with these settings."""
     socket = parse_socket_path(settings.listen)
     runtime_dir = Path(settings.runtime_dir) if settings.runtime_dir else socket and socket.parent
     return StatePaths(Path(settings.state_dir), runtime_dir if socket else None)

@@ -19,7 +19,7 @@ from rankdumpd.server.background_thread import BackgroundThread
 MIN_RESTART_DELAY_S = 0.1
 MAX_RESTART_DELAY_S = 10.0
 STEADY_RUN_S = 60.0
-"""After a run of that length the restart delay begins at its minimum again."""
+"""After a run of this length the restart delay starts at its minimum again."""
 _KILL_AFTER_S = 5.0
 
 _logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class WorkerProcess:
     """A worker process and its restarts; safe to use from several threads."""
 
     def __init__(self, index: int, *, folder: Path, environ: Mapping[str, str]) -> None:
-        """Run it in `folder`, which must not contain modules: `-m` searches it first."""
+        """Run the worker in `folder`, which must not contain modules: `-m` searches it first."""
         self.index = index
         self._folder, self._environ = folder, dict(environ)
         self._changed = threading.Condition()
@@ -52,13 +52,13 @@ class WorkerProcess:
             return self._address
 
     def wait_up(self, timeout_s: float) -> None:
-        """Wait until the worker serves, at most for that long."""
+        """Wait until the worker serves, at most `timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._address, timeout_s)
 
     @property
     def restarts(self) -> int:
-        """How often the worker was restarted."""
+        """Number of restarts of the worker."""
         return self._restarts
 
     def findings(self) -> list[str]:
@@ -81,7 +81,7 @@ class WorkerProcess:
                 raise UnavailableError(f"worker {self.index} does not start: it {self._last_end}")
 
     def request_drain(self) -> None:
-        """Ask the worker to drain and exit, and do not restart it."""
+        """Request that the worker drains and exits; it is not restarted."""
         with self._changed:
             self._thread.request_stop()
             self._changed.notify_all()
@@ -89,7 +89,7 @@ class WorkerProcess:
                 worker_pipe.request_drain(self._process)
 
     def send_settings(self, environ: Mapping[str, str]) -> None:
-        """Give other settings to the worker and to those started after it."""
+        """Send other settings to the worker; later processes get them too."""
         with self._changed:
             self._environ |= environ
             if self._process:
@@ -101,13 +101,13 @@ class WorkerProcess:
         return f"worker {self.index} is not restarted any more: {fault}" if fault else ""
 
     def wait_drained(self, timeout_s: float) -> int:
-        """Wait until the worker has drained; return how many items it left, 1 if unknown."""
+        """Wait until the worker has drained; return the number of items it left, 1 if unknown."""
         with self._changed:
             self._changed.wait_for(lambda: self._over, timeout_s)
             return 1 if self._unfinished is None else self._unfinished
 
     def request_stop(self) -> None:
-        """Ask the worker to exit at once, and do not restart it."""
+        """Request that the worker exits at once; it is not restarted."""
         with self._changed:
             self._thread.request_stop()
             self._changed.notify_all()

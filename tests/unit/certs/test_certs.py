@@ -1,4 +1,4 @@
-"""An authority in a folder: what is made, for whom it can be read, and that nothing is lost."""
+"""Certificate authority in a folder: creation, permissions, revocation; checks of servers."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_files_are_for_their_owner(authority: CertificateAuthority):
-    """The folder 0700, keys 0600."""
+def test_init_and_issue_create_files_for_the_owner_only(authority: CertificateAuthority):
+    """The folder has mode 0700, keys 0600."""
     authority.issue("ann", "operator")
     assert mode(authority.folder) == 0o700
     assert {mode(path) for path in authority.folder.glob("*.key")} == {0o600}
@@ -47,7 +47,7 @@ def test_files_are_for_their_owner(authority: CertificateAuthority):
     }  # fmt: skip
 
 
-def test_nothing_is_overwritten(authority: CertificateAuthority):
+def test_init_and_issue_overwrite_nothing(authority: CertificateAuthority):
     """A second `init` or `issue` leaves every byte as it is."""
     authority.issue("ann", "operator")
     before = {path.name: path.read_bytes() for path in authority.folder.iterdir()}
@@ -57,7 +57,7 @@ def test_nothing_is_overwritten(authority: CertificateAuthority):
     assert {path.name: path.read_bytes() for path in authority.folder.iterdir()} == before
 
 
-def test_a_folder_that_others_can_look_into_is_refused(tmp_path: Path):
+def test_init_rejects_folder_open_to_others(tmp_path: Path):
     tmp_path.chmod(0o755)
     assert "mode 0700" in refused("init", str(tmp_path))
     tmp_path.chmod(0o700)
@@ -73,14 +73,14 @@ def test_a_folder_that_others_can_look_into_is_refused(tmp_path: Path):
         (("--name", "x", "--host", "x" * 64 + ".org"), "a host's name or IP address"),
     ],
 )
-def test_what_cannot_be_issued(
+def test_issue_rejects_invalid_arguments(
     authority: CertificateAuthority, arguments: tuple[str, ...], said: str
 ):
     assert said in refused("issue", str(authority.folder), *arguments)
     assert len(list(authority.folder.iterdir())) == 3
 
 
-def test_without_an_authority_nothing_is_issued(tmp_path: Path):
+def test_commands_require_an_authority(tmp_path: Path):
     for words in (("show",), ("issue", "--name", "x", "--role", "rank")):
         assert "rankdumpd certs init" in refused(words[0], str(tmp_path), *words[1:])
     authority = CertificateAuthority(tmp_path / "ca")
@@ -88,8 +88,8 @@ def test_without_an_authority_nothing_is_issued(tmp_path: Path):
     assert refused("revoke", str(authority.folder), "bob").endswith("allowed: ann")
 
 
-def test_a_certificate_says_who_and_for_what(authority: CertificateAuthority):
-    """Roles as names, hosts of both kinds; only one with hosts can be a server's."""
+def test_certificate_contains_name_roles_and_hosts(authority: CertificateAuthority):
+    """Only a certificate with hosts can be used by a server."""
     authority.issue("both", "agent", "operator", hosts=("node1", "10.0.0.1", "::1"))
     found = describe_certificate(authority.store.certificate("both").read_bytes())
     assert (found.name, found.roles) == ("both", ("agent", "operator"))
@@ -105,8 +105,8 @@ def test_a_certificate_says_who_and_for_what(authority: CertificateAuthority):
         assert key.curve.name == "secp256r1"
 
 
-def test_what_is_printed_can_be_copied(authority: CertificateAuthority, tmp_path: Path):
-    """The lines of `issue` are settings as they stand, and variables for those who only call."""
+def test_issue_prints_valid_settings_and_variables(authority: CertificateAuthority, tmp_path: Path):
+    """The printed lines are valid TOML, and variables for clients."""
     folder = str(authority.folder)
     said = authority.run("issue", folder, "--name", "node1", "--role", "agent", "--host", "node1")
     config = tmp_path / "rankdumpd.toml"
@@ -119,8 +119,7 @@ def test_what_is_printed_can_be_copied(authority: CertificateAuthority, tmp_path
     assert said.splitlines()[1] == f"export RANKDUMP_TLS_CERT={folder}/ann.pem"
 
 
-def test_revoked_is_told(authority: CertificateAuthority):
-    """`revoke` adds the fingerprint once; `show` says it, and what expired."""
+def test_revoke_lists_certificate_once_and_show_prints_it(authority: CertificateAuthority):
     authority.issue("ann", "operator")
     authority.issue("node1", "agent", hosts=("node1",))
     authority.issue_expired("old", "reader")
@@ -134,8 +133,8 @@ def test_revoked_is_told(authority: CertificateAuthority):
     assert states[::2] == [["ann", "revoked"], ["node1", "valid"], ["old", "expired"]]
 
 
-def test_revoked_lines_as_openssl_prints_them(tmp_path: Path):
-    """Colons, capitals, comments and empty lines are fine; anything else is named."""
+def test_revocation_list_accepts_fingerprints_as_openssl_prints_them(tmp_path: Path):
+    """Colons, capitals, comments and empty lines are accepted; errors name the line."""
     path, digits = tmp_path / "revoked", "AB" * 32
     path.write_text(f"# list\n\n{':'.join(['AB'] * 32)} # ann\n")
     assert RevokedCertificates(path).read_fingerprints() == {digits.lower()}
@@ -146,8 +145,8 @@ def test_revoked_lines_as_openssl_prints_them(tmp_path: Path):
         RevokedCertificates(tmp_path / "none")
 
 
-def test_a_list_that_breaks_later_stays_as_it_was(tmp_path: Path):
-    """Law: a typing error lets nobody in again."""
+def test_invalid_revocation_list_keeps_earlier_content(tmp_path: Path):
+    """Law: a typing error in the list admits no revoked certificate."""
     path = tmp_path / "revoked"
     path.write_text("ab" * 32)
     revoked = RevokedCertificates(path)
@@ -159,10 +158,10 @@ def test_a_list_that_breaks_later_stays_as_it_was(tmp_path: Path):
     assert revoked.read_fingerprints() == {"cd" * 32}
 
 
-def test_settings_of_a_server_are_checked_before_it_serves(
+def test_server_certificate_files_are_checked_at_start(
     authority: CertificateAuthority, tmp_path: Path
 ):
-    """One line names the file at fault."""
+    """The error names the file at fault."""
     good = authority.server()
     assert ServerCertificates(good).read_material().hosts == ("localhost", "127.0.0.1")
     ann = authority.issue("ann", "operator")
@@ -178,8 +177,8 @@ def test_settings_of_a_server_are_checked_before_it_serves(
             ServerCertificates(TlsSettings(*files))
 
 
-def test_a_pair_that_is_half_renewed_waits_for_its_other_half(authority: CertificateAuthority):
-    """Law: between two copies onto a host the old certificate stays in use, whole."""
+def test_half_renewed_pair_keeps_old_certificate(authority: CertificateAuthority):
+    """Law: the old pair stays in use until certificate and key are both replaced."""
     settings = authority.server()
     certificates = ServerCertificates(settings)
     before = certificates.read_material()
@@ -190,8 +189,7 @@ def test_a_pair_that_is_half_renewed_waits_for_its_other_half(authority: Certifi
     assert certificates.read_material().hosts == ("127.0.0.1",)
 
 
-def test_what_is_wrong_with_the_own_certificate(authority: CertificateAuthority, tmp_path: Path):
-    """A client finds out by itself what no server tells it."""
+def test_find_credentials_fault_names_the_problem(authority: CertificateAuthority, tmp_path: Path):
     ann = authority.issue("ann", "operator")
     assert find_credentials_fault(ann) == ""
     assert "expired" in find_credentials_fault(authority.issue_expired("old", "operator"))
@@ -205,5 +203,5 @@ def test_what_is_wrong_with_the_own_certificate(authority: CertificateAuthority,
     )
 
 
-def test_off_by_default():
+def test_tls_is_off_by_default():
     assert not DaemonSettings().tls.on

@@ -1,4 +1,4 @@
-"""The audit file: whole lines, for its owner and group, whatever happens to the disk."""
+"""Audit log: lines, permissions, rotation and full disks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "audit.jsonl"
 
 
-def test_a_line_says_when_and_what(path: Path):
-    """Control characters stay inside their line, long texts are cut."""
+def test_audit_line_has_time_event_and_escaped_fields(path: Path):
+    """Control characters are escaped, and long texts are cut."""
     audit = AuditLog(path, clock=lambda: 1.5)
     audit.add("call", {"who": "local", "job": "a\nb", "root": "x" * 9999, "rank": 3})
     audit.close()
@@ -43,8 +43,8 @@ def test_a_line_says_when_and_what(path: Path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
-def test_a_link_is_not_followed(path: Path, tmp_path: Path):
-    """Nor a pipe waited for, nor a folder made: each is one clear line at the start."""
+def test_audit_log_rejects_links_pipes_and_missing_folders(path: Path, tmp_path: Path):
+    """Each is an error in one line at the start."""
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"log\.audit"):
         AuditLog(path)
@@ -55,8 +55,8 @@ def test_a_link_is_not_followed(path: Path, tmp_path: Path):
             AuditLog(there)
 
 
-def test_files_are_kept_by_number(path: Path):
-    """Each is as long as allowed, the oldest ones go, and no line is in two."""
+def test_audit_log_rotates_numbered_files(path: Path):
+    """Files have the allowed size, the oldest are removed, and no line is split."""
     audit = AuditLog(path, max_bytes=200)
     for number in range(40):
         audit.add("call", {"number": number})
@@ -68,8 +68,8 @@ def test_files_are_kept_by_number(path: Path):
     assert kept == list(range(40 - len(kept), 40))
 
 
-def test_several_processes_may_write_one_file(path: Path):
-    """Law: with a rotation under the others' hands every line is in one file, once and whole."""
+def test_audit_log_is_shared_by_processes(path: Path):
+    """Law: with rotations by each other every line is in one file, once and whole."""
     audits = [AuditLog(path, max_bytes=60_000) for _ in range(3)]
 
     def add(which: int) -> None:
@@ -88,7 +88,7 @@ def test_several_processes_may_write_one_file(path: Path):
     assert len(list(path.parent.iterdir())) > 1
 
 
-def test_a_file_that_was_moved_away_is_made_again(path: Path):
+def test_audit_log_recreates_moved_file(path: Path):
     """As logrotate does it."""
     audit = AuditLog(path)
     audit.add("call", {"number": 0})
@@ -98,10 +98,10 @@ def test_a_file_that_was_moved_away_is_made_again(path: Path):
     assert [line["number"] for line in lines(path)] == [1]
 
 
-def test_a_full_disk_is_counted_and_said_once(
+def test_audit_log_counts_lines_lost_to_full_disk(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """Law: half a line never stays, and the file says how many lines it lacks."""
+    """Law: partial lines are removed, and the file has the number of lost lines."""
     audit = AuditLog(path)
     audit.add("call", {"number": 0})
     write = os.write
@@ -126,7 +126,7 @@ def test_a_full_disk_is_counted_and_said_once(
     assert audit.lost_lines == 0
 
 
-def test_a_device_that_is_full_from_the_start_ends_nothing():
+def test_audit_log_on_full_device_raises_nothing():
     audit = AuditLog(Path("/dev/full"))
     audit.add("call", {})
     assert audit.lost_lines == 1

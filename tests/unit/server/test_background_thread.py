@@ -1,4 +1,4 @@
-"""A background thread runs until it is stopped, and reports what ended it otherwise."""
+"""Background thread: start, stop, and the report of its failure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rankdumpd.server.background_thread import BackgroundThread
 
 
-def test_it_runs_until_it_is_stopped_and_may_start_again():
+def test_thread_runs_until_stopped_and_can_restart():
     looks = threading.Semaphore(0)
 
     def look() -> None:
@@ -30,7 +30,7 @@ def test_it_runs_until_it_is_stopped_and_may_start_again():
         assert thread.fault() == ""
 
 
-def test_a_function_that_goes_on_is_not_waited_for_longer_than_asked():
+def test_thread_stop_returns_after_timeout():
     release = threading.Event()
     thread = BackgroundThread(release.wait, "rankdumpd-test")
     thread.start()
@@ -39,7 +39,7 @@ def test_a_function_that_goes_on_is_not_waited_for_longer_than_asked():
     assert thread.join(10)
 
 
-def test_what_ended_it_is_logged_and_reported(caplog: pytest.LogCaptureFixture):
+def test_thread_logs_and_reports_exception(caplog: pytest.LogCaptureFixture):
     def fail() -> None:
         raise ValueError("no such rank")
 
@@ -52,7 +52,7 @@ def test_what_ended_it_is_logged_and_reported(caplog: pytest.LogCaptureFixture):
     assert "no such rank" in caplog.text
 
 
-def test_a_function_that_returns_by_itself_is_a_fault():
+def test_thread_that_returns_without_stop_is_a_fault():
     thread = BackgroundThread(lambda: None, "rankdumpd-test")
     thread.start()
     assert thread.join(10)

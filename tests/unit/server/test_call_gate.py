@@ -1,4 +1,4 @@
-"""Who may call what: the table, and what is said to those who may not."""
+"""Roles of callers, and the texts of refusals."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def may(role: str) -> set[str]:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_every_method_is_in_the_table(service: str):
-    """Law: no method of a service that is registered was forgotten."""
+def test_method_roles_list_every_method(service: str):
+    """Law: every method of a registered service is listed."""
     assert set(methods_of(service)) <= set(METHOD_ROLES)
 
 
-def test_what_each_role_may():
+def test_roles_may_call_their_methods_only():
     """Readers change nothing, ranks read nothing, and only agents report."""
     short = {role: {m.rpartition(".")[2] for m in may(role) if m[1:5] != "grpc"} for role in ROLES}
     reads = {
@@ -67,7 +67,7 @@ def test_what_each_role_may():
     }
 
 
-def test_health_and_reflection_are_for_every_role_and_for_nobody_without():
+def test_health_and_reflection_need_any_role():
     for method in METHOD_ROLES:
         if method.startswith(OPEN):
             assert not any(explain_refusal(method, caller(r), revoked=frozenset()) for r in ROLES)
@@ -75,27 +75,27 @@ def test_health_and_reflection_are_for_every_role_and_for_nobody_without():
 
 
 @given(st.text(max_size=40), st.sets(st.sampled_from(ROLES)))
-def test_a_method_that_nobody_listed_is_for_nobody(method: str, roles: set[str]):
-    """Law: what is new is closed until the table says for whom it is."""
+def test_unlisted_method_is_refused(method: str, roles: set[str]):
+    """Law: a new method is refused until the table lists it."""
     assert method in METHOD_ROLES or "is for nobody" in explain_refusal(
         method, caller(*roles), revoked=frozenset()
     )
 
 
 @pytest.mark.parametrize("method", METHOD_ROLES)
-def test_a_socket_lets_everybody_in(method: str):
+def test_local_callers_may_call_everything(method: str):
     assert not explain_refusal(method, LOCAL_CALLER, revoked=frozenset({""}))
 
 
 @pytest.mark.parametrize("method", METHOD_ROLES)
-def test_revoked_is_revoked_for_everything(method: str):
-    """Even the front's own certificate."""
+def test_revoked_certificate_is_refused_for_every_method(method: str):
+    """The server's own certificate too."""
     who = caller(*ROLES)
     listed = frozenset({who.fingerprint})
     assert explain_refusal(method, who, revoked=listed, own=who.fingerprint).endswith("is revoked")
 
 
-def test_the_own_certificate_may_do_everything_where_that_is_asked_for():
+def test_own_certificate_may_call_everything_if_configured():
     who = caller("agent")
     method = "/rankdump.wire.v1.AgentService/Control"
     assert "AgentService/Control is for operator, and its roles are: agent" in explain_refusal(
@@ -105,16 +105,15 @@ def test_the_own_certificate_may_do_everything_where_that_is_asked_for():
 
 
 @given(st.lists(st.text(max_size=30)))
-def test_roles_come_from_known_uris_alone(uris: list[str]):
-    """Law: whatever a certificate says, its roles are some of those there are."""
+def test_roles_are_parsed_from_known_uris_only(uris: list[str]):
+    """Law: any certificate gives a subset of the known roles."""
     assert parse_roles([*uris, "rankdump://role/rank", "rankdump://role/root"]) <= set(ROLES)
     assert parse_roles(
         ["RANKDUMP://role/rank", "rankdump://role/rank/x", " rankdump://role/rank"]
     ) == (frozenset())
 
 
-def test_what_is_written_down_of_a_request():
-    """Names of what it is about, and no secret."""
+def test_describe_request_returns_ids_and_no_secrets():
     plan = plan_to_json(DumpPlan(OutputSettings(root="/var/dump")))
     opened = agent_pb2.OpenSessionRequest(
         job_id="j", session_id="s", rank=3, plan_json=plan, secret=b"hush"

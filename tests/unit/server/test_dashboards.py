@@ -1,4 +1,4 @@
-"""What deploy/ holds for monitoring asks only for what there is."""
+"""Dashboards and alerts in deploy/: existing metrics and labels only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rules() -> list[dict]:
     ]
 
 
-def test_queries_name_only_metrics_and_labels_that_exist():
+def test_queries_use_existing_metrics_and_labels():
     queries = [*queries_of_the_dashboard(), *(rule["expr"] for rule in rules())]
     assert len(queries) > 30
     for query in queries:
@@ -54,14 +54,14 @@ def test_queries_name_only_metrics_and_labels_that_exist():
             assert set(by.replace(" ", "").split(",")) <= known | OF_SERVERS, query
 
 
-def test_every_metric_is_on_the_dashboard():
+def test_dashboard_shows_every_metric():
     asked = {
         find_metric_name(n) for query in queries_of_the_dashboard() for n in NAMES.findall(query)
     }
     assert asked == set(METRIC_DEFINITIONS)
 
 
-def test_alerts_say_whom_and_how_urgent():
+def test_alerts_have_unique_names_severity_and_known_labels():
     names = [rule["alert"] for rule in rules()]
     assert len(set(names)) == len(names)
     for rule in rules():
@@ -73,7 +73,7 @@ def test_alerts_say_whom_and_how_urgent():
         assert set(texts) <= known | OF_SERVERS, rule["alert"]
 
 
-def test_panels_do_not_overlap():
+def test_dashboard_panels_do_not_overlap():
     board = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
     taken: set[tuple[int, int]] = set()
     for panel in board["panels"]:
@@ -90,7 +90,7 @@ def test_panels_do_not_overlap():
     assert len(set(ids)) == len(ids)
 
 
-def test_the_page_about_it_lists_every_metric():
+def test_metrics_page_of_docs_lists_every_metric():
     text = (DEPLOY.parent / "docs" / "observability.md").read_text()
     rows = dict(re.findall(r"^\| `(rankdump_\w+)` \| (\w+) \|", text, re.MULTILINE))
     assert rows == {name: metric.kind.value for name, metric in METRIC_DEFINITIONS.items()}

@@ -1,4 +1,4 @@
-"""Folders that the front makes for its workers are for owner and group, whatever the umask is."""
+"""Folders for a group, with any umask."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankdumpd.server.state_files import make_group_folder
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_every_folder_on_the_way_has_the_mode_of_the_sockets_folder(tmp_path: Path, umask: int):
+def test_make_group_folder_sets_mode_of_all_parents(tmp_path: Path, umask: int):
     before = os.umask(umask)
     try:
         make_group_folder(tmp_path / "run" / "worker-0", -1)
@@ -23,7 +23,7 @@ def test_every_folder_on_the_way_has_the_mode_of_the_sockets_folder(tmp_path: Pa
         assert stat.S_IMODE(folder.stat().st_mode) == 0o750
 
 
-def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path):
+def test_make_group_folder_leaves_existing_folder_unchanged(tmp_path: Path):
     (tmp_path / "run").mkdir(mode=0o755)
     make_group_folder(tmp_path / "run", -1)
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o755

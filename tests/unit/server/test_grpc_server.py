@@ -1,4 +1,4 @@
-"""Addresses a server may take, and those it may not."""
+"""Addresses and sockets of the gRPC server."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from rankdumpd.server.grpc_server import GrpcServer, parse_socket_path
     "address",
     ["0.0.0.0:0", "[::]:0", "example.org:1", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", ""],
 )
-def test_only_loopback_without_tls(address):
-    """Anything but this host is refused as long as nothing protects it."""
+def test_server_without_tls_accepts_loopback_only(address):
     with pytest.raises(ConfigError):
         GrpcServer(address, ()).start()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0"])
-def test_port_zero_becomes_a_real_one(address):
-    """The address that comes back can be dialled, and is free again after stop."""
+def test_server_returns_real_port_for_port_zero(address):
+    """Clients can connect to the returned address, which is free again after the stop."""
     server = GrpcServer(address, ())
     host, _, port = server.start().rpartition(":")
     assert int(port) > 0
@@ -38,8 +37,8 @@ def test_port_zero_becomes_a_real_one(address):
     server.stop(0)
 
 
-def test_socket_and_its_folder_are_for_owner_and_group(socket_folder: Path):
-    """The socket is 0660 in a folder made 0750, and gone after stop."""
+def test_server_socket_and_folder_are_for_owner_and_group(socket_folder: Path):
+    """The socket has mode 0660 in a folder with 0750, and is removed by the stop."""
     path = socket_folder / "made" / "a.sock"
     server = GrpcServer(f"unix://{path}", ())
     assert server.start() == f"unix:{path}"
@@ -50,8 +49,8 @@ def test_socket_and_its_folder_are_for_owner_and_group(socket_folder: Path):
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_so_is_the_folder_that_shared_memory_made(socket_folder: Path, umask: int):
-    """An agent has a folder for slabs beside its socket before there is a socket."""
+def test_server_keeps_folder_that_shared_memory_created(socket_folder: Path, umask: int):
+    """The folder of slabs beside the socket exists before the socket."""
     path = socket_folder / "made" / "a.sock"
     before = os.umask(umask)
     try:
@@ -67,10 +66,10 @@ def test_so_is_the_folder_that_shared_memory_made(socket_folder: Path, umask: in
     slabs.leave()
 
 
-def test_nobody_else_can_connect_before_the_modes_are_right(
+def test_server_socket_is_never_open_to_others(
     socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Law: whatever the umask, others cannot write to a socket for a moment; nor to its folder."""
+    """Law: with any umask others can never write to the socket or its folder."""
     seen: list[int] = []
     give = server_module.os.chown
 
@@ -89,10 +88,10 @@ def test_nobody_else_can_connect_before_the_modes_are_right(
     assert seen == [0o700, 0o755]
 
 
-def test_a_socket_and_its_folder_are_given_to_a_group(
+def test_server_gives_socket_and_folder_to_group(
     socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The group of the settings has both; one that this process may not give to is named."""
+    """The error names a group that this process may not use."""
     path, group = socket_folder / "made" / "a.sock", [os.getgid(), *os.getgroups()][-1]
     server = GrpcServer(f"unix:{path}", (), group=group)
     server.start()
@@ -109,8 +108,8 @@ def test_a_socket_and_its_folder_are_given_to_a_group(
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702])
-def test_a_folder_that_others_may_write_to_is_refused(socket_folder: Path, mode: int):
-    """There somebody else could listen in our place."""
+def test_server_rejects_socket_folder_writable_by_others(socket_folder: Path, mode: int):
+    """Another process could listen in place of the server."""
     folder = socket_folder / "open"
     folder.mkdir()
     folder.chmod(mode)
@@ -119,8 +118,8 @@ def test_a_folder_that_others_may_write_to_is_refused(socket_folder: Path, mode:
     assert list(folder.iterdir()) == []
 
 
-def test_stale_socket_is_replaced_a_live_one_is_not(socket_folder: Path):
-    """A socket nobody listens on makes way; one with a server behind it does not."""
+def test_server_replaces_stale_socket_only(socket_folder: Path):
+    """A socket with a listening server is kept."""
     path = socket_folder / "a.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -133,8 +132,8 @@ def test_stale_socket_is_replaced_a_live_one_is_not(socket_folder: Path):
     first.stop(0)
 
 
-def test_other_files_are_never_removed(socket_folder: Path):
-    """A file where the socket should be is left alone."""
+def test_server_leaves_other_files_in_place(socket_folder: Path):
+    """A file at the path of the socket is kept."""
     path = socket_folder / "precious"
     path.write_text("data")
     with pytest.raises(ConfigError, match="no other file"):
@@ -143,12 +142,10 @@ def test_other_files_are_never_removed(socket_folder: Path):
 
 
 @pytest.mark.parametrize("address", ["unix:relative", "unix:", "unix:/" + "x" * 120])
-def test_socket_paths_that_cannot_be(address):
-    """A path no socket can have is refused before anything is made."""
+def test_server_rejects_invalid_socket_paths(address):
     with pytest.raises(ConfigError):
         parse_socket_path(address)
 
 
-def test_stop_without_start():
-    """Stopping what never started is nothing."""
+def test_server_stop_without_start_does_nothing():
     GrpcServer("127.0.0.1:0", ()).stop(0)

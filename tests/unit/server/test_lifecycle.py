@@ -1,4 +1,4 @@
-"""A daemon hears what is wished of it, and ends when it should, whatever its rooms do."""
+"""Signals, service manager, start, drain and stop of a process."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 from rankdump.errors import ConfigError
 from rankdumpd.server import lifecycle
+from rankdumpd.server.grpc_server import GrpcServer
 from rankdumpd.server.lifecycle import (
     LIVENESS_INTERVAL_S,
     Component,
@@ -25,18 +26,18 @@ from rankdumpd.settings import AgentSettings, DaemonSettings, LogSettings, adopt
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_before_the_wait_counts(number):
-    asked = SignalWaiter()
+def test_signal_waiter_returns_earlier_signal(number):
+    waiter = SignalWaiter()
     try:
         os.kill(os.getpid(), number)
-        asked.wait()
+        waiter.wait()
     finally:
-        asked.close()
+        waiter.close()
 
 
-def test_a_signal_to_another_thread_wakes_the_wait():
-    """The kernel may give a signal to any thread: the one that waits must learn of it."""
-    asked = SignalWaiter()
+def test_signal_waiter_wakes_for_signal_in_other_thread():
+    """The kernel may deliver a signal to any thread."""
+    waiter = SignalWaiter()
     ready, done = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -48,59 +49,59 @@ def test_a_signal_to_another_thread_wakes_the_wait():
     thread.start()
     try:
         ready.wait(60)
-        asked.wait()
+        waiter.wait()
     finally:
         done.set()
         thread.join()
-        asked.close()
+        waiter.close()
 
 
 @pytest.mark.parametrize("first", ["leash", "signal"])
-def test_a_wish_by_leash_and_by_signal_is_one_wish(first):
-    """A service manager may signal a worker whose front has just asked it to drain."""
-    asked = SignalWaiter()
+def test_signal_waiter_counts_pipe_request_and_signal_once(first):
+    """A service manager may signal a worker whose supervisor has just requested a drain."""
+    waiter = SignalWaiter()
     try:
         if first == "leash":
-            asked.request()
+            waiter.request()
         os.kill(os.getpid(), signal.SIGTERM)
-        asked.request()
-        asked.wait()
+        waiter.request()
+        waiter.wait()
     finally:
-        asked.close()
-    asked.request()
+        waiter.close()
+    waiter.request()
 
 
-def test_handlers_are_given_back():
+def test_signal_waiter_restores_handlers():
     before = signal.getsignal(signal.SIGTERM)
     SignalWaiter().close()
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_wishes_come_one_by_one_and_a_stop_goes_first():
-    asked = SignalWaiter(reloads=True)
+def test_signal_waiter_returns_stop_before_reload():
+    waiter = SignalWaiter(reloads=True)
     try:
-        assert asked.wait(0) is ProcessRequest.NOTHING
+        assert waiter.wait(0) is ProcessRequest.NOTHING
         os.kill(os.getpid(), signal.SIGHUP)
-        assert asked.wait() is ProcessRequest.RELOAD
-        assert asked.wait(0) is ProcessRequest.NOTHING
+        assert waiter.wait() is ProcessRequest.RELOAD
+        assert waiter.wait(0) is ProcessRequest.NOTHING
         os.kill(os.getpid(), signal.SIGHUP)
-        asked.request()
-        assert asked.stopping
-        assert asked.wait() is ProcessRequest.STOP
-        assert asked.wait() is ProcessRequest.STOP
+        waiter.request()
+        assert waiter.stopping
+        assert waiter.wait() is ProcessRequest.STOP
+        assert waiter.wait() is ProcessRequest.STOP
     finally:
-        asked.close()
+        waiter.close()
 
 
-def test_a_command_without_settings_leaves_a_hangup_alone():
+def test_signal_waiter_without_reload_ignores_sighup():
     before = signal.getsignal(signal.SIGHUP)
-    asked = SignalWaiter()
+    waiter = SignalWaiter()
     assert signal.getsignal(signal.SIGHUP) is before
-    asked.close()
+    waiter.close()
 
 
 class TestSettings:
-    def test_what_may_change_is_taken_over(self):
+    def test_adopts_reloadable_settings(self):
         old = DaemonSettings()
         agent = AgentSettings(keep_free_bytes=1, retain_days=2.0, workers=3)
         news = adopt_settings(
@@ -111,13 +112,13 @@ class TestSettings:
         assert news.settings.agent == AgentSettings(keep_free_bytes=1, retain_days=2.0)
         assert news.settings.log == LogSettings(level="debug")
 
-    def test_nothing_changed_is_nothing_said(self):
+    def test_reports_no_change_of_equal_settings(self):
         news = adopt_settings(DaemonSettings(), DaemonSettings())
         assert (news.settings, news.changed, news.pending_restart) == (DaemonSettings(), (), ())
 
 
 class TestNotifier:
-    def test_without_a_service_manager_nothing_is_said(self):
+    def test_sends_nothing_without_service_manager(self):
         notifier = ServiceManagerNotifier({"WATCHDOG_USEC": "2000000"})
         notifier.send_ready("x")
         assert notifier.tick_s == LIVENESS_INTERVAL_S
@@ -135,10 +136,10 @@ class TestNotifier:
             ({}, 10.0),
         ],
     )
-    def test_ticks(self, environ, tick_s):
+    def test_tick_is_half_of_watchdog_interval(self, environ, tick_s):
         assert ServiceManagerNotifier({"NOTIFY_SOCKET": "/nowhere", **environ}).tick_s == tick_s
 
-    def test_a_long_start_asks_for_time_until_it_is_over(self, socket_folder: Path):
+    def test_extends_timeout_during_long_start(self, socket_folder: Path):
         address = str(socket_folder / "n.sock")
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             manager.bind(address)
@@ -153,13 +154,13 @@ class TestNotifier:
                 said = manager.recv(99)
                 assert said == b"STATUS=stopping" or said.startswith(b"EXTEND")
 
-    def test_a_manager_that_is_gone_is_a_line_in_the_log(self, caplog):
+    def test_logs_missing_service_manager(self, caplog):
         ServiceManagerNotifier({"NOTIFY_SOCKET": "@rankdump nobody"}).send_ready("here")
         assert "cannot be notified of READY=1 at @rankdump nobody" in caplog.text
 
 
-class FakeRoom(Component):
-    """A room that does what a test wants."""
+class FakeComponent(Component):
+    """Component whose start, drain and fault a test sets."""
 
     leave_s = 0.2
 
@@ -167,9 +168,9 @@ class FakeRoom(Component):
         self,
         on_start: Callable[[], None] = lambda: None,
         on_drain: Callable[[], int] = lambda: 0,
-        ill: str = "",
+        fault_text: str = "",
     ) -> None:
-        self.on_start, self.on_drain, self.ill = on_start, on_drain, ill
+        self.on_start, self.on_drain, self.fault_text = on_start, on_drain, fault_text
         self.stopped = 0
         self.given: list[DaemonSettings] = []
 
@@ -186,13 +187,16 @@ class FakeRoom(Component):
         self.given.append(settings)
 
     def fault(self) -> str:
-        return self.ill
+        return self.fault_text
 
     def brief(self) -> str:
         return "7 frames under way"
 
 
-class FakeDoor:
+class FakeServer(GrpcServer):
+    def __init__(self) -> None:
+        super().__init__("unix:/unused", ())
+
     def start(self) -> str:
         os.kill(os.getpid(), signal.SIGTERM)
         return "here"
@@ -204,8 +208,8 @@ class FakeDoor:
     def stop(self, grace_s: float) -> None: ...
 
 
-class Left(BaseException):
-    """The process would be gone."""
+class ProcessExit(BaseException):
+    """Raised in place of the exit of the process."""
 
 
 @pytest.fixture
@@ -214,7 +218,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def leave(status: int) -> None:
         found.append(status)
-        raise Left
+        raise ProcessExit
 
     monkeypatch.setattr(os, "_exit", leave)
     return found
@@ -227,24 +231,24 @@ def reread(environ: object) -> DaemonSettings:
     raise ConfigError("rankdumpd.toml", "agent.x", "", "known keys")
 
 
-def test_a_drain_that_hangs_is_left_with_its_numbers(exits: list[int], caplog):
-    """Whatever a disk holds up: the process is gone a little after the deadline."""
+def test_process_exits_when_drain_hangs(exits: list[int], caplog):
+    """The process exits soon after the deadline."""
     release = threading.Event()
-    rooms = [FakeRoom(on_drain=lambda: int(release.wait(60))), FakeRoom()]
-    with pytest.raises(Left):
-        lifecycle.run_process(rooms, FakeDoor(), settings=SETTINGS, reread=reread)
+    components = [FakeComponent(on_drain=lambda: int(release.wait(60))), FakeComponent()]
+    with pytest.raises(ProcessExit):
+        lifecycle.run_process(components, FakeServer(), settings=SETTINGS, reread=reread)
     assert exits == [1]
     assert "the stop does not end" in caplog.text
     assert "rankdumpd-end): 7 frames under way; 7 frames" in caplog.text
     release.set()
 
 
-def test_a_thread_that_would_keep_the_process_is_named(exits: list[int], caplog):
+def test_process_exits_and_names_thread_that_blocks_exit(exits: list[int], caplog):
     release = threading.Event()
     thread = threading.Thread(target=release.wait, name="rankdumpd-stuck")
-    with pytest.raises(Left):
+    with pytest.raises(ProcessExit):
         lifecycle.run_process(
-            [FakeRoom(thread.start)], FakeDoor(), settings=SETTINGS, reread=reread
+            [FakeComponent(thread.start)], FakeServer(), settings=SETTINGS, reread=reread
         )
     assert exits == [1]
     assert "rankdumpd-stuck" in caplog.text
@@ -252,20 +256,20 @@ def test_a_thread_that_would_keep_the_process_is_named(exits: list[int], caplog)
     thread.join()
 
 
-def test_a_drain_that_fails_is_said_and_everything_is_stopped(exits: list[int], caplog):
-    rooms = [FakeRoom(on_drain=lambda: 1 // 0), FakeRoom()]
-    assert lifecycle.run_process(rooms, FakeDoor(), settings=SETTINGS, reread=reread) == 1
-    assert [room.stopped for room in rooms] == [1, 1]
+def test_process_logs_failed_drain_and_stops_components(exits: list[int], caplog):
+    components = [FakeComponent(on_drain=lambda: 1 // 0), FakeComponent()]
+    assert lifecycle.run_process(components, FakeServer(), settings=SETTINGS, reread=reread) == 1
+    assert [component.stopped for component in components] == [1, 1]
     assert "ZeroDivisionError" in caplog.text
     assert not exits
 
 
-def test_a_start_that_fails_stops_what_runs(exits: list[int]):
+def test_process_with_failed_start_stops_started_components(exits: list[int]):
     def fails() -> None:
         raise ConfigError("f", "k", "v", "other")
 
-    rooms = [FakeRoom(), FakeRoom(fails), FakeRoom()]
+    components = [FakeComponent(), FakeComponent(fails), FakeComponent()]
     with pytest.raises(ConfigError):
-        lifecycle.run_process(rooms, FakeDoor(), settings=SETTINGS, reread=reread)
-    assert [room.stopped for room in rooms] == [0, 1, 1]
+        lifecycle.run_process(components, FakeServer(), settings=SETTINGS, reread=reread)
+    assert [component.stopped for component in components] == [0, 1, 1]
     assert not exits

@@ -1,4 +1,4 @@
-"""Lines of the log: for people, for machines, for journald; and what `extra=` may name."""
+"""Log lines for people, programs and journald, and the keys of `extra=`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def record(**extra: object) -> logging.LogRecord:
     return made
 
 
-def test_json_is_an_object_a_line_with_what_it_is_about():
+def test_json_log_line_has_fields_of_session():
     text = build_formatter(LogSettings(format="json"), who="worker 1 ", journal=False).format(
         record(job="j", rank=3, colour="red")
     )
@@ -40,7 +40,7 @@ def test_json_is_an_object_a_line_with_what_it_is_about():
     assert "colour" not in found
 
 
-def test_each_line_for_the_journal_says_how_urgent_it_is():
+def test_journal_log_line_has_priority():
     text = build_formatter(LogSettings(), who="", journal=True).format(record())
     assert all(line.startswith("<3>") for line in text.split("\n"))
     assert "ERROR a.b: job j" in text
@@ -64,8 +64,8 @@ def keys_of(value: ast.expr, text: str, path: Path) -> set[str]:
     return {ast.literal_eval(key) for key in value.keys if key}
 
 
-def test_extra_uses_only_the_known_words():
-    """Law: who reads logs by machine knows every word there may be."""
+def test_extra_uses_only_log_keys():
+    """Law: programs that read logs can know every key."""
     used = {"job", "rank", "session"}
     for path in ROOT.rglob("*.py"):
         text = path.read_text()

@@ -1,4 +1,4 @@
-"""What a unit allows its processes, and that an agent lets its ranks go first."""
+"""Cores, memory, priority and host id of a process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from rankdumpd.server import machine
 
 
-class Groups:
-    """Control groups as the kernel shows them; this process is in `unit/inner`."""
+class FakeControlGroups:
+    """Control groups as in the kernel's files; this process is in `unit/inner`."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.own = folder / "groups", folder / "own"
@@ -25,8 +25,8 @@ class Groups:
 
 
 @pytest.fixture
-def groups(tmp_path: Path) -> Groups:
-    return Groups(tmp_path)
+def groups(tmp_path: Path) -> FakeControlGroups:
+    return FakeControlGroups(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -42,15 +42,17 @@ def groups(tmp_path: Path) -> Groups:
         ({"unit/inner": ""}, 2),
     ],
 )
-def test_cores(groups: Groups, monkeypatch: pytest.MonkeyPatch, limits, cores: int):
-    """The least of affinity and of every quota around the process, and never none."""
+def test_count_cores_respects_affinity_and_quotas(
+    groups: FakeControlGroups, monkeypatch: pytest.MonkeyPatch, limits, cores: int
+):
+    """The lowest of the affinity and of every quota around the process, at least 1."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
     for group, text in limits.items():
         groups.say(group, "cpu.max", text)
     assert machine.count_cores(groups.root, groups.own) == cores
 
 
-def test_memory(groups: Groups):
+def test_read_memory_respects_control_groups(groups: FakeControlGroups):
     total = machine.read_memory_bytes(groups.root, groups.own)
     assert total > 64 << 20
     groups.say("unit/inner", "memory.max", "max")
@@ -59,14 +61,14 @@ def test_memory(groups: Groups):
     assert machine.read_memory_bytes(groups.root, groups.own) == 64 << 20
 
 
-def test_without_control_groups(tmp_path: Path):
+def test_resources_without_control_groups_are_those_of_machine(tmp_path: Path):
     nowhere = tmp_path / "nowhere"
     assert machine.count_cores(nowhere, nowhere) == len(os.sched_getaffinity(0))
     assert machine.read_memory_bytes(nowhere, nowhere) > 64 << 20
 
 
-def test_giving_way_is_never_taken_back():
-    """In a process of its own: priority that was given up cannot be had again."""
+def test_lower_priority_never_raises_it_again():
+    """In a separate process, because a lowered priority cannot be raised."""
     code = """
 import os
 from rankdumpd.server.machine import lower_priority
@@ -81,8 +83,8 @@ print(found)
     assert ran.stdout.strip() == str([max(n, before) for n in (0, 10, 10, 19)])
 
 
-def test_hosts_are_told_apart_by_boot_machine_and_network(tmp_path: Path):
-    """Each part makes another host; what cannot be read makes none."""
+def test_host_id_depends_on_boot_machine_and_network(tmp_path: Path):
+    """Each part changes the id; it is empty if nothing can be read."""
 
     def host(boot: str, machine_id: str, network: str) -> str:
         own = tmp_path / f"{boot}{machine_id}{network}"

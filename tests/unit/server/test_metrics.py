@@ -1,4 +1,4 @@
-"""Counting: names, sums, what is shown before anything happened, and what hostile ranks may add."""
+"""Metric definitions, counters and the aggregation of samples."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def values(samples: Iterable[MetricSample]) -> dict[SampleKey, float]:
     return {build_sample_key(sample): sample.value for sample in samples}
 
 
-def test_names_are_those_of_the_table_and_each_is_used():
-    """Every name in the code stands in the table; every name of the table is counted somewhere."""
+def test_metric_definitions_match_names_in_code():
+    """Every name in the code is in the table, and every name of the table is used."""
     used = {find_metric_name(name) for text in SOURCES for name in NAMES.findall(text)}
     assert used == set(METRIC_DEFINITIONS)
 
 
-def test_names_follow_the_conventions():
+def test_metric_names_follow_conventions():
     """Counters end with _total, units are base units, and a help text is a sentence."""
     for name, metric in METRIC_DEFINITIONS.items():
         assert re.fullmatch(r"[a-z][a-z_]*[a-z]", name)
@@ -73,7 +73,7 @@ def test_names_follow_the_conventions():
         assert not {"le", "quantile", "job_name"} & set(metric.labels)
 
 
-def test_every_drop_by_its_reason_is_there_from_the_start():
+def test_drop_counters_start_at_zero_for_every_reason():
     found = values(MetricCounters(AGENT_PREFIX).samples())
     for reason in DROP_REASONS:
         for by in ("agent", "rank"):
@@ -82,15 +82,15 @@ def test_every_drop_by_its_reason_is_there_from_the_start():
 
 
 def literals(nodes: Iterable[ast.AST | None]) -> set[str]:
-    """Every word among some expressions, but those that something is compared with."""
+    """Yield every text among expressions, without those of comparisons."""
     inner = [each for node in nodes if node for each in ast.walk(node)]
     compared = {at for each in inner if isinstance(each, ast.Compare) for at in ast.walk(each)}
     texts = {e.value for e in inner if isinstance(e, ast.Constant) and e not in compared}
     return {each for each in texts if isinstance(each, str) and WORD.fullmatch(each)}
 
 
-def drop_words(text: str) -> set[str]:
-    """Every literal that code gives as the reason of a drop."""
+def drop_reasons_in(text: str) -> set[str]:
+    """Yield every literal that code gives as the reason of a drop."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in GIVEN_TO:
@@ -105,24 +105,24 @@ def drop_words(text: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_every_word_for_a_drop_is_in_the_closed_list():
-    """Law: no tensor is dropped for a reason that monitoring would count as `other`."""
-    words = {word for text in (*SOURCES, *CLIENT) for word in drop_words(text)}
+def test_drop_reasons_in_code_are_in_closed_list():
+    """Law: no drop is counted as `other`."""
+    words = {word for text in (*SOURCES, *CLIENT) for word in drop_reasons_in(text)}
     assert len(words) > 20
     assert words <= DROP_REASONS, words - DROP_REASONS
 
 
 @given(st.dictionaries(st.text(max_size=12), st.integers(1, 9), max_size=30))
-def test_what_a_rank_says_adds_no_labels(drops: dict[str, int]):
-    """Law: hostile reasons are counted, all of them, under words that are known beforehand."""
+def test_unknown_drop_reasons_add_no_labels(drops: dict[str, int]):
+    """Law: hostile reasons are all counted under known labels."""
     found = count_iteration_end(IterationEnd(1, sum(drops.values()), drops, 0))
     by_reason = {key: value for key, value in found.items() if key[0] == DROPPED}
     assert {dict(labels)["reason"] for _, labels in by_reason} <= DROP_REASONS
     assert sum(by_reason.values()) == sum(drops.values())
 
 
-def test_roots_and_jobs_have_a_bound():
-    """Of many only the fullest disks and the largest jobs have a sample of their own."""
+def test_samples_of_roots_and_jobs_are_bounded():
+    """Only the fullest disks and the largest jobs have a sample of their own."""
     many = range(3 * MAX_LABELLED_SAMPLES)
     view = StatusView(
         disks=tuple(DiskStatus(f"/{i}", free_bytes=i) for i in many),
@@ -136,7 +136,7 @@ def test_roots_and_jobs_have_a_bound():
     assert len(jobs) == MAX_LABELLED_SAMPLES
 
 
-def test_a_histogram_adds_up():
+def test_histogram_buckets_are_cumulative():
     meters = MetricCounters()
     for seconds in (0.0004, 0.001, 0.3, 99.0):
         meters.add_duration("rankdump_agent_commit_seconds", seconds)
@@ -150,8 +150,8 @@ def test_a_histogram_adds_up():
     assert found["rankdump_agent_commit_seconds_sum", ()] == pytest.approx(99.3014)
 
 
-def test_samples_of_several_are_one():
-    """Amounts add up; of one disk the least room counts; names that nobody knows are left out."""
+def test_aggregate_samples_combines_processes():
+    """Amounts are added, the lowest free space counts, and unknown names are omitted."""
     root = {"root": "/d"}
     found = aggregate_samples(
         [
@@ -173,8 +173,8 @@ Steps = st.lists(
 
 
 @given(Steps)
-def test_sums_of_workers_never_fall(steps: list[tuple[int, int, bool, bool]]):
-    """Law: whoever is silent or begins anew, what was counted stays, and nothing counts twice."""
+def test_worker_metric_sums_never_fall(steps: list[tuple[int, int, bool, bool]]):
+    """Law: counters of silent or restarted workers are kept, and none counts twice."""
     name = "rankdump_agent_received_bytes_total"
     sums, begun, counted = WorkerMetricSums(), [1.0, 2.0, 3.0], [0, 0, 0]
     total, told, clock = 0, [0, 0, 0], 3.0

@@ -1,4 +1,4 @@
-"""Refused requests of the page of metrics: all are counted, and nobody can flood the audit."""
+"""Requests that the metrics page refused: counted, audited and logged."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ KNOWN = CallerIdentity("ann", frozenset({"rank"}), "f" * 64, "ipv4:1.2.3.4:5")
 STRANGER = build_unknown_caller("ipv4:1.2.3.4:6")
 
 
-class Desk:
-    """Refusals with a clock, a meter and a file."""
+class RefusalRig:
+    """Refusals with a clock, counters and an audit file."""
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 0.0
@@ -39,24 +39,24 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path):
-    made = Desk(tmp_path)
-    yield made
-    made.audit.close()
+def rig(tmp_path: Path):
+    built = RefusalRig(tmp_path)
+    yield built
+    built.audit.close()
 
 
-def test_every_reason_begins_at_zero(desk: Desk):
-    """An alert sees the first one rise."""
-    samples = desk.meters.samples()
+def test_refusal_counters_start_at_zero(rig: RefusalRig):
+    """So that an alert detects the first refusal."""
+    samples = rig.meters.samples()
     assert {s.labels["reason"]: s.value for s in samples} == dict.fromkeys(
         PAGE_REFUSAL_REASONS, 0.0
     )
     assert {s.name for s in samples} == {PAGE_REFUSALS_METRIC}
 
 
-def test_who_is_known_is_written_down_each_time(desk: Desk):
-    desk.refuse(KNOWN, times=3)
-    assert [{**line, "time": ""} for line in desk.lines()] == [
+def test_refusals_of_known_callers_are_all_audited(rig: RefusalRig):
+    rig.refuse(KNOWN, times=3)
+    assert [{**line, "time": ""} for line in rig.lines()] == [
         {
             "time": "",
             "what": "refused",
@@ -68,32 +68,34 @@ def test_who_is_known_is_written_down_each_time(desk: Desk):
             "result": "role",
         }
     ] * 3
-    assert desk.counted("role") == 3
+    assert rig.counted("role") == 3
 
 
 @pytest.mark.parametrize("caller", [STRANGER, LOCAL_CALLER])
-def test_whom_nothing_identifies_has_a_line_a_second(desk: Desk, caller: CallerIdentity):
-    """Law: lines and what they say was left out add up, and others are written down meanwhile."""
-    desk.refuse(caller, times=1000)
-    desk.refuse(KNOWN)
-    assert [line["who"] for line in desk.lines()] == [caller.audit_fields()["who"], "ann"]
-    desk.now_s = AUDIT_INTERVAL_S
-    desk.refuse(caller)
-    assert [line.get("more") for line in desk.lines()] == [None, None, 999]
-    assert desk.counted("role") == 1002
+def test_refusals_of_unknown_callers_are_audited_once_a_second(
+    rig: RefusalRig, caller: CallerIdentity
+):
+    """Law: lines and their numbers add up, and other callers are audited meanwhile."""
+    rig.refuse(caller, times=1000)
+    rig.refuse(KNOWN)
+    assert [line["who"] for line in rig.lines()] == [caller.audit_fields()["who"], "ann"]
+    rig.now_s = AUDIT_INTERVAL_S
+    rig.refuse(caller)
+    assert [line.get("more") for line in rig.lines()] == [None, None, 999]
+    assert rig.counted("role") == 1002
 
 
-def test_the_log_says_each_reason_once(desk: Desk, caplog: pytest.LogCaptureFixture):
-    desk.refuse(STRANGER, times=3)
-    desk.refuse(KNOWN)
-    desk.refusals.add("path", LOCAL_CALLER, "GET / HTTP/1.1", "metrics are at /metrics")
+def test_refusal_reasons_are_logged_once(rig: RefusalRig, caplog: pytest.LogCaptureFixture):
+    rig.refuse(STRANGER, times=3)
+    rig.refuse(KNOWN)
+    rig.refusals.add("path", LOCAL_CALLER, "GET / HTTP/1.1", "metrics are at /metrics")
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
         "it is for readers",
         "metrics are at /metrics",
     ]
 
 
-def test_without_an_audit_they_are_counted():
+def test_refusals_without_audit_are_counted():
     meters = MetricCounters()
     refusals = PageRefusals(meters)
     refusals.add("path", STRANGER, "", "no")

@@ -1,4 +1,4 @@
-"""Asking workers of which some do not answer."""
+"""Clients of workers that do not answer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from rankdump._core.status import StatusView
 from rankdump.errors import UnavailableError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.workers.clients import WorkerClients
+from rankdumpd.workers.worker_process import WorkerProcess
 
 
-class Away:
-    """A worker that is being started again."""
-
-    index = 0
+class RestartingWorker(WorkerProcess):
+    """Worker that is being restarted."""
 
     @property
     def address(self) -> str:
@@ -28,36 +27,42 @@ class Away:
         return ["worker 0 was restarted once; the last process ended with code 1"]
 
 
-class Deaf:
-    """A worker at whose address nobody answers."""
+class UnreachableWorker(WorkerProcess):
+    """Worker at whose address no server listens."""
 
-    index = 1
-
-    def __init__(self, folder: Path) -> None:
-        self.address = f"unix:{folder}/nobody"
+    @property
+    def address(self) -> str:
+        return f"unix:{self._folder}/nobody"
 
     def wait_up(self, timeout_s: float) -> None:
         assert timeout_s > 0
 
-    def findings(self) -> list[str]:
-        return []
+
+@pytest.fixture
+def restarting(socket_folder: Path) -> RestartingWorker:
+    return RestartingWorker(0, folder=socket_folder, environ={})
 
 
-def test_who_does_not_answer_is_said_not_left_out_in_silence(socket_folder: Path):
-    view = WorkerClients([Away(), Deaf(socket_folder)]).collect_view()
+@pytest.fixture
+def unreachable(socket_folder: Path) -> UnreachableWorker:
+    return UnreachableWorker(1, folder=socket_folder, environ={})
+
+
+def test_view_has_finding_for_worker_without_answer(restarting, unreachable):
+    view = WorkerClients([restarting, unreachable]).collect_view()
     assert view == StatusView(findings=view.findings)
-    history, away, deaf = view.findings
+    history, restarts, unanswered = view.findings
     assert history == "worker 0 was restarted once; the last process ended with code 1"
-    assert away.startswith(
+    assert restarts.startswith(
         "worker 0 does not answer, and this status lacks its ranks: worker 0 is being restarted"
     )
-    assert deaf.startswith("worker 1 does not answer, and this status lacks its ranks: ")
+    assert unanswered.startswith("worker 1 does not answer, and this status lacks its ranks: ")
 
 
-def test_nothing_is_called_drained_that_did_not_say_so(socket_folder: Path):
-    assert WorkerClients([Away(), Deaf(socket_folder)]).drain_workers(0.2) == 2
+def test_drain_counts_worker_without_answer_as_unfinished(restarting, unreachable):
+    assert WorkerClients([restarting, unreachable]).drain_workers(0.2) == 2
 
 
-def test_a_pin_that_a_worker_did_not_hear_of_is_an_error(socket_folder: Path):
+def test_pin_fails_for_worker_without_answer(unreachable):
     with pytest.raises(UnavailableError):
-        WorkerClients([Deaf(socket_folder)]).pin_job(agent_pb2.Pin(job_id="job", pinned=True))
+        WorkerClients([unreachable]).pin_job(agent_pb2.Pin(job_id="job", pinned=True))

@@ -1,4 +1,4 @@
-"""The view of all workers: everything once, and the fullest disk."""
+"""Merged status of all workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def view(rank: int, *, root: str, load: AgentLoad, findings: tuple[str, ...] = (
     return StatusView((session,), (iteration,), load, (root,), findings)
 
 
-def test_every_rank_is_there_and_every_sentence_once():
+def test_merged_view_has_every_rank_and_each_finding_once():
     one = view(0, root="/a", load=AgentLoad(1, 10, 50, 100), findings=("same", "one"))
     two = view(1, root="/a", load=AgentLoad(2, 20, 40, 90), findings=("same",))
     both = merge_views([one, two], ["own", "same"])
@@ -36,14 +36,14 @@ def test_every_rank_is_there_and_every_sentence_once():
     assert both.findings == ("same", "one", "own")
 
 
-def test_a_worker_without_a_tree_says_nothing_of_disks():
+def test_merged_view_ignores_worker_without_tree():
     used = view(0, root="/a", load=AgentLoad(0, 0, 50, 100))
     assert merge_views([StatusView(), used], ()).load == AgentLoad(0, 0, 50, 100)
     assert merge_views([StatusView()], ()).load == AgentLoad()
 
 
 def worker(rank: int, *, used: int) -> StatusView:
-    """A worker with half of a cap of 1000 bytes, and a rank that needs 10 times 60 more."""
+    """Return a worker with half of a limit of 1000 bytes; its rank needs 10 times 60 more."""
     need = JobNeed("job", "/a", iterations=10, bytes_stored=60, disk_bytes=60, inodes=2)
     known = replace(
         view(rank, root="/a", load=AgentLoad()),
@@ -56,8 +56,8 @@ def worker(rank: int, *, used: int) -> StatusView:
     return replace(known, findings=tuple(said))
 
 
-def test_what_workers_need_adds_up():
-    """On the disk each fits alone: only the front sees that both do not."""
+def test_merged_view_adds_up_needs_of_workers():
+    """Each need alone fits on the disk; both together do not."""
     both = merge_views([worker(0, used=0), worker(1, used=0)], ())
     assert both.needs == (JobNeed("job", "/a", 10, 120, 120, 4),)
     assert both.findings == (
@@ -67,16 +67,16 @@ def test_what_workers_need_adds_up():
     )
 
 
-def test_a_worker_whose_own_part_is_too_small_is_heard():
-    """Together there would be room, and ranks are not where it is."""
+def test_merged_view_keeps_shortage_of_single_worker():
+    """The limits suffice together, but not for the ranks of one worker."""
     other = replace(worker(1, used=0), needs=(), findings=(), disks=())
     one = worker(0, used=0)
     both = merge_views([one, other], ())
     assert both.findings == one.findings != ()
 
 
-def test_ledgers_of_workers_are_one():
-    """With the room of the fullest, should they be on several disks."""
+def test_merged_view_sums_ledgers():
+    """The lowest free space counts, in case they are on several disks."""
     both = merge_views([worker(0, used=0), worker(1, used=0)], ())
     assert both.ledger == LedgerStatus("/state", 21, 69, 100)
     assert merge_views([StatusView()], ()).ledger == LedgerStatus()

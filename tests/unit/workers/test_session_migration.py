@@ -1,4 +1,4 @@
-"""Sessions go to the worker they belong to, with rows and slab, however often one begins anew."""
+"""Migration of sessions to their workers, with rows and slabs, despite crashes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def request(rank: int) -> SessionRequest:
 
 
 def fill(home: StatePaths, ranks=RANKS) -> None:
-    """Leave what an agent leaves that was killed: unfinished sessions, and their slabs."""
+    """Write the state of a killed agent: unfinished sessions and their slabs."""
     # Elsewhere first: the lock of the folder itself is held by whoever calls.
     ledger = AgentLedger(home.state_dir / "making")
     for rank in ranks:
@@ -69,7 +69,7 @@ def fill(home: StatePaths, ranks=RANKS) -> None:
 
 
 def log_of(home: StatePaths) -> list[tuple[int, str, int]]:
-    """Return what a coordinator is still to be told: numbers, sessions and frames."""
+    """Return the unreported items: numbers, sessions and frames."""
     if not home.ledger.exists():
         return []
     with contextlib.closing(sqlite3.connect(home.ledger)) as base:
@@ -87,7 +87,7 @@ def fill_log(home: StatePaths, items: list[tuple[str, int]]) -> None:
 
 
 def found(home: StatePaths) -> set[int]:
-    """Return the ranks whose rows are all here, and nobody else's."""
+    """Return the ranks with all of their rows here, and no others."""
     if not home.ledger.exists():
         return set()
     with contextlib.closing(sqlite3.connect(home.ledger)) as base:
@@ -99,7 +99,7 @@ def found(home: StatePaths) -> set[int]:
 
 
 def check(agent: StatePaths, workers: int) -> None:
-    """Everything is where the law says, once."""
+    """Fail unless every row is at its worker, once."""
     for index in range(8):
         home = agent.worker_paths(index)
         law = {rank for rank in RANKS if select_worker("job", rank, workers) == index}
@@ -121,8 +121,10 @@ def move(agent: StatePaths, workers: int) -> None:
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(numbers=st.lists(st.integers(1, 5), min_size=1, max_size=4))
-def test_any_number_after_any_other(tmp_path_factory, numbers: list[int]):
-    """Law: whatever the numbers of workers were, every session stands where the law says, whole."""
+def test_migration_moves_sessions_between_any_numbers_of_workers(
+    tmp_path_factory, numbers: list[int]
+):
+    """Law: every session is whole at its selected worker."""
     folder = tmp_path_factory.mktemp("agent")
     agent = StatePaths(folder / "state", folder / "run")
     guard = lock_ledger_folder(agent.state_dir)
@@ -134,8 +136,8 @@ def test_any_number_after_any_other(tmp_path_factory, numbers: list[int]):
 
 
 @pytest.mark.parametrize("crash", ["_move_rows", "_delete_rows", "_move_slabs"])
-def test_a_crash_on_the_way_does_no_harm(agent: StatePaths, monkeypatch, crash):
-    """The next start goes on, even with another number."""
+def test_migration_continues_after_crash(agent: StatePaths, monkeypatch, crash):
+    """The next start may have another number of workers."""
     fill(agent)
     with monkeypatch.context() as patch:
         patch.setattr(session_migration, crash, _die)
@@ -152,10 +154,8 @@ def _die(*_arguments: object) -> None:
 
 
 @pytest.mark.parametrize("crash", ["", "_delete_rows"])
-def test_what_is_not_reported_moves_in_its_order_and_gets_new_numbers(
-    agent: StatePaths, monkeypatch, crash
-):
-    """Numbers of another log may be taken, so a session's items are numbered anew, each once."""
+def test_migration_renumbers_unreported_items_in_order(agent: StatePaths, monkeypatch, crash):
+    """Numbers may be in use in the new log, so each item gets a new one, once."""
     fill(agent)
     fill_log(agent, [(f"s{rank}", number) for number in (3, 1, 2) for rank in RANKS])
     if crash:
@@ -176,8 +176,8 @@ def test_what_is_not_reported_moves_in_its_order_and_gets_new_numbers(
     assert min(number for number, _, _ in log_of(agent)) > 3 * len(RANKS)
 
 
-def test_a_session_keeps_its_secret(agent: StatePaths):
-    """Who opened it resumes it, whichever worker it has come to."""
+def test_migrated_session_keeps_its_secret(agent: StatePaths):
+    """The rank that opened it can resume it at any worker."""
     ledger = AgentLedger(agent.state_dir / "making")
     ledger.open_session(dataclasses.replace(request(0), secret=b"digest"))
     ledger.close()
@@ -190,13 +190,13 @@ def test_a_session_keeps_its_secret(agent: StatePaths):
     assert row.request.secret == b"digest"
 
 
-def test_nothing_to_do_makes_no_tables(agent: StatePaths):
+def test_migration_without_sessions_creates_no_tables(agent: StatePaths):
     move(agent, 2)
     assert not agent.worker_paths(0).ledger.exists()
     assert not (agent.state_dir.parent / "run").exists()
 
 
-def test_a_worker_that_still_runs_keeps_its_ledger(agent: StatePaths):
+def test_migration_fails_while_worker_runs(agent: StatePaths):
     guard = lock_ledger_folder(agent.worker_paths(1).state_dir)
     with pytest.raises(ConfigError, match="no other agent uses"):
         move(agent, 2)
@@ -204,7 +204,7 @@ def test_a_worker_that_still_runs_keeps_its_ledger(agent: StatePaths):
     move(agent, 2)
 
 
-def test_a_session_that_cannot_be_read_keeps_nobody_out(agent: StatePaths):
+def test_migration_skips_unreadable_session(agent: StatePaths):
     fill(agent)
     with contextlib.closing(sqlite3.connect(agent.ledger)) as base, base:
         base.execute("UPDATE sessions SET request = ? WHERE session_id = 's0'", (json.dumps([]),))
@@ -212,8 +212,8 @@ def test_a_session_that_cannot_be_read_keeps_nobody_out(agent: StatePaths):
     assert {r for index in range(2) for r in found(agent.worker_paths(index))} == set(RANKS) - {0}
 
 
-def test_a_move_that_fails_is_one_line(agent: StatePaths):
-    """Rather no agent than one that forgets what it owes."""
+def test_failed_migration_is_one_error_line(agent: StatePaths):
+    """An agent without its sessions must not start."""
     fill(agent)
     agent.worker_paths(0).ledger.mkdir(parents=True)
     with pytest.raises(ConfigError) as refused:
@@ -227,8 +227,8 @@ def pins_of(home: StatePaths) -> set[str]:
         return {job_id for (job_id,) in base.execute("SELECT job_id FROM pins")}
 
 
-def test_pins_are_everywhere_and_nowhere_that_is_left(agent: StatePaths):
-    """Every worker knows what is pinned, whoever was told; who is gone brings nothing back."""
+def test_migration_copies_pins_to_all_workers(agent: StatePaths):
+    """Removed pins do not come back from former workers."""
     fill(agent)
     with contextlib.closing(sqlite3.connect(agent.ledger)) as base, base:
         base.execute("INSERT INTO pins VALUES ('job', 1)")

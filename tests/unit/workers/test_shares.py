@@ -1,4 +1,4 @@
-"""What workers get of the whole: their own places, and together no more than there is."""
+"""Settings of workers: separate folders, and shares within the limits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shares(settings: AgentSettings, *, memory_bytes: int, cores: int) -> list[Ag
     cores=st.integers(1, 64),
     sessions=st.integers(1, 1 << 16),
 )
-def test_shares_stay_within_the_whole(workers, queue, more, threads, cores, sessions):
+def test_worker_limits_add_up_to_at_most_the_whole(workers, queue, more, threads, cores, sessions):
     whole = AgentSettings(
         workers=workers, queue_bytes=queue, encode_threads=threads, max_sessions=sessions
     )
@@ -61,21 +61,21 @@ def test_shares_stay_within_the_whole(workers, queue, more, threads, cores, sess
     assert len({s.runtime_dir for s in each}) == workers
 
 
-def test_the_rest_is_the_same_for_all():
+def test_worker_settings_keep_other_settings():
     whole = AgentSettings(workers=2, coordinator="c:1", slab_bytes=0, drain_timeout_s=2.5)
     (first, _) = shares(whole, memory_bytes=1 << 30, cores=4)
     assert (first.coordinator, first.slab_bytes, first.drain_timeout_s) == ("c:1", 0, 2.5)
 
 
-def test_where_a_worker_listens_and_how_a_rank_is_told():
+def test_worker_address_and_redirect():
     assert build_worker_address("unix:/run/a.sock", 3) == "unix:/run/a.sock.3"
     assert build_worker_address("[::1]:7420", 3) == "[::1]:0"
     assert build_redirect("unix:/run/a.sock.3") == "a.sock.3"
     assert build_redirect("[::1]:41321") == "41321"
 
 
-def test_settings_reach_another_process_through_its_environment():
-    """Law: what a front decided is what its worker reads, whatever else was in the environment."""
+def test_worker_environment_round_trips_settings():
+    """Law: a worker reads the settings of its supervisor in any environment."""
     mine = DaemonSettings(
         agent=AgentSettings(
             listen="unix:/a b.sock", state_dir='/x "y"', workers=2, drain_timeout_s=0.25

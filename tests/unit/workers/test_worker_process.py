@@ -1,4 +1,4 @@
-"""One worker process from its start to its end, with settings it cannot live with."""
+"""Worker process: start, drain, kill, and settings that prevent its start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def worker(socket_folder: Path, environ) -> Iterator[WorkerProcess]:
     worker.stop()
 
 
-def test_from_start_to_end(worker: WorkerProcess, socket_folder: Path):
+def test_worker_process_starts_and_drains(worker: WorkerProcess, socket_folder: Path):
     worker.start()
     worker.wait_ready()
     assert worker.address == f"unix:{socket_folder}/a.sock"
@@ -40,7 +40,7 @@ def test_from_start_to_end(worker: WorkerProcess, socket_folder: Path):
         _ = worker.address
 
 
-def test_one_that_cannot_start_is_not_tried_for_ever(socket_folder: Path, environ):
+def test_worker_process_that_cannot_start_raises(socket_folder: Path, environ):
     worker = WorkerProcess(
         0, folder=socket_folder, environ=environ | {"RANKDUMPD_AGENT__LISTEN": "x"}
     )
@@ -50,7 +50,7 @@ def test_one_that_cannot_start_is_not_tried_for_ever(socket_folder: Path, enviro
     worker.stop()
 
 
-def test_one_that_cannot_even_be_run_says_why(socket_folder: Path, environ):
+def test_worker_process_that_cannot_run_reports_cause(socket_folder: Path, environ):
     worker = WorkerProcess(0, folder=socket_folder / "none", environ=environ)
     worker.start()
     with pytest.raises(UnavailableError, match="could not be run:"):
@@ -58,7 +58,7 @@ def test_one_that_cannot_even_be_run_says_why(socket_folder: Path, environ):
     worker.stop()
 
 
-def test_one_that_is_killed_while_it_drains_has_left_something(worker: WorkerProcess, monkeypatch):
+def test_worker_process_killed_during_drain_counts_one_item(worker: WorkerProcess, monkeypatch):
     worker.start()
     worker.wait_ready()
     process = worker._process
@@ -69,7 +69,7 @@ def test_one_that_is_killed_while_it_drains_has_left_something(worker: WorkerPro
     assert worker.wait_drained(WAIT_S) == 1
 
 
-def test_one_that_hangs_is_killed(worker: WorkerProcess, monkeypatch):
+def test_worker_process_that_hangs_is_killed(worker: WorkerProcess, monkeypatch):
     worker.start()
     worker.wait_ready()
     assert worker._process is not None
@@ -79,5 +79,5 @@ def test_one_that_hangs_is_killed(worker: WorkerProcess, monkeypatch):
     assert worker.wait_drained(WAIT_S) == 1
 
 
-def test_never_started(worker: WorkerProcess):
-    """The fixture stops it; so does a front that fails before its workers run."""
+def test_worker_process_stop_without_start(worker: WorkerProcess):
+    """The fixture stops the worker, as a supervisor does that failed before it started workers."""

@@ -41,7 +41,7 @@ _MIN_ITERATIONS = 5
 _MIN_SLOPE_ERRORS = 4.0
 """A slope counts when it exceeds its own standard error by this factor."""
 _MIN_RISE_SHARE = 0.1
-"""A slope counts when it raised the spread by at least this part of its mean."""
+"""A slope counts when it raised the spread by at least this share of its mean."""
 _MAX_ITERATION = (1 << 63) - 1
 """Largest signed 64-bit number: no job reaches an iteration beyond it."""
 
@@ -102,7 +102,7 @@ def find_last_selected_iteration(selections: Iterable[str]) -> int:
 _SAFETY_FACTOR = 2
 _TIMEOUT_CALLS = {GroupScope.WORLD: "init_process_group", GroupScope.PART: "new_group"}
 _MILLISECOND_SETTINGS = ("stream_sync_timeout", "event_sync_timeout")
-"""Limits that TensorFlow takes in milliseconds."""
+"""Limits that TensorFlow expects in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def advise_settings(
     need_us = find_next_step(expected_us / limit_us) * limit_us
     target_s = ceil(_SAFETY_FACTOR * need_us / SECOND_US)
     raised = _RaisedLimits(limits, sequence, target_s)
-    return SettingsAdvice(tuple(raised.lines()), raised.remark)
+    return SettingsAdvice(tuple(raised.list_settings()), raised.remark)
 
 
 class _RaisedLimits:
@@ -135,28 +135,28 @@ class _RaisedLimits:
             if each.limit.limit_us < known.limit.limit_us:
                 self._by_name[each.limit.name] = each
         self._aiv = limits.aiv
-        self._exec_s = self._execution()
-        self.remark = self._remark()
+        self._exec_s = self._raise_execution_limit()
+        self.remark = self._build_remark()
 
-    def lines(self) -> Iterator[str]:
+    def list_settings(self) -> Iterator[str]:
         if self._aiv and self._exec_s > timeout_limits.MAX_HCCL_AIV_S:
             # No device has AIV as its default mode.
             yield "unset HCCL_OP_EXPANSION_MODE"
-        if self._below(timeout_limits.HCCL_EXEC, self._exec_s):
+        if self._is_below(timeout_limits.HCCL_EXEC, self._exec_s):
             yield f"export {timeout_limits.HCCL_EXEC}={self._exec_s}"
-        if self._below(timeout_limits.HCCL_SESSION_EXEC, self._exec_s):
+        if self._is_below(timeout_limits.HCCL_SESSION_EXEC, self._exec_s):
             yield f"NPURunConfig(..., {timeout_limits.HCCL_SESSION_EXEC}={self._exec_s})"
-        if self._low(timeout_limits.HCCL_EVENT, above_s=self._exec_s):
-            yield f"export {timeout_limits.HCCL_EVENT}={self._above_execution()}"
+        if self._is_low(timeout_limits.HCCL_EVENT, above_s=self._exec_s):
+            yield f"export {timeout_limits.HCCL_EVENT}={self._raise_above_execution()}"
         connect_s = min(self._target_s, timeout_limits.MAX_HCCL_CONNECT_S)
-        if self._below(timeout_limits.HCCL_CONNECT, connect_s):
+        if self._is_below(timeout_limits.HCCL_CONNECT, connect_s):
             yield f"export {timeout_limits.HCCL_CONNECT}={connect_s}"
         for scope, call in _TIMEOUT_CALLS.items():
-            if self._low(scope.value, above_s=self._exec_s):
-                yield f"{call}(..., timeout=timedelta(seconds={self._above_execution()}))"
-        yield from self._others()
+            if self._is_low(scope.value, above_s=self._exec_s):
+                yield f"{call}(..., timeout=timedelta(seconds={self._raise_above_execution()}))"
+        yield from self._list_other_settings()
 
-    def _others(self) -> Iterator[str]:
+    def _list_other_settings(self) -> Iterator[str]:
         known = {
             timeout_limits.HCCL_EXEC,
             timeout_limits.HCCL_SESSION_EXEC,
@@ -165,26 +165,26 @@ class _RaisedLimits:
         }
         known |= {scope.value for scope in GroupScope}
         for name in self._by_name:
-            if name in known or not self._low(name, above_s=self._exec_s):
+            if name in known or not self._is_low(name, above_s=self._exec_s):
                 continue
-            seconds = self._above_execution()
+            seconds = self._raise_above_execution()
             if name in _MILLISECOND_SETTINGS:
                 yield f"NPURunConfig(..., {name}={seconds * 1000})"
             else:
                 yield f"{name}={seconds}"
 
-    def _low(self, name: str, *, above_s: int = 0) -> bool:
-        """Return whether a limit is below the target, or not above that of execution."""
-        return self._below(name, max(self._target_s, above_s + bool(above_s)))
+    def _is_low(self, name: str, *, above_s: int = 0) -> bool:
+        """Return whether a limit is below the target, or not above the execution limit."""
+        return self._is_below(name, max(self._target_s, above_s + bool(above_s)))
 
-    def _below(self, name: str, seconds: int) -> bool:
+    def _is_below(self, name: str, seconds: int) -> bool:
         known = self._by_name.get(name)
         return known is not None and known.limit.limit_us < seconds * SECOND_US
 
-    def _execution(self) -> int:
-        """Return the limit of execution in seconds, raised to the target; 0 when there is none."""
+    def _raise_execution_limit(self) -> int:
+        """Return the execution limit in seconds, raised to the target; 0 when there is none."""
         for name in (timeout_limits.HCCL_EXEC, timeout_limits.HCCL_SESSION_EXEC):
-            if self._low(name):
+            if self._is_low(name):
                 if self._aiv and self._target_s <= timeout_limits.MAX_HCCL_AIV_S:
                     return self._target_s
                 return min(
@@ -195,17 +195,17 @@ class _RaisedLimits:
                 return self._by_name[name].limit.limit_us // SECOND_US
         return 0
 
-    def _above_execution(self) -> int:
+    def _raise_above_execution(self) -> int:
         above_s = self._exec_s + timeout_limits.HCCL_EVENT_MARGIN_S if self._exec_s else 0
         return max(self._target_s, above_s)
 
-    def _remark(self) -> str:
+    def _build_remark(self) -> str:
         if (
-            self._low(timeout_limits.HCCL_EXEC) or self._low(timeout_limits.HCCL_SESSION_EXEC)
+            self._is_low(timeout_limits.HCCL_EXEC) or self._is_low(timeout_limits.HCCL_SESSION_EXEC)
         ) and self._target_s > timeout_limits.MAX_HCCL_EXEC_S:
             return f"Ascend 910 and 310P accept at most {timeout_limits.MAX_HCCL_EXEC_S} s"
         if (
-            self._low(timeout_limits.HCCL_CONNECT)
+            self._is_low(timeout_limits.HCCL_CONNECT)
             and self._target_s > timeout_limits.MAX_HCCL_CONNECT_S
         ):
             return (
@@ -240,7 +240,7 @@ def build_hints(state: HintState, facts: JobFacts) -> tuple[TimeoutHint, ...]:
 
 
 def list_group_members(group: ProcessGroup, history: GroupSpreadHistory) -> tuple[int, ...]:
-    """Return the ranks of a group; if no rank declared it, those that were seen in its calls."""
+    """Return the ranks of a group; if no rank declared it, those of its known spreads."""
     if group.ranks:
         return group.ranks
     seen = [each for each in (history.first, history.widest) if each]
@@ -281,7 +281,7 @@ def assess_wait(wait: GroupWait, limits: ProcessGroupLimits, facts: JobFacts) ->
         projected_us=expected,
         projected_iteration=last,
         settings=advice.settings,
-        reason="; ".join(_clauses(wait, limit, level, (expected, last), advice)),
+        reason="; ".join(_list_clauses(wait, limit, level, (expected, last), advice)),
     )
 
 
@@ -329,7 +329,7 @@ def describe_hint_call(group: str, widest: WidestSpread) -> str:
     return f"{widest.kind} {widest.name!r}, {where}"
 
 
-def _clauses(
+def _list_clauses(
     wait: GroupWait,
     limit: TimeoutLimit | None,
     level: HintLevel,

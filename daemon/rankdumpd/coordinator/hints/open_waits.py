@@ -92,13 +92,13 @@ class _OpenCall:
 def find_open_waits(
     view: IterationView, facts: JobFacts, now_us: int, state: HintState | None = None
 ) -> tuple[TimeoutHint, ...]:
-    """Return a hint for every group in which members wait for another one now.
+    """Return a hint for every group with members that wait for another one now.
 
     A wait is claimed only up to the time that the late rank has reported: it may have arrived
-    since. The state has the stalls of ranks that made no call in this iteration yet.
+    since. `state` has the stalls of ranks without a call in this iteration.
     """
     ranks = {rank: _RankCalls(rank, batches) for rank, batches in view.events.items()}
-    calls = [call for rank in ranks.values() for call in rank.open_calls()]
+    calls = [call for rank in ranks.values() for call in rank.iter_open_calls()]
     stalls: Mapping[int, int] = state.stalls if state else {}
     hints: dict[ProcessGroup, TimeoutHint] = {}
     stuck = {call.rank for call in calls}
@@ -120,7 +120,7 @@ def find_open_waits(
 
 
 def _select_earliest_calls(calls: Sequence[_OpenCall]) -> list[_OpenCall]:
-    """Return the first member of each collective, and every message."""
+    """Return the earliest call of each collective, and every message."""
     first: dict[object, _OpenCall] = {}
     for call in sorted(calls, key=lambda call: (call.start_us, call.rank)):
         ends = (call.rank, call.peer) if call.kind in _OTHER_END_KIND else None
@@ -143,7 +143,7 @@ def _find_absent_ranks(
         for rank in others
         if rank >= 0
         and rank not in excluded
-        and not (rank in ranks and ranks[rank].came_to(call, kinds))
+        and not (rank in ranks and ranks[rank].has_started(call, kinds))
     ]
 
 
@@ -154,17 +154,17 @@ def _build_wait(
     now: tuple[int, int],
     stalls: tuple[Mapping[int, int], Mapping[int, int]],
 ) -> GroupWait:
-    """Return the wait of a call; `stalls` are those at the last merged calls, and the newest."""
+    """Return the wait of a call; `stalls` are those at the last merged call and the newest ones."""
     (now_us, iteration), (merged, newest) = now, stalls
     last, spread = claim.rank, claim.known_us
-    own = ranks[call.rank].stall_before(call.position, merged)
+    own = ranks[call.rank].find_stall_before(call.position, merged)
     before = merged.get(last, 0)
     if last in ranks:
-        before = ranks[last].stall_before(float("inf"), merged)
+        before = ranks[last].find_stall_before(float("inf"), merged)
     at_last = newest.get(last, 0)
     # A new session starts at zero.
     other = at_last - before if at_last >= before else at_last
-    # Dumping held up both ranks; its part is by how much longer it held up the late one.
+    # Dumping stalled both ranks; its share is the additional stall of the late one.
     dumped = other - max(0, call.stall_us - own)
     widest = WidestSpread(
         iteration=iteration,
@@ -183,7 +183,7 @@ def _build_wait(
 
 
 def _describe_open_wait(call: _OpenCall, claim: WaitClaim, where: str) -> str:
-    """Return a sentence on how long a call has waited for a rank, as far as that is known."""
+    """Return a sentence on the known duration of a wait for a rank."""
     waited = f"rank {call.rank} has waited {format_duration(claim.known_us)}"
     if not claim.reason:
         return f"{waited} for rank {claim.rank} in {where}"
@@ -200,7 +200,7 @@ class _RankCalls:
         self._batches = batches
         self._calls: dict[int, tuple[EventColumn, dict[str, int]]] = {}
 
-    def open_calls(self) -> Iterator[_OpenCall]:
+    def iter_open_calls(self) -> Iterator[_OpenCall]:
         """Yield the calls that have begun and are not complete."""
         pending: dict[int, tuple[EventColumns, int]] = {}
         for batch in self._batches:
@@ -209,10 +209,10 @@ class _RankCalls:
                 if columns["kind"][row] != int(EventKind.OPERATOR):
                     pending[int(columns["position"][row])] = (batch, row)
         for position, (batch, row) in pending.items():
-            if not self._completed(position):
-                yield self._open_call(batch, row)
+            if not self._is_complete(position):
+                yield self._build_open_call(batch, row)
 
-    def _completed(self, position: int) -> bool:
+    def _is_complete(self, position: int) -> bool:
         """Return whether the call at a position was reported again, as complete."""
         return any(
             (
@@ -222,11 +222,11 @@ class _RankCalls:
             for batch in self._batches
         )
 
-    def came_to(self, call: _OpenCall, kinds: tuple[int, int]) -> bool:
+    def has_started(self, call: _OpenCall, kinds: tuple[int, int]) -> bool:
         """Return whether this rank has begun its part of a call."""
-        # Newest batch first: the call that a rank waits in is among its last events.
+        # Newest batch first, because the call is most likely among the last events.
         for at in reversed(range(len(self._batches))):
-            rows, places = self._indexed(at)
+            rows, places = self._index_batch(at)
             place = places.get(call.group.name)
             if place is None:
                 continue
@@ -240,11 +240,11 @@ class _RankCalls:
                 return True
         return False
 
-    def stall_before(self, position: float, stalls: Mapping[int, int]) -> int:
-        """Return the stall at the last call before a position; else at the last one merged."""
+    def find_stall_before(self, position: float, stalls: Mapping[int, int]) -> int:
+        """Return the stall at the last call before a position, or at the last merged call."""
         found = (-1, stalls.get(self._rank, 0))
         for at, batch in enumerate(self._batches):
-            rows, _ = self._indexed(at)
+            rows, _ = self._index_batch(at)
             positions = batch.columns["position"]
             before = rows[positions[rows] < position]
             if len(before):
@@ -265,7 +265,7 @@ class _RankCalls:
             return _NO_ACTIVITY
         return f"was last seen in {name!r}, {format_duration(max(0, now_us - ended))} ago"
 
-    def _indexed(self, at: int) -> tuple[EventColumn, dict[str, int]]:
+    def _index_batch(self, at: int) -> tuple[EventColumn, dict[str, int]]:
         """Return the rows of a batch that are calls, and the places of their groups' names."""
         if at not in self._calls:
             batch = self._batches[at]
@@ -274,7 +274,7 @@ class _RankCalls:
             self._calls[at] = rows, {batch.names[place]: place for place in used}
         return self._calls[at]
 
-    def _open_call(self, batch: EventColumns, row: int) -> _OpenCall:
+    def _build_open_call(self, batch: EventColumns, row: int) -> _OpenCall:
         columns = {name: column[row] for name, column in batch.columns.items()}
         group = batch.names[int(columns["group"])]
         declared = (each for each in batch.groups if each.name == group)

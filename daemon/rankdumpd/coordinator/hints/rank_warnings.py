@@ -1,8 +1,8 @@
 """Warnings that ranks print in their logs: a line for each hint whose level is not OK, and the
 wording of ranks and limits. Pure.
 
-The ranks of a host print every text once. So the text of a growing wait stays the same until its
-share reaches the next step, even if another rank turns out to wait longest.
+Each text is printed once on a host. So the text of a growing wait stays the same until its share
+reaches the next step, even if another rank then waits longest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def find_next_step(share: float) -> float:
 
 
 _MAX_WARNINGS = 8
-"""A job with thousands of groups gets warnings of the nearest ones only."""
+"""Limit for jobs with thousands of groups; those nearest to their limits get a warning."""
 
 WarningKey: TypeAlias = tuple[str, str, int, float]
 """Group, state of its wait, late rank and step of the share; each gets one warning."""

@@ -44,15 +44,15 @@ class RankTimeline:
     """Stall at the call that it started last."""
     delay_us: int = 0
     now_us: int = 0
-    """Time of its last step: it started a call, or continued after one."""
+    """Time at which it last started a call or continued after one."""
     rows: Iterator[int] = field(default_factory=lambda: iter(()))
     """Its remaining calls as rows of the members, in the order in which it started them."""
     completions: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-    """Calls that it has not continued after: its position then, when the last member arrived, and
-    when that would have been without dumping."""
+    """Calls that it has not continued after: its position, the arrival of the last member, and that
+    arrival without dumping."""
 
     def start_call(self, start_us: int, stall_us: int) -> int:
-        """Start a call; return when that would have been without dumping."""
+        """Start a call; return the time of that without dumping."""
         if stall_us < self.stall_us:
             # A new session starts at zero.
             self.stall_us = self.delay_us = 0
@@ -109,7 +109,7 @@ class _SpreadWalk:
         self._stalls: list[int] = members["stall_us"].tolist()
         self._peers: list[int] = members["peer"].tolist()
         self._undumped: list[int | None] = [None] * len(self._ranks)
-        """When each member would have arrived without dumping."""
+        """Arrival of each member without dumping."""
         self._sent: dict[tuple[int, int, int, int], tuple[int, int]] = {}
         self._timelines = timelines
         by_rank = np.lexsort((members["position"], members["rank"])).tolist()
@@ -125,9 +125,9 @@ class _SpreadWalk:
         undumped = [self._arrive(row) for row in range(low, high)]
         kind = self._kinds[call]
         if kind == int(EventKind.SEND):
-            return self._send(call, low, undumped[0])
+            return self._measure_send(call, low, undumped[0])
         if kind == int(EventKind.RECV):
-            return self._receive(call, low, undumped[0])
+            return self._measure_receive(call, low, undumped[0])
         starts = self._starts[low:high]
         first, last = min(starts), max(starts)
         undumped_last = max(undumped)
@@ -137,29 +137,29 @@ class _SpreadWalk:
         missing = self._calls.missing.get(call)
         if missing:
             waited = max(0, int(self._calls.columns["end_us"][call]) - first)
-            # Of several, the one whose last call is oldest: the others may wait for it.
+            # Of several the one with the oldest last call, because the others may wait for it.
             late = min(missing, key=lambda rank: (self._last_start.get(rank, 0), rank))
-            dumped = min(self._stalled_since(late), waited)
+            dumped = min(self._measure_stall(late), waited)
             return CallSpread(call, first_rank, late, waited, dumped, arrived=False)
         spread = last - first
         last_rank = self._ranks[low + starts.index(last)]
         dumped = spread - (undumped_last - min(undumped))
         return CallSpread(call, first_rank, last_rank, spread, min(max(0, dumped), spread))
 
-    def _stalled_since(self, rank: int) -> int:
-        """Return how long dumping has held up a rank since its last call."""
+    def _measure_stall(self, rank: int) -> int:
+        """Return the stall of a rank by dumping since its last call."""
         newest, before = self._newest.get(rank, 0), 0
         if rank in self._timelines:
             before = self._timelines[rank].stall_us
         return newest - before if newest >= before else newest
 
-    def _send(self, call: int, row: int, undumped: int) -> CallSpread:
+    def _measure_send(self, call: int, row: int, undumped: int) -> CallSpread:
         rank, peer = self._ranks[row], self._peers[row]
         key = (self._groups[call], rank, peer, self._sequences[call])
         self._sent[key] = (self._starts[row], undumped)
         return CallSpread(call, rank, rank, 0, 0)
 
-    def _receive(self, call: int, row: int, undumped: int) -> CallSpread:
+    def _measure_receive(self, call: int, row: int, undumped: int) -> CallSpread:
         rank, peer = self._ranks[row], self._peers[row]
         arrival = self._starts[row]
         key = (self._groups[call], peer, rank, self._sequences[call])
@@ -172,7 +172,7 @@ class _SpreadWalk:
         return CallSpread(call, rank, peer, spread, min(max(0, dumped), spread))
 
     def _arrive(self, wanted: int) -> int:
-        """Return when a member would have arrived; its rank is advanced through earlier calls."""
+        """Advance the rank of a member to its call; return its arrival without dumping."""
         found = self._undumped[wanted]
         if found is not None:
             return found
@@ -188,7 +188,7 @@ class _SpreadWalk:
     def _complete(self, row: int, complete_us: int, undumped_us: int) -> None:
         end, timeline = self._ends[row], self._timelines[self._ranks[row]]
         if end == self._positions[row] and not timeline.completions:
-            # A blocking call: the rank left it together with the others.
+            # The call was blocking, so the rank left it together with the others.
             timeline.now_us, timeline.delay_us = complete_us, complete_us - undumped_us
         elif end < OPEN_END_POSITION:
             timeline.completions.append((end, complete_us, undumped_us))
@@ -221,23 +221,23 @@ class GroupSpreadHistory:
     """Spreads of one group so far."""
 
     first: WidestSpread | None = None
-    """Of its first collective, in which the members connect: another limit applies to it."""
+    """Spread of its first collective, in which the members connect; another limit applies to it."""
     widest: WidestSpread | None = None
-    """Of all later calls."""
+    """Widest spread of all later calls."""
     history: tuple[tuple[int, int], ...] = ()
     """The newest iterations, each with its widest spread after the first collective."""
 
 
 @dataclass(frozen=True, slots=True)
 class HintState:
-    """Everything that the hints of a job build upon."""
+    """Data from which the hints of a job are computed."""
 
     iteration: int = -1
     """The iteration merged last."""
     stalls: Mapping[int, int] = field(default_factory=dict[int, int])
-    """How long dumping had stalled each rank when it started its last call."""
+    """Stall of each rank by dumping at the start of its last call."""
     delays: Mapping[int, int] = field(default_factory=dict[int, int])
-    """How much later than without dumping each rank was after its last call."""
+    """Delay of each rank by dumping after its last call."""
     groups: Mapping[ProcessGroup, GroupSpreadHistory] = field(
         default_factory=dict[ProcessGroup, GroupSpreadHistory]
     )
@@ -275,14 +275,14 @@ def update_hint_state(
     state: HintState, order: GlobalOrder, stalls: Mapping[int, int] | None = None
 ) -> HintState:
     """Return the state after one more iteration; `stalls` are the newest that ranks reported."""
-    # The collectives of an iteration in between, which was not dumped, even out the delays.
+    # Collectives of iterations in between, which were not dumped, even out the delays.
     follows = order.iteration - state.iteration in (0, 1)
     delays: Mapping[int, int] = state.delays if follows else {}
     timelines = {
         rank: RankTimeline(stall, delays.get(rank, 0)) for rank, stall in state.stalls.items()
     }
     groups = dict(state.groups)
-    for (group, first), spread in _widest_spreads(order, timelines, stalls or {}).items():
+    for (group, first), spread in _find_widest_spreads(order, timelines, stalls or {}).items():
         history = groups.get(group, GroupSpreadHistory())
         groups[group] = _add_spread(history, _describe_spread(order, spread), first=first)
     return HintState(
@@ -293,10 +293,10 @@ def update_hint_state(
     )
 
 
-def _widest_spreads(
+def _find_widest_spreads(
     order: GlobalOrder, timelines: dict[int, RankTimeline], stalls: Mapping[int, int]
 ) -> dict[tuple[ProcessGroup, bool], CallSpread]:
-    """Return the widest spread of each group, that of its first collective separately."""
+    """Return the widest spreads of each group, in its first collective and after it."""
     columns = order.calls.columns
     groups: list[int] = columns["group"].tolist()
     first: list[bool] = (
@@ -348,14 +348,14 @@ def _select_wider(known: WidestSpread | None, new: WidestSpread) -> WidestSpread
 def _limit_groups(
     groups: dict[ProcessGroup, GroupSpreadHistory],
 ) -> dict[ProcessGroup, GroupSpreadHistory]:
-    """Return at most MAX_HINT_GROUPS of them: a job may create groups without end."""
+    """Return at most MAX_HINT_GROUPS groups, because a job may create any number."""
     if len(groups) <= MAX_HINT_GROUPS:
         return groups
-    by_spread = sorted(groups.items(), key=lambda item: _max_spread_us(item[1]), reverse=True)
+    by_spread = sorted(groups.items(), key=lambda item: _find_max_spread_us(item[1]), reverse=True)
     return dict(by_spread[:MAX_HINT_GROUPS])
 
 
-def _max_spread_us(history: GroupSpreadHistory) -> int:
+def _find_max_spread_us(history: GroupSpreadHistory) -> int:
     return max(each.spread_us if each else 0 for each in (history.first, history.widest))
 
 

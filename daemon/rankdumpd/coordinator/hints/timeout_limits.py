@@ -1,9 +1,9 @@
-"""Timeout limits that hold for the members of a process group, and where each was read: torch,
-NCCL, and HCCL as its runtime rounds it. Pure.
+"""Timeout limits of the members of a process group, with the source of each: torch, NCCL, and HCCL
+as its runtime rounds it. Pure.
 
 Sources: environment variables of CANN 8 (HCCL), of torch_npu and of torch's ProcessGroupNCCL.
-The class of an Ascend device is not known here: where classes differ the smaller value counts,
-and the source text of the limit states it.
+The class of an Ascend device is not known here: where classes differ the smaller value is used,
+and the source text of the limit says so.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class WaitLimit:
 
 @dataclass(frozen=True, slots=True)
 class TimeoutSetting:
-    """A number of seconds, and where it was read."""
+    """A number of seconds and its source."""
 
     seconds: float
     source: str
@@ -63,7 +63,7 @@ def read_timeout_setting(
     legal: tuple[float, float],
     whole: bool = True,
 ) -> TimeoutSetting:
-    """Return the value of a variable; its default, and the reason, where that is not allowed."""
+    """Return the value of a variable, or its default with the reason if the value is invalid."""
     usual = f"default of {owner}"
     text = variables.get(name, "").strip()
     if not text:
@@ -130,7 +130,7 @@ _DEFAULT_EXEC_S, _DEFAULT_EVENT_S, _DEFAULT_CONNECT_S = 1836, 1868, 120
 
 @dataclass(frozen=True, slots=True)
 class HcclExecLimit:
-    """How long HCCL waits for peers while it executes."""
+    """Longest time that HCCL waits for peers during execution."""
 
     name: str
     read_s: float
@@ -195,7 +195,7 @@ def _read_exec_setting(timeouts: RankTimeouts, *, aiv: bool) -> TimeoutSetting:
 
 
 def _round_exec_limit(seconds: float) -> float:
-    """Return the limit as a 910 or 310P rounds it; on other devices it is no smaller."""
+    """Return the limit as a 910 or 310P rounds it; on other devices it is not smaller."""
     if not seconds:
         return 0
     return max(HCCL_STEP_S, min(int(seconds), MAX_HCCL_EXEC_S) // HCCL_STEP_S * HCCL_STEP_S)
@@ -210,7 +210,7 @@ _NEVER = "never applies: "
 
 
 class GroupScope(Enum):
-    """Whether a group has all ranks of its job, and so which call creates it."""
+    """Whether a group has all ranks of its job, which determines the call that creates it."""
 
     WORLD = "timeout of init_process_group"
     PART = "timeout of new_group"
@@ -218,7 +218,7 @@ class GroupScope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroupLimits:
-    """All limits that hold for members of one group."""
+    """All limits that apply to the members of one group."""
 
     backend: str = ""
     limits: tuple[WaitLimit, ...] = ()
@@ -253,7 +253,7 @@ class ProcessGroupLimits:
 def collect_group_limits(
     group: ProcessGroup, ranks: Iterable[int], facts: JobFacts
 ) -> ProcessGroupLimits:
-    """Return the limits of a group, given the ranks of it that are known."""
+    """Return the limits of a group with these known ranks."""
     known: dict[WaitLimit, list[int]] = {}
     backend, aiv = "", False
     for rank in ranks:
@@ -261,9 +261,9 @@ def collect_group_limits(
         if session is None and rank not in facts.timeouts:
             continue
         own = next((each for each in timeouts.groups if each.group == group.name), None)
-        backend = backend or (own.backend if own else _usual_backend(session))
+        backend = backend or (own.backend if own else _find_default_backend(session))
         scope = GroupScope.WORLD if _is_world(group, session) else GroupScope.PART
-        for limit in _rank_limits(timeouts, own, session, scope):
+        for limit in _list_rank_limits(timeouts, own, session, scope):
             known.setdefault(limit, []).append(rank)
         aiv = aiv or _is_aiv(timeouts)
     limits = (
@@ -273,23 +273,23 @@ def collect_group_limits(
     return ProcessGroupLimits(backend, tuple(limits), aiv and backend == "hccl")
 
 
-def _rank_limits(
+def _list_rank_limits(
     timeouts: RankTimeouts,
     own: GroupTimeout | None,
     session: SessionStatus | None,
     scope: GroupScope,
 ) -> list[WaitLimit]:
-    backend = own.backend if own else _usual_backend(session)
+    backend = own.backend if own else _find_default_backend(session)
     torch = own is not None or (session is not None and session.framework.startswith("torch"))
     limits: list[WaitLimit] = []
     if backend == "hccl":
         limits += list_hccl_limits(timeouts, torch=torch)
     if torch and backend:
-        limits += _torch_limits(timeouts, backend, own, session, scope)
-    return limits + _session_limits(timeouts, backend)
+        limits += _list_torch_limits(timeouts, backend, own, session, scope)
+    return limits + _list_session_limits(timeouts, backend)
 
 
-def _torch_limits(
+def _list_torch_limits(
     timeouts: RankTimeouts,
     backend: str,
     own: GroupTimeout | None,
@@ -299,16 +299,16 @@ def _torch_limits(
     source = "process group"
     limit_us = own.timeout_us if own else 0
     if not limit_us:
-        limit_us = _default_s(backend, session) * SECOND_US
+        limit_us = _find_default_timeout_s(backend, session) * SECOND_US
         source = "default of torch"
     given = WaitLimit(TimeoutLimit(scope.value, limit_us, source, ()))
     if backend == "nccl":
         return [
             _apply_error_handling(given, timeouts.variables),
-            _nccl_heartbeat(timeouts, session),
+            _build_nccl_heartbeat(timeouts, session),
         ]
     if backend == "hccl":
-        return [_hccl_watchdog(given, timeouts), _hccl_heartbeat(timeouts)]
+        return [_build_hccl_watchdog(given, timeouts), _build_hccl_heartbeat(timeouts)]
     return [given]
 
 
@@ -318,50 +318,48 @@ def _apply_error_handling(given: WaitLimit, variables: Mapping[str, str]) -> Wai
     if handling or is_variable_on(variables, "TORCH_NCCL_BLOCKING_WAIT", default=False):
         return given
     why = "TORCH_NCCL_ASYNC_ERROR_HANDLING is 0 and TORCH_NCCL_BLOCKING_WAIT is off"
-    return _mark_never_strikes(given, why)
+    return _disable_limit(given, why)
 
 
-def _hccl_watchdog(given: WaitLimit, timeouts: RankTimeouts) -> WaitLimit:
+def _build_hccl_watchdog(given: WaitLimit, timeouts: RankTimeouts) -> WaitLimit:
     variables = timeouts.variables
     if is_variable_on(variables, "TORCH_HCCL_BLOCKING_WAIT", default=False):
         return given
     handling = read_count_variable(variables, "TORCH_HCCL_ASYNC_ERROR_HANDLING", 1)
     if not handling:
-        return _mark_never_strikes(given, "TORCH_HCCL_ASYNC_ERROR_HANDLING is 0")
+        return _disable_limit(given, "TORCH_HCCL_ASYNC_ERROR_HANDLING is 0")
     if handling != 1 or given.limit.limit_us != _HALF_HOUR_S * SECOND_US:
         return given
     # At the default, torch_npu raises the limit of its watchdog above that of HCCL.
     seconds = read_exec_limit(timeouts).read_s
     if not seconds:
-        return replace(_mark_never_strikes(given, "HCCL_EXEC_TIMEOUT is 0"), derived=True)
+        return replace(_disable_limit(given, "HCCL_EXEC_TIMEOUT is 0"), derived=True)
     source = "default of torch_npu: HCCL_EXEC_TIMEOUT + 1800 s"
-    limit_us = int((seconds + _HALF_HOUR_S) * SECOND_US)
-    return WaitLimit(TimeoutLimit(given.limit.name, limit_us, source, ()), derived=True)
+    raised = _build_limit(given.limit.name, seconds + _HALF_HOUR_S, source)
+    return WaitLimit(raised, derived=True)
 
 
-def _nccl_heartbeat(timeouts: RankTimeouts, session: SessionStatus | None) -> WaitLimit:
-    usual = 480 if _torch_version(session) >= (2, 5) else 600
+def _build_nccl_heartbeat(timeouts: RankTimeouts, session: SessionStatus | None) -> WaitLimit:
+    usual = 480 if _parse_torch_version(session) >= (2, 5) else 600
     monitored = is_variable_on(timeouts.variables, "TORCH_NCCL_ENABLE_MONITORING", default=True)
-    return _heartbeat(timeouts, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", usual, monitored)
+    return _build_heartbeat(timeouts, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", usual, monitored)
 
 
-def _hccl_heartbeat(timeouts: RankTimeouts) -> WaitLimit:
+def _build_hccl_heartbeat(timeouts: RankTimeouts) -> WaitLimit:
     monitored = is_variable_on(timeouts.variables, "TORCH_HCCL_ENABLE_MONITORING", default=False)
-    return _heartbeat(timeouts, "TORCH_HCCL_HEARTBEAT_TIMEOUT_SEC", 600, monitored)
+    return _build_heartbeat(timeouts, "TORCH_HCCL_HEARTBEAT_TIMEOUT_SEC", 600, monitored)
 
 
-def _heartbeat(timeouts: RankTimeouts, name: str, usual_s: int, monitored: bool) -> WaitLimit:
+def _build_heartbeat(timeouts: RankTimeouts, name: str, usual_s: int, monitored: bool) -> WaitLimit:
     read = read_timeout_setting(
         timeouts.variables, name, usual_s, owner="torch", legal=(1, UNLIMITED_TIMEOUT_S)
     )
     source = f"{read.source}; detects a stuck watchdog, not a late rank"
-    beat = WaitLimit(
-        TimeoutLimit(name, int(read.seconds * SECOND_US), source, ()), LimitCoverage.NOTHING
-    )
-    return beat if monitored else _mark_never_strikes(beat, "monitoring is off")
+    beat = WaitLimit(_build_limit(name, read.seconds, source), LimitCoverage.NOTHING)
+    return beat if monitored else _disable_limit(beat, "monitoring is off")
 
 
-def _session_limits(timeouts: RankTimeouts, backend: str) -> list[WaitLimit]:
+def _list_session_limits(timeouts: RankTimeouts, backend: str) -> list[WaitLimit]:
     """Return the limits that scripts declared; `read_exec_limit` reads that of HCCL."""
     limits: list[WaitLimit] = []
     for name in timeouts.limits:
@@ -370,17 +368,16 @@ def _session_limits(timeouts: RankTimeouts, backend: str) -> list[WaitLimit]:
             continue
         # The execution of an operator begins only when all members have arrived.
         covers = LimitCoverage.NOTHING if name == "op_execute_timeout" else LimitCoverage.WAITS
-        limit_us = int(seconds * SECOND_US)
-        limits.append(WaitLimit(TimeoutLimit(name, limit_us, "session", ()), covers))
+        limits.append(WaitLimit(_build_limit(name, seconds, "session"), covers))
     return limits
 
 
-def _mark_never_strikes(limit: WaitLimit, why: str) -> WaitLimit:
+def _disable_limit(limit: WaitLimit, why: str) -> WaitLimit:
     source = f"{limit.limit.source}; {_NEVER}{why}"
     return replace(limit, limit=replace(limit.limit, limit_us=0, source=source))
 
 
-def _usual_backend(session: SessionStatus | None) -> str:
+def _find_default_backend(session: SessionStatus | None) -> str:
     if session is None:
         return ""
     torch = session.framework.startswith("torch")
@@ -389,11 +386,11 @@ def _usual_backend(session: SessionStatus | None) -> str:
     )
 
 
-def _default_s(backend: str, session: SessionStatus | None) -> int:
-    return 600 if backend == "nccl" and _torch_version(session) >= (2, 2) else _HALF_HOUR_S
+def _find_default_timeout_s(backend: str, session: SessionStatus | None) -> int:
+    return 600 if backend == "nccl" and _parse_torch_version(session) >= (2, 2) else _HALF_HOUR_S
 
 
-def _torch_version(session: SessionStatus | None) -> tuple[int, ...]:
+def _parse_torch_version(session: SessionStatus | None) -> tuple[int, ...]:
     version = session.framework.partition(" ")[2] if session else ""
     parts = version.split(".")[:2]
     return tuple(int(part) for part in parts if part.isdecimal()) or (2, 5)

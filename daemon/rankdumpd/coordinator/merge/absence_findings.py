@@ -1,6 +1,6 @@
 """Findings about members that did not take part: lost events, missing members of collectives and
-messages, and circles of calls that wait for each other, with the wording of calls and ranks in
-findings. Pure. Where events were lost, no absence is claimed.
+messages, and cycles of calls that wait for each other, with the wording of calls and ranks in
+findings. Pure. Where events were lost, no absence is reported.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def is_unfinished(view: IterationView, rank: int) -> bool:
 def find_event_gaps(table: EventTable, view: IterationView) -> EventGaps:
     """Return the lost positions of each rank.
 
-    A rank that has not said which positions belong to the iteration lost at least what lies
-    between its own; while it still runs, that is only under way.
+    A rank that has not reported which positions belong to the iteration lost at least those that
+    are missing between its own; while the iteration runs, these may still arrive.
     """
     holes: dict[int, tuple[PositionRange, ...]] = {}
     for rank in sorted({*table.ranks, *view.spans}):
@@ -81,12 +81,12 @@ def build_gap_findings(gaps: EventGaps) -> Iterator[Finding]:
         first, last = holes[0][0], holes[-1][1]
         events = f"{count} events" if count != 1 else "1 event"
         where = f"between positions {first} and {last}" if last > first else f"at position {first}"
-        holed = f", in {len(holes)} gaps" if len(holes) > 1 else ""
+        split = f", in {len(holes)} gaps" if len(holes) > 1 else ""
         yield Finding(
             kind=FindingKind.GAP,
             iteration=0,
             text=f"{events} of rank {rank} {'was' if count == 1 else 'were'} lost "
-            f"{where} of its program{holed}: no absence is reported where they were",
+            f"{where} of its program{split}: no absence is reported where they were",
             ranks=(rank,),
             position=first,
         )
@@ -126,11 +126,12 @@ def describe_call(table: EventTable, match: CallMatch, call: int) -> CallDescrip
     return CallDescription(text, group, number, name, first["position"])
 
 
-def describe_ranks(ranks: Sequence[int]) -> str:
-    """Return `rank 3` or `ranks 0 1 2`, long lists cut with their number."""
+def describe_ranks(ranks: Sequence[int], count: int = 0) -> str:
+    """Return `rank 3` or `ranks 0 1 2`; `count` is their number if `ranks` are only the first."""
+    count = count or len(ranks)
     shown = " ".join(map(str, ranks[:_MAX_SHOWN_RANKS]))
-    more = f" and {len(ranks) - _MAX_SHOWN_RANKS} more" if len(ranks) > _MAX_SHOWN_RANKS else ""
-    return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
+    more = f" and {count - _MAX_SHOWN_RANKS} more" if count > _MAX_SHOWN_RANKS else ""
+    return f"rank{'s' if count != 1 else ''} {shown}{more}"
 
 
 def build_call_finding(
@@ -141,9 +142,9 @@ def build_call_finding(
     ranks: tuple[int, ...],
     last: tuple[str, int] | None = None,
 ) -> Finding:
-    """Return a finding about a call; `last` is what the first of the ranks did before instead.
+    """Return a finding about a call; `last` names another operator and position than the call's.
 
-    Which iteration it is, and whether that still runs, is put to it for all findings at once.
+    `merge_iteration` sets the iteration of all findings, and whether they are provisional.
     """
     name, position = last or (call.name, call.position)
     return Finding(
@@ -163,7 +164,7 @@ MissingMembers = Mapping[int, tuple[int, ...]]
 
 
 def find_waiting_ranks(table: EventTable, match: CallMatch) -> dict[int, int]:
-    """Return the call that each rank waits in: the last it started, and it is not complete."""
+    """Return the call that each rank waits in: its last event, if that is not complete."""
     calls = map_members_to_calls(match)
     waiting: dict[int, int] = {}
     for rank, own in table.member_ranks.items():
@@ -178,24 +179,24 @@ def find_waiting_ranks(table: EventTable, match: CallMatch) -> dict[int, int]:
 def find_standing_cycles(
     missing: MissingMembers, waiting: Mapping[int, int]
 ) -> list[tuple[int, ...]]:
-    """Return calls of which each misses a rank that waits in the next, the last in the first."""
+    """Return cycles of calls, each without a rank that waits in the next call of the cycle."""
     after = {
         call: {waiting[rank] for rank in ranks if rank in waiting}
         for call, ranks in missing.items()
         if call in waiting.values()
     }
-    circles: list[tuple[int, ...]] = []
+    cycles: list[tuple[int, ...]] = []
     while _prune_dead_ends(after):
         path: dict[int, None] = {}
         call = min(after)
         while call not in path:
             path[call] = None
             call = min(after[call])
-        way = list(path)
-        circles.append(tuple(way[way.index(call) :]))
-        for each in circles[-1]:
+        steps = list(path)
+        cycles.append(tuple(steps[steps.index(call) :]))
+        for each in cycles[-1]:
             del after[each]
-    return circles
+    return cycles
 
 
 def _prune_dead_ends(after: dict[int, set[int]]) -> bool:
@@ -213,9 +214,9 @@ def _prune_dead_ends(after: dict[int, set[int]]) -> bool:
 def build_cycle_findings(
     table: EventTable, match: CallMatch, sequence: CallOrder, standing: Sequence[tuple[int, ...]]
 ) -> Iterator[Finding]:
-    """Yield a finding for each circle of calls: those that ended, and those still `standing`.
+    """Yield a finding for each cycle of calls: those that ended, and those `standing` still.
 
-    For the former it names the call that the order puts first.
+    For cycles that ended it names the call that comes first in the order.
     """
     for cycle in sequence.cycles:
         yield _build_cycle_finding(
@@ -230,12 +231,12 @@ def build_cycle_findings(
 def _build_cycle_finding(
     table: EventTable, match: CallMatch, sequence: CallOrder, cycle: tuple[int, ...], oldest: str
 ) -> Finding:
-    circle = "; then ".join(describe_call(table, match, call).text for call in (*cycle, cycle[0]))
+    steps = "; then ".join(describe_call(table, match, call).text for call in (*cycle, cycle[0]))
     first = describe_call(table, match, min(cycle, key=sequence.index.__getitem__))
     members = [member for call in cycle for member in match.list_members(call)]
     return build_call_finding(
         FindingKind.CYCLE,
-        f"ranks wait for each other in a circle: {circle}; {oldest}{first.text}",
+        f"ranks wait for each other in a circle: {steps}; {oldest}{first.text}",
         first,
         ranks=tuple(sorted(set(table.members["rank"][members].tolist()))),
     )
@@ -246,26 +247,26 @@ _SILENT_RANK = -1
 
 @dataclass(frozen=True, slots=True)
 class CallAbsences:
-    """Missing members, and the calls that they wait in."""
+    """Missing members, the calls that these wait in, and the cycles among those calls."""
 
     missing: MissingMembers
     waiting: Mapping[int, int]
     """The call that a rank waits in."""
-    circles: Sequence[tuple[int, ...]]
-    """Calls that wait for each other and go on waiting."""
+    cycles: Sequence[tuple[int, ...]]
+    """Calls that wait for each other and cannot continue."""
 
     @staticmethod
     def analyze(table: EventTable, match: CallMatch, missing: MissingMembers) -> CallAbsences:
-        """Return the absences, with the calls that the missing ranks wait in."""
+        """Find the calls that the missing ranks wait in, and their cycles."""
         waiting = find_waiting_ranks(table, match)
         return CallAbsences(missing, waiting, find_standing_cycles(missing, waiting))
 
     def iter_missing(self) -> Iterator[tuple[int, int]]:
-        """Yield each call with each rank that it misses, unless a circle already says so."""
-        circle_of = {call: circle for circle in self.circles for call in circle}
+        """Yield each call with each rank missing there, unless a cycle explains that."""
+        cycle_of = {call: cycle for cycle in self.cycles for call in cycle}
         for call, ranks in self.missing.items():
             for rank in ranks:
-                if call not in circle_of or self.waiting.get(rank) not in circle_of[call]:
+                if call not in cycle_of or self.waiting.get(rank) not in cycle_of[call]:
                     yield call, rank
 
 
@@ -299,9 +300,10 @@ def find_missing_members(
 
 
 def _may_be_lost(table: EventTable, gaps: EventGaps, rank: int, member: int) -> bool:
-    """Return whether what a rank lost may be its part in the call of that member of another.
+    """Return whether the lost events of a rank may include its part in the call of that member.
 
-    Numbers rise along a program: its part stands between the calls of its neighbouring numbers.
+    Sequence numbers rise along a program: its part is between the calls with the numbers below
+    and above.
     """
     if rank not in gaps.holes:
         return False
@@ -339,12 +341,12 @@ def build_absence_findings(
             call
         )
     for (rank, group, collective), missed in calls.items():
-        words = describe_call(table, match, missed[0])
+        described = describe_call(table, match, missed[0])
         more = f" and {len(missed) - 1} more after it" if len(missed) > 1 else ""
         if group == _SILENT_RANK:
             far = " so far" if view.provisional else ""
-            text = f"rank {rank} reported nothing{far} but is expected in {words.text}{more}"
-            yield build_call_finding(FindingKind.SILENT_RANK, text, words, ranks=(rank,))
+            text = f"rank {rank} reported nothing{far} but is expected in {described.text}{more}"
+            yield build_call_finding(FindingKind.SILENT_RANK, text, described, ranks=(rank,))
         else:
             last, did = _describe_last_operator(table, rank)
             if rank in absence.waiting:
@@ -352,9 +354,9 @@ def build_absence_findings(
                     f", and it waits in {describe_call(table, match, absence.waiting[rank]).text}"
                 )
             kind, text = _describe_absence(
-                rank, words.text + more, collective=collective, view=view
+                rank, described.text + more, collective=collective, view=view
             )
-            yield build_call_finding(kind, f"{text}; {did}", words, ranks=(rank,), last=last)
+            yield build_call_finding(kind, f"{text}; {did}", described, ranks=(rank,), last=last)
 
 
 def _describe_absence(

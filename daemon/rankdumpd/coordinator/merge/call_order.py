@@ -5,7 +5,7 @@ sends, and calls are ordered by rule first and by time where they are free. Pure
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,14 +18,14 @@ _COLLECTIVE, _SEND, _RECEIVE = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallMatch:
-    """Calls, numbered from 0: each is a collective with all its members, a send or a receive."""
+    """Calls, numbered from 0; each is a collective with all its members, a send or a receive."""
 
     members: EventColumn
-    """Members of the table, call by call, each call's in the order of their ranks."""
+    """Members of the table, call by call, those of a call in the order of their ranks."""
     bounds: EventColumn
     """The members of call i are the elements `bounds[i]` to `bounds[i + 1]`."""
     send_of: EventColumn
-    """The send that a receive waits for; -1 for all other calls."""
+    """Send that a receive waits for; -1 for all other calls."""
     collective: EventColumn
     """Whether a call is a collective."""
 
@@ -47,7 +47,7 @@ def match_calls(table: EventTable) -> CallMatch:
     """Return the calls of a table.
 
     Members of a collective agree on group and sequence; the two ends of a message on group,
-    sender, receiver and sequence. A number that a rank repeats makes a call of its own.
+    sender, receiver and sequence. A sequence that a rank repeats starts another call.
     """
     kind, rank = table.members["kind"], table.members["rank"]
     role = np.full(len(kind), _COLLECTIVE, "i1")
@@ -59,14 +59,14 @@ def match_calls(table: EventTable) -> CallMatch:
     message = [table.members["group"], sender, receiver, table.members["sequence"]]
 
     order = _sort_by_keys([*message, role])
-    turn = _number_runs(_mark_changes([key[order] for key in (*message, role, rank)]))
+    turn = _number_runs(mark_changes([key[order] for key in (*message, role, rank)]))
     if turn.any():
         turn = turn[np.argsort(order)]
         order = _sort_by_keys([*message, turn, role])
         turn = turn[order]
-    same_message = ~_mark_changes([*(key[order] for key in message), turn])
+    same_message = ~mark_changes([*(key[order] for key in message), turn])
     role = role[order]
-    starts = np.flatnonzero(~same_message | _mark_changes([role]))
+    starts = np.flatnonzero(~same_message | mark_changes([role]))
     bounds = np.append(starts, len(kind))
     answers = (role[starts] == _RECEIVE) & same_message[starts]
     send_of = np.where(answers, np.arange(len(starts)) - 1, -1)
@@ -74,12 +74,12 @@ def match_calls(table: EventTable) -> CallMatch:
 
 
 def _sort_by_keys(keys: list[EventColumn]) -> EventColumn:
-    """Return the stable order by those keys, the first one counting most."""
+    """Return the stable order by these keys, the first one being the most significant."""
     return np.lexsort(keys[::-1])
 
 
-def _mark_changes(keys: list[EventColumn]) -> EventColumn:
-    """Return whether an element differs from the one before; the first one does."""
+def mark_changes(keys: Sequence[EventColumn]) -> EventColumn:
+    """Return whether each element differs from the one before; the first one counts as such."""
     changes = np.ones(len(keys[0]), dtype=bool)
     if len(changes):
         changes[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
@@ -94,17 +94,17 @@ def _number_runs(changes: EventColumn) -> EventColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallOrder:
-    """The order of the calls."""
+    """Order of the calls, and the cycles that were broken for it."""
 
     order: EventColumn
     """Calls, first to last."""
     index: EventColumn
     """Place of each call in that order."""
     time_us: EventColumn
-    """By place: the latest time among a call and all that must stand before it; never falls."""
+    """By place: the latest time among a call and all that must precede it; never falls."""
     cycles: tuple[tuple[int, ...], ...]
-    """Calls that wait for each other, each for the next and the last for the first; the order
-    lets the oldest of them go first."""
+    """Calls that wait for each other, each for the next and the last for the first; the oldest of
+    them comes first in the order."""
 
 
 def sequence_calls(table: EventTable, match: CallMatch) -> CallOrder:
@@ -115,13 +115,13 @@ def sequence_calls(table: EventTable, match: CallMatch) -> CallOrder:
     by_age = np.lexsort((*keys[::-1],))
     cycles: list[tuple[int, ...]] = []
     if _keeps_rules(table, match, by_age):
-        # Always letting the oldest go that nothing holds up would give the same.
+        # The sequencer, which picks the oldest call that is not blocked, would give the same.
         ordered = by_age
     else:
         lines = zip(*(key.tolist() for key in (*keys, np.arange(len(match)))), strict=True)
         order, cycles = _CallSequencer(table, match, list(lines)).run()
         ordered = np.array(order, dtype="i8")
-    # Whatever had to come first did, so the latest time so far is the latest of all before.
+    # All predecessors of a call are before it, so a running maximum gives the latest time.
     latest = np.maximum.accumulate(times[ordered])
     return CallOrder(ordered, _invert_order(ordered), latest, tuple(cycles))
 
@@ -145,7 +145,7 @@ def _compute_call_times(table: EventTable, match: CallMatch) -> EventColumn:
 
 
 def _keeps_rules(table: EventTable, match: CallMatch, order: EventColumn) -> bool:
-    """Return whether nothing in that order stands before what it must follow."""
+    """Return whether no call comes before one that it must follow."""
     place = _invert_order(order)
     answers = np.flatnonzero(match.send_of >= 0)
     if np.any(place[match.send_of[answers]] > place[answers]):
@@ -170,21 +170,21 @@ def map_members_to_calls(match: CallMatch) -> EventColumn:
 
 
 class _RankLane:
-    """The calls of one rank: which of them may go, given which are done."""
+    """Calls of one rank, released once those that must precede them are done."""
 
     def __init__(self, calls: EventColumn, positions: EventColumn, ends: EventColumn) -> None:
         by_end = np.argsort(ends, kind="stable")
         self.calls: list[int] = calls.tolist()
         self.by_end: list[int] = calls[by_end].tolist()
         self.slots: list[int] = np.argsort(by_end).tolist()
-        # How many calls were complete before each one started: those have to be done first.
+        # How many calls were complete before each one started; those have to be done first.
         self.needs: list[int] = np.searchsorted(ends[by_end], positions, side="left").tolist()
         self.done = bytearray(len(self.calls))
         self.prefix = 0
         self.following = 0
 
-    def released(self) -> Iterator[int]:
-        """Yield the calls that this rank holds up no longer."""
+    def iter_released(self) -> Iterator[int]:
+        """Yield the calls that this rank no longer blocks."""
         while self.prefix < len(self.done) and self.done[self.prefix]:
             self.prefix += 1
         while self.following < len(self.calls) and self.needs[self.following] <= self.prefix:
@@ -193,7 +193,7 @@ class _RankLane:
 
 
 class _CallSequencer:
-    """Lets one call after the other go, the oldest first of those that nothing holds up."""
+    """Orders the calls one by one: the oldest of those that are not blocked comes next."""
 
     def __init__(
         self, table: EventTable, match: CallMatch, keys: list[tuple[int, int, int, int]]
@@ -202,7 +202,7 @@ class _CallSequencer:
         self._send_of: list[int] = match.send_of.tolist()
         self._receive_of = {send: call for call, send in enumerate(self._send_of) if send >= 0}
         self._pending: list[int] = (np.diff(match.bounds) + (match.send_of >= 0)).tolist()
-        self._gone = bytearray(len(match))
+        self._done = bytearray(len(match))
         self._heap: list[tuple[int, int, int, int]] = []
         self._lanes, self._members = _build_lanes(table, match)
 
@@ -211,41 +211,41 @@ class _CallSequencer:
         order: list[int] = []
         cycles: list[tuple[int, ...]] = []
         for lane in self._lanes:
-            self._release(lane.released())
+            self._release_all(lane.iter_released())
         while len(order) < len(self._keys):
             if self._heap:
                 call = heapq.heappop(self._heap)[-1]
             else:
-                cycles.append(self._cycle(self._gone.index(0)))
+                cycles.append(self._find_cycle(self._done.index(0)))
                 call = min(cycles[-1], key=self._keys.__getitem__)
             order.append(call)
-            self._go(call)
+            self._finish(call)
         return order, cycles
 
-    def _release(self, calls: Iterator[int]) -> None:
+    def _release_all(self, calls: Iterator[int]) -> None:
         for call in calls:
             self._pending[call] -= 1
-            if not self._pending[call] and not self._gone[call]:
+            if not self._pending[call] and not self._done[call]:
                 heapq.heappush(self._heap, self._keys[call])
 
-    def _go(self, call: int) -> None:
-        self._gone[call] = True
+    def _finish(self, call: int) -> None:
+        self._done[call] = True
         for lane, place in self._members[call]:
             lane.done[lane.slots[place]] = True
-            self._release(lane.released())
+            self._release_all(lane.iter_released())
         if call in self._receive_of:
-            self._release(iter((self._receive_of[call],)))
+            self._release_all(iter((self._receive_of[call],)))
 
-    def _cycle(self, call: int) -> tuple[int, ...]:
-        """Follow what holds a call up until the way closes; return the circle, causes first."""
+    def _find_cycle(self, call: int) -> tuple[int, ...]:
+        """Follow the blocking calls until one repeats; return the cycle, causes first."""
         path: dict[int, None] = {}
         while call not in path:
             path[call] = None
-            call = self._holds_up(call)
-        circle = list(path)
-        return tuple(reversed(circle[circle.index(call) :]))
+            call = self._blocking_call(call)
+        cycle = list(path)
+        return tuple(reversed(cycle[cycle.index(call) :]))
 
-    def _holds_up(self, call: int) -> int:
+    def _blocking_call(self, call: int) -> int:
         for lane, place in self._members[call]:
             if place >= lane.following:
                 return lane.by_end[lane.prefix]
@@ -255,7 +255,7 @@ class _CallSequencer:
 def _build_lanes(
     table: EventTable, match: CallMatch
 ) -> tuple[list[_RankLane], list[list[tuple[_RankLane, int]]]]:
-    """Return the lane of every rank, and where in which lanes each call stands."""
+    """Return the lane of every rank, and the lanes and places of each call."""
     calls = map_members_to_calls(match)
     lanes: list[_RankLane] = []
     members: list[list[tuple[_RankLane, int]]] = [[] for _ in range(len(match))]

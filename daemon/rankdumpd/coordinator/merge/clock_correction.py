@@ -1,10 +1,10 @@
-"""Clock differences, found by when members leave a collective together, and the correction of event
-times. Pure.
+"""Clock differences, computed from the times at which members leave a collective, and the
+correction of event times. Pure.
 
-Nobody leaves a collective that combines or exchanges what all members bring before the last
-member has come, and then all leave at about the same moment. So the ends of its members tell how
+No member leaves a collective that combines or exchanges the data of all members before the last
+one has arrived, and then all leave at about the same moment. So the ends of its members show how
 far their clocks are apart at that place of the program: a clock that is set in the middle of an
-iteration is seen from the next collective on.
+iteration is noticed at the next collective.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rankdump._core.events import EventColumn, EventKind
-from rankdumpd.coordinator.merge.call_order import CallMatch, CallOrder, map_members_to_calls
+from rankdumpd.coordinator.merge.call_order import (
+    CallMatch,
+    CallOrder,
+    map_members_to_calls,
+    mark_changes,
+)
 from rankdumpd.coordinator.merge.event_table import EventTable
 
 _SYNCHRONIZING_KINDS = (
@@ -27,34 +32,34 @@ _SYNCHRONIZING_KINDS = (
     EventKind.ALL_TO_ALL,
     EventKind.BARRIER,
 )
-"""Kinds that no member leaves before all have come."""
+"""Kinds that no member leaves before all have arrived."""
 _WINDOW = 5
 _NOISE_FACTOR = 3
-"""How many usual steps from one exit to the next a difference has to be before it counts."""
+"""A difference counts when it exceeds the median step between exits by this factor."""
 _MIN_DIFFERENCE_US = 100
-"""What never counts: so far apart members leave a collective anyway."""
+"""Difference that never counts: members leave a collective that far apart anyway."""
 _FEW_EXITS_US = 100_000
-"""What counts when there are too few exits to know how they usually differ."""
+"""Threshold when there are too few exits for a median step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClockCorrection:
-    """What is added to the times of a clock, from one place among the calls to the next."""
+    """Microseconds to add to the times of a clock, by places in the order of the calls."""
 
     places: EventColumn
-    """Of the calls at which the clock was compared, rising."""
+    """Places of the calls at which the clock was compared, rising."""
     levels: EventColumn
-    """Microseconds, from the end of each of those calls on."""
+    """Correction from the end of each of these calls on."""
 
-    def levels_at(self, places: EventColumn) -> EventColumn:
-        """Return what holds at some places; before the first it is what the first one says."""
+    def find_levels(self, places: EventColumn) -> EventColumn:
+        """Return the corrections at these places; the first level also holds before its place."""
         found = np.searchsorted(self.places, places, side="right") - 1
         return self.levels[np.maximum(found, 0)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _GroupExits:
-    """When the clocks in a group left its collectives: the first member that reads each."""
+    """Times at which the clocks of a group left its collectives: the first member of each clock."""
 
     place: EventColumn
     clock: EventColumn
@@ -64,13 +69,13 @@ class _GroupExits:
 def find_clock_corrections(
     table: EventTable, match: CallMatch, sequence: CallOrder, clocks: Mapping[int, str]
 ) -> dict[str, ClockCorrection]:
-    """Return what is to be added to the clocks that differ from the others; none that do not.
+    """Return the corrections of the clocks that differ from the others.
 
-    The group with the most exits says what the time is, by the middle one of its clocks. Further
-    groups tell the clocks that are not in it, by those of their clocks that are known already.
+    The group with the most exits defines the time, by the median of its clocks. The clocks that
+    are not in it are compared in further groups with those that are known already.
     """
     names = sorted({name_rank_clock(rank, clocks) for rank in table.ranks})
-    groups = _collect_exits(table, match, sequence, _clock_numbers(table, clocks, names))
+    groups = _collect_exits(table, match, sequence, _number_clocks(table, clocks, names))
     known: dict[int, ClockCorrection] = {}
     for exits in _order_by_connection(groups, known):
         usable, residual = _compute_residuals(exits, known)
@@ -83,15 +88,15 @@ def find_clock_corrections(
 def _compute_residuals(
     exits: _GroupExits, known: Mapping[int, ClockCorrection]
 ) -> tuple[EventColumn, EventColumn]:
-    """Return which exits tell something of a clock that is not known yet, and how far it is off.
+    """Return which exits measure a clock that is not known yet, and by how much it is off.
 
-    Those of the known clocks measure it; where none is known, all measure each other.
+    The reference are the known clocks of the group, or all of them where none is known.
     """
     new = np.array([clock not in known for clock in exits.clock.tolist()])
     corrections = np.zeros(len(exits.end_us), "i8")
     for clock in np.unique(exits.clock[~new]).tolist():
         own = exits.clock == clock
-        corrections[own] = known[clock].levels_at(exits.place[own])
+        corrections[own] = known[clock].find_levels(exits.place[own])
     measured = new if new.all() else ~new
     ends = exits.end_us + corrections
     places, middles = _compute_middles(exits.place[measured], ends[measured])
@@ -100,12 +105,12 @@ def _compute_residuals(
 
 
 def name_rank_clock(rank: int, clocks: Mapping[int, str]) -> str:
-    """Return the clock that a rank reads: one of its own when nothing is known of it."""
+    """Return the clock that a rank reads; its own one when no report names it."""
     return clocks.get(rank, f"rank {rank}")
 
 
 def find_comparable_calls(table: EventTable, match: CallMatch) -> EventColumn:
-    """Return the calls that all members leave together."""
+    """Return for each call whether all members leave it together."""
     blocking = table.members["end_position"] == table.members["position"]
     kinds = np.isin(table.members["kind"], _SYNCHRONIZING_KINDS)
     if not len(match):
@@ -113,7 +118,7 @@ def find_comparable_calls(table: EventTable, match: CallMatch) -> EventColumn:
     return np.logical_and.reduceat((blocking & kinds)[match.members], match.bounds[:-1])
 
 
-def _clock_numbers(table: EventTable, clocks: Mapping[int, str], names: list[str]) -> EventColumn:
+def _number_clocks(table: EventTable, clocks: Mapping[int, str], names: list[str]) -> EventColumn:
     """Return the number of the clock that each member reads."""
     number = {name: at for at, name in enumerate(names)}
     counts = [own.stop - own.start for own in table.member_ranks.values()]
@@ -147,11 +152,7 @@ def _collect_exits(
 
 
 def _find_run_starts(*keys: EventColumn) -> EventColumn:
-    """Return where an element differs from the one before."""
-    changes = np.ones(len(keys[0]), dtype=bool)
-    if len(changes):
-        changes[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
-    return np.flatnonzero(changes)
+    return np.flatnonzero(mark_changes(keys))
 
 
 def _order_by_connection(
@@ -163,26 +164,26 @@ def _order_by_connection(
     for group, own in enumerate(clocks):
         for clock in own:
             of_clock.setdefault(clock, []).append(group)
-    begun: set[int] = set()
+    visited: set[int] = set()
     for seed in sorted(range(len(groups)), key=lambda group: -len(groups[group].place)):
-        waiting = [] if seed in begun else [(0, seed)]
-        while waiting:
-            group = heapq.heappop(waiting)[1]
-            if group in begun:
+        queue = [] if seed in visited else [(0, seed)]
+        while queue:
+            group = heapq.heappop(queue)[1]
+            if group in visited:
                 continue
-            begun.add(group)
+            visited.add(group)
             fresh = [clock for clock in clocks[group] if clock not in known]
             if fresh:
                 yield groups[group]
             for clock in clocks[group]:
                 for other in of_clock.pop(clock, ()):
-                    heapq.heappush(waiting, (-len(groups[other].place), other))
+                    heapq.heappush(queue, (-len(groups[other].place), other))
 
 
 def _compute_middles(places: EventColumn, ends: EventColumn) -> tuple[EventColumn, EventColumn]:
-    """Return the places once, and the middle end of each; of two the later one.
+    """Return each place once, and its median end; of two the later one.
 
-    A time of one of the clocks, and not a mean: a clock that was set must not move the others.
+    The median and not the mean, because a clock that was set must not move the others.
     """
     order = np.lexsort((ends, places))
     places, ends = places[order], ends[order]
@@ -192,7 +193,7 @@ def _compute_middles(places: EventColumn, ends: EventColumn) -> tuple[EventColum
 
 
 def _compute_levels(residual: EventColumn) -> EventColumn:
-    """Return the correction from each exit on: steps where it leaves its noise, else level."""
+    """Return the correction from each exit on: level, with a step where it exceeds the noise."""
     edge = np.pad(residual, _WINDOW // 2, mode="edge")
     windows = np.lib.stride_tricks.sliding_window_view(edge, _WINDOW)
     smooth = np.sort(windows, axis=1)[:, _WINDOW // 2]
@@ -230,7 +231,7 @@ def correct_times(
         exits = compared if len(compared) else exits
         own_rows = table.members["row"][own][exits] - rows.start
         part = {field: column[rows] for field, column in columns.items()}
-        _correct_rank_times(part, own_rows, correction.levels_at(places[own][exits]))
+        _correct_rank_times(part, own_rows, correction.find_levels(places[own][exits]))
         np.maximum.accumulate(part["start_us"], out=part["time_us"])
     return replace(table, columns=columns)
 
@@ -238,7 +239,7 @@ def correct_times(
 def _correct_rank_times(
     part: dict[str, EventColumn], exits: EventColumn, levels: EventColumn
 ) -> None:
-    """Correct the times of a rank in place; `levels` hold from those rows' ends on."""
+    """Correct the times of a rank in place; `levels` hold from the ends of the exits on."""
     if not len(exits):
         return
     start_us, end_us = part["start_us"], part["end_us"]
@@ -246,7 +247,7 @@ def _correct_rank_times(
     last = np.searchsorted(part["position"], part["end_position"], side="right") - 1
     after = before[last]
     after[exits] = levels
-    # An event that the clock was set in: of both sides the one on which its end is right.
+    # Events during which the clock was set: of both corrections the one that fits their end.
     following = np.append(before[1:], before[-1])
     torn = np.flatnonzero((following != before) & (last == np.arange(len(last))))
     torn = torn[~np.isin(torn, exits)]
@@ -261,7 +262,7 @@ def _correct_rank_times(
 def _compute_start_corrections(
     start_us: EventColumn, end_us: EventColumn, exits: EventColumn, levels: EventColumn
 ) -> EventColumn:
-    """Return what to add to each start: between two exits the step is where the clock jumped."""
+    """Return the correction of each start; between two exits it steps where the clock jumped."""
     changes = np.flatnonzero(np.diff(levels))
     found = np.full(len(start_us), levels[0])
     for at in changes.tolist():

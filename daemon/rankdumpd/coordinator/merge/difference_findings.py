@@ -18,12 +18,12 @@ from rankdumpd.coordinator.merge.absence_findings import (
     describe_ranks,
     is_unfinished,
 )
-from rankdumpd.coordinator.merge.call_order import CallMatch, CallOrder
+from rankdumpd.coordinator.merge.call_order import CallMatch, CallOrder, mark_changes
 from rankdumpd.coordinator.merge.event_table import EventTable
 
 _UNEVEN_KINDS = (EventKind.GATHER, EventKind.SCATTER, EventKind.ALL_TO_ALL)
 """Kinds whose members may have different numbers of elements."""
-_RanksByAnswer = dict[str, list[int]]
+_RanksByValue = dict[str, list[int]]
 """Ranks by the value that they reported."""
 _Difference = tuple[FindingKind, int, tuple[int, ...]]
 """Kind of the disagreement, group, and the ranks that differ."""
@@ -37,7 +37,7 @@ def build_difference_findings(
     There is one for each group and set of differing ranks, with the first call and how many more.
     """
     suspect = _find_suspects(table, match)
-    calls: dict[_Difference, list[tuple[int, _RanksByAnswer]]] = {}
+    calls: dict[_Difference, list[tuple[int, _RanksByValue]]] = {}
     for call in sequence.order[suspect[sequence.order]].tolist():
         members = match.list_members(call)
         if match.send_of[call] >= 0:
@@ -48,19 +48,19 @@ def build_difference_findings(
             calls.setdefault((kind, group, _find_minority(sides)), []).append((call, sides))
     for (kind, _, ranks), differing in calls.items():
         call, sides = differing[0]
-        words = describe_call(table, match, call)
-        said = ", ".join(f"{value} on {describe_ranks(side)}" for value, side in sides.items())
+        described = describe_call(table, match, call)
+        values = ", ".join(f"{value} on {describe_ranks(side)}" for value, side in sides.items())
         more = (
             f"; the same ranks differ in {len(differing) - 1} more calls"
             if len(differing) > 1
             else ""
         )
-        text = f"members of {words.text} disagree: {said}{more}"
-        yield build_call_finding(kind, text, words, ranks=ranks)
+        text = f"members of {described.text} disagree: {values}{more}"
+        yield build_call_finding(kind, text, described, ranks=ranks)
 
 
 def _find_suspects(table: EventTable, match: CallMatch) -> EventColumn:
-    """Return for each call whether its members may disagree; cheap, because most never do."""
+    """Return for each call whether its members may disagree; a cheap test, as most agree."""
     suspect = np.zeros(len(match), dtype=bool)
     if not len(match):
         return suspect
@@ -80,24 +80,24 @@ def _find_suspects(table: EventTable, match: CallMatch) -> EventColumn:
 
 def _iter_disagreements(
     table: EventTable, members: list[int], *, collective: bool
-) -> Iterator[tuple[FindingKind, _RanksByAnswer]]:
+) -> Iterator[tuple[FindingKind, _RanksByValue]]:
     """Yield the disagreements of members; a member without a value does not disagree."""
-    said = {field: table.members[field][members].tolist() for field in _COMPARED_FIELDS}
-    kinds = [EventKind(kind) for kind in said["kind"]]
-    types: list[int] = said["dtype"]
+    values = {field: table.members[field][members].tolist() for field in _COMPARED_FIELDS}
+    kinds = [EventKind(kind) for kind in values["kind"]]
+    types: list[int] = values["dtype"]
     dtypes = [table.names[index] for index in types]
     if collective and len(set(kinds)) > 1:
         # The sizes of two different operations need not agree.
-        operations = _group_ranks_by_answer([kind.name.lower() for kind in kinds], said["rank"])
+        operations = _group_ranks_by_value([kind.name.lower() for kind in kinds], values["rank"])
         yield FindingKind.OPERATION_MISMATCH, operations
         return
     if kinds[0] not in _UNEVEN_KINDS:
-        each = zip(said["element_count"], dtypes, strict=True)
+        each = zip(values["element_count"], dtypes, strict=True)
         sizes = [f"{count} elements" if count or dtype else "" for count, dtype in each]
-        sides = _group_ranks_by_answer(sizes, said["rank"])
+        sides = _group_ranks_by_value(sizes, values["rank"])
         if len(sides) > 1:
             yield FindingKind.SIZE_MISMATCH, sides
-    sides = _group_ranks_by_answer(dtypes, said["rank"])
+    sides = _group_ranks_by_value(dtypes, values["rank"])
     if len(sides) > 1:
         yield FindingKind.DTYPE_MISMATCH, sides
 
@@ -105,25 +105,25 @@ def _iter_disagreements(
 _COMPARED_FIELDS = ("kind", "element_count", "dtype", "rank")
 
 
-def _group_ranks_by_answer(values: Sequence[str], ranks: Sequence[int]) -> _RanksByAnswer:
-    sides: _RanksByAnswer = {}
+def _group_ranks_by_value(values: Sequence[str], ranks: Sequence[int]) -> _RanksByValue:
+    sides: _RanksByValue = {}
     for value, rank in zip(values, ranks, strict=True):
         if value:
             sides.setdefault(value, []).append(rank)
     return sides
 
 
-def _find_minority(sides: _RanksByAnswer) -> tuple[int, ...]:
+def _find_minority(sides: _RanksByValue) -> tuple[int, ...]:
     """Return the ranks that differ from the largest side; of equal sides the first counts."""
     most = max(sides.values(), key=len)
     return tuple(sorted(rank for side in sides.values() if side is not most for rank in side))
 
 
 def find_meeting_ranks(table: EventTable) -> list[list[int]]:
-    """Return the ranks that meet in collectives, each with all it meets, even through others.
+    """Return groups of ranks that meet in collectives, directly or through other ranks.
 
-    Ranks that send each other messages, even through others, are stages of one pipeline and run
-    different programs: a group with two of them is not considered.
+    Ranks that exchange messages, directly or through others, are stages of one pipeline and run
+    different programs: a process group with two of them is not considered.
     """
     members = table.members
     message = members["peer"] >= 0
@@ -148,8 +148,7 @@ def _list_unique_pairs(first: EventColumn, second: EventColumn) -> list[tuple[in
     """Return each pair once, sorted."""
     order = np.lexsort((second, first))
     first, second = first[order], second[order]
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
+    new = mark_changes((first, second))
     return list(zip(first[new].tolist(), second[new].tolist(), strict=True))
 
 
@@ -175,7 +174,7 @@ class _DisjointSets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RankProgram:
-    """Operators and calls that a rank executed."""
+    """Operators and calls that one rank executed."""
 
     rank: int
     calls: bytes
@@ -183,7 +182,7 @@ class _RankProgram:
     operators: dict[int, EventColumn]
     """Rows of the operators of each graph, in order."""
     names: tuple[tuple[int, bytes], ...]
-    """Their names, to be compared."""
+    """Names of the operators of each graph, to compare."""
     finished: bool
 
 
@@ -192,9 +191,9 @@ def build_program_findings(
 ) -> Iterator[Finding]:
     """Yield findings about ranks whose operators differ from most that run the same program.
 
-    The same program run ranks that meet in collectives, and all of whose collectives and messages
-    agree. A rank that lost events says nothing here, and one that has not finished has to agree
-    as far as it got.
+    Ranks run the same program if they meet in collectives and all their collectives and messages
+    agree. Ranks that lost events are not compared; one that has not finished is compared as far
+    as it got.
     """
     for ranks in find_meeting_ranks(table):
         programs = [_build_program(table, view, rank) for rank in ranks if rank not in gaps.holes]
@@ -204,8 +203,8 @@ def build_program_findings(
 
 def _build_program(table: EventTable, view: IterationView, rank: int) -> _RankProgram:
     rows, own = table.ranks[rank], table.member_ranks[rank]
-    said = [table.members[field][own] for field in ("kind", "element_count", "dtype")]
-    calls = np.column_stack([column.astype("u8") for column in said]).tobytes()
+    fields = [table.members[field][own] for field in ("kind", "element_count", "dtype")]
+    calls = np.column_stack([column.astype("u8") for column in fields]).tobytes()
     operators = rows.start + np.flatnonzero(table["kind"][rows] == int(EventKind.OPERATOR))
     graph = table["graph"][operators]
     by_graph = {}
@@ -218,7 +217,7 @@ def _build_program(table: EventTable, view: IterationView, rank: int) -> _RankPr
 
 
 def _group_agreeing_programs(programs: list[_RankProgram]) -> Iterator[list[_RankProgram]]:
-    """Yield those whose calls agree; who has not finished joins the only one it may become."""
+    """Yield groups of programs with equal calls; an unfinished one joins the only one it fits."""
     classes: dict[bytes, list[_RankProgram]] = {}
     for program in programs:
         if program.finished:
@@ -235,11 +234,11 @@ def _group_agreeing_programs(programs: list[_RankProgram]) -> Iterator[list[_Ran
 
 
 def _build_group_findings(table: EventTable, alike: list[_RankProgram]) -> Iterator[Finding]:
-    """Yield a finding for each way in which ranks differ from most."""
+    """Yield a finding for each difference from the program of most ranks."""
     ways: dict[tuple[tuple[int, bytes], ...], list[_RankProgram]] = {}
     for program in alike:
         ways.setdefault(program.names, []).append(program)
-    # Of equally many the first; who has not finished is measured, and measures nobody that has.
+    # Of equally many the first; an unfinished program is no reference for a finished one.
     most = max(ways.values(), key=lambda way: (sum(each.finished for each in way), len(way)))
     findings: dict[tuple[int, int, str], list[_RankProgram]] = {}
     for way in ways.values():
@@ -254,7 +253,7 @@ def _build_group_findings(table: EventTable, alike: list[_RankProgram]) -> Itera
 def _find_first_difference(
     table: EventTable, usual: _RankProgram, program: _RankProgram
 ) -> tuple[int, int, str] | None:
-    """Return graph and place of the first operator that differs, and its name; empty at an end."""
+    """Return graph, place and name of the first different operator; no name past the end."""
     for graph in sorted({*usual.operators, *program.operators}):
         empty = np.empty(0, "i8")
         rows = program.operators.get(graph, empty)

@@ -19,19 +19,19 @@ from rankdump._core.events import (
 )
 
 _MAX_POSITIONS_PER_EVENT = 4
-"""Up to how many positions for an event they are sorted by counting."""
+"""Positions are sorted by counting while their range is at most this many per event."""
 _IDENTITY_FIELDS = ("name", "kind", "group", "sequence")
-"""What two reports of one event have in common: its times may have been corrected differently."""
+"""Fields that are equal in two reports of one event; its times may be corrected differently."""
 
 
 def find_program_order(position: EventColumn) -> EventColumn | None:
-    """Return the order of those positions; None when one of them is there twice."""
+    """Return the order of the positions; None when one of them is repeated."""
     count = len(position)
     if np.all(position[1:] > position[:-1]):
         return np.arange(count)
     low, high = int(position.min()), int(position.max())
     if high - low < _MAX_POSITIONS_PER_EVENT * count:
-        # Events come as they complete, so nearly every position is there: no need to compare.
+        # Nearly every position in the range is present, so counting is faster than comparing.
         places = np.full(high - low + 1, -1, "i8")
         places[(position - position.dtype.type(low)).astype("i8")] = np.arange(count)
         order = places[places >= 0]
@@ -43,9 +43,9 @@ def find_program_order(position: EventColumn) -> EventColumn | None:
 
 
 def drop_repeated_events(events: Mapping[str, EventColumn]) -> tuple[EventColumn, tuple[int, ...]]:
-    """Return the order with one event of each position, and the positions where they differ.
+    """Return the order with one event of each position, and the positions with different events.
 
-    What is complete replaces what is not; otherwise the first one counts.
+    A complete event replaces an open one; otherwise the first one counts.
     """
     position, opened = events["position"], events["end_position"] == OPEN_END_POSITION
     order = np.lexsort((opened, position))
@@ -59,14 +59,14 @@ def drop_repeated_events(events: Mapping[str, EventColumn]) -> tuple[EventColumn
 
 
 class TextIndex:
-    """One string table for all batches; each table of theirs is translated once."""
+    """One string table for all batches; the table of each batch is translated once."""
 
     def __init__(self) -> None:
         self._index = {"": 0}
         self._known: dict[int, tuple[Sequence[str], EventColumn]] = {}
 
     def translate(self, names: Sequence[str], indexes: EventColumn) -> EventColumn:
-        """Return the place here of each of those names, which a column points to."""
+        """Return the places in this table of the names that a column of a batch points to."""
         # The table is kept with its translation, so that its id is not given to another one.
         places = self._known.get(id(names), (names, np.empty(0, "i4")))[1]
         if len(places) < len(names):
@@ -90,7 +90,7 @@ class TextIndex:
 
 
 class ProcessGroupIndex:
-    """Every communicator by name and members: two groups may share a name."""
+    """Every process group by name and members, because two groups may share a name."""
 
     def __init__(self, events: Mapping[int, Sequence[EventColumns]]) -> None:
         self._index: dict[ProcessGroup, int] = {}
@@ -102,7 +102,7 @@ class ProcessGroupIndex:
                 self._declared.setdefault(name, {})[group] = None
 
     def translate(self, rank: int, batch: EventColumns, indexes: EventColumn) -> EventColumn:
-        """Return the place here of the group of each of those events of a batch."""
+        """Return the place in this index of the group of each event of a batch."""
         used, inverse = np.unique(indexes, return_inverse=True)
         own = self._groups_of(batch)
         places: list[int] = []
@@ -138,7 +138,7 @@ class ProcessGroupIndex:
 
 
 NEVER_ENDED = 2**64 - 1
-"""End position in the table of what is not complete: nothing stands after it."""
+"""End position in the table of calls that are not complete: nothing comes after them."""
 _EVENT_FIELDS = (
     "graph",
     "position",
@@ -166,17 +166,17 @@ class EventTable:
 
     names: tuple[str, ...]
     groups: tuple[ProcessGroup, ...]
-    """Every communicator once, its ranks sorted; without ranks when nobody declared them."""
+    """Every process group once, its ranks sorted; without ranks when no rank declared them."""
     columns: dict[str, EventColumn]
-    """Of every event: graph, position, end_position, name, kind, start_us, end_us, stream, and
-    `time_us`, the start that never falls within a rank."""
+    """For every event: graph, position, end_position, name, kind, start_us, end_us, stream, and
+    `time_us`, the latest start so far within its rank."""
     members: dict[str, EventColumn]
-    """Of every collective or message of a rank: its `row`, its `rank`, what only those say
-    (`group` indexes the groups), and once more its kind, position and end_position."""
+    """For every collective or message of a rank: its `row`, its `rank`, the fields that operators
+    do not have (`group` indexes the groups), and again its kind, position and end_position."""
     ranks: dict[int, slice]
     """Rows of each rank that has any."""
     member_ranks: dict[int, slice]
-    """Elements of `members` of the same ranks."""
+    """Elements of `members` of each of these ranks."""
     conflicts: Mapping[int, tuple[int, ...]]
     """Positions at which a rank reported two different events."""
 
@@ -189,17 +189,17 @@ class EventTable:
 
 
 def build_event_table(events: Mapping[int, Sequence[EventColumns]]) -> EventTable:
-    """Return one table of the batches of each rank; an event sent twice is in it once."""
-    filler = _EventTableBuilder(events)
+    """Return one table of the batches of all ranks; an event sent twice is in it once."""
+    builder = _EventTableBuilder(events)
     for rank in sorted(events):
         batches = [batch for batch in events[rank] if len(batch)]
         if batches:
-            filler.add(rank, batches)
-    return filler.table()
+            builder.add(rank, batches)
+    return builder.build()
 
 
 class _EventTableBuilder:
-    """Takes one rank after the other into columns of the full height."""
+    """Copies the events of one rank after the other into columns for all of them."""
 
     def __init__(self, events: Mapping[int, Sequence[EventColumns]]) -> None:
         self._texts, self._groups = TextIndex(), ProcessGroupIndex(events)
@@ -214,7 +214,7 @@ class _EventTableBuilder:
         self._height = self._member_height = 0
 
     def add(self, rank: int, batches: list[EventColumns]) -> None:
-        """Take the events of one rank, sorted, each once."""
+        """Add the events of one rank, sorted, each once."""
         part = {
             f: _concatenate([b.columns[f] for b in batches]) for f in _EVENT_FIELDS if f != "name"
         }
@@ -222,22 +222,24 @@ class _EventTableBuilder:
             [self._texts.translate(b.names, b.columns["name"]) for b in batches]
         )
         calls = np.flatnonzero(part["kind"] != int(EventKind.OPERATOR))
-        said = self._said(rank, batches)
+        call_fields = self._collect_call_fields(rank, batches)
         order = find_program_order(part["position"])
         if order is None:
             order, conflicts = drop_repeated_events(
-                part | _spread_calls(said, calls, len(part["kind"]))
+                part | _spread_calls(call_fields, calls, len(part["kind"]))
             )
             self._conflicts |= {rank: conflicts} if conflicts else {}
         span = slice(self._height, self._height + len(order))
         for field, column in part.items():
-            # Only `raise` needs a buffer, and no index is out of bounds.
+            # All indexes are within bounds; any other mode than `raise` saves a buffer.
             np.take(column, order, out=self._columns[field][span], mode="clip")
         self._ranks[rank], self._height = span, span.stop
-        self._complete(rank, span, said, np.searchsorted(calls, order))
+        self._complete(rank, span, call_fields, np.searchsorted(calls, order))
 
-    def _said(self, rank: int, batches: list[EventColumns]) -> dict[str, EventColumn]:
-        """Return what the calls of those batches say that operators do not, as they come."""
+    def _collect_call_fields(
+        self, rank: int, batches: list[EventColumns]
+    ) -> dict[str, EventColumn]:
+        """Return the fields that only calls have, in the order of arrival."""
         parts: list[dict[str, EventColumn]] = []
         for batch in batches:
             own = np.flatnonzero(batch.columns["kind"] != int(EventKind.OPERATOR))
@@ -248,24 +250,24 @@ class _EventTableBuilder:
         return {field: _concatenate([part[field] for part in parts]) for field in _CALL_FIELDS}
 
     def _complete(
-        self, rank: int, span: slice, said: dict[str, EventColumn], at: EventColumn
+        self, rank: int, span: slice, call_fields: dict[str, EventColumn], at: EventColumn
     ) -> None:
-        """Add what follows from the rows of a rank; row i is call `at[i]`, if it is one."""
+        """Fill the derived columns of a rank and add its members; row i is call `at[i]`, if any."""
         columns = {field: column[span] for field, column in self._columns.items()}
         ends = columns["end_position"]
         ends[ends == OPEN_END_POSITION] = NEVER_ENDED
         np.maximum(ends, columns["position"], out=ends)
         np.maximum.accumulate(columns["start_us"], out=columns["time_us"])
         own = np.flatnonzero(columns["kind"] != int(EventKind.OPERATOR))
-        members = {field: column[at[own]] for field, column in said.items()}
+        members = {field: column[at[own]] for field, column in call_fields.items()}
         members |= {field: columns[field][own] for field in ("kind", "position", "end_position")}
         members |= {"row": own + span.start, "rank": np.full(len(own), rank, "i8")}
         self._members.append(members)
         low, self._member_height = self._member_height, self._member_height + len(own)
         self._member_ranks[rank] = slice(low, self._member_height)
 
-    def table(self) -> EventTable:
-        """Return what has been taken."""
+    def build(self) -> EventTable:
+        """Return the table of all ranks that were added."""
         fields = (*_CALL_FIELDS, "kind", "position", "end_position", "row", "rank")
         empty = [{field: np.empty(0, _COLUMN_TYPES[field]) for field in fields}]
         parts = self._members or empty
@@ -285,10 +287,10 @@ def _concatenate(columns: list[EventColumn]) -> EventColumn:
 
 
 def _spread_calls(
-    said: dict[str, EventColumn], calls: EventColumn, count: int
+    call_fields: dict[str, EventColumn], calls: EventColumn, count: int
 ) -> dict[str, EventColumn]:
-    """Return what the calls say as columns of all events."""
-    spread = {field: np.zeros(count, column.dtype) for field, column in said.items()}
-    for field, column in said.items():
+    """Return fields of calls as columns of all events."""
+    spread = {field: np.zeros(count, column.dtype) for field, column in call_fields.items()}
+    for field, column in call_fields.items():
         spread[field][calls] = column
     return spread

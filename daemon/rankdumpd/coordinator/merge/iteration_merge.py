@@ -1,20 +1,20 @@
 """Merge of one iteration: operators placed among the ordered calls, and all findings. Pure: no
 clock, no I/O.
 
-The order keeps what is known and guesses nothing else:
+The order follows these rules, and time where they leave it open:
 
-1. the operators of a rank stand in the order in which they started;
-2. a collective or message stands after everything that its members started before it, and
-   before everything that they started after it was complete; what starts in between is free.
-   Of two collectives on one rank the first comes first only when it was complete before the
-   other started. Nothing has to stand after what is not complete;
-3. a send stands before its receive;
-4. what is still free goes by time: `start_us`, corrected as the exits from collectives say
-   (`clock_correction`), on each rank never falling. A collective counts as old as the last event
-   that a member started before it was complete.
+1. the operators of a rank are in the order in which they started;
+2. a collective or message comes after everything that its members started before it, and
+   before everything that they started after it was complete; events that start in between are
+   not bound. Of two collectives on one rank the first comes first only when it was complete
+   before the other started. Nothing has to follow a call that is not complete;
+3. a send comes before its receive;
+4. the rest is ordered by time: `start_us`, corrected by the exits from collectives
+   (`clock_correction`), on each rank never falling. The time of a collective is that of the last
+   event that a member started before it was complete.
 
-Rule 4 is exact: if the time of an entry is the latest among itself and all that must stand
-before it, the entries are sorted by that time; operators of one time by (rank, position).
+Rule 4 is exact: where the time of an entry is the latest among itself and all that must
+precede it, the entries are sorted by that time; operators of one time by (rank, position).
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from rankdumpd.coordinator.merge.difference_findings import (
 from rankdumpd.coordinator.merge.event_table import NEVER_ENDED, EventTable, build_event_table
 
 _STRETCH_ELEMENTS = 1 << 17
-"""About how many elements are sorted at once: what they point to stays in the processor's cache,
-so an element costs the same however many runs there are."""
+"""Approximate number of elements that are sorted at once: the rows that they point to stay in the
+processor's cache, so the cost of an element does not depend on the number of runs."""
 _SAMPLES = 64
-"""How many elements of a stretch are looked at to find where it ends."""
+"""Elements of a stretch that are sampled to find where it ends."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SortedRuns:
-    """Runs of keys that never fall, one after the other."""
+    """Runs of rising keys, one after the other."""
 
     keys: EventColumn
     bounds: EventColumn
@@ -67,10 +67,10 @@ class SortedRuns:
 
 
 def merge_runs(runs: SortedRuns) -> Iterator[tuple[EventColumn, EventColumn, EventColumn]]:
-    """Yield all elements by their keys, of equal ones those of earlier runs first.
+    """Yield all elements sorted by their keys, equal ones in the order of their runs.
 
-    Each time the elements of a stretch, run by run; their order; and, in that order, which run
-    each is of.
+    Each item holds the elements of a stretch, run by run, their order, and in that order the run
+    of each.
     """
     cuts = _find_cuts(runs)
     for low, high in itertools.pairwise(cuts):
@@ -83,7 +83,7 @@ def merge_runs(runs: SortedRuns) -> Iterator[tuple[EventColumn, EventColumn, Eve
 
 
 def _find_cuts(runs: SortedRuns) -> list[EventColumn]:
-    """Return where in each run the stretches begin, and where the last one ends."""
+    """Return for each run where its stretches begin, and where the last one ends."""
     spacing = _STRETCH_ELEMENTS // _SAMPLES
     samples = np.sort(runs.keys[::spacing])
     pivots = samples[_SAMPLES::_SAMPLES]
@@ -95,15 +95,15 @@ def _find_cuts(runs: SortedRuns) -> list[EventColumn]:
 
 
 def _sort_stable(keys: EventColumn) -> EventColumn:
-    """Return the stable order of some keys."""
+    """Return the stable order of the keys."""
     if not len(keys):
         return np.empty(0, "i8")
     low, high = int(keys.min()), int(keys.max())
     bits = (len(keys) - 1).bit_length()
     if (high - low) >> (63 - bits):
         return np.argsort(keys, kind="stable")
-    # Numbers are sorted faster than places, so each key carries its own; and the sort that is
-    # stable is the one that makes use of runs.
+    # `sort` is faster than `argsort`, so each key carries its place in its low bits; the stable
+    # algorithm is the one that makes use of runs.
     packed = ((keys - low) << bits) | np.arange(len(keys))
     packed.sort(kind="stable")
     return packed & ((1 << bits) - 1)
@@ -111,7 +111,7 @@ def _sort_stable(keys: EventColumn) -> EventColumn:
 
 _LINE_FIELDS = ("graph", "name", "start_us", "end_us", "stream", "position")
 _MAX_TIME_US = 1 << 62
-"""Times beyond it are one: there has to be room for the number of a call."""
+"""Times are clipped to this, so that the number of a call can be added to them."""
 
 
 def place_operators(
@@ -122,7 +122,7 @@ def place_operators(
     count = len(runs.keys)
     columns = {field: np.empty(count, table[field].dtype) for field in _LINE_FIELDS}
     columns |= {"call": np.empty(count, "i4"), "rank": np.empty(count, "u4")}
-    # The calls are the run before those of the ranks.
+    # Run 0 holds the calls, the others the operators of each rank.
     rank_of_run = np.array([0, *table.ranks], "u4")
     rank_of_call = table.members["rank"][match.first[sequence.order]]
     low = 0
@@ -130,7 +130,7 @@ def place_operators(
         lines = slice(low, low + len(elements))
         rows = row_of[elements]
         for field in _LINE_FIELDS:
-            # Read along the runs and sorted then: memory is not walked at random.
+            # Read run by run and sorted afterwards, to avoid random access to memory.
             columns[field][lines] = table[field][rows][order]
         element = elements[order]
         called = np.flatnonzero(run == 0)
@@ -145,10 +145,11 @@ def place_operators(
 def _build_runs(
     table: EventTable, match: CallMatch, sequence: CallOrder
 ) -> tuple[SortedRuns, EventColumn]:
-    """Return what to sort, the calls before the operators of each rank; and the row of each.
+    """Return the runs to sort, the calls before the operators of each rank; and all rows.
 
-    The key is the time plus the number of calls that stand before. It sorts by that number and
-    then by time: what stands before a call is not younger than it, nor older what stands after.
+    A key is the time plus the number of calls that come before. That sorts by the number and then
+    by time, because entries before a call are never younger than it, and those after it never
+    older.
     """
     height = len(match) + len(table["kind"]) - len(table.members["row"])
     keys, row_of = np.empty(height, "i8"), np.empty(height, "i8")
@@ -158,7 +159,7 @@ def _build_runs(
     )
     row_of[: len(match)] = table.members["row"][match.first[sequence.order]]
     index = sequence.index[map_members_to_calls(match)]
-    # Before the first call there is none, and after the last one nothing has to wait.
+    # Bounds for rows before the first call and after the last one.
     ages = np.concatenate(([np.iinfo("i8").min], sequence.time_us, [np.iinfo("i8").max]))
     for rank, rows in table.ranks.items():
         operators = np.flatnonzero(table["kind"][rows] == int(EventKind.OPERATOR))
@@ -175,10 +176,10 @@ def _build_runs(
 def _bound_rows(
     table: EventTable, rank: int, index: EventColumn, ages: EventColumn
 ) -> tuple[EventColumn, EventColumn]:
-    """Return for each row of a rank how many calls stand before it, and its time.
+    """Return for each row of a rank how many calls come before it, and its time.
 
-    The last of them is the last call complete before it on its rank, or a later one that is
-    older by time: every call that the row must precede has at least the row's time.
+    The last of these calls is the last one complete before the row on its rank, or a later one
+    that is older by time: every call that the row must precede has at least the row's time.
     """
     rows, own = table.ranks[rank], table.member_ranks[rank]
     ends = table.members["end_position"][own]
@@ -197,26 +198,26 @@ def _bound_rows(
 def collect_ordered_calls(
     table: EventTable, match: CallMatch, sequence: CallOrder, missing: Mapping[int, tuple[int, ...]]
 ) -> OrderedCalls:
-    """Return the calls and their members in the order found."""
+    """Return the calls and their members in the order of `sequence`."""
     sizes = np.diff(match.bounds)[sequence.order]
     bounds = np.concatenate(([0], np.cumsum(sizes))).astype("i8")
     starts = match.bounds[:-1][sequence.order]
     members = match.members[np.repeat(starts - bounds[:-1], sizes) + np.arange(len(match.members))]
-    said = {field: column[members] for field, column in table.members.items()}
-    rows = said["row"]
-    said |= {
+    fields = {field: column[members] for field, column in table.members.items()}
+    rows = fields["row"]
+    fields |= {
         field: table[field][rows] for field in ("graph", "name", "start_us", "end_us", "stream")
     }
-    said["end_position"][said["end_position"] == NEVER_ENDED] = OPEN_END_POSITION
+    fields["end_position"][fields["end_position"] == NEVER_ENDED] = OPEN_END_POSITION
     first = bounds[:-1]
-    columns = {field: said[field][first] for field in _CALL_FIELDS}
+    columns = {field: fields[field][first] for field in _CALL_FIELDS}
     some = bool(len(match))
     for field, extreme in (("start_us", np.minimum), ("end_us", np.maximum)):
-        columns[field] = extreme.reduceat(said[field], first) if some else said[field]
+        columns[field] = extreme.reduceat(fields[field], first) if some else fields[field]
     return OrderedCalls(
         columns=columns,
         bounds=bounds,
-        members={field: said[field] for field in _MEMBER_FIELDS},
+        members={field: fields[field] for field in _MEMBER_FIELDS},
         missing={int(sequence.index[call]): ranks for call, ranks in missing.items()},
     )
 
@@ -239,9 +240,9 @@ def merge_iteration(view: IterationView) -> GlobalOrder:
     table = build_event_table(view.events)
     match = match_calls(table)
     sequence = sequence_calls(table, match)
-    found = find_clock_corrections(table, match, sequence, view.clocks)
-    if found:
-        table = correct_times(table, match, sequence, found, view.clocks)
+    corrections = find_clock_corrections(table, match, sequence, view.clocks)
+    if corrections:
+        table = correct_times(table, match, sequence, corrections, view.clocks)
         sequence = sequence_calls(table, match)
     gaps = find_event_gaps(table, view)
     missing = find_missing_members(table, match, sequence, gaps, view.excluded)
@@ -251,7 +252,7 @@ def merge_iteration(view: IterationView) -> GlobalOrder:
         *build_gap_findings(gaps),
         *build_difference_findings(table, match, sequence),
         *build_absence_findings(table, match, absence, view),
-        *build_cycle_findings(table, match, sequence, absence.circles),
+        *build_cycle_findings(table, match, sequence, absence.cycles),
         *build_program_findings(table, gaps, view),
     )
     return GlobalOrder(
@@ -261,7 +262,7 @@ def merge_iteration(view: IterationView) -> GlobalOrder:
         columns=place_operators(table, match, sequence),
         calls=collect_ordered_calls(table, match, sequence, missing),
         findings=tuple(_add_iteration(finding, view) for finding in findings),
-        skews={clock: int(correction.levels[-1]) for clock, correction in found.items()},
+        skews={clock: int(correction.levels[-1]) for clock, correction in corrections.items()},
     )
 
 

@@ -1,8 +1,8 @@
 """CSV lines of the merged order, and columns formatted as text some thousand rows at once. Pure.
 
-Rows are an array of fixed width, filled column by column from tables of digits and of texts; the
-padding is removed in the end. That is several times as fast as formatting row by row. A test
-compares the lines with `format_order_line`, which defines a line.
+Rows are an array of fixed width, filled column by column from tables of digits and texts; the
+padding is removed at the end. That is several times as fast as formatting row by row. A test
+compares the lines with `format_order_line`, which defines their format.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SCAN_ROWS = 1 << 16
 
 
 def list_graphs(order: GlobalOrder) -> list[int]:
-    """Return the graphs that an order has lines of, lowest first."""
+    """Return the graphs of an order, lowest first."""
     found: set[int] = set()
     column = order.columns["graph"]
     for low in range(0, len(order), _SCAN_ROWS):
@@ -29,7 +29,7 @@ def list_graphs(order: GlobalOrder) -> list[int]:
 
 
 def iter_line_blocks(order: GlobalOrder, graph: int, size: int) -> Iterator[EventColumn]:
-    """Yield the numbers of a graph's lines, in order, at most `size` at once."""
+    """Yield the numbers of a graph's lines in order, from at most `size` lines at once."""
     column = order.columns["graph"]
     for low in range(0, len(order), size):
         lines = low + np.flatnonzero(column[low : low + size] == graph)
@@ -38,20 +38,20 @@ def iter_line_blocks(order: GlobalOrder, graph: int, size: int) -> Iterator[Even
 
 
 def iter_rows(*columns: EventColumn) -> Iterator[tuple[int, ...]]:
-    """Yield the rows of columns of one length, without a list of all of them."""
+    """Yield the rows of columns of one length, without a list of all rows."""
     for low in range(0, len(columns[0]), _SCAN_ROWS):
         lists = [column[low : low + _SCAN_ROWS].tolist() for column in columns]
         yield from zip(*lists, strict=True)
 
 
 CellPiece: TypeAlias = "bytes | EventColumn"
-"""Bytes that all rows share, or an element per row, padded with zero bytes."""
+"""Bytes that all rows share, or one element per row, padded with zero bytes."""
 
 _PADDING = b"\0"
 _DIGIT_STEP = 10_000
 _PLAIN_DIGITS = [b"%d" % number for number in range(_DIGIT_STEP)]
 _PADDED_DIGITS = [b"%04d" % number for number in range(_DIGIT_STEP)]
-# Four bytes are copied at once as one number. The second half is for groups after other digits.
+# Four bytes are copied at once as a number. The second half is for digits after other digits.
 _INNER_DIGITS = np.array([b"", *_PLAIN_DIGITS[1:], *_PADDED_DIGITS], dtype="S4").view("u4")
 _LAST_DIGITS = np.array([*_PLAIN_DIGITS, *_PADDED_DIGITS], dtype="S4").view("u4")
 
@@ -65,12 +65,12 @@ class TextCells:
         self._lengths = np.array([len(text) for text in encoded], dtype="i4")
 
     def select_texts(self, places: EventColumn) -> EventColumn:
-        """Return the texts at some places, padded to the longest of them."""
+        """Return the texts at these places, padded to the longest of them."""
         return self._texts[places].astype(f"S{max(1, int(self._lengths[places].max()))}")
 
 
 def format_digits(values: EventColumn) -> Iterator[CellPiece]:
-    """Yield the pieces of the decimal digits of some numbers, from left to right."""
+    """Yield the decimal digits of the numbers in pieces, from left to right."""
     low, high = int(values.min()), int(values.max())
     if low < 0 or high >> 63:
         yield values.astype("S21")
@@ -93,7 +93,7 @@ def format_digits(values: EventColumn) -> Iterator[CellPiece]:
 
 
 def lay_out_rows(pieces: Sequence[CellPiece], count: int) -> EventColumn:
-    """Return rows of those pieces, with padding."""
+    """Return rows of these pieces, with padding."""
     form = [(str(at), np.asarray(piece).dtype) for at, piece in enumerate(pieces)]
     rows = np.empty(count, dtype=form)
     for at, piece in enumerate(pieces):
@@ -111,7 +111,7 @@ _BLOCK_LINES = 4096
 
 
 def format_csv_lines(order: GlobalOrder, graph: int, first_position: int) -> Iterator[bytes]:
-    """Yield the lines of a graph, some thousand at a time."""
+    """Yield the lines of a graph, up to 4096 at a time."""
     names = TextCells(map(format_order_field, order.names))
     for lines in iter_line_blocks(order, graph, _BLOCK_LINES):
         operators = _format_operators(order, names, lines, first_position)

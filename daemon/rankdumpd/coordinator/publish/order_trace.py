@@ -1,10 +1,9 @@
 """Trace of the merged order of an iteration, which Perfetto and chrome://tracing open. Pure.
 
-Ranks are processes, streams are threads; calls of a stream have threads of their own, because they
-continue while operators run, and slices that overlap get lanes of their own. A flow connects the
-members of a collective in the order in which they arrived, another one a send and its receive.
-Times are microseconds since the first event of the iteration,
-on the coordinator's clock.
+Ranks are processes, streams are threads; calls of a stream have separate threads, because they
+continue while operators run, and slices that overlap get separate lanes. A flow connects the
+members of a collective in the order of their arrival, or a send and its receive. Times are
+microseconds since the first event of the iteration, on the coordinator's clock.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ def build_member_events(
     for row in iter_rows(*columns):
         line, call, rank, thread, start, took, place, waited, stall, is_open = row
         if line not in heads:
-            # The rows of a call follow each other: earlier heads are not needed any more.
+            # The rows of a call are consecutive, so earlier heads are not needed any more.
             heads = {line: _format_head(order, call, int(members.lines[line]) + first_position)}
         head, args = heads[line]
         still = ',"complete":false' if is_open else ""
@@ -273,7 +272,7 @@ def build_flow_events(
         elif kind is EventKind.SEND:
             sends[_build_message_key(order, call, points[0][0], kind)].append(points[0])
         elif waiting := sends[_build_message_key(order, call, points[0][0], kind)]:
-            # The arrow ends within the receive, which may have begun long before.
+            # The arrow must end within the receive, which may have begun long before the send.
             send, over = waiting.pop(0), int(end[part][0])
             if send[2] < over:
                 receive = (*points[0][:2], over - 1)

@@ -1,13 +1,13 @@
 """Publisher and reader of the merged order, and the order folder of a job with its committed sizes.
 
 Every graph has a CSV file that grows, and for each iteration a Parquet table and a trace. The
-published offsets hold how much of a growing file is committed; the caller keeps them. A
-committed line is never edited, and an iteration is written as a whole or not at all.
+published offsets, which the caller keeps, hold the committed size of each growing file. A committed
+line is never edited, and an iteration is written as a whole or not at all.
 
-Plain names belong to the first job that publishes into a tree, which `execution_order.job`
-names; another job has its tag in the names. Bytes after the committed ones were left by a
-crash. Without offsets (the state was lost) existing lines are kept, except those of the
-iteration that is about to be written: it was not committed.
+Plain file names belong to the first job that publishes into a tree, which `execution_order.job`
+names; other jobs have their tag in the names. Bytes after the committed ones are the remains of a
+crash. Without offsets, when the state was lost, existing lines are kept except those of the
+iteration that is about to be written, because it was not committed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _HEADER = ORDER_HEADER.encode()
 
 @dataclass(frozen=True, slots=True)
 class OrderFolder:
-    """Folder of a job's order, whose files are truncated to their committed sizes."""
+    """Folder of a job's order, with its files truncated to their committed sizes."""
 
     folder: Path
     tag: str
@@ -81,8 +81,8 @@ def open_order_folder(
 ) -> OrderFolder:
     """Return the folder of a job; CorruptedError, RejectedError, UnavailableError or OSError.
 
-    `roots` are the folders that trees may be in, any when there are none; `iteration` is the one
-    that is to be written, if any.
+    `roots` are the folders that trees may be in, anywhere when empty; `iteration` is the one that
+    is to be written, if any.
     """
     if not root:
         raise UnavailableError(f"no agent has reported the tree of job {job_id!r}")
@@ -110,7 +110,7 @@ def open_order_folder(
 
 
 def _claim_folder(path: Path, job_id: str) -> str:
-    """Return the job that the plain names belong to: this one if it is the first."""
+    """Return the job that owns the plain names: this one if it is the first."""
     try:
         with open(path, "x", encoding="utf-8", newline="", opener=open_without_links) as file:
             file.write(job_id)
@@ -138,17 +138,17 @@ def _check_order_file(path: Path) -> None:
     with open(path, "rb", opener=open_without_links) as file:
         head = file.readline()
     if parse_order_file_name(path.name):
-        ours = _HEADER.startswith(head)
+        is_order_file = _HEADER.startswith(head)
     else:
-        ours = not head.endswith(b"\n") or head.startswith(b'{"kind"')
-    if not ours:
+        is_order_file = not head.endswith(b"\n") or head.startswith(b'{"kind"')
+    if not is_order_file:
         raise CorruptedError(
             f"{path} is not a file of an execution order: it begins with {head[:80]!r}"
         )
 
 
 def _recover_folder(folder: Path, tag: str, iteration: int, position: int) -> OrderFolder:
-    """Return the folder, its files cut before torn lines and before those of `iteration`."""
+    """Return the folder with its files truncated before torn lines and lines of `iteration`."""
     sizes: dict[str, int] = {}
     for name in _list_order_files(folder, tag):
         _check_order_file(folder / name)
@@ -219,9 +219,9 @@ class OrderPublisher:
         trace_events: int = 1_000_000,
         roots: Sequence[str] = (),
     ) -> None:
-        """Write a table, or a trace, of iterations with at most so many events.
+        """Write tables and traces of iterations with at most so many events.
 
-        `roots` are the folders that trees may be in, any when there are none.
+        `roots` are the folders that trees may be in, anywhere when empty.
         """
         self._roots = roots
         self._table_events = table_events
@@ -233,14 +233,14 @@ class OrderPublisher:
     ) -> tuple[PublishedOffsets | None, str]:
         """Write an iteration, all of it or nothing.
 
-        Return the new offsets and no problem, or no offsets and why nothing was written;
-        ExhaustedError when the disk is full or fails, and another attempt may succeed.
+        Return the new offsets and an empty text, or no offsets and why nothing was written;
+        ExhaustedError when the disk is full or fails and another attempt may succeed.
         """
         try:
-            place = open_order_folder(
+            target = open_order_folder(
                 job_id, root, offsets, roots=self._roots, iteration=order.iteration
             )
-            return self._write(place, order, job_id, root), ""
+            return self._write(target, order, job_id, root), ""
         except _WRITE_ERRORS as error:
             if state_files.is_transient(error):
                 raise ExhaustedError(f"{root}: {state_files.describe_error(error)}") from None
@@ -250,24 +250,24 @@ class OrderPublisher:
             return None, f"iteration {order.iteration}: {problem}"
 
     def _write(
-        self, place: OrderFolder, order: GlobalOrder, job_id: str, root: str
+        self, target: OrderFolder, order: GlobalOrder, job_id: str, root: str
     ) -> PublishedOffsets:
-        sizes = dict(place.sizes)
+        sizes = dict(target.sizes)
         traced = self._is_traced(order, job_id)
         tabled = _count_events(order) <= self._table_events and has_parquet()
         with ExitStack() as undo:
             for graph in list_graphs(order):
-                name = place.name_file(make_order_file_name(graph))
+                name = target.name_file(make_order_file_name(graph))
                 size = sizes.get(name, 0)
                 undo.callback(
                     _undo_step,
-                    lambda at=place.folder / name, size=size: tree_files.truncate_file(at, size),
+                    lambda at=target.folder / name, size=size: tree_files.truncate_file(at, size),
                 )
-                chunks = format_csv_lines(order, graph, place.position)
-                sizes[name] = _append_lines(place.folder / name, chunks, size)
-                _write_iteration_files(place, order, graph, undo, tabled=tabled, traced=traced)
+                chunks = format_csv_lines(order, graph, target.position)
+                sizes[name] = _append_lines(target.folder / name, chunks, size)
+                _write_iteration_files(target, order, graph, undo, tabled=tabled, traced=traced)
             undo.pop_all()
-        return PublishedOffsets(root, sizes, place.position + len(order))
+        return PublishedOffsets(root, sizes, target.position + len(order))
 
     def _is_traced(self, order: GlobalOrder, job_id: str) -> bool:
         events = _count_events(order)
@@ -291,19 +291,19 @@ def write_findings(
 ) -> tuple[PublishedOffsets | None, str]:
     """Write findings beside the order, all or none.
 
-    Return the new offsets and no problem, or the old offsets and why they could not be written;
+    Return the new offsets and an empty text, or the old offsets and why nothing was written;
     ExhaustedError as `OrderPublisher.append` raises it.
     """
     if not findings:
         return offsets, ""
     try:
-        place = open_order_folder(job_id, root, offsets, roots=roots)
-        name = place.name_file(FINDINGS_FILE)
+        target = open_order_folder(job_id, root, offsets, roots=roots)
+        name = target.name_file(FINDINGS_FILE)
         lines = (format_finding_line(finding).encode() for finding in findings)
         size = tree_files.append_chunks(
-            place.folder / name, lines, size_bytes=place.sizes.get(name, 0)
+            target.folder / name, lines, size_bytes=target.sizes.get(name, 0)
         )
-        return PublishedOffsets(root, place.sizes | {name: size}, place.position), ""
+        return PublishedOffsets(root, target.sizes | {name: size}, target.position), ""
     except _WRITE_ERRORS as error:
         if state_files.is_transient(error):
             raise ExhaustedError(f"{root}: {state_files.describe_error(error)}") from None
@@ -338,7 +338,7 @@ def _append_lines(path: Path, lines: Iterator[bytes], size_bytes: int) -> int:
 
 
 def _write_iteration_files(
-    place: OrderFolder,
+    target: OrderFolder,
     order: GlobalOrder,
     graph: int,
     undo: ExitStack,
@@ -348,21 +348,21 @@ def _write_iteration_files(
 ) -> None:
     """Write the table and the trace of an iteration."""
     if tabled:
-        folder = place.folder / place.name_file(make_order_file_name(graph, "parquet"))
+        folder = target.folder / target.name_file(make_order_file_name(graph, "parquet"))
         path = folder / make_parquet_file_name(order.iteration)
         tree_files.make_tree_folder(folder)
         undo.callback(_undo_step, path.unlink)
-        write_parquet_table(path, order, graph, place.position)
+        write_parquet_table(path, order, graph, target.position)
     if traced:
-        folder = place.folder / place.name_file(make_order_file_name(graph, "trace"))
+        folder = target.folder / target.name_file(make_order_file_name(graph, "trace"))
         path = folder / make_trace_file_name(order.iteration)
         tree_files.make_tree_folder(folder)
         undo.callback(_undo_step, path.unlink)
-        tree_files.write_whole_file(path, format_trace(order, graph, place.position))
+        tree_files.write_whole_file(path, format_trace(order, graph, target.position))
 
 
 def _undo_step(step: Callable[[], None]) -> None:
-    # What cannot be undone now is cut before the next iteration: the offsets do not include it.
+    # A failed step is repeated before the next iteration: the offsets do not include its bytes.
     with suppress(OSError):
         step()
 

@@ -33,20 +33,20 @@ def open_without_links(path: str, flags: int) -> int:
 
 
 def limit_mode(folder: Path, mode: int) -> int:
-    """Return a mode without the bits that a folder lacks: its owner chose who may read."""
+    """Return a mode without the bits that a folder lacks, to keep its owner's restrictions."""
     return folder.stat().st_mode & mode
 
 
 def append_chunks(path: Path, chunks: Iterable[bytes], *, size_bytes: int) -> int:
     """Write and sync chunks after the first bytes of a file; return its new size.
 
-    On failure the file is truncated again: half an iteration would look like a whole one.
+    On failure the file is truncated again, so that it has no partial iteration.
     """
     with open(path, "ab", buffering=0, opener=open_without_links) as file:
         file.truncate(size_bytes)
         try:
             size = size_bytes + sum(write_fully(file, chunk) for chunk in chunks)
-            # The offsets survive a power loss: so must the bytes that they count.
+            # The offsets survive a power loss, so the bytes that they count must too.
             os.fsync(file.fileno())
             return size
         except BaseException:
@@ -65,7 +65,7 @@ def truncate_file(path: Path, size_bytes: int) -> None:
 
 @contextmanager
 def open_whole_file(path: Path) -> Generator[io.BufferedWriter, None, None]:
-    """Open a file for writing that appears as a whole in the end, or not at all."""
+    """Open a file for writing that appears as a whole at the end, or not at all."""
     unfinished = path.with_name(f".{path.name}.tmp")
     try:
         with open(unfinished, "wb", opener=open_without_links) as file:
@@ -83,7 +83,7 @@ def write_whole_file(path: Path, chunks: Iterable[bytes]) -> None:
 
 
 def write_fully(file: io.FileIO, data: bytes) -> int:
-    """Write all of the data: one call may take only a part when the disk is nearly full."""
+    """Write all of the data; one call may write only a part when the disk is nearly full."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
@@ -99,7 +99,7 @@ def write_hints(
 ) -> str:
     """Replace a job's hints in the file; return why that failed, or an empty text.
 
-    `roots` are the folders that trees may be in, any when there are none.
+    `roots` are the folders that trees may be in, anywhere when empty.
     """
     if not root:
         return f"hints could not be written: no agent has reported the tree of job {job_id!r}"

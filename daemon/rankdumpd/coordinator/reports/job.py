@@ -1,6 +1,5 @@
-"""Collected data of one job: events that are not published yet by iteration, findings, readiness of
-iterations, and snapshots of all that. No I/O, and the clock is an argument; the owner holds the
-lock.
+"""Collected data of one job: unpublished events by iteration, findings, readiness of iterations,
+and snapshots. No I/O, and the clock is an argument; the owner holds the lock.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from rankdumpd.coordinator.state.state_rows import (
 )
 
 IterationParts: TypeAlias = list[tuple[int, EventColumns]]
-"""Iterations, and the events of a batch that belong to each."""
+"""Pairs of an iteration and the events of a batch that belong to it."""
 
 
 @dataclass(slots=True)
@@ -59,21 +58,21 @@ class PendingIteration:
     iteration: int
     run: int
     first_s: float
-    """When its first events arrived."""
+    """Time at which its first events arrived."""
     last_s: float
-    """When the last of its reports arrived."""
+    """Time at which its last report arrived."""
     root: str = ""
-    """Tree of the job when its first events came; empty when none was named yet."""
+    """Tree of the job when its first events arrived; empty when none was reported yet."""
     events: dict[int, list[EventColumns]] = field(default_factory=dict[int, list[EventColumns]])
-    """By rank."""
+    """Batches of each rank."""
     starts: dict[int, int] = field(default_factory=dict[int, int])
-    """How often each of these ranks had started over."""
+    """How often each of these ranks had started over before."""
     lowest: dict[str, int] = field(default_factory=dict[str, int])
-    """Of each agent, the first number that may have events here."""
+    """Lowest item number of each agent that may have events here."""
     count: int = 0
-    """Events of all ranks."""
+    """Number of events of all ranks."""
     has_open_calls: bool = False
-    """Something among them was not complete when it came."""
+    """Whether an event was not complete when it arrived."""
 
     def add(
         self,
@@ -84,9 +83,7 @@ class PendingIteration:
         origin: tuple[str, int],
         now_s: float,
     ) -> None:
-        """Take a part of a batch; `origin` is its agent and the lowest number that its report may
-        have.
-        """
+        """Add a part of a batch; `origin` is its agent and the lowest number of its report."""
         self.events.setdefault(rank, []).append(part)
         self.starts[rank] = start
         self.count += len(part)
@@ -95,8 +92,8 @@ class PendingIteration:
         if not self.has_open_calls:
             self.has_open_calls = bool((part.columns["end_position"] == OPEN_END_POSITION).any())
 
-    def last_positions(self) -> dict[int, int]:
-        """Return how far each rank has come."""
+    def find_last_positions(self) -> dict[int, int]:
+        """Return the last position of each rank."""
         return {
             rank: max(int(batch.columns["position"].max()) for batch in batches)
             for rank, batches in self.events.items()
@@ -104,7 +101,7 @@ class PendingIteration:
 
 
 def split_by_iteration(columns: EventColumns) -> IterationParts:
-    """Return the events of each iteration of a batch, in rising order."""
+    """Return the iterations of a batch in rising order, each with its events."""
     return list(_iter_iteration_parts(columns))
 
 
@@ -113,7 +110,7 @@ def _iter_iteration_parts(columns: EventColumns) -> Iterator[tuple[int, EventCol
     if not len(numbers):
         return
     lowest = int(numbers.min())
-    # Most batches lie within one iteration, and finding that out must not cost a sort.
+    # Most batches belong to one iteration; checking that must not cost a sort.
     if lowest == int(numbers.max()):
         yield lowest, columns
         return
@@ -125,31 +122,31 @@ def _iter_iteration_parts(columns: EventColumns) -> Iterator[tuple[int, EventCol
 
 
 MAX_FINDINGS = 1000
-"""Findings kept of a job; the rest is counted here and stands in the job's file."""
+"""Findings kept of a job; the others are counted, and are in the file beside the order."""
 MAX_REPORT_DELAY_US = 1_000_000
-"""Every event that a rank began this long before it sent a batch is in that batch or earlier."""
+"""Events that a rank began this long before it sent a batch are in that batch or earlier ones."""
 CLOSED_JOB_TIMEOUT_S = 5.0
 """A job whose sessions are all closed is over after this time without a report."""
 
 
 class ReportedJob:
-    """Ranks, unpublished events and findings of one job, and what of it is not on disk yet."""
+    """Ranks, unpublished events and findings of one job, and its rows that are not on disk yet."""
 
     def __init__(self, job_id: str, *, now_s: float) -> None:
         self.job_id = job_id
-        self.first_s = self.heard_s = now_s
-        self.has_news = False
-        """Something came since it was last written down."""
+        self.first_s = self.last_report_s = now_s
+        self.has_changed = False
+        """Whether a report arrived since the job was last written."""
         self.roots: dict[str, None] = {}
-        """Trees that were named; the first of them takes the order."""
+        """Trees that were reported; the order is published in the first of them."""
         self._other_trees: dict[str, None] = {}
         self.ranks = RankRegistry()
         self.pending: dict[int, PendingIteration] = {}
-        # Of a run that is over: a rank of theirs has started anew.
-        self.sealed: list[PendingIteration] = []
+        # Iterations of earlier runs, to be published before those of the present one.
+        self.earlier_runs: list[PendingIteration] = []
         self.in_publication: PendingIteration | None = None
         self.rows: dict[object, StateRow] = {}
-        """Changed since they were last written, by their keys."""
+        """Rows that changed since they were last written, by their keys."""
         self.published = PublishedIterations(job_id, self.rows)
         self.offsets: PublishedOffsets | None = None
         self.hint_state = ""
@@ -158,21 +155,21 @@ class ReportedJob:
         self.findings: list[Finding] = []
         self.more_findings = 0
         self._first: dict[tuple[str, str], int] = {}
-        """The report in which an agent spoke of a session first."""
+        """Number of the report in which an agent first reported a session."""
         self._groups: dict[int, tuple[ProcessGroup, ...]] = {}
 
     def add_root(self, root: str) -> None:
-        """Take the name of a tree; of a job whose sessions are all over the next tree counts."""
+        """Add a tree; when all sessions have ended, the order moves to the new one."""
         if root in self.roots:
             return
-        if self.roots and not self.ranks.all_over():
+        if self.roots and not self.ranks.has_ended():
             self._other_trees[root] = None
             self.roots[root] = None
         else:
             self.roots = {root: None, **self.roots}
 
-    def tree_findings(self) -> list[Finding]:
-        """Return findings about ranks that dump into another tree than that of the order."""
+    def build_tree_findings(self) -> list[Finding]:
+        """Return findings about ranks that dump into another tree than the order's."""
         first = next(iter(self.roots), "")
         return [
             Finding(
@@ -185,11 +182,11 @@ class ReportedJob:
         ]
 
     def update_session(self, session: SessionStatus, origin: tuple[str, int]) -> None:
-        """Take the state of a session; `origin` is agent and number of the report it came in."""
+        """Update a session; `origin` is the agent and the number of its report."""
         self.ranks.update_session(session, origin[0])
-        # One that is over has no part in a run that another rank's next life has begun.
+        # A session that ended does not belong to a run that another rank has begun since.
         if session.state is SessionState.OPEN:
-            self._enter(session.rank, self.ranks.start_of(session.rank))
+            self._enter_run(session.rank, self.ranks.count_earlier_starts(session.rank))
         agent_id, number = origin
         first = self._first.setdefault((session.session_id, agent_id), number)
         self.rows["session", session.session_id] = SessionStatusRow(
@@ -197,10 +194,10 @@ class ReportedJob:
         )
 
     def restore_session(self, row: SessionStatusRow, *, acknowledged: int) -> None:
-        """Remember a session, of whose agent everything up to a number is acknowledged.
+        """Restore a session of an agent whose items up to `acknowledged` are committed.
 
-        It counts when its beginning will not be said again. Its end, where that will be said
-        again, comes after events.
+        It counts when its agent will not report its beginning again. It is restored as open when
+        the agent will report its end again, because events come before that.
         """
         status = row.status
         self._first[status.session_id, row.agent_id] = row.first
@@ -214,7 +211,7 @@ class ReportedJob:
     def update_balance(
         self, status: IterationStatus, origin: tuple[str, int], *, now_s: float
     ) -> None:
-        """Take a balance; the deadline of its iteration begins anew."""
+        """Add a balance; the deadline of its iteration starts again."""
         iteration = status.iteration
         self.ranks.update_balance(status, needed=self.needs_iteration(iteration))
         if iteration in self.pending:
@@ -224,10 +221,10 @@ class ReportedJob:
     def update_coverage(self, covered: ReportedRankCoverage) -> None:
         """Note the time up to which a rank is known."""
         if not self.ranks.has_left(covered.rank, covered.session_id):
-            self.ranks.update_heard_until(covered.rank, covered.until_us)
+            self.ranks.update_known_until(covered.rank, covered.until_us)
 
     def update_timeouts(self, rank: int, timeouts: RankTimeouts) -> None:
-        """Take what a rank knows of its limits."""
+        """Set the limits that a rank has read."""
         self.ranks.update_timeouts(rank, timeouts)
         self.rows["timeouts", rank] = RankTimeoutsRow(self.job_id, rank, timeouts)
 
@@ -245,73 +242,77 @@ class ReportedJob:
         number: int,
         now_s: float,
     ) -> None:
-        """Take a batch of events, each to its iteration; count those that come too late.
+        """Add the events of a batch to their iterations; count those that are too late.
 
-        One without events still says which groups there are, and how long its rank was held up.
+        A batch without events may still declare groups, and has the stall of its rank.
         """
         rank = source.rank
         self.ranks.set_agent(source.session_id, agent_id)
         groups = self._known_groups(rank, columns)
-        left = self.ranks.has_left(rank, source.session_id)
-        start = self.ranks.start_of(rank, source.session_id)
-        if not left:
+        has_left = self.ranks.has_left(rank, source.session_id)
+        start = self.ranks.count_earlier_starts(rank, source.session_id)
+        if not has_left:
             self.ranks.stalls[rank] = columns.stalled_us
             newest_us = columns.sent_us or int(columns.columns["end_us"].max(initial=0))
             if newest_us:
-                self.ranks.update_heard_until(rank, newest_us - MAX_REPORT_DELAY_US)
-            self._enter(rank, start)
+                self.ranks.update_known_until(rank, newest_us - MAX_REPORT_DELAY_US)
+            self._enter_run(rank, start)
         run = self.published.run
         for iteration, whole in parts:
             part = self.published.select_unknown(iteration, rank, start, whole)
             if not len(part):
                 continue
-            if left or not self.needs_iteration(iteration):
-                self.published.count_late(run - 1 if left else run, iteration, rank, start, part)
+            if has_left or not self.needs_iteration(iteration):
+                self.published.count_late(
+                    run - 1 if has_left else run, iteration, rank, start, part
+                )
             else:
                 root = next(iter(self.roots), "")
                 pending = self.pending.setdefault(
                     iteration, PendingIteration(iteration, run, now_s, now_s, root)
                 )
-                part, about = dataclasses.replace(part, groups=groups), (agent_id, number)
-                pending.add(rank, part, start=start, origin=about, now_s=now_s)
+                part, origin = dataclasses.replace(part, groups=groups), (agent_id, number)
+                pending.add(rank, part, start=start, origin=origin, now_s=now_s)
 
     def find_ready(self, *, now_s: float, deadline_s: float) -> PendingIteration | None:
-        """Return the lowest iteration whose turn it is, or one that is overdue."""
-        if self.sealed:
-            return self.sealed[0]
-        waiting = not self.roots
+        """Return the lowest iteration if it is ready, or one that is overdue."""
+        if self.earlier_runs:
+            return self.earlier_runs[0]
+        blocked = not self.roots
         for iteration in sorted(self.pending):
             pending = self.pending[iteration]
             if now_s - pending.last_s >= deadline_s:
                 return pending
-            if not waiting and (self._complete(iteration) or self._over(now_s, deadline_s)):
+            if not blocked and (self._is_complete(iteration) or self._is_closed(now_s, deadline_s)):
                 return pending
-            waiting = True
+            blocked = True
         return None
 
-    def next_complete(self) -> PendingIteration | None:
-        """Return the lowest iteration that is not handed out, if it is complete."""
+    def find_next_complete(self) -> PendingIteration | None:
+        """Return the lowest iteration that is not in publication, if it is complete."""
         lowest = min(self.pending, default=None)
-        if lowest is None or self.sealed or not self.ranks.all_declared(lowest):
+        if lowest is None or self.earlier_runs or not self.ranks.is_finished_by_all(lowest):
             return None
         return self.pending[lowest]
 
     def is_crowded(self) -> bool:
-        """Return whether complete iterations come faster than they are published."""
-        return self.in_publication is not None and any(map(self.ranks.all_declared, self.pending))
+        """Return whether iterations complete faster than they are published."""
+        return self.in_publication is not None and any(
+            map(self.ranks.is_finished_by_all, self.pending)
+        )
 
     def start_publication(self, pending: PendingIteration) -> None:
-        """Let an iteration be published; from now on its events are late."""
+        """Move an iteration to publication; events that arrive from now on are late."""
         iteration = pending.iteration
-        finished, complete = self.ranks.find_finished(iteration), self._complete(iteration)
-        if pending in self.sealed:
-            self.sealed.remove(pending)
-            # What of its ranks came behind the seal is in another run.
+        finished, complete = self.ranks.find_finished(iteration), self._is_complete(iteration)
+        if pending in self.earlier_runs:
+            self.earlier_runs.remove(pending)
+            # Later events of its ranks are in another run.
             finished, complete = set[int](), False
         else:
             del self.pending[iteration]
-        reached = {} if complete else pending.last_positions()
-        starts = {rank: self.ranks.start_of(rank) for rank in finished} | pending.starts
+        reached = {} if complete else pending.find_last_positions()
+        starts = {rank: self.ranks.count_earlier_starts(rank) for rank in finished} | pending.starts
         ((usual, _),) = Counter(starts.values()).most_common(1) or ((0, 0),)
         row = PublishedIterationRow(
             job_id=self.job_id,
@@ -340,32 +341,32 @@ class ReportedJob:
             self.job_id, self.offsets, self.hint_state, self.more_findings
         )
 
-    def unpublished(self) -> list[PendingIteration]:
-        """Return all that is not in the tree yet, in the order in which it will be."""
-        handed = [] if self.in_publication is None else [self.in_publication]
-        return [*handed, *self.sealed, *(self.pending[at] for at in sorted(self.pending))]
+    def list_unpublished(self) -> list[PendingIteration]:
+        """Return the unpublished iterations in the order of their publication."""
+        publishing = [] if self.in_publication is None else [self.in_publication]
+        return [*publishing, *self.earlier_runs, *(self.pending[at] for at in sorted(self.pending))]
 
     def changes(self, *, now_s: float, now_us: int) -> dict[object, StateRow]:
-        """Return what has changed since the last call, by its keys."""
+        """Return the rows that changed since the last call, by their keys."""
         rows: dict[object, StateRow] = {(self.job_id, key): row for key, row in self.rows.items()}
         self.rows.clear()
-        if self.has_news:
+        if self.has_changed:
             first_us, heard_us = (
-                now_us - int((now_s - at) * 1e6) for at in (self.first_s, self.heard_s)
+                now_us - int((now_s - at) * 1e6) for at in (self.first_s, self.last_report_s)
             )
             rows[self.job_id, "job"] = JobRow(self.job_id, tuple(self.roots), first_us, heard_us)
-            self.has_news = False
+            self.has_changed = False
         return rows
 
-    def is_over(self, *, now_s: float, silent_s: float) -> bool:
-        """Return whether no more is to be expected of the job."""
-        silent = now_s - self.heard_s >= silent_s
-        return not self.unpublished() and (silent or self.ranks.all_over())
+    def has_ended(self, *, now_s: float, silent_s: float) -> bool:
+        """Return whether the job has ended, or is silent, and all of it is published."""
+        silent = now_s - self.last_report_s >= silent_s
+        return not self.list_unpublished() and (silent or self.ranks.has_ended())
 
-    def _enter(self, rank: int, start: int) -> None:
-        """Let a life of a rank be part of the present run, or of a new one that begins with it."""
+    def _enter_run(self, rank: int, start: int) -> None:
+        """Add a start of a rank to the present run, or begin a new one with it."""
         if self.published.enter_run(rank, start):
-            self.sealed += (self.pending[iteration] for iteration in sorted(self.pending))
+            self.earlier_runs += (self.pending[iteration] for iteration in sorted(self.pending))
             self.pending.clear()
 
     def _add_finding(self, finding: Finding) -> None:
@@ -376,16 +377,17 @@ class ReportedJob:
         self.findings.append(finding)
         self.rows["finding", number] = FindingRow(self.job_id, number, finding)
 
-    def _complete(self, iteration: int) -> bool:
+    def _is_complete(self, iteration: int) -> bool:
         return 0 < self.ranks.world_size <= len(self.ranks.find_finished(iteration))
 
-    def _over(self, now_s: float, deadline_s: float) -> bool:
+    def _is_closed(self, now_s: float, deadline_s: float) -> bool:
         return (
-            now_s - self.heard_s >= min(CLOSED_JOB_TIMEOUT_S, deadline_s) and self.ranks.all_over()
+            now_s - self.last_report_s >= min(CLOSED_JOB_TIMEOUT_S, deadline_s)
+            and self.ranks.has_ended()
         )
 
     def _known_groups(self, rank: int, columns: EventColumns) -> tuple[ProcessGroup, ...]:
-        """Return every group that a rank has declared so far: it need not repeat them."""
+        """Return all groups that a rank has declared so far; later batches need not repeat them."""
         known = self._groups.get(rank, ())
         if columns.groups and columns.groups != known:
             known = tuple({group.name: group for group in (*known, *columns.groups)}.values())
@@ -399,19 +401,19 @@ _MAX_LATE_RANKS = 8
 def build_iteration_view(
     job: ReportedJob, pending: PendingIteration, clocks: Mapping[int, str], *, provisional: bool
 ) -> IterationView:
-    """Return what is gathered of an iteration; `clocks` says which clock each rank reads."""
+    """Return the collected events of an iteration; `clocks` names the clock of each rank."""
     ranks = job.ranks
-    gone = ranks.find_finished(pending.iteration)
-    late = (rank for rank in range(ranks.world_size) if rank not in gone)
+    finished = ranks.find_finished(pending.iteration)
+    late = (rank for rank in range(ranks.world_size) if rank not in finished)
     return IterationView(
         job_id=job.job_id,
         iteration=pending.iteration,
         root=pending.root or next(iter(job.roots), ""),
         events={rank: tuple(batches) for rank, batches in pending.events.items()},
-        excluded=ranks.excluded(),
+        excluded=ranks.list_excluded(),
         late=tuple(islice(late, _MAX_LATE_RANKS)),
-        late_count=max(0, ranks.world_size - len(gone)),
-        spans=ranks.spans(pending.iteration),
+        late_count=max(0, ranks.world_size - len(finished)),
+        spans=ranks.list_spans(pending.iteration),
         clocks=clocks,
         stalls=dict(ranks.stalls),
         provisional=provisional,
@@ -419,7 +421,7 @@ def build_iteration_view(
 
 
 def build_job_view(job: ReportedJob, *, now_s: float) -> JobView:
-    """Return how a job stands, without its events."""
+    """Return a snapshot of a job, without its events."""
     return JobView(
         job_id=job.job_id,
         roots=tuple(job.roots),
@@ -435,12 +437,12 @@ def build_job_view(job: ReportedJob, *, now_s: float) -> JobView:
 
 def list_job_findings(job: ReportedJob) -> list[Finding]:
     """Return the findings about published iterations, then those about late events and trees."""
-    late = job.published.late_findings(MAX_FINDINGS)
-    return [*job.findings, *late, *job.tree_findings()]
+    late = job.published.build_late_findings(MAX_FINDINGS)
+    return [*job.findings, *late, *job.build_tree_findings()]
 
 
 def _merge_status(job: ReportedJob, *, now_s: float) -> MergeStatus:
-    unpublished = job.unpublished()
+    unpublished = job.list_unpublished()
     oldest = min((pending.first_s for pending in unpublished), default=now_s)
     return MergeStatus(
         job_id=job.job_id,

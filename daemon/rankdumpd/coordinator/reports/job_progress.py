@@ -1,5 +1,5 @@
-"""Progress of one job: the sessions, balances and timeouts of its ranks, which iterations are
-published, and what came too late for them. No I/O and no clock; the owner holds the lock.
+"""Progress of one job: the sessions, balances and timeouts of its ranks, its published iterations,
+and the events that came too late for them. No I/O and no clock; the owner holds the lock.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from rankdumpd.coordinator.fleet_views import JobFacts, RankCoverage
 from rankdumpd.coordinator.state.state_rows import LateEventsRow, PublishedIterationRow, StateRow
 
 MAX_BALANCES = 20_000
-"""Balances of a job that are kept in memory to be shown; all of them stand in the state."""
+"""Balances of a job that are kept in memory to be shown; the state has all of them."""
 MAX_COMPLETE_BALANCES = 200_000
-"""Balances of iterations that are not published; those of ranks without events never are."""
+"""Balances of unpublished iterations; those of ranks without events are never published."""
 
 
 class RankRegistry:
-    """Sessions, balances and limits of all ranks of a job; the newest session speaks for a rank."""
+    """Sessions, balances and limits of all ranks of a job; the newest session of a rank counts."""
 
     def __init__(self) -> None:
         self.world_size = 0
@@ -28,46 +28,46 @@ class RankRegistry:
         self.balances: dict[tuple[str, int], IterationStatus] = {}
         self.forgotten_balances = 0
         self.stalls: dict[int, int] = {}
-        """How long dumping had held each rank up, as its newest session said last."""
-        self.heard_us: dict[int, int] = {}
-        """Up to when all that each rank began has come."""
+        """How long dumping has stalled each rank, as its newest session reported last."""
+        self.known_until_us: dict[int, int] = {}
+        """Time up to which every event that a rank began has arrived."""
         self._agents: dict[str, str] = {}
         """The agent of each session."""
         self._timeouts: dict[int, RankTimeouts] = {}
         self._newest: dict[int, str] = {}
-        self._spoken: set[str] = set()
-        """Sessions that count: not those that are only remembered and will be said again."""
-        self._lives: dict[int, int] = {}
-        """Sessions that each rank has had."""
+        self._counted: set[str] = set()
+        """Sessions that count; restored ones do not until their agent reports them again."""
+        self._start_counts: dict[int, int] = {}
+        """Number of sessions that each rank has had."""
         self._starts: dict[str, int] = {}
         self._done: dict[int, dict[str, IterationStatus]] = {}
         self._done_count = 0
 
     def update_session(self, session: SessionStatus, agent_id: str = "") -> None:
-        """Take the state of a session of an agent."""
+        """Update a session with the state that an agent reported."""
         name = session.session_id
         self.restore_session(session)
         self._agents[name] = agent_id
-        if name in self._spoken:
+        if name in self._counted:
             return
-        self._spoken.add(name)
+        self._counted.add(name)
         self._newest[session.rank] = name
         self.world_size = session.world_size
 
     def restore_session(self, session: SessionStatus) -> None:
-        """Remember a session that its agent will speak of again; until then it decides nothing."""
+        """Restore a session that its agent will report again; until then it does not count."""
         name, rank = session.session_id, session.rank
         self.sessions[name] = session
         if name not in self._starts:
-            self._starts[name] = self._lives.get(rank, 0)
-            self._lives[rank] = self._starts[name] + 1
+            self._starts[name] = self._start_counts.get(rank, 0)
+            self._start_counts[rank] = self._starts[name] + 1
 
-    def start_of(self, rank: int, session_id: str = "") -> int:
+    def count_earlier_starts(self, rank: int, session_id: str = "") -> int:
         """Return how often a rank had started over before a session, or before its newest one."""
         return self._starts.get(session_id or self._newest.get(rank, ""), 0)
 
     def update_balance(self, status: IterationStatus, *, needed: bool) -> None:
-        """Take a balance; `needed` while its iteration is not published."""
+        """Add a balance; `needed` while its iteration is not published."""
         self.restore_balance(status)
         if needed and status.complete:
             done = self._done.setdefault(status.iteration, {})
@@ -77,34 +77,36 @@ class RankRegistry:
                 self.forget_iteration(next(iter(self._done)))
 
     def restore_balance(self, status: IterationStatus) -> None:
-        """Remember a balance that its agent will say again; until then it decides nothing."""
+        """Restore a balance that its agent will report again; until then it does not count."""
         self.balances[status.session_id, status.iteration] = status
         if len(self.balances) > MAX_BALANCES:
             del self.balances[next(iter(self.balances))]
             self.forgotten_balances += 1
 
     def update_timeouts(self, rank: int, timeouts: RankTimeouts) -> None:
-        """Take what a rank knows of its limits."""
+        """Set the limits that a rank has read."""
         self._timeouts[rank] = timeouts
 
-    def update_heard_until(self, rank: int, until_us: int) -> None:
-        """Note that all that a rank began before a time has come."""
-        self.heard_us[rank] = max(until_us, self.heard_us.get(rank, until_us))
+    def update_known_until(self, rank: int, until_us: int) -> None:
+        """Note that every event that a rank began before a time has arrived."""
+        self.known_until_us[rank] = max(until_us, self.known_until_us.get(rank, until_us))
 
     def build_coverage(self, agents: Mapping[str, str]) -> dict[int, RankCoverage]:
-        """Return how far each rank is known; `agents` says in words how each agent stands."""
-        heard = {
+        """Return how far each rank is known; `agents` has a sentence on the state of each."""
+        coverage = {
             rank: RankCoverage(
                 until_us, agents.get(self._agents.get(self._newest.get(rank, ""), ""), "")
             )
-            for rank, until_us in self.heard_us.items()
+            for rank, until_us in self.known_until_us.items()
         }
         # A closed session reports no more events.
-        over = (r for r, n in self._newest.items() if self.sessions[n].state is SessionState.CLOSED)
-        return heard | dict.fromkeys(over, RankCoverage(OPEN_END_POSITION))
+        closed = (
+            r for r, n in self._newest.items() if self.sessions[n].state is SessionState.CLOSED
+        )
+        return coverage | dict.fromkeys(closed, RankCoverage(OPEN_END_POSITION))
 
     def has_left(self, rank: int, session_id: str) -> bool:
-        """Return whether a rank has a newer session than that one."""
+        """Return whether a rank has a newer session than this one."""
         newest = self._newest.get(rank)
         return bool(session_id and newest) and session_id != newest
 
@@ -113,28 +115,28 @@ class RankRegistry:
         self._done_count -= len(self._done.pop(iteration, {}))
 
     def find_finished(self, iteration: int) -> set[int]:
-        """Return the ranks from which nothing more of an iteration is to be expected."""
+        """Return the ranks that will report nothing more of an iteration."""
         done = self._done.get(iteration, {})
         return {
             rank
             for rank, name in self._newest.items()
-            if rank < self.world_size and (name in done or self._is_over(name))
+            if rank < self.world_size and (name in done or self._has_session_ended(name))
         }
 
-    def all_declared(self, iteration: int) -> bool:
-        """Return whether every rank has said that it finished an iteration."""
+    def is_finished_by_all(self, iteration: int) -> bool:
+        """Return whether every rank has reported an iteration as complete."""
         return 0 < self.world_size <= len(self._done.get(iteration, {}))
 
-    def all_over(self) -> bool:
-        """Return whether there are sessions and none of them will send more."""
-        return bool(self._newest) and all(map(self._is_over, self._newest.values()))
+    def has_ended(self) -> bool:
+        """Return whether there are sessions and all of them have ended."""
+        return bool(self._newest) and all(map(self._has_session_ended, self._newest.values()))
 
-    def excluded(self) -> frozenset[int]:
+    def list_excluded(self) -> frozenset[int]:
         """Return the ranks that the plan leaves out."""
         return frozenset(r for r, name in self._newest.items() if self.sessions[name].excluded)
 
-    def spans(self, iteration: int) -> dict[int, tuple[int, int]]:
-        """Return first and last position of an iteration in each rank that said so."""
+    def list_spans(self, iteration: int) -> dict[int, tuple[int, int]]:
+        """Return first and last position of an iteration in each rank that reported them."""
         done = self._done.get(iteration, {})
         found = ((rank, done.get(name)) for rank, name in self._newest.items())
         return {
@@ -144,28 +146,28 @@ class RankRegistry:
         }
 
     def set_agent(self, session_id: str, agent_id: str) -> None:
-        """Note which agent speaks of a session."""
+        """Set the agent that reports a session."""
         self._agents[session_id] = agent_id
 
-    def clocks(self, hosts: Mapping[str, tuple[str, str]]) -> dict[int, str]:
+    def name_clocks(self, hosts: Mapping[str, tuple[str, str]]) -> dict[int, str]:
         """Return the host of each rank, under a name that no other host has.
 
-        `hosts` has of each agent the name of its host, and what that is called among the others. A
-        rank with another name than its agent's host is in a container, or on another host.
+        `hosts` has for each agent the name of its host and the unique name shown for it. A rank
+        with another name than its agent's host is in a container, or on another host.
         """
         found: dict[int, str] = {}
         for rank, name in self._newest.items():
             own = self.sessions[name].host
-            host, called = hosts.get(self._agents.get(name, ""), ("", ""))
-            found[rank] = own if not host else called if own == host else f"{own} at {called}"
+            host, shown = hosts.get(self._agents.get(name, ""), ("", ""))
+            found[rank] = own if not host else shown if own == host else f"{own} at {shown}"
         return found
 
-    def facts(self, job_id: str) -> JobFacts:
+    def build_facts(self, job_id: str) -> JobFacts:
         """Return the timeouts and sessions that hints are made from."""
         sessions = {rank: self.sessions[name] for rank, name in self._newest.items()}
         return JobFacts(job_id, dict(self._timeouts), sessions)
 
-    def _is_over(self, name: str) -> bool:
+    def _has_session_ended(self, name: str) -> bool:
         session = self.sessions[name]
         return session.state is SessionState.CLOSED or bool(session.excluded)
 
@@ -174,22 +176,22 @@ _LAST_POSITION = (1 << 63) - 1
 
 
 class PublishedIterations:
-    """Iterations of all runs of a job; the rows it hands to its owner are to be kept."""
+    """Published iterations of all runs of a job; its changed rows are put into `rows`."""
 
     def __init__(self, job_id: str, rows: dict[object, StateRow]) -> None:
         self._job_id = job_id
         self._changed = rows
-        # Of iterations that are begun and not ended: a crash must not leave a trace of them.
-        self._begun: dict[tuple[int, int], dict[object, StateRow]] = {}
+        # Rows of iterations that are being published; they must not be written before the end.
+        self._in_publication: dict[tuple[int, int], dict[object, StateRow]] = {}
         self._rows: dict[int, dict[int, PublishedIterationRow]] = {}
         """By iteration and run."""
         self._late: dict[tuple[int, int, int], int] = {}
         self._starts: dict[int, int] = {}
-        """Of ranks in the present run: how often they had started over."""
+        """How often each rank of the present run had started over."""
         self.run = 0
-        """The present one; a rank that starts over begins a new one."""
+        """Number of the present run; a rank that starts over begins a new one."""
         self.iterations = 0
-        """Those whose order is in the tree."""
+        """Number of iterations whose order is in the tree."""
         self.events = 0
 
     def __contains__(self, iteration: int) -> bool:
@@ -197,26 +199,26 @@ class PublishedIterations:
         return self.run in self._rows.get(iteration, {})
 
     def enter_run(self, rank: int, start: int) -> bool:
-        """Add a life of a rank to the present run; return whether a new run begins with it.
+        """Add a start of a rank to the present run; return whether a new run begins with it.
 
-        That is so if an earlier life of that rank is part of the present run.
+        A new run begins if the present one contains an earlier start of that rank.
         """
         before = self._starts.get(rank)
         if before is None:
-            before = self._recalled_start(rank, start)
-        begins = before < start
-        if begins:
+            before = self._find_published_start(rank, start)
+        is_new = before < start
+        if is_new:
             self.run += 1
             self._starts.clear()
-        self._starts[rank] = start if begins else before
-        return begins
+        self._starts[rank] = start if is_new else before
+        return is_new
 
     def select_unknown(
         self, iteration: int, rank: int, start: int, part: EventColumns
     ) -> EventColumns:
-        """Return the events of a rank's life that are in no order and were not counted as late.
+        """Return the events after a start of a rank that are neither published nor counted as late.
 
-        The agent of a rank resends what its coordinator may have forgotten.
+        The agent of a rank resends events that its coordinator may have lost.
         """
         for row in self._rows.get(iteration, {}).values():
             if not row.has_rank(rank) or row.start_of(rank) != start:
@@ -229,7 +231,7 @@ class PublishedIterations:
     def start_iteration(self, row: PublishedIterationRow) -> None:
         """Begin the publication of an iteration: events that arrive from now on are late."""
         self._keep(row)
-        self._begun[row.run, row.iteration] = {}
+        self._in_publication[row.run, row.iteration] = {}
 
     def finish_iteration(self, run: int, iteration: int, *, written: bool) -> None:
         """Count an iteration as published, or as lost."""
@@ -238,11 +240,11 @@ class PublishedIterations:
             row = dataclasses.replace(row, events=0)
             self._keep(row)
         self._count(row)
-        self._changed.update(self._begun.pop((run, iteration)))
+        self._changed.update(self._in_publication.pop((run, iteration)))
         self._changed["published", run, iteration] = row
 
     def restore(self, row: PublishedIterationRow) -> None:
-        """Remember an iteration."""
+        """Restore a published iteration."""
         self._keep(row)
         self._count(row)
         self.run = max(self.run, row.run)
@@ -254,8 +256,8 @@ class PublishedIterations:
     def count_late(
         self, run: int, iteration: int, rank: int, start: int, part: EventColumns
     ) -> None:
-        """Count events of a rank's life that came too late for the iteration of a run."""
-        changed = self._begun.get((run, iteration), self._changed)
+        """Count events after a start of a rank that came too late for the iteration of a run."""
+        changed = self._in_publication.get((run, iteration), self._changed)
         row = self._rows.get(iteration, {}).get(run)
         if row is not None and (not row.has_rank(rank) or row.start_of(rank) == start):
             reached = {**row.positions, rank: int(part.columns["position"].max())}
@@ -267,8 +269,8 @@ class PublishedIterations:
         self._late[key] = self._late.get(key, 0) + len(part)
         changed[("late", *key)] = LateEventsRow(self._job_id, *key, self._late[key])
 
-    def late_findings(self, most: int) -> Iterator[Finding]:
-        """Yield findings about events that arrived too late, at most so many."""
+    def build_late_findings(self, most: int) -> Iterator[Finding]:
+        """Yield at most `most` findings about events that arrived too late."""
         for (_, iteration, rank), count in list(self._late.items())[:most]:
             text = (
                 f"iteration {iteration}: {count} events of rank {rank} arrived after its "
@@ -279,9 +281,9 @@ class PublishedIterations:
     def _keep(self, row: PublishedIterationRow) -> None:
         self._rows.setdefault(row.iteration, {})[row.run] = row
 
-    def _recalled_start(self, rank: int, start: int) -> int:
-        """Return which life of a rank an earlier process has published in the present run, or
-        this one.
+    def _find_published_start(self, rank: int, start: int) -> int:
+        """Return the start of a rank that an earlier process published in the present run, or
+        `start`.
         """
         for runs in reversed(self._rows.values()):
             row = runs.get(self.run)

@@ -1,6 +1,4 @@
-"""Reader of an agent's reports from the wire; a report that contradicts itself is rejected as a
-whole.
-"""
+"""Reader of agents' reports from the wire; an invalid report is rejected as a whole."""
 
 from __future__ import annotations
 
@@ -37,27 +35,27 @@ from rankdump.wire.v1 import coordinator_pb2
 from rankdumpd.coordinator.fleet_views import AgentReport, ReportedRankCoverage
 
 MAX_TEXTS = 1 << 18
-"""Texts of one stream: four times what makes an agent start anew."""
+"""Texts on one stream; an agent starts a new table at a quarter of it."""
 MAX_TEXT_CHARACTERS = 1 << 26
-"""Of all texts of one stream together."""
+"""Characters of all texts on one stream."""
 MAX_AGENT_ID = 128
 _MAX_REPORT_PARTS = 1 << 16
 """Sessions, balances, batches of events and the like in one report."""
 _MAX_CLOCK_OFFSET_US = 1 << 60
-"""Of a clock: added to a time, it must stay a number of 64 bits."""
+"""Limit of a clock's offset and error: the sum with a time must fit into 64 bits."""
 
 
 class ReportReader:
-    """Reads the reports of one stream, which share their texts."""
+    """Reads the reports of one stream, which share a table of texts."""
 
     def __init__(self) -> None:
-        # Batches keep the list that was theirs, and it only grows.
+        # Batches keep a reference to this list, so it is only extended, or replaced by a new one.
         self._texts = [""]
         self._characters = 0
         self._agent_id = ""
 
     def read(self, message: coordinator_pb2.ReportRequest) -> AgentReport:
-        """Return a report; ProtocolError when any part of it cannot be."""
+        """Return a report; ProtocolError when any part of it is invalid."""
         agent_id = message.agent_id
         if not agent_id or self._agent_id not in ("", agent_id):
             raise ProtocolError(
@@ -127,7 +125,7 @@ class ReportReader:
 
 
 def _correct_times(columns: EventColumns, clock: ClockEstimate) -> EventColumns:
-    """Return a batch with the times of the coordinator's clock, where they surely differ."""
+    """Return a batch with times on the coordinator's clock, if the clocks certainly differ."""
     if not _is_clock_off(clock):
         return columns
     times = {name: columns.columns[name] + clock.offset_us for name in ("start_us", "end_us")}
@@ -136,7 +134,7 @@ def _correct_times(columns: EventColumns, clock: ClockEstimate) -> EventColumns:
 
 
 def _is_clock_off(clock: ClockEstimate) -> bool:
-    """Return whether the clock of an agent surely differs from the coordinator's."""
+    """Return whether the clock of an agent certainly differs from the coordinator's."""
     return clock.known and abs(clock.offset_us) > clock.error_us
 
 
@@ -203,8 +201,8 @@ def _read_timeouts(message: coordinator_pb2.RankTimeouts) -> tuple[str, int, Ran
 def _read_rank_coverage(
     message: coordinator_pb2.RankHeard, clock: ClockEstimate
 ) -> ReportedRankCoverage:
-    _check_source("what was heard", message.job_id, message.rank)
-    check_text("what was heard with a session id", message.session_id, MAX_JOB_ID_CHARACTERS)
+    _check_source("coverage", message.job_id, message.rank)
+    check_text("coverage with a session id", message.session_id, MAX_JOB_ID_CHARACTERS)
     offset_us = clock.offset_us if _is_clock_off(clock) else 0
     until_us = message.until_us + offset_us
     return ReportedRankCoverage(message.job_id, message.rank, message.session_id, until_us)

@@ -1,8 +1,8 @@
-"""Store of everything that agents reported, job by job; it also decides which iterations are ready
-to be merged and up to which item each agent is acknowledged.
+"""Store of the reports of all agents, job by job; it decides which iterations are ready, and up to
+which item each agent is acknowledged.
 
-The only mutable state of the coordinator; safe to use from several threads. The clock is an
-argument.
+It is the only mutable state of the coordinator, and safe to use from several threads. The clock
+is an argument.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from rankdumpd.coordinator.state.state_rows import (
 )
 
 AGENT_SILENCE_TIMEOUT_S = 5.0
-"""Agents report once a second."""
+"""An agent that has not reported for this long is silent; agents report once a second."""
 MAX_AGENTS = 1 << 14
-"""Each is remembered for days after it was heard last."""
+"""Agents that are remembered, each for days after its last report."""
 
 
 @dataclass(slots=True)
@@ -58,13 +58,13 @@ class ReportingAgent:
     """One agent, as it reported last."""
 
     agent_id: str
-    heard_s: float
+    last_report_s: float
     host: str = ""
     host_id: str = ""
-    """Tells hosts of one name apart."""
+    """Distinguishes hosts of the same name."""
     received: int = 0
     acknowledged: int = 0
-    """Number of the last item up to which all are committed."""
+    """Number of the last item up to which all are mark_committed."""
     streams: int = 0
     clock: ClockEstimate = field(default_factory=ClockEstimate)
     load: AgentLoad = field(default_factory=AgentLoad)
@@ -73,30 +73,30 @@ class ReportingAgent:
     jobs: set[str] = field(default_factory=set[str])
 
     def update(self, report: AgentReport, *, now_s: float) -> None:
-        """Take the state of the agent from a report."""
-        self.heard_s = now_s
+        """Update the state of the agent from a report."""
+        self.last_report_s = now_s
         self.host, self.host_id = report.host or self.host, report.host_id or self.host_id
         self.clock, self.load = report.clock, report.load
         self.held_events, self.lost_events = report.held_events, report.lost_events
 
-    def first_number(self, report: AgentReport) -> int:
+    def find_first_number(self, report: AgentReport) -> int:
         """Return the lowest number that an item of a report may have."""
         return max(self.received + 1, report.sequence - report.items + 1)
 
     def describe(self, host: str, *, now_s: float) -> str:
-        """Return a sentence on how far behind it is; `host` is the name shown for its host."""
-        silent_s, name = now_s - self.heard_s, f"the agent of {host or self.agent_id}"
+        """Return a sentence on the backlog of the agent; `host` is the name shown for its host."""
+        silent_s, name = now_s - self.last_report_s, f"the agent of {host or self.agent_id}"
         if silent_s >= AGENT_SILENCE_TIMEOUT_S:
             return f"{name} last reported {silent_s:.0f} s ago"
         held, queued = self.held_events, self.load.queued_records
         return f"{name} has {held:,} events to report and {queued:,} records queued"
 
     def status(self, host: str, *, now_s: float) -> AgentStatus:
-        """Return its status; `host` is the name shown for its host."""
+        """Return the status of the agent; `host` is the name shown for its host."""
         return AgentStatus(
             agent_id=self.agent_id,
             host=host,
-            heard_s=max(0.0, now_s - self.heard_s),
+            heard_s=max(0.0, now_s - self.last_report_s),
             connected=self.streams > 0,
             clock=self.clock,
             held_events=self.held_events,
@@ -113,7 +113,7 @@ class AgentRegistry:
         self._rows: dict[str, tuple[str, int]] = {}
 
     def get_or_add(self, agent_id: str, *, now_s: float) -> ReportingAgent:
-        """Return an agent, known or new; ExhaustedError when there are too many."""
+        """Return a known or a new agent; ExhaustedError when there are too many."""
         if agent_id not in self.by_id and len(self.by_id) >= MAX_AGENTS:
             raise ExhaustedError(f"{len(self.by_id)} agents have reported, which is the maximum")
         return self.by_id.setdefault(agent_id, ReportingAgent(agent_id, now_s))
@@ -124,58 +124,64 @@ class AgentRegistry:
         return {name: a.describe(hosts[name][1], now_s=now_s) for name, a in self.by_id.items()}
 
     def hosts(self) -> dict[str, tuple[str, str]]:
-        """Return the name of the host of each agent, and what it is called among the others."""
+        """Return for each agent the name of its host and the unique name shown for it."""
         return name_hosts({name: (agent.host, agent.host_id) for name, agent in self.by_id.items()})
 
-    def statuses(self, *, now_s: float) -> tuple[AgentStatus, ...]:
+    def list_statuses(self, *, now_s: float) -> tuple[AgentStatus, ...]:
         """Return the status of each agent."""
         hosts = self.hosts()
         return tuple(a.status(hosts[name][1], now_s=now_s) for name, a in self.by_id.items())
 
     def restore(self, row: AgentRow, *, now_s: float, now_us: int) -> None:
-        """Remember an agent."""
-        heard_s = now_s - max(0, now_us - row.heard_us) / 1e6
+        """Restore an agent."""
+        last_report_s = now_s - max(0, now_us - row.heard_us) / 1e6
         known = row.acknowledged
-        agent = ReportingAgent(row.agent_id, heard_s, row.host, received=known, acknowledged=known)
+        agent = ReportingAgent(
+            row.agent_id, last_report_s, row.host, received=known, acknowledged=known
+        )
         self.by_id[row.agent_id] = agent
         self._rows[row.agent_id] = row.host, row.acknowledged
 
     def rows(
         self, lowest: Iterable[Mapping[str, int]], *, now_s: float, now_us: int
     ) -> list[AgentRow]:
-        """Return the agents of which more is safe than before.
+        """Return rows of the agents for which more items can be acknowledged than before.
 
-        `lowest` has, for each iteration that is not published, the first number of each agent.
+        `lowest` has, for each unpublished iteration, the lowest item number of each agent.
         """
-        safe = {name: agent.received for name, agent in self.by_id.items()}
+        committed = {name: agent.received for name, agent in self.by_id.items()}
         for numbers in lowest:
             for name, number in numbers.items():
-                if name in safe:
-                    safe[name] = min(safe[name], number - 1)
+                if name in committed:
+                    committed[name] = min(committed[name], number - 1)
         return [
-            AgentRow(name, agent.host, safe[name], now_us - int((now_s - agent.heard_s) * 1e6))
+            AgentRow(
+                name, agent.host, committed[name], now_us - int((now_s - agent.last_report_s) * 1e6)
+            )
             for name, agent in self.by_id.items()
-            if self._rows.get(name) != (agent.host, safe[name])
+            if self._rows.get(name) != (agent.host, committed[name])
         ]
 
-    def committed(self, row: AgentRow) -> None:
-        """Remember that a row is on disk."""
+    def mark_committed(self, row: AgentRow) -> None:
+        """Acknowledge the items that a written row covers."""
         agent = self.by_id.get(row.agent_id)
         if agent is not None:
             agent.acknowledged = row.acknowledged
             self._rows[row.agent_id] = row.host, row.acknowledged
 
     def forget(self, *, before_s: float) -> list[str]:
-        """Forget those that were not heard since then, and name them."""
-        gone = [name for name, a in self.by_id.items() if a.heard_s < before_s and not a.streams]
-        for name in gone:
+        """Forget the agents without a report since then; return their ids."""
+        silent = [
+            name for name, a in self.by_id.items() if a.last_report_s < before_s and not a.streams
+        ]
+        for name in silent:
             del self.by_id[name]
             self._rows.pop(name, None)
-        return gone
+        return silent
 
 
 def name_hosts(hosts: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-    """Return the name of each host, and that name with its id where several hosts have it.
+    """Return the name of each host and a unique one, with an id where several hosts share a name.
 
     >>> name_hosts({"a": ("node", "1"), "b": ("node", "1"), "c": ("localhost", "1")})["b"]
     ('node', 'node')
@@ -201,8 +207,8 @@ def restore_rows(
 ) -> None:
     """Fill jobs and agents; agents come first among the rows, published iterations before balances.
 
-    What an agent was not told to forget it will say again, after the events that came before it;
-    until then it must not make an iteration look complete.
+    Agents report items that were not acknowledged again, after the events before them; until then
+    these items must not make an iteration look complete.
     """
     acknowledged: dict[str, int] = {}
     for row in rows:
@@ -212,18 +218,18 @@ def restore_rows(
         elif isinstance(row, JobRow):
             job = jobs[row.job_id] = ReportedJob(row.job_id, now_s=now_s)
             job.first_s = now_s - (now_us - row.first_us) / 1e6
-            job.heard_s = now_s - max(0, now_us - row.heard_us) / 1e6
+            job.last_report_s = now_s - max(0, now_us - row.heard_us) / 1e6
             job.roots = dict.fromkeys(row.roots)
         elif isinstance(row, SessionStatusRow | BalanceRow):
             known = acknowledged.get(row.agent_id, 0)
-            _recall_status(row, jobs[row.status.job_id], acknowledged=known)
+            _restore_status(row, jobs[row.status.job_id], acknowledged=known)
             if row.sequence <= known and row.agent_id in agents.by_id:
                 agents.by_id[row.agent_id].jobs.add(row.status.job_id)
         else:
-            _recall_part(row, jobs)
+            _restore_part(row, jobs)
 
 
-def _recall_status(
+def _restore_status(
     row: SessionStatusRow | BalanceRow, job: ReportedJob, *, acknowledged: int
 ) -> None:
     if isinstance(row, SessionStatusRow):
@@ -234,7 +240,7 @@ def _recall_status(
         job.ranks.update_balance(row.status, needed=job.needs_iteration(row.status.iteration))
 
 
-def _recall_part(row: StateRow, jobs: Mapping[str, ReportedJob]) -> None:
+def _restore_part(row: StateRow, jobs: Mapping[str, ReportedJob]) -> None:
     if isinstance(row, PublishedIterationRow):
         jobs[row.job_id].published.restore(row)
     elif isinstance(row, LateEventsRow):
@@ -253,11 +259,11 @@ def _recall_part(row: StateRow, jobs: Mapping[str, ReportedJob]) -> None:
 
 
 MAX_JOBS = 1 << 14
-"""Each is remembered for days after it is over."""
+"""Jobs that are remembered, each for days after its end."""
 
 
 class ReportStore:
-    """Everything reported and not yet published, job by job."""
+    """Reported data of all jobs that is not published yet."""
 
     def __init__(self, *, deadline_s: float) -> None:
         self._deadline_s = deadline_s
@@ -268,10 +274,10 @@ class ReportStore:
         self._latest = ""
 
     def restore(self, rows: Iterable[StateRow], *, now_s: float, now_us: int) -> None:
-        """Remember what outlived an earlier process; called once, before anything else."""
+        """Restore the rows of an earlier process; called once, before any other method."""
         with self._lock:
             restore_rows(rows, self._jobs, self._agents, now_s=now_s, now_us=now_us)
-            newest = max(self._jobs.values(), key=lambda job: job.heard_s, default=None)
+            newest = max(self._jobs.values(), key=lambda job: job.last_report_s, default=None)
             self._latest = newest.job_id if newest else ""
 
     def count_stream(self, agent_id: str, change: int, *, now_s: float) -> None:
@@ -281,17 +287,17 @@ class ReportStore:
 
     def add_report(self, report: AgentReport, *, now_s: float) -> ReportAnswer:
         """Add a report unless it is a repeat; return the answer to its agent."""
-        # Before the lock: this is the only part that grows with the number of events.
+        # Before the lock: the cost of this part grows with the number of events.
         parts = [split_by_iteration(columns) for _, columns in report.events]
         with self._lock:
             agent = self._agents.get_or_add(report.agent_id, now_s=now_s)
             agent.update(report, now_s=now_s)
             if report.sequence > agent.received:
-                number = agent.first_number(report)
-                self._take(report, parts, number, now_s=now_s)
+                number = agent.find_first_number(report)
+                self._add_items(report, parts, number, now_s=now_s)
                 agent.jobs.update(_list_job_ids(report))
                 agent.received = report.sequence
-            # After the items: the coverage includes their events.
+            # After the items, because the coverage includes their events.
             for covered in report.coverage:
                 if covered.job_id in self._jobs:
                     self._jobs[covered.job_id].update_coverage(covered)
@@ -304,17 +310,17 @@ class ReportStore:
             return ReportAnswer(agent.acknowledged, agent.received, warnings)
 
     def is_crowded(self, report: AgentReport) -> bool:
-        """Return whether more reports would only fill the memory: what is complete comes first."""
+        """Return whether a job of the report has complete iterations that wait for publication."""
         with self._lock:
-            named = (self._jobs.get(job_id) for job_id in _list_job_ids(report))
-            return any(job.is_crowded() for job in named if job is not None)
+            jobs = (self._jobs.get(job_id) for job_id in _list_job_ids(report))
+            return any(job.is_crowded() for job in jobs if job is not None)
 
     def take_next_ready(self, *, now_s: float, every: bool = False) -> IterationView | None:
-        """Hand out one iteration to be published; None when none is ready.
+        """Move the next ready iteration to publication and return it; None if there is none.
 
-        Ready is an iteration that every rank has finished, in rising order, or, out of turn, one
-        of which nothing came for `deadline_s`. With `every`, all that has any events. A job has
-        none while another of its iterations is handed out and not settled.
+        An iteration is ready when every rank has finished it, in rising order, or, out of turn,
+        when nothing of it has arrived for `deadline_s`; with `every`, when it has any events. A job
+        has none while another of its iterations is in publication.
         """
         with self._lock:
             for job in self._jobs.values():
@@ -332,7 +338,7 @@ class ReportStore:
         """Return the next iteration that is complete and large, while another is being written."""
         with self._lock:
             for job in self._jobs.values():
-                pending = job.next_complete()
+                pending = job.find_next_complete()
                 if job.in_publication and pending and pending.count >= least_events:
                     return self._view(job, pending, provisional=False)
             return None
@@ -343,13 +349,13 @@ class ReportStore:
             self._jobs[job_id].finish_publication(result)
 
     def list_unpublished(self, job_id: str) -> tuple[PublishedOffsets | None, list[IterationView]]:
-        """Return how far a job's files are, and what comes after them as it is now."""
+        """Return the published offsets of a job, and provisional views of its other iterations."""
         with self._lock:
             job = self._jobs.get(job_id)
             if job is None:
                 return None, []
             return job.offsets, [
-                self._view(job, each, provisional=True) for each in job.unpublished()
+                self._view(job, each, provisional=True) for each in job.list_unpublished()
             ]
 
     def list_findings(self, job_id: str) -> list[Finding]:
@@ -374,10 +380,10 @@ class ReportStore:
     def build_job_facts(self, job_id: str) -> JobFacts:
         """Return the timeouts and sessions of a job, for its hints."""
         with self._lock:
-            return self._jobs[job_id].ranks.facts(job_id)
+            return self._jobs[job_id].ranks.build_facts(job_id)
 
     def get_last_publication(self, job_id: str) -> tuple[PublishedOffsets | None, str]:
-        """Return offsets and hint state of a job, as they were settled last."""
+        """Return offsets and hint state of a job after its last publication."""
         with self._lock:
             job = self._jobs[job_id]
             return job.offsets, job.hint_state
@@ -385,7 +391,7 @@ class ReportStore:
     def set_hints(
         self, job_id: str, *, hints: tuple[TimeoutHint, ...], warnings: tuple[str, ...]
     ) -> bool:
-        """Keep the present hints of a job; return whether they are others than before."""
+        """Set the hints of a job; return whether they differ from those before."""
         with self._lock:
             job = self._jobs.get(job_id)
             changed = job is not None and job.hints != hints
@@ -394,35 +400,35 @@ class ReportStore:
             return changed
 
     def collect_changes(self, *, now_s: float, now_us: int) -> dict[object, StateRow]:
-        """Return what is to be written, to be followed by `mark_committed` or `restore_changes`."""
+        """Return the rows to write; call `mark_committed` or `restore_changes` afterwards."""
         with self._lock:
             rows, self._failed = self._failed, {}
             for job in self._jobs.values():
                 rows.update(job.changes(now_s=now_s, now_us=now_us))
-            lowest = [each.lowest for job in self._jobs.values() for each in job.unpublished()]
+            lowest = [each.lowest for job in self._jobs.values() for each in job.list_unpublished()]
             for agent in self._agents.rows(lowest, now_s=now_s, now_us=now_us):
                 rows["agent", agent.agent_id] = agent
             return rows
 
     def mark_committed(self, rows: Iterable[StateRow]) -> None:
-        """Acknowledge what has been written."""
+        """Acknowledge the items that the written rows cover."""
         with self._lock:
             for row in rows:
                 if isinstance(row, AgentRow):
-                    self._agents.committed(row)
+                    self._agents.mark_committed(row)
 
     def restore_changes(self, rows: dict[object, StateRow]) -> None:
-        """Keep what could not be written for the next time; nothing is acknowledged."""
+        """Keep rows that could not be written for the next attempt; nothing is acknowledged."""
         with self._lock:
             self._failed = rows
 
     def list_finished_jobs(self, *, now_s: float, silent_s: float) -> list[tuple[str, float]]:
-        """Return jobs that are over and the seconds since they were heard, longest first."""
+        """Return ended jobs and the seconds since their last report, longest first."""
         with self._lock:
             ages = {
-                job.job_id: now_s - job.heard_s
+                job.job_id: now_s - job.last_report_s
                 for job in self._jobs.values()
-                if job.is_over(now_s=now_s, silent_s=silent_s)
+                if job.has_ended(now_s=now_s, silent_s=silent_s)
             }
         return sorted(ages.items(), key=lambda each: -each[1])
 
@@ -434,47 +440,47 @@ class ReportStore:
                 self._latest = next(reversed(self._jobs), "")
 
     def forget_agents(self, *, before_s: float) -> list[str]:
-        """Forget the agents that were not heard since then, and name them."""
+        """Forget the agents without a report since then; return their ids."""
         with self._lock:
             return self._agents.forget(before_s=before_s)
 
-    def job_ids(self) -> list[str]:
-        """Return every job there is."""
+    def list_job_ids(self) -> list[str]:
+        """Return the ids of all jobs."""
         with self._lock:
             return list(self._jobs)
 
     @property
     def backlog(self) -> int:
-        """Iterations with events that have not been published."""
+        """Number of iterations with events that are not published."""
         with self._lock:
-            return sum(len(job.unpublished()) for job in self._jobs.values())
+            return sum(len(job.list_unpublished()) for job in self._jobs.values())
 
     def build_fleet_view(self, *, now_s: float) -> FleetView:
-        """Return a snapshot of all that is known, without the events."""
+        """Return a snapshot of all jobs and agents, without the events."""
         with self._lock:
             return FleetView(
                 jobs={
                     job_id: build_job_view(job, now_s=now_s) for job_id, job in self._jobs.items()
                 },
                 latest=self._latest,
-                agents=self._agents.statuses(now_s=now_s),
+                agents=self._agents.list_statuses(now_s=now_s),
             )
 
     def _view(
         self, job: ReportedJob, pending: PendingIteration, *, provisional: bool
     ) -> IterationView:
-        clocks = job.ranks.clocks(self._agents.hosts())
+        clocks = job.ranks.name_clocks(self._agents.hosts())
         return build_iteration_view(job, pending, clocks, provisional=provisional)
 
-    def _take(
+    def _add_items(
         self, report: AgentReport, events: list[IterationParts], number: int, *, now_s: float
     ) -> None:
-        named = _list_job_ids(report)
-        if named - self._jobs.keys() and len(self._jobs.keys() | named) > MAX_JOBS:
+        job_ids = _list_job_ids(report)
+        if job_ids - self._jobs.keys() and len(self._jobs.keys() | job_ids) > MAX_JOBS:
             raise ExhaustedError(f"{len(self._jobs)} jobs have reported, which is the maximum")
-        for job_id in named:
+        for job_id in job_ids:
             job = self._jobs.setdefault(job_id, ReportedJob(job_id, now_s=now_s))
-            job.heard_s, job.has_news = now_s, True
+            job.last_report_s, job.has_changed = now_s, True
             self._latest = job_id
         for job_id, root in report.roots.items():
             self._jobs[job_id].add_root(root)
@@ -483,7 +489,7 @@ class ReportStore:
             self._jobs[session.job_id].update_session(session, origin)
         for job_id, rank, timeouts in report.timeouts:
             self._jobs[job_id].update_timeouts(rank, timeouts)
-        # Events before balances: a balance may say that an iteration is complete.
+        # Events before balances, because a balance may complete an iteration.
         for (source, columns), parts in zip(report.events, events, strict=True):
             self._jobs[source.job_id].add_events(
                 source, columns, parts, agent_id=report.agent_id, number=number, now_s=now_s
@@ -493,7 +499,7 @@ class ReportStore:
 
 
 def _list_job_ids(report: AgentReport) -> set[str]:
-    """Return the jobs that a report speaks of."""
+    """Return the jobs that a report is about."""
     parts = (*report.sessions, *report.iterations, *(source for source, _ in report.events))
     return {
         *report.roots,

@@ -1,5 +1,5 @@
-"""Coordinator component and its gRPC servicer: takes the reports of all agents, publishes the order
-of each job, and answers requests for status, order and hints.
+"""Coordinator component and its gRPC servicer: collects the reports of all agents, publishes the
+order of each job, and answers requests for status, order and hints.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import grpc
 
@@ -38,6 +37,7 @@ from rankdumpd.coordinator.service.fleet_status import (
 )
 from rankdumpd.coordinator.service.publication import HintUpdater, IterationPublisher
 from rankdumpd.coordinator.state.state_file import CoordinatorState
+from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.error_status import abort_on_error
 from rankdumpd.server.lifecycle import Component
 from rankdumpd.server.metrics import COORDINATOR_PREFIX, MetricCounters
@@ -45,57 +45,28 @@ from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.settings import CoordinatorSettings
 
 
-class CoordinatorApi(Protocol):
-    """Operations of the coordinator that its gRPC service calls."""
-
-    @property
-    def problem(self) -> str:
-        """Why state or orders cannot be written; empty when they can."""
-        ...
-
-    def connected(self, agent_id: str, change: int) -> None:
-        """Note that a stream of an agent has begun (1) or ended (-1)."""
-        ...
-
-    def take(self, report: AgentReport) -> ReportAnswer:
-        """Add a report to the store; return the answer to its agent."""
-        ...
-
-    def fleet(self) -> FleetView:
-        """Return a snapshot of all jobs and agents."""
-        ...
-
-    def order(self, job_id: str, graph: int | None) -> Iterator[OrderEntry | Finding]:
-        """Return the order of a job as far as it is known, of one graph or of all."""
-        ...
-
-    def findings(self, job_id: str) -> Iterator[Finding]:
-        """Return the findings about the order of a job."""
-        ...
-
-
 class CoordinatorServicer(CoordinatorServiceServicer):
     """The gRPC side of a coordinator."""
 
-    def __init__(self, desk: CoordinatorApi, meters: MetricCounters) -> None:
-        self._desk, self._meters = desk, meters
+    def __init__(self, coordinator: JobCoordinator, counters: MetricCounters) -> None:
+        self._coordinator, self._counters = coordinator, counters
 
     def Report(  # noqa: N802 - the name is the generated base class's
         self, request_iterator: Iterator[pb.ReportRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.ReportResponse]:
-        """Take one report after the other, and answer each."""
+        """Add the reports of an agent to the store, and answer each."""
         reader, agent_id = ReportReader(), ""
-        with abort_on_error(context, self._meters):
+        with abort_on_error(context, self._counters):
             try:
                 for message in request_iterator:
                     report = reader.read(message)
                     if not agent_id:
-                        self._desk.connected(report.agent_id, 1)
+                        self._coordinator.count_stream(report.agent_id, 1)
                         agent_id = report.agent_id
-                    yield _build_report_response(self._desk.take(report))
+                    yield _build_report_response(self._coordinator.add_report(report))
             finally:
                 if agent_id:
-                    self._desk.connected(agent_id, -1)
+                    self._coordinator.count_stream(agent_id, -1)
 
     def Clock(  # noqa: N802 - the name is the generated base class's
         self, request: pb.ClockRequest, context: grpc.ServicerContext
@@ -108,32 +79,34 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         self, request: pb.CoordinatorStatusRequest, context: grpc.ServicerContext
     ) -> pb.CoordinatorStatusResponse:
         """Return the status of one job, or of all."""
-        with abort_on_error(context, self._meters):
-            fleet = self._desk.fleet()
-            view = build_status_view(fleet, select_jobs(fleet, request.job_id), self._desk.problem)
+        with abort_on_error(context, self._counters):
+            fleet = self._coordinator.build_fleet_view()
+            view = build_status_view(
+                fleet, select_jobs(fleet, request.job_id), self._coordinator.problem
+            )
             return pb.CoordinatorStatusResponse(view=view_to_wire(view))
 
     def Order(  # noqa: N802 - the name is the generated base class's
         self, request: pb.OrderRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.OrderResponse]:
         """Stream the order of a job in pages, and its findings; or the findings alone."""
-        with abort_on_error(context, self._meters):
-            fleet = self._desk.fleet()
+        with abort_on_error(context, self._counters):
+            fleet = self._coordinator.build_fleet_view()
             if not fleet.latest:
                 raise RejectedError("no job has reported yet")
             (job,) = select_jobs(fleet, request.job_id or fleet.latest)
             if request.findings_only:
-                yield from paginate_order(self._desk.findings(job.job_id))
+                yield from paginate_order(self._coordinator.iter_findings(job.job_id))
             else:
                 graph = request.graph if request.one_graph else None
-                yield from paginate_order(self._desk.order(job.job_id, graph))
+                yield from paginate_order(self._coordinator.iter_order(job.job_id, graph))
 
     def Hints(  # noqa: N802 - the name is the generated base class's
         self, request: pb.HintsRequest, context: grpc.ServicerContext
     ) -> pb.HintsResponse:
         """Return the hints of one job, or of all."""
-        with abort_on_error(context, self._meters):
-            jobs = select_jobs(self._desk.fleet(), request.job_id)
+        with abort_on_error(context, self._counters):
+            jobs = select_jobs(self._coordinator.build_fleet_view(), request.job_id)
             hints = (timeout_hint_to_wire(hint) for job in jobs for hint in job.hints)
             return pb.HintsResponse(hints=hints)
 
@@ -157,23 +130,23 @@ _REPORT_ANSWER_TIMEOUT_S = 15.0
 
 
 class JobCoordinator(Component):
-    """Takes the reports of all agents and publishes the order of each job."""
+    """Collects the reports of all agents and publishes the order of each job."""
 
     def __init__(
         self,
         settings: CoordinatorSettings,
         *,
         ends_with_job: bool = False,
-        meters: MetricCounters | None = None,
+        counters: MetricCounters | None = None,
         required: RequiredFiles | None = None,
     ) -> None:
-        """With `ends_with_job`, incomplete iterations are published as well on drain.
+        """With `ends_with_job`, `drain` publishes incomplete iterations as well.
 
-        `required` is given the path of the state, to report when it disappears.
+        The path of the state is added to `required`, which reports when it disappears.
         """
         self._required = required or RequiredFiles()
-        self._meters = meters or MetricCounters()
-        self._meters.start_at_zero(COORDINATOR_PREFIX)
+        self._counters = counters or MetricCounters()
+        self._counters.start_at_zero(COORDINATOR_PREFIX)
         self._settings = settings
         self._ends_with_job = ends_with_job
         self._store = ReportStore(deadline_s=settings.deadline_s)
@@ -182,12 +155,11 @@ class JobCoordinator(Component):
         self._state: CoordinatorState | None = None
         self._state_writer: StateWriter | None = None
         self._publisher: IterationPublisher | None = None
-        # Held while publishing and writing the state; never while a report is taken.
+        # Held while publishing and writing the state; never while a report is added.
         self._publishing_lock = threading.Lock()
         self._next_wait_search_s = 0.0
-        """When the next search for open waits is due."""
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        """Time at which the next search for open waits is due."""
+        self._thread = BackgroundThread(self._run, "rankdumpd-coordinator")
 
     @property
     def service_names(self) -> tuple[str, ...]:
@@ -205,11 +177,11 @@ class JobCoordinator(Component):
 
     def register(self, server: grpc.Server) -> None:
         """Add the services to a server that has not started yet."""
-        add_CoordinatorServiceServicer_to_server(CoordinatorServicer(self, self._meters), server)
+        add_CoordinatorServiceServicer_to_server(CoordinatorServicer(self, self._counters), server)
 
     def start(self) -> None:
-        """Restore the state and start publishing; ConfigError if another process has the state."""
-        if self._thread is not None:
+        """Restore the state and start publishing; ConfigError if another process owns the state."""
+        if self._thread.is_running:
             return
         self._state = CoordinatorState(Path(self._settings.state_dir))
         self._required.watch_file(
@@ -223,12 +195,11 @@ class JobCoordinator(Component):
             table_events=self._settings.table_events,
             trace_events=self._settings.trace_events,
             roots=self._roots,
-            counters=self._meters,
+            counters=self._counters,
         )
         self._state_writer.restore_store()
         self._hints.restore_states()
         self._publisher.start()
-        self._thread = threading.Thread(target=self._run, name="rankdumpd-coordinator", daemon=True)
         self._thread.start()
 
     def drain(self, timeout_s: float) -> int:
@@ -245,11 +216,8 @@ class JobCoordinator(Component):
         return self._store.backlog + self._publisher.lost - lost
 
     def stop(self) -> None:
-        """Stop at once; agents keep what was not acknowledged. Safe to call again."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Stop at once; agents keep items that were not acknowledged. May be repeated."""
+        self._thread.stop()
         if self._publisher is not None:
             self._publisher.stop()
         if self._state is not None:
@@ -258,41 +226,40 @@ class JobCoordinator(Component):
 
     def fault(self) -> str:
         """Return why nothing is published any more; empty while the thread runs."""
-        dead = self._thread is not None and not self._thread.is_alive()
-        return "the publishing thread has died" if dead else ""
+        return self._thread.fault()
 
     def brief(self) -> str:
-        """Return how many iterations are not published."""
+        """Return the number of iterations that are not published."""
         return f"{self._store.backlog} iterations not published"
 
-    def connected(self, agent_id: str, change: int) -> None:
+    def count_stream(self, agent_id: str, change: int) -> None:
         """Note that a stream of an agent has begun (1) or ended (-1)."""
         self._store.count_stream(agent_id, change, now_s=time.monotonic())
 
-    def take(self, report: AgentReport) -> ReportAnswer:
+    def add_report(self, report: AgentReport) -> ReportAnswer:
         """Add a report to the store; return the answer to its agent.
 
         The answer is delayed while iterations complete faster than they are published: agents
         keep the rest on disk, and memory holds only a few iterations.
         """
         answer = self._store.add_report(report, now_s=time.monotonic())
-        self._meters.add("rankdump_coordinator_reports_total")
+        self._counters.add("rankdump_coordinator_reports_total")
         deadline_s = time.monotonic() + _REPORT_ANSWER_TIMEOUT_S
         while report.items and self._store.is_crowded(report) and time.monotonic() < deadline_s:
-            if self._stopping.wait(_WORK_INTERVAL_S / 4):
+            if self._thread.wait(_WORK_INTERVAL_S / 4):
                 break
         return answer
 
-    def fleet(self) -> FleetView:
+    def build_fleet_view(self) -> FleetView:
         """Return a snapshot of all jobs and agents."""
         return self._store.build_fleet_view(now_s=time.monotonic())
 
     def samples(self) -> list[MetricSample]:
         """Return the metrics of the fleet."""
-        return list(collect_fleet_samples(self.fleet()))
+        return list(collect_fleet_samples(self.build_fleet_view()))
 
-    def order(self, job_id: str, graph: int | None = None) -> Iterator[OrderEntry | Finding]:
-        """Return the published order of a job, then the unpublished iterations, merged as they are.
+    def iter_order(self, job_id: str, graph: int | None = None) -> Iterator[OrderEntry | Finding]:
+        """Yield the findings and the order of a job, then its unpublished iterations, merged now.
 
         Findings of an iteration that still runs are provisional.
         """
@@ -308,22 +275,22 @@ class JobCoordinator(Component):
             yield from (entry for entry in entries if graph in (None, entry.graph))
             position += len(order)
 
-    def findings(self, job_id: str) -> Iterator[Finding]:
-        """Return the findings about the order of a job."""
+    def iter_findings(self, job_id: str) -> Iterator[Finding]:
+        """Yield the findings about the order of a job."""
         yield from self._store.list_findings(job_id)
         for view in self._store.list_unpublished(job_id)[1]:
             yield from merge_iteration(view).findings
 
     def _run(self) -> None:
         retire_s = time.monotonic()
-        while not self._stopping.wait(_WORK_INTERVAL_S):
+        while not self._thread.wait(_WORK_INTERVAL_S):
             try:
                 now_s = time.monotonic()
                 self._work(retire=now_s >= retire_s)
                 retire_s = now_s + _RETIRE_INTERVAL_S if now_s >= retire_s else retire_s
             except Exception:
                 # An exception must not end the thread: nothing would be published any more.
-                _logger.exception("publishing failed and is continued")
+                _logger.exception("publishing failed; the next attempt follows")
 
     def _search_open_waits(self) -> None:
         now_s = time.monotonic()
@@ -335,8 +302,8 @@ class JobCoordinator(Component):
         if self._state_writer is None or self._publisher is None:
             return
         with self._publishing_lock:
-            while not self._stopping.is_set() and self._publisher.publish_next():
-                # Open waits are searched however much there is to publish.
+            while not self._thread.is_stopping and self._publisher.publish_next():
+                # Open waits are searched in between, because publishing may take long.
                 self._search_open_waits()
             self._state_writer.write_changes()
             self._search_open_waits()

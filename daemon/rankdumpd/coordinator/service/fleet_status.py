@@ -1,5 +1,5 @@
-"""Status of the fleet as metrics and as answers for the command line; and the writer of the state,
-which also removes jobs that ended long ago.
+"""Status of the fleet as metrics and as answers for the command line, and the writer of the state,
+which removes jobs that ended long ago.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _collect_hint_samples(fleet: FleetView) -> Iterator[MetricSample]:
 _PAGE_ENTRIES = 1000
 _PAGE_BYTES = 1 << 20
 _MAX_BALANCES = 20_000
-"""Balances in one answer: more would exceed the largest message of gRPC."""
+"""Balances in one answer; more would exceed the size limit of gRPC messages."""
 _MAX_SESSIONS = 8_192
 _MAX_FINDINGS = 2_000
 
@@ -73,7 +73,7 @@ def select_jobs(fleet: FleetView, job_id: str) -> list[JobView]:
 
 
 def build_status_view(fleet: FleetView, jobs: Sequence[JobView], problem: str) -> StatusView:
-    """Return the status of some jobs; `problem` is that of the coordinator itself."""
+    """Return the status of these jobs; `problem` is the coordinator's."""
     sessions = [session for job in jobs for session in job.sessions]
     balances = [balance for job in jobs for balance in job.iterations]
     findings = [finding for job in jobs for finding in job.findings]
@@ -98,7 +98,7 @@ def build_status_view(fleet: FleetView, jobs: Sequence[JobView], problem: str) -
 
 
 def paginate_order(parts: Iterable[OrderEntry | Finding]) -> Iterator[pb.OrderResponse]:
-    """Return entries and findings in pages that a message can hold."""
+    """Yield entries and findings in pages that fit into a message."""
     page, size = pb.OrderResponse(), 0
     for part in parts:
         if isinstance(part, Finding):
@@ -158,7 +158,7 @@ class StateWriter:
             raise CorruptedError(f"coordinator.sqlite is damaged: {error!r}") from error
 
     def write_changes(self) -> None:
-        """Write what has changed; only then is it acknowledged."""
+        """Write the changes of the store, and acknowledge them."""
         rows = self._store.collect_changes(now_s=time.monotonic(), now_us=_read_wall_clock_us())
         if not rows:
             return

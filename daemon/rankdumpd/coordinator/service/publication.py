@@ -1,8 +1,8 @@
-"""Publication of iterations, one after the other, into files and then into the state; the hints of
-every job; and the merge of the next iteration while one is being written.
+"""Publication of iterations, first into files and then into the state; the hints of every job; and
+the merge of the next iteration while one is being written.
 
-The merge of a large iteration runs mostly outside the interpreter's lock. It is pure, so an
-order that was merged ahead is used if the iteration is still the same, else merged again.
+The merge of a large iteration runs mostly outside the interpreter's lock. It is pure: an order that
+was merged ahead is used if the iteration has not changed since, else it is merged again.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from rankdumpd.coordinator.hints.assessment import build_hints
 from rankdumpd.coordinator.hints.open_waits import find_open_waits
 from rankdumpd.coordinator.hints.rank_warnings import WarningKey, build_warnings
 from rankdumpd.coordinator.hints.spread_history import HintState, update_hint_state
+from rankdumpd.coordinator.merge.absence_findings import describe_ranks
 from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 from rankdumpd.coordinator.publish.publisher import OrderPublisher, write_findings
 from rankdumpd.coordinator.publish.tree_files import write_hints
 from rankdumpd.coordinator.reports.report_store import ReportStore
 from rankdumpd.coordinator.service.fleet_status import StateWriter
+from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.metrics import MetricCounters
 
 MIN_PREMERGE_EVENTS = 200_000
-"""Fewest events of an iteration that is worth merging ahead."""
+"""Iterations with fewer events are not merged ahead."""
 _PREMERGE_INTERVAL_S = 0.05
 
 _logger = logging.getLogger(__name__)
@@ -42,49 +44,30 @@ class OrderPremerger:
     """Merges one iteration ahead in a thread; `merge_view` is called from one thread at a time."""
 
     def __init__(self, upcoming: Callable[[int], IterationView | None]) -> None:
-        """Merge what `upcoming` returns: a complete iteration with so many events, or None."""
+        """`upcoming` returns a complete iteration with at least so many events, or None."""
         self._upcoming = upcoming
         self._merging = threading.Lock()
         self._ready: tuple[IterationView, GlobalOrder] | None = None
-        self._busy = threading.Event()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name="rankdumpd-merge-ahead", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the thread; may be repeated, and called without `start`."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self.is_writing = False
+        """Whether an iteration is being written; only then does merging ahead save time."""
+        self.thread = BackgroundThread(self._run, "rankdumpd-merge-ahead")
 
     def merge_view(self, view: IterationView) -> GlobalOrder:
         """Return the order of an iteration, merged ahead or now."""
-        # If it is being merged ahead, waiting for that is quickest.
+        # Waits for a merge in progress: it probably is the one of this view.
         with self._merging:
             ready, self._ready = self._ready, None
         if ready is not None and _is_same_view(ready[0], view):
             return ready[1]
         return merge_iteration(view)
 
-    def set_writing(self, is_writing: bool) -> None:
-        """Set whether an iteration is being written: only then does merging ahead save time."""
-        if is_writing:
-            self._busy.set()
-        else:
-            self._busy.clear()
-
     def _run(self) -> None:
-        while not self._stopping.wait(_PREMERGE_INTERVAL_S):
-            if self._busy.is_set():
+        while not self.thread.wait(_PREMERGE_INTERVAL_S):
+            if self.is_writing:
                 try:
                     self._merge_upcoming()
                 except Exception:
-                    # The merge of the iteration itself will raise and report the error.
+                    # The merge for publication will raise and report the error.
                     _logger.debug("merging ahead failed", exc_info=True)
 
     def _merge_upcoming(self) -> None:
@@ -115,14 +98,14 @@ _ORDER_FIELDS = (
 
 
 MAX_REMEMBERED_WARNINGS = 256
-"""Warnings of a job whose texts are remembered."""
+"""Warnings of a job whose texts are kept."""
 
 
 class HintUpdater:
     """Keeps the hints of all jobs up to date; for one thread at a time."""
 
     def __init__(self, store: ReportStore, *, roots: Sequence[str] = ()) -> None:
-        """`roots` are the folders that trees may be in, any when there are none."""
+        """`roots` are the folders that trees may be in; empty when they may be anywhere."""
         self._store, self._roots = store, roots
         self._states: dict[str, HintState] = {}
         self._open: dict[str, tuple[TimeoutHint, ...]] = {}
@@ -131,7 +114,7 @@ class HintUpdater:
 
     def restore_states(self) -> None:
         """Restore the hints of the jobs in the store."""
-        for job_id in self._store.job_ids():
+        for job_id in self._store.list_job_ids():
             _, text = self._store.get_last_publication(job_id)
             try:
                 if text:
@@ -140,7 +123,7 @@ class HintUpdater:
             except Exception:
                 # Unreadable hints must not prevent the publication of orders.
                 _logger.exception(
-                    "job %s: stored hints cannot be read; new ones are made",
+                    "job %s: stored hints cannot be read and are computed again",
                     job_id,
                     extra={"job": job_id},
                 )
@@ -160,7 +143,7 @@ class HintUpdater:
             _logger.exception("job %s: hints could not be updated", job_id, extra={"job": job_id})
 
     def update_open_waits(self, *, now_us: int, now_s: float) -> None:
-        """Update the hints about open waits; a job without any loses those that it had."""
+        """Update the hints about open waits, and remove those of waits that are over."""
         found: defaultdict[str, list[TimeoutHint]] = defaultdict(list)
         roots: dict[str, str] = {}
         for view in self._store.list_waiting_iterations(now_s=now_s):
@@ -191,7 +174,7 @@ class HintUpdater:
         texts = tuple(lines.values())
         if not self._store.set_hints(job_id, hints=hints, warnings=texts) or not root:
             return
-        # An open wait grows all the time; the file changes only with the text of a warning.
+        # Open waits grow all the time, so the file is written only when a warning changes.
         content = (repr(published), *texts)
         if self._written.get(job_id) != content:
             self._written[job_id] = content
@@ -212,7 +195,7 @@ class _DelayedIteration:
     view: IterationView
     reason: str
     hurried: bool
-    """It was attempted before its pause was over, because the coordinator stops."""
+    """Whether it was attempted before its pause was over, because the coordinator stops."""
 
 
 class IterationPublisher:
@@ -229,7 +212,7 @@ class IterationPublisher:
         counters: MetricCounters,
         roots: Sequence[str] = (),
     ) -> None:
-        """`roots` are the folders that trees may be in, any when there are none."""
+        """`roots` are the folders that trees may be in; empty when they may be anywhere."""
         self._store, self._hints, self._state = store, hints, state
         self._counters = counters
         self._roots = roots
@@ -238,18 +221,18 @@ class IterationPublisher:
         )
         self._premerger = OrderPremerger(store.find_upcoming)
         self._delayed: dict[str, _DelayedIteration] = {}
-        """By job: the iteration that is to be attempted again."""
+        """The iteration of each job that is to be attempted again."""
         self._retries = RetrySchedule(MIN_PUBLISH_RETRY_S, MAX_PUBLISH_RETRY_S)
         self.lost = 0
-        """Iterations that could not be published."""
+        """Number of iterations that could not be published."""
 
     def start(self) -> None:
         """Start merging ahead."""
-        self._premerger.start()
+        self._premerger.thread.start()
 
     def stop(self) -> None:
         """Stop merging ahead; may be repeated."""
-        self._premerger.stop()
+        self._premerger.thread.stop()
 
     @property
     def problems(self) -> list[str]:
@@ -302,7 +285,7 @@ class IterationPublisher:
         if self._retries.forget(view.job_id):
             del self._delayed[view.job_id]
             _logger.warning(
-                "job %s: its order is published again", view.job_id, extra={"job": view.job_id}
+                "job %s: its order can be written again", view.job_id, extra={"job": view.job_id}
             )
         return True
 
@@ -323,13 +306,13 @@ class IterationPublisher:
     def _write(self, view: IterationView) -> PublicationResult:
         offsets, _ = self._store.get_last_publication(view.job_id)
         order = self._premerger.merge_view(view)
-        self._premerger.set_writing(True)
+        self._premerger.is_writing = True
         try:
             written, problem = self._publisher.append(
                 order, job_id=view.job_id, root=view.root, offsets=offsets
             )
         finally:
-            self._premerger.set_writing(False)
+            self._premerger.is_writing = False
         if written is not None:
             self._counters.add("rankdump_coordinator_published_iterations_total")
             self._counters.add("rankdump_coordinator_published_events_total", len(order))
@@ -373,9 +356,6 @@ class IterationPublisher:
 def _build_partial_findings(view: IterationView) -> Iterator[Finding]:
     """Yield a finding if an iteration is merged before all ranks have finished it."""
     if view.late_count:
-        named = " ".join(map(str, view.late))
-        more = view.late_count - len(view.late)
-        others = f" and {more} more" if more else ""
-        who = "rank" if view.late_count == 1 else "ranks"
-        text = f"iteration {view.iteration}: merged before {who} {named}{others} had finished it"
+        late = describe_ranks(view.late, view.late_count)
+        text = f"iteration {view.iteration}: merged before {late} had finished it"
         yield Finding(FindingKind.PARTIAL, view.iteration, text, ranks=view.late)

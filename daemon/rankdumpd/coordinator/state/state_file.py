@@ -1,5 +1,5 @@
-"""SQLite file of a coordinator, with its tables and migrations: one owner at a time. What is
-committed here, agents may forget.
+"""SQLite file of a coordinator, with its tables and migrations; one process owns it. Agents may
+delete the items that are committed here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rankdumpd.coordinator.state.state_rows import ROW_TABLES, RowValues, StateR
 from rankdumpd.server import state_files
 
 STATE_TABLES_VERSION = 3
-"""Of the tables below, as the file's `user_version` says it."""
+"""Version of the tables below, stored as `user_version` of the file."""
 STATE_SCHEMA = """
 CREATE TABLE IF NOT EXISTS agents (
     agent_id TEXT PRIMARY KEY,
@@ -89,7 +89,7 @@ CREATE TABLE IF NOT EXISTS settled (
 ) WITHOUT ROWID;
 """
 STATE_MIGRATIONS = {
-    # All ranks of a job start over together, as a rule; then a run was what now is a start.
+    # As a rule all ranks of a job start over together; then the run is the number of starts.
     1: """
 ALTER TABLE published ADD COLUMN start INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE published ADD COLUMN starts TEXT NOT NULL DEFAULT '{}';
@@ -100,7 +100,7 @@ ALTER TABLE sessions ADD COLUMN first INTEGER NOT NULL DEFAULT 0;
 UPDATE sessions SET first = sequence;
 """,
 }
-"""How tables of each earlier version become those of the next; one that is missing is made."""
+"""Statements that migrate the tables of each earlier version to the next one."""
 JOB_TABLES: tuple[str, ...] = (
     "jobs",
     "published",
@@ -111,74 +111,74 @@ JOB_TABLES: tuple[str, ...] = (
     "findings",
     "settled",
 )
-"""Tables that have rows of jobs, each with a column `job_id`."""
+"""Tables with rows of jobs, each with a column `job_id`."""
 
 
 _STATE_DIR_KEY = "coordinator.state_dir"
 
 
 def open_state_database(path: Path) -> sqlite3.Connection:
-    """Return a connection; tables of an earlier version are brought up to the present one."""
+    """Return a connection; tables of an earlier version are migrated to the present one."""
 
-    def prepare(base: sqlite3.Connection) -> None:
-        # Before the first table: what a forgotten job took is to become free again.
-        base.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        base.execute("PRAGMA journal_mode = WAL")
-        # A power loss must not take back what an agent was told to forget.
-        base.execute("PRAGMA synchronous = FULL")
+    def prepare(connection: sqlite3.Connection) -> None:
+        # Set before the first table is created, so that removing a job frees its pages.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("PRAGMA journal_mode = WAL")
+        # Acknowledged items must survive a power loss: agents delete them.
+        connection.execute("PRAGMA synchronous = FULL")
         state_files.migrate_tables(
-            base,
+            connection,
             path,
             newest=STATE_TABLES_VERSION,
             migrations=STATE_MIGRATIONS,
             known_by="published",
             whose="coordinator",
         )
-        base.executescript(STATE_SCHEMA)
+        connection.executescript(STATE_SCHEMA)
 
     return state_files.open_database(path, _STATE_DIR_KEY, prepare)
 
 
 def lock_coordinator_state(state_dir: Path) -> int:
-    """Return a locked descriptor: two coordinators would publish into each other's files."""
+    """Return a locked descriptor, so that no other coordinator publishes into the same files."""
     return state_files.lock_state_folder(
         state_dir, "coordinator.lock", _STATE_DIR_KEY, "coordinator"
     )
 
 
 class CoordinatorState:
-    """The file, for one thread at a time."""
+    """State file of a coordinator; for one thread at a time."""
 
     def __init__(self, state_dir: Path) -> None:
-        self._guard = lock_coordinator_state(state_dir)
+        self._lock_fd = lock_coordinator_state(state_dir)
         self.path = state_dir / "coordinator.sqlite"
         try:
-            self._base = open_state_database(self.path)
+            self._connection = open_state_database(self.path)
         except RankdumpError:
-            os.close(self._guard)
+            os.close(self._lock_fd)
             raise
 
     def close(self) -> None:
-        """Let another process have the file; may be repeated."""
-        if self._guard >= 0:
-            self._base.close()
-            os.close(self._guard)
-            self._guard = -1
+        """Close the file and release its lock; may be repeated."""
+        if self._lock_fd >= 0:
+            self._connection.close()
+            os.close(self._lock_fd)
+            self._lock_fd = -1
 
     def rows(self) -> Iterator[StateRow]:
-        """Return all that is kept: agents first, what others build upon before them.
+        """Yield all rows, agents first, and each row after those that it depends on.
 
-        CorruptedError when the file is not as it was written.
+        CorruptedError when the file is damaged.
         """
         try:
             for table in ROW_TABLES.values():
-                for values in self._base.execute(table.read):
+                for values in self._connection.execute(table.read):
                     yield table.from_values(values)
         except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
             raise CorruptedError(f"coordinator.sqlite cannot be read: {error}") from None
 
     def write(self, rows: Iterable[StateRow]) -> None:
-        """Write all of the rows, or none of them and raise UnavailableError."""
+        """Write the rows in one transaction; UnavailableError when none could be written."""
         by_kind: defaultdict[type[StateRow], list[RowValues]] = defaultdict(list)
         for row in rows:
             by_kind[type(row)].append(ROW_TABLES[type(row)].to_values(row))
@@ -186,38 +186,40 @@ class CoordinatorState:
             self._change([(ROW_TABLES[kind].write, values) for kind, values in by_kind.items()])
 
     def forget(self, job_id: str) -> None:
-        """Forget a job, and give back the room that it took; UnavailableError when it cannot be."""
+        """Remove a job and free its disk space; UnavailableError when that fails."""
         values: list[RowValues] = [(job_id,)]
         self._change([(f"DELETE FROM {table} WHERE job_id = ?", values) for table in JOB_TABLES])
         with _map_sqlite_errors():
-            # As a script, which goes on to the end: each step of it frees one page.
-            self._base.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE);")
+            # `executescript` runs all steps of the pragma; each step frees one page.
+            self._connection.executescript(
+                "PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE);"
+            )
 
     def forget_agents(self, agent_ids: Iterable[str]) -> None:
-        """Forget agents; UnavailableError when they cannot be."""
+        """Remove agents; UnavailableError when that fails."""
         values: list[RowValues] = [(agent_id,) for agent_id in agent_ids]
         self._change([("DELETE FROM agents WHERE agent_id = ?", values)])
 
     @property
     def size_bytes(self) -> int:
-        """What all rows take on disk."""
-        ((size,),) = self._base.execute(
+        """Disk space of all rows."""
+        ((size,),) = self._connection.execute(
             "SELECT (c.page_count - f.freelist_count) * s.page_size"
             " FROM pragma_page_count c, pragma_freelist_count f, pragma_page_size s"
         )
         return size
 
     def _change(self, statements: list[tuple[str, list[RowValues]]]) -> None:
-        base = self._base
+        connection = self._connection
         with _map_sqlite_errors():
-            base.execute("BEGIN IMMEDIATE")
+            connection.execute("BEGIN IMMEDIATE")
             try:
                 for statement, values in statements:
-                    base.executemany(statement, values)
-                base.execute("COMMIT")
+                    connection.executemany(statement, values)
+                connection.execute("COMMIT")
             except BaseException:
-                if base.in_transaction:
-                    base.execute("ROLLBACK")
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
                 raise
 
 

@@ -1,4 +1,4 @@
-"""The file of hints in a tree: whole or not at all, every job its own part."""
+"""File of hints in a tree, which jobs share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def file_of(root: Path) -> Path:
     return root / ".dump_metadata" / HINTS_FILE
 
 
-def test_it_is_read_as_it_was_written(tmp_path: Path):
+def test_hint_file_round_trips(tmp_path: Path):
     other = replace(HINT, group="p", limit=None, limits=())
     assert write_hints(str(tmp_path), "j", [HINT, other]) == ""
     assert read_hints(tmp_path) == (HINT, other)
@@ -43,13 +43,13 @@ def test_it_is_read_as_it_was_written(tmp_path: Path):
     assert [path.name for path in file_of(tmp_path).parent.iterdir()] == [HINTS_FILE]
 
 
-def test_a_tree_outside_of_the_folders_that_are_set_gets_none(tmp_path: Path):
+def test_hint_file_is_not_written_outside_configured_roots(tmp_path: Path):
     problem = write_hints(str(tmp_path / "a"), "j", [HINT], roots=[str(tmp_path / "b")])
     assert problem.startswith("hints could not be written: tree ")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_jobs_share_the_file_and_the_last_one_is_read(tmp_path: Path):
+def test_jobs_share_hint_file_and_replace_only_their_own_hints(tmp_path: Path):
     for job in ("a", "b", "a"):
         assert write_hints(str(tmp_path), job, [replace(HINT, job_id=job)]) == ""
     assert [hint.job_id for hint in read_hints(tmp_path)] == ["a"]
@@ -62,7 +62,7 @@ def test_jobs_share_the_file_and_the_last_one_is_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 7, "hints": []}', "\udcff"])
-def test_a_damaged_file_is_said_and_written_anew(tmp_path: Path, text: str):
+def test_damaged_hint_file_is_an_error_and_is_replaced(tmp_path: Path, text: str):
     file_of(tmp_path).parent.mkdir()
     file_of(tmp_path).write_text(text, errors="surrogateescape")
     with pytest.raises(CorruptedError, match=HINTS_FILE):
@@ -72,14 +72,14 @@ def test_a_damaged_file_is_said_and_written_anew(tmp_path: Path, text: str):
 
 
 @pytest.mark.parametrize("field", ["level", "limit", "spread_us", "settings", "job_id"])
-def test_a_hint_that_lacks_something_is_damaged(field: str):
+def test_hint_with_missing_field_is_corrupted(field: str):
     whole = json.loads(format_hints([HINT]))
     del whole["hints"][0][field]
     with pytest.raises(CorruptedError, match="not a hint"):
         parse_hints(json.dumps(whole))
 
 
-def test_what_cannot_be_written_is_one_line(tmp_path: Path):
+def test_unwritable_hint_file_gives_one_line(tmp_path: Path):
     assert "no agent has reported the tree of job 'j'" in write_hints("", "j", [])
     (tmp_path / ".dump_metadata").symlink_to(tmp_path)
     assert "is a symbolic link" in write_hints(str(tmp_path), "j", [HINT])
@@ -87,7 +87,7 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path):
     assert write_hints(str(tmp_path / "file"), "j", [HINT]).startswith("hints could not be written")
 
 
-def test_a_link_in_place_of_the_file_is_replaced_not_followed(tmp_path: Path):
+def test_link_in_place_of_hint_file_is_replaced(tmp_path: Path):
     file_of(tmp_path).parent.mkdir()
     (tmp_path / "victim").write_text("mine")
     file_of(tmp_path).symlink_to(tmp_path / "victim")
@@ -96,6 +96,6 @@ def test_a_link_in_place_of_the_file_is_replaced_not_followed(tmp_path: Path):
     assert read_hints(tmp_path) == (HINT,)
 
 
-def test_nothing_written_is_said(tmp_path: Path):
+def test_missing_hint_file_is_an_error(tmp_path: Path):
     with pytest.raises(CorruptedError, match="no hints have been written"):
         read_hints(tmp_path)

@@ -1,4 +1,4 @@
-"""The lines to set are legal, long enough, and in the order HCCL wants."""
+"""Advised settings: allowed by the runtime, long enough, and in the order that HCCL requires."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def number(line: str) -> int:
 
 @settings(deadline=None)
 @given(waited=st.integers(918, 8000))
-def test_execution_is_rounded_up_to_a_step_and_twice_the_need(waited: int):
+def test_advised_exec_timeout_is_twice_the_wait_rounded_up_to_a_step(waited: int):
     given = advised(limits(environment(HCCL_EXEC_TIMEOUT="1836")), waited)
     execution, event = given.settings
     assert execution.startswith("export HCCL_EXEC_TIMEOUT=")
@@ -36,13 +36,13 @@ def test_execution_is_rounded_up_to_a_step_and_twice_the_need(waited: int):
     assert ("910" in given.remark) == (number(execution) == 17340)
 
 
-def test_an_event_above_execution_stays():
+def test_event_timeout_above_exec_timeout_is_kept():
     found = limits(environment(HCCL_EXEC_TIMEOUT="1836", HCCL_EVENT_TIMEOUT="9000"))
     (line,) = advised(found, 950).settings
     assert line == "export HCCL_EXEC_TIMEOUT=2244"
 
 
-def test_torch_npu_derives_what_nobody_set():
+def test_timeouts_derived_by_torch_npu_are_not_advised():
     (line,) = advised(limits(torch("hccl", 1800), framework="torch 2.1"), 950).settings
     assert line.startswith("export HCCL_EXEC_TIMEOUT=")
     lines = advised(limits(torch("hccl", 1900), framework="torch 2.1"), 950).settings
@@ -52,14 +52,14 @@ def test_torch_npu_derives_what_nobody_set():
     )
 
 
-def test_process_groups():
+def test_process_group_timeouts_are_advised():
     gloo = limits(torch("gloo", 20), framework="torch 2.5")
     assert advised(gloo, 11).settings == ("init_process_group(..., timeout=timedelta(seconds=24))",)
     part = limits(RankTimeouts(), framework="torch 2.5", device="CPU", group=PAIR)
     assert advised(part, 1000).settings == ("new_group(..., timeout=timedelta(seconds=2160))",)
 
 
-def test_connecting():
+def test_connect_timeout_is_advised_for_first_collective():
     found = limits(environment())
     assert advised(found, 70, sequence=0).settings == ("export HCCL_CONNECT_TIMEOUT=144",)
     most = advised(limits(environment(HCCL_CONNECT_TIMEOUT="7200")), 7000, sequence=0)
@@ -67,7 +67,7 @@ def test_connecting():
     assert most.remark
 
 
-def test_in_aiv_mode_another_mode_is_the_way_out():
+def test_aiv_mode_is_left_for_long_waits():
     found = limits(environment(HCCL_OP_EXPANSION_MODE="AIV", HCCL_EVENT_TIMEOUT="0"))
     assert advised(found, 600).settings == (
         "unset HCCL_OP_EXPANSION_MODE", "export HCCL_EXEC_TIMEOUT=1360",
@@ -78,7 +78,7 @@ def test_in_aiv_mode_another_mode_is_the_way_out():
     assert advised(low, 55).settings == ("export HCCL_EXEC_TIMEOUT=120",)
 
 
-def test_tf_sets_both_in_its_session():
+def test_tensorflow_options_are_advised():
     timeouts = RankTimeouts(
         {"HCCL_EVENT_TIMEOUT": "0"}, limits={"hccl_timeout": 1836.0, "stream_sync_timeout": 1900.0}
     )
@@ -91,7 +91,7 @@ def test_tf_sets_both_in_its_session():
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 @settings(deadline=None)
 @given(limit=st.integers(1, 10_000), part=st.floats(0.5, 20))
-def test_a_raised_timeout_holds_twice_the_wait(backend: str, limit: int, part: float):
+def test_advised_timeouts_cover_twice_the_wait(backend: str, limit: int, part: float):
     (line,) = advised(limits(torch(backend, limit), framework="torch 2.5"), part * limit).settings
     assert number(line) >= 2 * int(part * limit)
     assert number(line) > limit

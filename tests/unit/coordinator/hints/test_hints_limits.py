@@ -1,4 +1,4 @@
-"""Which limits hold for a group, where they were read, and how the runtime rounds them."""
+"""Limits of a process group, their sources, and the rounding by the runtime."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def source(found: ProcessGroupLimits, name: str) -> str:
         ("", 1836), ("9999999999", 1836),
     ],
 )  # fmt: skip
-def test_execution_is_rounded_down_to_steps_of_68(text: str, in_force: int):
+def test_exec_limit_is_rounded_down_to_steps_of_68(text: str, in_force: int):
     found = limits(environment(HCCL_EXEC_TIMEOUT=text))
     assert seconds(found, "HCCL_EXEC_TIMEOUT") == in_force
     said = source(found, "HCCL_EXEC_TIMEOUT")
@@ -46,13 +46,13 @@ def test_execution_is_rounded_down_to_steps_of_68(text: str, in_force: int):
 @pytest.mark.parametrize(
     ("text", "in_force"), [("", 1091), ("500", 500), ("2000", 1091), ("0", 1091), ("0.5", 0.5)]
 )
-def test_aiv_mode_ends_at_1091(text: str, in_force: float):
+def test_aiv_mode_limits_exec_to_1091(text: str, in_force: float):
     found = limits(environment(HCCL_EXEC_TIMEOUT=text, HCCL_OP_EXPANSION_MODE="AIV"))
     assert seconds(found, "HCCL_EXEC_TIMEOUT") == in_force
     assert found.aiv
 
 
-def test_defaults_of_cann():
+def test_limits_use_defaults_of_cann():
     found = limits(RankTimeouts())
     assert [seconds(found, f"HCCL_{name}_TIMEOUT") for name in ("EXEC", "EVENT", "CONNECT")] == [
         1836, 1868, 120,
@@ -63,7 +63,7 @@ def test_defaults_of_cann():
 @pytest.mark.parametrize(
     ("execution", "event"), [("", 1866), ("600", 630), ("0", 0), ("nonsense", 1866)]
 )
-def test_torch_npu_derives_the_event_from_execution(execution: str, event: int):
+def test_event_limit_of_torch_npu_follows_exec_limit(execution: str, event: int):
     found = limits(torch("hccl", 1800, HCCL_EXEC_TIMEOUT=execution), framework="torch 2.1.0")
     assert seconds(found, "HCCL_EVENT_TIMEOUT") == event
     watchdog = event - 30 + 1800 if event else 0
@@ -79,7 +79,9 @@ def test_torch_npu_derives_the_event_from_execution(execution: str, event: int):
         ({"TORCH_HCCL_BLOCKING_WAIT": "true", "TORCH_HCCL_ASYNC_ERROR_HANDLING": "0"}, 1800),
     ],
 )
-def test_the_watchdog_of_torch_npu(variables: dict[str, str], in_force: int):
+def test_watchdog_limit_of_torch_npu_is_above_exec_limit_at_its_default(
+    variables: dict[str, str], in_force: int
+):
     """Moved above execution only in the default mode, at the default of 30 minutes."""
     found = limits(torch("hccl", 1800, **variables), framework="torch 2.1.0")
     assert seconds(found, PG) == in_force
@@ -87,7 +89,7 @@ def test_the_watchdog_of_torch_npu(variables: dict[str, str], in_force: int):
     assert seconds(set_by_user, PG) == 100
 
 
-def test_connecting_covers_the_first_collective_only():
+def test_connect_limit_covers_first_collective_only():
     found = limits(environment(HCCL_CONNECT_TIMEOUT="200"))
     first, later = found.find_tightest(0), found.find_tightest(1)
     assert first
@@ -101,7 +103,7 @@ def test_connecting_covers_the_first_collective_only():
     )
 
 
-def test_what_tf_says_overrides_the_environment():
+def test_tensorflow_option_overrides_environment():
     found = limits(
         RankTimeouts({"HCCL_EXEC_TIMEOUT": "600"}, limits={"hccl_timeout": 2000.0}),
         framework="tensorflow 1.15",
@@ -119,7 +121,7 @@ def test_what_tf_says_overrides_the_environment():
         ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}, True),
     ],
 )
-def test_nccl_strikes_only_where_somebody_looks(variables: dict[str, str], strikes: bool):
+def test_nccl_limit_needs_error_handling(variables: dict[str, str], strikes: bool):
     found = limits(torch("nccl", 90, **variables), framework="torch 2.5.1", device="GPU")
     budget = found.find_tightest(3)
     assert (budget.limit_us if budget else None) == (90 * S if strikes else None)
@@ -130,8 +132,8 @@ def test_nccl_strikes_only_where_somebody_looks(variables: dict[str, str], strik
     ("framework", "beat", "usual"),
     [("torch 2.5.0", 480, 600), ("torch 2.3.1", 600, 600), ("torch 2.1.0", 600, 1800)],
 )
-def test_defaults_of_nccl_by_version(framework: str, beat: int, usual: int):
-    """Heartbeats are listed and never the budget: they strike a stuck watchdog."""
+def test_nccl_defaults_depend_on_torch_version(framework: str, beat: int, usual: int):
+    """Heartbeats are listed, but never used as the limit: they detect a stuck watchdog."""
     found = limits(RankTimeouts(), framework=framework, device="GPU")
     assert seconds(found, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC") == beat
     assert "not a late rank" in source(found, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")
@@ -142,7 +144,7 @@ def test_defaults_of_nccl_by_version(framework: str, beat: int, usual: int):
     assert seconds(off, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC") == 0
 
 
-def test_the_heartbeat_of_hccl_needs_monitoring():
+def test_hccl_heartbeat_needs_monitoring():
     name = "TORCH_HCCL_HEARTBEAT_TIMEOUT_SEC"
     quiet = limits(torch("hccl", 1800), framework="torch 2.1.0")
     assert seconds(quiet, name) == 0
@@ -150,7 +152,7 @@ def test_the_heartbeat_of_hccl_needs_monitoring():
     assert seconds(limits(watched, framework="torch 2.1.0"), name) == 600
 
 
-def test_the_tightest_member_is_the_budget_and_is_named():
+def test_tightest_limit_names_its_ranks():
     found = limits(torch("gloo", 30), torch("gloo", 20), torch("gloo", 30), framework="torch 2.5.0")
     budget = found.find_tightest(5)
     assert budget
@@ -160,7 +162,7 @@ def test_the_tightest_member_is_the_budget_and_is_named():
     assert [each.ranks for each in found.sorted_limits] == [(1,), (0, 2)]
 
 
-def test_gloo_without_a_word_has_half_an_hour():
+def test_gloo_limit_defaults_to_half_an_hour():
     found = limits(RankTimeouts(), framework="torch 2.5.0", device="CPU", group=PAIR)
     (limit,) = found.sorted_limits
     assert (limit.name, limit.limit_us, limit.source) == (
@@ -168,12 +170,12 @@ def test_gloo_without_a_word_has_half_an_hour():
     )  # fmt: skip
 
 
-def test_nothing_is_known_of_ranks_that_said_nothing():
+def test_ranks_without_reports_have_no_limits():
     assert collect_group_limits(WORLD, WORLD.ranks, JobFacts("j")).sorted_limits == ()
     assert limits(RankTimeouts(), framework="", device="CPU").find_tightest(1) is None
 
 
-def test_limits_a_script_declares_count():
+def test_declared_limits_are_used():
     found = limits(
         RankTimeouts(limits={"stream_sync_timeout": 50.0, "op_execute_timeout": 1.0}),
         framework="tf",
@@ -189,8 +191,10 @@ def test_limits_a_script_declares_count():
     backend=st.sampled_from(["hccl", "nccl", "gloo", "mpi", ""]),
     framework=st.sampled_from(["torch 2.5.0", "torch", "torch x.y", "mindspore", ""]),
 )
-def test_any_text_gives_limits(variables: dict[str, str], backend: str, framework: str):
-    """Whatever stands in the environment: every limit is a number of zero or more."""
+def test_any_variable_text_gives_valid_limits(
+    variables: dict[str, str], backend: str, framework: str
+):
+    """With any text in the environment every limit is a number of zero or more."""
     timeouts = RankTimeouts(variables, (GroupTimeout("w", backend, 5 * S),))
     for limit in limits(timeouts, framework=framework).sorted_limits:
         assert limit.limit_us >= 0

@@ -1,4 +1,4 @@
-"""Who waits now, for whom, how long, and what the ranks are told of it."""
+"""Hints and warnings about open waits."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def view(events: dict[int, list[EventColumns]], **more: Any) -> IterationView:
 
 
 def stuck(waited_s: float, *, stalled_us: int = 0) -> tuple[IterationView, int]:
-    """Ranks 0 and 2 are in an all-reduce to which rank 1 has not come."""
+    """Ranks 0 and 2 are in an all-reduce at which rank 1 has not arrived."""
     met = event(1, T0, sequence=6)
     events = {
         0: [batch(met), batch(event(2, T0 + 5, done=False, sequence=7))],
@@ -71,7 +71,7 @@ def stuck(waited_s: float, *, stalled_us: int = 0) -> tuple[IterationView, int]:
     return view(events), T0 + 5 + int(waited_s * S)
 
 
-def test_who_waits_for_whom_and_since_when():
+def test_open_wait_names_ranks_and_duration():
     now = stuck(12)
     (hint,) = find_open_waits(now[0], FACTS, now[1])
     assert (hint.waiting, hint.level, hint.share) == (True, HintLevel.WARNING, 0.6)
@@ -86,8 +86,8 @@ def test_who_waits_for_whom_and_since_when():
         assert words in hint.reason
 
 
-def test_what_an_agent_has_not_told_yet_is_no_wait():
-    """The agent of rank 1 is a minute behind: rank 1 may have come 3.4 s later, and had."""
+def test_open_wait_ends_at_time_that_late_rank_has_reported():
+    """The agent of rank 1 is a minute behind, and rank 1 arrived after 3.4 s."""
     now, now_us = stuck(64)
     behind = RankCoverage(T0 + 5 + int(3.4 * S), "the agent of b has 12,000 events to report")
     (hint,) = find_open_waits(replace(now, coverage={**now.coverage, 1: behind}), FACTS, now_us)
@@ -101,8 +101,8 @@ def test_what_an_agent_has_not_told_yet_is_no_wait():
         assert words in hint.reason
 
 
-def test_a_rank_that_hangs_beside_an_agent_that_keeps_up_is_said_in_time():
-    """What is known is a few seconds old, and half of 20 s are over."""
+def test_hanging_rank_with_current_agent_gets_warning_in_time():
+    """The reports are a few seconds old, and half of the 20 s are over."""
     now, now_us = stuck(13)
     (hint,) = find_open_waits(
         replace(now, coverage={1: RankCoverage(now_us - 3 * S)}), FACTS, now_us
@@ -123,7 +123,7 @@ def test_a_rank_that_hangs_beside_an_agent_that_keeps_up_is_said_in_time():
         ),
     ],
 )
-def test_of_a_rank_whose_agent_is_silent_only_what_is_known_is_said(
+def test_open_wait_of_silent_agent_is_limited_to_known_time(
     coverage: dict[int, RankCoverage], words: str
 ):
     now, now_us = stuck(50)
@@ -134,22 +134,22 @@ def test_of_a_rank_whose_agent_is_silent_only_what_is_known_is_said(
     assert not build_warnings([hint])
 
 
-def test_who_is_known_to_be_late_is_named_and_not_who_may_have_come():
-    """Of rank 1 nothing is heard for long; rank 2 is known not to have come."""
+def test_rank_known_to_be_late_is_named_before_unknown_ones():
+    """Rank 1 has not reported for long; rank 2 is known to be late."""
     events = {0: [batch(event(1, T0, done=False))], 1: [], 2: []}
     coverage = {1: RankCoverage(T0 + S), 2: RankCoverage(T0 + 12 * S)}
     (hint,) = find_open_waits(view(events, coverage=coverage), FACTS, T0 + 13 * S)
     assert (hint.last_rank, hint.spread_us) == (2, 12 * S)
 
 
-def test_the_part_of_dumping_is_what_the_late_one_was_held_up():
+def test_dump_share_is_stall_of_late_rank():
     now = stuck(12, stalled_us=11 * S)
     assert find_open_waits(now[0], FACTS, now[1])[0].dump_us == 11 * S
     now = stuck(12, stalled_us=15 * S)
     assert find_open_waits(now[0], FACTS, now[1])[0].dump_us == 12 * S
 
 
-def test_what_dumping_held_up_on_both_sides_is_not_its_part():
+def test_dump_share_excludes_stall_of_both_ranks():
     met = event(1, T0, sequence=6)
     events = {
         0: [batch(met, event(2, T0 + 5, done=False, sequence=7, stall_us=4 * S))],
@@ -159,7 +159,7 @@ def test_what_dumping_held_up_on_both_sides_is_not_its_part():
     assert hint.dump_us == 7 * S
 
 
-def test_a_rank_without_a_call_so_far_counts_from_the_last_merged_one():
+def test_stall_of_rank_without_call_counts_from_last_merged_call():
     events = {
         0: [batch(event(1, T0, done=False, sequence=7, stall_us=3 * S))],
         1: [batch(operator(1, T0, "Linear-op0"), stalled_us=9 * S)],
@@ -169,7 +169,7 @@ def test_a_rank_without_a_call_so_far_counts_from_the_last_merged_one():
     assert hint.dump_us == 5 * S
 
 
-def test_a_rank_that_is_stuck_in_its_first_tensor_counts_though_it_has_no_event():
+def test_stall_of_rank_without_events_counts():
     events = {0: [batch(event(1, T0, done=False, sequence=7))]}
     state = HintState(3, stalls={1: 4 * S})
     (hint,) = find_open_waits(view(events, stalls={1: 15 * S}), FACTS, T0 + 12 * S, state)
@@ -177,7 +177,7 @@ def test_a_rank_that_is_stuck_in_its_first_tensor_counts_though_it_has_no_event(
     assert "rank 1 has reported nothing of this iteration" in hint.reason
 
 
-def test_nobody_waits_when_all_have_come_or_nothing_is_open():
+def test_complete_calls_give_no_open_wait():
     met = event(1, T0, sequence=6)
     assert find_open_waits(view({0: [batch(met)], 1: []}), FACTS, T0 + 50 * S) == ()
     running = {rank: [batch(event(1, T0, done=False, sequence=6))] for rank in range(3)}
@@ -188,12 +188,12 @@ def test_nobody_waits_when_all_have_come_or_nothing_is_open():
     assert find_open_waits(view(swapped), FACTS, T0 + 50 * S) == ()
 
 
-def test_ranks_that_the_plan_leaves_out_are_not_waited_for():
+def test_excluded_ranks_give_no_open_wait():
     now, now_us = stuck(12)
     assert find_open_waits(replace(now, excluded=frozenset({1})), FACTS, now_us) == ()
 
 
-def test_a_rank_that_reported_nothing_is_named():
+def test_rank_without_reports_is_named():
     now, now_us = stuck(12)
     silent = replace(now, events={rank: now.events[rank] for rank in (0, 2)})
     (hint,) = find_open_waits(silent, FACTS, now_us)
@@ -201,8 +201,8 @@ def test_a_rank_that_reported_nothing_is_named():
     assert "rank 1 has reported nothing of this iteration" in hint.reason
 
 
-def test_the_one_that_does_not_wait_itself_is_blamed():
-    """Rank 0 waits for 1 and 2; rank 1 waits for 2 elsewhere: it is 2 that holds up all."""
+def test_late_rank_is_the_one_that_does_not_wait_elsewhere():
+    """Rank 0 waits for 1 and 2, and rank 1 waits for 2 in another call."""
     other = ProcessGroup("q", (1, 2))
     inside = replace(batch(event(1, T0, done=False, group="q")), groups=(WORLD, other))
     events = {0: [batch(event(1, T0, done=False))], 1: [inside], 2: []}
@@ -211,7 +211,7 @@ def test_the_one_that_does_not_wait_itself_is_blamed():
 
 
 @pytest.mark.parametrize(("waits", "answers"), [("RECV", "SEND"), ("SEND", "RECV")])
-def test_messages_wait_for_their_other_end(waits: str, answers: str):
+def test_open_message_waits_for_its_other_end(waits: str, answers: str):
     mine: dict[str, Any] = {"kind": EventKind[waits], "group": "p", "peer": 1, "name": "Message"}
     other: dict[str, Any] = {"kind": EventKind[answers], "group": "p", "peer": 0, "name": "Message"}
     alone = {0: [batch(event(1, T0, done=False, **mine))], 1: [batch(operator(1, T0, "A"))]}
@@ -224,8 +224,8 @@ def test_messages_wait_for_their_other_end(waits: str, answers: str):
     assert len(find_open_waits(view(wrong), FACTS, T0 + 12 * S)) == 1
 
 
-def test_a_wait_that_grows_is_said_a_few_times_only():
-    """A minute and a half of ticks against a budget of 20 s."""
+def test_growing_wait_gets_few_warnings():
+    """The wait is evaluated each second for a minute and a half, with a limit of 20 s."""
     said: dict[str, None] = {}
     for tenth in range(900):
         now, now_us = stuck(tenth / 10)
@@ -241,8 +241,10 @@ def test_a_wait_that_grows_is_said_a_few_times_only():
 
 @settings(deadline=None)
 @given(waited=st.floats(0, 1000), stalled=st.integers(0, 10**9))
-def test_laws_of_a_live_hint(waited: float, stalled: int):
-    """The part is within the wait, the level follows the share, only what is near is said."""
+def test_open_wait_hints_are_consistent(waited: float, stalled: int):
+    """The dump share is within the wait, the level follows from the share, and only near hints get
+    a warning.
+    """
     now, now_us = stuck(waited, stalled_us=stalled)
     (hint,) = find_open_waits(now, FACTS, now_us)
     assert 0 <= hint.dump_us <= hint.spread_us
@@ -251,7 +253,7 @@ def test_laws_of_a_live_hint(waited: float, stalled: int):
     assert len(build_warnings([hint])) == (hint.level is not HintLevel.OK)
 
 
-def test_hints_of_the_past_and_of_now_go_together():
+def test_hints_combine_published_and_open_waits():
     now, now_us = stuck(12)
     hints: tuple[TimeoutHint, ...] = (
         *build_hints(HintState(), FACTS),
@@ -260,8 +262,8 @@ def test_hints_of_the_past_and_of_now_go_together():
     assert len(build_warnings(hints)) == 1
 
 
-def test_a_step_is_said_in_the_same_words_whoever_waits():
-    """A report that comes later shows that another rank waits for longer: that is no news."""
+def test_warning_text_stays_within_a_step():
+    """A later report shows that another rank waits longer, which does not change the warning."""
     now, now_us = stuck(12)
     (first,) = find_open_waits(now, FACTS, now_us)
     said = build_warnings([first])

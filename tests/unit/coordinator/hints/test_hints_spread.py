@@ -1,4 +1,4 @@
-"""Spreads of arrivals and dumping's part of them, against a job that is played without dumping."""
+"""Spreads of arrivals and the share of dumping, compared with a simulated job without dumping."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def found(
     return list(measure_call_spreads(order, {} if programs is None else programs, {}))
 
 
-def told(calls: list[JobCall]) -> list[tuple[int, int]]:
-    """Spread and part of all waits; a send has none."""
+def measured_waits(calls: list[JobCall]) -> list[tuple[int, int]]:
+    """Return spread and dump share of all waits; a send has none."""
     order = merge_iteration(view_of(events(calls), iteration=0))
     kinds = order.calls.columns["kind"]
     return sorted(
@@ -57,70 +57,69 @@ def told(calls: list[JobCall]) -> list[tuple[int, int]]:
 
 @settings(deadline=None)
 @given(calls=jobs())
-def test_the_part_is_what_a_job_without_dumping_would_not_have_waited(calls: list[JobCall]):
-    """The same as two runs of the job, one of them without stalls."""
-    assert told(calls) == sorted(dumped(calls))
+def test_dump_share_equals_difference_to_job_without_dumping(calls: list[JobCall]):
+    """Compared with a second run of the job without stalls."""
+    assert measured_waits(calls) == sorted(dumped(calls))
 
 
 @settings(deadline=None)
 @given(calls=jobs(stalls=st.just(0)))
-def test_without_stalls_dumping_has_no_part(calls: list[JobCall]):
-    assert not any(part for _, part in told(calls))
+def test_dump_share_is_zero_without_stalls(calls: list[JobCall]):
+    assert not any(part for _, part in measured_waits(calls))
 
 
 @settings(deadline=None)
 @given(calls=jobs(), deferred=st.data())
-def test_the_part_is_never_more_than_the_spread(calls: list[JobCall], deferred: st.DataObject):
-    """Whatever overlaps."""
+def test_dump_share_is_at_most_the_spread(calls: list[JobCall], deferred: st.DataObject):
     mixed = [
         JobCall(c.members, c.work_us, c.stall_us, deferred=deferred.draw(st.booleans()))
         for c in calls
         if not c.message
     ]
-    assert all(0 <= part <= spread for spread, part in told(mixed))
+    assert all(0 <= part <= spread for spread, part in measured_waits(mixed))
 
 
 @settings(deadline=None)
 @given(rank=st.integers(0, 2), stall=st.integers(1, 10**9))
-def test_one_rank_that_stalls_causes_all_of_the_wait(rank: int, stall: int):
+def test_dump_share_of_single_stalled_rank_is_whole_spread(rank: int, stall: int):
     stalls = tuple(stall if each == rank else 0 for each in range(3))
     (spread,) = found([JobCall((0, 1, 2), (5, 5, 5), stalls)])
     assert (spread.spread_us, spread.dump_us, spread.last_rank) == (stall, stall, rank)
 
 
-def test_a_delay_travels_through_a_third_rank():
+def test_delay_propagates_through_third_rank():
     """Rank 0 stalls, rank 1 waits for it, and rank 2 waits for rank 1."""
     calls = [JobCall((0, 1), (5, 5), (700, 0)), JobCall((1, 2), (5, 10), (0, 0))]
     assert [(each.spread_us, each.dump_us) for each in found(calls)] == [(700, 700), (700, 700)]
 
 
-def test_stalls_that_all_have_alike_are_nobodys_wait():
-    """One sleeps; that all dump for as long does not make it dumping's wait."""
+def test_equal_stalls_cause_no_dump_share():
+    """One rank sleeps, and all ranks dump for the same time."""
     (spread,) = found([JobCall((0, 1), (5, 9005), (700, 700))])
     assert (spread.spread_us, spread.dump_us) == (9000, 0)
 
 
 @settings(deadline=None)
 @given(rounds=st.lists(st.tuples(times, times, pairs, pairs), min_size=1, max_size=6))
-def test_buckets_that_overlap_carry_delays_on(rounds: list[tuple[int, int, Pair, Pair]]):
-    """As DDP reduces gradients: started one after the other, waited for where the last starts."""
+def test_overlapping_calls_propagate_delays(rounds: list[tuple[int, int, Pair, Pair]]):
+    """As with DDP, calls start one after the other and are all awaited at the start of the last."""
     calls: list[JobCall] = []
     for work, more, stalls, later in rounds:
         calls.append(JobCall((0, 1), (work, work), stalls, deferred=True))
         calls.append(JobCall((0, 1), (more, more), later))
-    assert told(calls) == sorted(dumped(calls))
+    assert measured_waits(calls) == sorted(dumped(calls))
 
 
-def test_the_sum_of_a_new_session_starts_anew():
-    """A lower sum of stalls is not a stall below zero."""
+def test_stall_of_new_session_starts_at_zero():
+    """A lower stall than before is not a negative one."""
     programs = {0: RankTimeline(stall_us=10_000, delay_us=50), 1: RankTimeline(0, 0)}
     (spread,) = found([JobCall((0, 1), (0, 0), (30, 0))], programs)
     assert (spread.spread_us, spread.dump_us) == (30, 30)
     assert programs[0].stall_us == 30
 
 
-def test_a_missing_member_counts_as_long_as_the_others_waited():
-    """It was waited for until the others gave up."""
+def test_missing_member_has_known_wait_as_spread():
+    """The others waited for it until they gave up."""
     batches = events([JobCall((0, 1), (5, 5), (0, 0)), JobCall((0, 1), (5, 5), (0, 0))])
     late = batches[0][0]
     late.columns["end_us"][1] = late.columns["start_us"][1] + 20_000_000

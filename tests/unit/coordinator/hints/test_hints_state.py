@@ -1,4 +1,4 @@
-"""What hints remember over iterations, what they expect, and what they say."""
+"""Hint state across iterations, projections, and the texts of hints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 
 
 def order(iteration: int, *late_us: int, stall_us: int = 0, number: int = 1) -> GlobalOrder:
-    """Two ranks meet; the second one comes so late each time, and dumping has its part."""
+    """Return an order of two ranks that meet; the second one is late, partly because of dumping."""
     calls = [JobCall((0, 1), (0, late), (0, min(stall_us, late))) for late in late_us]
     calls = [JobCall(c.members, (0, c.work_us[1] - c.stall_us[1]), c.stall_us) for c in calls]
     batches = events(calls, iteration=iteration)
@@ -68,7 +68,7 @@ def hint_after(orders: list[GlobalOrder], known: JobFacts) -> TimeoutHint:
     return hint
 
 
-def test_a_wait_that_dumping_caused_is_told_with_its_share_and_a_line():
+def test_hint_for_wait_by_dumping_has_share_and_setting():
     hint = hint_after([order(0, 100, 12 * S, stall_us=11 * S)], facts(gloo(20)))
     assert (hint.level, hint.share) == (HintLevel.WARNING, 0.6)
     assert (hint.group, hint.backend, hint.kind, hint.sequence) == ("0-1", "gloo", "all_reduce", 2)
@@ -82,28 +82,28 @@ def test_a_wait_that_dumping_caused_is_told_with_its_share_and_a_line():
     )
 
 
-def test_what_is_fine_needs_no_setting():
+def test_hint_below_half_of_limit_has_no_settings():
     hint = hint_after([order(0, 9 * S)], facts(gloo(20)))
     assert (hint.level, hint.settings, hint.dump_us) == (HintLevel.OK, (), 0)
     assert not build_warnings([hint])
 
 
-def test_what_is_over_is_over():
+def test_wait_above_limit_is_exceeded():
     hint = hint_after([order(0, 21 * S)], facts(gloo(20)))
     assert hint.level is HintLevel.EXCEEDED
     (line,) = build_warnings([hint]).values()
     assert "rank 1 was late: rank 0 waited at least 20 s, 100% of the 20 s" in line
 
 
-def test_without_a_limit_there_is_only_the_spread():
+def test_hint_without_limit_has_only_the_spread():
     hint = hint_after([order(0, 21 * S)], JobFacts("j"))
     assert (hint.level, hint.limit, hint.share) == (HintLevel.OK, None, 0.0)
     assert "no limit that applies to this wait is known" in hint.reason
     assert not build_warnings([hint])
 
 
-def test_the_first_collective_has_a_limit_of_its_own():
-    """100 s of 120 s to connect are worse than 300 s of 1836 s later."""
+def test_first_collective_uses_connect_limit():
+    """100 s of 120 s to connect are a larger share than 300 s of 1836 s later."""
     known = facts(environment(), framework="mindspore 2.3", device="Ascend")
     hint = hint_after([order(0, 100 * S, 300 * S, number=0)], known)
     assert hint.limit
@@ -114,7 +114,7 @@ def test_the_first_collective_has_a_limit_of_its_own():
     assert (later.limit.name, later.sequence) == ("HCCL_EXEC_TIMEOUT", 1)
 
 
-def test_a_rise_is_carried_on_to_the_last_selected_iteration():
+def test_rising_spread_is_projected_to_last_selected_iteration():
     orders = [order(i, (i + 1) * S // 10) for i in range(10)]
     hint = hint_after(orders, facts(gloo(20), selected="0-9|99"))
     assert (hint.projected_iteration, hint.projected_us) == (99, 10 * S)
@@ -124,7 +124,7 @@ def test_a_rise_is_carried_on_to_the_last_selected_iteration():
     assert "rises to 50% of the 20 s limit (timeout of init_process_group) by iteration 99" in line
 
 
-def test_an_endless_plan_says_when_it_would_strike():
+def test_rising_spread_of_endless_plan_names_iteration_at_limit():
     orders = [order(i, (i + 1) * S // 10) for i in range(10)]
     hint = hint_after(orders, facts(gloo(20)))
     assert (hint.projected_iteration, hint.projected_us) == (NO_LAST_ITERATION, S)
@@ -134,15 +134,15 @@ def test_an_endless_plan_says_when_it_would_strike():
 
 @settings(deadline=None)
 @given(noise=st.lists(st.integers(0, 1000), min_size=64, max_size=64))
-def test_noise_is_no_rise(noise: list[int]):
-    """Backwards or forwards, at most one of them rises; and never the even mixture."""
+def test_spread_trend_ignores_noise(noise: list[int]):
+    """Of a series and its reverse at most one rises, and their mixture never does."""
     mixed = [each for pair in zip(noise, reversed(noise), strict=True) for each in pair]
     assert fit_spread_trend(list(enumerate(mixed))) is None
 
 
 @settings(deadline=None)
 @given(slope=st.integers(100, 1000), start=st.integers(0, 1000), count=st.integers(5, 64))
-def test_a_line_is_found(slope: int, start: int, count: int):
+def test_spread_trend_finds_a_line(slope: int, start: int, count: int):
     rise = fit_spread_trend([(i, start + slope * i) for i in range(count)])
     assert rise is not None
     assert abs(rise.spread_at(1000) - (start + slope * 1000)) <= 1
@@ -162,11 +162,11 @@ def test_a_line_is_found(slope: int, start: int, count: int):
         ([""], NO_LAST_ITERATION),
     ],
 )
-def test_the_last_iteration_of_a_plan(selections: list[str], last: int):
+def test_last_selected_iteration_is_read_from_plans(selections: list[str], last: int):
     assert find_last_selected_iteration(selections) == last
 
 
-def test_the_state_survives_as_text():
+def test_hint_state_round_trips_as_json():
     state = HintState()
     for iteration in range(3):
         state = update_hint_state(state, order(iteration, 5 * S, 100, stall_us=50, number=0))
@@ -178,13 +178,13 @@ def test_the_state_survives_as_text():
     "text",
     ["", "[]", "{}", '{"version":2}', '{"version":1,"iteration":0,"ranks":[[1]],"groups":[]}'],
 )
-def test_another_text_is_no_state(text: str):
+def test_hint_state_rejects_other_texts(text: str):
     with pytest.raises(CorruptedError, match="not a valid state of timeout hints"):
         HintState.from_json(text)
 
 
-def test_the_state_goes_on_where_it_was():
-    """Restarted between two iterations the hints are what they would have been."""
+def test_hint_state_continues_after_restart():
+    """A restart between two iterations does not change the hints."""
     one, two = order(0, 5 * S, stall_us=S), order(1, 7 * S, stall_us=2 * S)
     whole = update_hint_state(update_hint_state(HintState(), one), two)
     assert (
@@ -193,7 +193,7 @@ def test_the_state_goes_on_where_it_was():
     )
 
 
-def test_history_and_groups_are_bounded(monkeypatch: pytest.MonkeyPatch):
+def test_hint_state_bounds_history_and_groups(monkeypatch: pytest.MonkeyPatch):
     state = HintState()
     for iteration in range(70):
         state = update_hint_state(state, order(iteration, 5))
@@ -208,14 +208,14 @@ def test_history_and_groups_are_bounded(monkeypatch: pytest.MonkeyPatch):
     )
 
 
-def test_iterations_between_level_the_ranks():
-    """What is not dumped has its collectives, too: no delay is left after it."""
+def test_delays_are_cleared_by_iterations_that_were_not_dumped():
+    """Iterations without a dump have collectives too, which even out delays."""
     state = update_hint_state(HintState(), order(0, 5 * S, stall_us=5 * S))
     assert state.delays == {0: 5 * S, 1: 5 * S}
     assert update_hint_state(state, order(10, 0)).iteration == 10
 
 
-def test_a_group_of_one_never_waits():
+def test_group_of_one_rank_gives_no_hint():
     lone = {
         0: [
             EventColumns.from_events(
@@ -232,8 +232,8 @@ def test_a_group_of_one_never_waits():
     )
 
 
-def test_the_ends_of_all_types_reach_the_wire():
-    """The widest times, the highest numbers and a plan with the last iteration there is."""
+def test_hints_with_extreme_values_fit_the_wire():
+    """The largest times and numbers, and a plan with the last possible iteration."""
     orders = [order(i, (i + 1) * 10**15) for i in range(6)]
     state = HintState()
     for each in orders:
@@ -250,8 +250,7 @@ def test_the_ends_of_all_types_reach_the_wire():
         assert HintState.from_json(state.to_json()) == state
 
 
-def test_a_receive_without_its_send_is_no_wait():
-    """Whatever it says of the other end."""
+def test_receive_without_send_gives_no_hint():
     alone = RankEvent(
         0, 0, 1, 1, "Recv", EventKind.RECV, 5, 9, group="g", sequence=3, peer=-1, stall_us=7
     )
@@ -263,11 +262,11 @@ def test_a_receive_without_its_send_is_no_wait():
     assert (hint.spread_us, hint.last_rank) == (0, 0)
 
 
-def test_an_iteration_without_calls_changes_nothing_but_its_number():
+def test_iteration_without_calls_changes_only_its_number():
     assert update_hint_state(HintState(), merge_iteration(view_of({}, iteration=3))) == HintState(3)
 
 
-def test_only_the_nearest_groups_are_said():
+def test_warnings_are_limited_to_nearest_groups():
     hint = hint_after([order(0, 12 * S)], facts(gloo(20)))
     many = [replace(hint, group=f"g{n}", spread_us=(12 + n % 7) * S) for n in range(100)]
     said = build_warnings(many).values()
@@ -275,6 +274,6 @@ def test_only_the_nearest_groups_are_said():
     assert all("90% of" in line for line in said)
 
 
-def test_what_is_written_is_json():
+def test_hint_state_is_valid_json():
     state = update_hint_state(HintState(), order(0, 5))
     assert json.loads(state.to_json())["version"] == 1

@@ -1,4 +1,4 @@
-"""What is claimed of ranks that wait, are late, lost events or run the same program."""
+"""Findings about ranks that wait, are late, lost events or run the same program."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from support.order_events import coll, merged, message, op
 from rankdump._core.events import OPEN_END_POSITION, EventKind, FindingKind, ProcessGroup, RankEvent
 
 
-def test_a_call_that_is_not_complete_has_its_member() -> None:
-    """Who waits has arrived; who has not come is named, with what it did instead."""
+def test_open_call_counts_its_waiting_members() -> None:
+    """The member that has not arrived is named with its last operator."""
     waiting = coll(2, 7, end_position=OPEN_END_POSITION)
     result = merged([op(1), waiting], [op(1), op(2, "Default/Stuck-op2")])
     (finding,) = result.findings
@@ -22,8 +22,8 @@ def test_a_call_that_is_not_complete_has_its_member() -> None:
     assert list(result.entries())[-1].missing == (1,)
 
 
-def test_what_is_complete_replaces_what_was_not() -> None:
-    """In any order, and with times that were corrected differently: no conflict, nobody waits."""
+def test_complete_event_replaces_open_one() -> None:
+    """In any order, and with differently corrected times, without a conflict."""
     begun, done = coll(1, 0, end_position=OPEN_END_POSITION), coll(1, 0, start_us=4, end_us=9)
     for program in ([begun, done], [done, begun], [begun, begun, done, begun]):
         result = merged(program, program)
@@ -32,8 +32,8 @@ def test_what_is_complete_replaces_what_was_not() -> None:
         assert [entry.end_us for entry in result.entries()] == [9]
 
 
-def test_a_provisional_view_claims_nothing_final() -> None:
-    """While an iteration runs, what is missing may come, and what completes late is not lost."""
+def test_findings_of_running_iteration_are_provisional() -> None:
+    """Missing events may still arrive, and late completions are not lost."""
     programs = [op(1), coll(2, 0)], [op(1), op(3)]
     (finding,) = merged(*programs, provisional=True).findings
     assert finding.provisional
@@ -44,15 +44,14 @@ def test_a_provisional_view_claims_nothing_final() -> None:
     assert "no counterpart so far on rank 1" in finding.text
 
 
-def test_a_rank_that_was_not_waited_for_is_not_said_to_have_stayed_away() -> None:
-    """The iteration was merged at its deadline: what the rank did later nobody knows."""
+def test_late_rank_is_reported_as_not_arrived_in_time() -> None:
+    """The iteration was merged at its deadline; later events of the rank are not known."""
     (finding,) = merged([op(1), coll(2, 0)], [op(1)], late=(1,), late_count=1).findings
     assert "rank 1 had not arrived in time" in finding.text
     assert not finding.provisional
 
 
-def test_a_rank_that_waits_elsewhere_is_said_to() -> None:
-    """Who is missing because it waits for a third is named with the call it waits in."""
+def test_missing_rank_is_reported_with_call_it_waits_in() -> None:
     trio = ProcessGroup("trio", (0, 1, 2))
     pair = ProcessGroup("pair", (1, 2))
     result = merged(
@@ -79,8 +78,8 @@ def test_a_rank_that_waits_elsewhere_is_said_to() -> None:
         ),
     ],
 )
-def test_ranks_that_stand_still_for_each_other_are_a_circle(calls) -> None:
-    """Each waits in a call that the other never comes to: one circle, nobody is called missing."""
+def test_ranks_that_wait_for_each_other_are_a_cycle(calls) -> None:
+    """Each waits in a call at which the other never arrives: one cycle, and no missing member."""
     one, other = calls
     (finding,) = merged([op(1), one], [op(1), other]).findings
     assert (finding.kind, finding.ranks) == (FindingKind.CYCLE, (0, 1))
@@ -89,8 +88,8 @@ def test_ranks_that_stand_still_for_each_other_are_a_circle(calls) -> None:
 
 
 @pytest.mark.parametrize("named", [(), {0: (1, 4), 1: (1, 4)}])
-def test_a_gap_is_counted_and_withdraws_what_it_may_explain(named) -> None:
-    """The lost event may be the call; a call that cannot be it is still claimed."""
+def test_gap_is_counted_and_hides_absences_it_may_explain(named) -> None:
+    """The lost event may be the call; other absences are still reported."""
     full = [op(1), coll(2, 0), coll(3, 1), coll(4, 2)]
     (gap,) = merged(full, [op(1), coll(2, 0), coll(4, 2)], spans=dict(named)).findings
     assert (gap.kind, gap.ranks, gap.position) == (FindingKind.GAP, (1,), 3)
@@ -101,15 +100,15 @@ def test_a_gap_is_counted_and_withdraws_what_it_may_explain(named) -> None:
     assert kinds == [FindingKind.GAP, FindingKind.MISSING_MEMBER]
 
 
-def test_a_rank_whose_every_event_was_lost_is_not_silent() -> None:
-    """It said how many there are: a gap, and no claim that it did nothing."""
+def test_rank_with_all_events_lost_is_not_silent() -> None:
+    """The rank reported the number of its events, so there is a gap."""
     (gap,) = merged([op(1), coll(2, 0)], spans={0: (1, 2), 1: (1, 2)}).findings
     assert (gap.kind, gap.ranks) == (FindingKind.GAP, (1,))
     assert "2 events of rank 1 were lost between positions 1 and 2" in gap.text
 
 
-def test_ranks_of_one_program_disagree_at_the_first_operator_that_differs() -> None:
-    """The minority is named with its operator, where it stands, and what the others did."""
+def test_program_finding_names_first_different_operator() -> None:
+    """The finding names the minority, its operator and position, and the usual operator."""
     four = ProcessGroup("world", (0, 1, 2, 3))
     usual = [op(1, "A"), coll(2, 0), op(3, "B"), op(4, "C")]
     other = [op(1, "A"), coll(2, 0), op(3, "X"), op(4, "C")]
@@ -120,8 +119,8 @@ def test_ranks_of_one_program_disagree_at_the_first_operator_that_differs() -> N
         assert word in finding.text
 
 
-def test_a_rank_that_is_on_its_way_agrees_as_far_as_it_got() -> None:
-    """A beginning is no difference; another operator in it is one, and an end is one, too."""
+def test_program_of_unfinished_rank_is_compared_as_far_as_it_got() -> None:
+    """A common beginning is no difference; another operator or an end is one."""
     usual = [op(1, "A"), coll(2, 0), op(3, "B"), op(4, "C")]
     late: dict[str, Any] = {"late": (1,), "late_count": 1}
     assert merged(usual, usual[:3], **late).findings == ()
@@ -132,8 +131,8 @@ def test_a_rank_that_is_on_its_way_agrees_as_far_as_it_got() -> None:
     assert "executed 'C'" in finding.text
 
 
-def test_stages_of_a_pipeline_run_different_programs() -> None:
-    """They send to each other, so meeting in one barrier makes them no equals; replicas are."""
+def test_programs_of_pipeline_stages_are_not_compared() -> None:
+    """Ranks that exchange messages are stages, even in one barrier; replicas are compared."""
     world = ProcessGroup("world", (0, 1, 2, 3))
     first, second = ProcessGroup("dp0", (0, 1)), ProcessGroup("dp1", (2, 3))
 

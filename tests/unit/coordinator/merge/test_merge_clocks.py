@@ -1,4 +1,4 @@
-"""Clocks that differ are corrected by when members leave a collective together."""
+"""Correction of clocks by the times at which members leave a collective."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def world(ranks: int) -> ProcessGroup:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @settings(max_examples=30, deadline=None)
 @given(at=st.integers(3 * ROUND_US, 10 * ROUND_US), host=st.integers(0, 3))
-def test_a_clock_that_is_set_is_corrected_where_it_was(by, ranks, at, host) -> None:
-    """Whenever it is set, its events stay within the collectives that enclose them."""
+def test_clock_step_is_corrected_where_it_happened(by, ranks, at, host) -> None:
+    """Events stay within the collectives around them, wherever the clock is set."""
     meetings = [world(ranks)] * 13
     true = rounds(meetings, ranks)
 
@@ -115,8 +115,8 @@ def test_a_clock_that_is_set_is_corrected_where_it_was(by, ranks, at, host) -> N
         assert starts(as_corrected(program, order)) == starts(true)
 
 
-def test_a_constant_difference_is_taken_away() -> None:
-    """An offset shows at the first collective already, and holds before it as well."""
+def test_constant_clock_offset_is_corrected() -> None:
+    """The offset found at the first collective also applies before it."""
     meetings = [world(3)] * 6
     true = rounds(meetings, 3)
     program = on_clocks(true, lambda rank, true_us: true_us + 5000 * (rank == 1))
@@ -126,8 +126,8 @@ def test_a_constant_difference_is_taken_away() -> None:
     assert first == {GAP_US, GAP_US - 7, GAP_US - 14}
 
 
-def test_a_clock_that_drifts_is_followed() -> None:
-    """A tenth of a percent is corrected to within what counts as noise."""
+def test_clock_drift_is_corrected() -> None:
+    """A drift of a tenth of a percent is corrected to within the noise."""
     meetings = [world(3)] * 400
     true = rounds(meetings, 3)
     program = on_clocks(true, lambda rank, true_us: true_us + true_us // 1000 * (rank == 2))
@@ -137,8 +137,8 @@ def test_a_clock_that_drifts_is_followed() -> None:
 
 
 @pytest.mark.parametrize("noise", [0, 40, 5000])
-def test_what_members_leave_apart_anyway_corrects_nothing(noise) -> None:
-    """Ranks that leave late now and then have no other clock."""
+def test_late_exits_do_not_change_a_clock(noise) -> None:
+    """Ranks leave some collectives late without a clock difference."""
     meetings = [world(4)] * 60
     program = rounds(meetings, 4, noise=noise)
     order = merged(program, meetings)
@@ -146,8 +146,8 @@ def test_what_members_leave_apart_anyway_corrects_nothing(noise) -> None:
     assert starts(as_corrected(program, order)) == starts(program)
 
 
-def test_few_exits_prove_little() -> None:
-    """A few milliseconds at two collectives may be chance; a second is not."""
+def test_few_exits_correct_large_differences_only() -> None:
+    """At two collectives a few milliseconds may be chance; a second is not."""
     meetings = [world(3)] * 2
     for offset, corrected in ((5000, False), (1_000_000, True)):
 
@@ -158,8 +158,8 @@ def test_few_exits_prove_little() -> None:
         assert bool(order.skews) is corrected
 
 
-def test_groups_that_share_a_clock_connect_the_others() -> None:
-    """No collective has all ranks: the clocks are compared through those in between."""
+def test_clocks_are_compared_across_connected_groups() -> None:
+    """No collective has all ranks, so clocks are compared through common ones."""
     chain = [ProcessGroup(f"g{at}", (at, at + 1)) for at in range(4)]
     meetings = chain * 8
     true = rounds(meetings, 5)
@@ -175,8 +175,8 @@ def test_groups_that_share_a_clock_connect_the_others() -> None:
     assert len(offsets) == 1
 
 
-def test_ranks_of_one_host_are_corrected_together() -> None:
-    """One of them meets other hosts; the correction is the clock's."""
+def test_clock_correction_applies_to_all_ranks_of_host() -> None:
+    """Only one rank of the host meets ranks of other hosts."""
     across, inside = ProcessGroup("across", (0, 2, 4)), ProcessGroup("inside", (2, 3))
     meetings = [across, inside] * 8
     true = rounds(meetings, 6)
@@ -186,8 +186,8 @@ def test_ranks_of_one_host_are_corrected_together() -> None:
     assert starts(as_corrected(program, order)) == starts(true)
 
 
-def test_a_clock_set_while_a_module_runs_tears_no_event() -> None:
-    """Of an event that began before and ended after, each end has its own correction."""
+def test_clock_step_within_an_event_corrects_each_end() -> None:
+    """The event began before the step and ended after it."""
     meetings = [world(3)] * 12
     true = rounds(meetings, 3)
     at = 5 * ROUND_US + 3 * GAP_US + 10

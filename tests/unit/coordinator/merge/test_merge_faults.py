@@ -1,4 +1,4 @@
-"""Injected faults are found as exactly what they are; what only looks like one is not."""
+"""Findings about faults, and none about programs that only look faulty."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
         ),
     ],
 )
-def test_a_mismatch_names_the_number_and_both_sides(change, kind, words) -> None:
-    """Kind, size or type that differ at one number: one finding, and still one entry."""
+def test_mismatch_names_sequence_and_both_sides(change, kind, words) -> None:
+    """A different kind, size or type gives one finding and one entry."""
     result = merged([op(1), coll(2, 4), coll(3, 5)], [op(1), coll(2, 4), coll(3, 5, **change)])
     (finding,) = result.findings
     for word in ["iteration 3", "number 5 of group 'world'", "(ranks 0 1)", "AllReduce", *words]:
@@ -45,8 +45,8 @@ def test_a_mismatch_names_the_number_and_both_sides(change, kind, words) -> None
     assert [e.ranks for e in result.entries() if e.kind.is_collective] == [(0, 1), (0, 1)]
 
 
-def test_ranks_that_differ_again_and_again_are_one_finding() -> None:
-    """A rank with another element type says so at each call: once, with how many more."""
+def test_repeated_mismatch_is_one_finding() -> None:
+    """A rank with another element type in every call; the finding has the number of calls."""
     program = [coll(at, at) for at in range(1, 41)]
     other = [coll(at, at, dtype="int8") for at in range(1, 41)]
     (finding,) = merged(program, other).findings
@@ -61,20 +61,18 @@ def test_ranks_that_differ_again_and_again_are_one_finding() -> None:
         {"kind": EventKind.SCATTER, "element_count": 0, "dtype": ""},
     ],
 )
-def test_a_member_that_says_nothing_contradicts_nobody(change) -> None:
-    """A size or type left unsaid is not a mismatch."""
+def test_unset_size_or_type_is_no_mismatch(change) -> None:
     both = {"kind": change.get("kind", EventKind.ALL_REDUCE)}
     assert merged([coll(1, 0, **both)], [coll(1, 0, **(both | change))]).findings == ()
 
 
-def test_uneven_sizes_are_legal_where_the_operation_allows_them() -> None:
-    """all_to_all may move different numbers of elements on each rank."""
+def test_uneven_sizes_of_all_to_all_are_no_mismatch() -> None:
     kind = {"kind": EventKind.ALL_TO_ALL}
     assert merged([coll(1, 0, **kind)], [coll(1, 0, element_count=3, **kind)]).findings == ()
 
 
-def test_a_missing_member_is_named_with_the_last_thing_it_did() -> None:
-    """The entry says who is missing; one finding says where that rank stopped, and how often."""
+def test_missing_member_is_reported_with_its_last_operator() -> None:
+    """The entry names the rank; one finding has its last operator and the number of calls."""
     result = merged(
         [op(1), coll(2, 0), coll(3, 1), coll(4, 2)],
         [op(1, "Default/Mul-op2"), coll(2, 0), op(3, "Default/Last-op9")],
@@ -87,8 +85,8 @@ def test_a_missing_member_is_named_with_the_last_thing_it_did() -> None:
     assert missing == [(), (1,), (1,)]
 
 
-def test_a_silent_rank_is_one_finding_and_an_excluded_one_is_none() -> None:
-    """A rank without any event is named once for all its calls; one the plan leaves out, never."""
+def test_silent_rank_is_one_finding_and_excluded_rank_none() -> None:
+    """One finding covers all calls of a rank without events."""
     program = [coll(1, 0), coll(2, 0, group="other"), message(3, EventKind.SEND, 1)]
     (finding,) = merged(program).findings
     assert "rank 1 reported nothing" in finding.text
@@ -98,8 +96,8 @@ def test_a_silent_rank_is_one_finding_and_an_excluded_one_is_none() -> None:
     assert all(entry.missing == () for entry in result.entries())
 
 
-def test_two_groups_entered_in_opposite_order_are_one_circle() -> None:
-    """The circle is reported once with both calls, and the older call goes first."""
+def test_groups_entered_in_opposite_order_are_one_cycle() -> None:
+    """The cycle is reported once with both calls, and the older call comes first."""
     a, b = {"group": "world"}, {"group": "other"}
     result = merged(
         [op(1), coll(2, 0, **a), op(3), coll(4, 0, **b), op(5), coll(6, 1, **a)],
@@ -119,8 +117,8 @@ def test_two_groups_entered_in_opposite_order_are_one_circle() -> None:
         assert own == sorted(own)
 
 
-def test_a_circle_is_broken_at_the_older_call() -> None:
-    """Which call goes first follows from time, not from names or numbers."""
+def test_cycle_is_broken_at_oldest_call() -> None:
+    """The choice depends on time, not on names or numbers."""
     result = merged(
         [coll(1, 0, start_us=50), coll(2, 0, group="other", start_us=50)],
         [coll(1, 0, group="other", start_us=10), coll(2, 0, start_us=90)],
@@ -128,8 +126,8 @@ def test_a_circle_is_broken_at_the_older_call() -> None:
     assert [entry.group for entry in result.entries()] == ["other", "world"]
 
 
-def test_overlapping_calls_in_opposite_order_are_no_circle() -> None:
-    """What one rank has under way at once binds nothing."""
+def test_overlapping_calls_in_opposite_order_are_no_cycle() -> None:
+    """Calls of one rank that overlap are not ordered."""
     a, b = {"group": "world"}, {"group": "other"}
     result = merged(
         [coll(1, 0, end_position=2, **a), coll(2, 0, **b)],
@@ -138,8 +136,8 @@ def test_overlapping_calls_in_opposite_order_are_no_circle() -> None:
     assert result.findings == ()
 
 
-def test_receives_posted_before_the_sends_are_no_circle() -> None:
-    """Both ranks post irecv, then isend, then wait: nothing to find, each send first."""
+def test_asynchronous_receives_before_sends_are_no_cycle() -> None:
+    """Both ranks post irecv, then isend, then wait; each send comes first."""
     programs = [
         [
             message(1, EventKind.RECV, peer, end_position=3),
@@ -155,8 +153,8 @@ def test_receives_posted_before_the_sends_are_no_circle() -> None:
         assert ends.index((EventKind.SEND, sender)) < ends.index((EventKind.RECV, receiver))
 
 
-def test_blocking_receives_before_the_sends_are_a_circle() -> None:
-    """Both ranks wait for the other's send before their own: a deadlock, of four calls."""
+def test_blocking_receives_before_sends_are_a_cycle() -> None:
+    """Both ranks wait for the other's send before their own: a deadlock of four calls."""
     (finding,) = merged(
         [message(1, EventKind.RECV, 1), message(2, EventKind.SEND, 1)],
         [message(1, EventKind.RECV, 0), message(2, EventKind.SEND, 0)],
@@ -166,8 +164,8 @@ def test_blocking_receives_before_the_sends_are_a_circle() -> None:
 
 
 @pytest.mark.parametrize("kind", [EventKind.SEND, EventKind.RECV])
-def test_one_end_of_a_message_without_the_other_is_found(kind) -> None:
-    """A send nobody received, or a receive nobody sent: one finding on the peer."""
+def test_message_with_one_end_is_a_finding(kind) -> None:
+    """A send without a receive, or the reverse, is one finding on the peer."""
     result = merged([message(1, kind, 1, sequence=6)], [op(1)])
     (finding,) = result.findings
     for word in [kind.name.lower(), "number 6", "no counterpart on rank 1", "Default/Add-op1"]:
@@ -175,8 +173,7 @@ def test_one_end_of_a_message_without_the_other_is_found(kind) -> None:
     assert [entry.missing for entry in result.entries() if entry.name == "Msg"] == [(1,)]
 
 
-def test_messages_disagree_like_members_do() -> None:
-    """Send and receive of one message name the same size and type."""
+def test_message_ends_with_different_size_or_type_are_a_mismatch() -> None:
     (finding,) = merged(
         [message(1, EventKind.SEND, 1, element_count=4, dtype="int8")],
         [message(1, EventKind.RECV, 0, element_count=5, dtype="int8")],
@@ -185,8 +182,7 @@ def test_messages_disagree_like_members_do() -> None:
     assert "from rank 0" in finding.text
 
 
-def test_groups_of_one_name_and_other_members_are_different_groups() -> None:
-    """Members are matched by name and ranks together."""
+def test_groups_of_same_name_and_other_ranks_are_distinct() -> None:
     left, right = ProcessGroup("tp", (0, 1)), ProcessGroup("tp", (3, 2))
     program = [coll(1, 0, group="tp")]
     events = {
@@ -198,8 +194,8 @@ def test_groups_of_one_name_and_other_members_are_different_groups() -> None:
     assert result.findings == ()
 
 
-def test_a_group_that_a_rank_never_declared_is_looked_up_at_the_others() -> None:
-    """A batch may come without its groups; nobody knowing the group is no fault either."""
+def test_undeclared_group_is_found_in_batches_of_other_ranks() -> None:
+    """A batch may lack its groups, and a group that no rank declared is no error."""
     program = [coll(1, 0)]
     bare, full = EventColumns.from_events(program), EventColumns.from_events(program, (WORLD,))
     assert merge_iteration(view_of({0: [full], 1: [bare]}, iteration=3)).findings == ()
@@ -207,16 +203,16 @@ def test_a_group_that_a_rank_never_declared_is_looked_up_at_the_others() -> None
     assert (entry.ranks, entry.missing) == ((0, 1), ())
 
 
-def test_repeated_numbers_are_matched_by_turn() -> None:
-    """A framework without numbers says 0 each time: the n-th call meets the n-th call."""
+def test_repeated_sequences_are_matched_by_order() -> None:
+    """A framework without numbers reports 0 each time, so the n-th calls are matched."""
     program = [coll(1, 0), coll(2, 0), coll(3, 0)]
     result = merged(program, program)
     assert [entry.ranks for entry in result.entries()] == [(0, 1)] * 3
     assert result.findings == ()
 
 
-def test_two_events_at_one_position_are_found() -> None:
-    """The same event twice is a repeat; two different ones are a contradiction."""
+def test_different_events_at_one_position_are_a_conflict() -> None:
+    """The same event twice is a repetition, not a conflict."""
     first = [op(1), op(2)]
     assert merged([*first, *first]).findings == ()
     (finding,) = merged([*first, replace(first[0], name="Default/Else-op1")]).findings
@@ -224,7 +220,7 @@ def test_two_events_at_one_position_are_found() -> None:
 
 
 @pytest.mark.parametrize("big", [2**63, 2**64 - 1])
-def test_numbers_at_the_edge_of_their_type_do_not_break_the_merge(big) -> None:
+def test_merge_handles_extreme_numbers(big) -> None:
     """Hostile positions, numbers and times give an order, not an exception."""
     low, high = -(2**63), 2**63 - 1
     program = [
@@ -237,14 +233,13 @@ def test_numbers_at_the_edge_of_their_type_do_not_break_the_merge(big) -> None:
     assert [entry.sequence for entry in result.entries() if entry.kind.is_collective] == [big]
 
 
-def test_nothing_gives_nothing() -> None:
-    """No rank, no batch, no event: an empty order."""
+def test_merge_of_no_events_is_empty() -> None:
     for events in ({}, {0: []}, {0: [EventColumns.from_events([])]}):
         result = merge_iteration(view_of(events, iteration=3))
         assert (len(result), list(result.entries()), result.findings) == (0, [], ())
 
 
-def test_an_entry_carries_what_its_members_say() -> None:
+def test_call_entry_combines_its_members() -> None:
     """Graph, name and kind from the lowest rank, earliest start, latest end, rising positions."""
     result = merged(
         [coll(1, 5, graph=2, start_us=40, end_us=60)], [coll(1, 5, start_us=30, end_us=50)]

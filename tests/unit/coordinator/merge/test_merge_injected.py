@@ -1,4 +1,4 @@
-"""One fault put into a random program is found as exactly that, and nothing else is."""
+"""Random programs with one fault, which is the only finding."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ Fault: TypeAlias = Callable[[Program, Any], tuple[Program, list[Found]]]
 def pick(
     program: Program, random: Any, wanted: Callable[[RankEvent], bool]
 ) -> tuple[int, RankEvent]:
-    """Return an event that can be made a fault of."""
+    """Return an event for a fault."""
     fitting = [(rank, event) for rank, own in program.items() for event in own if wanted(event)]
     assume(fitting)
     return random.choice(fitting)
 
 
 def members(program: Program, rank: int, event: RankEvent) -> tuple[int, ...]:
-    """Return who takes part in a collective."""
+    """Return the ranks of a collective."""
     return next(tuple(sorted(g.ranks)) for g in GROUPS if g.name == event.group and rank in g.ranks)
 
 
 def changed(program: Program, rank: int, event: RankEvent, **to: Any) -> Program:
-    """Return a program in which an event of a rank is another one."""
+    """Return a program with another event in the place of one."""
     own = [replace(each, **to) if each is event else each for each in program[rank]]
     return {**program, rank: own}
 
 
 def mismatch(found_as: FindingKind, **to: Any) -> Fault:
-    """Return the fault of a member that says another thing than the others."""
+    """Return the fault of a member with another size, type or kind than the others."""
 
     def inject(program: Program, random: Any) -> tuple[Program, list[Found]]:
         rank, event = pick(
@@ -76,7 +76,7 @@ def silent_rank(program: Program, random: Any) -> tuple[Program, list[Found]]:
 
 
 def lone(gone: EventKind) -> Fault:
-    """Return the fault of a message that has one end only."""
+    """Return the fault of a message with one end only."""
 
     def inject(program: Program, random: Any) -> tuple[Program, list[Found]]:
         rank, event = pick(program, random, lambda e: e.kind is gone)
@@ -110,7 +110,7 @@ def circle(program: Program, random: Any) -> tuple[Program, list[Found]]:
 
 
 def dropped(program: Program, random: Any) -> tuple[Program, list[Found]]:
-    """Some events of a rank that follow each other are lost."""
+    """Some consecutive events of a rank are lost."""
     assume(program)
     rank = random.choice(sorted(program))
     own = sorted(program[rank], key=lambda event: event.position)
@@ -137,8 +137,8 @@ FAULTS: dict[str, Fault] = {
 @pytest.mark.parametrize("fault", FAULTS)
 @settings(max_examples=60, deadline=None)
 @given(st.data(), STEPS, st.randoms(use_true_random=False))
-def test_a_fault_is_found_as_what_it_is(fault, data, steps, random) -> None:
-    """Kind, rank, group and number of the one fault, and no other claim."""
+def test_injected_fault_is_the_only_finding(fault, data, steps, random) -> None:
+    """The finding has kind, rank, group and sequence of the fault."""
     whole = simulated(steps)
     program, expected = FAULTS[fault](whole, random)
     # Of what was lost only the rank itself knows that it was there.
@@ -158,8 +158,8 @@ def test_a_fault_is_found_as_what_it_is(fault, data, steps, random) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(["everywhere", "collective"]), min_size=1, max_size=30),
        st.randoms(use_true_random=False))  # fmt: skip
-def test_another_operator_is_found_on_the_rank_that_ran_it(what, random) -> None:
-    """All ranks run one program, one of them another operator: that one, at its position."""
+def test_injected_operator_is_found_on_its_rank(what, random) -> None:
+    """All ranks run the same program, one of them with another operator."""
     program = simulated([(each, 0, 0, False, 1) for each in [*what, "everywhere", "collective"]])
     rank, event = pick(program, random, lambda e: e.kind is EventKind.OPERATOR)
     other = changed(program, rank, event, name="Other")

@@ -1,4 +1,4 @@
-"""The laws of the merged order, over random programs."""
+"""Laws of the merged order, over random programs."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 
 
 def expect_only_differences(result: GlobalOrder, expected: set[int]) -> None:
-    """Random ranks run different programs; where they should not is all that may be found."""
+    """Fail on findings other than differences: random ranks run different programs."""
     assert {finding.kind for finding in result.findings} <= {FindingKind.SEQUENCE_DIFFERENCE}
     assert {rank for finding in result.findings for rank in finding.ranks} == expected
 
 
 @settings(max_examples=300, deadline=None)
 @given(STEPS, st.integers(0, 20), st.booleans())
-def test_a_run_without_fault_keeps_every_rule(steps, cut, waiting) -> None:
-    """Whatever the program and the clocks, rules 1 to 4 hold and nobody is missed."""
+def test_order_of_run_without_fault_keeps_all_rules(steps, cut, waiting) -> None:
+    """Rules 1 to 4 hold for random programs and clocks, and no member is missing."""
     program = simulated(steps, waiting=waiting)
     result = merge_iteration(program_view(program, cut, spans=spans_of(program)))
     check(result, program)
@@ -45,8 +45,7 @@ def test_a_run_without_fault_keeps_every_rule(steps, cut, waiting) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(STEPS)
-def test_ranks_that_do_the_same_report_nothing(steps) -> None:
-    """The same program on every rank: nothing to find."""
+def test_equal_programs_give_no_findings(steps) -> None:
     everywhere = [("everywhere", 0, b, False, jump) for _, _, b, _, jump in steps]
     world = [("collective", 0, 0, delay, jump) for _, _, _, delay, jump in steps]
     mixed = [pair[i % 2] for i, pair in enumerate(zip(everywhere, world, strict=True))]
@@ -58,8 +57,8 @@ def test_ranks_that_do_the_same_report_nothing(steps) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.randoms(use_true_random=False))
-def test_the_order_does_not_depend_on_how_events_come(steps, random) -> None:
-    """Batches cut and shuffled, sent twice, open before or after complete: the same order."""
+def test_order_is_independent_of_arrival_of_events(steps, random) -> None:
+    """Batches are cut, shuffled and repeated, with open events before or after complete ones."""
     program = simulated(steps)
     once = {rank: batches(rank, events, 3) for rank, events in program.items()}
     again = {}
@@ -81,8 +80,8 @@ def test_the_order_does_not_depend_on_how_events_come(steps, random) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.integers(0, 3))
-def test_without_a_rank_what_is_left_still_keeps_the_rules(steps, lost) -> None:
-    """A rank that reported nothing is named as missing, and the others stay in order."""
+def test_order_without_a_rank_keeps_all_rules(steps, lost) -> None:
+    """The rank that reported nothing is named as missing."""
     program = simulated(steps)
     program.pop(lost, None)
     result = merge_iteration(program_view(program))
@@ -101,8 +100,8 @@ def test_without_a_rank_what_is_left_still_keeps_the_rules(steps, lost) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(STEPS, st.integers(0, 3), st.randoms(use_true_random=False))
-def test_lost_events_are_counted_and_nobody_is_called_missing(steps, rank, random) -> None:
-    """Whatever is lost of a rank: one gap with the right number, and no claim about that rank."""
+def test_lost_events_are_a_gap_and_no_absence(steps, rank, random) -> None:
+    """One gap with the right number, and no absence of that rank."""
     program = simulated(steps)
     spans = spans_of(program)
     own = program.get(rank, [])
@@ -139,8 +138,8 @@ CLOCKS = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(STEPS, CLOCKS, st.integers(0, 20))
-def test_no_clock_breaks_a_rule(steps, clocks, cut) -> None:
-    """Offsets, drift and steps of a host's clock: the rules hold by the corrected times."""
+def test_order_keeps_rules_with_any_clocks(steps, clocks, cut) -> None:
+    """With offsets, drift and steps the rules hold by the corrected times."""
 
     def clock(rank: int, true_us: int) -> int:
         offset, drift, jumps = clocks[rank // 2]
@@ -156,8 +155,8 @@ def test_no_clock_breaks_a_rule(steps, clocks, cut) -> None:
 
 
 @pytest.mark.slow
-def test_the_order_of_many_events_is_that_of_a_plain_sort() -> None:
-    """More events than are sorted at once, without a call: time, then rank, then position."""
+def test_order_of_many_operators_equals_plain_sort() -> None:
+    """More events than are sorted at once, by time, then rank, then position."""
     random = randomness.Random(5)
     steps = [("operator", rank, 0, False, random.choice([0, 1, 3])) for rank in range(4)] * 60_000
     program = simulated(steps)

@@ -1,4 +1,4 @@
-"""Lines of the order's files, both ways, and the names of the files."""
+"""Lines of order and findings files, and the names of the files."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from rankdump._core.status import OrderEntry
 from rankdump.errors import CorruptedError
 
 
-def test_job_ids_that_look_alike_in_a_file_name_do_not_share_one() -> None:
-    """What sanitising makes equal, the digest keeps apart; every name says graph and job."""
+def test_job_tags_of_similar_job_ids_differ() -> None:
+    """Ids that are equal after sanitising have different digests."""
     tags = [make_job_tag(job) for job in ("a_b", "a/b", "a.b", "a b", "\u00e9" * 99)]
     names = [add_job_tag(make_order_file_name(3), tag) for tag in tags]
     assert len(set(names)) == len(names)
@@ -68,8 +68,8 @@ ENTRIES = st.builds(
 
 
 @given(ENTRIES)
-def test_a_line_reads_back_as_its_entry(entry) -> None:
-    """from_line is the inverse of to_line, and any reader of CSV sees the same fields."""
+def test_order_line_round_trips(entry) -> None:
+    """Any reader of CSV gets the same fields."""
     line = format_order_line(entry)
     assert parse_order_line(line) == entry
     (cells,) = csv.reader([line], strict=True)
@@ -93,16 +93,15 @@ GOOD = format_order_line(OrderEntry(1, 0, 0, (0,), "n", EventKind.OPERATOR))
         ("peer", '"'),
     ],
 )
-def test_a_bad_line_is_damaged_and_named(column, value) -> None:
-    """Any field that cannot be is a CorruptedError that says which line."""
+def test_invalid_order_line_is_corrupted(column, value) -> None:
+    """The CorruptedError names the line."""
     cells = GOOD.rstrip("\n").split(",")
     cells[ORDER_COLUMNS.index(column)] = value
     with pytest.raises(CorruptedError, match="is not a line of an execution order"):
         parse_order_line(",".join(cells) + "\n")
 
 
-def test_a_line_cut_short_is_damaged() -> None:
-    """Fields that are not there, or too many."""
+def test_order_line_with_wrong_field_count_is_corrupted() -> None:
     for line in ("", "1,2\n", GOOD[:-1] + ",1\n", "[1]\n"):
         with pytest.raises(CorruptedError):
             parse_order_line(line)
@@ -110,15 +109,13 @@ def test_a_line_cut_short_is_damaged() -> None:
             parse_finding_line(line)
 
 
-def test_the_page_names_every_column_and_finding() -> None:
-    """docs/order.md is what people read; a column or kind that it leaves out is not documented."""
+def test_order_page_lists_every_column_and_finding() -> None:
     page = (Path(__file__).parents[4] / "docs" / "order.md").read_text()
     rows = set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
     assert rows == {*ORDER_COLUMNS, *(kind.value for kind in FindingKind)}
 
 
-def test_an_entry_of_every_kind_has_its_own_word() -> None:
-    """No two kinds share a word in the file."""
+def test_event_kinds_have_distinct_names_in_order_lines() -> None:
     lines = [format_order_line(replace(parse_order_line(GOOD), kind=kind)) for kind in EventKind]
     assert len({line.split(",")[3] for line in lines}) == len(EventKind)
 
@@ -137,8 +134,8 @@ def test_an_entry_of_every_kind_has_its_own_word() -> None:
         provisional=st.booleans(),
     )
 )
-def test_a_finding_reads_back_from_its_line(finding) -> None:
-    """One line, whatever its texts hold."""
+def test_finding_line_round_trips(finding) -> None:
+    """A finding is one line with any texts."""
     line = format_finding_line(finding)
     assert line.count("\n") == 1
     assert parse_finding_line(line) == finding

@@ -1,4 +1,4 @@
-"""The order's files: appended, resumed, never half written, cut to what the offsets says."""
+"""Order files: appended, continued after a crash, and never written in part."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def finding(iteration: int, text: str = "odd") -> Finding:
 def appended(
     root: Path, *iterations: int, offsets: PublishedOffsets | None = None, job: str = "j"
 ) -> PublishedOffsets:
-    """The offsets after some iterations, all of them written."""
+    """Return the offsets after some iterations, all of them written."""
     for iteration in iterations:
         offsets, problem = OrderPublisher().append(
             order(iteration), job_id=job, root=str(root), offsets=offsets
@@ -78,8 +78,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("root", "folder", "file"), [(0o750, 0o750, 0o640), (0o700, 0o700, 0o600)])
-def test_who_may_not_enter_the_tree_may_not_read_its_order(tmp_path, root, folder, file) -> None:
-    """Folders and files are no more open than the tree that the agent made."""
+def test_order_files_have_no_more_permissions_than_tree(tmp_path, root, folder, file) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     tree.chmod(root)
@@ -89,8 +88,8 @@ def test_who_may_not_enter_the_tree_may_not_read_its_order(tmp_path, root, folde
     assert modes == {(True, folder), (False, file)}
 
 
-def test_iterations_are_appended_with_rising_positions(tmp_path) -> None:
-    """A file per graph with its header, positions counted over all, readable as any CSV."""
+def test_publisher_appends_iterations_with_rising_positions(tmp_path) -> None:
+    """A file per graph with a header, positions counted over all, readable as CSV."""
     offsets = appended(tmp_path, 2, 5, 4)
     folder = tmp_path / GLOBAL_ORDER_FOLDER
     assert (folder / FIRST).read_text().splitlines()[0] == ",".join(ORDER_COLUMNS)
@@ -106,8 +105,7 @@ def test_iterations_are_appended_with_rising_positions(tmp_path) -> None:
     )
 
 
-def test_what_was_published_does_not_grow_while_it_is_read(tmp_path) -> None:
-    """A reader gets the entries of the moment it asked."""
+def test_reader_stops_at_committed_size(tmp_path) -> None:
     before = appended(tmp_path, 1)
     reading = read_published_entries(before)
     appended(tmp_path, 2, offsets=before)
@@ -115,8 +113,8 @@ def test_what_was_published_does_not_grow_while_it_is_read(tmp_path) -> None:
     assert list(read_published_entries(PublishedOffsets("", {}, 0))) == []
 
 
-def test_what_is_behind_the_book_was_never_committed(tmp_path, monkeypatch) -> None:
-    """Killed after the files and before the offsets: the iteration is written again, once."""
+def test_publisher_truncates_uncommitted_bytes(tmp_path, monkeypatch) -> None:
+    """The process was killed before the offsets were committed; the iteration is written again."""
     # pyarrow leaves chance bits behind the last index of a page: equal tables, other bytes.
     monkeypatch.setattr(parquet_table, "_import_arrow", lambda: None)
     offsets = appended(tmp_path, 1)
@@ -137,8 +135,8 @@ def test_what_is_behind_the_book_was_never_committed(tmp_path, monkeypatch) -> N
 
 
 @pytest.mark.parametrize("torn", [b"", b"4,3,0,OPERATOR,Default/to"])
-def test_without_a_book_the_files_tell_where_to_go_on(tmp_path, torn) -> None:
-    """The state was lost: what is there stays, a line that a crash tore is cut off."""
+def test_publisher_without_offsets_continues_existing_files(tmp_path, torn) -> None:
+    """The state was lost: existing lines are kept, and a torn line is cut off."""
     appended(tmp_path, 1, 2)
     path = tmp_path / GLOBAL_ORDER_FOLDER / FIRST
     with path.open("ab") as file:
@@ -148,16 +146,15 @@ def test_without_a_book_the_files_tell_where_to_go_on(tmp_path, torn) -> None:
     assert [entry.iteration for entry in read_published_entries(offsets)] == [1, 1, 2, 2, 3, 3]
 
 
-def test_without_a_book_an_iteration_that_comes_again_is_there_once(tmp_path) -> None:
-    """The first iteration ever, killed before its offsets was kept; findings go with it."""
+def test_publisher_without_offsets_replaces_repeated_iteration(tmp_path) -> None:
+    """The process was killed in its first iteration; its findings are replaced too."""
     offsets = appended(tmp_path, 1)
     write_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=offsets)
     assert [entry.iteration for entry in read_published_entries(appended(tmp_path, 1))] == [1, 1]
     assert FINDINGS_FILE not in contents(tmp_path)
 
 
-def test_a_book_of_another_tree_starts_there(tmp_path) -> None:
-    """A job that goes on in another tree counts on."""
+def test_publisher_continues_positions_in_new_tree(tmp_path) -> None:
     offsets = appended(tmp_path / "a", 1)
     moved = appended(tmp_path / "b", 2, offsets=offsets)
     assert [entry.position for entry in read_published_entries(moved)] == [2, 3]
@@ -165,8 +162,8 @@ def test_a_book_of_another_tree_starts_there(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("size", [None, 0, 5, 150])
-def test_a_file_that_somebody_removed_or_cut_begins_anew(tmp_path, size, caplog) -> None:
-    """A person may clear the folder while the coordinator runs: the rest goes on."""
+def test_removed_or_truncated_file_is_begun_again(tmp_path, size, caplog) -> None:
+    """Somebody clears the folder while the coordinator runs."""
     offsets = appended(tmp_path, 1)
     path = tmp_path / GLOBAL_ORDER_FOLDER / FIRST
     if size is None:
@@ -181,8 +178,8 @@ def test_a_file_that_somebody_removed_or_cut_begins_anew(tmp_path, size, caplog)
 
 
 @pytest.mark.parametrize("other", ["k", "a/b", "../../up", "\x00", "x" * 300, "\u00e9" * 200])
-def test_another_job_in_the_same_tree_has_files_of_its_own(tmp_path, other) -> None:
-    """Nothing of a job id leads out of the folder or onto the first job's files."""
+def test_second_job_in_tree_has_tagged_files(tmp_path, other) -> None:
+    """No job id leads out of the folder or to the files of the first job."""
     appended(tmp_path, 1)
     before = contents(tmp_path)
     offsets = appended(tmp_path, 7, job=other)
@@ -200,8 +197,8 @@ def test_another_job_in_the_same_tree_has_files_of_its_own(tmp_path, other) -> N
     assert len(list(read_published_entries(again))) == 4
 
 
-def test_findings_are_a_file_only_when_there_are_any(tmp_path) -> None:
-    """One finding a line, appended, and in the offsets."""
+def test_findings_file_exists_only_with_findings(tmp_path) -> None:
+    """One finding a line, appended, and included in the offsets."""
     path = tmp_path / GLOBAL_ORDER_FOLDER / FINDINGS_FILE
     offsets = appended(tmp_path, 1)
     assert write_findings([], job_id="j", root=str(tmp_path), offsets=offsets) == (offsets, "")
@@ -218,8 +215,8 @@ def test_findings_are_a_file_only_when_there_are_any(tmp_path) -> None:
     assert after.sizes[FINDINGS_FILE] == path.stat().st_size
 
 
-def test_findings_of_a_job_that_published_nothing_are_written(tmp_path) -> None:
-    """An iteration that could not be merged is told, too."""
+def test_findings_of_job_without_orders_are_written(tmp_path) -> None:
+    """The findings are about an iteration that could not be merged."""
     offsets, problem = write_findings([finding(4)], job_id="j", root=str(tmp_path), offsets=None)
     assert (problem, offsets and set(offsets.sizes)) == ("", {FINDINGS_FILE})
     assert [e.position for e in read_published_entries(appended(tmp_path, 5, offsets=offsets))] == [
@@ -229,10 +226,8 @@ def test_findings_of_a_job_that_published_nothing_are_written(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("full_at", [1, 3, 4])
-def test_an_iteration_that_does_not_fit_leaves_the_files_as_they_were(
-    tmp_path, monkeypatch, full_at
-) -> None:
-    """A full disk anywhere in an iteration: nothing of it stays, and the reason is told."""
+def test_full_disk_leaves_order_files_unchanged(tmp_path, monkeypatch, full_at) -> None:
+    """The disk becomes full anywhere in an iteration; the reason is returned."""
     monkeypatch.setattr(order_lines, "_BLOCK_LINES", 3)
     offsets = appended(tmp_path, 1)
     before, real, calls = contents(tmp_path), tree_files.write_fully, []
@@ -255,10 +250,8 @@ def test_an_iteration_that_does_not_fit_leaves_the_files_as_they_were(
 
 
 @pytest.mark.parametrize("what", ["write_parquet_table", "format_trace"])
-def test_a_table_or_trace_that_does_not_fit_takes_the_iteration_back(
-    tmp_path, monkeypatch, what
-) -> None:
-    """All of an iteration or nothing, whole files included; also when the fault is ours."""
+def test_failed_table_or_trace_undoes_the_iteration(tmp_path, monkeypatch, what) -> None:
+    """Whole files are removed too, also after an error in our code."""
     monkeypatch.setattr("rankdumpd.coordinator.publish.publisher.has_parquet", lambda: True)
 
     def no_table(path, *_):
@@ -314,8 +307,7 @@ IN_THE_WAY = [
 
 @pytest.mark.parametrize("prepare", IN_THE_WAY)
 @pytest.mark.parametrize("position", [None, 7])
-def test_what_cannot_be_written_is_a_finding_not_an_error(tmp_path, prepare, position) -> None:
-    """Foreign files and links are left alone, and the answer says why nothing was written."""
+def test_publisher_leaves_foreign_files_and_returns_reason(tmp_path, prepare, position) -> None:
     prepare(tmp_path)
     offsets = None if position is None else PublishedOffsets(str(tmp_path), {}, position)
     new, problem = OrderPublisher().append(
@@ -330,8 +322,7 @@ def test_what_cannot_be_written_is_a_finding_not_an_error(tmp_path, prepare, pos
         assert mine.is_dir() or mine.is_symlink() or mine.read_text() in texts
 
 
-def test_findings_that_cannot_be_written_leave_the_book_as_it_was(tmp_path) -> None:
-    """The answer says why."""
+def test_unwritable_findings_leave_offsets_unchanged(tmp_path) -> None:
     _a_file_in_the_way(tmp_path)
     offsets = PublishedOffsets(str(tmp_path), {}, 3)
     same, problem = write_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=offsets)
@@ -339,14 +330,13 @@ def test_findings_that_cannot_be_written_leave_the_book_as_it_was(tmp_path) -> N
     assert "1 findings could not be published" in problem
 
 
-def test_without_a_tree_the_answer_says_so() -> None:
-    """No root is a reason, not a crash."""
+def test_publisher_without_tree_returns_reason() -> None:
     _, problem = OrderPublisher().append(order(1), job_id="j", root="", offsets=None)
     assert "no agent has reported the tree of job 'j'" in problem
 
 
-def test_nothing_is_written_outside_of_the_folders_that_are_set(tmp_path) -> None:
-    """A link inside them that leads out does not help; the reason names the tree and them."""
+def test_publisher_writes_only_into_configured_roots(tmp_path) -> None:
+    """A link inside them may not lead out; the reason names the tree and the roots."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "link").symlink_to(tmp_path)
     roots, root = (str(tmp_path / "in"),), str(tmp_path / "in" / "link" / "dump")
@@ -360,8 +350,8 @@ def test_nothing_is_written_outside_of_the_folders_that_are_set(tmp_path) -> Non
     assert offsets is not None
 
 
-def test_a_damaged_line_is_an_error_of_the_reader(tmp_path) -> None:
-    """Bytes changed under the coordinator are told, not skipped."""
+def test_reader_raises_on_damaged_line(tmp_path) -> None:
+    """The bytes of a committed line were changed."""
     offsets = appended(tmp_path, 1)
     path = tmp_path / GLOBAL_ORDER_FOLDER / SECOND
     path.write_bytes(path.read_bytes().replace(b"ALL_REDUCE", b"ALL_REDUCT"))
@@ -369,16 +359,16 @@ def test_a_damaged_line_is_an_error_of_the_reader(tmp_path) -> None:
         list(read_published_entries(offsets))
 
 
-def test_control_characters_do_not_break_a_line(tmp_path) -> None:
-    """A name with line breaks in it is still one line."""
+def test_control_characters_stay_within_an_order_line(tmp_path) -> None:
+    """A name with line breaks is still one line."""
     wild = order(1, name="a\nb\rc\0d")
     offsets, _ = OrderPublisher().append(wild, job_id="j", root=str(tmp_path), offsets=None)
     assert offsets is not None
     assert [entry.name for entry in read_published_entries(offsets)] == ["a b c d", "AllReduce"]
 
 
-def test_lines_are_those_of_the_contract(tmp_path, monkeypatch) -> None:
-    """Operators are written many at once; each line is what to_line makes of its entry."""
+def test_formatted_lines_equal_format_order_line(tmp_path, monkeypatch) -> None:
+    """Lines of operators are formatted many at once."""
     monkeypatch.setattr(order_lines, "_BLOCK_LINES", 7)
     events = {
         rank: [
@@ -400,15 +390,14 @@ def test_lines_are_those_of_the_contract(tmp_path, monkeypatch) -> None:
     assert list(read_published_entries(offsets)) == list(both.entries(0))
 
 
-def test_without_pyarrow_there_are_no_tables(tmp_path, monkeypatch) -> None:
-    """It is an extra."""
+def test_tables_need_pyarrow(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(parquet_table, "_import_arrow", lambda: None)
     appended(tmp_path, 1)
     assert not any(name.endswith(".parquet") for name in contents(tmp_path))
 
 
-def test_a_table_says_what_the_file_says(tmp_path) -> None:
-    """Same columns, lists as lists; the folder of a graph is one data set."""
+def test_parquet_table_equals_csv_lines(tmp_path) -> None:
+    """Same columns, with lists as lists; the folder of a graph is one data set."""
     parquet = importlib.import_module("pyarrow.parquet")
     offsets = appended(tmp_path, 4, 5)
     folder = tmp_path / GLOBAL_ORDER_FOLDER / make_order_file_name(1, "parquet")
@@ -427,15 +416,14 @@ def test_a_table_says_what_the_file_says(tmp_path) -> None:
         assert row["kind"] == entry.kind.name
 
 
-def test_findings_and_lines_agree_with_the_contract(tmp_path) -> None:
-    """What is noted is exactly the contract's line."""
+def test_findings_file_has_lines_of_format_finding_line(tmp_path) -> None:
     write_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=None)
     path = tmp_path / GLOBAL_ORDER_FOLDER / FINDINGS_FILE
     assert path.read_text() == format_finding_line(finding(1))
 
 
-def test_tables_only_up_to_as_many_events_as_wanted(tmp_path) -> None:
-    """The lines are always there; a table of a thousand ranks costs more than some have."""
+def test_tables_are_limited_by_table_events(tmp_path) -> None:
+    """The lines are always written."""
     offsets, problem = OrderPublisher(table_events=0).append(
         order(1), job_id="j", root=str(tmp_path), offsets=None
     )

@@ -1,4 +1,4 @@
-"""Reports come off the wire whole, or not at all."""
+"""Reader of reports: complete, or an error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOO_LARGE = 1 << 63
 
 
 def batch(*names: str) -> EventColumns:
-    """Return operators of those names, one after the other."""
+    """Return operators of these names, one after the other."""
     events = [
         RankEvent(0, 0, at, at, name, EventKind.OPERATOR, 10 * at, 10 * at + 5)
         for at, name in enumerate(names)
@@ -54,8 +54,7 @@ def read(**changes) -> AgentReport:
     return ReportReader().read(wire_report(**changes))
 
 
-def test_a_report_comes_off_the_wire_whole() -> None:
-    """Every part of a message is in the value."""
+def test_reader_returns_every_part_of_a_report() -> None:
     timeouts = RankTimeouts(
         {"HCCL_EXEC_TIMEOUT": "68"}, (GroupTimeout("g", "gloo", 5),), {"x": 1.5}
     )
@@ -81,8 +80,8 @@ def test_a_report_comes_off_the_wire_whole() -> None:
     assert [event.name for event in columns.to_events()] == ["Op"]
 
 
-def test_texts_are_said_once_a_stream_and_shared() -> None:
-    """Batches point into the texts of their stream; a list grows, and a new one leaves the old."""
+def test_reader_shares_texts_of_a_stream() -> None:
+    """Batches refer to the texts of their stream; a new table does not change earlier batches."""
     reader = ReportReader()
 
     def columns(first: int, *texts: str, names: tuple[str, ...]) -> EventColumns:
@@ -112,8 +111,8 @@ def test_texts_are_said_once_a_stream_and_shared() -> None:
         (5_000, 20, False, 0),
     ],
 )
-def test_times_are_those_of_the_coordinator(offset_us, error_us, known, applied) -> None:
-    """An offset that may be none is not applied; what has not ended stays open."""
+def test_reader_converts_times_to_coordinator_clock(offset_us, error_us, known, applied) -> None:
+    """An uncertain offset is not applied; open events stay open."""
     event = RankEvent(0, 0, 1, OPEN_END_POSITION, "x", EventKind.BARRIER, 100, 100, group="g")
     events = [of_rank(events_to_wire(EventColumns.from_events([event])))]
     clock = coordinator_pb2.ClockEstimate(offset_us=offset_us, error_us=error_us, known=known)
@@ -178,14 +177,14 @@ def test_times_are_those_of_the_coordinator(offset_us, error_us, known, applied)
             job_id="j", timeouts=events_pb2.Timeouts(limits={"x": float("inf")}))]},
     ],
 )  # fmt: skip
-def test_a_report_that_contradicts_itself_is_refused(changes) -> None:
-    """Ids that are missing, ranks and sizes out of bounds, ragged columns, relative trees."""
+def test_reader_rejects_invalid_reports(changes) -> None:
+    """Missing ids, ranks and sizes out of bounds, ragged columns, relative trees."""
     with pytest.raises(ProtocolError):
         read(**changes)
 
 
-def test_texts_of_a_report_are_bounded() -> None:
-    """Reasons are those of the list, and what people read is cut."""
+def test_reader_bounds_texts_of_a_report() -> None:
+    """Unknown reasons are replaced, and long texts are cut."""
     session = status_pb2.SessionStatus(
         job_id="j", session_id="s", world_size=1, state=SESSION_OPEN,
         host="h" * 300, notes=["n"] * 300, selected="0|" * 5000,
@@ -198,8 +197,8 @@ def test_texts_of_a_report_are_bounded() -> None:
     assert report.host == "x\ufffd[2J"
 
 
-def test_all_texts_of_a_stream_are_bounded(monkeypatch) -> None:
-    """However they are spread over its messages."""
+def test_reader_bounds_texts_of_a_stream(monkeypatch) -> None:
+    """The limit applies to all messages together."""
     monkeypatch.setattr(report_reader, "MAX_TEXT_CHARACTERS", 10)
     reader = ReportReader()
     reader.read(wire_report(texts=coordinator_pb2.Texts(first=1, texts=["x" * 10])))
@@ -208,8 +207,8 @@ def test_all_texts_of_a_stream_are_bounded(monkeypatch) -> None:
         reader.read(wire_report(texts=coordinator_pb2.Texts(first=2, texts=["y"])))
 
 
-def test_a_stream_belongs_to_one_agent() -> None:
-    """Numbers of another agent on it would acknowledge what was never said."""
+def test_reader_rejects_second_agent_on_a_stream() -> None:
+    """Its sequence numbers would acknowledge items of the first agent."""
     reader = ReportReader()
     reader.read(wire_report())
     with pytest.raises(ProtocolError, match="on the stream of '"):

@@ -1,4 +1,4 @@
-"""What is ready, what is late, what may be forgotten; on a clock that the test sets."""
+"""Readiness, late events and acknowledgements of the report store, on a test clock."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NOW_US = 10**15
 
 
 class Agent:
-    """Numbers items the way an agent does."""
+    """Agent that numbers its items."""
 
     def __init__(self, gather: ReportStore, job: str = "j", world: int = 2, name: str = "") -> None:
         self.gather, self.job, self.world, self.sequence = gather, job, world, 0
@@ -109,7 +109,7 @@ def names(view: IterationView) -> dict[int, list[str]]:
 
 
 def published(gather: ReportStore, *, now_s: float = 0.0, **more) -> int | None:
-    """Hand out one iteration and settle it; return its number."""
+    """Publish one iteration; return its number."""
     view = gather.take_next_ready(now_s=now_s, every=more.pop("every", False))
     if view is None:
         return None
@@ -128,7 +128,7 @@ def commit(gather: ReportStore, *, now_s: float = 0.0) -> list[StateRow]:
 
 
 def remembered(*commits: list[StateRow]) -> ReportStore:
-    """Return what a new process knows after these rows were written."""
+    """Return the store of a new process, restored from these rows."""
     order = ("AgentRow", "JobRow", "PublishedIterationRow")
     rows = [row for each in commits for row in each]
     rows.sort(key=lambda row: order.index(k) if (k := type(row).__name__) in order else 9)
@@ -141,8 +141,8 @@ def findings(gather: ReportStore, job: str = "j") -> tuple[Finding, ...]:
     return gather.build_fleet_view(now_s=0.0).jobs[job].findings
 
 
-def test_no_more_agents_and_jobs_than_can_be_remembered(gather, monkeypatch) -> None:
-    """Who is known already goes on."""
+def test_store_bounds_agents_and_jobs(gather, monkeypatch) -> None:
+    """Known agents and jobs can still report."""
     monkeypatch.setattr(report_store, "MAX_AGENTS", 1)
     monkeypatch.setattr(rooms, "MAX_JOBS", 1)
     known = Agent(gather)
@@ -152,11 +152,11 @@ def test_no_more_agents_and_jobs_than_can_be_remembered(gather, monkeypatch) -> 
         with pytest.raises(ExhaustedError, match=r"1 (agents|jobs) have reported"):
             stranger.report(sessions=(stranger.session(0),))
     known.report(sessions=(known.session(1),))
-    assert gather.job_ids() == ["j"]
+    assert gather.list_job_ids() == ["j"]
 
 
-def test_an_iteration_is_ready_when_every_rank_has_finished_it(gather, agent) -> None:
-    """One rank of two is not enough; with the second it is handed out once, with all events."""
+def test_iteration_is_ready_when_every_rank_has_finished_it(gather, agent) -> None:
+    """One rank of two is not enough; afterwards it is returned once, with all events."""
     agent.report(events=(agent.events(0, 4), agent.events(1, 4)), iterations=(agent.done(0, 4),))
     assert gather.take_next_ready(now_s=29.9) is None
     agent.report(iterations=(agent.done(1, 4, first_position=3, last_position=9),))
@@ -181,10 +181,10 @@ def test_an_iteration_is_ready_when_every_rank_has_finished_it(gather, agent) ->
         (SessionState.OPEN, "support_device [0] excludes this rank's device 1", True),
     ],
 )
-def test_a_rank_that_will_send_no_more_is_not_waited_for(
+def test_closed_and_excluded_ranks_do_not_delay_an_iteration(
     gather, agent, state, excluded, ready
 ) -> None:
-    """Closed and excluded ranks do not hold an iteration up; lost ones may come back."""
+    """Lost sessions do, because they may continue."""
     agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
     agent.report(sessions=(agent.session(1, state, excluded=excluded),))
     view = gather.take_next_ready(now_s=1.0)
@@ -193,8 +193,8 @@ def test_a_rank_that_will_send_no_more_is_not_waited_for(
         assert view.excluded == (frozenset({1}) if excluded else frozenset())
 
 
-def test_after_the_deadline_it_is_handed_out_with_those_who_are_late(gather, agent) -> None:
-    """The deadline runs from what came last of the iteration: a slow rank is not a dead one."""
+def test_iteration_is_ready_after_deadline_with_late_ranks(gather, agent) -> None:
+    """The deadline starts at the last report about the iteration."""
     agent.report(now_s=100.0, events=(agent.events(1, 4),))
     agent.report(now_s=350.0, events=(agent.events(0, 4),))
     agent.report(now_s=500.0, iterations=(agent.done(0, 4),))
@@ -203,8 +203,8 @@ def test_after_the_deadline_it_is_handed_out_with_those_who_are_late(gather, age
     assert (view.late, view.late_count) == ((1,), 1)
 
 
-def test_a_job_whose_sessions_are_all_closed_does_not_wait(gather) -> None:
-    """A world that never came together is over when all who came have left, after a moment."""
+def test_iteration_of_closed_job_is_ready_after_a_moment(gather) -> None:
+    """Not all ranks of the world ever connected."""
     agent = Agent(gather, world=4)
     agent.report(sessions=(agent.session(0),), events=(agent.events(0, 4, 5),))
     agent.report(sessions=(agent.session(0, SessionState.CLOSED),))
@@ -212,7 +212,7 @@ def test_a_job_whose_sessions_are_all_closed_does_not_wait(gather) -> None:
     assert [published(gather, now_s=CLOSED_JOB_TIMEOUT_S) for _ in range(3)] == [4, 5, None]
 
 
-def test_iterations_come_in_rising_order_unless_one_is_overdue(gather, agent) -> None:
+def test_iterations_are_ready_in_rising_order_unless_overdue(gather, agent) -> None:
     """A finished iteration waits for the one before it, at most until the deadline."""
     agent.report(now_s=0.0, events=(agent.events(0, 1),))
     agent.everything(3, now_s=1.0)
@@ -221,23 +221,22 @@ def test_iterations_come_in_rising_order_unless_one_is_overdue(gather, agent) ->
     assert [published(gather, now_s=300.0) for _ in range(3)] == [1, 2, 3]
 
 
-def test_an_overdue_iteration_does_not_wait_for_a_lower_one(gather, agent) -> None:
-    """What came first is published first when its time is up."""
+def test_overdue_iteration_does_not_wait_for_lower_one(gather, agent) -> None:
     agent.report(now_s=0.0, events=(agent.events(0, 5),))
     agent.report(now_s=10.0, events=(agent.events(0, 4),))
     assert published(gather, now_s=301.0) == 5
     assert published(gather, now_s=301.0) is None
 
 
-def test_every_hands_out_what_is_not_complete(gather, agent) -> None:
-    """At the end all that has events goes, in rising order."""
+def test_take_next_ready_with_every_returns_incomplete_iterations(gather, agent) -> None:
+    """In rising order."""
     agent.report(events=(agent.events(0, 6, 5, 5),))
     assert names(gather.list_unpublished("j")[1][0]) == {0: ["Op1", "Op2"]}
     assert [published(gather, every=True) for _ in range(3)] == [5, 6, None]
 
 
-def test_a_repeated_report_changes_nothing(gather, agent) -> None:
-    """Items that have arrived are not taken again; another agent's numbers are its own."""
+def test_repeated_report_changes_nothing(gather, agent) -> None:
+    """The sequence numbers of another agent are independent."""
     one = AgentReport("a", 7, events=(agent.events(0, 4),))
     assert gather.add_report(one, now_s=0.0).received == 7
     assert gather.add_report(one, now_s=0.0).received == 7
@@ -255,8 +254,8 @@ def test_a_repeated_report_changes_nothing(gather, agent) -> None:
     assert view.provisional
 
 
-def test_two_jobs_do_not_mix(gather, agent) -> None:
-    """Each job has its own ranks, trees and readiness; the latest is the last to report."""
+def test_store_separates_jobs(gather, agent) -> None:
+    """Each job has its own ranks, trees and readiness; the latest one reported last."""
     other = Agent(gather, job="k", world=1)
     other.everything(4)
     agent.report(events=(agent.events(0, 4),))
@@ -269,8 +268,8 @@ def test_two_jobs_do_not_mix(gather, agent) -> None:
     assert set(gather.build_fleet_view(now_s=0.0).jobs) == {"j", "k"}
 
 
-def test_only_what_is_on_disk_is_acknowledged(gather, agent) -> None:
-    """States when they are committed; events, and all behind them, when their iteration is."""
+def test_store_acknowledges_only_committed_items(gather, agent) -> None:
+    """Events, and all items after them, are acknowledged when their iteration is committed."""
     assert agent.report().acknowledged == 0
     commit(gather)
     assert agent.report().acknowledged == 2
@@ -291,8 +290,7 @@ def test_only_what_is_on_disk_is_acknowledged(gather, agent) -> None:
     assert commit(gather) == []
 
 
-def test_an_agent_waits_for_its_own_events_only(gather, agent) -> None:
-    """What holds one agent back does not hold another."""
+def test_acknowledgement_of_agent_depends_on_its_own_events(gather, agent) -> None:
     other = Agent(gather, name="other")
     agent.report(events=(agent.events(0, 5),))
     other.report(events=(other.events(1, 4),))
@@ -302,8 +300,8 @@ def test_an_agent_waits_for_its_own_events_only(gather, agent) -> None:
     assert other.report().acknowledged == 1
 
 
-def test_a_new_process_does_not_call_complete_what_it_has_not_heard_again(gather, agent) -> None:
-    """Balances and goodbyes of before decide only when no event before them is outstanding."""
+def test_restored_store_waits_for_unacknowledged_items(gather, agent) -> None:
+    """Restored balances and ends of sessions count only if no event before them is outstanding."""
     other = Agent(gather, name="other")
     agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
     other.report(events=(other.events(1, 4),), iterations=(other.done(1, 4),))
@@ -327,8 +325,8 @@ def test_a_new_process_does_not_call_complete_what_it_has_not_heard_again(gather
     assert names(view) == {0: ["Op0"], 1: ["Op0"]}
 
 
-def test_a_rank_without_events_is_not_waited_for_by_a_new_process(gather, agent) -> None:
-    """Its balance was acknowledged and is not said again: it counts as it stands."""
+def test_restored_store_does_not_wait_for_rank_without_events(gather, agent) -> None:
+    """Its balance was acknowledged and will not be reported again."""
     other = Agent(gather, name="other")
     agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
     other.report(iterations=(other.done(1, 4),))
@@ -339,8 +337,8 @@ def test_a_rank_without_events_is_not_waited_for_by_a_new_process(gather, agent)
     assert published(again) == 4
 
 
-def test_what_was_published_is_not_published_again(gather, agent) -> None:
-    """A new process takes the repeats of a published iteration for what they are."""
+def test_restored_store_does_not_publish_again(gather, agent) -> None:
+    """Repeated events of a published iteration are recognised."""
     agent.everything(4)
     agent.report(events=(agent.events(0, 5),))
     assert published(gather) == 4
@@ -355,8 +353,7 @@ def test_what_was_published_is_not_published_again(gather, agent) -> None:
     assert again.get_last_publication("j") == (PublishedOffsets("/tree/j", {"a": 1}, 1), "{}")
 
 
-def test_state_that_was_lost_takes_whatever_comes(gather) -> None:
-    """Numbers only have to rise; nothing before them is waited for."""
+def test_store_without_state_accepts_any_sequence(gather) -> None:
     agent = Agent(gather)
     agent.sequence = 1000
     answer = agent.report(sessions=(agent.session(0), agent.session(1)))
@@ -365,8 +362,8 @@ def test_state_that_was_lost_takes_whatever_comes(gather) -> None:
     assert agent.report().acknowledged == 1002
 
 
-def test_events_after_publication_are_counted_unless_they_are_repeats(gather, agent) -> None:
-    """A late rank's events are a finding with their number; what was there is only a repeat."""
+def test_late_events_are_counted_unless_repeated(gather, agent) -> None:
+    """The finding has their number."""
     agent.report(events=(agent.events(0, 4),), iterations=(agent.done(0, 4),))
     agent.report(events=(agent.events(1, 4),))
     assert gather.take_next_ready(now_s=999.0).late == (1,)
@@ -384,7 +381,7 @@ def test_events_after_publication_are_counted_unless_they_are_repeats(gather, ag
     assert gather.backlog == 0
 
 
-def test_what_comes_late_while_it_is_written_is_on_disk_only_with_it(gather, agent) -> None:
+def test_late_events_during_publication_are_committed_with_it(gather, agent) -> None:
     """A crash in between must not leave an iteration that looks published."""
     agent.report(events=(agent.events(0, 4),))
     view = gather.take_next_ready(now_s=999.0)
@@ -401,8 +398,8 @@ def test_what_comes_late_while_it_is_written_is_on_disk_only_with_it(gather, age
     assert sorted(after) == ["AgentRow", "JobResultRow", "LateEventsRow", "PublishedIterationRow"]
 
 
-def test_a_rank_that_starts_over_ends_the_iterations_of_before(gather, agent) -> None:
-    """They are published as they are, and the new session counts its iterations anew."""
+def test_restarted_rank_publishes_earlier_iterations(gather, agent) -> None:
+    """The new session numbers its iterations from the start."""
     agent.everything(0)
     assert published(gather) == 0
     agent.report(events=(agent.events(0, 1, session="s0"),))
@@ -421,8 +418,7 @@ def test_a_rank_that_starts_over_ends_the_iterations_of_before(gather, agent) ->
     assert view.merge.published_iterations == 3
 
 
-def test_without_sessions_nothing_is_complete_and_late_events_still_count(gather) -> None:
-    """Events of ranks nobody introduced wait for the deadline."""
+def test_events_without_sessions_wait_for_deadline(gather) -> None:
     agent = Agent(gather)
     agent.report(events=(agent.events(0, 4),))
     assert gather.take_next_ready(now_s=1.0) is None
@@ -431,8 +427,8 @@ def test_without_sessions_nothing_is_complete_and_late_events_still_count(gather
     assert "1 events of rank 0" in findings(gather)[0].text
 
 
-def test_without_a_tree_an_iteration_waits_for_the_deadline(gather) -> None:
-    """A root may come with a later report; without one the iteration is not kept for ever."""
+def test_iteration_without_tree_waits_for_deadline(gather) -> None:
+    """A later report may name the tree."""
     agent = Agent(gather, world=1)
     one, done = (agent.session(0),), (agent.done(0, 0),)
     agent.report(roots={}, sessions=one, events=(agent.events(0, 0),), iterations=done)
@@ -440,16 +436,15 @@ def test_without_a_tree_an_iteration_waits_for_the_deadline(gather) -> None:
     assert gather.take_next_ready(now_s=300.0).root == ""
 
 
-def test_groups_declared_once_are_known_in_later_batches(gather, agent) -> None:
-    """A rank need not repeat its communicators with every batch."""
+def test_declared_groups_are_known_in_later_batches(gather, agent) -> None:
     agent.report(events=(agent.events(0, 4, groups=(WORLD,)),))
     agent.report(events=(agent.events(0, 5, 6),))
     for view in gather.list_unpublished("j")[1]:
         assert [batch.groups for batch in view.events[0]] == [(WORLD,)]
 
 
-def test_a_batch_without_events_says_how_long_its_rank_was_held_up(gather, agent) -> None:
-    """A rank that is stuck in its first tensor has nothing else to say."""
+def test_batch_without_events_updates_stall_of_rank(gather, agent) -> None:
+    """A rank that is stuck in its first tensor has no events."""
     source, empty = agent.events(1, groups=(WORLD,))
     said = [(source, dataclasses.replace(empty, stalled_us=stalled)) for stalled in (5, 9)]
     agent.report(events=(agent.events(0, 4), *said))
@@ -464,8 +459,8 @@ def report_of(job_id: str) -> AgentReport:
     return AgentReport("any agent", 0, roots={job_id: "/tree"})
 
 
-def test_it_is_crowded_while_one_is_written_and_the_next_is_complete(gather, agent) -> None:
-    """Memory holds what is being merged and what comes next, not all that agents have."""
+def test_store_is_crowded_while_next_iteration_is_complete(gather, agent) -> None:
+    """Memory holds the iteration in publication and the next one, not the backlog of agents."""
     agent.report(sessions=tuple(map(agent.session, (0, 1))))
     for iteration in (4, 5):
         assert not gather.is_crowded(report_of("j"))
@@ -480,14 +475,13 @@ def test_it_is_crowded_while_one_is_written_and_the_next_is_complete(gather, age
     assert not gather.is_crowded(report_of("j"))
 
 
-def test_only_iterations_with_something_open_may_have_somebody_waiting(gather, agent) -> None:
-    """What has started and is not complete makes an iteration worth a look."""
+def test_waiting_iterations_have_open_calls(gather, agent) -> None:
     agent.report(events=(agent.events(0, 4), agent.events(0, 5, end=OPEN_END_POSITION)))
     assert [view.iteration for view in gather.list_waiting_iterations(now_s=0.0)] == [5]
 
 
-def test_a_rank_is_known_up_to_its_newest_event_or_what_its_agent_says(gather, agent) -> None:
-    """An agent that says that a rank is quiet knows more; of an earlier session it says nothing."""
+def test_rank_coverage_ends_at_newest_event_or_reported_time(gather, agent) -> None:
+    """The reported time of an earlier session does not count."""
     agent.report(sessions=(agent.session(0), agent.session(1)))
     agent.report(events=(agent.events(0, 5, 5, end=OPEN_END_POSITION, first=7_000_000),))
     assert known(gather) == {0: 6_000_001}
@@ -515,13 +509,13 @@ def test_a_rank_is_known_up_to_its_newest_event_or_what_its_agent_says(gather, a
 
 
 def known(gather: ReportStore) -> dict[int, int]:
-    """Up to when each rank is known."""
+    """Return the time up to which each rank is known."""
     (view,) = gather.list_waiting_iterations(now_s=0.0)
     return {rank: heard.until_us for rank, heard in view.coverage.items()}
 
 
-def test_how_an_agent_stands_is_said_of_its_ranks(gather, agent) -> None:
-    """What it has still to report; or since when it says nothing."""
+def test_rank_coverage_describes_state_of_agent(gather, agent) -> None:
+    """The number of items to report, or the time of its last report."""
     agent.report(sessions=(agent.session(0),), held_events=4000, load=AgentLoad(17), host="b")
     agent.report(
         events=(agent.events(0, 5, end=OPEN_END_POSITION, first=5),),
@@ -544,8 +538,8 @@ def test_how_an_agent_stands_is_said_of_its_ranks(gather, agent) -> None:
         (("1a", "1a"), ("localhost", "localhost")),
     ],
 )
-def test_hosts_with_one_name_are_not_one(gather, ids, called) -> None:
-    """Agents of one host, as workers are, share its name and its clock; those of two do not."""
+def test_hosts_with_same_name_have_distinct_clocks(gather, ids, called) -> None:
+    """Agents of one host, such as workers, share its clock."""
     for rank, host_id in enumerate(ids):
         one = Agent(gather, name=f"a{rank}")
         about: dict[str, Any] = {"host": "localhost", "host_id": host_id}
@@ -556,16 +550,16 @@ def test_hosts_with_one_name_are_not_one(gather, ids, called) -> None:
     assert view.clocks == dict(enumerate(called))
 
 
-def test_a_rank_with_a_name_of_its_own_has_the_clock_of_that_host(gather, agent) -> None:
-    """In a container of the agent's host, or over the network: nobody knows which."""
+def test_rank_with_other_host_name_has_separate_clock(gather, agent) -> None:
+    """The rank is in a container on the agent's host, or on another host."""
     agent.report(sessions=(agent.session(0, host="pod"),), host="node", host_id="1a")
     agent.report(events=(agent.events(0, 5, session="s0"),), host="node", host_id="1a")
     (view,) = gather.list_unpublished("j")[1]
     assert view.clocks[0] == "pod at node"
 
 
-def test_agents_are_in_the_fleet_with_all_they_said(gather, agent) -> None:
-    """Host, load, clock and losses are the newest; connected while a stream is open."""
+def test_fleet_view_contains_reported_state_of_agents(gather, agent) -> None:
+    """Agents are connected while a stream is open."""
     gather.count_stream("a", 1, now_s=1.0)
     clock = ClockEstimate(7, 3, 1, True)
     report = AgentReport(
@@ -585,8 +579,8 @@ def test_agents_are_in_the_fleet_with_all_they_said(gather, agent) -> None:
     assert not any(each.connected for each in gather.build_fleet_view(now_s=4.0).agents)
 
 
-def test_hints_know_the_limits_and_the_newest_session_of_each_rank(gather, agent) -> None:
-    """Timeouts replace those of before, and survive."""
+def test_job_facts_have_limits_and_newest_session_of_ranks(gather, agent) -> None:
+    """Newer timeouts replace earlier ones and are restored."""
     timeouts = RankTimeouts({"HCCL_EXEC_TIMEOUT": "68"})
     agent.report(timeouts=(("j", 1, RankTimeouts()), ("j", 1, timeouts)))
     agent.report(sessions=(agent.session(1, name="again"),))
@@ -596,8 +590,8 @@ def test_hints_know_the_limits_and_the_newest_session_of_each_rank(gather, agent
         assert {rank: s.session_id for rank, s in facts.sessions.items()} == {0: "s0", 1: "again"}
 
 
-def test_warnings_go_to_the_agents_of_their_job(gather, agent) -> None:
-    """Each answer repeats them; another job's agent does not hear them."""
+def test_warnings_are_sent_to_agents_of_their_job(gather, agent) -> None:
+    """Each answer repeats them."""
     other = Agent(gather, job="k")
     other.report(sessions=(other.session(0),))
     assert not gather.set_hints("j", hints=(), warnings=("rank 1 is late",))
@@ -605,8 +599,7 @@ def test_warnings_go_to_the_agents_of_their_job(gather, agent) -> None:
     assert other.report().warnings == ()
 
 
-def test_findings_are_bounded_and_the_rest_is_counted(gather, agent) -> None:
-    """A job that finds without end does not fill the memory, and says how many more."""
+def test_store_bounds_findings_and_counts_the_rest(gather, agent) -> None:
     agent.everything(4)
     many = (Finding(FindingKind.GAP, 4, "x"),) * (MAX_FINDINGS + 5)
     assert published(gather, findings=many) == 4
@@ -615,8 +608,8 @@ def test_findings_are_bounded_and_the_rest_is_counted(gather, agent) -> None:
         assert (len(job.findings), job.more_findings) == (MAX_FINDINGS, 5)
 
 
-def test_an_iteration_that_was_not_written_is_not_counted_as_published(gather, agent) -> None:
-    """It is over all the same: its events are lost, and that has been said."""
+def test_unwritten_iteration_is_not_counted_as_published(gather, agent) -> None:
+    """Its events are lost, and a finding says so."""
     agent.everything(4)
     assert published(gather, written=False) == 4
     for each in (gather, remembered(commit(gather))):
@@ -624,8 +617,8 @@ def test_an_iteration_that_was_not_written_is_not_counted_as_published(gather, a
     assert published(gather) is None
 
 
-def test_finished_jobs_are_named_and_can_be_forgotten(gather, agent) -> None:
-    """Over is a job that is closed and published, or that was not heard for long."""
+def test_finished_jobs_are_listed_and_forgotten(gather, agent) -> None:
+    """A job is finished when it is closed and published, or silent for long."""
     agent.everything(4, now_s=5.0)
     other = Agent(gather, job="k", world=1)
     other.report(now_s=7.0, sessions=(other.session(0, SessionState.CLOSED),))
@@ -639,16 +632,15 @@ def test_finished_jobs_are_named_and_can_be_forgotten(gather, agent) -> None:
     assert gather.forget_agents(before_s=9.0) == ["agent of k"]
 
 
-def test_a_forgotten_agent_does_not_hold_what_it_left(gather, agent) -> None:
-    """Its events stay until they are published; nobody is left to be answered."""
+def test_events_of_forgotten_agent_are_published(gather, agent) -> None:
     agent.report(events=(agent.events(0, 4),))
     gather.forget_agents(before_s=9.0)
     assert not any(isinstance(row, AgentRow) for row in commit(gather))
     assert published(gather, every=True) == 4
 
 
-def test_the_order_goes_to_the_tree_of_the_job_that_runs(gather, agent):
-    """An id that a later job has again, as in one Slurm job, has another tree then."""
+def test_order_moves_to_tree_of_running_job(gather, agent):
+    """A later job may have the same id and another tree, as within one Slurm job."""
     agent.everything(0)
     agent.report(sessions=tuple(agent.session(rank, SessionState.CLOSED) for rank in (0, 1)))
     first = gather.take_next_ready(now_s=0.0)
@@ -669,8 +661,8 @@ def test_the_order_goes_to_the_tree_of_the_job_that_runs(gather, agent):
     assert job.findings == ()
 
 
-def test_two_trees_of_one_id_at_once_are_found(gather, agent):
-    """On one host an agent refuses the second; ranks of another host are told apart here."""
+def test_two_trees_of_one_job_are_a_finding(gather, agent):
+    """An agent rejects the second tree on its host, so this happens between hosts."""
     agent.report(sessions=(agent.session(0),), roots={"j": "/tree/other"})
     view = gather.build_fleet_view(now_s=0.0).jobs["j"]
     (finding,) = view.findings

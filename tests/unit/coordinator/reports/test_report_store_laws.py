@@ -1,4 +1,4 @@
-"""Whenever a coordinator dies, every iteration is published once, whole and in order."""
+"""Crashes of a coordinator at any time: every iteration is published once, whole and in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALL = [(at, dict.fromkeys(range(WORLD), 3)) for at in range(ITERATIONS)]
 
 
 def items(rank: int) -> list[dict[str, tuple]]:
-    """Return what the agent of one rank has to say, item by item; a rank may have no events."""
+    """Return the items of the agent of one rank, in order; a rank may have no events."""
     found: list[dict[str, tuple]] = [{"sessions": (JOB.session(rank),)}]
     for iteration in range(ITERATIONS):
         events = JOB.events(rank, iteration)
@@ -29,16 +29,16 @@ def items(rank: int) -> list[dict[str, tuple]]:
     return [*found, {"sessions": (JOB.session(rank, SessionState.CLOSED),)}]
 
 
-class World(RestartedReportStore):
-    """A coordinator on a disk, its agents, and what is in the files."""
+class SimulatedCoordinator(RestartedReportStore):
+    """Coordinator with its state, agents and published files."""
 
     def __init__(self) -> None:
         super().__init__(WORLD)
         self.files: list[tuple[int, dict[int, int]]] = []
         self.logs = [items(rank) for rank in range(WORLD)]
 
-    def say(self, rank: int, count: int) -> None:
-        """Say the next items of an agent in one message, as an agent cuts it."""
+    def send_items(self, rank: int, count: int) -> None:
+        """Send the next items of an agent in one report."""
         parts = self.logs[rank][self.sent[rank] : self.sent[rank] + count]
         merged: dict[str, Any] = {}
         for part in parts:
@@ -50,7 +50,7 @@ class World(RestartedReportStore):
         self.gather.add_report(report, now_s=0.0)
 
     def publish(self, *, commits: bool) -> None:
-        """Publish what is ready; a process that dies before it commits leaves a torn file."""
+        """Publish ready iterations; a crash before the commit leaves a torn file."""
         while (view := self.gather.take_next_ready(now_s=0.0)) is not None:
             counts = {rank: sum(map(len, parts)) for rank, parts in view.events.items()}
             offsets, _ = self.gather.get_last_publication("j")
@@ -65,8 +65,8 @@ class World(RestartedReportStore):
 
 _MOST = 3 * ITERATIONS
 _steps = st.one_of(
-    st.tuples(st.just("say"), st.integers(0, WORLD - 1), st.integers(1, _MOST)),
-    st.tuples(st.just("say all"), st.just(0), st.integers(1, _MOST)),
+    st.tuples(st.just("send"), st.integers(0, WORLD - 1), st.integers(1, _MOST)),
+    st.tuples(st.just("send all"), st.just(0), st.integers(1, _MOST)),
     st.sampled_from(["publish", "publish and die", "commit", "commit and die", "die"]).map(
         lambda what: (what, 0, 0)
     ),
@@ -76,15 +76,15 @@ _steps = st.one_of(
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(steps=st.lists(_steps, max_size=40))
-def test_nothing_is_lost_and_nothing_is_double(steps) -> None:
-    """Reports, commits and deaths in any order come to what an undisturbed run comes to."""
-    world = World()
+def test_store_publishes_each_iteration_once_despite_crashes(steps) -> None:
+    """Reports, commits and crashes in any order lead to the result of an undisturbed run."""
+    world = SimulatedCoordinator()
     for what, rank, count in steps:
-        if what == "say":
-            world.say(rank, count)
-        elif what == "say all":
+        if what == "send":
+            world.send_items(rank, count)
+        elif what == "send all":
             for each in range(WORLD):
-                world.say(each, count)
+                world.send_items(each, count)
         elif what.startswith("commit"):
             world.commit()
         elif what.startswith("publish"):
@@ -92,7 +92,7 @@ def test_nothing_is_lost_and_nothing_is_double(steps) -> None:
         if what.endswith("die"):
             world.die()
     for rank in range(WORLD):
-        world.say(rank, len(world.logs[rank]))
+        world.send_items(rank, len(world.logs[rank]))
     world.publish(commits=True)
     world.commit()
     assert world.files == ALL

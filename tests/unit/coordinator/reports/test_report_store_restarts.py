@@ -1,6 +1,4 @@
-"""Ranks are started over and coordinators die, in any order: every operator stands in the order
-once, or is said to be late.
-"""
+"""Restarts of ranks and crashes of the coordinator in any order."""
 
 from __future__ import annotations
 
@@ -27,8 +25,10 @@ _Place: TypeAlias = "tuple[int, int, str]"
 """Rank, iteration, and the name of an operator, which says its life."""
 
 
-def said(rank: int, life: int, iterations: int, *, ends: bool) -> Iterator[dict[str, Any]]:
-    """Yield what the agent of a rank has to say of one life, item by item."""
+def items_of_start(
+    rank: int, life: int, iterations: int, *, ends: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the items of the agent of a rank for one start of it, in order."""
 
     def session(state: SessionState) -> dict[str, Any]:
         status = SessionStatus("j", f"s{rank}.{life}", rank, WORLD, rank, "host", 1, state)
@@ -50,31 +50,31 @@ def said(rank: int, life: int, iterations: int, *, ends: bool) -> Iterator[dict[
     yield session(SessionState.CLOSED if ends else SessionState.LOST)
 
 
-class World(RestartedReportStore):
-    """A coordinator on a disk, its agents, and what is in the files."""
+class SimulatedRestarts(RestartedReportStore):
+    """Coordinator with its state, agents and published files."""
 
     def __init__(self, lives: tuple[tuple[int, ...], ...]) -> None:
-        """Take, of each rank, how many iterations each of its lives ended."""
+        """`lives` has for each rank the number of iterations of each of its starts."""
         super().__init__(WORLD)
         self.files: list[list[_Place]] = []
         self.logs = [
             [
                 item
                 for life, iterations in enumerate(of_rank)
-                for item in said(rank, life, iterations, ends=life == len(of_rank) - 1)
+                for item in items_of_start(rank, life, iterations, ends=life == len(of_rank) - 1)
             ]
             for rank, of_rank in enumerate(lives)
         ]
 
-    def say(self, rank: int, count: int) -> None:
-        """Say the next items of an agent, each in a report."""
+    def send_items(self, rank: int, count: int) -> None:
+        """Send the next items of an agent, one report each."""
         for part in self.logs[rank][self.sent[rank] : self.sent[rank] + count]:
             self.sent[rank] += 1
             report = AgentReport(f"a{rank}", self.sent[rank], roots={"j": "/tree"}, **part)
             self.gather.add_report(report, now_s=0.0)
 
     def publish(self, *, every: bool, most: int = 1000) -> None:
-        """Publish what is ready; what a process wrote and did not commit is cut away."""
+        """Publish ready iterations; uncommitted bytes are cut off."""
         while most and (view := self.gather.take_next_ready(now_s=0.0, every=every)) is not None:
             offsets, _ = self.gather.get_last_publication("j")
             del self.files[offsets.position if offsets else 0 :]
@@ -92,7 +92,7 @@ class World(RestartedReportStore):
             most -= 1
 
     def late(self) -> Counter[tuple[int, int]]:
-        """Return how many events of a rank's iteration are said to be late."""
+        """Return the number of late events of a rank in an iteration."""
         found: Counter[tuple[int, int]] = Counter()
         for finding in self.gather.build_fleet_view(now_s=0.0).jobs["j"].findings:
             count = _LATE.search(finding.text)
@@ -112,8 +112,8 @@ class World(RestartedReportStore):
 
 _lives = st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple)
 _steps = st.one_of(
-    st.tuples(st.just("say"), st.integers(0, WORLD - 1), st.integers(1, 12)),
-    st.tuples(st.just("say all"), st.just(0), st.integers(1, 12)),
+    st.tuples(st.just("send"), st.integers(0, WORLD - 1), st.integers(1, 12)),
+    st.tuples(st.just("send all"), st.just(0), st.integers(1, 12)),
     st.sampled_from(["publish", "publish one", "publish every", "commit", "die"]).map(
         lambda what: (what, 0, 0)
     ),
@@ -122,14 +122,14 @@ _steps = st.one_of(
 
 @settings(max_examples=400, deadline=None)
 @given(lives=st.tuples(*[_lives] * WORLD), steps=st.lists(_steps, max_size=40))
-def test_every_operator_is_there_once_or_late(lives, steps) -> None:
-    world = World(lives)
+def test_operator_is_in_order_once_or_counted_as_late(lives, steps) -> None:
+    world = SimulatedRestarts(lives)
     for what, rank, count in steps:
-        if what == "say":
-            world.say(rank, count)
-        elif what == "say all":
+        if what == "send":
+            world.send_items(rank, count)
+        elif what == "send all":
             for each in range(WORLD):
-                world.say(each, count)
+                world.send_items(each, count)
         elif what.startswith("publish"):
             world.publish(every=what.endswith("every"), most=1 if what.endswith("one") else 1000)
         elif what == "commit":
@@ -137,7 +137,7 @@ def test_every_operator_is_there_once_or_late(lives, steps) -> None:
         else:
             world.die()
     for rank in range(WORLD):
-        world.say(rank, len(world.logs[rank]))
+        world.send_items(rank, len(world.logs[rank]))
     world.publish(every=True)
     world.commit()
     there = Counter(place for file in world.files for place in file)
@@ -158,21 +158,24 @@ def test_every_operator_is_there_once_or_late(lives, steps) -> None:
 @given(
     lives=st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple),
     steps=st.lists(
-        st.sampled_from(["say", "publish", "publish one", "commit", "die"]), max_size=30
+        st.sampled_from(["send", "publish", "publish one", "commit", "die"]), max_size=30
     ),
 )
-# The second session is known to have begun, and that it has ended will be said again.
-@example(lives=(1, 1), steps=["say"] * 4 + ["publish one", "commit"])
-# A rank's first session is said to be lost after another rank's second one has begun.
-@example(lives=(1, 1, 1), steps=["say"] * 4 + ["publish", "commit"])
-@example(lives=(1, 1), steps=["say", "commit", "die", "say", "say", "publish", "commit"])
-def test_nothing_is_late_where_all_ranks_start_over_together(lives, steps) -> None:
-    """Law: with lives of the same length, said in step, each operator stands in the order once."""
-    world = World((lives,) * WORLD)
+# The beginning of the second session is restored; its end will be reported again.
+@example(lives=(1, 1), steps=["send"] * 4 + ["publish one", "commit"])
+# A rank's first session is reported as lost after another rank's second one has begun.
+@example(lives=(1, 1, 1), steps=["send"] * 4 + ["publish", "commit"])
+@example(
+    lives=(1, 1),
+    steps=["send", "commit", "die", "send", "send", "publish", "commit"],
+)
+def test_no_operator_is_late_when_all_ranks_restart_together(lives, steps) -> None:
+    """Law: the runs have equal lengths and are reported in step."""
+    world = SimulatedRestarts((lives,) * WORLD)
     for what in steps:
-        if what == "say":
+        if what == "send":
             for rank in range(WORLD):
-                world.say(rank, max(1, min(world.sent) + 3 - world.sent[rank]))
+                world.send_items(rank, max(1, min(world.sent) + 3 - world.sent[rank]))
         elif what.startswith("publish"):
             world.publish(every=False, most=1 if what.endswith("one") else 1000)
         elif what == "commit":
@@ -182,7 +185,7 @@ def test_nothing_is_late_where_all_ranks_start_over_together(lives, steps) -> No
     world.die()
     while any(world.sent[rank] < len(world.logs[rank]) for rank in range(WORLD)):
         for rank in range(WORLD):
-            world.say(rank, 1)
+            world.send_items(rank, 1)
         world.publish(every=False)
     world.publish(every=True)
     assert Counter(place for file in world.files for place in file) == world.executed()

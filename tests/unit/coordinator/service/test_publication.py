@@ -1,4 +1,4 @@
-"""What is merged ahead is used only for the very iteration it was merged from."""
+"""Merge of the next iteration ahead of its publication."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ VIEW = view_of(
 )
 
 
-class Counted:
-    """The merge, and how often it was asked."""
+class RecordedMerges:
+    """Merge that records its calls."""
 
     def __init__(self) -> None:
         self.views: list[IterationView] = []
@@ -35,27 +35,29 @@ class Counted:
 
 
 @pytest.fixture
-def merges(monkeypatch) -> Counted:
-    counted = Counted()
+def merges(monkeypatch) -> RecordedMerges:
+    counted = RecordedMerges()
     monkeypatch.setattr(publication, "merge_iteration", counted)
     return counted
 
 
-def merged_ahead(merges: Counted, view: IterationView, *, writing: bool = True) -> OrderPremerger:
-    one = OrderPremerger(lambda _: view)
-    one.set_writing(writing)
-    one.start()
+def merged_ahead(
+    merges: RecordedMerges, view: IterationView, *, writing: bool = True
+) -> OrderPremerger:
+    premerger = OrderPremerger(lambda _: view)
+    premerger.is_writing = writing
+    premerger.thread.start()
     if writing:
         assert merges.merged.wait(PATIENCE_S)
-    one.stop()
-    one.stop()
-    return one
+    premerger.thread.stop()
+    premerger.thread.stop()
+    return premerger
 
 
-def test_it_is_merged_once_and_then_handed_over(merges):
-    """A view made anew of the same batches is the same."""
-    one = merged_ahead(merges, VIEW)
-    order = one.merge_view(dataclasses.replace(VIEW, stalls={0: 5}))
+def test_premerger_returns_order_merged_ahead(merges):
+    """A new view with the same batches is equal."""
+    premerger = merged_ahead(merges, VIEW)
+    order = premerger.merge_view(dataclasses.replace(VIEW, stalls={0: 5}))
     assert len(order) == 1
     assert len(merges.views) == 1
 
@@ -77,24 +79,23 @@ def test_it_is_merged_once_and_then_handed_over(merges):
         },
     ],
 )
-def test_what_has_changed_is_merged_again(merges, change):
-    """More events, a span, a rank that was given up: the order may be another."""
-    one = merged_ahead(merges, VIEW)
+def test_premerger_merges_changed_view_again(merges, change):
+    """More events, a span or a late rank may change the order."""
+    premerger = merged_ahead(merges, VIEW)
     now = dataclasses.replace(VIEW, **change)
-    one.merge_view(now)
+    premerger.merge_view(now)
     assert merges.views == [VIEW, now]
 
 
-def test_nothing_is_merged_ahead_while_nothing_is_written(merges):
-    """Then the merge itself is what everybody waits for."""
-    one = merged_ahead(merges, VIEW, writing=False)
+def test_premerger_is_idle_while_nothing_is_written(merges):
+    premerger = merged_ahead(merges, VIEW, writing=False)
     assert merges.views == []
-    one.merge_view(VIEW)
+    premerger.merge_view(VIEW)
     assert merges.views == [VIEW]
 
 
-def test_a_merge_that_fails_ahead_fails_when_it_is_its_turn(monkeypatch):
-    """And not before: it is said where it can be counted."""
+def test_premerger_raises_failed_merge_when_view_is_requested(monkeypatch):
+    """The failure is counted then."""
     tried = threading.Event()
 
     def broken(_view: IterationView) -> GlobalOrder:
@@ -102,10 +103,10 @@ def test_a_merge_that_fails_ahead_fails_when_it_is_its_turn(monkeypatch):
         raise IndexError("a bug")
 
     monkeypatch.setattr(publication, "merge_iteration", broken)
-    one = OrderPremerger(lambda _: VIEW)
-    one.set_writing(True)
-    one.start()
+    premerger = OrderPremerger(lambda _: VIEW)
+    premerger.is_writing = True
+    premerger.thread.start()
     assert tried.wait(PATIENCE_S)
-    one.stop()
+    premerger.thread.stop()
     with pytest.raises(IndexError):
-        one.merge_view(VIEW)
+        premerger.merge_view(VIEW)

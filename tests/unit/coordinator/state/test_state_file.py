@@ -1,4 +1,4 @@
-"""What is written to the state is what is read back, by another process too."""
+"""State file of the coordinator: rows, versions, damage and full disks."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def state(tmp_path):
     state.close()
 
 
-def test_every_kind_of_row_is_read_back_as_it_was(state, tmp_path) -> None:
-    """Twice written is once there; another process finds the same."""
+def test_state_file_round_trips_every_kind_of_row(state, tmp_path) -> None:
+    """A row that is written twice exists once, also for another process."""
     state.write(rows_of("j"))
     state.write(rows_of("j"))
     state.write(())
@@ -78,8 +78,8 @@ def test_every_kind_of_row_is_read_back_as_it_was(state, tmp_path) -> None:
     again.close()
 
 
-def test_a_later_row_replaces_an_earlier_one_and_keeps_its_place(state) -> None:
-    """Sessions stay in the order in which they began, whatever becomes of them."""
+def test_later_row_replaces_earlier_one_in_place(state) -> None:
+    """Sessions stay in the order in which they began."""
     state.write([session("b"), session("a")])
     closed = session("b", state=SessionState.CLOSED)
     state.write([closed, JobResultRow("j", None, "", 1)])
@@ -91,8 +91,8 @@ def test_a_later_row_replaces_an_earlier_one_and_keeps_its_place(state) -> None:
     ]
 
 
-def test_a_forgotten_job_leaves_nothing_and_gives_its_room_back(state, tmp_path) -> None:
-    """Another job's rows stay."""
+def test_forgotten_job_leaves_no_rows_and_frees_disk_space(state, tmp_path) -> None:
+    """The rows of another job are kept."""
     large = FindingRow("j", 1, Finding(FindingKind.GAP, 4, "x" * 1_000_000))
     state.write([*rows_of("k"), *rows_of("j"), large])
     assert state.size_bytes > 1_000_000
@@ -104,10 +104,10 @@ def test_a_forgotten_job_leaves_nothing_and_gives_its_room_back(state, tmp_path)
     assert list(state.rows()) == rows_of("k")[1:]
 
 
-def test_all_rows_or_none(state) -> None:
-    """A disk that is full in the middle leaves what was there, and the next write is fine."""
+def test_write_commits_all_rows_or_none(state) -> None:
+    """After a write to a full disk failed, the next one succeeds."""
     state.write(rows_of("j"))
-    base = state._base
+    base = state._connection
     (pages,) = base.execute("PRAGMA page_count").fetchone()
     base.execute(f"PRAGMA max_page_count = {pages}")
     large = FindingRow("j", 1, Finding(FindingKind.GAP, 4, "x" * 1_000_000))
@@ -119,8 +119,8 @@ def test_all_rows_or_none(state) -> None:
     assert next(state.rows()) == AgentRow("a", "h", 9, 9)
 
 
-def test_a_state_has_one_owner_and_a_version(state, tmp_path) -> None:
-    """A second process, a later version and a folder that is none are each said in one line."""
+def test_state_file_has_one_owner_and_a_version(state, tmp_path) -> None:
+    """A second process, a later version and a missing folder are each an error in one line."""
     with pytest.raises(ConfigError, match="no other coordinator"):
         CoordinatorState(tmp_path)
     state.close()
@@ -137,14 +137,12 @@ def test_a_state_has_one_owner_and_a_version(state, tmp_path) -> None:
         CoordinatorState(tmp_path)
 
 
-def test_a_state_of_the_version_before_is_taken_over(tmp_path) -> None:
-    """Where all ranks had started over together, their lives were numbered as runs are; of a
-    session only the last report was known.
-    """
+def test_state_file_of_earlier_version_is_migrated(tmp_path) -> None:
+    """Starts get the number of their run; of a session only the last report was known."""
     row = PublishedIterationRow("j", 2, 4, 10, None, {})
     state = CoordinatorState(tmp_path)
     state.write([row, session("s")])
-    state._base.executescript(
+    state._connection.executescript(
         "ALTER TABLE published DROP COLUMN start; ALTER TABLE published DROP COLUMN starts;"
         "ALTER TABLE sessions DROP COLUMN first; PRAGMA user_version = 1"
     )
@@ -156,10 +154,10 @@ def test_a_state_of_the_version_before_is_taken_over(tmp_path) -> None:
         again.close()
 
 
-def test_a_row_that_cannot_be_read_is_said_in_one_line(state) -> None:
-    """Going on without it would publish again what is published."""
+def test_damaged_row_is_an_error_in_one_line(state) -> None:
+    """Ignoring it would publish an order twice."""
     state.write(rows_of("j"))
-    state._base.execute("UPDATE settled SET book = 'torn'")
+    state._connection.execute("UPDATE settled SET book = 'torn'")
     with pytest.raises(CorruptedError, match=r"coordinator\.sqlite cannot be read"):
         list(state.rows())
 
@@ -178,11 +176,10 @@ def test_a_row_that_cannot_be_read_is_said_in_one_line(state) -> None:
         "settled SET more_findings = x'ff'",
     ],
 )
-def test_a_coordinator_says_in_one_line_that_its_state_is_damaged(state, tmp_path, change) -> None:
-    """At its start, not to everybody who asks it later."""
+def test_coordinator_with_damaged_state_fails_at_start(state, tmp_path, change) -> None:
     state.write([row for row in rows_of("j") if not isinstance(row, BalanceRow)])
     state.write([BalanceRow(IterationStatus("j", "sj", 0, 3, True), "a", 3)])
-    state._base.execute(f"UPDATE {change}")
+    state._connection.execute(f"UPDATE {change}")
     state.close()
     coordinator = JobCoordinator(CoordinatorSettings(state_dir=str(tmp_path)))
     try:
