@@ -108,18 +108,18 @@ _ASYNCHRONOUS_REASON = (
 
 @dataclass(frozen=True, slots=True)
 class EndToEndSettings:
-    """What `e2e_dump_settings` says; the defaults are those of a file without the section."""
+    """Values of `e2e_dump_settings`; the defaults are those of a file without the section."""
 
     enabled: bool = False
     kernel_arguments: bool = False
     on_device: bool = False
     precision: StatisticPrecision = "high"
     sample_elements: int = 0
-    """To how many elements a tensor is cut; 0 cuts none."""
+    """Number of elements that a tensor is cut to; 0: no cut."""
 
 
 def parse_e2e(body: Mapping[str, object], *, file: str, notes: ConfigNotes) -> EndToEndSettings:
-    """Return the settings; the first fault in MindSpore's own order is the one reported."""
+    """Return the settings; the first error in MindSpore's own order is the one reported."""
     if E2E_SECTION not in body:
         notes.add(E2E_SECTION, MISSING_VALUE, f"this {_ASYNCHRONOUS_REASON}")
         return EndToEndSettings()
@@ -162,14 +162,14 @@ _INPUTS_REASON = "op_debug_mode 4 writes the inputs of the operator that raised"
 
 
 def select_trigger_mode(debug_mode: int) -> TriggerMode:
-    """Return what makes an operator's tensors be kept."""
+    """Return the trigger that a debug mode stands for."""
     return "always" if debug_mode == 0 else "exception" if debug_mode == 4 else "overflow"
 
 
 def apply_debug_mode(
     common: CommonSettings, e2e: EndToEndSettings, notes: ConfigNotes
 ) -> tuple[CommonSettings, EndToEndSettings]:
-    """Return both sections as they are under the debug mode."""
+    """Return both sections with the changes that the debug mode makes."""
     trigger = select_trigger_mode(common.debug_mode)
     if trigger == "overflow":
         return _apply_overflow_mode(common, notes), e2e
@@ -248,7 +248,7 @@ def parse_mindspore_content(
 
 
 def _explain_host_only(common: CommonSettings, e2e: EndToEndSettings, profile: Profile) -> str:
-    """Return why a device computes no statistics; empty when it may."""
+    """Return why a device may not compute statistics; empty when it may."""
     if common.saved != "statistic":
         return f'saved_data is "{common.saved}", so the elements come to the host'
     if not e2e.enabled:
@@ -273,7 +273,7 @@ def _parse_items(section: ConfigSection) -> tuple[str, ...]:
         if named.count(item) > 1:
             section.add_note(
                 _STATISTIC_KEY,
-                f"stands there {named.count(item)} times and has as many columns",
+                f"is listed {named.count(item)} times and has as many columns",
                 item,
             )
     return named
@@ -293,7 +293,7 @@ def _select_device_items(section: ConfigSection, items: tuple[str, ...]) -> tupl
 def parse_mindspore_config(
     body: Mapping[str, object], *, file: str, environ: Mapping[str, str], notes: ConfigNotes
 ) -> DumpPlan:
-    """Return the plan; the first fault in MindSpore's own order is the one reported."""
+    """Return the plan; the first error in MindSpore's own order is the one reported."""
     note_unknown_keys(body, notes)
     acl_dump = _is_acl_dump(file, environ)
     e2e = parse_e2e(body, file=file, notes=notes)
@@ -305,7 +305,7 @@ def parse_mindspore_config(
         file=file,
         output=OutputSettings(common.root, common.net_name, file_format=common.file_format),
         notes=notes,
-        layout_of=lambda profile: _select_layout(e2e.enabled, acl_dump, profile),
+        select_layout=lambda profile: _select_layout(e2e.enabled, acl_dump, profile),
     )
     content = parse_mindspore_content(section, common, e2e, PROFILES[output.profile])
     return DumpPlan(
@@ -319,13 +319,13 @@ def parse_mindspore_config(
 
 
 def _is_acl_dump(file: str, environ: Mapping[str, str]) -> bool:
-    """Return whether MindSpore would hand the file on to CANN (mindspore-dump.md 1.11)."""
+    """Return whether MindSpore would pass the file on to CANN (variable MS_ACL_DUMP_CFG_PATH)."""
     named = environ.get("MS_ACL_DUMP_CFG_PATH", "")
     return bool(named) and named in (file, environ.get("MINDSPORE_DUMP_CONFIG", ""))
 
 
 def _select_layout(enabled: bool, acl_dump: bool, profile: str) -> str:
-    """Return which tree MindSpore writes (mindspore-dump.md 2.13)."""
+    """Return the layout of the tree that MindSpore would write."""
     if enabled:
         return "mindspore-sync"
     if PROFILES[profile].fixed_table:

@@ -27,7 +27,7 @@ _DUMP_DATA_WORDS = ("tensor", "stats")
 
 
 def parse_dump_config(values: Mapping[str, object], *, probe: PathProbe) -> DumpPlan:
-    """Return the plan of the constructor's arguments; ConfigError names the one at fault."""
+    """Return the plan of the constructor's arguments; ConfigError names the wrong one."""
     data, debug = _read_flag(values, "enable_dump"), _read_flag(values, "enable_dump_debug")
     if not (data or debug):
         return DumpPlan(OutputSettings(probe(".").absolute), dialect="tf", enabled=False)

@@ -40,9 +40,9 @@ def test_ten_iterations():
 @pytest.mark.parametrize(
     ("room", "reason"),
     [
-        (DiskCapacity(20_000, 100_000), "9.86 KiB are needed, and 9.77 KiB may be taken"),
-        (DiskCapacity(5, 100_000), "9.86 KiB are needed, and 0 B may be taken"),
-        (DiskCapacity(90_000, 100_000, 52, 100), "53 files and folders are needed, and the disk"),
+        (DiskCapacity(20_000, 100_000), "9.86 KiB are needed, but only 9.77 KiB may be used"),
+        (DiskCapacity(5, 100_000), "9.86 KiB are needed, but only 0 B may be used"),
+        (DiskCapacity(90_000, 100_000, 52, 100), "53 files and folders are needed, but the disk"),
     ],
 )
 def test_what_does_not_fit(room, reason):

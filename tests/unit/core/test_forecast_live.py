@@ -130,7 +130,7 @@ CAPPED = JobUsage("llm", bytes_stored=40 * GIB, limit_bytes=100 * GIB)
             replace(DISK, free_inodes=190_000),
             (),
             "job llm: 96 more iterations need 96,000 files and folders on the disk of /d, and it "
-            "has room for 90,000 more: 90 fit",
+            "has inodes for 90,000 more: 90 fit",
         ),
         (NEED, replace(DISK, total_inodes=0, free_inodes=0, floor_inodes=0), (), ()),
         (NEED, replace(DISK, total_bytes=0, free_bytes=0), (), ()),
@@ -162,7 +162,7 @@ CAPPED = JobUsage("llm", bytes_stored=40 * GIB, limit_bytes=100 * GIB)
             replace(DISK, free_inodes=102_500),
             (),
             "job llm: each iteration needs 1,000 files and folders on the disk of /d, and it has "
-            "room for 2,500 more: 2 more fit",
+            "inodes for 2,500 more: 2 more fit",
         ),
         (replace(NEED, root="/elsewhere"), replace(DISK, free_bytes=0), (), ()),
     ],
