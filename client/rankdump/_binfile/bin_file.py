@@ -97,7 +97,7 @@ class DiskSource:
 
     @contextmanager
     def open(self) -> Generator[BinaryIO, None, None]:
-        """Open the file; DamagedError when it is another one by now."""
+        """Open the file; CorruptedError when it is another one by now."""
         with self.path.open("rb") as file:
             if _examine_file(self.path, os.fstat(file.fileno())) != self:
                 raise CorruptedError("changed while it was read")
@@ -241,7 +241,7 @@ class BinFile:
     """Where it was opened."""
 
     def read_payload(self, payload: BinPayload) -> memoryview:
-        """Return the bytes of a payload, unpacked; DamagedError when they cannot be read."""
+        """Return the bytes of a payload, unpacked; CorruptedError when they cannot be read."""
         if not payload.part.size:
             return memoryview(b"")
         with _name_corrupted_file(self.path):
@@ -255,7 +255,7 @@ def serialize_bin_head(header: DumpData) -> bytes:
 
 
 def open_bin_file(path: Path) -> BinFile:
-    """Open a file, packed or not; DamagedError says what is wrong with it.
+    """Open a file, packed or not; CorruptedError says what is wrong with it.
 
     Reads the header and, in a packed file, where its frames begin. Payloads are read when asked
     for, each alone.
@@ -282,7 +282,7 @@ def read_bin_header(path: Path) -> DumpData:
 
 
 def parse_bin_file(data: memoryview) -> BinFile:
-    """Return what stands where in a plain file; DamagedError when its lengths do not add up."""
+    """Return what stands where in a plain file; CorruptedError when its lengths do not add up."""
     return _parse_source(MemorySource(data), None)
 
 
@@ -351,7 +351,7 @@ def read_payload_array(part: OpInput | OpOutput, data: bytes | memoryview) -> Pa
 
     Types that numpy lacks are widened: bfloat16 and 8-bit floats to float32, INT4 to int8, UINT1
     to uint8; UNDEFINED is bytes, whatever its shape says. UnsupportedError for what is no number
-    or lies in no known way, DamagedError where the bytes are too few for the shape.
+    or lies in no known way, CorruptedError where the bytes are too few for the shape.
     """
     name = get_type_name(part.data_type)
     flat = _read_elements(part.data_type, name, memoryview(data))

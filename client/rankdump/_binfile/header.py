@@ -40,7 +40,7 @@ _MAX_VARINT_BYTES = 10
 
 
 def check_field_count(data: memoryview, description: Any) -> None:
-    """Raise DamagedError for a message with more fields than any operator has.
+    """Raise CorruptedError for a message with more fields than any operator has.
 
     Where the bytes are no message the count ends: so will the reading.
     """
@@ -111,7 +111,7 @@ def serialize_bin_header(data: DumpData) -> bytes:
 
 
 def parse_bin_header(data: bytes | memoryview) -> DumpData:
-    """Read a header; DamagedError when it is none."""
+    """Read a header; CorruptedError when it is none."""
     check_field_count(memoryview(data), dump_data_pb2.DumpData.DESCRIPTOR)
     message = dump_data_pb2.DumpData()
     try:

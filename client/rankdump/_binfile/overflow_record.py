@@ -128,7 +128,7 @@ class OpDebugRecord:
 
     @staticmethod
     def from_json(text: str | bytes) -> OpDebugRecord:
-        """Read such a file, or MindSpore's; DamagedError says what is missing."""
+        """Read such a file, or MindSpore's; CorruptedError says what is missing."""
         try:
             found = json.loads(text)
         except (ValueError, RecursionError):
@@ -145,7 +145,7 @@ class OpDebugRecord:
 
 
 def parse_overflow_record(payload: bytes | memoryview) -> OpDebugRecord:
-    """Read the payload of an overflow file; DamagedError when its size fits no layout.
+    """Read the payload of an overflow file; CorruptedError when its size fits no layout.
 
     UnsupportedError for a version or a unit that a newer release may have.
     """

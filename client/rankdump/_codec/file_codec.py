@@ -57,7 +57,7 @@ class FileCodec(Protocol):
         ...
 
     def decode(self, data: ByteBuffer, *, limit_bytes: int) -> ByteBuffer:
-        """Return the bytes before encoding; DamagedError when damaged or over the limit."""
+        """Return the bytes before encoding; CorruptedError when damaged or over the limit."""
         ...
 
 

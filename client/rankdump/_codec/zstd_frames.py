@@ -53,7 +53,7 @@ def make_memory_reader(data: ByteBuffer) -> RangeReader:
 
 
 def iterate_zstd_frames(read: RangeReader, size: int, *, limit_bytes: int) -> Iterator[ZstdFrame]:
-    """Yield the frames of a file of that size; DamagedError where one is none, is cut or lies.
+    """Yield the frames of a file of that size; CorruptedError where one is none, is cut or lies.
 
     Each must declare its size, and all together may not hold more than the limit. Frames to be
     skipped hold nothing, and are.

@@ -60,7 +60,7 @@ class SlabStore(Protocol):
         ...
 
     def read(self, offset: int, length: int) -> memoryview:
-        """Return some of it; DamagedError when it is not there."""
+        """Return some of it; CorruptedError when it is not there."""
         ...
 
     def read_number(self, offset: int) -> int:
@@ -114,7 +114,7 @@ def format_slab(memory: memoryview) -> None:
 
 
 def parse_slab_header(header: memoryview, length: int) -> tuple[int, int]:
-    """Return version and ring bytes of a slab, given how it begins; DamagedError for no slab."""
+    """Return version and ring bytes of a slab, given how it begins; CorruptedError for no slab."""
     if length < RING_OFFSET + MIN_RING_BYTES or len(header) < SLAB_HEADER_BYTES:
         raise CorruptedError(f"damaged: a slab of {length} bytes is too short")
     magic, version, ring_bytes = _SLAB_HEADER.unpack_from(header)

@@ -79,7 +79,7 @@ class SlabReader:
         return self._store.read_number(RELEASED_OFFSET)
 
     def read_entries(self, announced: int | None = None) -> Iterator[SlabEntry]:
-        """Yield what was published since the last call; DamagedError for what cannot be.
+        """Yield what was published since the last call; CorruptedError for what cannot be.
 
         While the rank lives, only what lies before the position that a message of it `announced`
         is sure to be seen as it was written, on every kind of processor.
@@ -99,7 +99,7 @@ class SlabReader:
             return
 
     def read_entry_at(self, position: int) -> SlabEntry:
-        """Return the entry that was published at a position; DamagedError when none is there.
+        """Return the entry that was published at a position; CorruptedError when none is there.
 
         For its rank, which knows where it wrote: one that is damaged does not hide those behind it.
         """

@@ -50,7 +50,7 @@ class SlabWriter:
     """
 
     def __init__(self, memory: memoryview) -> None:
-        """DamagedError when this side cannot write there."""
+        """CorruptedError when this side cannot write there."""
         version, self.ring_bytes = parse_slab_header(memory[:RING_OFFSET], len(memory))
         if version != SLAB_VERSION:
             raise CorruptedError(f"slab has version {version}; this side writes {SLAB_VERSION}")

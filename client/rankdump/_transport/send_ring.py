@@ -36,7 +36,7 @@ class SlabMapping:
     """
 
     def __init__(self, place: SlabPlace) -> None:
-        """Map the place; OSError or DamagedError when that cannot be done."""
+        """Map the place; OSError or CorruptedError when that cannot be done."""
         self._descriptor = os.open(place.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             facts = os.fstat(self._descriptor)
@@ -83,7 +83,7 @@ class SendRing:
     """One slab of a session, from its grant until it is given up."""
 
     def __init__(self, place: SlabPlace) -> None:
-        """Map the place; OSError or DamagedError when it is no slab that can be written."""
+        """Map the place; OSError or CorruptedError when it is no slab that can be written."""
         self._mapping = SlabMapping(place)
         try:
             self._writer = SlabWriter(self._mapping.memory)
