@@ -234,7 +234,7 @@ def test_an_agent_that_leaves_and_returns_is_said_once_each(tmp_path, address, c
 
 
 def test_declarations_that_nobody_took_are_counted(tmp_path, address, caplog, monkeypatch):
-    monkeypatch.setattr("rankdump._transport.frame_queue.MAX_WAITING_DECLARATIONS", 2)
+    monkeypatch.setattr("rankdump._transport.frame_queue.MAX_WAITING_METADATA", 2)
     session = rankdump.Session(plan(tmp_path), agent=address)
     for i in range(3):
         session.step(i)

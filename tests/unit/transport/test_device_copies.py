@@ -96,16 +96,16 @@ def test_nothing_is_published_before_it_is_there(rig: Rig):
         assert rig.place(device.tensor(byte)) is PlacementResult.DONE
     assert len(device.pinned) == 1
     device.begun[1].end()
-    rig.buffer.copies.publish_finished()
+    rig.buffer.publish_finished_copies()
     assert rig.read() == []
     device.begun[0].end()
-    rig.buffer.copies.publish_finished()
+    rig.buffer.publish_finished_copies()
     assert rig.read() == [data(1), data(2)]
-    assert rig.buffer.copies.has_pending
+    assert rig.buffer.has_pending_copies
     device.begun[2].end()
-    rig.buffer.copies.publish_finished()
+    rig.buffer.publish_finished_copies()
     assert rig.read() == [data(3)]
-    assert not rig.buffer.copies.has_pending
+    assert not rig.buffer.has_pending_copies
 
 
 def test_a_copy_that_fails_is_told_and_its_number_given(rig: Rig):
@@ -114,7 +114,7 @@ def test_a_copy_that_fails_is_told_and_its_number_given(rig: Rig):
     rig.place(device.tensor(2))
     device.begun[0].fails = True
     device.begun[1].end()
-    rig.buffer.copies.publish_finished()
+    rig.buffer.publish_finished_copies()
     assert rig.read() == [None, data(2)]
     assert len(rig.torn) == 1
 

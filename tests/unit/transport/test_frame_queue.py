@@ -103,12 +103,12 @@ def test_what_has_a_number_is_not_overtaken():
 
 
 def test_declarations_without_end_are_counted(monkeypatch):
-    monkeypatch.setattr(module, "MAX_WAITING_DECLARATIONS", 2)
+    monkeypatch.setattr(module, "MAX_WAITING_METADATA", 2)
     items = FrameQueue()
     for _ in range(5):
         items.add(IterationEnd(0, 0))
         items.add(record())
-    assert items.lost_declarations == 3
+    assert items.lost_metadata == 3
     assert len(items.waiting) == 7
 
 
@@ -119,7 +119,7 @@ def test_a_number_that_stands_nowhere_says_what_is_lost():
     items.add(replace(ROWS, iteration=8))
     items.add(IterationEnd(7, 1))
     items.pop()
-    items.retain_declaration(items.pop())
+    items.retain_metadata(items.pop())
     items.assign_sequence(1, iteration=9)
     assert items.requeue_unacknowledged() == 5
     for _ in range(2):
@@ -131,7 +131,7 @@ def test_a_number_that_stands_nowhere_says_what_is_lost():
             (9, 1, "corrupted"),
         ]
         assert isinstance(lost[2], IterationEnd)
-        assert items.lost_declarations == 0
+        assert items.lost_metadata == 0
         while items.numbered:
             leave(items)
         items.requeue_unacknowledged()
@@ -141,7 +141,7 @@ def test_what_is_carried_is_not_lost_and_what_is_kept_comes_first():
     items = FrameQueue()
     items.assign_sequence(1, iteration=7)
     items.add(IterationEnd(7, 1))
-    items.retain_declaration(items.pop())
+    items.retain_metadata(items.pop())
     carried = [
         RecoveredEntry(module.make_blank_frame(n), memoryview(b""), True, 2 - n) for n in (1, 2)
     ]
@@ -154,13 +154,13 @@ def test_what_is_carried_is_not_lost_and_what_is_kept_comes_first():
 
 def test_declarations_in_a_slab_are_not_kept_without_end(monkeypatch):
     """What found no room and is damaged leaves as a blank, and is counted."""
-    monkeypatch.setattr(module, "MAX_WAITING_DECLARATIONS", 2)
+    monkeypatch.setattr(module, "MAX_WAITING_METADATA", 2)
     items = FrameQueue()
     for iteration in range(3):
         items.add(IterationEnd(iteration, 0))
-        items.retain_declaration(items.pop())
+        items.retain_metadata(items.pop())
     assert items.requeue_unacknowledged() == 0
-    assert items.lost_declarations == 1
+    assert items.lost_metadata == 1
     *kept, blank = (each.item for each in items.numbered)
     assert kept == [IterationEnd(0, 0), IterationEnd(1, 0)]
     assert isinstance(blank, RecoveredEntry)

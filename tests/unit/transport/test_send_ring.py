@@ -432,7 +432,7 @@ def test_what_was_damaged_before_the_slab_was_given_up_is_said_to_be_lost(tmp_pa
     for _ in range(5):
         assert rig.place(source) is PlacementResult.DONE
     rig.ring.seal(rig.ring.written)
-    memory = rig.ring._mapping.memory
+    memory = rig.ring.mapping.memory
     entry = rig.ring.written // 5
     memory[RING_OFFSET + entry + ENTRY_HEAD.size] ^= 1
     memory[RING_OFFSET + 3 * entry + 20] ^= 1
@@ -456,7 +456,7 @@ def test_what_was_damaged_before_it_was_sealed_is_found_as_well(tmp_path, at, bo
     rig = Rig(tmp_path)
     for value in range(3):
         rig.place(ArraySource(np.full(SIZE, value, dtype=np.uint8)))
-    rig.ring._mapping.memory[RING_OFFSET + rig.ring.written // 3 + at] ^= 0x40
+    rig.ring.mapping.memory[RING_OFFSET + rig.ring.written // 3 + at] ^= 0x40
     rig.buffer.abandon_ring()
     frames = [frame for each in rig.buffer.pop_items() for frame in make_frames(each)]
     assert [f.WhichOneof("body") for f in frames] == ["record", body, "record"]
