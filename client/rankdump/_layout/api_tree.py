@@ -25,7 +25,6 @@ from typing import Literal
 
 from rankdump._core.record import TensorKey, TensorSide, sanitize_name
 from rankdump._layout.file_name import PACKED_SUFFIX, FileKind, FileName
-from rankdump._layout.tree_paths import FilePlace, TreeContext, shorten_mindspore_name
 
 CallDirection = Literal["forward", "backward"]
 
@@ -188,93 +187,28 @@ class ApiFileNames:
         return f"{self.folder}_stack.json"
 
 
-@dataclass(frozen=True, slots=True)
-class ApiLayout:
-    """The tree of one framework, in the form of one release."""
-
-    name: str
-    files: ApiFileNames
-
-    @property
-    def api_files(self) -> ApiFileNames | None:
-        """What the files of an api dump are called."""
-        return self.files
-
-    @property
-    def shares_timestamps(self) -> bool:
-        """Whether all tensors of one call of an operator have the time stamp of the first."""
-        return False
-
-    @property
-    def has_time_folder(self) -> bool:
-        """Whether a folder is named by when the session began."""
-        return False
-
-    @property
-    def unknown_id(self) -> int:
-        """Task and stream of an operator of which nobody knows them."""
-        return 0
-
-    def tensor_format(self, shape: tuple[int, ...]) -> str:
-        """Return the word for the format of a tensor in the host's memory."""
-        return _TENSOR_FORMAT
-
-    def rank_folder(self, rank: int) -> str:
-        """Return the folder of a rank."""
-        return make_api_rank_folder(rank)
-
-    def make_folder(
-        self,
-        stand: TreeContext,
-        *,
-        rank: int,
-        net_name: str,
-        graph: int,
-        iteration: int,
-        constant: bool,
-    ) -> str:
-        """Return the folder of a rank's tensors, whatever their graph and iteration."""
-        return f"{make_api_rank_folder(rank)}/{self.files.folder}"
-
-    def place_tensor(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
-        """Return the place of a tensor's npy file, with what the codec appends."""
-        return shorten_mindspore_name(
-            self._folder(key), make_api_tensor_name(key), f"{_NPY_SUFFIX}{suffix}"
-        )
-
-    def make_readable_key(self, key: TensorKey, stand: TreeContext) -> TensorKey:
-        """Return the key as a path carries it: what reading it back gives."""
-        op_name = _spell_call(key.op_name)
-        call, place = parse_call_name(op_name), _find_place(key)
-        return TensorKey(
-            rank=key.rank,
-            net_name="",
-            graph=0,
-            iteration=0,
-            timestamp_us=0,
-            op_type=op_name if call is None else call.op_type,
-            op_name=op_name,
-            side=place.side,
-            slot=get_slot(place),
-            tensor_format=_TENSOR_FORMAT,
-            argument=place.name,
-        )
-
-    def place_operator(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
-        """Return the place of a file that holds the operator of a tensor."""
-        return shorten_mindspore_name(self._folder(key), sanitize_name(key.op_name) or "_", suffix)
-
-    def place_member(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
-        """Return the place of a `bin` file with one tensor of an operator, until it is joined."""
-        return shorten_mindspore_name(self._folder(key), make_api_tensor_name(key), suffix)
-
-    def _folder(self, key: TensorKey) -> str:
-        return f"{make_api_rank_folder(key.rank)}/{self.files.folder}"
-
-
 def make_api_rank_folder(rank: int) -> str:
     """Return the folder of a rank."""
     return f"rank{rank}"
+
+
+def make_api_readable_key(key: TensorKey) -> TensorKey:
+    """Return the key that is read back from a path."""
+    op_name = _spell_call(key.op_name)
+    call, place = parse_call_name(op_name), _find_place(key)
+    return TensorKey(
+        rank=key.rank,
+        net_name="",
+        graph=0,
+        iteration=0,
+        timestamp_us=0,
+        op_type=op_name if call is None else call.op_type,
+        op_name=op_name,
+        side=place.side,
+        slot=get_slot(place),
+        tensor_format=_TENSOR_FORMAT,
+        argument=place.name,
+    )
 
 
 def is_api_tensor_folder(name: str) -> bool:
