@@ -7,7 +7,6 @@ without `model_name` applies to every model.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from rankdump._config.acl_section import (
     read_texts,
 )
 from rankdump._config.cann_options import make_cann_content, parse_steps
-from rankdump._config.config_section import ConfigNotes, ConfigSection
+from rankdump._config.config_section import ConfigNotes, ConfigSection, describe_unknown_key
 from rankdump._config.output_path import PathProbe
 from rankdump._config.rankdump_section import parse_rankdump_section
 from rankdump._core.plan import (
@@ -373,6 +372,4 @@ def _note_unknown_keys(dump: ConfigSection) -> None:
     ):
         for key in section.values:
             if key not in known:
-                nearest = difflib.get_close_matches(key.lower(), known, n=1)
-                hint = f"; the nearest is {nearest[0]}" if nearest else ""
-                section.add_note(key, f"is ignored: there is no such key{hint}")
+                section.add_note(key, f"is ignored: {describe_unknown_key(key, known)}")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from rankdump._config.config_section import ConfigSection
+from rankdump._config.config_section import ConfigSection, format_choices
 from rankdump._config.output_path import PathProbe, describe_shell_word, read_root_override
 from rankdump.errors import MISSING_VALUE, ConfigError
 
@@ -194,7 +194,7 @@ def parse_acl_words(dump: ConfigSection) -> AclWords:
     for index, name in enumerate(read_texts(dump, "dump_stats")):
         if name not in STATISTICS_BY_WORD:
             place = f"{dump.name}.dump_stats[{index}]"
-            allowed = f"{_format_choices(tuple(STATISTICS_BY_WORD))} ({UNKNOWN_WORD})"
+            allowed = f"{format_choices(tuple(STATISTICS_BY_WORD))} ({UNKNOWN_WORD})"
             raise ConfigError(dump.file, place, name, allowed)
     return AclWords(
         mode=found["dump_mode"] or "output",
@@ -212,15 +212,9 @@ def _check_word(
     if not (given or key in dump.values):
         return ""
     if value not in among:
-        raise make_coded_error(
-            dump, key, _format_choices(among), UNKNOWN_WORD if value else WRONG_TYPE
-        )
+        code = UNKNOWN_WORD if value else WRONG_TYPE
+        raise make_coded_error(dump, key, format_choices(among), code)
     return value
-
-
-def _format_choices(words: tuple[str, ...]) -> str:
-    *first, last = (f'"{word}"' for word in words)
-    return f"{', '.join(first)} or {last}"
 
 
 def check_scene(dump: ConfigSection, words: AclWords) -> None:

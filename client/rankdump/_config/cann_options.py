@@ -9,11 +9,11 @@ import re
 from collections.abc import Collection
 
 from rankdump._core.plan import ContentSettings, IterationSelection
+from rankdump._core.selection import parse_uint64
 
 STEP_FORM = 'numbers and ranges without blanks as "0|5-8|100-120"'
 MAX_STEP_PARTS = 100
 _PART_PATTERN = re.compile(r"([0-9]+)(?:-([0-9]+))?")
-_MAX_DIGITS = 20
 
 
 def parse_steps(text: str, *, strict: bool = False) -> IterationSelection:
@@ -40,10 +40,10 @@ def _parse_span(part: str, *, strict: bool) -> tuple[int, int]:
 
 
 def _parse_number(digits: str) -> int:
-    significant = digits.lstrip("0") or "0"
-    if len(significant) > _MAX_DIGITS or int(significant) >= 1 << 64:
+    number = parse_uint64(digits)
+    if number is None:
         raise ValueError(f"numbers of at most 64 bits, not {digits[:40]!r}")
-    return int(significant)
+    return number
 
 
 _DEFAULT_ITEMS = (

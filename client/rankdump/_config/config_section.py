@@ -4,9 +4,10 @@ value, and notes for its author on surprising values. Pure.
 
 from __future__ import annotations
 
+import difflib
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -42,6 +43,22 @@ class ConfigNotes:
 
 def _escape_key(key: str) -> str:
     return key if key.isprintable() else ascii(key)[1:-1]
+
+
+def format_choices(words: Sequence[str]) -> str:
+    """Return the allowed words of a key for an error.
+
+    >>> format_choices(("input", "output", "all"))
+    '"input", "output" or "all"'
+    """
+    *first, last = (f'"{word}"' for word in words)
+    return f"{', '.join(first)} or {last}"
+
+
+def describe_unknown_key(key: str, known: Collection[str]) -> str:
+    """Return the phrase on a key that does not exist, with the nearest one that does."""
+    nearest = difflib.get_close_matches(key.lower(), known, n=1)
+    return "there is no such key" + (f"; the nearest is {nearest[0]}" if nearest else "")
 
 
 _UINT64_LIMIT = 1 << 64
@@ -118,8 +135,7 @@ class ConfigSection:
 
     def read_choice(self, key: str, among: Sequence[str], *, default: str | None = None) -> str:
         """Return a string that is one of these."""
-        *first, last = (f'"{word}"' for word in among)
-        allowed = f"{', '.join(first)} or {last}"
+        allowed = format_choices(among)
         value = self.read_text(key, allowed, default)
         if value not in among:
             raise self.make_error(key, allowed)

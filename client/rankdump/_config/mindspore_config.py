@@ -8,12 +8,11 @@ rankdump does the same with a warning. On CPU and GPU MindSpore dumps synchronou
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
-from rankdump._config.config_section import ConfigNotes, ConfigSection
+from rankdump._config.config_section import ConfigNotes, ConfigSection, describe_unknown_key
 from rankdump._config.mindspore_common import CommonSettings, parse_common_settings
 from rankdump._config.rankdump_section import RANKDUMP_SECTION, parse_rankdump_section
 from rankdump._core.plan import (
@@ -62,8 +61,6 @@ MINDSPORE_KEYS: dict[str, tuple[str, ...]] = {
 
 _SECTION_NAMES = (*MINDSPORE_KEYS, RANKDUMP_SECTION)
 _REMOVED_KEYS = {"async_dump_settings": "MindSpore has ignored it since version 1.3"}
-_MIN_LIKENESS = 0.6
-"""How alike two spellings are, from 0 to 1, before one is taken for the other."""
 
 
 def note_unknown_keys(body: Mapping[str, object], notes: ConfigNotes) -> None:
@@ -73,7 +70,7 @@ def note_unknown_keys(body: Mapping[str, object], notes: ConfigNotes) -> None:
             reason = (
                 _REMOVED_KEYS.get(key)
                 or _describe_other_section(key)
-                or _describe_nearest(key, _SECTION_NAMES)
+                or describe_unknown_key(key, _SECTION_NAMES)
             )
             notes.add(key, value, f"is ignored: {reason}")
     for section, known in MINDSPORE_KEYS.items():
@@ -81,7 +78,7 @@ def note_unknown_keys(body: Mapping[str, object], notes: ConfigNotes) -> None:
         if isinstance(values, dict):
             for key, value in cast("dict[str, object]", values).items():
                 if key not in known:
-                    reason = _describe_other_section(key) or _describe_nearest(key, known)
+                    reason = _describe_other_section(key) or describe_unknown_key(key, known)
                     notes.add(f"{section}.{key}", value, f"is ignored: {reason}")
 
 
@@ -89,11 +86,6 @@ def _describe_other_section(key: str) -> str:
     return next(
         (f"the key belongs in {name}" for name, known in MINDSPORE_KEYS.items() if key in known), ""
     )
-
-
-def _describe_nearest(key: str, known: tuple[str, ...]) -> str:
-    nearest = difflib.get_close_matches(key.lower(), known, n=1, cutoff=_MIN_LIKENESS)
-    return "there is no such key" + (f"; the nearest is {nearest[0]}" if nearest else "")
 
 
 _ALLOWED_FLAG = "true or false"

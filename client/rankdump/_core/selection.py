@@ -218,14 +218,15 @@ def _parse_segment(segment: str) -> tuple[int, int] | str:
     found = _SEGMENT_PATTERN.fullmatch(segment)
     if found is None:
         return "is neither a number nor a range"
-    low = _parse_number(found[1])
-    high = low if found[2] is None else _parse_number(found[2])
+    low = parse_uint64(found[1])
+    high = low if found[2] is None else parse_uint64(found[2])
     if low is None or high is None:
         return "has a number of more than 64 bits"
     return (low, high) if low <= high else "runs backwards"
 
 
-def _parse_number(digits: str) -> int | None:
+def parse_uint64(digits: str) -> int | None:
+    """Return a number of digits; None when it has more than 64 bits."""
     significant = digits.lstrip("0") or "0"
     if len(significant) > _MAX_DIGITS:
         return None

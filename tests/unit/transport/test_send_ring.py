@@ -452,7 +452,7 @@ def test_abandoned_slab_reports_damaged_entries_as_lost(tmp_path, caplog):
 
 @pytest.mark.parametrize(("at", "body"), [(0, "lost"), (5, "record"), (ENTRY_HEAD.size, "lost")])
 def test_entry_damaged_before_its_seal_is_found(tmp_path, at, body):
-    """Magic, state and frame, of a slab abandoned between two doorbells; a seal repairs the state."""
+    """In magic, state or frame, of a slab abandoned between doorbells; a seal repairs the state."""
     rig = Rig(tmp_path)
     for value in range(3):
         rig.place(ArraySource(np.full(SIZE, value, dtype=np.uint8)))
