@@ -375,7 +375,7 @@ def test_stacks(recorder) -> None:
     assert first[0] == (
         f"File {__file__}, line {line}, in test_stacks, \n functional.silu(torch.ones(2))"
     )
-    assert not [text for text in first if "/torch/nn/" in text or "/rankdump/" in text]
+    assert not [text for text in first if "/torch/nn/" in text or "/client/rankdump/" in text]
     second = recorder.stacks["Functional_silu_1_forward"]
     assert second[0] == "File <string>, line 2, in inner, \n"
     assert second[1] == "File <string>, line 3, in <module>, \n"
