@@ -231,7 +231,7 @@ def serialize_bin_head(header: DumpData) -> bytes:
 
 
 def open_bin_file(path: Path) -> BinFile:
-    """Open a file, packed or not; CorruptedError says what is wrong with it.
+    """Open a file, packed or not; CorruptedError names what is wrong with it.
 
     Reads the header and, in a packed file, the places of its frames. Payloads are read on demand,
     each alone.

@@ -128,7 +128,7 @@ class OpDebugRecord:
 
     @staticmethod
     def from_json(text: str | bytes) -> OpDebugRecord:
-        """Read msaccucmp's file or MindSpore's; CorruptedError says what is missing."""
+        """Read msaccucmp's file or MindSpore's; CorruptedError names what is missing."""
         try:
             found = json.loads(text)
         except (ValueError, RecursionError):

@@ -17,7 +17,7 @@ _PART_PATTERN = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
 def parse_steps(text: str, *, strict: bool = False) -> IterationSelection:
-    """Return the iterations that a text selects; ValueError says what is allowed.
+    """Return the iterations that a text selects; ValueError names what is allowed.
 
     With `strict` a range must have more than one number.
     """

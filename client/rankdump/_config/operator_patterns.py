@@ -50,7 +50,7 @@ _MEMBER_PATTERN = re.compile(_MEMBER_FORM, re.DOTALL)
 
 
 def translate_expression(pattern: str) -> str:
-    """Return the expression for Python's `re`; ValueError says what cannot be translated."""
+    """Return the expression for Python's `re`; ValueError names what cannot be translated."""
     try:
         translation = "".join(_translate_tokens(pattern))
         with warnings.catch_warnings():

@@ -179,7 +179,7 @@ class Finding:
     kind: FindingKind
     iteration: int
     text: str
-    """One sentence that stands alone: it names iteration, ranks and operators."""
+    """One sentence, complete in itself: it names iteration, ranks and operators."""
     ranks: tuple[int, ...] = ()
     """Ranks concerned: missing ones, different ones, or ones that lost events."""
     group: str = ""

@@ -178,7 +178,7 @@ class ApiFileNames:
 
     @property
     def info_file(self) -> str:
-        """The info file: text, whatever its name ends in."""
+        """The info file; it is text under either suffix."""
         return f"{self.folder}_info.{'csv' if self.extended else 'pkl'}"
 
     @property

@@ -137,7 +137,7 @@ class OriginalLayout:
     groups: int = 0
     """Of a grouped convolution; 0 and 1 are none."""
     c0: int = 0
-    """Elements of a block; 0: what the shape says, or what is usual for the element's size."""
+    """Elements of a block; 0: that of the shape, or the usual one for the size of an element."""
 
 
 def name_extents(letters: str, origin: OriginalLayout) -> dict[str, int]:

@@ -143,7 +143,7 @@ class CannLayout(Layout):
 
 
 def _format_start_time(started: str) -> str:
-    """Return the time of a session for a folder, whatever text was sent for it."""
+    """Return the time of a session as digits for a folder, for any text."""
     return re.sub(r"[^0-9]", "", started)[:_START_TIME_DIGITS].rjust(_START_TIME_DIGITS, "0")
 
 
